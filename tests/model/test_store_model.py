@@ -1,0 +1,287 @@
+"""The stores as a state machine: memory and SQLite against plain dictionaries, with restarts.
+
+Batches are random, keys are few so that they collide, and nothing but the last states counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+from tickwheel.persistence.store import CommitRefused, Fenced, Opened, Store, StoredTask
+from tickwheel.wheel.effects import Effects
+from tickwheel.wheel.records import (
+    DeadRow,
+    Ending,
+    Extras,
+    Failure,
+    GroupRow,
+    ProgressRow,
+    ProgressState,
+    SessionRow,
+    TaskRow,
+)
+
+ENDINGS_MAX = 20
+OWNER = "model"
+TOPICS = ("a", "b", "é")
+GROUPS = ("default", "x", "ü")
+
+T = TypeVar("T")
+
+ids = st.integers(1, 12)
+small_ints = st.integers(0, 50)
+topics = st.sampled_from(TOPICS)
+groups = st.sampled_from(GROUPS)
+failures = st.lists(st.builds(Failure, small_ints, small_ints, st.just("why")), max_size=2)
+bodies = st.sampled_from([b"", b"\x00\xff", b"x" * 100, b"y" * 20_000])
+extras = st.none() | st.sampled_from([Extras(), Extras("k"), Extras(priority=9, ttl_ms=5)])
+keys = st.tuples(ids, groups)
+states = st.tuples(st.sampled_from(ProgressState), small_ints, small_ints, failures)
+sessions = st.sampled_from([bytes([i]) * 16 for i in range(3)])
+outcomes = st.lists(st.tuples(small_ints, ids, small_ints, small_ints), max_size=3)
+
+
+class Content:
+    """What has to be there: the dictionaries."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[int, TaskRow] = {}
+        self.progress: dict[tuple[int, str], ProgressRow] = {}
+        self.dead: dict[tuple[int, str], DeadRow] = {}
+        self.groups: dict[tuple[str, str], GroupRow] = {}
+        self.sessions: dict[bytes, SessionRow] = {}
+        self.endings: list[tuple[int, Ending]] = []
+        self.id_mark = 0
+        self.position_ms = 0
+        self.last_batch = 0
+
+    def apply(self, effects: Effects) -> None:
+        self.tasks.update(effects.enqueued)
+        self.tasks.update(effects.updated)
+        for task_id, ending in effects.ended.items():
+            self.tasks.pop(task_id, None)
+            self.progress = {k: r for k, r in self.progress.items() if k[0] != task_id}
+            self.dead = {k: r for k, r in self.dead.items() if k[0] != task_id}
+            self.endings.append((task_id, ending))
+        pairs: list[tuple[dict[Any, Any], dict[Any, Any]]] = [
+            (self.progress, effects.progress),
+            (self.dead, effects.dead),
+            (self.groups, effects.groups),
+            (self.sessions, effects.sessions),
+        ]
+        for rows, changes in pairs:
+            rows.update(changes)
+            for key in [key for key, row in rows.items() if row is None]:
+                del rows[key]
+        self.endings = self.endings[-ENDINGS_MAX:]
+        self.id_mark = max(self.id_mark, effects.id_mark)
+        self.position_ms = effects.position_ms
+        self.last_batch += 1
+
+    def stored(self, row: TaskRow) -> StoredTask:
+        return StoredTask(
+            row,
+            tuple(sorted(r for k, r in self.progress.items() if k[0] == row.id)),
+            tuple(sorted(r for k, r in self.dead.items() if k[0] == row.id)),
+        )
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Every rule goes to both stores and to the dictionaries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.folder = Path(tempfile.mkdtemp())
+        options = SqliteOptions(wal_bytes=64 * 1024, reserve_bytes=0, endings_max=ENDINGS_MAX)
+        self.stores: dict[str, Store] = {
+            "memory": MemoryStore(ENDINGS_MAX),
+            "sqlite": SqliteStore(str(self.folder / "store.db"), options),
+        }
+        self.opened: dict[str, Opened] = {}
+        self.content = Content()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.loop.run_until_complete(work)
+
+    def teardown(self) -> None:
+        for store in self.stores.values():
+            self.run(store.close(clean=True))
+        self.run(self.loop.shutdown_default_executor())
+        self.loop.close()
+        shutil.rmtree(self.folder)
+
+    @initialize()
+    def begin(self) -> None:
+        for name, store in self.stores.items():
+            self.opened[name] = self.run(store.open(OWNER, 0))
+            assert self.opened[name].created
+            assert self.opened[name].clean
+
+    @rule(
+        data=st.data(),
+        position_ms=small_ints,
+        id_mark=ids,
+        ended=st.dictionaries(ids, st.sampled_from(Ending), max_size=4),
+        progress=st.dictionaries(keys, st.none() | states, max_size=4),
+        dead=st.dictionaries(keys, st.none() | failures, max_size=3),
+        grps=st.dictionaries(st.tuples(topics, groups), st.none() | small_ints, max_size=2),
+        sess=st.dictionaries(sessions, st.none() | outcomes, max_size=2),
+    )
+    def commit(
+        self,
+        data: st.DataObject,
+        position_ms: int,
+        id_mark: int,
+        ended: dict[int, Ending],
+        progress: dict[Any, Any],
+        dead: dict[Any, Any],
+        grps: dict[Any, Any],
+        sess: dict[Any, Any],
+    ) -> None:
+        rows = data.draw(
+            st.dictionaries(ids, st.tuples(small_ints, topics, bodies, extras), max_size=5)
+        )
+        tasks = {i: TaskRow(i, *columns) for i, columns in rows.items() if i not in ended}
+        effects = Effects(
+            enqueued={i: row for i, row in tasks.items() if i not in self.content.tasks},
+            updated={i: row for i, row in tasks.items() if i in self.content.tasks},
+            ended=ended,
+            progress={
+                key: row and ProgressRow(key[0], key[1], row[0], row[1], row[2], 1, tuple(row[3]))
+                for key, row in progress.items()
+                if key[0] not in ended
+            },
+            dead={
+                key: None if row is None else DeadRow(key[0], key[1], "a", 1, 2, "why", tuple(row))
+                for key, row in dead.items()
+                if key[0] not in ended
+            },
+            groups={
+                key: None if since is None else GroupRow(key[0], key[1], since)
+                for key, since in grps.items()
+            },
+            sessions={
+                key: None if row is None else SessionRow(key, 1, 2, tuple(row))
+                for key, row in sess.items()
+            },
+            id_mark=id_mark,
+            position_ms=position_ms,
+        )
+        self.content.apply(effects)
+        n = self.content.last_batch
+        for name, store in self.stores.items():
+            assert self.run(store.commit(self.opened[name].epoch, OWNER, n, effects)) is True
+
+    @rule(back=st.integers(0, 3))
+    def repeat(self, back: int) -> None:
+        """A batch that was applied before changes nothing, whatever it holds."""
+        n = max(0, self.content.last_batch - back)
+        effects = Effects(ended={1: Ending.DELETED}, position_ms=99)
+        for name, store in self.stores.items():
+            assert self.run(store.commit(self.opened[name].epoch, OWNER, n, effects)) is False
+
+    @rule(ahead=st.integers(2, 4))
+    def leave_out(self, ahead: int) -> None:
+        for name, store in self.stores.items():
+            epoch = self.opened[name].epoch
+            with pytest.raises(CommitRefused):
+                self.run(store.commit(epoch, OWNER, self.content.last_batch + ahead, Effects()))
+
+    @rule()
+    def come_late(self) -> None:
+        for name, store in self.stores.items():
+            epoch = self.opened[name].epoch - 1
+            with pytest.raises(Fenced):
+                self.run(store.commit(epoch, OWNER, self.content.last_batch + 1, Effects()))
+
+    @rule(clean=st.booleans())
+    def restart(self, clean: bool) -> None:
+        for name, store in self.stores.items():
+            former = self.opened[name]
+            self.run(store.close(clean))
+            opened = self.opened[name] = self.run(store.open(OWNER, 0))
+            assert opened.epoch > former.epoch
+            assert opened.clean is clean
+            assert not opened.created
+            assert opened.last_batch == self.content.last_batch
+            assert opened.id_mark == self.content.id_mark
+            assert opened.position_ms == self.content.position_ms
+
+    @rule()
+    def replace_memory_by_its_copy(self) -> None:
+        memory = self.stores["memory"]
+        assert isinstance(memory, MemoryStore)
+        self.stores["memory"] = copied = memory.copy()
+        self.run(memory.close(clean=True))
+        self.opened["memory"] = self.run(copied.open(OWNER, 0))
+
+    @rule(chunk=st.integers(1, 5))
+    def recover(self, chunk: int) -> None:
+        content = self.content
+        for store in self.stores.values():
+            small = self.run(store.recover_small())
+            assert sorted(small.groups) == sorted(content.groups.values())
+            assert sorted(small.sessions) == sorted(content.sessions.values())
+            assert sorted(small.progress) == sorted(content.progress.values())
+            assert sorted(small.dead) == sorted(
+                (row.id, row.group, row.topic) for row in content.dead.values()
+            )
+            assert small.endings == content.endings
+            assert self.run(_handles(store, chunk)) == sorted(
+                (row.due_ms, row.id, row.topic) for row in content.tasks.values()
+            )
+
+    @rule(after=st.integers(-1, 13), limit=st.integers(1, 15), topic=st.none() | topics)
+    def scan(self, after: int, limit: int, topic: str | None) -> None:
+        expected = [
+            self.content.stored(row)
+            for task_id, row in sorted(self.content.tasks.items())
+            if task_id > after and topic in (None, row.topic)
+        ][:limit]
+        for store in self.stores.values():
+            assert self.run(store.scan(after, limit, topic)) == expected
+
+    @rule(after=keys, limit=st.integers(1, 15), group=st.none() | groups)
+    def scan_dead(self, after: tuple[int, str], limit: int, group: str | None) -> None:
+        expected = [
+            row
+            for key, row in sorted(self.content.dead.items())
+            if key > after and group in (None, row.group)
+        ][:limit]
+        for store in self.stores.values():
+            assert self.run(store.scan_dead(after, limit, None, group)) == expected
+
+    @invariant()
+    def every_task_reads_as_it_is(self) -> None:
+        if not self.opened:
+            return
+        expected = {i: self.content.stored(row) for i, row in self.content.tasks.items()}
+        for store in self.stores.values():
+            assert self.run(store.read(range(14))) == expected
+
+
+async def _handles(store: Store, chunk: int) -> list[tuple[int, int, str]]:
+    found: list[tuple[int, int, str]] = []
+    async for handles in store.recover_handles(chunk):
+        assert len(handles.ids) <= chunk
+        found += zip(handles.dues_ms, handles.ids, handles.topics, strict=True)
+    return found
+
+
+StoreMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=25, deadline=None, print_blob=True
+)
+TestStores = StoreMachine.TestCase

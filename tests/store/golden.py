@@ -1,0 +1,98 @@
+"""Golden files: what version 1 wrote. They must decode for ever, so they are never rewritten.
+
+``python tests/store/golden.py FOLDER`` writes the files of the current version into an empty
+folder; a new version gets a folder of its own beside the old ones in ``tests/golden``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sqlite3
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from store_rows import DEAD, FAILURES, FULL_EXTRAS, GROUPS, PROGRESS, SESSIONS, TASKS, everything
+
+from tickwheel.persistence import codec
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+from tickwheel.wheel.effects import Effects
+from tickwheel.wheel.records import Ending, Extras
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+Case = tuple[Any, Callable[[Any], bytes | None], Callable[[Any], Any]]
+_ENDED = {1: Ending.ACKED, 2**63 - 1: Ending.CANCELLED, 5: Ending.EXPIRED, 4: Ending.DELETED}
+SHORT_SESSION = SESSIONS[1]._replace(outcomes=SESSIONS[1].outcomes[:3])
+
+
+def cases() -> dict[str, Case]:
+    """Name → (value, encode, decode)."""
+    found: dict[str, Case] = {
+        "extras": (FULL_EXTRAS, codec.encode_extras, codec.decode_extras),
+        "extras-empty": (Extras(), codec.encode_extras, codec.decode_extras),
+        "failures": (FAILURES, codec.encode_failures, codec.decode_failures),
+        "outcomes": (SHORT_SESSION.outcomes, codec.encode_outcomes, codec.decode_outcomes),
+        "outcomes-none": ((), codec.encode_outcomes, codec.decode_outcomes),
+        "endings": (_ENDED, codec.encode_endings, lambda data: dict(codec.decode_endings(data))),
+        "session": (SHORT_SESSION, codec.encode_session, codec.decode_session),
+    }
+    for i, task in enumerate(row for row in TASKS if len(row.body) < 1_000):
+        found[f"task-{i}"] = (task, codec.encode_task, codec.decode_task)
+    for i, progress in enumerate(PROGRESS):
+        found[f"progress-{i}"] = (progress, codec.encode_progress, codec.decode_progress)
+    for i, dead in enumerate(DEAD):
+        found[f"dead-{i}"] = (dead, codec.encode_dead, codec.decode_dead)
+    for i, group in enumerate(GROUPS):
+        found[f"group-{i}"] = (group, codec.encode_group, codec.decode_group)
+    return found
+
+
+def content() -> Effects:
+    """What the golden database holds: every extreme but the large bodies."""
+    effects = everything()
+    effects.enqueued = {row.id: row for row in TASKS if len(row.body) < 1_000}
+    effects.sessions = {SHORT_SESSION.session: SHORT_SESSION}
+    return effects
+
+
+def load_dump(dump: Path, path: Path) -> None:
+    """Make a database from a dump."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.executescript(dump.read_text(encoding="utf-8"))
+    connection.close()
+
+
+async def _write_database(folder: Path) -> None:
+    path = folder / "store.db"
+    store = SqliteStore(str(path), SqliteOptions(reserve_bytes=0))
+    opened = await store.open("golden", 1_700_000_000_000)
+    await store.commit(opened.epoch, "golden", 1, content())
+    await store.close(clean=True)
+    connection = sqlite3.connect(path)
+    lines = list(connection.iterdump())
+    for pragma in ("application_id", "user_version"):
+        (value,) = connection.execute(f"PRAGMA {pragma}").fetchone()
+        lines.append(f"PRAGMA {pragma} = {value};")
+    connection.close()
+    (folder / "sqlite.sql").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    for rest in folder.glob("store.db*"):
+        rest.unlink()
+
+
+def main(folder: Path) -> None:
+    folder.mkdir(parents=True)
+    encoded = {}
+    for name, (value, encode, _) in cases().items():
+        data = encode(value)
+        encoded[name] = None if data is None else data.hex()
+    (folder / "records.json").write_text(json.dumps(encoded, indent=1) + "\n", encoding="utf-8")
+    asyncio.run(_write_database(folder))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,114 @@
+"""Rows and effects for the store tests: ordinary ones and every extreme."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from tickwheel.wheel.effects import Effects
+from tickwheel.wheel.records import (
+    DeadRow,
+    Ending,
+    Extras,
+    Failure,
+    GroupRow,
+    ProgressRow,
+    ProgressState,
+    SessionRow,
+    TaskRow,
+)
+
+ID_MAX = 2**63 - 1
+MS_MAX = 2**53
+UNICODE = "naïve/ключ/钥匙/🗝\x01\t\"'\\,[]{}"
+
+FAILURES = (
+    Failure(1, 1_700_000_000_000, "no answer"),
+    Failure(65_535, MS_MAX, "r" * 200),
+    Failure(3, 0, ""),
+)
+FULL_EXTRAS = Extras(
+    key=UNICODE,
+    tag="",
+    properties={
+        "minus zero": -0.0,
+        "tiny": 5e-324,
+        "large": 1.7976931348623157e308,
+        "int": -(2**63),
+        "uint": 2**63,
+        "yes": True,
+        "no": False,
+        "one": 1,
+        "": "",
+        UNICODE: UNICODE,
+    },
+    priority=255,
+    ttl_ms=MS_MAX,
+)
+TASKS = (
+    TaskRow(1, 0, "t", b""),
+    TaskRow(2, -1, "t", b"\x00"),
+    TaskRow(3, MS_MAX, "orders.close", bytes(range(256)), FULL_EXTRAS),
+    TaskRow(4, 1_700_000_000_000, "t", b"\xff\xfe,\x00", Extras()),
+    TaskRow(5, 1, "t", b"x" * 16_384, Extras(priority=1)),
+    TaskRow(6, 1, "t", b"y" * 16_385, Extras(key="")),
+    TaskRow(7, 1, "t", bytes(1 << 20), Extras(properties={})),
+    TaskRow(2**53 + 1, 5, UNICODE, b"beyond doubles"),
+    TaskRow(ID_MAX - 1, 5, "t" * 255, b"last but one"),
+    TaskRow(ID_MAX, MS_MAX, "t", b"last", Extras(ttl_ms=0)),
+)
+PROGRESS = (
+    ProgressRow(3, "default", ProgressState.IN_FLIGHT, 1, 1_700_000_030_000, 1),
+    ProgressRow(3, UNICODE, ProgressState.WAITING, 65_535, MS_MAX, 2**31, FAILURES),
+    ProgressRow(3, "g" * 255, ProgressState.DONE, 1, 0, 0),
+    ProgressRow(ID_MAX, "a", ProgressState.RELEASED, 2, -5, 7, FAILURES[:1]),
+)
+DEAD = (
+    DeadRow(3, "billing", "orders.close", MS_MAX, 16, UNICODE, FAILURES),
+    DeadRow(4, "billing", "t", 5, 1, ""),
+    DeadRow(ID_MAX, "b", "t", 6, 17, "r" * 200, FAILURES[:2]),
+)
+GROUPS = (
+    GroupRow("orders.close", "default", 0),
+    GroupRow("orders.close", UNICODE, MS_MAX),
+    GroupRow("t", "default", 1_700_000_000_000),
+)
+SESSIONS = (
+    SessionRow(b"\x00" * 16, 0, 0, ()),
+    SessionRow(
+        bytes(range(16)),
+        2**53 - 1,
+        MS_MAX,
+        tuple((2**53 - 1024 + i, ID_MAX - i, 16_384, MS_MAX) for i in range(1024)),
+    ),
+)
+
+
+def everything() -> Effects:
+    """One batch with every extreme in it."""
+    return Effects(
+        enqueued={row.id: row for row in TASKS},
+        ended={ID_MAX - 5: Ending.ACKED, 2**53 + 3: Ending.DELETED, 9: Ending.EXPIRED},
+        progress={(row.id, row.group): row for row in PROGRESS},
+        dead={(row.id, row.group): row for row in DEAD},
+        groups={(row.topic, row.group): row for row in GROUPS},
+        sessions={row.session: row for row in SESSIONS},
+        id_mark=ID_MAX,
+        position_ms=MS_MAX,
+    )
+
+
+def tasks(
+    ids: Iterable[int], topic: str = "t", due_ms: int = 1_000, body: bytes = b"body"
+) -> Effects:
+    """A batch that makes tasks."""
+    rows = {task_id: TaskRow(task_id, due_ms, topic, body) for task_id in ids}
+    return Effects(enqueued=rows, id_mark=max(rows, default=0))
+
+
+def ended(ids: Iterable[int], how: Ending = Ending.ACKED) -> Effects:
+    """A batch that ends tasks."""
+    return Effects(ended=dict.fromkeys(ids, how))
+
+
+def in_flight(task_id: int, group: str = "default", attempt: int = 1) -> ProgressRow:
+    return ProgressRow(task_id, group, ProgressState.IN_FLIGHT, attempt, 31_000, 1)

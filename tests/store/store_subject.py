@@ -1,0 +1,51 @@
+"""A store under test with what is needed to use it: epoch, owner and batch numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tickwheel.persistence.store import Handles, Opened, Small, Store
+from tickwheel.wheel.effects import Effects
+
+OWNER = "tester"
+
+
+@dataclass
+class Subject:
+    """``commit`` numbers batches; everything else is called on ``store``."""
+
+    store: Store
+    opened: Opened = field(init=False)
+    n: int = 0
+
+    async def open(self, owner: str = OWNER) -> Opened:
+        self.opened = await self.store.open(owner, 1_700_000_000_000)
+        self.n = self.opened.last_batch
+        return self.opened
+
+    async def reopen(self, clean: bool = True) -> Opened:
+        await self.store.close(clean)
+        return await self.open()
+
+    async def commit(self, effects: Effects) -> bool:
+        self.n += 1
+        try:
+            return await self.store.commit(self.opened.epoch, OWNER, self.n, effects)
+        except BaseException:
+            self.n -= 1
+            raise
+
+    async def ids(self) -> list[int]:
+        return [task.row.id for task in await self.store.scan(-1, 1_000_000, None)]
+
+    async def handles(self, chunk: int = 10_000) -> list[Handles]:
+        return [handles async for handles in self.store.recover_handles(chunk)]
+
+    async def small(self) -> Small:
+        """With lists that have no order of their own sorted."""
+        small = await self.store.recover_small()
+        small.groups.sort()
+        small.sessions.sort()
+        small.progress.sort()
+        small.dead.sort()
+        return small

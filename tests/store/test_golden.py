@@ -1,0 +1,64 @@
+"""What an earlier release wrote is read by this one."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+from golden import GOLDEN, cases, content, load_dump
+from store_subject import Subject
+
+from tickwheel.persistence import open_url
+from tickwheel.persistence.audit import check
+from tickwheel.persistence.sqlite import schema
+
+RECORDS_V1: dict[str, str] = json.loads((GOLDEN / "v1" / "records.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", sorted(cases()))
+def test_records_of_version_1(name: str) -> None:
+    value, encode, decode = cases()[name]
+    data = bytes.fromhex(RECORDS_V1[name])
+    decoded = decode(data)
+    assert decoded == value
+    assert _types(decoded) == _types(value)
+    assert encode(value) == data, "version 1 is written as it was"
+
+
+def _types(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return type(value), [_types(part) for part in value]
+    if isinstance(value, dict):
+        return dict, [(_types(k), _types(v)) for k, v in value.items()]
+    return type(value), str(value)
+
+
+def test_no_record_is_left_out() -> None:
+    assert RECORDS_V1.keys() == cases().keys()
+
+
+async def test_a_database_of_layout_1(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    load_dump(GOLDEN / "v1" / "sqlite.sql", path)
+    assert check(f"sqlite:///{path}").problems == []
+    subject = Subject(open_url(f"sqlite:///{path}"))
+    opened = await subject.open()
+    expected = content()
+    assert (opened.epoch, opened.last_batch, opened.clean, opened.created) == (2, 1, True, False)
+    assert (opened.id_mark, opened.position_ms) == (expected.id_mark, expected.position_ms)
+    found = await subject.store.read(list(expected.enqueued))
+    assert {i: task.row for i, task in found.items()} == expected.enqueued
+    small = await subject.small()
+    assert {(row.id, row.group): row for row in small.progress} == expected.progress
+    assert {row.session: row for row in small.sessions} == expected.sessions
+    assert {(row.topic, row.group): row for row in small.groups} == expected.groups
+    assert dict(small.endings) == expected.ended
+    dead = await subject.store.scan_dead((-1, ""), 99, None, None)
+    assert {(row.id, row.group): row for row in dead} == expected.dead
+    await subject.store.close(clean=True)
+    shell = sqlite3.connect(path)
+    assert shell.execute("PRAGMA user_version").fetchone() == (schema.LAYOUT,)
+    shell.close()

@@ -1,0 +1,163 @@
+"""The records codec: round trips, and refusals that say what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tickwheel.persistence import codec
+from tickwheel.persistence.codec import RecordUnreadable
+from tickwheel.wheel.records import (
+    DeadRow,
+    Ending,
+    Extras,
+    Failure,
+    GroupRow,
+    ProgressRow,
+    ProgressState,
+    SessionRow,
+    TaskRow,
+)
+
+ints = st.integers(-(2**63), 2**63 - 1)
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+values = st.one_of(names, ints, st.floats(allow_nan=False), st.booleans())
+failures = st.lists(st.builds(Failure, ints, ints, names), max_size=4).map(tuple)
+extras = st.builds(
+    Extras,
+    st.none() | names,
+    st.none() | names,
+    st.none() | st.dictionaries(names, values, max_size=4),
+    st.integers(0, 255),
+    st.none() | ints,
+)
+tasks = st.builds(TaskRow, ints, ints, names, st.binary(max_size=50), st.none() | extras)
+progress = st.builds(
+    ProgressRow, ints, names, st.sampled_from(ProgressState), ints, ints, ints, failures
+)
+dead = st.builds(DeadRow, ints, names, names, ints, ints, names, failures)
+groups = st.builds(GroupRow, names, names, ints)
+outcomes = st.lists(st.tuples(ints, ints, ints, ints), max_size=5).map(tuple)
+sessions = st.builds(SessionRow, st.binary(min_size=16, max_size=16), ints, ints, outcomes)
+
+
+@given(tasks)
+def test_tasks(row: TaskRow) -> None:
+    assert repr(codec.decode_task(codec.encode_task(row))) == repr(row)
+
+
+@given(extras)
+def test_extras(value: Extras) -> None:
+    assert repr(codec.decode_extras(codec.encode_extras(value))) == repr(value)
+
+
+@given(progress)
+def test_progress(row: ProgressRow) -> None:
+    assert repr(codec.decode_progress(codec.encode_progress(row))) == repr(row)
+
+
+@given(dead)
+def test_dead(row: DeadRow) -> None:
+    assert repr(codec.decode_dead(codec.encode_dead(row))) == repr(row)
+
+
+@given(groups)
+def test_groups(row: GroupRow) -> None:
+    assert codec.decode_group(codec.encode_group(row)) == row
+
+
+@given(sessions)
+def test_sessions(row: SessionRow) -> None:
+    assert codec.decode_session(codec.encode_session(row)) == row
+    assert codec.decode_outcomes(codec.encode_outcomes(row.outcomes)) == row.outcomes
+
+
+@given(failures)
+def test_failures(value: tuple[Failure, ...]) -> None:
+    assert repr(codec.decode_failures(codec.encode_failures(value))) == repr(value)
+
+
+@given(st.dictionaries(ints, st.sampled_from(Ending), max_size=20))
+def test_endings(ended: dict[int, Ending]) -> None:
+    assert codec.decode_endings(codec.encode_endings(ended)) == list(ended.items())
+
+
+def test_what_is_absent_takes_no_bytes() -> None:
+    assert codec.encode_extras(None) is None
+    assert codec.encode_failures(()) is None
+    assert codec.decode_extras(None) is None
+    assert codec.decode_extras(b"") is None
+    assert codec.decode_failures(None) == ()
+
+
+def test_endings_take_nine_bytes_each() -> None:
+    ended = dict.fromkeys(range(10_000), Ending.ACKED)
+    assert len(codec.encode_endings(ended)) < 9 * 10_000 + 20
+
+
+DECODERS: list[Callable[[bytes], Any]] = [
+    codec.decode_extras,
+    codec.decode_failures,
+    codec.decode_outcomes,
+    codec.decode_endings,
+    codec.decode_task,
+    codec.decode_progress,
+    codec.decode_dead,
+    codec.decode_group,
+    codec.decode_session,
+]
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+def test_a_newer_version_is_refused(decode: Callable[[bytes], Any]) -> None:
+    with pytest.raises(RecordUnreadable, match="version 2; this release reads version 1; a newer"):
+        decode(msgpack.packb([2, 1, 2, 3]))
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xc1",
+        b"\x91",
+        b"\x91\x01\x01",
+        msgpack.packb(1),
+        msgpack.packb([]),
+        msgpack.packb({"1": 1}),
+        msgpack.packb(["1", 2]),
+        msgpack.packb([True, 2]),
+        msgpack.packb([0, 2]),
+        msgpack.packb([1]),
+        msgpack.packb([1] * 20),
+        msgpack.packb([1, 5]),
+    ],
+)
+def test_anything_else_is_refused(decode: Callable[[bytes], Any], data: bytes) -> None:
+    with pytest.raises(RecordUnreadable):
+        decode(data)
+
+
+@pytest.mark.parametrize(
+    ("decode", "fields"),
+    [
+        (codec.decode_progress, [1, "g", 9, 1, 1, 1, []]),
+        (codec.decode_progress, [1, "g", 1, 1, 1, 1, [[1, 2]]]),
+        (codec.decode_session, [b"", 1, 1, [[1, 2, 3]]]),
+        (codec.decode_endings, [b"12345678", b"\x09"]),
+        (codec.decode_endings, [b"1234567", b"\x01"]),
+        (codec.decode_task, [1, 1, "t", b"", [1]]),
+    ],
+)
+def test_wrong_fields_are_refused(decode: Callable[[bytes], Any], fields: list[Any]) -> None:
+    with pytest.raises(RecordUnreadable, match="wrong fields"):
+        decode(msgpack.packb([1, *fields]))
+
+
+def test_an_unknown_state_is_refused() -> None:
+    with pytest.raises(RecordUnreadable, match="unknown state 7"):
+        codec.progress_state(7)

@@ -1,0 +1,266 @@
+"""The error table: one root, one row a code, shared by TCP, HTTP, the CLI and the client.
+
+A message names the field, the limit and the value that broke it. ``retryable`` means: the
+same request may succeed later without a change; nothing of it was kept. Codes never change
+their meaning; new ones may be added. ``docs/protocol.md`` lists them (a test compares).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class TickwheelError(Exception):
+    """Root of every error this package raises on purpose. Anything else is a bug."""
+
+    code: ClassVar[str] = "internal"
+    retryable: ClassVar[bool] = False
+    closes_connection: ClassVar[bool] = False
+    http_status: ClassVar[int] = 500
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or self.__doc__ or self.code)
+
+    @property
+    def message(self) -> str:
+        return str(self.args[0])
+
+
+class InternalError(TickwheelError):
+    """The daemon failed in a way it should not; its log says more."""
+
+    retryable = True
+
+
+# --- the stream or the conversation is unusable: answer and close ---------------------------
+
+
+class ProtocolError(TickwheelError):
+    """The byte stream is not a sequence of msgpack frames, or breaks the conversation's rules."""
+
+    code = "protocol_error"
+    closes_connection = True
+    http_status = 400
+
+
+class FrameTooLarge(ProtocolError):
+    """A frame is larger than the connection's limit."""
+
+    code = "frame_too_large"
+    http_status = 413
+
+
+class HelloRequired(ProtocolError):
+    """The first frame of a connection must be HELLO."""
+
+    code = "hello_required"
+
+
+class VersionUnsupported(ProtocolError):
+    """The protocol version asked for is not spoken here."""
+
+    code = "version_unsupported"
+
+
+class Unauthorized(TickwheelError):
+    """The token is missing or wrong."""
+
+    code = "unauthorized"
+    closes_connection = True
+    http_status = 401
+
+
+class TooManyConnections(TickwheelError):
+    """The daemon has as many connections as it may."""
+
+    code = "too_many_connections"
+    retryable = True
+    closes_connection = True
+    http_status = 503
+
+
+class SlowReader(TickwheelError):
+    """The peer does not read what it is sent, and the buffer for it is full."""
+
+    code = "slow_reader"
+    retryable = True
+    closes_connection = True
+    http_status = 503
+
+
+# --- the request is wrong: answer, go on -----------------------------------------------------
+
+
+class BadRequest(TickwheelError):
+    """A field is missing, of the wrong type, or out of range."""
+
+    code = "bad_request"
+    http_status = 400
+
+
+class UnknownType(BadRequest):
+    """The frame's type is not known to this version."""
+
+    code = "unknown_type"
+
+
+class BodyTooLarge(BadRequest):
+    """A task's body is larger than the limit."""
+
+    code = "body_too_large"
+    http_status = 413
+
+
+class DueTooFar(BadRequest):
+    """A due time lies beyond the longest delay that is accepted."""
+
+    code = "due_too_far"
+
+
+class LimitExceeded(BadRequest):
+    """A count or a length is over its limit."""
+
+    code = "limit_exceeded"
+
+
+class RequestForgotten(BadRequest):
+    """The request number lies below the session's floor: its answer was given and dropped."""
+
+    code = "request_forgotten"
+    http_status = 409
+
+
+class NotFound(TickwheelError):
+    """There is nothing of this name or id."""
+
+    code = "not_found"
+    http_status = 404
+
+
+class StaleReceipt(TickwheelError):
+    """The receipt is not of the delivery that is current."""
+
+    code = "stale_receipt"
+    http_status = 409
+
+
+class Conflict(TickwheelError):
+    """The state does not allow this, for example a second subscription of one number."""
+
+    code = "conflict"
+    http_status = 409
+
+
+class TaskGone(TickwheelError):
+    """The task finished so long ago that how it ended is no longer known."""
+
+    code = "gone"
+    http_status = 410
+
+
+# --- the daemon cannot do it now: answer, try again later ------------------------------------
+
+
+class Refused(TickwheelError):
+    """The store did not take it; nothing of the request was kept."""
+
+    code = "refused"
+    retryable = True
+    http_status = 503
+
+
+class StoreFull(Refused):
+    """The store has no room; enqueues are refused until there is."""
+
+    code = "store_full"
+    http_status = 507
+
+
+class Overloaded(Refused):
+    """A queue inside the daemon is at its limit."""
+
+    code = "overloaded"
+    http_status = 429
+
+
+class WindowFull(Overloaded):
+    """The session has as many unanswered requests as it may."""
+
+    code = "window_full"
+
+
+class BacklogFull(Overloaded):
+    """The topic or the daemon holds as many tasks as it may."""
+
+    code = "backlog_full"
+
+
+class TooManySessions(Overloaded):
+    """The daemon remembers as many producer sessions as it may."""
+
+    code = "too_many_sessions"
+
+
+class Draining(Refused):
+    """The daemon is shutting down."""
+
+    code = "draining"
+
+
+class OutcomeUnknown(TickwheelError):
+    """The store did not say in time whether it took the request; resend it to find out."""
+
+    code = "outcome_unknown"
+    retryable = True
+    http_status = 504
+
+
+# --- raised by the client, never sent --------------------------------------------------------
+
+
+class Unreachable(TickwheelError):
+    """No address of the daemon answered within the time allowed."""
+
+    code = "unreachable"
+    retryable = True
+    http_status = 502
+
+
+class ConnectionLost(TickwheelError):
+    """The connection broke before the answer came."""
+
+    code = "connection_lost"
+    retryable = True
+    http_status = 502
+
+
+class SendTimeout(TickwheelError):
+    """No answer within the send timeout and its retries; the outcome is not known."""
+
+    code = "send_timeout"
+    retryable = True
+    http_status = 504
+
+
+class ClientClosed(TickwheelError):
+    """The client was closed while the call was under way, or before it."""
+
+    code = "client_closed"
+
+
+def _walk(root: type[TickwheelError]) -> dict[str, type[TickwheelError]]:
+    table = {root.code: root}
+    for child in root.__subclasses__():
+        table.update(_walk(child))
+    return table
+
+
+BY_CODE: dict[str, type[TickwheelError]] = _walk(TickwheelError) | {"internal": InternalError}
+
+
+def from_wire(code: str, message: str) -> TickwheelError:
+    """The exception for a code that a peer sent; an unknown code keeps its text."""
+    kind = BY_CODE.get(code)
+    if kind is None:
+        return InternalError(f"{code}: {message}")
+    return kind(message)

@@ -1,0 +1,46 @@
+"""Named places at which a test may end the process, to prove that nothing is lost there.
+
+Off unless ``TICKWHEEL_FAILPOINTS`` is set, for example ``commit.before=3,recovery.middle=1``:
+the process is killed (SIGKILL, no clean-up) when that place is passed for the third time.
+``TICKWHEEL_FAILPOINTS_LOG`` names a file to which the name of a place that killed is appended.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+NAMES = (
+    "commit.before",
+    "commit.after",
+    "deliver.before_checkpoint",
+    "sqlite.checkpoint",
+    "recovery.middle",
+)
+
+
+def _parse(text: str) -> dict[str, int]:
+    armed: dict[str, int] = {}
+    for part in filter(None, text.split(",")):
+        name, _, count = part.partition("=")
+        if name not in NAMES:
+            raise ValueError(f"TICKWHEEL_FAILPOINTS: unknown place {name!r}; known: {NAMES}")
+        armed[name] = int(count or 1)
+    return armed
+
+
+_armed = _parse(os.environ.get("TICKWHEEL_FAILPOINTS", ""))
+
+
+def hit(name: str) -> None:
+    """Pass the place ``name``; called once a batch at most, so it may cost a dictionary look."""
+    if not _armed or name not in _armed:
+        return
+    _armed[name] -= 1
+    if _armed[name] > 0:
+        return
+    log = os.environ.get("TICKWHEEL_FAILPOINTS_LOG")
+    if log:
+        with open(log, "a", encoding="utf-8") as out:
+            out.write(name + "\n")
+    os.kill(os.getpid(), signal.SIGKILL)

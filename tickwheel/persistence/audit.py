@@ -1,0 +1,168 @@
+"""The offline check: a store's rows against each other, read and never changed.
+
+Refuses a store that a daemon has open. Every row is decoded, so that what a start would choke
+on shows here. What is found wrong comes back as sentences; repairing is not done here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tickwheel.persistence.codec import RecordUnreadable, decode_endings
+from tickwheel.persistence.store import Audit, StoreUnusable
+from tickwheel.persistence.urls import parse
+
+PROBLEMS_MAX = 100
+"""A kind of problem is listed this often at most."""
+
+_ORPHANS = (
+    ("prepare", "progress of group {1!r} with task {0}, which is not stored"),
+    ("dead", "a dead letter of group {1!r} for task {0}, which is not stored"),
+)
+# A task that came due, that some group has acked, that no group owes an ack, and that is
+# nobody's dead letter should have ended.
+_FINISHED = """
+SELECT id FROM task WHERE due_ms <= :position_ms
+ AND EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state = 4)
+ AND NOT EXISTS (SELECT 1 FROM dead d WHERE d.id = task.id)
+ AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state <> 4)
+ AND NOT EXISTS (SELECT 1 FROM grp g WHERE g.topic = task.topic AND g.since_ms <= task.due_ms
+  AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.grp = g.grp))
+"""
+
+
+def check(url: str) -> Audit:
+    """Scan the whole store. Raises StoreUnusable when it is in use, not ours, or not there."""
+    parsed = parse(url)
+    if parsed.kind != "sqlite":
+        raise StoreUnusable(f"store {url!r}: there is nothing to check offline")
+    path = os.path.realpath(parsed.path)
+    if not os.path.exists(path):
+        raise StoreUnusable(f"{path} does not exist")
+    from tickwheel.persistence.sqlite import schema
+    from tickwheel.persistence.sqlite.connection import connect_reader, describe, snapshot
+
+    with _not_in_use(path):
+        try:
+            connection = connect_reader(path, 4 << 20, busy_ms=1_000, mode="ro")
+            with contextlib.closing(connection):
+                if not schema.identify(connection, path):
+                    raise StoreUnusable(f"{path} is empty: no daemon has used it yet")
+                with snapshot(connection):
+                    return _audit(connection, schema.read_meta(connection, path))
+        except sqlite3.Error as error:
+            raise StoreUnusable(f"cannot read {path}: {describe(error)}") from error
+
+
+@contextlib.contextmanager
+def _not_in_use(path: str) -> Iterator[None]:
+    """Keep daemons away meanwhile. Without a lock file none has ever used the store here."""
+    try:
+        fd = os.open(path + ".lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
+            raise StoreUnusable(
+                f"{path} is in use by {holder}; stop it, or check a backup"
+            ) from error
+        yield
+    finally:
+        os.close(fd)
+
+
+def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
+    audit = Audit(tasks=0, progress=0, dead=0, sessions=0)
+    try:
+        for (message,) in connection.execute(f"PRAGMA integrity_check({PROBLEMS_MAX})"):
+            if message != "ok":
+                audit.problems.append(f"SQLite: {message}")
+    except sqlite3.DatabaseError as error:
+        audit.problems.append(f"SQLite: {error}")
+    if audit.problems:
+        return audit
+    _count(connection, audit)
+    _relations(connection, audit, meta)
+    _endings(connection, audit)
+    return audit
+
+
+def _count(connection: sqlite3.Connection, audit: Audit) -> None:
+    """Decode every row; compare their number with what the index says."""
+    from tickwheel.persistence.sqlite import rows
+
+    kinds: tuple[tuple[str, str, Callable[..., object]], ...] = (
+        ("tasks", "task", rows.task_row),
+        ("progress", "prepare", rows.progress_row),
+        ("dead", "dead", rows.dead_row),
+        ("sessions", "session", rows.session_row),
+    )
+    for name, table, build in kinds:
+        scanned = 0
+        for row in connection.execute(f"SELECT * FROM {table}"):
+            scanned += 1
+            try:
+                build(*row)
+            except RecordUnreadable as error:
+                _add(audit, f"{table} {row[0]!r}: {error}")
+        setattr(audit, name, scanned)
+        (counted,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
+        if counted != scanned:
+            audit.problems.append(f"{table}: {counted} rows counted, {scanned} found by a scan")
+
+
+def _relations(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | str]) -> None:
+    for table, sentence in _ORPHANS:
+        found = connection.execute(
+            f"SELECT id, grp FROM {table} WHERE id NOT IN (SELECT id FROM task)"
+            f" ORDER BY id, grp LIMIT {PROBLEMS_MAX}"
+        )
+        for row in found:
+            audit.problems.append(sentence.format(*row))
+    both = connection.execute(
+        "SELECT id, grp FROM dead JOIN prepare USING (id, grp) ORDER BY id, grp"
+        f" LIMIT {PROBLEMS_MAX}"
+    )
+    for task_id, group in both:
+        audit.problems.append(f"task {task_id} is both dead and in progress for group {group!r}")
+    finished = connection.execute(
+        f"{_FINISHED} LIMIT {PROBLEMS_MAX}", {"position_ms": meta["position_ms"]}
+    )
+    for (task_id,) in finished:
+        audit.problems.append(f"task {task_id} is done for every group and is still stored")
+    (id_max,) = connection.execute("SELECT max(id) FROM task").fetchone()
+    if id_max is not None and id_max > int(meta["id_mark"]):
+        audit.problems.append(f"task {id_max} lies above the id mark {meta['id_mark']}")
+
+
+def _endings(connection: sqlite3.Connection, audit: Audit) -> None:
+    before: Any = 0
+    for batch, upto, data in connection.execute("SELECT * FROM ending ORDER BY batch"):
+        try:
+            ended = decode_endings(data)
+        except RecordUnreadable as error:
+            _add(audit, f"ending of batch {batch}: {error}")
+            continue
+        if before and upto != before + len(ended):
+            _add(audit, f"ending of batch {batch}: counts {upto}, expected {before + len(ended)}")
+        before = upto
+        ids = str([task_id for task_id, _ in ended])
+        still = connection.execute(
+            "SELECT id FROM task WHERE id IN (SELECT value FROM json_each(?))", (ids,)
+        )
+        for (task_id,) in still:
+            _add(audit, f"task {task_id} ended in batch {batch} and is still stored")
+
+
+def _add(audit: Audit, problem: str) -> None:
+    if len(audit.problems) < PROBLEMS_MAX * 10:
+        audit.problems.append(problem)

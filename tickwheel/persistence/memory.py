@@ -1,0 +1,242 @@
+"""The reference store: the contract with nothing but dictionaries.
+
+Held to the same conformance suite as every other store. What it holds survives ``close`` and
+``open`` of the same object, and nothing else: it is for tests, models and trying things out.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import TypeVar
+
+from tickwheel import failpoints
+from tickwheel.persistence.store import (
+    CommitRefused,
+    Fenced,
+    Handles,
+    Opened,
+    Small,
+    StoreBroken,
+    StoredTask,
+    StoreError,
+)
+from tickwheel.wheel.effects import Effects, GroupKey, ProgressKey
+from tickwheel.wheel.records import DeadRow, Ending, GroupRow, ProgressRow, SessionRow, TaskRow
+
+ENDINGS_MAX = 100_000
+
+_K = TypeVar("_K")
+_R = TypeVar("_R")
+
+
+class MemoryStore:
+    """See ``store.Store``."""
+
+    def __init__(self, endings_max: int = ENDINGS_MAX) -> None:
+        self._tasks: dict[int, TaskRow] = {}
+        self._progress: dict[int, dict[str, ProgressRow]] = {}
+        self._dead: dict[int, dict[str, DeadRow]] = {}
+        self._groups: dict[GroupKey, GroupRow] = {}
+        self._sessions: dict[bytes, SessionRow] = {}
+        self._endings: deque[tuple[int, Ending]] = deque(maxlen=endings_max)
+        self._epoch = 0
+        self._owner = ""
+        self._last_batch = 0
+        self._id_mark = 0
+        self._position_ms = 0
+        self._clean = True
+        self._is_open = False
+
+    def copy(self) -> MemoryStore:
+        """An independent store of the same content, closed. Rows are shared: they are values."""
+        other = MemoryStore(self._endings.maxlen or 0)
+        other._tasks = dict(self._tasks)
+        other._progress = {task_id: dict(rows) for task_id, rows in self._progress.items()}
+        other._dead = {task_id: dict(rows) for task_id, rows in self._dead.items()}
+        other._groups = dict(self._groups)
+        other._sessions = dict(self._sessions)
+        other._endings.extend(self._endings)
+        other._epoch = self._epoch
+        other._owner = self._owner
+        other._last_batch = self._last_batch
+        other._id_mark = self._id_mark
+        other._position_ms = self._position_ms
+        other._clean = self._clean
+        return other
+
+    async def open(self, owner: str, now_ms: int) -> Opened:
+        created = self._epoch == 0
+        clean = self._clean
+        self._epoch += 1
+        self._owner = owner
+        self._clean = False
+        self._is_open = True
+        return Opened(
+            epoch=self._epoch,
+            last_batch=self._last_batch,
+            id_mark=self._id_mark,
+            position_ms=self._position_ms,
+            clean=clean,
+            created=created,
+        )
+
+    async def recover_small(self) -> Small:
+        self._check_open()
+        return Small(
+            groups=list(self._groups.values()),
+            sessions=list(self._sessions.values()),
+            progress=[row for rows in self._progress.values() for row in rows.values()],
+            dead=[
+                (row.id, row.group, row.topic)
+                for rows in self._dead.values()
+                for row in rows.values()
+            ],
+            endings=list(self._endings),
+        )
+
+    async def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
+        self._check_open()
+        ordered = sorted((row.due_ms, row.id, row.topic) for row in self._tasks.values())
+        for start in range(0, len(ordered), chunk):
+            dues_ms, ids, topics = zip(*ordered[start : start + chunk], strict=True)
+            yield Handles(ids=ids, dues_ms=dues_ms, topics=topics)
+            if start == 0:
+                failpoints.hit("recovery.middle")
+
+    async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
+        self._check_open()
+        if (epoch, owner) != (self._epoch, self._owner):
+            raise Fenced(
+                f"epoch {epoch} of {owner!r} is over: epoch {self._epoch} of {self._owner!r} began"
+            )
+        if n <= self._last_batch:
+            return False
+        if n != self._last_batch + 1:
+            raise CommitRefused(f"batch {n} does not follow batch {self._last_batch}")
+        twice = effects.enqueued.keys() & self._tasks.keys()
+        if twice:
+            raise StoreBroken(f"id {min(twice)} was assigned twice")
+        self._apply(effects)
+        self._last_batch = n
+        return True
+
+    def _apply(self, effects: Effects) -> None:
+        self._tasks |= effects.enqueued
+        self._tasks |= effects.updated
+        for task_id, ending in effects.ended.items():
+            self._tasks.pop(task_id, None)
+            self._progress.pop(task_id, None)
+            self._dead.pop(task_id, None)
+            self._endings.append((task_id, ending))
+        _change_rows(self._progress, effects.progress.items())
+        _change_rows(self._dead, effects.dead.items())
+        _change(self._groups, effects.groups.items())
+        _change(self._sessions, effects.sessions.items())
+        self._id_mark = max(self._id_mark, effects.id_mark)
+        self._position_ms = effects.position_ms
+
+    async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
+        self._check_open()
+        return {i: self._stored(self._tasks[i]) for i in ids if i in self._tasks}
+
+    async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        self._check_open()
+        ids = heapq.nsmallest(
+            limit,
+            (
+                row.id
+                for row in self._tasks.values()
+                if row.id > after_id and topic in (None, row.topic)
+            ),
+        )
+        return [self._stored(self._tasks[i]) for i in ids]
+
+    async def scan_dead(
+        self, after: ProgressKey, limit: int, topic: str | None, group: str | None
+    ) -> list[DeadRow]:
+        self._check_open()
+        return heapq.nsmallest(
+            limit,
+            (
+                row
+                for rows in self._dead.values()
+                for row in rows.values()
+                if (row.id, row.group) > after
+                and topic in (None, row.topic)
+                and group in (None, row.group)
+            ),
+            key=lambda row: (row.id, row.group),
+        )
+
+    async def backup(self, path: str) -> int:
+        """The copy is a SQLite database, which a daemon can be started on."""
+        self._check_open()
+        from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+
+        if os.path.lexists(path):
+            raise StoreError(f"backup: {path} exists already")
+        target = SqliteStore(path, SqliteOptions(reserve_bytes=0))
+        opened = await target.open(self._owner, 0)
+        try:
+            await target.commit(opened.epoch, self._owner, 1, self._everything())
+        finally:
+            await target.close(clean=True)
+        return os.path.getsize(path)
+
+    def _everything(self) -> Effects:
+        return Effects(
+            enqueued=dict(self._tasks),
+            ended=dict(self._endings),
+            progress={
+                (r.id, r.group): r for rows in self._progress.values() for r in rows.values()
+            },
+            dead={(r.id, r.group): r for rows in self._dead.values() for r in rows.values()},
+            groups=dict(self._groups),
+            sessions=dict(self._sessions),
+            id_mark=self._id_mark,
+            position_ms=self._position_ms,
+        )
+
+    async def probe_room(self) -> bool:
+        return True
+
+    async def close(self, clean: bool) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._clean = clean
+
+    def _check_open(self) -> None:
+        if not self._is_open:
+            raise StoreBroken("the store is not open")
+
+    def _stored(self, row: TaskRow) -> StoredTask:
+        progress = self._progress.get(row.id, {})
+        dead = self._dead.get(row.id, {})
+        return StoredTask(
+            row,
+            tuple(progress[group] for group in sorted(progress)),
+            tuple(dead[group] for group in sorted(dead)),
+        )
+
+
+def _change(rows: dict[_K, _R], changes: Iterable[tuple[_K, _R | None]]) -> None:
+    for key, row in changes:
+        if row is None:
+            rows.pop(key, None)
+        else:
+            rows[key] = row
+
+
+def _change_rows(
+    rows: dict[int, dict[str, _R]], changes: Iterable[tuple[ProgressKey, _R | None]]
+) -> None:
+    for (task_id, group), row in changes:
+        if row is not None:
+            rows.setdefault(task_id, {})[group] = row
+        elif task_id in rows:
+            rows[task_id].pop(group, None)
+            if not rows[task_id]:
+                del rows[task_id]

@@ -1,0 +1,147 @@
+"""Reading beside the writer: rows by id, pages of tasks, pages of dead letters.
+
+Synchronous; a connection is used by one thread at a time. Results come as one row of columns a
+statement instead of many rows, because Python's sqlite3 gives up the interpreter lock at every
+row: under load each row would wait for the event loop. Invariant: one call sees whole batches,
+as of one moment.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, chain
+from typing import Any
+
+from tickwheel.persistence.codec import decode_extras
+from tickwheel.persistence.sqlite.connection import snapshot
+from tickwheel.persistence.sqlite.rows import dead_row, from_json, progress_row, task_row
+from tickwheel.persistence.store import StoredTask
+from tickwheel.wheel.effects import ProgressKey
+from tickwheel.wheel.records import DeadRow, ProgressRow, TaskRow
+
+IDS_A_STATEMENT = 512
+BODY_BYTES_INLINE = 16_384
+"""Longer bodies are read one by one, so that a statement's result stays below 8 MiB."""
+
+_IDS = "(SELECT value FROM json_each(?1))"
+_FAILURES = "hex(failures)"
+_PROGRESS = f"id, grp, state, attempt, at_ms, epoch, {_FAILURES}"
+_DEAD = f"id, grp, topic, died_ms, attempt, reason, {_FAILURES}"
+_SMALL = f"CASE WHEN length(body) <= {BODY_BYTES_INLINE} THEN body END"
+_READ = (
+    "SELECT json_group_array(id), json_group_array(due_ms), json_group_array(topic),"
+    " json_group_array(length(body)), {bodies}, group_concat(hex(extras)),"
+    f" (SELECT json_group_array(json_array({_PROGRESS})) FROM"
+    f" (SELECT * FROM prepare WHERE id IN {_IDS} ORDER BY id, grp)),"
+    f" (SELECT json_group_array(json_array({_DEAD})) FROM"
+    f" (SELECT * FROM dead WHERE id IN {_IDS} ORDER BY id, grp))"
+    f" FROM task WHERE id IN {_IDS}"
+)
+# Concatenating blobs keeps their bytes in the versions of SQLite there are, but no document
+# promises it: the first use of a connection tries it, and falls back to twice the bytes.
+_JOIN_RAW = "CAST(group_concat({}, '') AS BLOB)"
+_JOIN_HEX = "group_concat(hex({}), '')"
+_TRIAL = "SELECT {} FROM (SELECT x'00FF' AS b UNION ALL SELECT x'' UNION ALL SELECT x'FE00')"
+
+_SCAN = (
+    "SELECT json_group_array(id) FROM"
+    " (SELECT id FROM task WHERE id > ?1 AND (?2 IS NULL OR topic = ?2) ORDER BY id LIMIT ?3)"
+)
+_SCAN_DEAD = (
+    f"SELECT json_group_array(json_array({_DEAD})) FROM (SELECT * FROM dead"
+    " WHERE (id, grp) > (?1, ?2) AND (?3 IS NULL OR topic = ?3) AND (?4 IS NULL OR grp = ?4)"
+    " ORDER BY id, grp LIMIT ?5)"
+)
+
+
+class Reader:
+    """Reads through one connection, which it owns."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+        trial = connection.execute(_TRIAL.format(_JOIN_RAW.format("b"))).fetchone()
+        join = _JOIN_RAW if trial == (b"\x00\xff\xfe\x00",) else _JOIN_HEX
+        self._read = _READ.format(bodies=join.format(_SMALL))
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
+        """See ``Store.read``. One statement is a snapshot; more of them need one around them."""
+        if len(ids) <= IDS_A_STATEMENT:
+            found, large = self._some(ids)
+            if not large:
+                return found
+        with snapshot(self._connection):
+            return self._all(ids)
+
+    def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        with snapshot(self._connection):
+            (ids,) = self._connection.execute(_SCAN, (after_id, topic, limit)).fetchone()
+            found = self._all(json.loads(ids))
+        return [found[task_id] for task_id in sorted(found)]
+
+    def scan_dead(
+        self, after: ProgressKey, limit: int, topic: str | None, group: str | None
+    ) -> list[DeadRow]:
+        (rows,) = self._connection.execute(_SCAN_DEAD, (*after, topic, group, limit)).fetchone()
+        return [_dead(values) for values in from_json(rows)]
+
+    def _all(self, ids: Sequence[int]) -> dict[int, StoredTask]:
+        """Inside a snapshot."""
+        found: dict[int, StoredTask] = {}
+        for start in range(0, len(ids), IDS_A_STATEMENT):
+            some, large = self._some(ids[start : start + IDS_A_STATEMENT])
+            found |= some
+            for task_id in large:
+                row = self._connection.execute("SELECT * FROM task WHERE id = ?", (task_id,))
+                found[task_id] = found[task_id]._replace(row=task_row(*row.fetchone()))
+        return found
+
+    def _some(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
+        """Tasks by id, and the ids of those whose body is missing because it is large."""
+        cursor = self._connection.execute(self._read, (str(list(ids)),))
+        columns = cursor.fetchone()
+        rows, large = self._tasks(*columns[:6])
+        found = {row.id: StoredTask(row, (), ()) for row in rows}
+        for progress in map(_progress, from_json(columns[6])):
+            if progress.id in found:
+                task = found[progress.id]
+                found[progress.id] = task._replace(progress=(*task.progress, progress))
+        for dead in map(_dead, from_json(columns[7])):
+            if dead.id in found:
+                task = found[dead.id]
+                found[dead.id] = task._replace(dead=(*task.dead, dead))
+        return found, large
+
+    def _tasks(
+        self, ids: str, dues_ms: str, topics: str, lengths: str, joined: bytes | str, extras: str
+    ) -> tuple[Iterable[TaskRow], list[int]]:
+        """Rows from columns: JSON arrays, all bodies end to end, extras in hex."""
+        task_ids = json.loads(ids)
+        if not task_ids:
+            return (), []
+        sizes = json.loads(lengths)
+        large = [i for i, size in zip(task_ids, sizes, strict=True) if size > BODY_BYTES_INLINE]
+        if large:
+            sizes = [size if size <= BODY_BYTES_INLINE else 0 for size in sizes]
+        if not joined:
+            joined = b""  # NULL: there are only large ones
+        elif isinstance(joined, str):
+            joined = bytes.fromhex(joined)
+        ends = list(accumulate(sizes))
+        bodies = map(joined.__getitem__, map(slice, chain((0,), ends), ends))
+        decoded = map(decode_extras, map(bytes.fromhex, extras.split(",")))
+        return map(
+            TaskRow, task_ids, json.loads(dues_ms), json.loads(topics), bodies, decoded
+        ), large
+
+
+def _progress(values: list[Any]) -> ProgressRow:
+    return progress_row(*values)
+
+
+def _dead(values: list[Any]) -> DeadRow:
+    return dead_row(*values)

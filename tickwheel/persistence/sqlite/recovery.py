@@ -1,0 +1,76 @@
+"""What a start reads: the small tables whole, and the handles of all tasks in due order.
+
+Synchronous, on connections of their own that are closed afterwards. Handles are sorted once
+into a temporary table outside the database, so that the snapshot ends before the first chunk
+is handed out: commits go on and the log can start over while a million handles are loaded.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+
+from tickwheel.persistence.codec import decode_endings
+from tickwheel.persistence.sqlite.connection import snapshot
+from tickwheel.persistence.sqlite.rows import progress_row, session_row
+from tickwheel.persistence.store import Handles, Small
+from tickwheel.wheel.records import Ending, GroupRow
+
+_SORT = "CREATE TEMP TABLE handle AS SELECT id, due_ms, topic FROM main.task ORDER BY due_ms, id"
+_CHUNK = (
+    "SELECT json_group_array(id), json_group_array(due_ms), json_group_array(topic)"
+    " FROM temp.handle WHERE rowid > ? AND rowid <= ?"
+)
+
+
+def read_small(connection: sqlite3.Connection, endings_max: int) -> Small:
+    """As of one moment."""
+    with snapshot(connection):
+        return Small(
+            groups=[GroupRow(*row) for row in connection.execute("SELECT * FROM grp")],
+            sessions=[session_row(*row) for row in connection.execute("SELECT * FROM session")],
+            progress=[progress_row(*row) for row in connection.execute("SELECT * FROM prepare")],
+            dead=list(connection.execute("SELECT id, grp, topic FROM dead ORDER BY id, grp")),
+            endings=_endings(connection, endings_max),
+        )
+
+
+def _endings(connection: sqlite3.Connection, endings_max: int) -> list[tuple[int, Ending]]:
+    found: list[tuple[int, Ending]] = []
+    for (data,) in connection.execute("SELECT data FROM ending ORDER BY batch"):
+        found += decode_endings(data)
+    return found[-endings_max:]
+
+
+class HandleReader:
+    """One pass over all handles in due order; each ``next`` is one statement."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        """The connection is closed by ``close``."""
+        self._connection = connection
+        self._row = 0
+        self._topics: dict[str, str] = {}
+
+    def sort(self) -> None:
+        """In a temporary file; in memory when there is no room for one."""
+        connection = self._connection
+        connection.execute("PRAGMA query_only = OFF")  # it forbids temporary tables too
+        connection.execute("PRAGMA temp_store = FILE")
+        try:
+            connection.execute(_SORT)
+        except sqlite3.OperationalError:
+            connection.execute("PRAGMA temp_store = MEMORY")
+            connection.execute(_SORT)
+
+    def next(self, chunk: int) -> Handles:
+        """Empty when there are no more."""
+        columns = self._connection.execute(_CHUNK, (self._row, self._row + chunk)).fetchone()
+        ids, dues_ms, topics = map(json.loads, columns)
+        self._row += chunk
+        shared = self._topics
+        return Handles(
+            ids=ids, dues_ms=dues_ms, topics=[shared.setdefault(topic, topic) for topic in topics]
+        )
+
+    def close(self) -> None:
+        self._connection.close()

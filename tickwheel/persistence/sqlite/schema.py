@@ -1,0 +1,105 @@
+"""The layout of the database: tables, the marks by which it is known as ours, its version.
+
+Made to be read with the ``sqlite3`` shell. Knows SQL only; must not know threads or batches.
+
+Recipe for a new layout: raise ``LAYOUT``, add the statements that turn the former layout into
+it to ``UPGRADES``, and put a dump of the former one under ``tests/golden``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+
+from tickwheel.persistence.store import StoreUnusable
+
+APPLICATION_ID = 0x5457_4845
+"""'TWHE', in the file's header, where ``file`` and ``PRAGMA application_id`` find it."""
+LAYOUT = 1
+UPGRADES: dict[int, tuple[str, ...]] = {}
+"""From a layout to the next: the statements that do it, in one transaction."""
+
+TABLES = (
+    # The StoreQueue: a task stays here until its last group is done with it. No column is
+    # NOT NULL, because checking that would make SQLite keep a statement journal.
+    "CREATE TABLE task(id INTEGER PRIMARY KEY, due_ms INTEGER, topic TEXT, body BLOB, extras BLOB)",
+    # The PrepareQueue: what was delivered and is not finished, for each group.
+    # state: 1 in flight (until at_ms), 2 waiting (for at_ms), 3 released, 4 done
+    """CREATE TABLE prepare(
+        id INTEGER, grp TEXT, state INTEGER, attempt INTEGER, at_ms INTEGER, epoch INTEGER,
+        failures BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
+    """CREATE TABLE dead(
+        id INTEGER, grp TEXT, topic TEXT, died_ms INTEGER, attempt INTEGER, reason TEXT,
+        failures BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
+    """CREATE TABLE grp(
+        topic TEXT, grp TEXT, since_ms INTEGER, PRIMARY KEY(topic, grp)) WITHOUT ROWID""",
+    "CREATE TABLE session(session BLOB PRIMARY KEY, floor INTEGER, seen_ms INTEGER, outcomes BLOB)",
+    # How tasks ended, a row a batch. upto counts the endings written so far, this row's included.
+    "CREATE TABLE ending(batch INTEGER PRIMARY KEY, upto INTEGER, data BLOB)",
+    "CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID",
+)
+META = ("layout", "incarnation", "epoch", "owner", "last_batch", "id_mark", "position_ms", "clean")
+
+
+def identify(connection: sqlite3.Connection, path: str) -> int:
+    """The layout version of an open database, 0 for an empty one; changes nothing.
+
+    Raises StoreUnusable for a file of something else and for a newer layout.
+    """
+    try:
+        (application_id,) = connection.execute("PRAGMA application_id").fetchone()
+        (layout,) = connection.execute("PRAGMA user_version").fetchone()
+        (objects,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorname == "SQLITE_NOTADB":
+            raise StoreUnusable(f"{path} is not a SQLite database; name another file") from error
+        raise
+    if not application_id and not layout and not objects:
+        return 0
+    if application_id != APPLICATION_ID:
+        raise StoreUnusable(
+            f"{path} is a SQLite database of another program"
+            f" (application_id {application_id:#x}); name another file"
+        )
+    if layout > LAYOUT:
+        raise StoreUnusable(
+            f"{path} has layout {layout}; this release reads up to {LAYOUT}: use a newer release"
+        )
+    if layout < 1:
+        raise StoreUnusable(f"{path} has no layout version; restore a backup")
+    return int(layout)
+
+
+def create(connection: sqlite3.Connection) -> None:
+    """Lay out an empty database; inside the caller's transaction."""
+    for statement in TABLES:
+        connection.execute(statement)
+    values = (LAYOUT, secrets.token_hex(16), 0, "", 0, 0, 0, 1)
+    connection.executemany("INSERT INTO meta VALUES (?, ?)", zip(META, values, strict=True))
+    _mark(connection)
+
+
+def upgrade(connection: sqlite3.Connection, layout: int) -> None:
+    """Bring an older layout up to date; inside the caller's transaction."""
+    if layout == LAYOUT:
+        return
+    for step in range(layout, LAYOUT):
+        for statement in UPGRADES[step]:
+            connection.execute(statement)
+    connection.execute("UPDATE meta SET value = ? WHERE key = 'layout'", (LAYOUT,))
+    _mark(connection)
+
+
+def _mark(connection: sqlite3.Connection) -> None:
+    # Both are in the header page, so they are part of the transaction like any row.
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {LAYOUT}")
+
+
+def read_meta(connection: sqlite3.Connection, path: str) -> dict[str, int | str]:
+    """The meta table as a map; raises StoreUnusable when something is missing in it."""
+    meta: dict[str, int | str] = dict(connection.execute("SELECT key, value FROM meta"))
+    missing = [key for key in META if key not in meta]
+    if missing:
+        raise StoreUnusable(f"{path}: meta lacks {', '.join(missing)}; restore a backup")
+    return meta

@@ -1,0 +1,175 @@
+"""The SQLite store: the contract, spread over threads.
+
+The writer has a thread of its own, so have short reads; what takes long (recovery, listings,
+backups) runs on a few others, each with a connection of its own. Nothing here knows SQL.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from tickwheel import failpoints
+from tickwheel.persistence.sqlite.connection import connect_reader, describe
+from tickwheel.persistence.sqlite.copying import copy_database
+from tickwheel.persistence.sqlite.options import SqliteOptions
+from tickwheel.persistence.sqlite.reader import Reader
+from tickwheel.persistence.sqlite.recovery import HandleReader, read_small
+from tickwheel.persistence.sqlite.writer import Writer
+from tickwheel.persistence.store import Handles, Opened, Small, StoreBroken, StoredTask
+from tickwheel.wheel.effects import Effects, ProgressKey
+from tickwheel.wheel.records import DeadRow
+
+LONG_THREADS_MAX = 3
+LONG_CACHE_BYTES = 1 << 20
+ID_MAX = 2**63 - 1
+
+_T = TypeVar("_T")
+
+
+class SqliteStore:
+    """See ``store.Store``. May be opened again after it was closed."""
+
+    def __init__(self, path: str, options: SqliteOptions | None = None) -> None:
+        self.path = os.path.realpath(path)
+        """Links resolved, so that two names of a database have one lock."""
+        self.options = options or SqliteOptions()
+        self._writer = Writer(self.path, self.options)
+        self._reader: Reader | None = None
+        self._writing: ThreadPoolExecutor | None = None
+        self._reading: ThreadPoolExecutor | None = None
+        self._long: ThreadPoolExecutor | None = None
+        self._closing = False
+
+    @property
+    def has_room(self) -> bool:
+        """False from a refusal for lack of room until ``probe_room`` finds some."""
+        return self._writer.has_room
+
+    async def open(self, owner: str, now_ms: int) -> Opened:
+        self._closing = False
+        writing = ThreadPoolExecutor(1, "tickwheel-sqlite-write")
+        try:
+            opened = await _run(writing, lambda: self._writer.open(owner, now_ms))
+        except BaseException:
+            writing.shutdown(wait=False)
+            raise
+        self._writing = writing
+        self._reading = ThreadPoolExecutor(1, "tickwheel-sqlite-read")
+        self._long = ThreadPoolExecutor(LONG_THREADS_MAX, "tickwheel-sqlite-long")
+        self._reader = Reader(self._connect(self.options.reader_cache_bytes))
+        return opened
+
+    async def recover_small(self) -> Small:
+        def read() -> Small:
+            connection = self._connect(LONG_CACHE_BYTES)
+            try:
+                return read_small(connection, self.options.endings_max)
+            finally:
+                connection.close()
+
+        return await self._read(self._long, read)
+
+    async def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
+        handles = HandleReader(self._connect(LONG_CACHE_BYTES))
+        try:
+            await self._read(self._long, handles.sort)
+            first = True
+            while (found := await self._read(self._long, lambda: handles.next(chunk))).ids:
+                yield found
+                if first:
+                    failpoints.hit("recovery.middle")
+                    first = False
+        finally:
+            handles.close()
+
+    async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
+        if self._writing is None:
+            raise StoreBroken("the store is not open")
+        return await _run(self._writing, lambda: self._writer.commit(epoch, owner, n, effects))
+
+    async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
+        reader = self._opened_reader()
+        return await self._read(self._reading, lambda: reader.read(ids))
+
+    async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        after_id = max(-1, min(after_id, ID_MAX))
+        return await self._list(lambda reader: reader.scan(after_id, limit, topic))
+
+    async def scan_dead(
+        self, after: ProgressKey, limit: int, topic: str | None, group: str | None
+    ) -> list[DeadRow]:
+        after = (max(-1, min(after[0], ID_MAX)), after[1])
+        return await self._list(lambda reader: reader.scan_dead(after, limit, topic, group))
+
+    async def backup(self, path: str) -> int:
+        def copy() -> int:
+            connection = self._connect(LONG_CACHE_BYTES)
+            try:
+                return copy_database(
+                    connection, path, self.options.wal_bytes, lambda: self._closing
+                )
+            finally:
+                connection.close()
+
+        return await self._read(self._long, copy)
+
+    async def probe_room(self) -> bool:
+        if self._writing is None:
+            raise StoreBroken("the store is not open")
+        return await _run(self._writing, self._writer.probe_room)
+
+    async def close(self, clean: bool) -> None:
+        """Waits for what is under way; a backup is given up."""
+        self._closing = True
+        loop = asyncio.get_running_loop()
+        writing, self._writing = self._writing, None
+        readers = [pool for pool in (self._reading, self._long) if pool is not None]
+        self._reading = self._long = None
+        for pool in readers:
+            await loop.run_in_executor(None, pool.shutdown)
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        if writing is not None:
+            await _run(writing, lambda: self._writer.close(clean))
+            writing.shutdown(wait=True)
+
+    # --- helpers -----------------------------------------------------------------------------
+
+    def _connect(self, cache_bytes: int) -> sqlite3.Connection:
+        return connect_reader(self.path, cache_bytes, self.options.busy_ms)
+
+    def _opened_reader(self) -> Reader:
+        if self._reader is None:
+            raise StoreBroken("the store is not open")
+        return self._reader
+
+    async def _list(self, read: Callable[[Reader], _T]) -> _T:
+        """A listing may scan the whole table, so it does not hold up the short reads."""
+
+        def work() -> _T:
+            reader = Reader(self._connect(LONG_CACHE_BYTES))
+            try:
+                return read(reader)
+            finally:
+                reader.close()
+
+        return await self._read(self._long, work)
+
+    async def _read(self, pool: ThreadPoolExecutor | None, work: Callable[[], _T]) -> _T:
+        if pool is None:
+            raise StoreBroken("the store is not open")
+        self._writer.check_usable()
+        try:
+            return await _run(pool, work)
+        except sqlite3.Error as error:
+            raise StoreBroken(f"store {self.path}: reading failed: {describe(error)}") from error
+
+
+async def _run(pool: ThreadPoolExecutor, work: Callable[[], _T]) -> _T:
+    return await asyncio.get_running_loop().run_in_executor(pool, work)

@@ -1,0 +1,282 @@
+"""The only connection that writes: opening, batches, and what their errors mean.
+
+Plain synchronous code; every method is called on the writer's thread. Invariants:
+
+* A batch is one transaction, which checks epoch, owner and number itself; what is cached
+  beside the database (``_endings_upto`` and the two flags) changes after COMMIT only.
+* After an error that is not a lack of room or another's lock, nothing is written any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+
+from tickwheel.persistence.sqlite import apply, schema
+from tickwheel.persistence.sqlite import statements as sql
+from tickwheel.persistence.sqlite.connection import (
+    connect_writer,
+    describe,
+    is_busy,
+    is_full,
+    make_durable,
+)
+from tickwheel.persistence.sqlite.lock import FileLock
+from tickwheel.persistence.sqlite.opening import begin_epoch, identify
+from tickwheel.persistence.sqlite.options import SqliteOptions
+from tickwheel.persistence.sqlite.room import Room, disk_bytes
+from tickwheel.persistence.sqlite.upkeep import Upkeep
+from tickwheel.persistence.store import (
+    CommitRefused,
+    Fenced,
+    Opened,
+    StoreBroken,
+    StoreError,
+    StoreUnusable,
+)
+from tickwheel.wheel.effects import Effects
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_BATCHES = 64
+"""How often to look whether PrepareQueue and dead letters are empty, to skip their deletes."""
+
+
+class Writer:
+    """One database, open or not."""
+
+    def __init__(self, path: str, options: SqliteOptions) -> None:
+        self._path = path
+        self._wanted = options
+        self._lock = FileLock(path + ".lock")
+        self._room = Room(path, 0, 0)
+        self._connection: sqlite3.Connection | None = None
+        self._upkeep: Upkeep | None = None
+        self._broken = ""
+        self._endings_upto = 0
+        self._has_progress = True
+        self._has_dead = True
+        self._batches = 0
+
+    @property
+    def has_room(self) -> bool:
+        return self._room.has_room
+
+    # --- opening and closing -----------------------------------------------------------------
+
+    def open(self, owner: str, now_ms: int) -> Opened:
+        """Raises StoreUnusable; the lock and the connection are then released again."""
+        self._lock.acquire(owner)
+        try:
+            return self._open(owner, now_ms)
+        except BaseException as error:
+            self._release()
+            if isinstance(error, sqlite3.Error | OSError):
+                raise StoreUnusable(f"cannot open {self._path}: {describe(error)}") from error
+            raise
+
+    def _open(self, owner: str, now_ms: int) -> Opened:
+        layout = identify(self._path, self._wanted.busy_ms)
+        options = self._wanted.fitted(disk_bytes(self._path))
+        # The log may exceed its limit by a batch without being cut.
+        log_bytes_max = options.wal_bytes + options.wal_bytes // 4
+        connection = self._connection = connect_writer(
+            self._path, options.writer_cache_bytes, options.busy_ms, log_bytes_max
+        )
+        make_durable(connection)
+        self._room = Room(self._path, options.reserve_bytes, options.wal_bytes)
+        before = begin_epoch(connection, self._path, layout, owner, now_ms, self._room)
+        (upto,) = connection.execute("SELECT max(upto) FROM ending").fetchone()
+        self._endings_upto = upto or 0
+        self._look(connection)
+        self._broken = ""
+        self._upkeep = Upkeep(connection, self._path, options, self._room)
+        self._upkeep.start()
+        return Opened(
+            epoch=int(before["epoch"]) + 1,
+            last_batch=int(before["last_batch"]),
+            id_mark=int(before["id_mark"]),
+            position_ms=int(before["position_ms"]),
+            clean=bool(before["clean"]),
+            created=not layout,
+        )
+
+    def close(self, clean: bool) -> None:
+        """Every reader has been closed before. Does nothing when it is not open."""
+        if self._connection is None or self._upkeep is None:
+            return
+        try:
+            if not self._broken:
+                if clean:
+                    self._connection.execute("UPDATE meta SET value = 1 WHERE key = 'clean'")
+                self._upkeep.finish()
+        except (sqlite3.Error, OSError) as error:
+            # All batches are in the log; the next open finds them there, not closed cleanly.
+            log.warning("store %s: not closed cleanly: %s", self._path, describe(error))
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.close()
+            except sqlite3.Error as error:
+                log.warning("store %s: closing failed: %s", self._path, describe(error))
+        if self._upkeep is not None:
+            self._upkeep.close()
+            self._upkeep = None
+        self._lock.release()
+
+    # --- batches -----------------------------------------------------------------------------
+
+    def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
+        """See ``Store.commit``."""
+        connection, upkeep = self._usable()
+        try:
+            if effects.enqueued and not upkeep.allows(effects.enqueued.values()):
+                if not self._is_next(connection, epoch, owner, n):
+                    return False
+                raise self._full(n)
+            applied = self._transaction(connection, epoch, owner, n, effects)
+        except sqlite3.Error as error:
+            self._raise_unless_full(connection, error, n)
+            self._make_room(connection, upkeep)
+            if effects.enqueued:
+                raise self._full(n) from error
+            applied = self._again(connection, epoch, owner, n, effects)
+        if applied:
+            try:
+                upkeep.after_batch()
+            except (sqlite3.Error, OSError) as error:
+                # This batch is durable; the error shows from the next one on.
+                self._break(connection, error)
+        return applied
+
+    def _again(
+        self, connection: sqlite3.Connection, epoch: int, owner: str, n: int, effects: Effects
+    ) -> bool:
+        """A batch without new tasks, after the reserve was given up for it."""
+        try:
+            return self._transaction(connection, epoch, owner, n, effects)
+        except sqlite3.Error as error:
+            self._raise_unless_full(connection, error, n)
+            raise self._full(n) from error
+
+    def _transaction(
+        self, connection: sqlite3.Connection, epoch: int, owner: str, n: int, effects: Effects
+    ) -> bool:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            expected = sql.expected_meta(epoch, owner, n)
+            marks = (n, effects.id_mark, effects.position_ms, expected)
+            if connection.execute(sql.ADVANCE, marks).rowcount != sql.ADVANCED_ROWS:
+                connection.execute("ROLLBACK")
+                if self._is_next(connection, epoch, owner, n):
+                    raise StoreError("meta says that the batch is next, and did not advance")
+                return False
+            if effects.ended:
+                self._look_sometimes(connection)
+                apply.end(
+                    connection,
+                    n,
+                    effects,
+                    has_progress=self._has_progress,
+                    has_dead=self._has_dead,
+                    upto=self._endings_upto,
+                    endings_max=self._wanted.endings_max,
+                )
+            apply.write(connection, effects)
+            connection.execute("COMMIT")
+        except (sqlite3.Error, Fenced, CommitRefused):
+            raise
+        except Exception as error:
+            # Values that SQLite cannot take: a bug of the caller, and never half a batch.
+            raise self._break(connection, error) from error
+        self._endings_upto += len(effects.ended)
+        self._has_progress |= bool(effects.progress)
+        self._has_dead |= bool(effects.dead)
+        return True
+
+    def _is_next(self, connection: sqlite3.Connection, epoch: int, owner: str, n: int) -> bool:
+        """Whether batch ``n`` is to be applied; False when it has been."""
+        meta = schema.read_meta(connection, self._path)
+        if (epoch, owner) != (meta["epoch"], meta["owner"]):
+            raise Fenced(
+                f"epoch {epoch} of {owner!r} is over:"
+                f" epoch {meta['epoch']} of {meta['owner']!r} began"
+            )
+        last = int(meta["last_batch"])
+        if n > last + 1:
+            raise CommitRefused(f"batch {n} does not follow batch {last}")
+        return n == last + 1
+
+    def _look_sometimes(self, connection: sqlite3.Connection) -> None:
+        self._batches += 1
+        if self._batches % LOOK_EVERY_BATCHES == 0 and (self._has_progress or self._has_dead):
+            self._look(connection)
+
+    def _look(self, connection: sqlite3.Connection) -> None:
+        """Learn whether there are rows that an ended task may have beside its own."""
+        found = connection.execute(
+            "SELECT EXISTS(SELECT 1 FROM prepare), EXISTS(SELECT 1 FROM dead)"
+        ).fetchone()
+        self._has_progress, self._has_dead = map(bool, found)
+
+    def probe_room(self) -> bool:
+        """See ``Store.probe_room``."""
+        connection, upkeep = self._usable()
+        try:
+            return upkeep.probe_room()
+        except (sqlite3.Error, OSError) as error:
+            raise self._break(connection, error) from error
+
+    # --- what can go wrong -------------------------------------------------------------------
+
+    def check_usable(self) -> None:
+        """Raises StoreBroken after an error that retrying cannot mend."""
+        if self._broken:
+            raise StoreBroken(self._broken)
+
+    def _usable(self) -> tuple[sqlite3.Connection, Upkeep]:
+        self.check_usable()
+        if self._connection is None or self._upkeep is None:
+            raise StoreBroken("the store is not open")
+        return self._connection, self._upkeep
+
+    def _raise_unless_full(
+        self, connection: sqlite3.Connection, error: sqlite3.Error, n: int
+    ) -> None:
+        """Roll back; return only when the disk was full and nothing of the batch landed."""
+        self._rollback(connection)
+        self.check_usable()
+        if is_busy(error):
+            raise CommitRefused(
+                f"batch {n}: another process holds the write lock of {self._path}"
+            ) from error
+        if not is_full(error, self._path):
+            raise self._break(connection, error) from error
+
+    def _make_room(self, connection: sqlite3.Connection, upkeep: Upkeep) -> None:
+        try:
+            upkeep.without_room()
+        except (sqlite3.Error, OSError) as error:
+            raise self._break(connection, error) from error
+
+    def _full(self, n: int) -> CommitRefused:
+        return CommitRefused(f"batch {n}: no room on the disk of {self._path}", full=True)
+
+    def _break(self, connection: sqlite3.Connection, error: BaseException) -> StoreBroken:
+        """Refuse everything from here on: after a failed sync a second one proves nothing."""
+        self._broken = f"store {self._path} failed: {describe(error)}; restart to recover"
+        log.error("%s", self._broken)
+        self._rollback(connection)
+        return StoreBroken(self._broken)
+
+    def _rollback(self, connection: sqlite3.Connection) -> None:
+        try:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except sqlite3.Error as error:
+            self._broken = self._broken or f"store {self._path} failed: {describe(error)}"
+            log.error("store %s: rolling back failed: %s", self._path, describe(error))

@@ -1,0 +1,162 @@
+"""The store contract: what the committer may rely on, whatever keeps the data.
+
+A store knows rows and batches; it must not know wheels, sessions on the network or replies.
+Invariants every store keeps, and one conformance suite proves:
+
+* ``commit(epoch, owner, n, effects)`` is applied at once or not at all, and only if
+  ``(epoch, owner)`` is current and ``n == last + 1``; ``n <= last`` changes nothing.
+* When ``commit`` returns, the batch survives a power cut.
+* ``read`` sees every batch whose ``commit`` has returned, in whole batches.
+* ``CommitRefused`` means certainly not applied; ``CommitUnknown`` means try the same again;
+  anything else means stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from tickwheel.errors import TickwheelError
+from tickwheel.wheel.effects import Effects, ProgressKey
+from tickwheel.wheel.records import (
+    DeadRow,
+    Ending,
+    GroupRow,
+    ProgressRow,
+    SessionRow,
+    TaskRow,
+)
+
+
+class StoreError(TickwheelError):
+    """A store could not do what it was asked."""
+
+    code = "store_error"
+
+
+class CommitRefused(StoreError):
+    """The batch was certainly not applied; the same batch number is still free."""
+
+    def __init__(self, message: str, *, full: bool = False) -> None:
+        super().__init__(message)
+        self.full = full
+        """No room (ENOSPC, OOM): only batches that make no task can succeed until there is."""
+
+
+class CommitUnknown(StoreError):
+    """The store did not say whether the batch was applied; send the same number again."""
+
+
+class Fenced(StoreError):
+    """Another owner has taken over: this daemon must stop at once."""
+
+
+class StoreBroken(StoreError):
+    """The store failed in a way that retrying cannot mend (a failed fsync, EIO): stop."""
+
+
+class StoreUnusable(StoreError):
+    """The store cannot be opened as it is; the message says what to change."""
+
+
+@dataclass(slots=True)
+class Opened:
+    """What ``open`` found."""
+
+    epoch: int
+    """Raised by this open; larger than any epoch before it."""
+    last_batch: int
+    """Number of the last batch applied; the next is this plus one."""
+    id_mark: int
+    position_ms: int
+    clean: bool
+    """The last owner closed the store; False after a crash, True for a new store."""
+    created: bool
+    """The store was empty and has been laid out now."""
+
+
+class StoredTask(NamedTuple):
+    """Everything a store holds about one id."""
+
+    row: TaskRow
+    progress: tuple[ProgressRow, ...]
+    dead: tuple[DeadRow, ...]
+
+
+@dataclass(slots=True)
+class Small:
+    """The part of recovery that fits in memory whole."""
+
+    groups: list[GroupRow] = field(default_factory=list)
+    sessions: list[SessionRow] = field(default_factory=list)
+    progress: list[ProgressRow] = field(default_factory=list)
+    dead: list[tuple[int, str, str]] = field(default_factory=list)
+    """(id, group, topic) of every dead letter."""
+    endings: list[tuple[int, Ending]] = field(default_factory=list)
+    """The newest endings, oldest first, at most the store's bound."""
+
+
+@dataclass(slots=True)
+class Handles:
+    """A chunk of pending tasks in due order, as columns of equal length."""
+
+    ids: Sequence[int]
+    dues_ms: Sequence[int]
+    topics: Sequence[str]
+
+
+@dataclass(slots=True)
+class Audit:
+    """Counts found by a full scan, against what indexes and counters say."""
+
+    tasks: int
+    progress: int
+    dead: int
+    sessions: int
+    problems: list[str] = field(default_factory=list)
+
+
+class Store(Protocol):
+    """See the module's text. All calls are made from one event loop."""
+
+    async def open(self, owner: str, now_ms: int) -> Opened: ...
+
+    async def recover_small(self) -> Small: ...
+
+    def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
+        """Every task row, in due order (ties by id)."""
+        ...
+
+    async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
+        """Apply batch ``n``. True: applied now. False: it had been applied before.
+
+        Raises CommitRefused, CommitUnknown, Fenced, StoreBroken.
+        """
+        ...
+
+    async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
+        """The rows of those of ``ids`` that exist."""
+        ...
+
+    async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        """Up to ``limit`` tasks with an id above ``after_id``, by id; ``topic`` filters."""
+        ...
+
+    async def scan_dead(
+        self, after: ProgressKey, limit: int, topic: str | None, group: str | None
+    ) -> list[DeadRow]:
+        """Up to ``limit`` dead letters after the (id, group) ``after``, in that order."""
+        ...
+
+    async def backup(self, path: str) -> int:
+        """Write a consistent copy to ``path`` while in use; its size in bytes."""
+        ...
+
+    async def probe_room(self) -> bool:
+        """After a refusal for lack of room: is there room for enqueues again?"""
+        ...
+
+    async def close(self, clean: bool) -> None:
+        """Release everything. ``clean`` is recorded for the next ``open``. Idempotent."""
+        ...

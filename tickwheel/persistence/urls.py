@@ -1,0 +1,63 @@
+"""Store addresses: which store a URL names, and with which settings.
+
+``memory:``, ``sqlite:///relative.db``, ``sqlite:////absolute.db``; settings of a store follow
+as a query, for example ``sqlite:///x.db?wal_bytes=4194304``. Stores are imported when named,
+so that a daemon pays only for the one it uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from tickwheel.persistence.store import Store, StoreUnusable
+
+KNOWN = "memory:, sqlite:///relative.db, sqlite:////absolute.db"
+
+
+@dataclass(frozen=True, slots=True)
+class StoreUrl:
+    """A store's address, taken apart."""
+
+    kind: str
+    path: str = ""
+    settings: tuple[tuple[str, int], ...] = ()
+    """Each a whole number, named as in the store's options."""
+
+
+def parse(url: str) -> StoreUrl:
+    """Raises StoreUnusable naming what is wrong with ``url``."""
+    parts = urlsplit(url)
+    if parts.scheme == "memory":
+        if parts.netloc or parts.path or parts.query:
+            raise StoreUnusable(f"store {url!r}: 'memory:' takes neither a path nor settings")
+        return StoreUrl("memory")
+    if parts.scheme != "sqlite":
+        raise StoreUnusable(f"store {url!r}: unknown kind; known are {KNOWN}")
+    if parts.netloc or parts.fragment:
+        raise StoreUnusable(f"store {url!r}: write three slashes before the path ({KNOWN})")
+    path = unquote(parts.path[1:])
+    if not path or path.endswith("/") or path == ":memory:":
+        raise StoreUnusable(f"store {url!r}: the path names no file ({KNOWN})")
+    return StoreUrl("sqlite", path, tuple(_settings(url, parts.query)))
+
+
+def _settings(url: str, query: str) -> list[tuple[str, int]]:
+    found = []
+    for name, text in parse_qsl(query, keep_blank_values=True):
+        if not text.isdecimal():
+            raise StoreUnusable(f"store {url!r}: {name}={text!r} is not a whole number")
+        found.append((name, int(text)))
+    return found
+
+
+def open_url(url: str) -> Store:
+    """The store that ``url`` names; its ``open`` has not been called yet."""
+    parsed = parse(url)
+    if parsed.kind == "memory":
+        from tickwheel.persistence.memory import MemoryStore
+
+        return MemoryStore()
+    from tickwheel.persistence.sqlite import SqliteStore, options_from
+
+    return SqliteStore(parsed.path, options_from(url, parsed.settings))

@@ -1,0 +1,188 @@
+"""Bytes to frames and back, without I/O: one frame is one msgpack array ``[type, …]``.
+
+Responsible for: where a frame ends, how large it may be, that it is msgpack, and that it is a
+non-empty array whose first element is an int. Must not know what any frame means, nor read a
+socket. The caller checks field types; integers may be as large as msgpack's (2^64 - 1).
+
+Invariants:
+- whatever the bytes are, nothing but a ``ProtocolError`` (``FrameTooLarge`` is one) escapes;
+- frames that precede bad bytes are handed over before the error is;
+- an unfinished frame costs its bytes and nothing else. That is why decoding takes two steps: a
+  first unpacker only *skips* to find where frames end, a second one builds the objects of whole
+  frames. Building while bytes are missing would let a few nested array headers, each announcing
+  thousands of elements, reserve memory by the hundred megabytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import msgpack
+
+from tickwheel.errors import BadRequest, FrameTooLarge, ProtocolError
+
+Frame = tuple[Any, ...]
+
+_BUFFER_BYTES_MAX = 2**32 - 1  # the decoder bounds what is buffered itself, and exactly
+_first = itemgetter(0)
+_TUPLES = {tuple}
+_INTS = {int}
+
+
+def _refuse_extension(code: int, data: bytes) -> object:
+    raise ProtocolError(f"extension type {code} is not part of this protocol")
+
+
+class Decoder:
+    """Reads frames from a byte stream.
+
+    ``feed`` returns the frames that its bytes completed. When the stream turns out broken it
+    raises, unless whole frames came first: then it returns those, ``error`` says what is wrong,
+    and every later ``feed`` raises it. So a caller writes::
+
+        frames = decoder.feed(data)          # may raise ProtocolError
+        ...                                  # handle the frames
+        if decoder.error is not None: ...    # answer with it and close
+
+    ``frame_bytes_max`` may be changed between calls (small before HELLO, larger after).
+    """
+
+    __slots__ = ("_chunks", "_end", "_fed", "_scanner", "_unpacker", "error", "frame_bytes_max")
+
+    def __init__(self, frame_bytes_max: int) -> None:
+        self.frame_bytes_max = frame_bytes_max
+        self.error: ProtocolError | None = None
+        self._scanner = msgpack.Unpacker(max_buffer_size=_BUFFER_BYTES_MAX)
+        self._unpacker = msgpack.Unpacker(
+            use_list=False,
+            raw=False,
+            strict_map_key=True,
+            max_ext_len=0,
+            ext_hook=_refuse_extension,  # for those without data
+            max_buffer_size=_BUFFER_BYTES_MAX,
+        )
+        self._fed = 0  # bytes of the stream seen so far
+        self._end = 0  # where the last whole frame ended
+        self._chunks: list[bytes] = []  # the bytes from there on
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of the frame that is not complete yet."""
+        return self._fed - self._end
+
+    def feed(self, data: bytes) -> list[Frame]:
+        if self.error is not None:
+            raise self.error
+        start = self._end
+        self._fed += len(data)
+        self._scanner.feed(data)
+        # When all that is unread fits the limit, no frame in it can break it.
+        if self._fed - start <= self.frame_bytes_max:
+            self._scan()
+        else:
+            self._scan_checking_size()
+        frames = self._build(data, start) if self._end > start else self._keep(data)
+        if self.error is not None:
+            self._chunks = []
+            if not frames:
+                raise self.error
+        return frames
+
+    def _scan(self) -> None:
+        skip, tell, end = self._scanner.skip, self._scanner.tell, self._end
+        try:
+            while True:
+                skip()
+                end = tell()
+        except msgpack.OutOfData:
+            pass
+        except Exception as problem:
+            self.error = _broken(problem)
+        self._end = end
+
+    def _scan_checking_size(self) -> None:
+        skip, tell, limit = self._scanner.skip, self._scanner.tell, self.frame_bytes_max
+        try:
+            while True:
+                skip()
+                end = tell()
+                if end - self._end > limit:
+                    self.error = _too_large(end - self._end, limit)
+                    return
+                self._end = end
+        except msgpack.OutOfData:
+            if self._fed - self._end > limit:
+                self.error = _too_large(self._fed - self._end, limit)
+        except Exception as problem:
+            self.error = _broken(problem)
+
+    def _keep(self, data: bytes) -> list[Frame]:
+        if data:
+            self._chunks.append(bytes(data))
+        return []
+
+    def _build(self, data: bytes, start: int) -> list[Frame]:
+        """Decode the whole frames, which end inside ``data``; keep what follows them."""
+        cut = len(data) - (self._fed - self._end)
+        unpacker = self._unpacker
+        if self._chunks:
+            unpacker.feed(b"".join(self._chunks))
+            self._chunks = []
+        if cut == len(data):
+            unpacker.feed(data)
+        else:
+            unpacker.feed(memoryview(data)[:cut])
+            self._chunks.append(bytes(data[cut:]))
+        frames: list[Frame] = []
+        try:
+            frames.extend(unpacker)  # keeps what came before an exception
+        except Exception as problem:
+            self.error = _broken(problem)
+        if (
+            set(map(type, frames)) != _TUPLES
+            or not all(frames)
+            or set(map(type, map(_first, frames))) != _INTS
+        ):
+            return self._until_malformed(frames)
+        return frames
+
+    def _until_malformed(self, frames: Sequence[object]) -> list[Frame]:
+        good: list[Frame] = []
+        for frame in frames:
+            if type(frame) is not tuple or not frame or type(frame[0]) is not int:
+                self.error = ProtocolError(
+                    f"a frame is an array that begins with its type, not {frame!r:.60}"
+                )
+                break
+            good.append(frame)
+        return good
+
+
+def _broken(problem: Exception) -> ProtocolError:
+    if isinstance(problem, ProtocolError):
+        return problem
+    return ProtocolError(f"not msgpack: {problem!s:.200}" if str(problem) else "not msgpack")
+
+
+def _too_large(size: int, limit: int) -> FrameTooLarge:
+    return FrameTooLarge(f"a frame of {size} bytes or more; the limit is {limit} (frame_bytes_max)")
+
+
+_pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
+_pack_array_header = msgpack.Packer(autoreset=True).pack_array_header
+
+
+def encode(frame: Iterable[Any]) -> bytes:
+    """One frame (a list or a tuple), or any part of one, as msgpack. ``BadRequest`` if it has
+    a value that msgpack cannot say."""
+    try:
+        return _pack(frame)  # type: ignore[no-any-return]  # msgpack has no annotations for it
+    except (TypeError, ValueError, OverflowError) as problem:
+        raise BadRequest(f"cannot be encoded: {problem!s:.200}") from problem
+
+
+def encode_array_header(length: int) -> bytes:
+    """The bytes that announce an array of ``length`` values, for joining encoded parts."""
+    return _pack_array_header(length)  # type: ignore[no-any-return]  # as above

@@ -1,0 +1,99 @@
+"""The vocabulary of the wire: frame numbers, the version, and the limits that HELLO announces.
+
+Constants and one plain dataclass. Knows no bytes, no socket and no meaning of a frame: the
+layout of each one is specified in ``docs/protocol.md`` (a test compares the two), bytes are
+``codec.py``'s. Invariant: numbers never change their meaning; new ones may be added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+from tickwheel.errors import ProtocolError
+
+PROTOCOL_VERSION = 1
+DEFAULT_PORT = 7355
+REQUEST_MAX = 2**53 - 1
+"""Highest request number: every language's number type holds it exactly."""
+ID_MAX = 2**63 - 1
+SESSION_BYTES = 16
+
+
+class FrameType(IntEnum):
+    """First element of every frame. Below 64: client to daemon; above: daemon to client."""
+
+    HELLO = 1
+    ENQUEUE = 2
+    ONEWAY = 3
+    SUBSCRIBE = 4
+    PREFETCH = 5
+    UNSUBSCRIBE = 6
+    PULL = 7
+    ACK = 8
+    NACK = 9
+    REJECT = 10
+    EXTEND = 11
+    RELEASE = 12
+    CANCEL = 13
+    RESCHEDULE = 14
+    RUN_NOW = 15
+    LOOKUP = 16
+    LIST = 17
+    STATS = 18
+    DEAD_LIST = 19
+    DEAD_REQUEUE = 20
+    DEAD_DELETE = 21
+    BACKUP = 22
+    PING = 23
+    BYE = 24
+
+    OK = 65
+    ERROR = 66
+    DELIVER = 67
+    GOODBYE = 68
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one daemon accepts; sent whole in HELLO's reply. Every field's last word is its unit."""
+
+    frame_bytes_max: int = 4 * 1024 * 1024
+    """One frame, either direction, as encoded."""
+    body_bytes_max: int = 1024 * 1024
+    tasks_per_frame_max: int = 16_384
+    ids_per_frame_max: int = 16_384
+    delay_ms_max: int = 10 * 366 * 24 * 3600 * 1000
+    """Longest time from now to a task's due time; also the longest ttl."""
+    window_max: int = 1024
+    """ENQUEUE requests of a session from its floor up, answered or not."""
+    pull_max: int = 1024
+    """Deliveries of one PULL."""
+    topic_length_max: int = 255
+    group_length_max: int = 255
+    key_length_max: int = 255
+    """Characters of a key, of a tag, and of a property's name."""
+    properties_max: int = 64
+    prefetch_max: int = 65_535
+    lease_ms_min: int = 100
+    lease_ms_max: int = 12 * 3600 * 1000
+    subscriptions_max: int = 1024
+    """Subscriptions of one connection."""
+    connections_max: int = 4096
+
+    def to_wire(self) -> dict[str, int]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_wire(cls, value: object) -> Limits:
+        """Read HELLO's map. Unknown names are ignored (a newer daemon), missing ones default."""
+        if not isinstance(value, Mapping):
+            raise ProtocolError("HELLO's reply has no map of limits")
+        known: dict[str, int] = {}
+        for field in fields(cls):
+            given = value.get(field.name, field.default)
+            if type(given) is not int or given < 0:
+                raise ProtocolError(f"limit {field.name} is no whole number: {given!r:.100}")
+            known[field.name] = given
+        return cls(**known)

@@ -1,0 +1,129 @@
+"""Tasks of an ENQUEUE or ONEWAY frame, checked: the hot path of the first half."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from tickwheel.errors import BacklogFull, BadRequest, BodyTooLarge, LimitExceeded
+from tickwheel.protocol.frames import Limits
+from tickwheel.server import checks
+from tickwheel.wheel.core import Core
+from tickwheel.wheel.intake import Draft
+from tickwheel.wheel.records import Extras
+
+_OPTIONS = ("due_ms", "key", "tag", "props", "priority", "ttl_ms")
+
+
+class Drafts:
+    """Parses tasks against the limits of one daemon."""
+
+    def __init__(self, core: Core, limits: Limits) -> None:
+        self._core = core
+        self._limits = limits
+        self._topics = core.topics
+
+    def parse(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[Draft], int]:
+        """(drafts, bytes of their bodies); raises what is wrong with the first bad task."""
+        limits, topics = self._limits, self._topics
+        body_max, delay_max = limits.body_bytes_max, limits.delay_ms_max
+        drafts: list[Draft] = []
+        size = 0
+        for index, task in enumerate(tasks):
+            if type(task) is tuple and len(task) == 3:
+                topic, body, delay_ms = task
+                if (
+                    type(body) is bytes
+                    and type(delay_ms) is int
+                    and 0 <= delay_ms <= delay_max
+                    and len(body) <= body_max
+                    and type(topic) is str
+                    and topic in topics
+                ):
+                    drafts.append((topic, now_ms + delay_ms, body, None))
+                    size += len(body)
+                    continue
+            draft = self._careful(task, f"tasks[{index}]", now_ms)
+            drafts.append(draft)
+            size += len(draft[2])
+        self._check_room(drafts)
+        return drafts, size
+
+    def _check_room(self, drafts: list[Draft]) -> None:
+        core = self._core
+        if core.scheduled >= core.config.pending_max:
+            raise BacklogFull(
+                f"{core.scheduled} tasks are pending; the limit is {core.config.pending_max}"
+                " (pending_max)"
+            )
+        if core.full_topics:
+            for draft in drafts:
+                if draft[0] in core.full_topics:
+                    raise BacklogFull(
+                        f"topic {draft[0]} has no group and {core.config.backlog_max} tasks"
+                        " that are due (backlog_max)"
+                    )
+
+    def _careful(self, task: Any, field: str, now_ms: int) -> Draft:
+        if type(task) is not tuple or len(task) not in (3, 4):
+            raise BadRequest(
+                f"{field} must be an array [topic, body, delay_ms] or one with options,"
+                f" not {checks.shown(task)}"
+            )
+        topic = checks.name(task[0], f"{field}.topic")
+        if topic not in self._topics and len(self._topics) >= self._core.config.topics_max:
+            raise LimitExceeded(
+                f"{field}.topic {topic} is new and there are {len(self._topics)} topics;"
+                f" the limit is {self._core.config.topics_max} (topics_max)"
+            )
+        body = task[1]
+        if type(body) is not bytes:
+            raise BadRequest(f"{field}.body must be binary, not {checks.shown(body)}")
+        if len(body) > self._limits.body_bytes_max:
+            raise BodyTooLarge(
+                f"{field}.body has {len(body)} bytes; the limit is"
+                f" {self._limits.body_bytes_max} (body_bytes_max)"
+            )
+        options = checks.options(task[3] if len(task) == 4 else None, _OPTIONS, field)
+        due_ms = checks.due(task[2], options.get("due_ms"), field, now_ms, self._limits)
+        return topic, due_ms, body, self._extras(options, field)
+
+    def _extras(self, options: dict[str, Any], field: str) -> Extras | None:
+        limits = self._limits
+        key, tag, ttl_ms = options.get("key"), options.get("tag"), options.get("ttl_ms")
+        if key is not None:
+            checks.text(key, f"{field}.key", limits.key_length_max)
+        if tag is not None:
+            checks.text(tag, f"{field}.tag", limits.key_length_max)
+        if ttl_ms is not None:
+            checks.integer(ttl_ms, f"{field}.ttl_ms", 1, limits.delay_ms_max)
+        priority = checks.integer(options.get("priority", 0), f"{field}.priority", 0, 255)
+        properties = self._properties(options.get("props"), field)
+        extras = Extras(key, tag, properties, priority, ttl_ms)
+        return None if extras == _NOTHING else extras
+
+    def _properties(self, value: Any, field: str) -> dict[str, Any] | None:
+        if not value and (value is None or type(value) is dict):
+            return None
+        if type(value) is not dict:
+            raise BadRequest(f"{field}.props must be a map, not {checks.shown(value)}")
+        limits = self._limits
+        if len(value) > limits.properties_max:
+            raise LimitExceeded(
+                f"{field}.props has {len(value)} entries; the limit is"
+                f" {limits.properties_max} (properties_max)"
+            )
+        for key, item in value.items():
+            checks.text(key, f"{field}.props key", limits.key_length_max)
+            if type(item) not in (str, int, float, bool):
+                raise BadRequest(
+                    f"{field}.props[{checks.shown(key)}] must be a string, number or boolean,"
+                    f" not {checks.shown(item)}"
+                )
+            if type(item) is float and not math.isfinite(item):
+                raise BadRequest(f"{field}.props[{checks.shown(key)}] must be a finite number")
+        return value
+
+
+_NOTHING = Extras()

@@ -1,0 +1,182 @@
+"""Settings of the daemon: flags win over environment (``TICKWHEEL_*``) over the TOML file.
+
+Every number has its unit in its name and a default that a mature system would choose.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    TomlConfigSettingsSource,
+)
+
+from tickwheel.errors import BadRequest
+from tickwheel.protocol.frames import Limits
+from tickwheel.wheel.core import EngineConfig
+from tickwheel.wheel.retry import RetryPolicy
+
+
+class Settings(BaseSettings):
+    """What ``tickwheel serve`` can be told."""
+
+    model_config = SettingsConfigDict(env_prefix="TICKWHEEL_", extra="forbid", frozen=True)
+
+    # where
+    store: str = "sqlite:///tickwheel.db"
+    listen: str = "tcp://127.0.0.1:7355"
+    http: str | None = None
+    node: str = ""
+    token: str | None = Field(default=None, repr=False)
+    backup_dir: str | None = None
+    ready_file: str | None = None
+    # how it tells
+    log_format: Literal["console", "json"] = "console"
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    # the wheel
+    slots: int = Field(default=3600, ge=2, le=1_000_000)
+    tick_ms: int = Field(default=1000, ge=1, le=3_600_000)
+    shard: int = Field(default=0, ge=0, le=1023)
+    delay_max_s: float = Field(default=10 * 365.25 * 86_400, gt=0)
+    clock_hold_over_s: float = Field(default=86_400.0, gt=0)
+    resident_horizon_s: float = Field(default=60.0, ge=0)
+    resident_bytes_max: int = Field(default=256 * 1024 * 1024, gt=0)
+    # delivery
+    lease_default_s: float = Field(default=30.0, gt=0)
+    lease_max_s: float = Field(default=43_200.0, gt=0)
+    lease_checkpoint_s: float = Field(default=0.1, ge=0)
+    reconnect_grace_s: float = Field(default=5.0, ge=0)
+    retry_base_s: float = Field(default=10.0, ge=0)
+    retry_factor: float = Field(default=2.0, ge=1)
+    retry_cap_s: float = Field(default=7_200.0, ge=0)
+    retry_max: int = Field(default=16, ge=0, le=1_000_000)
+    retry_jitter: float = Field(default=0.1, ge=0, le=1)
+    prefetch_max: int = Field(default=65_535, gt=0)
+    pull_max: int = Field(default=1_024, gt=0)
+    # limits
+    frame_bytes_max: int = Field(default=4 * 1024 * 1024, ge=1024)
+    body_bytes_max: int = Field(default=1024 * 1024, gt=0)
+    tasks_per_frame_max: int = Field(default=16_384, gt=0)
+    connections_max: int = Field(default=4_096, gt=0)
+    subscriptions_max: int = Field(default=1_024, gt=0)
+    window_max: int = Field(default=1_024, gt=0)
+    sessions_max: int = Field(default=100_000, gt=0)
+    topics_max: int = Field(default=100_000, gt=0)
+    groups_per_topic_max: int = Field(default=1_000, gt=0)
+    pending_max: int = Field(default=100_000_000, gt=0)
+    backlog_max: int = Field(default=20_000_000, gt=0)
+    staged_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
+    commands_max: int = Field(default=10_000, gt=0)
+    out_bytes_soft: int = Field(default=4 * 1024 * 1024, gt=0)
+    out_bytes_max: int = Field(default=32 * 1024 * 1024, gt=0)
+    endings_max: int = Field(default=100_000, gt=1)
+    hello_timeout_s: float = Field(default=10.0, gt=0)
+    outcome_timeout_s: float = Field(default=3.0, gt=0)
+    drain_timeout_s: float = Field(default=10.0, gt=0)
+
+    @field_validator("listen")
+    @classmethod
+    def _listen(cls, value: str) -> str:
+        split_address(value, "listen")
+        return value
+
+    @field_validator("http")
+    @classmethod
+    def _http(cls, value: str | None) -> str | None:
+        if value is not None:
+            split_address(value, "http")
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    def limits(self) -> Limits:
+        """What a client is told in the answer to its HELLO."""
+        return Limits(
+            frame_bytes_max=self.frame_bytes_max,
+            body_bytes_max=self.body_bytes_max,
+            tasks_per_frame_max=self.tasks_per_frame_max,
+            ids_per_frame_max=self.tasks_per_frame_max,
+            delay_ms_max=int(self.delay_max_s * 1000),
+            window_max=self.window_max,
+            pull_max=self.pull_max,
+            prefetch_max=self.prefetch_max,
+            lease_ms_max=int(self.lease_max_s * 1000),
+            subscriptions_max=self.subscriptions_max,
+            connections_max=self.connections_max,
+        )
+
+    def engine(self) -> EngineConfig:
+        """The engine's share, in its units."""
+        return EngineConfig(
+            slots=self.slots,
+            tick_ms=self.tick_ms,
+            shard=self.shard,
+            retry=RetryPolicy(
+                base_ms=int(self.retry_base_s * 1000),
+                factor=self.retry_factor,
+                cap_ms=int(self.retry_cap_s * 1000),
+                retries_max=self.retry_max,
+                jitter=self.retry_jitter,
+            ),
+            resident_horizon_ms=int(self.resident_horizon_s * 1000),
+            resident_bytes_max=self.resident_bytes_max,
+            lease_checkpoint_ms=int(self.lease_checkpoint_s * 1000),
+            reconnect_grace_ms=int(self.reconnect_grace_s * 1000),
+            endings_max=self.endings_max,
+            sessions_max=self.sessions_max,
+            topics_max=self.topics_max,
+            groups_per_topic_max=self.groups_per_topic_max,
+            pending_max=self.pending_max,
+            backlog_max=self.backlog_max,
+        )
+
+
+def split_address(value: str, field: str) -> tuple[str, int]:
+    """``tcp://HOST:PORT``, ``http://HOST:PORT`` or ``HOST:PORT`` as (host, port)."""
+    rest = value.split("://", 1)[-1]
+    host, colon, port = rest.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"{field} must be HOST:PORT with a port of 0 to 65535, not {value!r}")
+    return host.strip("[]"), int(port)
+
+
+def load(config_path: str | None = None, overrides: dict[str, Any] | None = None) -> Settings:
+    """Settings from file, environment and flags (strongest last).
+
+    Raises BadRequest naming each wrong setting, its value and what is allowed.
+    """
+    if config_path is not None and not Path(config_path).is_file():
+        raise BadRequest(f"config {config_path}: no such file")
+
+    class Loaded(Settings):
+        model_config = SettingsConfigDict(toml_file=config_path)
+
+    try:
+        return Loaded(**{k: v for k, v in (overrides or {}).items() if v is not None})
+    except ValidationError as error:
+        raise BadRequest(_explain(error)) from None
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"config {config_path}: {error}") from None
+
+
+def _explain(error: ValidationError) -> str:
+    parts = []
+    for item in error.errors():
+        name = ".".join(map(str, item["loc"])) or "settings"
+        parts.append(f"setting {name}: {item['msg']} (got {item['input']!r})")
+    return "; ".join(parts)

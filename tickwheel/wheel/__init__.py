@@ -1,0 +1,1 @@
+"""The pure core: wheel, groups, leases, retries, sessions, effects. See ``engine.py``."""

@@ -1,0 +1,234 @@
+"""Commands on single tasks: cancel, reschedule, run now, look up; and the dead letters.
+
+The shell reads what the store holds of the ids, lays over it what is not committed yet, and
+passes the result here as ``Known``; engine memory says the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from tickwheel.wheel.core import Core
+from tickwheel.wheel.delivery import Delivery, priority_of
+from tickwheel.wheel.groups import Group, Tries
+from tickwheel.wheel.records import DeadRow, Ending, ProgressRow, ProgressState, TaskRow
+from tickwheel.wheel.states import State
+
+
+class Known(NamedTuple):
+    """What is recorded of one task now."""
+
+    row: TaskRow
+    progress: Mapping[str, ProgressRow]
+    dead: Mapping[str, DeadRow]
+
+
+class GroupView(NamedTuple):
+    """One group's standing with a task, for an answer."""
+
+    state: str
+    attempt: int
+    at_ms: int
+    failures: tuple[tuple[int, int, str], ...]
+
+
+class Control:
+    """Verbs on tasks by id. Every answer is a word of the protocol."""
+
+    def __init__(self, core: Core, delivery: Delivery) -> None:
+        self._core = core
+        self._delivery = delivery
+
+    # --- where it stands ---------------------------------------------------------------------
+
+    def absent(self, task_id: int) -> str:
+        """The state of a task that no record is left of."""
+        ending = self._core.endings.get(task_id)
+        if ending is not None:
+            return ending.name.lower()
+        return "gone" if self._was_assigned(task_id) else "unknown"
+
+    def _was_assigned(self, task_id: int) -> bool:
+        core = self._core
+        return 0 < task_id <= core.landed_id and task_id % 1024 == core.config.shard
+
+    def groups_of(self, known: Known) -> list[Group]:
+        """The groups that still owe something for a task that is due."""
+        core = self._core
+        topic = core.topic(known.row.topic)
+        if topic.unowned is not None:
+            return [topic.unowned]
+        owed = core.owed.get(known.row.id)
+        if owed is not None:
+            return [topic.groups[name] for name in owed.remaining if name in topic.groups]
+        groups = self._delivery.groups_owed(topic, known.row.due_ms)
+        return [
+            group
+            for group in groups
+            if group.name not in known.dead
+            and not self._done(known.progress.get(group.name))
+        ]
+
+    @staticmethod
+    def _done(progress: ProgressRow | None) -> bool:
+        return progress is not None and progress.state is ProgressState.DONE
+
+    def state(self, known: Known) -> State:
+        """One word for the whole task: the most active of its groups."""
+        core, task_id = self._core, known.row.id
+        groups = self.groups_of(known)
+        if any(task_id in group.flight for group in groups):
+            return State.IN_FLIGHT
+        if task_id in core.retrying:
+            return State.WAITING
+        if not groups and known.dead:
+            return State.DEAD
+        if core.is_scheduled(known.row):
+            return State.SCHEDULED
+        return State.READY
+
+    def view(self, known: Known, mono_to_wall_ms: int) -> dict[str, GroupView]:
+        """How each group stands with it; ``mono_to_wall_ms`` turns lease ends into wall time."""
+        task_id = known.row.id
+        views: dict[str, GroupView] = {}
+        for name, dead in known.dead.items():
+            failures = tuple(map(tuple, dead.failures))
+            views[name] = GroupView("dead", dead.attempt, dead.died_ms, failures)  # type: ignore[arg-type]  # a Failure is such a tuple
+        topic = self._core.topic(known.row.topic)
+        if self._core.is_scheduled(known.row):
+            return views
+        for group in self.groups_of(known):
+            if group is topic.unowned:
+                continue
+            lease, tries = group.flight.get(task_id), group.tries.get(task_id)
+            if lease is not None:
+                end_ms = lease.deadline_mono_ms + mono_to_wall_ms
+                views[group.name] = GroupView("in_flight", lease.attempt, end_ms, lease.failures)
+                continue
+            attempt, failures = (tries.attempt, tries.failures) if tries else (0, ())
+            at_ms = group.waiting.get(task_id)
+            state = "ready" if at_ms is None else "waiting"
+            views[group.name] = GroupView(
+                state, attempt, known.row.due_ms if at_ms is None else at_ms, failures
+            )
+        for name, progress in known.progress.items():
+            if self._done(progress):
+                views[name] = GroupView("acked", progress.attempt, progress.at_ms, ())
+        return views
+
+    # --- cancel, reschedule --------------------------------------------------------------
+
+    def cancel(self, task_id: int, known: Known | None) -> str:
+        if known is None:
+            state = self.absent(task_id)
+            return "already_cancelled" if state == "cancelled" else state
+        core, topic = self._core, self._core.topic(known.row.topic)
+        state = self.state(known)
+        if state in (State.IN_FLIGHT, State.DEAD):
+            return state.value
+        if state is State.SCHEDULED:
+            core.unschedule(known.row)
+        else:
+            self._take_out_everywhere(known)
+        core.end(task_id, Ending.CANCELLED)
+        core.totals.cancelled += 1
+        topic.cancelled += 1
+        return "cancelled"
+
+    def reschedule(
+        self, task_id: int, due_ms: int, known: Known | None, now_ms: int
+    ) -> tuple[str, int | None]:
+        """Move the next delivery to ``due_ms`` (not in the past: the shell clips it)."""
+        if known is None:
+            state = self.absent(task_id)
+            return ("already_cancelled" if state == "cancelled" else state), None
+        core = self._core
+        state = self.state(known)
+        if state in (State.IN_FLIGHT, State.DEAD):
+            return state.value, None
+        if state is State.SCHEDULED or not self._has_history(known):
+            if state is State.SCHEDULED:
+                core.unschedule(known.row)
+            else:
+                self._take_out_everywhere(known)
+                core.owed.pop(task_id, None)
+            row = known.row._replace(due_ms=due_ms)
+            core.open.effects.updated[task_id] = row
+            core.schedule(row, now_ms)
+            return "scheduled", due_ms
+        self._postpone(known, due_ms)
+        return "scheduled", due_ms
+
+    def _has_history(self, known: Known) -> bool:
+        """Some group has attempts, an ack or a dead letter to remember."""
+        if known.dead or any(self._done(p) for p in known.progress.values()):
+            return True
+        task_id = known.row.id
+        return any(task_id in g.tries or task_id in g.waiting for g in self.groups_of(known))
+
+    def _take_out_everywhere(self, known: Known) -> None:
+        for group in self.groups_of(known):
+            self._leave(group, known.row.id)
+        self._core.retrying.pop(known.row.id, None)
+
+    def _leave(self, group: Group, task_id: int) -> None:
+        group.tries.pop(task_id, None)
+        at_ms = group.waiting.pop(task_id, None)
+        if at_ms is None:
+            group.withdraw(task_id)
+        else:
+            self._core.wheel.orphan(task_id, at_ms)
+
+    def _postpone(self, known: Known, due_ms: int) -> None:
+        core, task_id = self._core, known.row.id
+        for group in self.groups_of(known):
+            if task_id in group.flight:
+                continue
+            tries = group.tries.get(task_id) or Tries(0, 0, priority_of(known.row), ())
+            self._leave(group, task_id)
+            group.tries[task_id] = tries
+            core.wait(group, task_id, due_ms)
+
+    # --- dead letters ------------------------------------------------------------------------
+
+    def requeue(self, task_id: int, name: str, known: Known | None) -> str:
+        """Back from the dead letters, ready at once, attempts counted anew."""
+        group = self._dead_group(name, known)
+        if group is None or known is None:
+            return self.absent(task_id) if known is None else "unknown"
+        core = self._core
+        self._unbury(group, task_id)
+        owed = core.owed.get(task_id)
+        if owed is not None:
+            owed.buried -= 1
+            owed.remaining.add(name)
+        group.ready.push(task_id, priority_of(known.row))
+        core.wake(group)
+        return "requeued"
+
+    def delete_dead(self, task_id: int, name: str, known: Known | None) -> str:
+        """Drop a dead letter; the task leaves when no group keeps or owes it."""
+        group = self._dead_group(name, known)
+        if group is None or known is None:
+            return self.absent(task_id) if known is None else "unknown"
+        core = self._core
+        self._unbury(group, task_id)
+        owed = core.owed.get(task_id)
+        if owed is not None:
+            owed.buried -= 1
+            if owed.remaining or owed.buried:
+                core.note_done(task_id, group, known.dead[name].attempt, 0)
+                return "deleted"
+        core.end(task_id, Ending.DELETED)
+        return "deleted"
+
+    def _dead_group(self, name: str, known: Known | None) -> Group | None:
+        if known is None or name not in known.dead:
+            return None
+        return self._core.topic(known.row.topic).groups.get(name)
+
+    def _unbury(self, group: Group, task_id: int) -> None:
+        self._core.open.effects.dead[task_id, group.name] = None
+        group.dead -= 1
+        self._core.dead -= 1

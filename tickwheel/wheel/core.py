@@ -1,0 +1,260 @@
+"""The state that the engine's parts share, and the few steps they have in common.
+
+One object owns all of it, so that each part (intake, delivery, control, dead letters,
+recovery) is a small class with the verbs of one concern. Nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from tickwheel.wheel.batch import Batch
+from tickwheel.wheel.endings import Endings
+from tickwheel.wheel.groups import Group, Lease, Owed, Subscriber, Topic
+from tickwheel.wheel.ids import IdSource
+from tickwheel.wheel.records import (
+    DEFAULT_GROUP,
+    Ending,
+    Failure,
+    GroupRow,
+    ProgressRow,
+    ProgressState,
+    TaskRow,
+)
+from tickwheel.wheel.retry import RetryPolicy
+from tickwheel.wheel.sessions import Sessions
+from tickwheel.wheel.timing import TimingWheel
+
+ROW_OVERHEAD_BYTES = 250
+"""What a resident row costs beside its body."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes and limits of the engine; times in ms."""
+
+    slots: int = 3600
+    tick_ms: int = 1000
+    shard: int = 0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    resident_horizon_ms: int = 60_000
+    """A new task due within this keeps its row in memory."""
+    resident_bytes_max: int = 256 * 1024 * 1024
+    loading_max: int = 20_000
+    """Rows being read for firing at one time."""
+    lease_checkpoint_ms: int = 100
+    """A delivery that is finished sooner never touches the PrepareQueue."""
+    reconnect_grace_ms: int = 5_000
+    endings_max: int = 100_000
+    sessions_max: int = 100_000
+    session_idle_ms_max: int = 86_400_000
+    session_evict_idle_ms_min: int = 60_000
+    topics_max: int = 100_000
+    groups_per_topic_max: int = 1_000
+    pending_max: int = 100_000_000
+    backlog_max: int = 20_000_000
+    """Tasks that are due on one topic that has no group yet."""
+    delivery_frame_tasks_max: int = 512
+    delivery_frame_bytes_max: int = 1024 * 1024
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counted since the start."""
+
+    enqueued: int = 0
+    delivered: int = 0
+    acked: int = 0
+    nacked: int = 0
+    retried: int = 0
+    expired: int = 0
+    cancelled: int = 0
+    leases_over: int = 0
+    early: int = 0
+    """Must stay 0: deliveries stopped at the last check because they were not due."""
+
+
+class Core:
+    """Everything the engine remembers."""
+
+    def __init__(self, config: EngineConfig, epoch: int, id_mark: int, now_ms: int) -> None:
+        self.config = config
+        self.epoch = epoch
+        self.ids = IdSource(config.shard, id_mark)
+        self.landed_id = id_mark
+        """Every id up to this is durable (or refused)."""
+        self.wheel = TimingWheel(now_ms, slots=config.slots, tick_ms=config.tick_ms)
+        self.open = Batch()
+        self.sealed: Batch | None = None
+        self.sessions = Sessions(config.sessions_max, config.session_idle_ms_max)
+        self.endings = Endings(config.endings_max)
+        self.topics: dict[str, Topic] = {}
+        self.hot: dict[int, TaskRow] = {}
+        """Rows in memory of tasks that are scheduled soon or ready."""
+        self.resident_bytes = 0
+        self.owed: dict[int, Owed] = {}
+        self.retrying: dict[int, list[Group]] = {}
+        """id → groups in which it waits for a retry."""
+        self.firing: dict[int, int] = {}
+        """id → due_ms of tasks whose handles fired before their rows were in memory."""
+        self.unsaved: deque[Lease] = deque()
+        """Deliveries that no batch holds yet, oldest first."""
+        self.dirty_sessions: dict[bytes, None] = {}
+        """Sessions whose row the next batch writes."""
+        self.runnable: dict[Group, None] = {}
+        """Groups that may be able to deliver."""
+        self.wants: list[int] = []
+        """Ids the shell shall read and hand to ``Delivery.loaded``."""
+        self.wants_ready: dict[Group, list[int]] = {}
+        """Ids of ready tasks without a row in memory, for ``Delivery.loaded_ready``."""
+        self.leased: dict[Group, None] = {}
+        """Groups that may have deliveries in flight."""
+        self.expiry_mono_ms: int | None = None
+        """No lease of any group ends before this."""
+        self.full_topics: dict[str, None] = {}
+        """Topics without a group whose backlog is at its limit."""
+        self.totals = Totals()
+        self.scheduled = 0
+        self.dead = 0
+
+    # --- resident rows -------------------------------------------------------------------
+
+    def keep(self, row: TaskRow) -> None:
+        """Hold a row in memory (whatever the budget says: callers ask ``has_room``)."""
+        known = self.hot.get(row.id)
+        if known is not None:
+            self.resident_bytes -= len(known.body) + ROW_OVERHEAD_BYTES
+        self.hot[row.id] = row
+        self.resident_bytes += len(row.body) + ROW_OVERHEAD_BYTES
+
+    def drop(self, task_id: int) -> None:
+        row = self.hot.pop(task_id, None)
+        if row is not None:
+            self.resident_bytes -= len(row.body) + ROW_OVERHEAD_BYTES
+
+    @property
+    def has_room(self) -> bool:
+        return self.resident_bytes < self.config.resident_bytes_max
+
+    # --- names ---------------------------------------------------------------------------
+
+    def topic(self, name: str) -> Topic:
+        found = self.topics.get(name)
+        if found is None:
+            found = self.topics[name] = Topic(name)
+        return found
+
+    def group(self, topic: Topic, name: str, now_ms: int) -> Group:
+        """The group, made and recorded on first use; the first one gets what waited."""
+        found = topic.groups.get(name)
+        if found is not None:
+            return found
+        if topic.unowned is not None:
+            found, topic.unowned = topic.unowned, None
+            self.full_topics.pop(topic.name, None)
+            found.name, found.since_ms = name, 0
+        else:
+            found = Group(topic, name, now_ms)
+        topic.groups[name] = found
+        self.open.effects.groups[topic.name, name] = GroupRow(topic.name, name, found.since_ms)
+        return found
+
+    def find_group(self, topic: str, group: str) -> Group | None:
+        found = self.topics.get(topic)
+        return found.groups.get(group or DEFAULT_GROUP) if found is not None else None
+
+    # --- the end of a task ---------------------------------------------------------------
+
+    def end(self, task_id: int, ending: Ending) -> None:
+        """The task leaves for good. Its other rows leave the batch when it is sealed."""
+        self.open.effects.ended[task_id] = ending
+        self.endings.add(task_id, ending)
+        self.drop(task_id)
+        self.owed.pop(task_id, None)
+
+    def finish(self, task_id: int, group: Group) -> bool:
+        """``group`` acked. True when that ended the task, False when others still owe."""
+        owed = self.owed.get(task_id)
+        if owed is None:
+            self.end(task_id, Ending.ACKED)
+            return True
+        owed.remaining.discard(group.name)
+        if owed.remaining or owed.buried:
+            return False
+        self.end(task_id, Ending.ACKED)
+        return True
+
+    def is_scheduled(self, row: TaskRow) -> bool:
+        """Its due time has not come, or has not been acted on."""
+        return (
+            row.due_ms > self.wheel.position_ms
+            or row.id in self.firing
+            or self.wheel.holds(row.id, row.due_ms)
+        )
+
+    def unschedule(self, row: TaskRow) -> None:
+        """Take a scheduled task off the wheel."""
+        if self.firing.pop(row.id, None) is None:
+            self.wheel.orphan(row.id, row.due_ms)
+        self.topic(row.topic).scheduled -= 1
+        self.scheduled -= 1
+        self.drop(row.id)
+
+    def schedule(self, row: TaskRow, now_ms: int) -> None:
+        """Put a durable or recorded task on the wheel."""
+        self.topic(row.topic).scheduled += 1
+        self.scheduled += 1
+        self.wheel.add(row.id, row.due_ms)
+        if row.due_ms <= now_ms + self.config.resident_horizon_ms and self.has_room:
+            self.keep(row)
+
+    def expires(self, group: Group, at_mono_ms: int) -> None:
+        """A lease of ``group`` may end at ``at_mono_ms``."""
+        self.leased[group] = None
+        if group.expiry_mono_ms is None or group.expiry_mono_ms > at_mono_ms:
+            group.expiry_mono_ms = at_mono_ms
+        if self.expiry_mono_ms is None or self.expiry_mono_ms > at_mono_ms:
+            self.expiry_mono_ms = at_mono_ms
+
+    # --- steps of several parts ----------------------------------------------------------
+
+    def wait(self, group: Group, task_id: int, at_ms: int) -> None:
+        """``group`` gets the task again at ``at_ms``."""
+        group.waiting[task_id] = at_ms
+        groups = self.retrying.setdefault(task_id, [])
+        if group not in groups:
+            groups.append(group)
+        self.wheel.add(task_id, at_ms)
+        tries = group.tries.get(task_id)
+        if tries is not None:
+            self.open.effects.progress[task_id, group.name] = ProgressRow(
+                task_id,
+                group.name,
+                ProgressState.WAITING,
+                tries.attempt,
+                at_ms,
+                tries.epoch,
+                tries.failures,
+            )
+
+    def note_done(self, task_id: int, group: Group, attempt: int, epoch: int) -> None:
+        self.open.effects.progress[task_id, group.name] = ProgressRow(
+            task_id, group.name, ProgressState.DONE, attempt, 0, epoch
+        )
+
+    # --- credits -------------------------------------------------------------------------
+
+    def give_back(self, subscriber: Subscriber, count: int) -> None:
+        """Return credit at once: nothing has to be confirmed to this consumer."""
+        subscriber.outstanding -= count
+        self.wake(subscriber.group)
+
+    def wake(self, group: Group) -> None:
+        if group.subscribers and group.ready_count:
+            self.runnable[group] = None
+
+
+def clip(reason: str | None, attempt: int, now_ms: int, length_max: int) -> Failure:
+    """A failure record with its reason cut to the length that is kept."""
+    return Failure(attempt, now_ms, (reason or "nack")[:length_max])

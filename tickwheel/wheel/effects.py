@@ -1,0 +1,58 @@
+"""What a batch of commands changes, as absolute and idempotent states: engine to store.
+
+A store applies one ``Effects`` as one transaction. Maps hold the last state of a key within
+the batch; ``None`` is a drop. Nothing here knows how a store writes, or when.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from tickwheel.wheel.records import (
+    DeadRow,
+    Ending,
+    GroupRow,
+    ProgressRow,
+    SessionRow,
+    TaskRow,
+)
+
+ProgressKey = tuple[int, str]
+"""(task id, group)"""
+GroupKey = tuple[str, str]
+"""(topic, group)"""
+
+
+@dataclass(slots=True)
+class Effects:
+    """One numbered batch. Order of application does not matter: no key is in two maps."""
+
+    enqueued: dict[int, TaskRow] = field(default_factory=dict)
+    """New tasks: refused as a whole when the batch certainly failed."""
+    updated: dict[int, TaskRow] = field(default_factory=dict)
+    """Tasks whose row changed (reschedule, requeue): write the whole row."""
+    ended: dict[int, Ending] = field(default_factory=dict)
+    """Tasks that left: drop their task, progress and dead rows, remember how they ended."""
+    progress: dict[ProgressKey, ProgressRow | None] = field(default_factory=dict)
+    """PrepareQueue changes. Never for an id in ``ended``."""
+    dead: dict[ProgressKey, DeadRow | None] = field(default_factory=dict)
+    """Dead-letter changes. Never for an id in ``ended``."""
+    groups: dict[GroupKey, GroupRow | None] = field(default_factory=dict)
+    sessions: dict[bytes, SessionRow | None] = field(default_factory=dict)
+    """Whole state of each producer session that changed; ``None`` forgets it."""
+    id_mark: int = 0
+    """No id above this was assigned so far; never lowered by a store."""
+    position_ms: int = 0
+    """The wheel's position: every task due at or before it has been handed to its groups."""
+
+    def is_empty(self) -> bool:
+        """True when there is nothing a restart would miss (marks alone are nothing)."""
+        return not (
+            self.enqueued
+            or self.updated
+            or self.ended
+            or self.progress
+            or self.dead
+            or self.groups
+            or self.sessions
+        )

@@ -1,0 +1,86 @@
+"""The engine: one object that owns a shard's memory, made of its parts.
+
+Commands and times go in; outcomes, deliveries and effects come out. It reads no clock, opens
+nothing, awaits nothing and logs nothing. The shell seals the open batch, commits it, and says
+``landed`` or ``refused``; meanwhile commands fill the next batch.
+"""
+
+from __future__ import annotations
+
+from tickwheel.wheel.batch import Batch, strip_ended
+from tickwheel.wheel.control import Control
+from tickwheel.wheel.core import Core, EngineConfig
+from tickwheel.wheel.delivery import Delivery
+from tickwheel.wheel.intake import Intake
+from tickwheel.wheel.recovery import Recovery
+from tickwheel.wheel.records import ProgressRow, ProgressState
+from tickwheel.wheel.settlement import Settlement
+
+
+class Engine:
+    """The parts share ``core``; their verbs are the engine's commands."""
+
+    def __init__(self, config: EngineConfig, epoch: int, id_mark: int, now_ms: int) -> None:
+        self.core = core = Core(config, epoch, id_mark, now_ms)
+        self.intake = Intake(core)
+        self.delivery = Delivery(core)
+        self.settlement = Settlement(core)
+        self.control = Control(core, self.delivery)
+        self.recovery = Recovery(core, self.delivery, self.control)
+
+    def seal(self, now_ms: int, mono_ms: int, *, checkpoint_all: bool = False) -> Batch | None:
+        """Close the open batch for the store; None when there is nothing to commit."""
+        core = self.core
+        if core.sealed is not None:
+            raise AssertionError("a batch is with the store already")
+        self._checkpoint_leases(now_ms, mono_ms, checkpoint_all)
+        batch, effects = core.open, core.open.effects
+        for key in core.dirty_sessions:
+            session = core.sessions.get(key)
+            effects.sessions[key] = session.row() if session is not None else None
+        core.dirty_sessions.clear()
+        if batch.is_empty():
+            return None
+        strip_ended(effects)
+        effects.id_mark = core.ids.last
+        effects.position_ms = core.wheel.position_ms
+        core.sealed = batch
+        core.open = Batch()
+        return batch
+
+    def _checkpoint_leases(self, now_ms: int, mono_ms: int, everything: bool) -> None:
+        core = self.core
+        limit_ms = mono_ms if everything else mono_ms - core.config.lease_checkpoint_ms
+        progress, unsaved = core.open.effects.progress, core.unsaved
+        while unsaved and unsaved[0].since_mono_ms <= limit_ms:
+            lease = unsaved.popleft()
+            if not lease.live or lease.checkpointed:
+                continue
+            lease.checkpointed = True
+            progress[lease.id, lease.group.name] = ProgressRow(
+                lease.id,
+                lease.group.name,
+                ProgressState.IN_FLIGHT,
+                lease.attempt,
+                now_ms + lease.deadline_mono_ms - mono_ms,
+                lease.epoch,
+                lease.failures,
+            )
+
+    def next_checkpoint_mono_ms(self) -> int | None:
+        """When the oldest delivery that no batch holds has to be written."""
+        unsaved = self.core.unsaved
+        while unsaved and (not unsaved[0].live or unsaved[0].checkpointed):
+            unsaved.popleft()
+        if not unsaved:
+            return None
+        return unsaved[0].since_mono_ms + self.core.config.lease_checkpoint_ms
+
+    def sweep(self, now_ms: int) -> None:
+        """Once in a while: forget producer sessions that nobody will resume."""
+        for key in self.core.sessions.expired(now_ms):
+            self.forget_session(key)
+
+    def forget_session(self, key: bytes) -> None:
+        if self.core.sessions.forget(key):
+            self.core.dirty_sessions[key] = None

@@ -1,0 +1,123 @@
+"""The first half: enqueue requests are staged, land when durable, or are refused.
+
+Invariants: a staged task is not deliverable; a refused request leaves no mark, so that its
+resend is a new request; a repeat of a request is answered with the first outcome, and its
+answer waits for (and fails with) the batch that holds the first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from operator import itemgetter
+
+from tickwheel.wheel.batch import Batch, rejoin
+from tickwheel.wheel.core import ROW_OVERHEAD_BYTES, Core
+from tickwheel.wheel.records import ID_STEP, Extras, TaskRow
+from tickwheel.wheel.sessions import Outcome, Session
+
+Draft = tuple[str, int, bytes, Extras | None]
+"""(topic, due_ms, body, extras) as checked by the shell; due_ms is not in the past."""
+
+_new_row = tuple.__new__
+_topic_of = itemgetter(2)
+
+
+class Intake:
+    """Enqueue and the fate of its batch."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.inflight_bytes = 0
+        """Bodies and overhead of tasks that are staged in either batch."""
+
+    def known(self, session: Session, request: int) -> Outcome | None:
+        """The outcome of a request that was seen before."""
+        return session.outcomes.get(request)
+
+    def enqueue(
+        self,
+        address: object,
+        session: Session | None,
+        request: int,
+        drafts: Sequence[Draft],
+        size_bytes: int,
+        now_ms: int,
+    ) -> None:
+        """Stage the tasks of one request; ``address`` gets the outcome when they landed."""
+        core = self._core
+        count = len(drafts)
+        task_id = first = core.ids.take(count, now_ms)
+        rows = core.open.effects.enqueued
+        for topic, due_ms, body, extras in drafts:
+            rows[task_id] = _new_row(TaskRow, (task_id, due_ms, topic, body, extras))
+            task_id += ID_STEP
+        outcome = (request, first, count, now_ms)
+        if session is not None:
+            session.outcomes[request] = outcome
+            session.seen_ms = now_ms
+            core.dirty_sessions[session.key] = None
+        core.open.staged.append((address, session, outcome))
+        size_bytes += count * ROW_OVERHEAD_BYTES
+        core.open.staged_bytes += size_bytes
+        self.inflight_bytes += size_bytes
+
+    def repeat(self, address: object, session: Session, outcome: Outcome) -> bool:
+        """Answer a repeated request. True: durable already. False: staged, the address waits."""
+        core = self._core
+        if outcome[1] <= core.landed_id:
+            return True
+        sealed = core.sealed
+        holder = core.open
+        if sealed is not None and outcome[1] <= sealed.effects.id_mark:
+            holder = sealed
+        holder.staged.append((address, session, outcome))
+        return False
+
+    def landed(self, batch: Batch, now_ms: int) -> None:
+        """The batch is durable: its tasks go to the wheel, its credits to the consumers."""
+        core = self._core
+        core.sealed = None
+        rows = batch.effects.enqueued
+        if rows:
+            self._to_wheel(rows, now_ms)
+            core.landed_id = max(core.landed_id, batch.effects.id_mark)
+        self.inflight_bytes -= batch.staged_bytes
+        for subscriber, count in batch.credits.items():
+            subscriber.outstanding -= count
+            core.wake(subscriber.group)
+
+    def _to_wheel(self, rows: dict[int, TaskRow], now_ms: int) -> None:
+        core = self._core
+        dues = [row[1] for row in rows.values()]
+        for name, count in Counter(map(_topic_of, rows.values())).items():
+            topic = core.topic(name)
+            topic.scheduled += count
+            topic.enqueued += count
+        core.scheduled += len(dues)
+        core.totals.enqueued += len(dues)
+        core.wheel.add_many(list(rows), dues)
+        horizon_ms = now_ms + core.config.resident_horizon_ms
+        if min(dues) > horizon_ms:
+            return
+        for row in rows.values():
+            if row[1] <= horizon_ms and core.has_room:
+                core.keep(row)
+
+    def refused(self, batch: Batch) -> None:
+        """The batch was certainly not applied: forget its tasks, keep all the rest for later.
+
+        The caller tells every address in ``batch.staged`` and then drops the list.
+        """
+        core = self._core
+        core.sealed = None
+        for _, session, outcome in batch.staged:
+            if session is not None:
+                session.outcomes.pop(outcome[0], None)
+        # What the batch said of its sessions is no longer true: they are written anew.
+        for key in [k for k, row in batch.effects.sessions.items() if row is not None]:
+            del batch.effects.sessions[key]
+            core.dirty_sessions[key] = None
+        self.inflight_bytes -= batch.staged_bytes
+        batch.effects.enqueued = {}
+        rejoin(batch, core.open)

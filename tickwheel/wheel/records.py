@@ -1,0 +1,137 @@
+"""What a task is, as values: the vocabulary that engine, store and wire share.
+
+Pure data. Times are integer milliseconds of the wall clock (Unix) and say so in their names.
+A ``TaskRow`` never changes while it is pending except by reschedule, which replaces it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+SHARD_BITS = 10
+SEQUENCE_BITS = 12
+ID_STEP = 1 << SHARD_BITS
+"""Distance between two ids that one daemon assigns in a row."""
+ID_EPOCH_MS = 1_735_689_600_000
+"""2025-01-01T00:00:00Z: ids count milliseconds from here, so that 41 bits last until 2094."""
+DEFAULT_GROUP = "default"
+
+PropertyValue = str | int | float | bool
+
+
+class Extras(NamedTuple):
+    """What most tasks do not have; ``TaskRow.extras`` is None when all of it is absent."""
+
+    key: str | None = None
+    tag: str | None = None
+    properties: dict[str, PropertyValue] | None = None
+    priority: int = 0
+    ttl_ms: int | None = None
+
+
+class TaskRow(NamedTuple):
+    """One task as it is stored: in the StoreQueue until its last group is done with it."""
+
+    id: int
+    due_ms: int
+    topic: str
+    body: bytes
+    extras: Extras | None = None
+
+    @property
+    def enqueued_ms(self) -> int:
+        return id_time_ms(self.id)
+
+
+class ProgressState(IntEnum):
+    """Where one group stands with one task; a missing row means: not delivered yet."""
+
+    IN_FLIGHT = 1
+    """Delivered; ``at_ms`` is when the lease ends."""
+    WAITING = 2
+    """Failed; ``at_ms`` is when the next attempt is due."""
+    RELEASED = 3
+    """Given back (lease over, connection lost, restart): ready again, attempts counted."""
+    DONE = 4
+    """Acked by this group while other groups still owe an ack."""
+
+
+class Failure(NamedTuple):
+    """Why one attempt did not end in an ack."""
+
+    attempt: int
+    at_ms: int
+    reason: str
+
+
+class ProgressRow(NamedTuple):
+    """A PrepareQueue entry: one group's progress with one task."""
+
+    id: int
+    group: str
+    state: ProgressState
+    attempt: int
+    """Deliveries so far, 1 at the first."""
+    at_ms: int
+    epoch: int = 0
+    """Epoch of the newest delivery: with ``attempt`` it makes the current receipt."""
+    failures: tuple[Failure, ...] = ()
+    """The newest failures, oldest first, at most ``FAILURES_MAX``."""
+
+
+FAILURES_MAX = 16
+REASON_LENGTH_MAX = 200
+
+
+class DeadRow(NamedTuple):
+    """A dead letter: a task that one group gave up on. The body stays in its ``TaskRow``."""
+
+    id: int
+    group: str
+    topic: str
+    died_ms: int
+    attempt: int
+    reason: str
+    failures: tuple[Failure, ...] = ()
+
+
+class GroupRow(NamedTuple):
+    """A subscriber group of a topic. It is owed what comes due from ``since_ms`` on."""
+
+    topic: str
+    group: str
+    since_ms: int
+
+
+class SessionRow(NamedTuple):
+    """What is remembered of a producer session, for resends after a lost reply.
+
+    ``outcomes`` holds for each answered request number at or above ``floor``:
+    (request, first id, number of ids, accepted_ms).
+    """
+
+    session: bytes
+    floor: int
+    seen_ms: int
+    outcomes: tuple[tuple[int, int, int, int], ...]
+
+
+class Ending(IntEnum):
+    """How a task left; kept for a bounded number of tasks after they are gone."""
+
+    ACKED = 1
+    CANCELLED = 2
+    EXPIRED = 3
+    DELETED = 4
+    """Deleted from the dead letters by an operator."""
+
+
+def id_time_ms(task_id: int) -> int:
+    """The wall-clock millisecond in which an id was assigned (to within a burst)."""
+    return (task_id >> (SHARD_BITS + SEQUENCE_BITS)) + ID_EPOCH_MS
+
+
+def id_floor(now_ms: int, shard: int) -> int:
+    """The lowest id that may be assigned at ``now_ms`` by ``shard``."""
+    return ((now_ms - ID_EPOCH_MS) << (SHARD_BITS + SEQUENCE_BITS)) | shard

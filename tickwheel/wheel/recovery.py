@@ -1,0 +1,114 @@
+"""From stored rows back to engine memory, before anything is served."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from tickwheel.wheel.control import Control, Known
+from tickwheel.wheel.core import Core
+from tickwheel.wheel.delivery import Delivery, priority_of
+from tickwheel.wheel.groups import Group, Lease, Owed, Tries
+from tickwheel.wheel.records import Ending, GroupRow, ProgressRow, ProgressState, SessionRow
+
+
+class Recovery:
+    """Restore groups and sessions first, then tasks with a history, then all the others."""
+
+    def __init__(self, core: Core, delivery: Delivery, control: Control) -> None:
+        self._core = core
+        self._delivery = delivery
+        self._control = control
+        self.leases_kept = 0
+
+    def groups(self, rows: Iterable[GroupRow]) -> None:
+        for row in sorted(rows, key=lambda r: r.since_ms):
+            topic = self._core.topic(row.topic)
+            topic.unowned = None
+            topic.groups[row.group] = Group(topic, row.group, row.since_ms)
+
+    def sessions(self, rows: Iterable[SessionRow]) -> None:
+        for row in rows:
+            self._core.sessions.restore(row)
+
+    def endings(self, pairs: Iterable[tuple[int, Ending]]) -> None:
+        self._core.endings.add_all(pairs)
+
+    def with_history(
+        self, known: Known, now_ms: int, mono_ms: int, lease_ms_max: int | None
+    ) -> None:
+        """A task that some group was handed before; leases last ``lease_ms_max`` at most."""
+        core, row = self._core, known.row
+        topic = core.topic(row.topic)
+        for name in known.dead:
+            if name in topic.groups:
+                topic.groups[name].dead += 1
+                core.dead += 1
+        groups = self._control.groups_of(known)
+        if len(self._delivery.groups_owed(topic, row.due_ms)) > 1:
+            owed = core.owed[row.id] = Owed({group.name for group in groups})
+            owed.buried = len(known.dead)
+        for group in groups:
+            progress = known.progress.get(group.name)
+            self._standing(group, known, progress, now_ms, mono_ms, lease_ms_max)
+
+    def _standing(
+        self,
+        group: Group,
+        known: Known,
+        progress: ProgressRow | None,
+        now_ms: int,
+        mono_ms: int,
+        lease_ms_max: int | None,
+    ) -> None:
+        core, task_id, priority = self._core, known.row.id, priority_of(known.row)
+        if progress is None:
+            group.ready.push(task_id, priority)
+            return
+        if progress.state is ProgressState.IN_FLIGHT:
+            left_ms = max(0, progress.at_ms - now_ms)
+            if lease_ms_max is not None:
+                left_ms = min(left_ms, lease_ms_max)
+            lease = Lease(
+                task_id,
+                group,
+                group.detached,
+                progress.attempt,
+                progress.epoch,
+                mono_ms,
+                mono_ms + left_ms,
+                priority,
+                progress.failures,
+            )
+            lease.checkpointed = True
+            group.flight[task_id] = lease
+            core.expires(group, lease.deadline_mono_ms)
+            self.leases_kept += 1
+            return
+        group.tries[task_id] = Tries(
+            progress.attempt, progress.epoch, priority, progress.failures
+        )
+        if progress.state is ProgressState.WAITING:
+            group.waiting[task_id] = progress.at_ms
+            core.retrying.setdefault(task_id, []).append(group)
+            core.wheel.add(task_id, progress.at_ms)
+        else:
+            group.ready.push(task_id, priority)
+
+    def handles(
+        self,
+        ids: Sequence[int],
+        dues_ms: Sequence[int],
+        topics: Sequence[str],
+        special: set[int],
+    ) -> None:
+        """A chunk of pending tasks; those in ``special`` were restored by ``with_history``."""
+        core = self._core
+        if special and not special.isdisjoint(ids):
+            rows = [r for r in zip(ids, dues_ms, topics, strict=True) if r[0] not in special]
+            ids, dues_ms = [r[0] for r in rows], [r[1] for r in rows]
+            topics = [r[2] for r in rows]
+        core.wheel.add_many(ids, dues_ms)
+        for name, count in Counter(topics).items():
+            core.topic(name).scheduled += count
+        core.scheduled += len(ids)

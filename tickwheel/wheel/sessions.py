@@ -1,0 +1,87 @@
+"""Producer sessions: what makes the resend of a request harmless.
+
+A session remembers the answers to the requests that its client may still repeat: those at or
+above ``floor``, at most ``window_max`` of them. The memory is part of the same commit as the
+tasks; a request that was refused leaves nothing. Knows no connection and no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tickwheel.wheel.records import SessionRow
+
+Outcome = tuple[int, int, int, int]
+"""(request, first id, number of ids, accepted_ms)"""
+
+
+class Session:
+    """One client's memory. ``connections`` > 0 keeps it from being forgotten."""
+
+    __slots__ = ("connections", "floor", "key", "outcomes", "seen_ms")
+
+    def __init__(self, key: bytes, now_ms: int) -> None:
+        self.key = key
+        self.floor = 0
+        self.outcomes: dict[int, Outcome] = {}
+        self.seen_ms = now_ms
+        self.connections = 0
+
+    def raise_floor(self, floor: int) -> None:
+        """The client has seen every answer below ``floor``: forget them."""
+        if floor - self.floor > len(self.outcomes):
+            self.outcomes = {r: o for r, o in self.outcomes.items() if r >= floor}
+        else:
+            for request in range(self.floor, floor):
+                self.outcomes.pop(request, None)
+        self.floor = floor
+
+    def row(self) -> SessionRow:
+        return SessionRow(self.key, self.floor, self.seen_ms, tuple(self.outcomes.values()))
+
+
+class Sessions:
+    """All sessions of a daemon, at most ``sessions_max``."""
+
+    def __init__(self, sessions_max: int, idle_ms_max: int) -> None:
+        self._all: dict[bytes, Session] = {}
+        self._sessions_max = sessions_max
+        self._idle_ms_max = idle_ms_max
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._all.values())
+
+    def get(self, key: bytes) -> Session | None:
+        return self._all.get(key)
+
+    def restore(self, row: SessionRow) -> None:
+        session = Session(row.session, row.seen_ms)
+        session.floor = row.floor
+        session.outcomes = {outcome[0]: outcome for outcome in row.outcomes}
+        self._all[row.session] = session
+
+    def open(self, key: bytes, now_ms: int) -> Session | None:
+        """The session of ``key``, new if need be; None when there is no room for a new one."""
+        session = self._all.get(key)
+        if session is None:
+            if len(self._all) >= self._sessions_max:
+                return None
+            session = self._all[key] = Session(key, now_ms)
+        return session
+
+    def forget(self, key: bytes) -> bool:
+        return self._all.pop(key, None) is not None
+
+    def expired(self, now_ms: int) -> list[bytes]:
+        """Keys of sessions without a connection that were last used too long ago."""
+        limit = now_ms - self._idle_ms_max
+        return [s.key for s in self._all.values() if not s.connections and s.seen_ms < limit]
+
+    def make_room(self, now_ms: int, idle_ms_min: int) -> bytes | None:
+        """The key of the longest unused session that nobody is likely to resume, if any."""
+        limit = now_ms - idle_ms_min
+        idle = [s for s in self._all.values() if not s.connections and s.seen_ms < limit]
+        return min(idle, key=lambda s: s.seen_ms).key if idle else None

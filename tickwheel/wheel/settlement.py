@@ -1,0 +1,274 @@
+"""The second half, last part: every way in which a delivery ends.
+
+Invariants: an ack takes effect in memory at once, so a lease cannot end while its ack is being
+committed; credit comes back when the commit that ends the delivery is durable; acks are never
+undone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tickwheel.wheel.core import Core, clip
+from tickwheel.wheel.groups import Group, Lease, Tries
+from tickwheel.wheel.records import (
+    FAILURES_MAX,
+    REASON_LENGTH_MAX,
+    DeadRow,
+    Ending,
+    Failure,
+    ProgressRow,
+    ProgressState,
+    TaskRow,
+)
+
+EXPIRY_SCAN_GAP_MS_MIN = 20
+"""Leases end up to this much late, so that a crowd of deadlines costs few scans."""
+EXPIRY_SCAN_LEASES_PER_MS = 10_000
+
+
+class Settlement:
+    """Ack, nack, reject, release, extend, and leases that end by time."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    def ack(
+        self, group: Group, epoch: int, ids: Sequence[int], attempts: Sequence[int]
+    ) -> list[int]:
+        """Finish what is known here; the indexes of receipts that need the store's word."""
+        core = self._core
+        flight = group.flight
+        credits = core.open.credits
+        ended, endings = core.open.effects.ended, core.endings
+        shared = core.owed
+        unresolved: list[int] = []
+        finished = 0
+        for index, task_id in enumerate(ids):
+            lease = flight.get(task_id)
+            if lease is None or (epoch, attempts[index]) > (lease.epoch, lease.attempt):
+                unresolved.append(index)
+                continue
+            del flight[task_id]
+            lease.live = False
+            subscriber = lease.subscriber
+            credits[subscriber] = credits.get(subscriber, 0) + 1
+            finished += 1
+            if not shared:
+                ended[task_id] = Ending.ACKED
+                endings.add(task_id, Ending.ACKED)
+            elif not core.finish(task_id, group):
+                core.note_done(task_id, group, lease.attempt, lease.epoch)
+        self._count_acked(group, finished)
+        return unresolved
+
+    def ack_idle(
+        self, group: Group, epoch: int, task_id: int, attempt: int, row: TaskRow | None
+    ) -> str:
+        """Ack by an earlier receipt of a task that is not in flight; ``row`` as stored."""
+        core = self._core
+        ending = core.endings.get(task_id)
+        if ending is not None:
+            return "done" if ending is Ending.ACKED else ending.name.lower()
+        if row is None:
+            return "gone" if task_id <= core.landed_id else "unknown"
+        lease = group.flight.get(task_id)
+        if lease is not None:
+            return "acked" if not self.ack(group, epoch, [task_id], [attempt]) else "stale"
+        tries = group.tries.get(task_id)
+        known = (tries.epoch, tries.attempt) if tries is not None else (core.epoch - 1, 1 << 30)
+        if (epoch, attempt) > known or epoch < 1 or attempt < 1:
+            return "stale"
+        owed = core.owed.get(task_id)
+        if owed is not None and group.name not in owed.remaining:
+            return "done"
+        if tries is None and core.is_scheduled(row):
+            if epoch >= core.epoch or len(group.topic.groups) > 1:
+                return "stale"
+            # Delivered before a crash that forgot the delivery; not fired again yet.
+            core.unschedule(row)
+        else:
+            self.take_out(task_id, group)
+        if not core.finish(task_id, group):
+            core.note_done(task_id, group, attempt, epoch)
+        self._count_acked(group, 1)
+        return "acked"
+
+    def _count_acked(self, group: Group, count: int) -> None:
+        group.acked += count
+        group.topic.acked += count
+        self._core.totals.acked += count
+
+    def take_out(self, task_id: int, group: Group) -> None:
+        """Remove a task that is ready or waiting from ``group``'s memory."""
+        core = self._core
+        group.tries.pop(task_id, None)
+        if group.waiting.pop(task_id, None) is not None:
+            self._retry_forgotten(task_id, group)
+        else:
+            group.withdraw(task_id)
+
+    def _retry_forgotten(self, task_id: int, group: Group) -> None:
+        left = [g for g in self._core.retrying.get(task_id, ()) if g is not group]
+        if left:
+            self._core.retrying[task_id] = left
+        else:
+            self._core.retrying.pop(task_id, None)
+
+    def current(self, group: Group, task_id: int, epoch: int, attempt: int) -> Lease | None:
+        """The lease that this receipt is of, if it is the current one."""
+        lease = group.flight.get(task_id)
+        if lease is None or lease.attempt != attempt or lease.epoch != epoch:
+            return None
+        return lease
+
+    def nack(
+        self, lease: Lease, delay_ms: int | None, reason: str | None, now_ms: int
+    ) -> str:
+        """The attempt failed: wait for the next, or go to the dead letters."""
+        core = self._core
+        policy = core.config.retry
+        failure = clip(reason, lease.attempt, now_ms, REASON_LENGTH_MAX)
+        self._close(lease)
+        core.totals.nacked += 1
+        if not policy.allows(lease.attempt):
+            self.bury(lease, failure, now_ms)
+            return "dead"
+        if delay_ms is None:
+            delay_ms = policy.delay_ms(lease.attempt, lease.id)
+        group, failures = lease.group, (*lease.failures, failure)[-FAILURES_MAX:]
+        group.tries[lease.id] = Tries(lease.attempt, lease.epoch, lease.priority, failures)
+        core.wait(group, lease.id, now_ms + delay_ms)
+        return "retrying"
+
+    def reject(self, lease: Lease, reason: str | None, now_ms: int) -> None:
+        """Straight to the dead letters."""
+        self._close(lease)
+        self._core.totals.nacked += 1
+        failure = clip(reason or "rejected", lease.attempt, now_ms, REASON_LENGTH_MAX)
+        self.bury(lease, failure, now_ms)
+
+    def release(self, lease: Lease, now_ms: int) -> None:
+        """Given back unstarted: ready at once, and the attempt does not count."""
+        self._close(lease)
+        self._back(lease, lease.attempt - 1, lease.failures, now_ms, front=True)
+
+    def extend(self, lease: Lease, lease_ms: int, mono_ms: int) -> None:
+        """The lease ends ``lease_ms`` from now; the consumer is there, whatever its past."""
+        lease.deadline_mono_ms = mono_ms + lease_ms
+        lease.checkpointed = False
+        self._core.unsaved.append(lease)
+        if lease.subscriber.gone_mono_ms is not None:
+            lease.subscriber = lease.group.detached
+        self._core.expires(lease.group, lease.deadline_mono_ms)
+
+    def _close(self, lease: Lease) -> None:
+        """The delivery is over without an ack; its credit returns with the commit."""
+        lease.live = False
+        del lease.group.flight[lease.id]
+        credits = self._core.open.credits
+        credits[lease.subscriber] = credits.get(lease.subscriber, 0) + 1
+
+    def _back(
+        self,
+        lease: Lease,
+        attempt: int,
+        failures: tuple[Failure, ...],
+        now_ms: int,
+        *,
+        front: bool,
+    ) -> None:
+        core, group, task_id = self._core, lease.group, lease.id
+        key = task_id, group.name
+        if attempt > 0:
+            group.tries[task_id] = Tries(attempt, lease.epoch, lease.priority, failures)
+            core.open.effects.progress[key] = ProgressRow(
+                task_id,
+                group.name,
+                ProgressState.RELEASED,
+                attempt,
+                now_ms,
+                lease.epoch,
+                failures,
+            )
+        else:
+            core.open.effects.progress[key] = None
+        if front:
+            group.ready.push_front(task_id, lease.priority)
+        else:
+            group.ready.push(task_id, lease.priority)
+        core.wake(group)
+
+    def bury(self, lease: Lease, failure: Failure, now_ms: int) -> None:
+        """Into the group's dead letters."""
+        core, group, key = self._core, lease.group, (lease.id, lease.group.name)
+        core.open.effects.dead[key] = DeadRow(
+            lease.id,
+            group.name,
+            group.topic.name,
+            now_ms,
+            lease.attempt,
+            failure.reason,
+            (*lease.failures, failure)[-FAILURES_MAX:],
+        )
+        core.open.effects.progress[key] = None
+        group.dead += 1
+        core.dead += 1
+        owed = core.owed.get(lease.id)
+        if owed is not None:
+            owed.remaining.discard(group.name)
+            owed.buried += 1
+            core.drop(lease.id)
+
+    # --- leases that end by time -----------------------------------------------------------
+
+    def expire(self, now_ms: int, mono_ms: int) -> int:
+        """Take back deliveries whose lease is over; how many."""
+        core = self._core
+        if core.expiry_mono_ms is None or core.expiry_mono_ms > mono_ms:
+            return 0
+        core.expiry_mono_ms = None
+        taken = 0
+        for group in list(core.leased):
+            if group.expiry_mono_ms is not None and group.expiry_mono_ms <= mono_ms:
+                taken += self._expire_group(group, now_ms, mono_ms)
+            if group.expiry_mono_ms is None:
+                del core.leased[group]
+            else:
+                core.expires(group, group.expiry_mono_ms)
+        return taken
+
+    def _expire_group(self, group: Group, now_ms: int, mono_ms: int) -> int:
+        earliest: int | None = None
+        over: list[Lease] = []
+        for lease in group.flight.values():
+            end_ms = lease.deadline_mono_ms
+            gone_ms = lease.subscriber.gone_mono_ms
+            if gone_ms is not None and gone_ms < end_ms:
+                end_ms = gone_ms
+            if end_ms <= mono_ms:
+                over.append(lease)
+            elif earliest is None or end_ms < earliest:
+                earliest = end_ms
+        if earliest is not None:
+            gap_ms = EXPIRY_SCAN_GAP_MS_MIN + len(group.flight) // EXPIRY_SCAN_LEASES_PER_MS
+            earliest = max(earliest, mono_ms + gap_ms)
+        group.expiry_mono_ms = earliest
+        for lease in over:
+            self._lease_over(lease, now_ms)
+        return len(over)
+
+    def _lease_over(self, lease: Lease, now_ms: int) -> None:
+        core = self._core
+        gone = lease.subscriber.gone_mono_ms is not None
+        reason = "connection lost" if gone else "lease over"
+        failure = Failure(lease.attempt, now_ms, reason)
+        core.totals.leases_over += 1
+        lease.live = False
+        del lease.group.flight[lease.id]
+        core.give_back(lease.subscriber, 1)
+        if not core.config.retry.allows(lease.attempt):
+            self.bury(lease, failure, now_ms)
+            return
+        failures = (*lease.failures, failure)[-FAILURES_MAX:]
+        self._back(lease, lease.attempt, failures, now_ms, front=False)

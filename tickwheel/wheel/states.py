@@ -1,0 +1,85 @@
+"""The life of a task in one group, as a table.
+
+``docs/durability.md`` shows the diagram made from it; a test regenerates the diagram and
+fails on a difference, and the engine's model test fails on a transition that is not here.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """Where a task stands for a group; the values are what LOOKUP answers."""
+
+    STAGED = "staged"
+    SCHEDULED = "scheduled"
+    READY = "ready"
+    IN_FLIGHT = "in_flight"
+    WAITING = "waiting"
+    DEAD = "dead"
+    ACKED = "acked"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+    DELETED = "deleted"
+    REFUSED = "refused"
+
+
+class Event(StrEnum):
+    """What can happen to it."""
+
+    LANDED = "batch durable"
+    REFUSED = "batch refused"
+    DUE = "due"
+    DELIVER = "deliver"
+    ACK = "ack"
+    NACK = "nack"
+    GIVE_UP = "retries used up"
+    REJECT = "reject"
+    LEASE_OVER = "lease over"
+    RELEASE = "release"
+    CANCEL = "cancel"
+    RESCHEDULE = "reschedule"
+    POSTPONE = "reschedule after a failure"
+    EXPIRE = "ttl over"
+    REQUEUE = "requeue"
+    DELETE = "delete"
+
+
+S, E = State, Event
+
+TRANSITIONS: dict[tuple[State, Event], State] = {
+    (S.STAGED, E.LANDED): S.SCHEDULED,
+    (S.STAGED, E.REFUSED): S.REFUSED,
+    (S.SCHEDULED, E.DUE): S.READY,
+    (S.SCHEDULED, E.RESCHEDULE): S.SCHEDULED,
+    (S.SCHEDULED, E.CANCEL): S.CANCELLED,
+    (S.READY, E.DELIVER): S.IN_FLIGHT,
+    (S.READY, E.RESCHEDULE): S.SCHEDULED,
+    (S.READY, E.CANCEL): S.CANCELLED,
+    (S.READY, E.EXPIRE): S.EXPIRED,
+    (S.READY, E.ACK): S.ACKED,
+    (S.IN_FLIGHT, E.ACK): S.ACKED,
+    (S.IN_FLIGHT, E.NACK): S.WAITING,
+    (S.IN_FLIGHT, E.GIVE_UP): S.DEAD,
+    (S.IN_FLIGHT, E.REJECT): S.DEAD,
+    (S.IN_FLIGHT, E.LEASE_OVER): S.READY,
+    (S.IN_FLIGHT, E.RELEASE): S.READY,
+    (S.WAITING, E.DUE): S.READY,
+    (S.READY, E.POSTPONE): S.WAITING,
+    (S.WAITING, E.POSTPONE): S.WAITING,
+    (S.WAITING, E.CANCEL): S.CANCELLED,
+    (S.WAITING, E.ACK): S.ACKED,
+    (S.DEAD, E.REQUEUE): S.READY,
+    (S.DEAD, E.DELETE): S.DELETED,
+}
+"""An ack of a task that is READY or WAITING carries an earlier, genuine receipt."""
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram."""
+    lines = ["stateDiagram-v2", "    [*] --> staged: enqueue"]
+    lines += [f"    {a} --> {b}: {event}" for (a, event), b in TRANSITIONS.items()]
+    finals = sorted({b for b in TRANSITIONS.values()} - {a for a, _ in TRANSITIONS})
+    lines += [f"    {state} --> [*]" for state in finals]
+    return "\n".join(lines) + "\n"
