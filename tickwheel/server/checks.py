@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from tickwheel.errors import BadRequest, DueTooFar, LimitExceeded
 from tickwheel.protocol.frames import ID_MAX, REQUEST_MAX, Limits
@@ -115,3 +115,7 @@ def due(delay_ms: object, due_ms: object, field: str, now_ms: int, limits: Limit
             f"{field} is due in {wait_ms} ms; the limit is {limits.delay_ms_max} (delay_ms_max)"
         )
     return now_ms + wait_ms
+
+
+def wrong(field: str, expected: str, value: object) -> NoReturn:
+    raise BadRequest(f"{field} must be {expected}, not {shown(value)}")

@@ -199,7 +199,7 @@ class Committer:
                 chunks.setdefault(address, []).append(
                     enqueue_reply(request, first, count, accepted_ms)
                 )
-        for peer, data in batch.replies:  # type: ignore[misc]  # the shell's own pairs
+        for peer, data in batch.replies:
             chunks.setdefault(peer, []).append(data)
         for peer, parts in chunks.items():
             peer.send(b"".join(parts))  # type: ignore[attr-defined]  # every address is a Peer

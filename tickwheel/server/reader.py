@@ -73,6 +73,8 @@ class Reader:
                 task.row, {p.group: p for p in task.progress}, {d.group: d for d in task.dead}
             )
             for task in stored
+            # The store may be a step ahead: a task whose batch has not landed here is unseen.
+            if task.row.id <= self._core.landed_id
         }
         wanted = frozenset(ids)
         for effects in self._landed_meanwhile:

@@ -5,6 +5,7 @@ Every number has its unit in its name and a default that a mature system would c
 
 from __future__ import annotations
 
+import socket
 import tomllib
 from pathlib import Path
 from typing import Any, Literal
@@ -32,7 +33,7 @@ class Settings(BaseSettings):
     store: str = "sqlite:///tickwheel.db"
     listen: str = "tcp://127.0.0.1:7355"
     http: str | None = None
-    node: str = ""
+    node: str = Field(default_factory=socket.gethostname)
     token: str | None = Field(default=None, repr=False)
     backup_dir: str | None = None
     ready_file: str | None = None
@@ -75,6 +76,7 @@ class Settings(BaseSettings):
     commands_max: int = Field(default=10_000, gt=0)
     out_bytes_soft: int = Field(default=4 * 1024 * 1024, gt=0)
     out_bytes_max: int = Field(default=32 * 1024 * 1024, gt=0)
+    slow_reader_timeout_s: float = Field(default=30.0, gt=0)
     endings_max: int = Field(default=100_000, gt=1)
     hello_timeout_s: float = Field(default=10.0, gt=0)
     outcome_timeout_s: float = Field(default=3.0, gt=0)

@@ -9,26 +9,36 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
 from tickwheel.clock import Clock, Now
-from tickwheel.persistence.store import Opened, Store
+from tickwheel.errors import TickwheelError, TooManySessions
+from tickwheel.persistence.store import Fenced, Opened, Store, StoreBroken
 from tickwheel.server.commands import Commands
 from tickwheel.server.committer import Committer
 from tickwheel.server.drafts import Drafts
 from tickwheel.server.lateness import Lateness
 from tickwheel.server.reader import Reader
 from tickwheel.server.settings import Settings
-from tickwheel.server.wire import delivery_items
+from tickwheel.server.wire import delivery_items, task_map
+from tickwheel.wheel.control import Known
 from tickwheel.wheel.delivery import Dispatch
 from tickwheel.wheel.engine import Engine
+from tickwheel.wheel.groups import Group
+from tickwheel.wheel.sessions import Session
+
+if TYPE_CHECKING:
+    from tickwheel.server.connection import Connection
 
 FIRE_PER_PULSE = 4_096
 DISPATCH_PER_PULSE = 4_096
 SLEEP_MS_MAX = 1_000
 """The longest sleep: a jump of the clock is noticed within it."""
 SWEEP_MS = 60_000
+ROWS_PER_LOAD = 1_000
+"""Rows of one read for firing: so many bodies may be in memory beside the budget."""
 
 Notice = Callable[[str, str], None]
 
@@ -45,6 +55,7 @@ class Shell:
         clock: Clock,
         *,
         owner: str,
+        backup_folder: Path,
         noticed: Notice,
     ) -> None:
         self.settings = settings
@@ -71,22 +82,26 @@ class Shell:
         )
         self.drafts = Drafts(self.core, self.limits)
         self.lateness = Lateness()
+        self.connections: set[Connection] = set()
         self.draining = False
+        self.started_mono_ms = clock.read().mono_ms
+        self._backup_folder = backup_folder
         self._poked = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._swept_mono_ms = clock.read().mono_ms
         self._jumps = clock.jumps
         self._stopped = False
+        self._paused = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the exception that must stop the daemon."""
 
     # --- life --------------------------------------------------------------------------------
 
     def start(self) -> None:
-        self._committing = self._spawn(self.committer.run())
-        self._spawn(self.commands.run())
-        self._spawn(self.committer.watch_room())
+        self._committing = self.spawn(self.committer.run())
+        self.spawn(self.commands.run())
+        self.spawn(self.committer.watch_room())
         self.poke()
 
     async def stop(self) -> None:
@@ -101,7 +116,21 @@ class Shell:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def pause(self) -> None:
+        """No more deliveries; commands still run."""
+        self._paused = True
+
+    async def kill(self) -> None:
+        """Stop without committing anything more."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -118,17 +147,68 @@ class Shell:
         if not self.failed.done():
             self.failed.set_exception(error)
 
+    def is_fatal(self, error: BaseException) -> bool:
+        """Whether the daemon must not go on after it."""
+        return isinstance(error, (Fenced, StoreBroken)) or not isinstance(error, TickwheelError)
+
+    # --- for sessions and handlers -------------------------------------------------------------
+
+    def join_session(self, key: bytes, now_ms: int) -> Session:
+        """The producer session of a connection. Raises TooManySessions."""
+        sessions = self.core.sessions
+        session = sessions.open(key, now_ms)
+        if session is None:
+            unused = sessions.make_room(now_ms, self.core.config.session_evict_idle_ms_min)
+            if unused is not None:
+                self.engine.forget_session(unused)
+                session = sessions.open(key, now_ms)
+        if session is None:
+            raise TooManySessions(
+                f"{len(sessions)} sessions are remembered; the limit is"
+                f" {self.settings.sessions_max} (sessions_max)"
+            )
+        session.connections += 1
+        return session
+
+    def leave_session(self, session: Session, *, for_good: bool = False) -> None:
+        """A connection of it ended. One that was never used, or said BYE, is forgotten; that
+        costs no commit of its own: it goes with the next one."""
+        session.connections -= 1
+        if session.connections:
+            return
+        if not (session.floor or session.outcomes):
+            self.core.sessions.forget(session.key)
+        elif for_good:
+            self.engine.forget_session(session.key)
+
+    def mistake(self, peer: str, error: TickwheelError, *, quiet: bool) -> None:
+        """A connection is closed for what its client did."""
+        self.noticed("connection_closed" + ("_quietly" if quiet else ""), f"{peer}: {error}")
+
+    def describe(self, known: Known) -> dict[str, Any]:
+        """A live task as LOOKUP and LIST answer it."""
+        now = self.clock.read()
+        control, wheel = self.engine.control, self.core.wheel
+        state = control.state(known)
+        groups = control.view(known, now.now_ms - now.mono_ms)
+        due_ms = known.row.due_ms
+        cycles = max(0, wheel.cycles_left(due_ms, now.now_ms))
+        return task_map(known, state, wheel.slot_of(due_ms), cycles, groups)
+
+    def backup_folder(self) -> Path:
+        return self._backup_folder
+
     # --- the pulse -----------------------------------------------------------------------------
 
     def poke(self) -> None:
         """Something may be due: pulse in this step of the loop."""
-        if not self._poked and not self._stopped:
+        if not self._poked and not self._stopped and not self._paused:
             self._poked = True
             asyncio.get_running_loop().call_soon(self._pulse)
 
     def _pulse(self) -> None:
         self._poked = False
-        if self._stopped:
+        if self._stopped or self._paused:
             return
         try:
             now = self.clock.read()
@@ -198,22 +278,24 @@ class Shell:
         if core.wants:
             ids = list(dict.fromkeys(core.wants))
             core.wants = []
-            self._spawn(self._load_for_firing(ids))
+            self.spawn(self._load_for_firing(ids))
         if core.wants_ready:
             wanted, core.wants_ready = core.wants_ready, {}
             for group, ids in wanted.items():
-                self._spawn(self._load_for_group(group, ids))
+                self.spawn(self._load_for_group(group, ids))
 
     async def _load_for_firing(self, ids: list[int]) -> None:
-        known = await self.reader.known(ids)
-        rows = {task_id: found.row for task_id, found in known.items()}
-        self.engine.delivery.loaded(ids, rows, self.clock.read().now_ms)
-        self.poke()
+        for start in range(0, len(ids), ROWS_PER_LOAD):
+            some = ids[start : start + ROWS_PER_LOAD]
+            known = await self.reader.known(some)
+            rows = {task_id: found.row for task_id, found in known.items()}
+            self.engine.delivery.loaded(some, rows, self.clock.read().now_ms)
+            self.poke()
 
-    async def _load_for_group(self, group: Any, ids: list[int]) -> None:
-        known = await self.reader.known(ids)
-        rows = {task_id: found.row for task_id, found in known.items()}
-        self.engine.delivery.loaded_ready(group, ids, rows)
-        self.poke()
-
-
+    async def _load_for_group(self, group: Group, ids: list[int]) -> None:
+        for start in range(0, len(ids), ROWS_PER_LOAD):
+            some = ids[start : start + ROWS_PER_LOAD]
+            known = await self.reader.known(some)
+            rows = {task_id: found.row for task_id, found in known.items()}
+            self.engine.delivery.loaded_ready(group, some, rows)
+            self.poke()

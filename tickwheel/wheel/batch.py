@@ -22,8 +22,8 @@ class Batch:
     staged_bytes: int = 0
     credits: dict[Subscriber, int] = field(default_factory=dict)
     """Deliveries whose end this batch confirms, by subscriber."""
-    replies: list[object] = field(default_factory=list)
-    """The shell's: answers that rest on this batch, in order."""
+    replies: list[tuple[object, bytes]] = field(default_factory=list)
+    """(the shell's reply address, bytes) of answers that rest on this batch, in order."""
 
     def is_empty(self) -> bool:
         return not self.staged and not self.credits and self.effects.is_empty()

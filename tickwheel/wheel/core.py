@@ -57,6 +57,8 @@ class EngineConfig:
     """Tasks that are due on one topic that has no group yet."""
     delivery_frame_tasks_max: int = 512
     delivery_frame_bytes_max: int = 1024 * 1024
+    dispatch_bytes_max: int = 16 * 1024 * 1024
+    """Bodies handed out by one call of ``dispatch``, about."""
 
 
 @dataclass(slots=True)

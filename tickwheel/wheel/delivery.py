@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from tickwheel.wheel.core import Core
 from tickwheel.wheel.groups import Group, Lease, Owed, Subscriber, Topic
-from tickwheel.wheel.records import Ending, TaskRow
+from tickwheel.wheel.records import Ending, Failure, TaskRow
 
+NO_FAILURES: tuple[Failure, ...] = ()
 Item = tuple[TaskRow, int]
 """(row, attempt)"""
 
@@ -32,6 +33,7 @@ class Delivery:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._bytes_left = 0
 
     # --- due -------------------------------------------------------------------------------
 
@@ -148,7 +150,8 @@ class Delivery:
         core = self._core
         out: list[Dispatch] = []
         looked_at = 0
-        while core.runnable and looked_at < limit:
+        self._bytes_left = core.config.dispatch_bytes_max
+        while core.runnable and looked_at < limit and self._bytes_left > 0:
             group = next(iter(core.runnable))
             # To the end of the line, so that no group waits for another's backlog.
             del core.runnable[group]
@@ -205,7 +208,7 @@ class Delivery:
             if due_ms > now_ms or (extras is not None and self._expired(row, now_ms)):
                 self._withhold(group, row, now_ms)
                 continue
-            attempt, failures = 1, ()
+            attempt, failures = 1, NO_FAILURES
             if group.tries:
                 tries = group.tries.pop(task_id, None)
                 if tries is not None:
@@ -229,6 +232,7 @@ class Delivery:
                 core.drop(task_id)
         else:
             index = len(ids)
+        self._bytes_left -= core.config.delivery_frame_bytes_max - size_left
         self._count_delivered(group, subscriber, len(items), deadline_ms)
         return items, len(ids) - index
 

@@ -101,7 +101,6 @@ class Settlement:
 
     def take_out(self, task_id: int, group: Group) -> None:
         """Remove a task that is ready or waiting from ``group``'s memory."""
-        core = self._core
         group.tries.pop(task_id, None)
         if group.waiting.pop(task_id, None) is not None:
             self._retry_forgotten(task_id, group)

@@ -1,0 +1,288 @@
+"""One TCP connection: bytes to frames, frames to handlers, answers and deliveries to bytes.
+
+Knows the conversation's rules (HELLO first, limits, the token, a peer that does not read) and
+no meaning of a command: that is the handlers'. Invariants:
+
+* Every request is answered once, by the handler or by the error it raised.
+* A client's mistake is answered and never ends in a traceback; only an unreadable stream, a
+  missing or refused HELLO, or a peer that does not read, ends the connection.
+* Deliveries and reading stop while more than ``out_bytes_soft`` wait for the peer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable
+from typing import Any, cast
+
+from tickwheel.clock import Now
+from tickwheel.errors import (
+    BadRequest,
+    FrameTooLarge,
+    HelloRequired,
+    ProtocolError,
+    SlowReader,
+    TickwheelError,
+    TooManyConnections,
+    Unauthorized,
+    UnknownType,
+    VersionUnsupported,
+)
+from tickwheel.protocol.codec import Decoder, encode
+from tickwheel.protocol.frames import PROTOCOL_VERSION, REQUEST_MAX, SESSION_BYTES, FrameType
+from tickwheel.server import checks
+from tickwheel.server.shell import Shell
+from tickwheel.wheel.groups import Subscriber
+from tickwheel.wheel.sessions import Session
+
+BEFORE_HELLO_BYTES_MAX = 64 * 1024
+"""Strangers may not make the daemon buffer more."""
+_ERROR, _OK = int(FrameType.ERROR), int(FrameType.OK)
+
+Handler = Callable[["Connection", tuple[Any, ...], Now], None]
+
+
+class Connection(asyncio.Protocol):
+    """``send`` and ``deliver`` are for the shell; everything else is the event loop's."""
+
+    def __init__(
+        self, shell: Shell, handlers: dict[int, Handler], connections: set[Connection]
+    ) -> None:
+        self.shell = shell
+        self.subscribers: dict[int, Subscriber] = {}
+        """By the number the client chose."""
+        self.others: list[Subscriber] = []
+        """Pulls and ended subscriptions that may have deliveries in flight."""
+        self.session: Session | None = None
+        self.name = ""
+        self.peer = "?"
+        self.open = False
+        self._handlers = handlers
+        self._connections = connections
+        self._decoder = Decoder(min(BEFORE_HELLO_BYTES_MAX, shell.limits.frame_bytes_max))
+        self._greeted = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._transport: asyncio.Transport | None = None
+
+    # --- the event loop's ----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self.open = True
+        self.peer = _address(transport.get_extra_info("peername"))
+        connections_max = self.shell.limits.connections_max
+        if len(self._connections) >= connections_max:
+            self._give_up(
+                0,
+                TooManyConnections(
+                    f"{len(self._connections)} connections are open; the limit is"
+                    f" {connections_max} (connections_max)"
+                ),
+            )
+            return
+        self._connections.add(self)
+        self._transport.set_write_buffer_limits(high=self.shell.settings.out_bytes_soft)
+        timeout_s = self.shell.settings.hello_timeout_s
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._no_hello)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.open = False
+        self._connections.discard(self)
+        self._stop_timer()
+        mono_ms = self.shell.clock.read().mono_ms
+        delivery = self.shell.engine.delivery
+        for subscriber in (*self.subscribers.values(), *self.others):
+            subscriber.owner.closed()  # type: ignore[attr-defined]  # see consuming.py
+            delivery.disconnected(subscriber, mono_ms)
+        self.subscribers.clear()
+        self.others.clear()
+        self._leave_session()
+        self.shell.poke()
+
+    def data_received(self, data: bytes) -> None:
+        if not self.open:
+            return
+        try:
+            frames = self._decoder.feed(data)
+        except ProtocolError as error:
+            self._give_up(0, error)
+            return
+        shell, handlers = self.shell, self._handlers
+        now = shell.clock.read()
+        for frame in frames:
+            handler = handlers.get(frame[0]) if self._greeted else self._hello
+            try:
+                if handler is None:
+                    raise UnknownType(f"frame type {frame[0]} is not known to this version")
+                handler(self, frame, now)
+            except TickwheelError as error:
+                self._refuse(_request_of(frame), error)
+                if not self.open:
+                    return
+            except Exception as error:
+                shell.fail(error)
+                raise
+        if not shell.core.open.is_empty():
+            shell.committer.kick()
+        if shell.core.runnable:
+            shell.poke()
+        if self._decoder.error is not None:
+            self._give_up(0, self._decoder.error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        for subscriber in self.subscribers.values():
+            subscriber.blocked = True
+        if self._transport is not None and self.open:
+            self._transport.pause_reading()
+        self._stop_timer()
+        timeout_s = self.shell.settings.slow_reader_timeout_s
+        self._timer = asyncio.get_running_loop().call_later(timeout_s, self._too_slow)
+
+    def resume_writing(self) -> None:
+        self._stop_timer()
+        if self._transport is not None and self.open:
+            self._transport.resume_reading()
+        for subscriber in self.subscribers.values():
+            subscriber.blocked = False
+            self.shell.core.wake(subscriber.group)
+        self.shell.poke()
+
+    # --- the shell's ---------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        """Write whole frames; a closed connection swallows them."""
+        if not self.open or self._transport is None:
+            return
+        self._transport.write(data)
+        waiting = self._transport.get_write_buffer_size()
+        if waiting > self.shell.settings.out_bytes_max:
+            self._abort(f"{waiting} bytes wait for it; the limit is out_bytes_max")
+
+    def ok(self, request: int, result: Any) -> None:
+        """Answer when everything that the command saw is durable."""
+        self.shell.committer.reply(self, encode((_OK, request, result)))
+
+    def refuse(self, request: int, error: TickwheelError) -> None:
+        """Answer with an error at once."""
+        self.send(encode((_ERROR, request, error.code, error.message)))
+
+    def say_goodbye(self, code: str, message: str) -> None:
+        self.send(encode((int(FrameType.GOODBYE), code, message)))
+
+    def close(self) -> None:
+        """Close when what was written is flushed."""
+        if self.open and self._transport is not None:
+            self._transport.close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def remember(self, subscriber: Subscriber) -> None:
+        """Keep a subscriber that gets no more deliveries but may hold leases."""
+        if len(self.others) > 64:
+            self.others = [s for s in self.others if s.outstanding > 0]
+        self.others.append(subscriber)
+
+    # --- HELLO -----------------------------------------------------------------------------------
+
+    def _hello(self, _: Connection, frame: tuple[Any, ...], now: Now) -> None:
+        if frame[0] != FrameType.HELLO:
+            raise HelloRequired("the first frame must be HELLO (1)")
+        checks.arity(frame, 1, "options")
+        request = checks.integer(frame[1], "request", 1, REQUEST_MAX)
+        options = checks.options(frame[2], ("v", "session", "token", "client"))
+        version = options.get("v")
+        if version != PROTOCOL_VERSION:
+            raise VersionUnsupported(
+                f"v {checks.shown(version)} is not spoken here; known: {PROTOCOL_VERSION}"
+            )
+        self._authorize(options.get("token"))
+        self.name = checks.text(options.get("client", ""), "client", 255)
+        self._join_session(options.get("session"), now.now_ms)
+        self._greeted = True
+        self._stop_timer()
+        shell = self.shell
+        self._decoder.frame_bytes_max = shell.limits.frame_bytes_max
+        self.ok(
+            request,
+            {
+                "v": PROTOCOL_VERSION,
+                "epoch": shell.epoch,
+                "node": shell.settings.node,
+                "now_ms": now.now_ms,
+                "limits": shell.limits.to_wire(),
+            },
+        )
+
+    def _authorize(self, token: object) -> None:
+        wanted = self.shell.settings.token
+        if wanted is None:
+            return
+        given = token if isinstance(token, str) else ""
+        if not hmac.compare_digest(given.encode(), wanted.encode()):
+            raise Unauthorized("the token is wrong" if token else "a token is required")
+
+    def _join_session(self, key: object, now_ms: int) -> None:
+        if key is None:
+            return
+        if type(key) is not bytes or len(key) != SESSION_BYTES:
+            raise BadRequest(f"session must be {SESSION_BYTES} bytes, not {checks.shown(key)}")
+        self.session = self.shell.join_session(key, now_ms)
+
+    def _leave_session(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            self.shell.leave_session(session)
+
+    # --- ends --------------------------------------------------------------------------------------
+
+    def _refuse(self, request: int, error: TickwheelError) -> None:
+        if error.closes_connection or not self._greeted:
+            self._give_up(request, error)
+        else:
+            self.refuse(request, error)
+
+    def _give_up(self, request: int, error: TickwheelError) -> None:
+        """Answer and close."""
+        known = isinstance(error, (FrameTooLarge, TooManyConnections))
+        self.shell.mistake(self.peer, error, quiet=known)
+        self.refuse(request, error)
+        self.close()
+        self.open = False
+
+    def _no_hello(self) -> None:
+        timeout_s = self.shell.settings.hello_timeout_s
+        self._give_up(0, HelloRequired(f"no HELLO within {timeout_s} s (hello_timeout_s)"))
+
+    def _too_slow(self) -> None:
+        timeout_s = self.shell.settings.slow_reader_timeout_s
+        self._abort(f"it read too little for {timeout_s} s (slow_reader_timeout_s)")
+
+    def _abort(self, reason: str) -> None:
+        """A peer that does not read would not read a frame that says so either."""
+        if self.open:
+            self.open = False
+            self.shell.mistake(self.peer, SlowReader(reason), quiet=False)
+            self.abort()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _request_of(frame: tuple[Any, ...]) -> int:
+    """The number to answer with; 0 when there is none that could be answered."""
+    number = frame[1] if len(frame) > 1 else 0
+    return number if type(number) is int and 0 <= number <= REQUEST_MAX else 0
+
+
+def _address(peername: Any) -> str:
+    if isinstance(peername, tuple) and len(peername) >= 2:
+        return f"{peername[0]}:{peername[1]}"
+    return str(peername or "?")

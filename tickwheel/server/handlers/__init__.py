@@ -1,0 +1,44 @@
+"""The command table: frame type to handler. No business logic here."""
+
+from __future__ import annotations
+
+from tickwheel.protocol.frames import FrameType
+from tickwheel.server.connection import Handler
+from tickwheel.server.handlers.consuming import Consuming
+from tickwheel.server.handlers.controlling import Controlling
+from tickwheel.server.handlers.listing import Listing
+from tickwheel.server.handlers.producing import Producing
+from tickwheel.server.handlers.settling import Settling
+from tickwheel.server.shell import Shell
+
+
+def command_table(shell: Shell) -> dict[int, Handler]:
+    """Handlers of one daemon, by frame type."""
+    produce, consume, settle = Producing(shell), Consuming(shell), Settling(shell)
+    control, show = Controlling(shell), Listing(shell)
+    return {
+        FrameType.HELLO: produce.second_hello,
+        FrameType.ENQUEUE: produce.enqueue,
+        FrameType.ONEWAY: produce.oneway,
+        FrameType.BYE: produce.bye,
+        FrameType.SUBSCRIBE: consume.subscribe,
+        FrameType.PREFETCH: consume.prefetch,
+        FrameType.UNSUBSCRIBE: consume.unsubscribe,
+        FrameType.PULL: consume.pull,
+        FrameType.ACK: settle.ack,
+        FrameType.NACK: settle.nack,
+        FrameType.REJECT: settle.reject,
+        FrameType.EXTEND: settle.extend,
+        FrameType.RELEASE: settle.release,
+        FrameType.CANCEL: control.cancel,
+        FrameType.RESCHEDULE: control.reschedule,
+        FrameType.RUN_NOW: control.run_now,
+        FrameType.LOOKUP: control.lookup,
+        FrameType.DEAD_REQUEUE: control.dead_requeue,
+        FrameType.DEAD_DELETE: control.dead_delete,
+        FrameType.LIST: show.tasks,
+        FrameType.STATS: show.stats,
+        FrameType.DEAD_LIST: show.dead,
+        FrameType.BACKUP: show.backup,
+        FrameType.PING: show.ping,
+    }

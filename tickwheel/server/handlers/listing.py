@@ -1,0 +1,139 @@
+"""LIST, STATS, DEAD_LIST, BACKUP and PING: what is there, page by page."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from tickwheel.clock import Now
+from tickwheel.errors import BadRequest, Conflict, TickwheelError
+from tickwheel.protocol.frames import ID_MAX
+from tickwheel.server import checks
+from tickwheel.server.connection import Connection
+from tickwheel.server.shell import Shell
+from tickwheel.server.stats import stats_map
+from tickwheel.server.wire import dead_map
+from tickwheel.wheel.states import State
+
+PAGE_MAX = 1000
+PAGE_DEFAULT = 100
+SCANNED_PER_REQUEST_MAX = 20_000
+"""A filter that matches little ends its page here; ``next`` says where to go on."""
+_LIVE = (State.SCHEDULED, State.READY, State.IN_FLIGHT, State.WAITING, State.DEAD)
+
+
+class Listing:
+    """Reads that may take a while, each in a task of its own."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+
+    def ping(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
+        checks.arity(frame, 0, "none")
+        peer.ok(checks.request_number(frame[1]), None)
+
+    def stats(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
+        checks.arity(frame, 0, "none")
+        peer.ok(checks.request_number(frame[1]), stats_map(self._shell, now))
+
+    def tasks(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
+        checks.arity(frame, 1, "options")
+        request = checks.request_number(frame[1])
+        options = checks.options(frame[2], ("topic", "state", "after", "limit"))
+        topic, state = options.get("topic"), options.get("state")
+        if topic is not None:
+            checks.name(topic, "topic")
+        if state is not None and state not in _LIVE:
+            known = ", ".join(_LIVE)
+            raise BadRequest(f"state must be one of {known}, not {checks.shown(state)}")
+        after_id = checks.integer(options.get("after", 0), "after", 0, ID_MAX)
+        limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
+        self._answer(peer, request, self._page(topic, state, after_id, limit))
+
+    async def _page(
+        self, topic: str | None, state: str | None, after_id: int, limit: int
+    ) -> dict[str, Any]:
+        shell = self._shell
+        bytes_left = shell.limits.frame_bytes_max // 2
+        found: list[dict[str, Any]] = []
+        scanned, position = 0, after_id
+        while True:
+            page, following = await shell.reader.scan(position, limit, topic)
+            for known in page:
+                size = len(known.row.body)
+                if len(found) >= limit or (found and size > bytes_left):
+                    return {"tasks": found, "next": position}
+                position = known.row.id
+                if state is None or shell.engine.control.state(known) == state:
+                    found.append(shell.describe(known))
+                    bytes_left -= size
+            scanned += limit
+            if following is None:
+                return {"tasks": found, "next": None}
+            position = following
+            if len(found) >= limit or scanned >= SCANNED_PER_REQUEST_MAX:
+                return {"tasks": found, "next": position}
+
+    def dead(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
+        checks.arity(frame, 1, "options")
+        request = checks.request_number(frame[1])
+        options = checks.options(frame[2], ("topic", "group", "after", "limit"))
+        topic, group = options.get("topic"), options.get("group")
+        for value, field in ((topic, "topic"), (group, "group")):
+            if value is not None:
+                checks.name(value, field)
+        limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
+        after = options.get("after")
+        if after is None:
+            after = (0, "")
+        elif type(after) is not tuple or len(after) != 2:
+            checks.wrong("after", "[id, group]", after)
+        checks.integer(after[0], "after[0]", 0, ID_MAX)
+        checks.text(after[1], "after[1]", 255)
+        self._answer(peer, request, self._dead_page(after, limit, topic, group))
+
+    async def _dead_page(
+        self, after: tuple[int, str], limit: int, topic: str | None, group: str | None
+    ) -> dict[str, Any]:
+        await self._shell.committer.barrier()
+        rows = await self._shell.store.scan_dead(after, limit, topic, group)
+        last = (rows[-1].id, rows[-1].group) if len(rows) == limit else None
+        return {"dead": [dead_map(row) for row in rows], "next": last}
+
+    def backup(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
+        checks.arity(frame, 1, "name")
+        request = checks.request_number(frame[1])
+        name = checks.text(frame[2], "name", 255)
+        if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
+            raise BadRequest(
+                f"name must be a file name without a folder, not {checks.shown(name)}"
+            )
+        self._answer(peer, request, self._backup(self._shell.backup_folder() / name))
+
+    async def _backup(self, path: Path) -> dict[str, Any]:
+        await self._shell.committer.barrier()
+        if path.exists():
+            raise Conflict(f"{path} exists; choose another name")
+        try:
+            size = await self._shell.store.backup(str(path))
+        except OSError as error:
+            raise Conflict(f"cannot write {path}: {error.strerror}") from error
+        return {"path": str(path), "bytes": size}
+
+    def _answer(
+        self, peer: Connection, request: int, work: Coroutine[Any, Any, dict[str, Any]]
+    ) -> None:
+        """Do ``work`` beside everything else, then answer."""
+
+        async def run() -> None:
+            try:
+                result = await work
+            except TickwheelError as error:
+                if self._shell.is_fatal(error):
+                    raise
+                peer.refuse(request, error)
+            else:
+                peer.ok(request, result)
+
+        self._shell.spawn(run())

@@ -1,0 +1,109 @@
+"""ENQUEUE, ONEWAY and BYE: the hot path of the first half."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tickwheel.clock import Now
+from tickwheel.errors import (
+    BadRequest,
+    Draining,
+    Overloaded,
+    ProtocolError,
+    RequestForgotten,
+    StoreFull,
+    WindowFull,
+)
+from tickwheel.protocol.frames import REQUEST_MAX
+from tickwheel.server import checks
+from tickwheel.server.committer import enqueue_reply
+from tickwheel.server.connection import Connection
+from tickwheel.server.shell import Shell
+from tickwheel.wheel.sessions import Session
+
+
+class Producing:
+    """What producers send."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._intake = shell.engine.intake
+        self._committer = shell.committer
+        self._parse = shell.drafts.parse
+        self._tasks_max = shell.limits.tasks_per_frame_max
+        self._window_max = shell.limits.window_max
+        self._staged_bytes_max = shell.settings.staged_bytes_max
+
+    def second_hello(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
+        raise ProtocolError("HELLO was sent before on this connection")
+
+    def enqueue(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
+        """All tasks of the frame or none; answered when they are durable."""
+        checks.arity(frame, 2, "floor, tasks")
+        _, request, floor, tasks = frame
+        if type(request) is not int or not 0 < request <= REQUEST_MAX:
+            raise BadRequest(f"request must be 1 to {REQUEST_MAX}, not {checks.shown(request)}")
+        session = peer.session
+        if session is not None:
+            if type(floor) is not int or not 0 <= floor <= request:
+                raise BadRequest(
+                    f"floor must be 0 to the request number {request}, not {checks.shown(floor)}"
+                )
+            if self._is_repeat(peer, session, request, floor):
+                return
+        self._check_door()
+        drafts, size = self._parse(self._checked(tasks), now.now_ms)
+        self._intake.enqueue(peer, session, request, drafts, size, now.now_ms)
+
+    def _is_repeat(self, peer: Connection, session: Session, request: int, floor: int) -> bool:
+        if floor > session.floor:
+            session.raise_floor(floor)
+        outcome = session.outcomes.get(request)
+        if outcome is not None:
+            if self._intake.repeat(peer, session, outcome):
+                self._committer.reply(peer, enqueue_reply(*outcome))
+            return True
+        if request < session.floor:
+            raise RequestForgotten(
+                f"request {request} lies below the session's floor {session.floor}"
+            )
+        if len(session.outcomes) >= self._window_max:
+            raise WindowFull(
+                f"{len(session.outcomes)} requests from the floor {session.floor} up are"
+                f" remembered; the limit is {self._window_max} (window_max)"
+            )
+        return False
+
+    def _check_door(self) -> None:
+        if self._shell.draining:
+            raise Draining("the daemon is shutting down; nothing was kept")
+        if self._committer.full:
+            raise StoreFull(f"the store has no room: {self._committer.trouble}")
+        if self._intake.inflight_bytes >= self._staged_bytes_max:
+            raise Overloaded(
+                f"{self._intake.inflight_bytes} bytes wait for the store; the limit is"
+                f" {self._staged_bytes_max} (staged_bytes_max)"
+            )
+
+    def _checked(self, tasks: object) -> Sequence[Any]:
+        if type(tasks) is not tuple or not 0 < len(tasks) <= self._tasks_max:
+            found = checks.sequence(tasks, "tasks", self._tasks_max)
+            raise BadRequest(f"tasks has {len(found)} elements; at least 1 is needed")
+        return tasks
+
+    def oneway(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
+        """Like ENQUEUE without an answer and without a memory for resends."""
+        checks.arity(frame, 1, "tasks")
+        self._check_door()
+        drafts, size = self._parse(self._checked(frame[2]), now.now_ms)
+        self._intake.enqueue(None, None, 0, drafts, size, now.now_ms)
+
+    def bye(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
+        """The client will not resend: its session may be forgotten."""
+        checks.arity(frame, 0, "none")
+        request = checks.request_number(frame[1])
+        session, peer.session = peer.session, None
+        if session is not None:
+            self._shell.leave_session(session, for_good=True)
+        peer.ok(request, None)
