@@ -1,0 +1,73 @@
+"""How late deliveries are while enqueues go on at the same rate. There is no peer: beanstalkd's
+delays are whole seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.context import Context, Result
+from benchmarks.load import Load
+from benchmarks.scale import WINDOW
+
+DELAY_MS = (1_000, 3_000)
+"""Tasks are due so long after their enqueue, spread evenly: from 3 s on both rates are equal."""
+WARM_UP_S = 3.0
+_SEED = 7
+
+
+def lateness(context: Context) -> Result:
+    """Each rate on a daemon of its own; its stamp and the client's receive time."""
+    result = Result("lateness")
+    early = repeated = 0
+    for rate in context.scale.lateness_rates:
+        told = _at(context, rate)
+        early += told["early"]
+        repeated += told["repeated"]
+        result.details[str(rate)] = told
+        for side, what in (("daemon", "daemon's stamp"), ("client", "client's receipt")):
+            late = told[f"{side}_late_ms"]
+            for name, value in late.items():
+                result.metric(f"{side}_{name}_ms_at_{rate}", value)
+            figures = ", ".join(f"{name} {value:.1f} ms" for name, value in late.items())
+            result.row(f"{rate:,} a second, {what}", figures)
+        context.say(f"lateness: {rate}/s: {told}")
+    result.metric("early", early)
+    result.metric("repeated", repeated)
+    result.row("early", str(early))
+    return result
+
+
+def _at(context: Context, rate: int) -> dict[str, Any]:
+    seconds = context.scale.lateness_s
+    warm_up_s = min(WARM_UP_S, seconds / 2)
+    with context.tickwheel() as daemon:
+        with (
+            Load(
+                "consume",
+                port=daemon.port,
+                count=int(rate * seconds),
+                prefetch=WINDOW,
+                warm_up_s=warm_up_s,
+            ) as consumer,
+            Load(
+                "pace",
+                port=daemon.port,
+                rate=rate,
+                seconds=seconds,
+                window=WINDOW,
+                delay_ms=DELAY_MS,
+                seed=_SEED,
+            ) as producer,
+        ):
+            cpu_s = daemon.cpu_s()
+            consumer.start()
+            producer.start()
+            paced = producer.result()
+            told = consumer.result()
+        stats = daemon.stats()
+        return {
+            **told,
+            "early": told["early"] + stats["early"],
+            "producer_behind_ms": paced["behind_ms"],
+            "server_cpu_s": daemon.cpu_s() - cpu_s,
+        }

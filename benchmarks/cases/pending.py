@@ -1,0 +1,134 @@
+"""What a million pending tasks cost: memory, recovery, and the rate of further enqueues."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.context import Context, Result, alternate, busy, measured, rates
+from benchmarks.scale import WINDOW
+from benchmarks.servers import Server, Tickwheel
+
+FILL_TASKS_PER_FRAME = 500
+FILL_WINDOW = 8
+IDS_PER_FRAME = 500
+_FILL_SEED = 100
+_MIB = 1024 * 1024
+_POLL_S = 0.005
+_RECOVERY_TIMEOUT_S = 120.0
+
+
+def fill(context: Context, daemon: Server, ids_file: Path | None = None) -> dict[str, Any]:
+    """Put the scale's number of pending tasks into a daemon."""
+    return measured(
+        daemon,
+        "tickwheel_put",
+        count=context.scale.pending,
+        tasks_per_frame=FILL_TASKS_PER_FRAME,
+        window=FILL_WINDOW,
+        seed=_FILL_SEED,
+        ids_file=str(ids_file) if ids_file is not None else None,
+    )
+
+
+def memory(context: Context) -> Result:
+    """Resident memory of a daemon at 0 and at n pending, and after every task was moved."""
+    result = Result("memory")
+    count = context.scale.pending
+    with context.tickwheel() as daemon:
+        empty = daemon.quiet_memory_bytes(context.scale.quiet_s)
+        ids_file = daemon.folder / "ids"
+        filled = fill(context, daemon, ids_file)
+        full = daemon.quiet_memory_bytes(context.scale.quiet_s)
+        moved = measured(
+            daemon,
+            "reschedule",
+            ids_file=str(ids_file),
+            ids_per_frame=IDS_PER_FRAME,
+            window=FILL_WINDOW,
+            seed=_FILL_SEED + 1,
+        )
+        after = daemon.quiet_memory_bytes(context.scale.quiet_s)
+        stats = daemon.stats()
+    assert stats["pending"] == count, f"{stats['pending']} pending instead of {count}"
+    moments = {"at 0": empty, f"at {count:,}": full, f"after {count:,} reschedules": after}
+    result.details.update(
+        moments=moments,
+        wheel_bytes=stats.get("wheel_bytes"),
+        resident_bytes=stats.get("resident_bytes"),
+    )
+    for moment, found in moments.items():
+        anon = found.get("RssAnon", 0) / _MIB
+        result.row(f"memory {moment}", f"{found['VmRSS'] / _MIB:.1f} MiB (anonymous {anon:.1f})")
+    for name, found in (("bytes_per_task", full), ("bytes_per_task_rescheduled", after)):
+        for key, suffix in (("VmRSS", ""), ("RssAnon", "_anon")):
+            result.metric(name + suffix, (found[key] - empty[key]) / count)
+        anon_bytes = result.metrics[f"memory.{name}_anon"]
+        figure = f"{result.metrics[f'memory.{name}']:.1f} B (anonymous {anon_bytes:.1f})"
+        result.row(name.replace("_", " "), figure)
+    result.rate("fill", f"filling, {FILL_TASKS_PER_FRAME} tasks a frame", rates([filled]))
+    result.rate("reschedule", f"reschedule, {IDS_PER_FRAME} ids a frame", rates([moved]))
+    return result
+
+
+def recovery(context: Context) -> Result:
+    """SIGKILL at n pending, start again: until the ready file, and until the counts are right.
+
+    The operating system's page cache is warm, as after a crash of the daemon alone.
+    """
+    result = Result("recovery")
+    count = context.scale.pending
+    folder = context.fresh_folder("tickwheel")
+    with Tickwheel(folder, context.daemon_command) as daemon:
+        fill(context, daemon)
+        daemon.kill()
+        with Tickwheel(folder, context.daemon_command) as again:
+            counted_s = _until_pending(again, count)
+            result.metric("ready_s", again.ready_s)
+            result.metric("counted_s", counted_s)
+    result.row(f"{count:,} pending, SIGKILL, to the ready file", f"{again.ready_s:.2f} s")
+    result.row(f"to the first stats that say {count:,} pending", f"{counted_s:.2f} s")
+    return result
+
+
+def _until_pending(daemon: Tickwheel, count: int) -> float:
+    while True:
+        pending = daemon.stats()["pending"]
+        elapsed_s = time.perf_counter() - daemon.started_s
+        if pending == count:
+            return elapsed_s
+        assert elapsed_s < _RECOVERY_TIMEOUT_S, f"{pending} pending instead of {count}"
+        time.sleep(_POLL_S)
+
+
+def rate_pending(context: Context) -> Result:
+    """``enqueue_frame`` on an empty daemon and on one with n pending, in turn."""
+    result = Result("rate_pending")
+    scale = context.scale
+
+    def enqueue(daemon: Server, seed: int) -> dict[str, Any]:
+        return measured(
+            daemon, "tickwheel_put", count=scale.frames, tasks_per_frame=1, window=WINDOW, seed=seed
+        )
+
+    def on_empty(seed: int) -> dict[str, Any]:
+        with context.tickwheel() as empty:
+            empty.quiet_memory_bytes(context.scale.quiet_s, patience_s=5.0)
+            return enqueue(empty, seed)
+
+    with context.tickwheel() as full:
+        fill(context, full)
+        full.quiet_memory_bytes(context.scale.quiet_s)
+
+        def on_full(seed: int) -> dict[str, Any]:
+            return enqueue(full, seed)
+
+        told = alternate(context, result.case, {"at_0": on_empty, "at_n": on_full})
+        pending = full.stats()["pending"]
+    result.details["pending_at_end"] = pending
+    at_0 = result.rate("at_0", "at 0 pending", rates(told["at_0"]), busy(told["at_0"]))
+    what = f"at {scale.pending:,} pending and more"
+    at_n = result.rate("at_n", what, rates(told["at_n"]), busy(told["at_n"]))
+    result.ratio("ratio", f"at {scale.pending:,} / at 0", at_n / at_0)
+    return result

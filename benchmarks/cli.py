@@ -1,0 +1,95 @@
+"""Arguments to a run: which cases, at which scale, with which peers, and how it is told."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import sys
+import tempfile
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bounds import failed, judge
+from benchmarks.cases import CASES
+from benchmarks.context import Context, Result
+from benchmarks.environment import NoDisk, choose_folder, describe
+from benchmarks.report import as_json, show
+from benchmarks.scale import FULL, QUICK
+from benchmarks.servers import DAEMON_COMMAND, find_beanstalkd
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0; 1 when a case failed, or with --check when a bound does not hold; 2 for bad usage."""
+    options = _parser().parse_args(arguments)
+    try:
+        parent = choose_folder(options.dir)
+    except NoDisk as error:
+        print(error, file=sys.stderr)
+        return 2
+    folder = Path(tempfile.mkdtemp(prefix="tickwheel-bench-", dir=parent))
+    try:
+        return _run(options, folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    add = parser.add_argument
+    add("--quick", action="store_true", help="small counts: does it run, not how fast is it")
+    add("--json", metavar="FILE", help="write the figures there as JSON; - for standard output")
+    add("--only", nargs="+", choices=tuple(CASES), metavar="NAME", help=", ".join(CASES))
+    add("--check", action="store_true", help="exit 1 when a bound does not hold")
+    add("--peers", action=argparse.BooleanOptionalAction, default=True, help="beanstalkd beside")
+    add("--dir", metavar="FOLDER", help="where databases and logs go: a real disk")
+    add(
+        "--daemon",
+        metavar="COMMAND",
+        default=shlex.join(DAEMON_COMMAND),
+        help="what is measured, 'serve …' is appended (default: this one)",
+    )
+    return parser
+
+
+def _context(options: argparse.Namespace, folder: Path) -> tuple[Context, str]:
+    """The context, and the peer's version or why there is none."""
+    found = find_beanstalkd() if options.peers else None
+    missing = "not installed (apt-get install beanstalkd)" if options.peers else "--no-peers"
+    context = Context(
+        scale=QUICK if options.quick else FULL,
+        folder=folder,
+        beanstalkd=found[0] if found is not None else None,
+        peers_missing=missing,
+        daemon_command=tuple(shlex.split(options.daemon)),
+    )
+    return context, found[1] if found is not None else f"none, {missing}"
+
+
+def _run(options: argparse.Namespace, folder: Path) -> int:
+    context, peer = _context(options, folder)
+    environment: dict[str, Any] = {**describe(folder), "peer": peer}
+    names = [name for name in CASES if options.only is None or name in options.only]
+    results: list[Result] = []
+    failures: dict[str, str] = {}
+    for name in names:
+        context.say(f"{name} …")
+        try:
+            results.append(CASES[name](context))
+        except Exception as error:
+            traceback.print_exc()
+            failures[name] = f"{type(error).__name__}: {error}"
+    metrics = {name: value for result in results for name, value in result.metrics.items()}
+    judged = judge(metrics, names, full=not options.quick)
+    told = as_json(environment, context.scale.name, results, failures, judged)
+    if options.json not in (None, "-"):
+        Path(options.json).write_text(told + "\n")
+    if options.json == "-":
+        print(told)
+        show(sys.stderr, environment, results, failures, judged)
+    else:
+        show(sys.stdout, environment, results, failures, judged)
+    broken = failed(judged, peers_wanted=options.peers)
+    return 1 if failures or (options.check and broken) else 0

@@ -1,0 +1,119 @@
+"""What a case is given and what it gives back. Knows no case."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.load import run_load
+from benchmarks.scale import Scale
+from benchmarks.servers import DAEMON_COMMAND, Beanstalkd, Server, Tickwheel
+
+
+@dataclass
+class Result:
+    """Figures of one case. ``metrics`` are what bounds and other tools read, by name."""
+
+    case: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    rows: list[tuple[str, str]] = field(default_factory=list)
+    """(what, figure) for people."""
+    rounds: dict[str, list[float]] = field(default_factory=dict)
+    """Every round's rate behind a median."""
+    details: dict[str, Any] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    """Comparisons that were not made, and why."""
+
+    def row(self, what: str, figure: str) -> None:
+        self.rows.append((what, figure))
+
+    def metric(self, name: str, value: float) -> None:
+        self.metrics[f"{self.case}.{name}"] = value
+
+    def rate(self, name: str, what: str, rates: list[float], remark: str = "") -> float:
+        """The median of the rounds, noted as metric and row."""
+        middle = statistics.median(rates)
+        self.rounds[name] = [round(rate) for rate in rates]
+        self.metric(name, middle)
+        spread = f" ({min(rates):,.0f}-{max(rates):,.0f})" if len(rates) > 1 else ""
+        self.row(what, f"{middle:,.0f}/s{spread}{remark}")
+        return middle
+
+    def ratio(self, name: str, what: str, value: float) -> None:
+        self.metric(name, value)
+        self.row(what, f"{value:.2f} x")
+
+
+@dataclass
+class Context:
+    """One run's circumstances."""
+
+    scale: Scale
+    folder: Path
+    beanstalkd: str | None
+    """The peer's program, None when it is absent or not wanted."""
+    peers_missing: str = ""
+    """Why there is no peer."""
+    daemon_command: Sequence[str] = DAEMON_COMMAND
+    quiet: bool = False
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def tickwheel(self) -> Tickwheel:
+        """A fresh daemon."""
+        return Tickwheel(self.fresh_folder("tickwheel"), self.daemon_command)
+
+    def peer(self, mode: str) -> Beanstalkd:
+        """A fresh beanstalkd."""
+        assert self.beanstalkd is not None
+        return Beanstalkd(self.fresh_folder("beanstalkd"), self.beanstalkd, mode)
+
+    def fresh_folder(self, name: str) -> Path:
+        return self.folder / f"{name}-{next(self._numbers)}"
+
+    def say(self, text: str) -> None:
+        """Progress, on standard error."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+
+Contestant = Callable[[int], dict[str, Any]]
+"""One round of one system: the round's number in, the load's figures out."""
+
+
+def alternate(context: Context, case: str, contestants: dict[str, Contestant]) -> Rounds:
+    """Every contestant once a round, in turn, so that a slow minute of the machine hits all."""
+    told: Rounds = {name: [] for name in contestants}
+    for number in range(context.scale.rounds):
+        for name, contestant in contestants.items():
+            figures = contestant(number)
+            told[name].append(figures)
+            rate = figures["count"] / figures["elapsed_s"]
+            context.say(f"{case}: round {number + 1}: {name}: {rate:,.0f}/s")
+    return told
+
+
+Rounds = dict[str, list[dict[str, Any]]]
+
+
+def rates(rounds: Sequence[dict[str, Any]]) -> list[float]:
+    return [figures["count"] / figures["elapsed_s"] for figures in rounds]
+
+
+def busy(rounds: Sequence[dict[str, Any]]) -> str:
+    """How busy the processes were: tells which side was the bottleneck."""
+    elapsed_s = sum(figures["elapsed_s"] for figures in rounds)
+    client = sum(figures["client_cpu_s"] for figures in rounds) / elapsed_s
+    server = sum(figures["server_cpu_s"] for figures in rounds) / elapsed_s
+    return f"; CPU: server {server:.0%}, load {client:.0%}"
+
+
+def measured(server: Server, job: str, **arguments: object) -> dict[str, Any]:
+    """One load against a server, with the server's processor time."""
+    cpu_s = server.cpu_s()
+    figures = run_load(job, port=server.port, **arguments)
+    return {**figures, "server_cpu_s": server.cpu_s() - cpu_s}

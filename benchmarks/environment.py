@@ -1,0 +1,69 @@
+"""Where a run takes place: machine, versions, and the sync latency of the disk it uses."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sqlite3
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+_VOLATILE = ("tmpfs", "ramfs", "devtmpfs")
+_SYNCS = 200
+
+
+class NoDisk(Exception):
+    """The folder lies in memory: syncs would cost nothing there."""
+
+
+def file_system(folder: Path) -> str:
+    """Type of the file system that holds ``folder``, by the longest mount point."""
+    wanted = folder.resolve()
+    best, kind = Path("/"), "?"
+    for line in Path("/proc/mounts").read_text().splitlines():
+        _, mount, found = line.split()[:3]
+        point = Path(mount.replace("\\040", " "))
+        if (point == wanted or point in wanted.parents) and len(str(point)) >= len(str(best)):
+            best, kind = point, found
+    return kind
+
+
+def choose_folder(asked: str | None) -> Path:
+    """Where databases and logs go. Raises NoDisk rather than measure syncs to memory."""
+    candidates = [asked] if asked is not None else ["/var/tmp", str(Path.cwd())]
+    for candidate in candidates:
+        folder = Path(candidate)
+        if folder.is_dir() and file_system(folder) not in _VOLATILE:
+            return folder
+    raise NoDisk(f"{' and '.join(candidates)}: no folder on a real disk; name one with --dir")
+
+
+def sync_latency_ms(folder: Path) -> dict[str, float]:
+    """Appending 4 KiB and fdatasync: median and p99."""
+    path, block, took = folder / "sync-probe", os.urandom(4096), []
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    try:
+        for _ in range(_SYNCS):
+            started_s = time.perf_counter()
+            os.write(descriptor, block)
+            os.fdatasync(descriptor)
+            took.append((time.perf_counter() - started_s) * 1000)
+    finally:
+        os.close(descriptor)
+        path.unlink()
+    return {"median": statistics.median(took), "p99": sorted(took)[int(_SYNCS * 0.99)]}
+
+
+def describe(folder: Path) -> dict[str, Any]:
+    return {
+        "cpus": os.cpu_count(),
+        "machine": platform.machine(),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "sqlite": sqlite3.sqlite_version,
+        "file_system": file_system(folder),
+        "fdatasync_4k_ms": sync_latency_ms(folder),
+        "load_average": os.getloadavg()[0],
+    }

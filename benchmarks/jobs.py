@@ -1,0 +1,215 @@
+"""What a load process can do. Each job prepares (encodes, connects), then runs when told.
+
+A job is a generator function: the ``yield`` is where it is ready and waits for the start; it
+returns its figures as plain JSON values.
+"""
+
+from __future__ import annotations
+
+import array
+import random
+import select
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+from benchmarks import payload
+from benchmarks.client_jobs import client_burst
+from benchmarks.consume import BeanstalkdConsumer, TickwheelConsumer, percentiles
+from benchmarks.pump import Stream, one_by_one, pump
+from benchmarks.scale import CONNECTIONS, RUN_TIMEOUT_S
+from benchmarks.wire import (
+    Control,
+    FrameCounter,
+    check_inserted,
+    connect,
+    count_lines,
+    results,
+)
+
+Job = Generator[None, None, dict[str, Any]]
+
+
+def _shares(count: int, connections: int) -> list[int]:
+    share, odd = divmod(count, connections)
+    return [share + (index < odd) for index in range(connections)]
+
+
+def _timed_pump(streams: list[Stream]) -> dict[str, Any]:
+    cpu_s = time.process_time()
+    elapsed_s = pump(streams)
+    return {"elapsed_s": elapsed_s, "client_cpu_s": time.process_time() - cpu_s}
+
+
+def tickwheel_put(
+    port: int,
+    count: int,
+    tasks_per_frame: int,
+    window: int,
+    seed: int,
+    due_ms: int | None = None,
+    ids_file: str | None = None,
+    connections: int = CONNECTIONS,
+) -> Job:
+    """Durable enqueues, pipelined; optionally leaves the ids in a file of int64."""
+    streams = [
+        Stream(
+            Control(port, session=True).sock,
+            payload.enqueue_frames(share, tasks_per_frame, window, seed + index, due_ms),
+            window,
+            FrameCounter(),
+        )
+        for index, share in enumerate(_shares(count, connections))
+    ]
+    yield
+    told = _timed_pump(streams)
+    ids = array.array("q")
+    for stream in streams:
+        for _, some in results(stream.replies):
+            ids.extend(some)
+    assert len(set(ids)) == count, f"{len(set(ids))} different ids for {count} tasks"
+    if ids_file is not None:
+        Path(ids_file).write_bytes(ids.tobytes())
+    return {**told, "count": count}
+
+
+def beanstalkd_put(
+    port: int,
+    count: int,
+    window: int,
+    seed: int,
+    delay_s: int | None = None,
+    connections: int = CONNECTIONS,
+) -> Job:
+    """``put``, pipelined."""
+    streams = [
+        Stream(
+            connect(port), payload.beanstalkd_puts(share, seed + i, delay_s), window, count_lines
+        )
+        for i, share in enumerate(_shares(count, connections))
+    ]
+    yield
+    told = _timed_pump(streams)
+    assert sum(check_inserted(stream.replies) for stream in streams) == count
+    return {**told, "count": count}
+
+
+def tickwheel_sequential(port: int, count: int, seed: int) -> Job:
+    """One task a frame, each after the answer to the one before."""
+    load = payload.enqueue_frames(count, 1, 1, seed)
+    stream = Stream(Control(port, session=True).sock, load, 1, FrameCounter())
+    yield
+    took = one_by_one(stream)
+    assert sum(1 for _ in results(stream.replies)) == count
+    return _sequential_figures(took)
+
+
+def beanstalkd_sequential(port: int, count: int, seed: int) -> Job:
+    stream = Stream(connect(port), payload.beanstalkd_puts(count, seed), 1, count_lines)
+    yield
+    took = one_by_one(stream)
+    assert check_inserted(stream.replies) == count
+    return _sequential_figures(took)
+
+
+def _sequential_figures(took: list[float]) -> dict[str, Any]:
+    latency_ms = percentiles([seconds * 1000 for seconds in took])
+    return {"elapsed_s": sum(took), "count": len(took), "latency_ms": latency_ms}
+
+
+def tickwheel_burst(port: int, count: int, due_ms: int, prefetch: int) -> Job:
+    """Deliveries of tasks due at one moment, acked per read; from that moment to the last
+    confirmed ack."""
+    consumer = TickwheelConsumer(port, CONNECTIONS, prefetch)
+    yield
+    cpu_s = time.process_time()
+    consumer.run(count, RUN_TIMEOUT_S)
+    return {
+        "elapsed_s": consumer.last_s - due_ms / 1000,
+        "first_ms": consumer.first_s * 1000 - due_ms,
+        "client_cpu_s": time.process_time() - cpu_s,
+        "count": consumer.acked,
+        "early": consumer.early,
+        "repeated": consumer.repeated,
+    }
+
+
+def beanstalkd_burst(port: int, count: int, window: int) -> Job:
+    """``reserve`` and ``delete`` of jobs that are ready; from the first byte sent."""
+    consumer = BeanstalkdConsumer(port, CONNECTIONS, window)
+    yield
+    cpu_s = time.process_time()
+    elapsed_s = consumer.run(count, RUN_TIMEOUT_S)
+    client_cpu_s = time.process_time() - cpu_s
+    return {"elapsed_s": elapsed_s, "client_cpu_s": client_cpu_s, "count": consumer.deleted}
+
+
+def consume(port: int, count: int, prefetch: int, warm_up_s: float) -> Job:
+    """Acks everything while it comes; lateness of what is due after the warm-up."""
+    consumer = TickwheelConsumer(port, CONNECTIONS, prefetch)
+    yield
+    consumer.run(count, RUN_TIMEOUT_S, int((time.time() + warm_up_s) * 1000))
+    return {
+        "count": consumer.acked,
+        "early": consumer.early,
+        "repeated": consumer.repeated,
+        "measured": len(consumer.daemon_late_ms),
+        "daemon_late_ms": percentiles(consumer.daemon_late_ms),
+        "client_late_ms": percentiles(consumer.client_late_ms),
+    }
+
+
+def pace(port: int, rate: int, seconds: float, window: int, delay_ms: list[int], seed: int) -> Job:
+    """Enqueues at a steady rate, one task a frame, a millisecond's worth at a time."""
+    count = int(rate * seconds)
+    load = payload.paced_frames(count, window, seed, (delay_ms[0], delay_ms[1]))
+    stream = Stream(Control(port, session=True).sock, load, window, FrameCounter())
+    stream.sock.setblocking(False)
+    yield
+    behind_s = 0.0
+    started_s = time.perf_counter()
+    while stream.answered < count:
+        now_s = time.perf_counter() - started_s
+        due = min(count, int(now_s * rate) + 1)
+        stream.sendable = max(stream.sendable, min(due, stream.answered + window))
+        behind_s = max(behind_s, (due - stream.sendable) / rate)
+        stream.send()
+        if select.select([stream.sock], [], [], 0)[0]:
+            stream.read()
+        time.sleep(0.001)
+        assert now_s < RUN_TIMEOUT_S, f"{stream.answered} of {count} answers"
+    assert sum(1 for _ in results(stream.replies)) == count
+    return {"count": count, "behind_ms": behind_s * 1000}
+
+
+def reschedule(port: int, ids_file: str, ids_per_frame: int, window: int, seed: int) -> Job:
+    """Every id of the file, in random order, to a new time in the span."""
+    ids = array.array("q")
+    ids.frombytes(Path(ids_file).read_bytes())
+    shuffled = list(ids)
+    random.Random(seed).shuffle(shuffled)
+    load = payload.reschedule_frames(shuffled, ids_per_frame, seed)
+    stream = Stream(Control(port).sock, load, window, FrameCounter())
+    yield
+    told = _timed_pump([stream])
+    done = sum(status == "scheduled" for answer in results(stream.replies) for status, _ in answer)
+    assert done == len(shuffled), f"{done} of {len(shuffled)} were rescheduled"
+    return {**told, "count": done}
+
+
+JOBS: dict[str, Callable[..., Job]] = {
+    job.__name__: job
+    for job in (
+        tickwheel_put,
+        beanstalkd_put,
+        tickwheel_sequential,
+        beanstalkd_sequential,
+        tickwheel_burst,
+        beanstalkd_burst,
+        consume,
+        pace,
+        reschedule,
+        client_burst,
+    )
+}

@@ -1,0 +1,127 @@
+"""A load process: ``python -m benchmarks.load``, a job as JSON on its standard input.
+
+Says ``ready``, waits for a line, works, prints its figures as JSON. It ends itself when its
+time is over or when nobody tells it to start.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import signal
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.scale import RUN_TIMEOUT_S
+
+
+class LoadFailed(Exception):
+    """A load process did not finish its job; the message is what it said."""
+
+
+class Load:
+    """The parent's side of one load process, ready to start when constructed."""
+
+    def __init__(self, job: str, **arguments: object) -> None:
+        self._job = job
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.load"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[1],
+        )
+        try:
+            self._say(json.dumps({"job": job, "arguments": arguments}))
+            self._expect("ready")
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> None:
+        self._say("go")
+
+    def result(self) -> dict[str, Any]:
+        told = json.loads(self._line())
+        if "failed" in told:
+            raise LoadFailed(f"{self._job}: {told['failed']}")
+        assert isinstance(told, dict)
+        return told
+
+    def run(self) -> dict[str, Any]:
+        self.start()
+        return self.result()
+
+    def close(self) -> None:
+        """End the process, by its own id, and forget it."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.communicate()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _say(self, line: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+
+    def _line(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise LoadFailed(f"{self._job}: the load process ended ({self._process.wait()})")
+        return line
+
+    def _expect(self, word: str) -> None:
+        line = self._line().strip()
+        if line != word:
+            raise LoadFailed(f"{self._job}: {json.loads(line).get('failed', line)}")
+
+
+def run_load(job: str, **arguments: object) -> dict[str, Any]:
+    """One load from start to figures."""
+    with Load(job, **arguments) as load:
+        return load.run()
+
+
+def main() -> int:
+    """The load process itself."""
+    from benchmarks.jobs import JOBS
+
+    signal.alarm(RUN_TIMEOUT_S)
+    told = json.loads(sys.stdin.readline())
+    job = JOBS[told["job"]](**told["arguments"])
+    try:
+        next(job)
+        gc.collect()
+        gc.freeze()
+        print("ready", flush=True)
+        if not sys.stdin.readline():
+            return 1
+        try:
+            next(job)
+        except StopIteration as stop:
+            print(json.dumps(stop.value), flush=True)
+            return 0
+        raise AssertionError("a job yields once")
+    except Exception as error:
+        traceback.print_exc()
+        print(json.dumps({"failed": f"{type(error).__name__}: {error}"}), flush=True)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Load, encoded before the clock starts: the same bodies and due times for every system.
+
+Knows both protocols' requests and no socket. A stream of requests is one block of bytes and
+where each request ends in it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from benchmarks.scale import BODY_BYTES, DUE_SPAN_S
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import FrameType
+
+TOPIC = "bench"
+FIRST_REQUEST = 2
+"""HELLO is request 1."""
+_BODIES = 1_024
+"""Different bodies; enough that no system gains from seeing one again."""
+
+
+class Encoded(NamedTuple):
+    """``ends[i]``: where request i ends in ``blob``."""
+
+    blob: bytes
+    ends: list[int]
+
+
+def bodies(seed: int) -> list[bytes]:
+    source = random.Random(seed)
+    return [source.randbytes(BODY_BYTES // 2).hex().encode() for _ in range(_BODIES)]
+
+
+def delays_s(count: int, seed: int) -> list[float]:
+    """Spread evenly over the span, in random order."""
+    source = random.Random(seed)
+    return [source.uniform(60, DUE_SPAN_S) for _ in range(count)]
+
+
+def _join(parts: Sequence[bytes]) -> Encoded:
+    return Encoded(b"".join(parts), list(accumulate(map(len, parts))))
+
+
+def enqueue_frames(
+    count: int, tasks_per_frame: int, window: int, seed: int, due_ms: int | None = None
+) -> Encoded:
+    """ENQUEUE frames of ``count`` tasks, due over the span or all at ``due_ms``.
+
+    The floor of each is right for a client that never has more than ``window`` requests from
+    its lowest unanswered one up, which is what the pump does.
+    """
+    texts = bodies(seed)
+    delays = delays_s(count, seed) if due_ms is None else []
+    parts: list[bytes] = []
+    for number, start in enumerate(range(0, count, tasks_per_frame)):
+        indexes = range(start, min(count, start + tasks_per_frame))
+        tasks: list[tuple[object, ...]]
+        if due_ms is None:
+            tasks = [(TOPIC, texts[i % _BODIES], int(delays[i] * 1000)) for i in indexes]
+        else:
+            tasks = [(TOPIC, texts[i % _BODIES], None, {"due_ms": due_ms}) for i in indexes]
+        parts.append(_enqueue(FIRST_REQUEST + number, window, tasks))
+    return _join(parts)
+
+
+def paced_frames(count: int, window: int, seed: int, delay_ms: tuple[int, int]) -> Encoded:
+    """ENQUEUE frames of one task each, due within the given range of delays."""
+    texts = bodies(seed)
+    source = random.Random(seed)
+    return _join(
+        [
+            _enqueue(
+                FIRST_REQUEST + i, window, [(TOPIC, texts[i % _BODIES], source.randint(*delay_ms))]
+            )
+            for i in range(count)
+        ]
+    )
+
+
+def _enqueue(request: int, window: int, tasks: Sequence[tuple[object, ...]]) -> bytes:
+    floor = max(FIRST_REQUEST, request - window + 1)
+    return encode((int(FrameType.ENQUEUE), request, floor, tasks))
+
+
+def reschedule_frames(ids: Sequence[int], ids_per_frame: int, seed: int) -> Encoded:
+    """RESCHEDULE frames that move each id to a new time in the span."""
+    delays = delays_s(len(ids), seed)
+    parts: list[bytes] = []
+    for number, start in enumerate(range(0, len(ids), ids_per_frame)):
+        some = range(start, min(len(ids), start + ids_per_frame))
+        items = [(ids[i], int(delays[i] * 1000), None) for i in some]
+        parts.append(encode((int(FrameType.RESCHEDULE), FIRST_REQUEST + number, items)))
+    return _join(parts)
+
+
+def beanstalkd_puts(count: int, seed: int, delay_s: int | None = None) -> Encoded:
+    """``put`` commands, due over the span or all after ``delay_s``."""
+    texts = bodies(seed)
+    delays: Iterable[float] = (
+        delays_s(count, seed) if delay_s is None else (delay_s for _ in range(count))
+    )
+    return _join(
+        [
+            b"put 0 %d 120 %d\r\n%b\r\n" % (delay, BODY_BYTES, texts[i % _BODIES])
+            for i, delay in enumerate(delays)
+        ]
+    )

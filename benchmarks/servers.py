@@ -1,0 +1,210 @@
+"""The daemon and its peers as processes: started on free ports, watched, ended by their ids."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.wire import Control, connect
+from tickwheel.protocol.frames import FrameType
+
+_START_TIMEOUT_S = 120.0
+_STOP_TIMEOUT_S = 30.0
+_POLL_S = 0.002
+_CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+DAEMON_COMMAND = (sys.executable, "-m", "tickwheel")
+
+
+class ServerFailed(Exception):
+    """A server did not start or ended by itself."""
+
+
+class Server:
+    """One process with a folder of its own."""
+
+    port: int
+
+    def __init__(self, folder: Path, command: Sequence[str]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.started_s = time.perf_counter()
+        self._log = folder / "log"
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=_project()
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def check_alive(self) -> None:
+        if self._process.poll() is not None:
+            tail = self._log.read_text(errors="replace")[-1000:]
+            raise ServerFailed(f"ended with {self._process.returncode}: {tail}")
+
+    def cpu_s(self) -> float:
+        """Processor time so far, all threads."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Resident memory: ``VmRSS`` and its parts."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        found = re.findall(r"^(VmRSS|RssAnon|RssFile|RssShmem):\s+(\d+) kB", status, re.M)
+        return {name: int(kib) * 1024 for name, kib in found}
+
+    def quiet_memory_bytes(self, quiet_s: float, patience_s: float = 60.0) -> dict[str, int]:
+        """Memory when commits and checkpoints are over: unchanged for ``quiet_s``, with next
+        to no processor time used."""
+        deadline_s = time.monotonic() + patience_s
+        last, last_cpu_s, since_s = self.memory_bytes(), self.cpu_s(), time.monotonic()
+        while time.monotonic() < deadline_s:
+            time.sleep(quiet_s / 8)
+            now, cpu_s = self.memory_bytes(), self.cpu_s()
+            if abs(now["VmRSS"] - last["VmRSS"]) > 65_536 or cpu_s - last_cpu_s > 0.2:
+                last, last_cpu_s, since_s = now, cpu_s, time.monotonic()
+            elif time.monotonic() - since_s >= quiet_s:
+                break
+        return self.memory_bytes()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would."""
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def stop(self) -> None:
+        """End it and delete what it kept."""
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_STOP_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.kill()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+class Tickwheel(Server):
+    """A daemon on the embedded store, with its default settings."""
+
+    def __init__(self, folder: Path, command: Sequence[str] = DAEMON_COMMAND) -> None:
+        ready = folder / "ready.json"
+        ready.unlink(missing_ok=True)
+        store = f"sqlite:///{(folder / 'store.db').resolve()}"
+        super().__init__(
+            folder,
+            [
+                *command,
+                *("serve", "--store", store, "--listen", "tcp://127.0.0.1:0"),
+                *("--ready-file", str(ready.resolve())),
+            ],
+        )
+        try:
+            self._wait_for(ready)
+        except BaseException:
+            self.stop()
+            raise
+        self.ready_s = time.perf_counter() - self.started_s
+        """From the start of the process to the ready file."""
+        self.port = int(json.loads(ready.read_text())["url"].rsplit(":", 1)[1])
+
+    def _wait_for(self, ready: Path) -> None:
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while not ready.exists():
+            self.check_alive()
+            if time.monotonic() > deadline_s:
+                raise ServerFailed(f"not ready within {_START_TIMEOUT_S:.0f} s")
+            time.sleep(_POLL_S)
+
+    def stats(self) -> dict[str, Any]:
+        control = Control(self.port)
+        try:
+            told = control.ask(FrameType.STATS)
+        finally:
+            control.close()
+        assert isinstance(told, dict)
+        return told
+
+
+BEANSTALKD_MODES: dict[str, tuple[str, ...]] = {
+    "no_log": (),
+    "log": ("-f", "50"),
+    "log_each": ("-f", "0"),
+}
+"""Without its log; with it and its default, an fsync each 50 ms; an fsync for every command."""
+
+
+class Beanstalkd(Server):
+    """beanstalkd in one of its modes."""
+
+    def __init__(self, folder: Path, program: str, mode: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        log = () if mode == "no_log" else ("-b", str(folder), *BEANSTALKD_MODES[mode])
+        super().__init__(folder, [program, "-l", "127.0.0.1", "-p", str(self.port), *log])
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _wait(self) -> None:
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            self.check_alive()
+            try:
+                connect(self.port).close()
+                return
+            except OSError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(_POLL_S)
+
+    def wait_until_ready(self, count: int, timeout_s: float = 60.0) -> None:
+        """Until ``count`` jobs are ready to be reserved."""
+        deadline_s = time.monotonic() + timeout_s
+        with connect(self.port) as sock:
+            while True:
+                sock.sendall(b"stats-tube default\r\n")
+                found = re.search(rb"current-jobs-ready: (\d+)", sock.recv(1 << 16))
+                if found is not None and int(found[1]) >= count:
+                    return
+                if time.monotonic() > deadline_s:
+                    raise ServerFailed(f"{count} jobs are not ready within {timeout_s:.0f} s")
+                time.sleep(0.05)
+
+
+def find_beanstalkd() -> tuple[str, str] | None:
+    """(path, version), or None when it is not installed."""
+    program = shutil.which("beanstalkd")
+    if program is None:
+        return None
+    told = subprocess.run([program, "-v"], capture_output=True, text=True, timeout=10, check=False)
+    return program, told.stdout.strip() or "beanstalkd"
+
+
+def _project() -> Path:
+    return Path(__file__).parents[1]

@@ -1,0 +1,229 @@
+"""A real daemon in a process of its own, for tests that start, kill and restart it.
+
+    with Daemon(tmp_path) as daemon:            # or: async with
+        ... daemon.url ... daemon.kill() ... daemon.start() ...
+
+The port is free at the first start and kept from then on, as a real daemon's would be, so that
+clients find it again. Every process is ended by its own pid; its output stays in ``log``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
+_GLANCE_S = 0.02
+"""How long one wait for the process's end lasts while the ready file is looked for."""
+
+
+class DaemonFailed(Exception):
+    """It ended, or did not become ready in time; the message holds its log."""
+
+
+class Daemon:
+    """One daemon's folder, store and address over any number of starts.
+
+    ``settings`` are fields of ``tickwheel.server.settings.Settings`` (``lease_default_s=1``).
+    ``failpoints`` holds for the next start only; the places that killed stand in ``hits``.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        store: str | None = None,
+        http: bool = False,
+        args: tuple[str, ...] = (),
+        env: Mapping[str, str] | None = None,
+        failpoints: str = "",
+        **settings: Any,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self.store = store or f"sqlite:///{folder / 'store.db'}"
+        self.log = folder / "daemon.log"
+        self.args = args
+        self.env = dict(env or {})
+        self.failpoints = failpoints
+        self.settings = settings
+        self.starts = 0
+        self._listen = "tcp://127.0.0.1:0"
+        self._http = "127.0.0.1:0" if http else None
+        self._ready_file = folder / "ready.json"
+        self._hits_file = folder / "failpoints.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ready: dict[str, Any] = {}
+
+    # --- what it says about itself ------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        """``tcp://127.0.0.1:PORT``; known after the first start."""
+        return str(self._ready["url"])
+
+    @property
+    def http(self) -> str:
+        """``http://127.0.0.1:PORT``; with ``http=True``."""
+        return str(self._ready["http"])
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    @property
+    def pid(self) -> int:
+        return self._running().pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def hits(self) -> list[str]:
+        """The failpoints that killed it, in order, over all starts."""
+        return self._hits_file.read_text().split() if self._hits_file.exists() else []
+
+    def log_text(self) -> str:
+        """What it has written to standard output and error over all starts."""
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    # --- starting and ending ------------------------------------------------------------
+
+    def start(self, timeout_s: float = START_TIMEOUT_S) -> Self:
+        """Start it and return once it serves. Raises DaemonFailed with its log."""
+        self.spawn()
+        self.wait_ready(timeout_s)
+        return self
+
+    def spawn(self) -> None:
+        """Start it without waiting until it serves."""
+        assert not self.alive, "it is running"
+        self._ready_file.unlink(missing_ok=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._environment(),
+            )
+        self.starts += 1
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Until the ready file of this start is there."""
+        process = self._running()
+        deadline = time.monotonic() + timeout_s
+        while not self._ready_file.exists():
+            try:
+                code = process.wait(_GLANCE_S)
+            except subprocess.TimeoutExpired:
+                code = None
+            if code is not None:
+                raise DaemonFailed(f"ended with {code} before it was ready\n{self.log_text()}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise DaemonFailed(f"not ready after {timeout_s} s\n{self.log_text()}")
+        self._ready = json.loads(self._ready_file.read_text())
+        self._listen = self.url
+        if self._http is not None:
+            self._http = self.http.removeprefix("http://")
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone. Nothing happens when it is not running."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait(STOP_TIMEOUT_S)
+
+    def terminate(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """SIGTERM; its exit code."""
+        self._running().send_signal(signal.SIGTERM)
+        return self.wait(timeout_s)
+
+    def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        """Until it ends by itself; its exit code, negative for a signal."""
+        try:
+            return self._running().wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise DaemonFailed(f"still running after {timeout_s} s\n{self.log_text()}") from None
+
+    def restart(self, *, kill: bool = True) -> Self:
+        """End it, by SIGKILL or SIGTERM, and start it again at the same address."""
+        if kill:
+            self.kill()
+        else:
+            self.terminate()
+        return self.start()
+
+    # --- the same without blocking the loop ----------------------------------------------
+
+    async def astart(self, timeout_s: float = START_TIMEOUT_S) -> Self:
+        return await asyncio.to_thread(self.start, timeout_s)
+
+    async def akill(self) -> None:
+        await asyncio.to_thread(self.kill)
+
+    async def aterminate(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        return await asyncio.to_thread(self.terminate, timeout_s)
+
+    async def awaited(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
+        return await asyncio.to_thread(self.wait, timeout_s)
+
+    async def arestart(self, *, kill: bool = True) -> Self:
+        return await asyncio.to_thread(lambda: self.restart(kill=kill))
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
+
+    async def __aenter__(self) -> Self:
+        return await self.astart()
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.akill()
+
+    # --- details ------------------------------------------------------------------------
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "it was never started"
+        return self._process
+
+    def _command(self) -> list[str]:
+        command = [sys.executable, "-m", "tickwheel", "serve", "--store", self.store]
+        command += ["--listen", self._listen, "--ready-file", str(self._ready_file)]
+        if self._http is not None:
+            command += ["--http", self._http]
+        for name, value in self.settings.items():
+            command += ["--set", f"{name}={value}"]
+        return [*command, *self.args]
+
+    def _environment(self) -> dict[str, str]:
+        clean = {k: v for k, v in os.environ.items() if not k.startswith("TICKWHEEL_")}
+        found = {**clean, "PYTHONUNBUFFERED": "1", **self.env}
+        if self.failpoints:
+            found["TICKWHEEL_FAILPOINTS"] = self.failpoints
+            found["TICKWHEEL_FAILPOINTS_LOG"] = str(self._hits_file)
+            self.failpoints = ""
+        return found

@@ -1,0 +1,30 @@
+"""Real daemons for the end-to-end tests; whatever a test leaves running is killed after it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon import Daemon
+
+
+@pytest.fixture
+def make_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
+    """``make_daemon(lease_default_s=1, …)``: a Daemon with these settings, not started yet."""
+    made: list[Daemon] = []
+
+    def make(**options: Any) -> Daemon:
+        made.append(Daemon(tmp_path / f"daemon-{len(made)}", **options))
+        return made[-1]
+
+    yield make
+    for daemon in made:
+        daemon.kill()
+
+
+@pytest.fixture
+def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
+    """A running daemon on the embedded store, with HTTP, all settings at their defaults."""
+    return make_daemon(http=True).start()

@@ -1,0 +1,346 @@
+"""What clients should not send: a clear error each time, the connection and the daemon go on.
+
+Against a real daemon. After every mistake the log holds no traceback and a good request works.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from daemon import Daemon
+from raw import Raw
+
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import FrameType as T
+
+ERROR = int(T.ERROR)
+DAY_MS = 86_400_000
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("bad-input"), http=True) as daemon:
+        yield daemon
+        assert "Traceback" not in daemon.log_text()
+
+
+@pytest.fixture
+def raw(running: Daemon) -> Iterator[Raw]:
+    with Raw(running.port) as connection:
+        yield connection
+
+
+def works(raw: Raw) -> None:
+    """The connection still takes a task."""
+    frame = raw.enqueue(("fine", b"x", DAY_MS))
+    assert frame[0] == T.OK, frame
+
+
+def refused(frame: Any, code: str, *words: str) -> None:
+    assert frame[0] == ERROR, frame
+    assert frame[2] == code, frame
+    for word in words:
+        assert word in frame[3], frame
+
+
+# --- the stream is unreadable: answer and close ----------------------------------------------
+
+
+def test_a_frame_too_large_is_answered_and_the_connection_closed(raw: Raw) -> None:
+    limit = raw.limits["frame_bytes_max"]
+    raw.send_bytes(encode((int(T.ENQUEUE), 9, 9, [("t", b"x" * limit, 0)]))[: limit + 10])
+    refused(raw.next(), "frame_too_large", str(limit), "frame_bytes_max")
+    assert raw.closed()
+
+
+def test_a_frame_at_the_limit_is_taken(raw: Raw) -> None:
+    limit = raw.limits["frame_bytes_max"]
+    bodies = [("t", b"x" * 1_000_000, DAY_MS) for _ in range(4)]
+    size = len(encode((int(T.ENQUEUE), 2, 2, bodies)))
+    padding = limit - size - 40
+    bodies.append(("t", b"y" * padding, DAY_MS))
+    missing = limit - len(encode((int(T.ENQUEUE), 2, 2, bodies)))
+    bodies[-1] = ("t", b"y" * (padding + missing), DAY_MS)
+    assert len(encode((int(T.ENQUEUE), 2, 2, bodies))) == limit
+    assert raw.enqueue(*bodies)[0] == T.OK
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"GET / HTTP/1.1\r\n\r\n", b"\xc1\xc1\xc1", b"\x05", b"\xa3abc", b"\x90", b"\x91\xa1x"],
+    ids=["http", "reserved", "number", "string", "empty-array", "no-type"],
+)
+def test_garbage_bytes_are_answered_and_the_connection_closed(raw: Raw, garbage: bytes) -> None:
+    raw.send_bytes(garbage)
+    refused(raw.next(), "protocol_error")
+    assert raw.closed()
+
+
+def test_garbage_instead_of_hello_is_answered_and_the_connection_closed(running: Daemon) -> None:
+    with Raw(running.port, hello=False) as raw:
+        raw.send_bytes(b"\x16\x03\x01\x02\x00")
+        refused(raw.next(), "protocol_error")
+        assert raw.closed()
+
+
+def test_frames_before_the_garbage_are_still_done(raw: Raw) -> None:
+    good = encode((int(T.ENQUEUE), 5, 5, [("t", b"x", DAY_MS)]))
+    raw.send_bytes(good + b"\xc1")
+    frames = [raw.next(), raw.next()]
+    assert sorted(frame[0] for frame in frames) == [T.OK, ERROR]
+    assert raw.closed()
+
+
+def test_a_truncated_frame_followed_by_a_close_leaves_nothing(running: Daemon, raw: Raw) -> None:
+    with Raw(running.port) as other:
+        whole = encode((int(T.ENQUEUE), 5, 5, [("never", b"x", DAY_MS)]))
+        other.send_bytes(whole[:-3])
+    stats = raw.call(T.STATS)[2]
+    assert "never" not in stats["topics"]
+    works(raw)
+
+
+def test_the_first_frame_must_be_hello(running: Daemon) -> None:
+    with Raw(running.port, hello=False) as raw:
+        refused(raw.call(T.PING), "hello_required")
+        assert raw.closed()
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"v": 99}, "version_unsupported"),
+        ({"v": "1"}, "version_unsupported"),
+        ({"session": b"short"}, "bad_request"),
+        ({"session": 7}, "bad_request"),
+        ({"client": 7}, "bad_request"),
+        ({"surprise": 1}, "bad_request"),
+    ],
+)
+def test_a_bad_hello_is_answered_and_the_connection_closed(
+    running: Daemon, options: dict[str, Any], code: str
+) -> None:
+    with Raw(running.port, hello=False) as raw:
+        refused(raw.hello(**options), code)
+        assert raw.closed()
+
+
+def test_a_second_hello_is_an_error(raw: Raw) -> None:
+    refused(raw.hello(), "protocol_error", "HELLO")
+    assert raw.closed()
+
+
+@pytest.mark.parametrize("token", [None, "wrong", "", "sesam\0"])
+def test_a_wrong_or_missing_token_is_refused(
+    make_daemon: Callable[..., Daemon], token: str | None
+) -> None:
+    daemon = make_daemon(token="sesam").start()
+    with Raw(daemon.port, hello=False) as raw:
+        refused(raw.hello(token=token), "unauthorized", "token")
+        assert raw.closed()
+    with Raw(daemon.port, token="sesam") as raw:
+        works(raw)
+    assert "sesam" not in daemon.log_text()
+
+
+# --- the request is wrong: answer and go on ----------------------------------------------------
+
+
+def test_an_unknown_type_is_answered(raw: Raw) -> None:
+    refused(raw.call(63), "unknown_type", "63")
+    works(raw)
+
+
+BAD_FIELDS: list[tuple[str, int, tuple[Any, ...], str]] = [
+    ("enqueue without tasks", T.ENQUEUE, (1,), "fields"),
+    ("enqueue of nothing", T.ENQUEUE, (1, ()), "tasks"),
+    ("enqueue of a map", T.ENQUEUE, (1, {}), "tasks"),
+    ("floor of text", T.ENQUEUE, ("1", [("t", b"", 0)]), "floor"),
+    ("floor above the request", T.ENQUEUE, (10**6, [("t", b"", 0)]), "floor"),
+    ("task that is no array", T.ENQUEUE, (1, [5]), "tasks[0]"),
+    ("task with two fields", T.ENQUEUE, (1, [("t", b"")]), "tasks[0]"),
+    ("topic of a number", T.ENQUEUE, (1, [(5, b"", 0)]), "tasks[0].topic"),
+    ("topic with a space", T.ENQUEUE, (1, [("a b", b"", 0)]), "tasks[0].topic"),
+    ("topic empty", T.ENQUEUE, (1, [("", b"", 0)]), "tasks[0].topic"),
+    ("topic of 256", T.ENQUEUE, (1, [("a" * 256, b"", 0)]), "tasks[0].topic"),
+    ("body of text", T.ENQUEUE, (1, [("t", "text", 0)]), "tasks[0].body"),
+    ("delay of text", T.ENQUEUE, (1, [("t", b"", "5")]), "delay_ms"),
+    ("delay of a float", T.ENQUEUE, (1, [("t", b"", 1.5)]), "delay_ms"),
+    ("delay of true", T.ENQUEUE, (1, [("t", b"", True)]), "delay_ms"),
+    ("delay below zero", T.ENQUEUE, (1, [("t", b"", -1)]), "delay_ms"),
+    ("neither delay nor due", T.ENQUEUE, (1, [("t", b"", None)]), "delay_ms or due_ms"),
+    ("delay and due", T.ENQUEUE, (1, [("t", b"", 5, {"due_ms": 5})]), "delay_ms or due_ms"),
+    ("due of text", T.ENQUEUE, (1, [("t", b"", None, {"due_ms": "x"})]), "due_ms"),
+    ("options of a list", T.ENQUEUE, (1, [("t", b"", 0, [])]), "tasks[0]"),
+    ("unknown option", T.ENQUEUE, (1, [("t", b"", 0, {"colour": 1})]), "colour"),
+    ("priority of 256", T.ENQUEUE, (1, [("t", b"", 0, {"priority": 256})]), "priority"),
+    ("ttl of zero", T.ENQUEUE, (1, [("t", b"", 0, {"ttl_ms": 0})]), "ttl_ms"),
+    ("key of bytes", T.ENQUEUE, (1, [("t", b"", 0, {"key": b"k"})]), "key"),
+    ("props of a list", T.ENQUEUE, (1, [("t", b"", 0, {"props": [1]})]), "props"),
+    ("property of nil", T.ENQUEUE, (1, [("t", b"", 0, {"props": {"a": None}})]), "props"),
+    ("property not finite", T.ENQUEUE, (1, [("t", b"", 0, {"props": {"a": 1e999}})]), "finite"),
+    ("second task wrong", T.ENQUEUE, (1, [("t", b"", 0), ("t", 5, 0)]), "tasks[1].body"),
+    ("subscribe without group", T.SUBSCRIBE, (1, "t"), "fields"),
+    ("prefetch below zero", T.SUBSCRIBE, (1, "t", "g", -1, {}), "prefetch"),
+    ("lease too short", T.SUBSCRIBE, (1, "t", "g", 1, {"lease_ms": 1}), "lease_ms"),
+    ("lease too long", T.SUBSCRIBE, (1, "t", "g", 1, {"lease_ms": 10**12}), "lease_ms"),
+    ("sub of text", T.SUBSCRIBE, ("a", "t", "g", 1, {}), "sub"),
+    ("group with a slash dot", T.SUBSCRIBE, (1, "t", "g!", 1, {}), "group"),
+    ("pull of nothing", T.PULL, ("t", "g", 0, 0, {}), "max"),
+    ("pull for ever", T.PULL, ("t", "g", 1, 10**15, {}), "wait_ms"),
+    ("ack of text", T.ACK, ("t", "g", 1, ["1"], [1]), "ids"),
+    ("ack with too few attempts", T.ACK, ("t", "g", 1, [1, 2], [1]), "attempts"),
+    ("ack of a negative epoch", T.ACK, ("t", "g", -1, [1], [1]), "epoch"),
+    ("nack item too short", T.NACK, ("t", "g", [(1, 1)]), "items[0]"),
+    ("nack delay of text", T.NACK, ("t", "g", [(1, 1, 1, "x", None)]), "delay_ms"),
+    ("nack reason of a number", T.NACK, ("t", "g", [(1, 1, 1, None, 5)]), "reason"),
+    ("reject of a map", T.REJECT, ("t", "g", {}), "items"),
+    ("extend by nothing", T.EXTEND, ("t", "g", 1, [1], [1], 0), "lease_ms"),
+    ("release without attempts", T.RELEASE, ("t", "g", 1, [1]), "fields"),
+    ("cancel of text", T.CANCEL, ("all",), "ids"),
+    ("cancel of a huge number", T.CANCEL, ([2**63],), "ids"),
+    ("reschedule without a time", T.RESCHEDULE, ([(1, None, None)],), "delay_ms or due_ms"),
+    ("reschedule of a pair", T.RESCHEDULE, ([(1, 5)],), "items[0]"),
+    ("lookup of a float", T.LOOKUP, ([1.0],), "ids"),
+    ("list of an unknown state", T.LIST, ({"state": "lost"},), "state"),
+    ("list of nothing", T.LIST, ({"limit": 0},), "limit"),
+    ("dead after text", T.DEAD_LIST, ({"after": "x"},), "after"),
+    ("requeue of an id", T.DEAD_REQUEUE, ([5],), "pairs[0]"),
+    ("backup into a folder", T.BACKUP, ("../x.db",), "name"),
+    ("ping with a field", T.PING, (1,), "fields"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields", "word"),
+    [case[1:] for case in BAD_FIELDS],
+    ids=[case[0].replace(" ", "-") for case in BAD_FIELDS],
+)
+def test_wrong_fields_are_named_and_the_connection_goes_on(
+    raw: Raw, kind: int, fields: tuple[Any, ...], word: str
+) -> None:
+    frame = raw.call(kind, *fields)
+    assert frame[0] == ERROR, frame
+    assert frame[2] in ("bad_request", "limit_exceeded"), frame
+    assert word in frame[3], frame
+    works(raw)
+
+
+def test_a_bad_task_among_good_ones_refuses_the_whole_frame(raw: Raw) -> None:
+    topic = "all.or.nothing"
+    refused(raw.enqueue((topic, b"x", DAY_MS), (topic, b"x", -1)), "bad_request", "tasks[1]")
+    assert topic not in raw.call(T.STATS)[2]["topics"]
+    works(raw)
+
+
+def test_a_body_at_the_limit_is_taken_and_one_byte_more_is_not(raw: Raw) -> None:
+    limit = raw.limits["body_bytes_max"]
+    assert raw.enqueue(("t", b"x" * limit, DAY_MS))[0] == T.OK
+    refused(
+        raw.enqueue(("t", b"x" * (limit + 1), DAY_MS)),
+        "body_too_large",
+        str(limit),
+        str(limit + 1),
+        "body_bytes_max",
+    )
+    works(raw)
+
+
+def test_a_due_time_beyond_the_maximum_is_refused(raw: Raw) -> None:
+    limit = raw.limits["delay_ms_max"]
+    assert raw.enqueue(("t", b"x", limit))[0] == T.OK
+    refused(raw.enqueue(("t", b"x", limit + 1)), "due_too_far", str(limit), "delay_ms_max")
+    far_ms = time.time_ns() // 1_000_000 + limit + 60_000
+    refused(raw.enqueue(("t", b"x", None, {"due_ms": far_ms})), "due_too_far")
+    works(raw)
+
+
+def test_a_due_time_in_the_past_is_delivered_at_once(raw: Raw) -> None:
+    raw.call(T.SUBSCRIBE, 1, "past", "g", 10, {})
+    answer = raw.enqueue(("past", b"x", None, {"due_ms": 1_000}), ("past", b"y", 0))
+    accepted_ms, ids = answer[2]
+    deliveries: list[Any] = []
+    while len(deliveries) < 2:
+        frame = raw.next()
+        assert frame[0] == T.DELIVER
+        deliveries += frame[4]
+        assert frame[3] >= accepted_ms
+    assert sorted(d[0] for d in deliveries) == sorted(ids)
+
+
+def test_unknown_ids_have_an_answer_of_their_own(raw: Raw) -> None:
+    assert raw.call(T.CANCEL, [12345])[2] == ("unknown",)
+    assert raw.call(T.LOOKUP, [12345])[2][0]["state"] == "unknown"
+    assert raw.call(T.RESCHEDULE, [(12345, 5, None)])[2] == (("unknown", None),)
+    assert raw.call(T.ACK, "t", "g", 1, [12345], [1])[2] == ("unknown",)
+    assert raw.call(T.NACK, "t", "g", [(12345, 1, 1, None, None)])[2] == ("unknown",)
+    assert raw.call(T.DEAD_REQUEUE, [(12345, "g")])[2] == ("unknown",)
+    works(raw)
+
+
+def test_a_nack_of_an_attempt_that_is_not_current_is_stale(raw: Raw) -> None:
+    raw.call(T.SUBSCRIBE, 1, "stale", "g", 10, {})
+    raw.enqueue(("stale", b"x", 0))
+    _, _, epoch, _, ((task_id, attempt, _, _),) = raw.next()
+    assert raw.call(T.NACK, "stale", "g", [(task_id, epoch, attempt, 0, "again")])[2] == ("retrying",)
+    _, _, _, _, ((again, second, _, _),) = raw.next()
+    assert (again, second) == (task_id, attempt + 1)
+    stale = (task_id, epoch, attempt, None, None)
+    assert raw.call(T.NACK, "stale", "g", [stale])[2] == ("stale",)
+    assert raw.call(T.REJECT, "stale", "g", [(task_id, epoch, attempt, None)])[2] == ("stale",)
+    assert raw.call(T.EXTEND, "stale", "g", epoch, [task_id], [attempt], 5000)[2] == ("stale",)
+    assert raw.call(T.RELEASE, "stale", "g", epoch, [task_id], [attempt])[2] == ("stale",)
+    assert raw.call(T.ACK, "stale", "g", epoch, [task_id], [second])[2] is None
+
+
+def test_a_resend_gets_the_first_answer(raw: Raw) -> None:
+    frame = encode((int(T.ENQUEUE), 50, 50, [("resent", b"x", DAY_MS)]))
+    raw.send_bytes(frame + frame)
+    first, second = raw.answer(50), raw.answer(50)
+    assert first == second
+    raw.send_bytes(frame)
+    assert raw.answer(50) == first
+    assert raw.call(T.STATS)[2]["topics"]["resent"]["pending"] == 1
+
+
+def test_a_request_below_the_floor_is_forgotten(raw: Raw) -> None:
+    raw.send_bytes(encode((int(T.ENQUEUE), 60, 60, [("t", b"x", DAY_MS)])))
+    assert raw.answer(60)[0] == T.OK
+    raw.send_bytes(encode((int(T.ENQUEUE), 40, 40, [("t", b"x", DAY_MS)])))
+    refused(raw.answer(40), "request_forgotten", "40", "60")
+
+
+def test_too_many_unanswered_requests_are_refused(raw: Raw) -> None:
+    window = raw.limits["window_max"]
+    frames = [
+        encode((int(T.ENQUEUE), 100 + i, 100, [("t", b"x", DAY_MS)])) for i in range(window + 1)
+    ]
+    raw.send_bytes(b"".join(frames))
+    answers = {frame[1]: frame for frame in (raw.next() for _ in frames)}
+    assert all(answers[100 + i][0] == T.OK for i in range(window))
+    refused(answers[100 + window], "window_full", str(window), "window_max")
+
+
+def test_a_subscription_number_in_use_is_a_conflict(raw: Raw) -> None:
+    assert raw.call(T.SUBSCRIBE, 1, "t", "g", 1, {})[0] == T.OK
+    refused(raw.call(T.SUBSCRIBE, 1, "t", "g", 1, {}), "conflict", "1")
+    refused(raw.call(T.UNSUBSCRIBE, 2), "not_found", "2")
+    assert raw.call(T.UNSUBSCRIBE, 1)[0] == T.OK
+
+
+def test_a_bad_oneway_is_answered_with_request_zero(raw: Raw) -> None:
+    raw.send_bytes(encode((int(T.ONEWAY), 0, [("t", "text", 0)])))
+    frame = raw.next()
+    refused(frame, "bad_request", "tasks[0].body")
+    assert frame[1] == 0
+    works(raw)
+
+
+def test_a_frame_of_too_many_tasks_is_refused(raw: Raw) -> None:
+    limit = raw.limits["tasks_per_frame_max"]
+    assert raw.enqueue(*[("t", b"", DAY_MS)] * limit)[0] == T.OK
+    refused(raw.enqueue(*[("t", b"", DAY_MS)] * (limit + 1)), "limit_exceeded", str(limit))
+    works(raw)

@@ -1,0 +1,115 @@
+"""Bounds on connections and on peers that do not read, against a real daemon."""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections.abc import Callable
+
+from daemon import Daemon
+from raw import Raw
+
+from tickwheel.protocol.codec import Decoder
+from tickwheel.protocol.frames import FrameType as T
+
+IDLE = 10_000
+CONNECTIONS_MAX = 500
+DAY_MS = 86_400_000
+
+
+def test_idle_connections_above_the_limit_are_refused_with_a_clear_error(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon(connections_max=CONNECTIONS_MAX, hello_timeout_s=60).start()
+    kept: list[socket.socket] = []
+    refused = 0
+    for _ in range(IDLE // 500):
+        fresh = [socket.create_connection(("127.0.0.1", daemon.port), 10) for _ in range(500)]
+        if not kept:
+            # The first ones fill the daemon; they stay idle.
+            kept = fresh
+            continue
+        for connection in fresh:
+            refused += _was_refused(connection)
+            connection.close()
+    assert refused == IDLE - CONNECTIONS_MAX
+    for connection in kept:
+        connection.close()
+    _until_there_is_room(daemon)
+    assert "Traceback" not in daemon.log_text()
+
+
+def _was_refused(connection: socket.socket) -> bool:
+    data = b""
+    while chunk := connection.recv(4096):
+        data += chunk
+    (frame,) = Decoder(1 << 16).feed(data)
+    assert frame[:3] == (T.ERROR, 0, "too_many_connections"), frame
+    assert f"the limit is {CONNECTIONS_MAX}" in frame[3]
+    return True
+
+
+def _until_there_is_room(daemon: Daemon) -> None:
+    """The closed ones are noticed, and a client is served."""
+    for _ in range(1000):
+        try:
+            with Raw(daemon.port) as raw:
+                assert raw.enqueue(("t", b"x", DAY_MS))[0] == T.OK
+                return
+        except (AssertionError, ConnectionError, EOFError):
+            continue
+    raise AssertionError("no room after the idle connections were closed")
+
+
+def test_a_subscriber_that_never_reads_is_bounded_and_its_tasks_go_to_others(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon(
+        out_bytes_soft=65_536, slow_reader_timeout_s=1, reconnect_grace_s=0.2, lease_default_s=20
+    ).start()
+    count, body = 2_000, b"x" * 10_000
+    with Raw(daemon.port) as silent, Raw(daemon.port) as producer:
+        silent.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        silent.call(T.SUBSCRIBE, 1, "bulk", "g", 65_535, {})
+        before = _rss_bytes(daemon.pid)
+        for _ in range(count // 100):
+            assert producer.enqueue(*[("bulk", body, 0)] * 100)[0] == T.OK
+        # It is given what its buffer takes; the rest stays with the daemon as ready tasks.
+        stats = producer.call(T.STATS)[2]
+        assert stats["ready"] > 0
+        # Its connection is ended, and everything it held goes to one that reads.
+        assert _is_ended(silent.socket)
+        producer.call(T.SUBSCRIBE, 1, "bulk", "g", 1000, {})
+        seen: set[int] = set()
+        while len(seen) < count:
+            frame = producer.next()
+            if frame[0] != T.DELIVER:
+                continue
+            ids = [delivery[0] for delivery in frame[4]]
+            seen.update(ids)
+            producer.send(T.ACK, "bulk", "g", frame[2], ids, [d[1] for d in frame[4]])
+        grown = _rss_bytes(daemon.pid) - before
+        assert grown < 3 * count * len(body), grown
+    assert "slow_reader_timeout_s" in daemon.log_text()
+    assert "Traceback" not in daemon.log_text()
+
+
+def _is_ended(connection: socket.socket) -> bool:
+    """Wait, without reading, until the peer has reset the connection."""
+    poller = select.poll()
+    poller.register(connection, 0)  # errors and hang-ups are told without being asked for
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poller.poll(15_000))
+
+
+def _rss_bytes(pid: int) -> int:
+    with open(f"/proc/{pid}/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+
+def test_a_connection_without_hello_is_ended(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(hello_timeout_s=0.3).start()
+    with Raw(daemon.port, hello=False) as raw:
+        frame = raw.next()
+        assert frame[2] == "hello_required"
+        assert "hello_timeout_s" in frame[3]
+        assert raw.closed()

@@ -1,0 +1,84 @@
+"""A client that does exactly what a test says, rules or no rules: blocking sockets and frames."""
+
+from __future__ import annotations
+
+import os
+import socket
+from typing import Any, Self
+
+from tickwheel.protocol.codec import Decoder, Frame, encode
+from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
+
+TIMEOUT_S = 10.0
+
+
+class Raw:
+    """One connection. ``call`` numbers requests; ``send_bytes`` sends anything at all."""
+
+    def __init__(self, port: int, *, hello: bool = True, **options: Any) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), TIMEOUT_S)
+        self._decoder = Decoder(64 * 1024 * 1024)
+        self._frames: list[Frame] = []
+        self.request = 0
+        self.limits: dict[str, int] = {}
+        if hello:
+            answer = self.hello(**options)
+            assert answer[0] == FrameType.OK, answer
+            self.limits = answer[2]["limits"]
+
+    def hello(self, **options: Any) -> Frame:
+        said = {"v": PROTOCOL_VERSION, "session": os.urandom(16), "token": None, "client": "raw"}
+        return self.call(FrameType.HELLO, said | options)
+
+    def send_bytes(self, data: bytes) -> None:
+        self.socket.sendall(data)
+
+    def send(self, kind: int, *fields: Any) -> int:
+        """One frame with the next request number, which is returned."""
+        self.request += 1
+        self.send_bytes(encode((int(kind), self.request, *fields)))
+        return self.request
+
+    def call(self, kind: int, *fields: Any) -> Frame:
+        """The OK or ERROR that answers; frames before it stay for ``next``."""
+        return self.answer(self.send(kind, *fields))
+
+    def answer(self, request: int) -> Frame:
+        passed = []
+        while True:
+            frame = self.next()
+            if frame[0] in (FrameType.OK, FrameType.ERROR) and frame[1] in (request, 0):
+                self._frames[:0] = passed
+                return frame
+            passed.append(frame)
+
+    def enqueue(self, *tasks: Any) -> Frame:
+        return self.call(FrameType.ENQUEUE, self.request + 1, tasks)
+
+    def next(self) -> Frame:
+        """The next frame. Raises EOFError when the daemon closed, TimeoutError when silent."""
+        while not self._frames:
+            data = self.socket.recv(1 << 16)
+            if not data:
+                raise EOFError
+            self._frames += self._decoder.feed(data)
+        return self._frames.pop(0)
+
+    def closed(self) -> bool:
+        """Whether the daemon closes, after whatever it still sends."""
+        try:
+            while True:
+                self.next()
+        except (EOFError, ConnectionError):
+            return True
+        except TimeoutError:
+            return False
+
+    def close(self) -> None:
+        self.socket.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,159 @@
+"""The rules of ARCHITECTURE.md that a machine can hold: who imports whom, how long files are."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "tickwheel"
+LINES_MAX = 300
+FUNCTION_LINES_MAX = 70
+
+# Data structures, types and arithmetic; nothing that reads a clock, waits, opens or logs.
+WHEEL_STDLIB = {
+    "__future__", "abc", "array", "bisect", "collections", "collections.abc", "dataclasses",
+    "enum", "functools", "heapq", "itertools", "math", "operator", "struct", "typing",
+}  # fmt: skip
+
+# Which parts of ours each part may import itself ("cli" lazily also imports what serves it).
+MAY_IMPORT = {
+    "wheel": {"wheel"},
+    "errors": set[str](),
+    "failpoints": set[str](),
+    "clock": set[str](),
+    "version": set[str](),
+    "protocol": {"protocol", "errors"},
+    "client": {"client", "protocol", "errors", "version"},
+    "persistence": {"persistence", "wheel", "failpoints", "errors"},
+    "server": {
+        "server", "wheel", "persistence", "protocol", "clock", "errors", "failpoints", "version",
+    },
+    "cli": {"cli", "client", "protocol", "errors", "version"},
+}  # fmt: skip
+WHEEL_FOR_PERSISTENCE = {"tickwheel.wheel.records", "tickwheel.wheel.effects"}
+
+
+def _modules(part: str) -> Iterator[Path]:
+    found = PACKAGE / part
+    yield from sorted(found.rglob("*.py")) if found.is_dir() else [found.with_suffix(".py")]
+
+
+def _imports(path: Path, *, lazy: bool = True) -> Iterator[str]:
+    """Dotted names that ``path`` imports; a name taken from ``tickwheel`` itself counts whole."""
+    tree = ast.parse(path.read_text())
+    nodes = ast.walk(tree) if lazy else _at_import(tree.body)
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            module = node.module or ""
+            if module == "tickwheel":
+                yield from (f"tickwheel.{alias.name}" for alias in node.names)
+            else:
+                yield module
+
+
+def _at_import(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """The statements that run when the module is imported; type checkers' blocks do not."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        yield node
+        for inner in ast.iter_child_nodes(node):
+            if isinstance(inner, ast.stmt):
+                yield from _at_import([inner])
+
+
+def _ours(name: str) -> str | None:
+    parts = name.split(".")
+    return parts[1] if parts[0] == "tickwheel" and len(parts) > 1 else None
+
+
+def test_the_import_contracts_hold() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"],
+        cwd=ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+def test_the_wheel_imports_an_allow_list_of_the_standard_library_and_itself() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in _modules("wheel")
+        for name in _imports(path)
+        if name not in WHEEL_STDLIB and not name.startswith("tickwheel.wheel.")
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("part", sorted(MAY_IMPORT))
+def test_each_part_imports_only_what_it_may(part: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in _modules(part)
+        for name in _imports(path, lazy=part != "cli")
+        if (ours := _ours(name)) is not None and ours not in MAY_IMPORT[part]
+    ]
+    assert not wrong
+
+
+def test_persistence_sees_of_the_wheel_only_records_and_effects() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in _modules("persistence")
+        for name in _imports(path)
+        if _ours(name) == "wheel" and name not in WHEEL_FOR_PERSISTENCE
+    ]
+    assert not wrong
+
+
+def test_only_the_clock_reads_the_time_in_the_core_and_the_stores() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for part in ("wheel", "persistence", "protocol")
+        for path in _modules(part)
+        for name in _imports(path)
+        if name in {"time", "datetime"}
+    ]
+    assert not wrong
+
+
+def test_every_part_is_in_the_table() -> None:
+    parts = {path.stem for path in PACKAGE.glob("*.py")}
+    parts |= {path.parent.name for path in PACKAGE.glob("*/*.py")}
+    assert parts - {"__init__", "__main__"} == set(MAY_IMPORT)
+
+
+def test_files_are_short() -> None:
+    lengths = {p.relative_to(ROOT): len(p.read_text().splitlines()) for p in PACKAGE.rglob("*.py")}
+    assert not {str(path): lines for path, lines in lengths.items() if lines > LINES_MAX}
+
+
+def test_functions_are_short() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}: {node.name} has {(node.end_lineno or 0) - node.lineno + 1}"
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        and (node.end_lineno or 0) - node.lineno >= FUNCTION_LINES_MAX
+    ]
+    assert not wrong
+
+
+def test_every_module_says_what_it_is_for() -> None:
+    without = [
+        str(path.relative_to(ROOT))
+        for path in PACKAGE.rglob("*.py")
+        if path.read_text().strip() and not ast.get_docstring(ast.parse(path.read_text()))
+    ]
+    assert not without

@@ -1,0 +1,61 @@
+"""The base install is the client and msgpack: proved where nothing else can be imported."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import msgpack
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def base_install(tmp_path: Path) -> Path:
+    """A folder with this package and msgpack; with ``-S`` there is no other."""
+    (tmp_path / "tickwheel").symlink_to(ROOT / "tickwheel")
+    (tmp_path / "msgpack").symlink_to(Path(msgpack.__file__).parent)
+    return tmp_path
+
+
+def _run(folder: Path, code: str) -> subprocess.CompletedProcess[str]:
+    code = f"import sys; sys.path.insert(0, {str(folder)!r})\n{code}"
+    return subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False
+    )
+
+
+def test_the_client_imports_with_msgpack_alone(base_install: Path) -> None:
+    done = _run(
+        base_install,
+        "from tickwheel import Client, Task\n"
+        "assert Client and Task\n"
+        "tops = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(*sorted(tops - sys.stdlib_module_names))\n"
+        "print(*sorted(name for name in sys.modules if name.startswith('tickwheel.')))\n",
+    )
+    assert done.returncode == 0, done.stderr
+    tops, ours = (line.split() for line in done.stdout.splitlines())
+    assert set(tops) == {"__main__", "msgpack", "tickwheel"} - set(sys.stdlib_module_names)
+    heavy = ("cli", "server", "persistence", "wheel", "clock")
+    assert not [name for name in ours if name.split(".")[1] in heavy]
+
+
+def test_nothing_but_msgpack_is_required() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert [text.split(">")[0] for text in project["dependencies"]] == ["msgpack"]
+    assert set(project["optional-dependencies"]) == {
+        "server", "cli", "redis", "asyncio-redis", "reports", "all",
+    }  # fmt: skip
+
+
+def test_the_command_without_its_extra_says_so_in_one_line(base_install: Path) -> None:
+    done = _run(base_install, "from tickwheel.cli import main; sys.exit(main())")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [
+        "tickwheel: the command line needs typer and rich: pip install 'tickwheel[cli]'"
+    ]

@@ -1,0 +1,301 @@
+"""The commit, precisely: no reply before the batch it rests on, whatever the store answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tickwheel.clock import Clock
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.persistence.store import CommitRefused, CommitUnknown, StoreBroken
+from tickwheel.protocol.codec import Decoder
+from tickwheel.server import committer as committer_module
+from tickwheel.server.committer import Committer
+from tickwheel.server.reader import Reader
+from tickwheel.wheel.core import EngineConfig
+from tickwheel.wheel.effects import Effects
+from tickwheel.wheel.engine import Engine
+from tickwheel.wheel.groups import Subscriber
+from tickwheel.wheel.records import Ending
+
+NOW_MS = 1_800_000_000_000
+
+
+class Sources:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_ms = NOW_MS
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def mono_ms(self) -> int:
+        return self.now_ms - NOW_MS
+
+
+class GatedStore(MemoryStore):
+    """Each commit waits for the test to say how it ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived: asyncio.Queue[tuple[int, Effects]] = asyncio.Queue()
+        self.verdicts: asyncio.Queue[Exception | None] = asyncio.Queue()
+
+    async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
+        await self.arrived.put((n, effects))
+        verdict = await self.verdicts.get()
+        if verdict is not None:
+            raise verdict
+        return await super().commit(epoch, owner, n, effects)
+
+
+class Peer:
+    """Frames sent to a client."""
+
+    def __init__(self) -> None:
+        self.frames: list[tuple[object, ...]] = []
+        self.arrived = asyncio.Event()
+
+    def send(self, data: bytes) -> None:
+        self.frames += Decoder(1 << 20).feed(data) if data else []
+        self.arrived.set()
+
+    async def next(self) -> tuple[object, ...]:
+        while not self.frames:
+            self.arrived.clear()
+            await asyncio.wait_for(self.arrived.wait(), 5)
+        return self.frames.pop(0)
+
+
+class Bench:
+    """An engine, a store whose commits are gated, and a committer between them."""
+
+    async def start(self) -> Bench:
+        self.store = GatedStore()
+        opened = await self.store.open("me", NOW_MS)
+        self.engine = Engine(EngineConfig(), opened.epoch, opened.id_mark, NOW_MS)
+        self.notices: list[str] = []
+        self.landings = 0
+        self.clock = Clock(86_400_000, Sources())
+        self.committer = Committer(
+            self.engine,
+            self.store,
+            Reader(self.engine.core, self.store),
+            self.clock,
+            owner="me",
+            epoch=opened.epoch,
+            last_batch=opened.last_batch,
+            outcome_timeout_s=0.0,
+            landed=self._landed,
+            noticed=lambda event, text: self.notices.append(event),
+        )
+        self.running = asyncio.create_task(self.committer.run())
+        self.session = self.engine.core.sessions.open(b"s" * 16, NOW_MS)
+        return self
+
+    def _landed(self) -> None:
+        self.landings += 1
+
+    def enqueue(self, peer: Peer, request: int, topic: str = "t") -> None:
+        drafts = [(topic, NOW_MS + 5_000, b"x", None)]
+        self.engine.intake.enqueue(peer, self.session, request, drafts, 1, NOW_MS)
+        self.committer.kick()
+
+    async def arrived(self) -> tuple[int, Effects]:
+        return await asyncio.wait_for(self.store.arrived.get(), 5)
+
+    def let(self, verdict: Exception | None = None) -> None:
+        self.store.verdicts.put_nowait(verdict)
+
+    async def stop(self) -> None:
+        if not self.running.done():
+            self.running.cancel()
+        await asyncio.gather(self.running, return_exceptions=True)
+
+
+@pytest.fixture
+async def bench(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Bench]:
+    monkeypatch.setattr(committer_module, "UNKNOWN_RETRY_S", 0)
+    monkeypatch.setattr(committer_module, "REFUSED_RETRY_S", 0)
+    made = await Bench().start()
+    yield made
+    await made.stop()
+
+
+async def test_an_enqueue_is_answered_only_when_its_batch_is_durable(bench: Bench) -> None:
+    peer = Peer()
+    bench.enqueue(peer, 1)
+    await bench.arrived()
+    assert peer.frames == []
+    bench.let()
+    frame = await peer.next()
+    assert frame[:2] == (65, 1)
+    assert bench.engine.core.scheduled == 1
+
+
+async def test_what_arrives_during_a_commit_is_the_next_batch_and_waits_for_it(
+    bench: Bench,
+) -> None:
+    first, second = Peer(), Peer()
+    bench.enqueue(first, 1)
+    number, _ = await bench.arrived()
+    bench.enqueue(second, 2)
+    bench.enqueue(second, 3)
+    bench.let()
+    assert (await first.next())[1] == 1
+    following, effects = await bench.arrived()
+    assert following == number + 1
+    assert len(effects.enqueued) == 2
+    assert second.frames == []
+    bench.let()
+    assert [(await second.next())[1], (await second.next())[1]] == [2, 3]
+
+
+async def test_a_reply_without_effects_rests_on_the_batch_with_the_store(bench: Bench) -> None:
+    producer, reader = Peer(), Peer()
+    bench.enqueue(producer, 1)
+    await bench.arrived()
+    bench.committer.reply(reader, b"\x93\x41\x07\xc0")
+    assert reader.frames == []
+    bench.let()
+    assert await reader.next() == (65, 7, None)
+
+
+async def test_a_reply_rests_on_the_open_batch_when_there_is_one(bench: Bench) -> None:
+    producer, reader = Peer(), Peer()
+    bench.enqueue(producer, 1)
+    await bench.arrived()
+    bench.enqueue(producer, 2)
+    bench.committer.reply(reader, b"\x93\x41\x07\xc0")
+    bench.let()
+    await bench.arrived()
+    assert reader.frames == []
+    bench.let()
+    assert await reader.next() == (65, 7, None)
+
+
+async def test_a_reply_with_nothing_to_rest_on_leaves_at_once(bench: Bench) -> None:
+    peer = Peer()
+    bench.committer.reply(peer, b"\x93\x41\x07\xc0")
+    assert peer.frames == [(65, 7, None)]
+
+
+async def test_a_repeat_of_a_staged_request_is_answered_with_its_batch(bench: Bench) -> None:
+    first, again = Peer(), Peer()
+    bench.enqueue(first, 1)
+    await bench.arrived()
+    assert not bench.engine.intake.repeat(again, bench.session, bench.session.outcomes[1])
+    assert again.frames == []
+    bench.let()
+    assert await first.next() == await again.next()
+
+
+async def test_a_refused_batch_refuses_its_enqueues_and_forgets_their_requests(
+    bench: Bench,
+) -> None:
+    peer, again = Peer(), Peer()
+    bench.enqueue(peer, 1)
+    await bench.arrived()
+    bench.engine.intake.repeat(again, bench.session, bench.session.outcomes[1])
+    bench.let(CommitRefused("the disk says no"))
+    for told in (peer, again):
+        frame = await told.next()
+        assert frame[:3] == (66, 1, "refused")
+    assert bench.session.outcomes == {}
+    assert bench.engine.core.scheduled == 0
+    # The same request may come again and is a new one, under the number that was not used.
+    bench.enqueue(peer, 1)
+    numbers = set()
+    while not peer.frames:
+        number, _ = await bench.arrived()
+        numbers.add(number)
+        bench.let()
+        await asyncio.sleep(0)
+        if len(numbers) > 3:
+            break
+    assert (await peer.next())[:2] == (65, 1)
+    assert bench.engine.core.scheduled == 1
+
+
+async def test_a_refused_batch_keeps_its_acks_for_the_next_one(bench: Bench) -> None:
+    engine, core = bench.engine, bench.engine.core
+    producer, consumer = Peer(), Peer()
+    drafts = [("t", NOW_MS, b"x", None)]
+    engine.intake.enqueue(producer, bench.session, 1, drafts, 1, NOW_MS)
+    bench.committer.kick()
+    await bench.arrived()
+    bench.let()
+    await producer.next()
+    group = core.group(core.topic("t"), "g", NOW_MS)
+    engine.delivery.subscribe(Subscriber(None, group, 10, 30_000))
+    engine.delivery.fire(NOW_MS, 10)
+    (dispatch,), _ = engine.delivery.dispatch(NOW_MS, 0, 10)
+    ((row, attempt),) = dispatch.items
+    assert engine.settlement.ack(group, core.epoch, [row.id], [attempt]) == []
+    bench.committer.reply(consumer, b"\x93\x41\x09\xc0")
+    bench.enqueue(producer, 2)
+    number, effects = await bench.arrived()
+    assert effects.ended == {row.id: Ending.ACKED}
+    bench.let(CommitRefused("no room", full=True))
+    assert (await producer.next())[2] == "store_full"
+    assert consumer.frames == []
+    again, effects = await bench.arrived()
+    assert again == number
+    assert effects.enqueued == {}
+    assert effects.ended == {row.id: Ending.ACKED}
+    bench.let()
+    assert await consumer.next() == (65, 9, None)
+    assert bench.committer.full
+    assert "store_full" in bench.notices
+
+
+async def test_an_unknown_outcome_is_tried_again_under_the_same_number(bench: Bench) -> None:
+    peer, later = Peer(), Peer()
+    bench.enqueue(peer, 1)
+    number, effects = await bench.arrived()
+    bench.enqueue(later, 2)
+    bench.let(CommitUnknown("no answer"))
+    # The producer that cannot wait is told; the outcome stays for its resend.
+    assert (await peer.next())[2] == "outcome_unknown"
+    again, same = await bench.arrived()
+    assert (again, same) == (number, effects)
+    bench.let()
+    following, _ = await bench.arrived()
+    assert following == number + 1
+    assert 1 in bench.session.outcomes
+    assert bench.engine.intake.repeat(peer, bench.session, bench.session.outcomes[1])
+
+
+async def test_a_broken_store_ends_the_run_without_an_answer(bench: Bench) -> None:
+    peer = Peer()
+    bench.enqueue(peer, 1)
+    await bench.arrived()
+    bench.let(StoreBroken("fsync failed"))
+    with pytest.raises(StoreBroken):
+        await asyncio.wait_for(bench.running, 5)
+    assert peer.frames == []
+
+
+async def test_stop_commits_what_is_open_first(bench: Bench) -> None:
+    peer = Peer()
+    bench.enqueue(peer, 1)
+    stopping = asyncio.create_task(bench.committer.stop(bench.running))
+    await bench.arrived()
+    bench.let()
+    await asyncio.wait_for(stopping, 5)
+    assert (await peer.next())[:2] == (65, 1)
+
+
+async def test_a_barrier_passes_when_everything_before_it_is_durable(bench: Bench) -> None:
+    bench.enqueue(Peer(), 1)
+    await bench.arrived()
+    passed = asyncio.create_task(bench.committer.barrier())
+    await asyncio.sleep(0)
+    assert not passed.done()
+    bench.let()
+    await asyncio.wait_for(passed, 5)
+
+

@@ -1,0 +1,99 @@
+"""What must not be in any file of the repository, whoever writes it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Put together here, so that this file does not hold them itself.
+REGISTRIES = [
+    ".".join(parts)
+    for parts in (
+        ("pypi", "org"), ("pythonhosted", "org"), ("npmjs", "org"), ("npmjs", "com"),
+        ("yarnpkg", "com"), ("crates", "io"), ("rubygems", "org"), ("proxy", "golang", "org"),
+        ("conda", "anaconda", "org"),
+    )
+]  # fmt: skip
+PLACES = ["/" + name + "/" for name in ("home", "root", "work", "Users", "workspace")]
+LEFT_OPEN = ["TO" + "DO", "FIX" + "ME", "X" * 3]
+
+
+def _texts() -> Iterator[tuple[str, str]]:
+    """Every file that is tracked or would be, with its text; binary ones are left out."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, capture_output=True, check=False,
+    )  # fmt: skip
+    if listed.returncode != 0:
+        pytest.skip("not a git clone: there is no list of files to look through")
+    for name in filter(None, listed.stdout.decode().split("\0")):
+        try:
+            yield name, (ROOT / name).read_text(encoding="utf-8")
+        except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
+            continue
+
+
+def _lines_with(pattern: str, *, flags: int = 0) -> list[str]:
+    found = re.compile(pattern, flags)
+    return [
+        f"{name}:{number}: {line.strip()[:120]}"
+        for name, text in _texts()
+        for number, line in enumerate(text.splitlines(), 1)
+        if found.search(line)
+    ]
+
+
+def test_no_package_registry_is_named() -> None:
+    """Where packages come from is the machine's business, not the repository's."""
+    assert not _lines_with("|".join(map(re.escape, REGISTRIES)), flags=re.IGNORECASE)
+
+
+def test_no_path_of_somebodys_machine_is_named() -> None:
+    assert not _lines_with(r"(?<![\w.*$})-])(?:" + "|".join(map(re.escape, PLACES)) + ")")
+
+
+def test_nothing_is_left_open() -> None:
+    assert not _lines_with(r"\b(?:" + "|".join(LEFT_OPEN) + r")\b")
+
+
+def test_requirements_are_pinned_with_hashes_and_name_no_place() -> None:
+    for path in sorted((ROOT / "requirements").glob("*.txt")):
+        text = path.read_text()
+        assert "://" not in text, path.name
+        assert not re.search(r"^\s*--(?!hash=sha256:)", text, re.MULTILINE), path.name
+        pinned = re.split(r"\n(?=[a-z])", "\n" + text.strip())[1:]
+        assert len(pinned) > 10
+        for entry in pinned:
+            assert re.match(r"[a-z0-9._-]+==[^\s]+ ", entry), entry[:80]
+            assert entry.count("--hash=sha256:") >= 2, f"only one file is known: {entry[:80]}"
+
+
+def test_no_test_is_skipped_without_a_reason() -> None:
+    wrong = [
+        f"{name}:{ast.unparse(node)[:80]}"
+        for name, text in _texts()
+        if name.startswith("tests/") and name.endswith(".py")
+        for node in ast.walk(ast.parse(text))
+        if _skips_silently(node)
+    ]
+    assert not wrong
+
+
+def _skips_silently(node: ast.AST) -> bool:
+    """``mark.skip``, ``mark.skipif``, ``mark.xfail`` or ``skip()`` that give no reason."""
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func)
+        given = {keyword.arg for keyword in node.keywords}
+        if name.endswith(("mark.skip", "mark.skipif", "mark.xfail")):
+            return "reason" not in given
+        return name in {"pytest.skip", "pytest.xfail"} and not (node.args or given)
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and any(
+        ast.unparse(mark).endswith(("mark.skip", "mark.xfail")) for mark in node.decorator_list
+    )

@@ -1,0 +1,117 @@
+"""What every command that talks to a daemon has in common: the address, the token, ``--json``.
+
+These options are understood before the command's name (for all that follows) and after it
+(which wins), so that nobody has to remember where they belong.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from tickwheel.cli.output import Output
+from tickwheel.client import Client
+
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+EXIT_NOT_FOUND = 4
+
+URL_HELP = "The daemon: tcp://HOST:PORT, several with commas. Default: tcp://127.0.0.1:7355."
+TOKEN_HELP = "The token that the daemon asks for."
+JSON_HELP = "One JSON object a line on stdout; remarks go to stderr."
+SHARED = "Shared by all commands"
+
+T = TypeVar("T")
+Command = Callable[..., Coroutine[Any, Any, int | None]]
+
+_Url = Annotated[
+    str | None, typer.Option("--url", metavar="URL", help=URL_HELP, rich_help_panel=SHARED)
+]
+_Token = Annotated[
+    str | None, typer.Option("--token", metavar="TOKEN", help=TOKEN_HELP, rich_help_panel=SHARED)
+]
+_Json = Annotated[bool, typer.Option("--json", help=JSON_HELP, rich_help_panel=SHARED)]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What was given before the command's name, or by the environment."""
+
+    url: str | None = None
+    token: str | None = None
+    as_json: bool = False
+
+
+@dataclass(frozen=True)
+class Call:
+    """One command's address, token and output."""
+
+    url: str | None
+    token: str | None
+    out: Output
+
+    def client(self, **options: Any) -> Client:
+        """Not connected yet; use it with ``async with``."""
+        return Client(self.url, token=self.token, name="tickwheel-cli", **options)
+
+
+def shared_of(ctx: typer.Context) -> Shared:
+    """What the callback of the whole program left."""
+    return ctx.obj if isinstance(ctx.obj, Shared) else Shared()
+
+
+def merge(ctx: typer.Context, url: str | None, token: str | None, as_json: bool) -> Call:
+    """An option after the command wins over the same one before it."""
+    shared = shared_of(ctx)
+    return Call(
+        url=url if url is not None else shared.url,
+        token=token if token is not None else shared.token,
+        out=Output(as_json=as_json or shared.as_json),
+    )
+
+
+def command(app: typer.Typer, name: str | None = None) -> Callable[[Command], Command]:
+    """Register ``async def function(call, …) -> exit code or None`` with the shared options."""
+
+    def decorate(function: Command) -> Command:
+        hints = get_type_hints(function, include_extras=True)
+        own = list(inspect.signature(function).parameters.values())[1:]
+
+        @functools.wraps(function)
+        def run(ctx: typer.Context, **values: Any) -> int | None:
+            call = merge(ctx, values.pop("url"), values.pop("token"), values.pop("as_json"))
+            return asyncio.run(function(call, **values))
+
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        parameters = [
+            inspect.Parameter("ctx", keyword, annotation=typer.Context),
+            *(p.replace(kind=keyword, annotation=hints[p.name]) for p in own),
+            inspect.Parameter("url", keyword, annotation=_Url, default=None),
+            inspect.Parameter("token", keyword, annotation=_Token, default=None),
+            inspect.Parameter("as_json", keyword, annotation=_Json, default=False),
+        ]
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
+        run.__annotations__ = {p.name: p.annotation for p in parameters}
+        app.command(name)(run)
+        return function
+
+    return decorate
+
+
+def typed(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """A parser whose ValueError becomes the usage error of the option it stands for."""
+
+    def parser(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return parser

@@ -1,0 +1,201 @@
+"""``tickwheel subscribe``: print what comes due, or hand each task to a command.
+
+Order: a task is printed (or its command has run) before it is acked, so that a crash in
+between repeats it and never loses it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+import typer
+
+from tickwheel.cli.call import Call, command, typed
+from tickwheel.cli.execute import Execution, execute, reason_of
+from tickwheel.cli.keeper import Keeper
+from tickwheel.cli.values import body_fields, body_text, format_duration, format_time, parse_duration
+from tickwheel.client import Delivery
+from tickwheel.errors import BadRequest
+
+PREFETCH_DEFAULT = 256
+PREFETCH_MAX = 65_535
+LEASE_DEFAULT_S = 30.0
+LEASE_S_MIN = 0.1
+
+
+def register(app: typer.Typer) -> None:
+    command(app)(subscribe)
+
+
+async def subscribe(
+    call: Call,
+    topic: Annotated[str, typer.Argument(help="Whose tasks to receive.")],
+    group: Annotated[
+        str, typer.Option(help="Each group gets every task; its members share them.")
+    ] = "default",
+    max_: Annotated[
+        int | None, typer.Option("--max", min=1, metavar="N", help="End after so many.")
+    ] = None,
+    no_ack: Annotated[
+        bool,
+        typer.Option("--no-ack", help="Look only: hold each until the end, then give it back."),
+    ] = False,
+    exec_: Annotated[
+        str | None,
+        typer.Option(
+            "--exec",
+            metavar="CMD",
+            help="Run CMD (by sh) for each: body on stdin, TICKWHEEL_ID, _TOPIC, _ATTEMPT, _DUE_MS"
+            " in the environment. Exit 0 acks, anything else is a nack with the code as reason.",
+        ),
+    ] = None,
+    prefetch: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=PREFETCH_MAX, help="Unsettled tasks at a time. Default: 256; with --exec 1."
+        ),
+    ] = None,
+    lease: Annotated[
+        float | None,
+        typer.Option(
+            parser=typed(parse_duration),
+            metavar="DURATION",
+            help="After this long without an ack a task is delivered again. Default: 30s. "
+            "Kept up while a command runs.",
+        ),
+    ] = None,
+) -> None:
+    """Receive tasks as they come due, and ack them. Ctrl-C ends it cleanly."""
+    if no_ack and exec_ is not None:
+        raise BadRequest("--no-ack and --exec exclude each other")
+    if lease is not None and lease < LEASE_S_MIN:
+        raise BadRequest(f"--lease is {lease} s; {LEASE_S_MIN} s is the least")
+    lease_s = lease if lease is not None else LEASE_DEFAULT_S
+    worker = Worker(call, no_ack, exec_, lease_s)
+    credit = prefetch or (1 if exec_ is not None else PREFETCH_DEFAULT)
+    stop = _stop_on_signals()
+    async with (
+        call.client() as client,
+        client.subscribe(
+            topic, group=group, prefetch=min(credit, max_ or credit), lease=lease_s
+        ) as deliveries,
+    ):
+        await worker.run(deliveries, max_, stop)
+
+
+def _stop_on_signals() -> asyncio.Event:
+    """Set by the first SIGINT or SIGTERM; a second one ends things the hard way."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    main = asyncio.current_task()
+
+    def asked() -> None:
+        if stop.is_set() and main is not None:
+            main.cancel()
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked)
+    return stop
+
+
+class Worker:
+    """What happens to each delivery: printed, executed, acked or held."""
+
+    def __init__(self, call: Call, no_ack: bool, cmd: str | None, lease_s: float) -> None:
+        self._out = call.out
+        self._no_ack = no_ack
+        self._cmd = cmd
+        self._keeper = Keeper(lease_s)
+
+    async def run(
+        self, deliveries: AsyncIterator[Delivery], max_: int | None, stop: asyncio.Event
+    ) -> None:
+        """Until ``max_`` were handled, the stream ends, or ``stop`` is set."""
+        handled = 0
+        try:
+            while max_ is None or handled < max_:
+                delivery = await _next(deliveries, stop)
+                if delivery is None:
+                    return
+                await self._handle(delivery)
+                handled += 1
+        finally:
+            await self._keeper.release_all()
+
+    async def _handle(self, delivery: Delivery) -> None:
+        if self._no_ack:
+            self._keeper.hold(delivery)
+            self._print(delivery)
+        elif self._cmd is None:
+            self._print(delivery)
+            await delivery.ack()
+        else:
+            self._keeper.hold(delivery)
+            # With --json the command's own output must not stand between the objects.
+            done = await execute(self._cmd, delivery, output_to_stderr=self._out.as_json)
+            self._keeper.drop(delivery)
+            if done.exit_code == 0:
+                result = await delivery.ack()
+            else:
+                result = await delivery.nack(reason=reason_of(done))
+            self._print(delivery, done, result)
+
+    def _print(
+        self, delivery: Delivery, done: Execution | None = None, result: str | None = None
+    ) -> None:
+        if self._out.as_json:
+            fields = delivery_fields(delivery)
+            if done is not None:
+                fields |= {"exit_code": done.exit_code, "result": result}
+            self._out.record(fields)
+        elif done is None:
+            self._out.line(delivery_line(delivery))
+        elif done.exit_code != 0:
+            self._out.remark(f"task {delivery.id}: {reason_of(done)} ({result})")
+
+
+async def _next(deliveries: AsyncIterator[Delivery], stop: asyncio.Event) -> Delivery | None:
+    """The next delivery; None when there will be none."""
+    coming = asyncio.ensure_future(anext(deliveries, None))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({coming, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if coming.done() and not stop.is_set():
+            return coming.result()
+        return None
+    finally:
+        # What came in the moment of stopping was not started: closing the stream releases it.
+        for task in (coming, stopping):
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(coming, stopping, return_exceptions=True)
+
+
+def delivery_fields(delivery: Delivery) -> dict[str, object]:
+    """One delivery as ``--json`` shows it."""
+    return {
+        "id": str(delivery.id),
+        "topic": delivery.topic,
+        "group": delivery.group,
+        **body_fields(delivery.body),
+        "due_ms": delivery.due_ms,
+        "delivered_ms": delivery.delivered_ms,
+        "attempt": delivery.attempt,
+        "key": delivery.key,
+        "tag": delivery.tag,
+        "properties": dict(delivery.properties or {}),
+        "priority": delivery.priority,
+    }
+
+
+def delivery_line(delivery: Delivery) -> str:
+    """One delivery for people: when, how late, which, what."""
+    late = format_duration((delivery.delivered_ms - delivery.due_ms) / 1000)
+    again = f"  attempt {delivery.attempt}" if delivery.attempt > 1 else ""
+    body = body_text(delivery.body, None)
+    return f"{format_time(delivery.delivered_ms)}  +{late:<7}  {delivery.id}{again}  {body}"

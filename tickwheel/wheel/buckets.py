@@ -1,0 +1,214 @@
+"""Containers of the timing wheel: flat handle arrays, and the buckets of single milliseconds.
+
+A *handle* is (id, due_ms); a flat bucket is an ``array("q")`` of id, due, id, due, … at 16
+bytes a handle. A handle that was withdrawn (an *orphan*) is cancelled out by a tombstone behind
+it in the same bucket: (~id, due). Ids are not negative, so a negative entry is a tombstone.
+
+``Near`` holds what was taken out of flat buckets because its time has come near: one array of
+ids for each distinct millisecond, and a heap of these milliseconds. Nothing here knows ticks,
+slots or the time.
+
+Invariants:
+
+* A tombstone lies behind its handle, in this bucket or in one that is opened later; a bucket
+  is a multiset, so it is of no matter which of two equal handles a tombstone takes away.
+* A tombstone without a handle takes away nothing, and is forgotten with its millisecond.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from heapq import heappop, heappush
+
+SMALL = 64
+"""Up to this many ids a bucket of one millisecond is searched rather than indexed."""
+SPENT_MIN = 4096
+"""Fired ids below this number are not worth giving back before their bucket is done."""
+ENTRY_BYTES = 140
+"""About what one bucket costs beside its array: dict entry, key, heap entry."""
+
+Handles = "array[int]"
+
+
+def compacted(bucket: Handles) -> tuple[Handles, int]:
+    """The bucket without its tombstones and their handles, in order; and how many had none."""
+    ids, dues = bucket[::2], bucket[1::2]
+    dead: dict[int, list[int]] = {}
+    for task_id, due_ms in zip(ids, dues, strict=True):
+        if task_id < 0:
+            dead.setdefault(~task_id, []).append(due_ms)
+    kept = array("q")
+    append = kept.append
+    for task_id, due_ms in zip(ids, dues, strict=True):
+        if task_id in dead and due_ms in dead[task_id]:
+            dead[task_id].remove(due_ms)
+        elif task_id >= 0:
+            append(task_id)
+            append(due_ms)
+    # Sliced, because a slice is allocated to its exact size.
+    return kept[:], sum(map(len, dead.values()))
+
+
+def balance(bucket: Handles, start: int, task_id: int, due_ms: int) -> int:
+    """How many live handles (task_id, due_ms) there are from ``start`` on."""
+    tomb = ~task_id
+    return sum(
+        1 if found == task_id else -1
+        for found, due in zip(bucket[start::2], bucket[start + 1 :: 2], strict=True)
+        if due == due_ms and (found == task_id or found == tomb)
+    )
+
+
+class Near:
+    """Ids by the millisecond they are due, lowest first, in order of arrival within one."""
+
+    __slots__ = ("_buckets", "_counted", "_counted_due_ms", "_dead", "_heap", "_spent", "unmatched")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, array[int]] = {}
+        self._heap: list[int] = []
+        self._spent: dict[int, int] = {}
+        """due_ms → how many ids at the front of a bucket have been taken."""
+        self._dead: dict[int, dict[int, int]] = {}
+        """due_ms → id → tombstones, of buckets too large to be searched for each of them."""
+        self._counted_due_ms: int | None = None
+        self._counted: Counter[int] = Counter()
+        """What is left in one large bucket, by id; built on demand, see ``holds``."""
+        self.unmatched = 0
+        """Tombstones that found no handle, for the owner's count; it sets this back to 0."""
+
+    def push(self, task_id: int, due_ms: int) -> None:
+        bucket = self._buckets.get(due_ms)
+        if bucket is None:
+            bucket = self._new(due_ms)
+        elif due_ms == self._counted_due_ms:
+            self._counted_due_ms = None
+        bucket.append(task_id)
+
+    def push_block(self, ids: array[int], due_ms: int) -> None:
+        """Many ids of one millisecond."""
+        if due_ms == self._counted_due_ms:
+            self._counted_due_ms = None
+        bucket = self._buckets.get(due_ms)
+        (self._new(due_ms) if bucket is None else bucket).extend(ids)
+
+    def push_pairs(self, ids: Iterable[int], dues_ms: Iterable[int]) -> None:
+        """Handles and tombstones, in order."""
+        buckets = self._buckets
+        self._counted_due_ms = None
+        for task_id, due_ms in zip(ids, dues_ms, strict=True):
+            if task_id < 0:
+                if not self.remove(~task_id, due_ms):
+                    self.unmatched += 1
+                continue
+            bucket = buckets.get(due_ms)
+            if bucket is None:
+                bucket = self._new(due_ms)
+            bucket.append(task_id)
+
+    def _new(self, due_ms: int) -> array[int]:
+        bucket = self._buckets[due_ms] = array("q")
+        heappush(self._heap, due_ms)
+        return bucket
+
+    def first_ms(self) -> int | None:
+        """The lowest millisecond that has ids."""
+        heap, buckets = self._heap, self._buckets
+        while heap:
+            if heap[0] in buckets:
+                return heap[0]
+            heappop(heap)
+        return None
+
+    def take(self, limit: int) -> tuple[list[int], int, int]:
+        """Up to ``limit`` entries of the first millisecond: (live ids, due_ms, entries)."""
+        due_ms = self._heap[0]
+        bucket = self._buckets[due_ms]
+        start = self._spent.get(due_ms, 0)
+        ids = bucket[start : start + limit].tolist()
+        used = len(ids)
+        if due_ms == self._counted_due_ms:
+            self._counted.subtract(ids)
+        if due_ms in self._dead:
+            ids = self._without_dead(ids, self._dead[due_ms])
+        start += used
+        if start == len(bucket):
+            self._close(due_ms)
+        elif start > SPENT_MIN and start * 2 > len(bucket):
+            del bucket[:start]
+            self._spent[due_ms] = 0
+        else:
+            self._spent[due_ms] = start
+        return ids, due_ms, used
+
+    @staticmethod
+    def _without_dead(ids: list[int], dead: dict[int, int]) -> list[int]:
+        live = []
+        for task_id in ids:
+            tombs = dead.get(task_id)
+            if tombs is None:
+                live.append(task_id)
+            elif tombs == 1:
+                del dead[task_id]
+            else:
+                dead[task_id] = tombs - 1
+        return live
+
+    def _close(self, due_ms: int) -> None:
+        del self._buckets[due_ms]
+        self._spent.pop(due_ms, None)
+        self.unmatched += sum(self._dead.pop(due_ms, {}).values())
+        if due_ms == self._counted_due_ms:
+            self._counted_due_ms, self._counted = None, Counter()
+
+    def remove(self, task_id: int, due_ms: int) -> bool:
+        """Take one such handle away. False: there is none for certain."""
+        bucket = self._buckets.get(due_ms)
+        if bucket is None:
+            return False
+        start = self._spent.get(due_ms, 0)
+        if len(bucket) - start > SMALL or due_ms in self._dead:
+            dead = self._dead.setdefault(due_ms, {})
+            dead[task_id] = dead.get(task_id, 0) + 1
+            return True
+        try:
+            del bucket[bucket.index(task_id, start)]
+        except ValueError:
+            return False
+        if due_ms == self._counted_due_ms:
+            self._counted_due_ms = None
+        if start == len(bucket):
+            self._close(due_ms)
+        return True
+
+    def holds(self, task_id: int, due_ms: int) -> bool:
+        """Whether such a handle is here and not taken away.
+
+        A large bucket is counted once and kept counted while ids are taken from it, so that
+        many questions in the middle of a burst do not each scan a million ids.
+        """
+        bucket = self._buckets.get(due_ms)
+        if bucket is None:
+            return False
+        start = self._spent.get(due_ms, 0)
+        if len(bucket) - start <= SMALL:
+            count = bucket[start:].count(task_id)
+        else:
+            if due_ms != self._counted_due_ms:
+                self._counted_due_ms, self._counted = due_ms, Counter(bucket[start:])
+            count = self._counted[task_id]
+        return count > self._dead.get(due_ms, {}).get(task_id, 0)
+
+    def counts(self) -> Iterable[tuple[int, int]]:
+        """(due_ms, live ids) of every bucket."""
+        for due_ms, bucket in self._buckets.items():
+            dead = sum(self._dead.get(due_ms, {}).values())
+            yield due_ms, len(bucket) - self._spent.get(due_ms, 0) - dead
+
+    @property
+    def memory_bytes(self) -> int:
+        arrays = sum(bucket.__sizeof__() for bucket in self._buckets.values())
+        dead = sum(map(len, self._dead.values()))
+        return arrays + len(self._buckets) * ENTRY_BYTES + dead * ENTRY_BYTES
