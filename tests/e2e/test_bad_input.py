@@ -285,7 +285,9 @@ def test_a_nack_of_an_attempt_that_is_not_current_is_stale(raw: Raw) -> None:
     raw.call(T.SUBSCRIBE, 1, "stale", "g", 10, {})
     raw.enqueue(("stale", b"x", 0))
     _, _, epoch, _, ((task_id, attempt, _, _),) = raw.next()
-    assert raw.call(T.NACK, "stale", "g", [(task_id, epoch, attempt, 0, "again")])[2] == ("retrying",)
+    assert raw.call(T.NACK, "stale", "g", [(task_id, epoch, attempt, 0, "again")])[2] == (
+        "retrying",
+    )
     _, _, _, _, ((again, second, _, _),) = raw.next()
     assert (again, second) == (task_id, attempt + 1)
     stale = (task_id, epoch, attempt, None, None)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import base64
 import binascii
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from tickwheel.cli.values import parse_at, parse_duration
 from tickwheel.client import Task
@@ -23,6 +23,8 @@ FIELDS = frozenset(
     ("topic", "body", "body_base64", "delay", "at", "key", "tag", "properties", "priority", "ttl")
 )
 PRIORITY_MAX = 255
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def _duration(name: str, value: Any) -> float:
     return _parse(name, parse_duration, value)
 
 
-def _parse(name: str, parse: Any, value: Any) -> Any:
+def _parse(name: str, parse: Callable[[str], T], value: Any) -> T:
     if not isinstance(value, str):
         raise ValueError(f"field {name}: {value!r:.40} is of the wrong type")
     try:

@@ -26,7 +26,7 @@ from tickwheel.cli.values import (
     parse_duration,
     parse_property,
 )
-from tickwheel.client import Client, Receipt, Task
+from tickwheel.client import Client, Receipt
 from tickwheel.errors import BadRequest, TickwheelError
 
 CHUNK_TASKS = 2_000
@@ -59,10 +59,14 @@ def register(app: typer.Typer) -> None:
 async def enqueue(
     call: Call,
     topic: Annotated[
-        str | None, typer.Argument(help="Where it belongs. With --from: for lines without one.")
+        str | None,
+        typer.Argument(
+            metavar="[TOPIC]", help="Where it belongs. With --from: for lines without one."
+        ),
     ] = None,
     body: Annotated[
-        str | None, typer.Argument(help="What is delivered; - reads it from stdin.")
+        str | None,
+        typer.Argument(metavar="[BODY]", help="What is delivered; - reads it from stdin."),
     ] = None,
     source: Annotated[
         Path | None,

@@ -66,7 +66,8 @@ def _usage(error: typer.TyperException) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "tickwheel"
     message = _one_line(error.format_message()).rstrip(".")
-    remark(f"usage: {message} (see {path} --help)")
+    if message:  # without one the help has been shown instead
+        remark(f"usage: {message} (see {path} --help)")
     return int(error.exit_code)
 
 

@@ -17,7 +17,13 @@ import typer
 from tickwheel.cli.call import Call, command, typed
 from tickwheel.cli.execute import Execution, execute, reason_of
 from tickwheel.cli.keeper import Keeper
-from tickwheel.cli.values import body_fields, body_text, format_duration, format_time, parse_duration
+from tickwheel.cli.values import (
+    body_fields,
+    body_text,
+    format_duration,
+    format_time,
+    parse_duration,
+)
 from tickwheel.client import Delivery
 from tickwheel.errors import BadRequest
 
@@ -33,7 +39,7 @@ def register(app: typer.Typer) -> None:
 
 async def subscribe(
     call: Call,
-    topic: Annotated[str, typer.Argument(help="Whose tasks to receive.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Whose tasks to receive.")],
     group: Annotated[
         str, typer.Option(help="Each group gets every task; its members share them.")
     ] = "default",

@@ -73,7 +73,7 @@ def format_duration(seconds: float) -> str:
         return f"{sign}{total_ms} ms"
     if total_ms < 60_000:
         return f"{sign}{total_ms / 1000:.3g} s"
-    parts = []
+    parts: list[str] = []
     rest_ms = total_ms
     for unit in ("d", "h", "m", "s"):
         count, rest_ms = divmod(rest_ms, UNITS_MS[unit])

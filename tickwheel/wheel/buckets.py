@@ -21,6 +21,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from typing import TypeAlias
 
 SMALL = 64
 """Up to this many ids a bucket of one millisecond is searched rather than indexed."""
@@ -57,7 +58,7 @@ def balance(bucket: Handles, start: int, task_id: int, due_ms: int) -> int:
     return sum(
         1 if found == task_id else -1
         for found, due in zip(bucket[start::2], bucket[start + 1 :: 2], strict=True)
-        if due == due_ms and (found == task_id or found == tomb)
+        if due == due_ms and found in (task_id, tomb)
     )
 
 
@@ -75,7 +76,7 @@ class Near:
         """due_ms → id → tombstones, of buckets too large to be searched for each of them."""
         self._counted_due_ms: int | None = None
         self._counted: Counter[int] = Counter()
-        """What is left in one large bucket, by id; built on demand, see ``holds``."""
+        """What is left in one large bucket, by id; built on demand, see ``count``."""
         self.unmatched = 0
         """Tombstones that found no handle, for the owner's count; it sets this back to 0."""
 
@@ -84,20 +85,21 @@ class Near:
         if bucket is None:
             bucket = self._new(due_ms)
         elif due_ms == self._counted_due_ms:
-            self._counted_due_ms = None
+            self._forget_counted()
         bucket.append(task_id)
 
     def push_block(self, ids: array[int], due_ms: int) -> None:
         """Many ids of one millisecond."""
         if due_ms == self._counted_due_ms:
-            self._counted_due_ms = None
+            self._forget_counted()
         bucket = self._buckets.get(due_ms)
         (self._new(due_ms) if bucket is None else bucket).extend(ids)
 
     def push_pairs(self, ids: Iterable[int], dues_ms: Iterable[int]) -> None:
         """Handles and tombstones, in order."""
         buckets = self._buckets
-        self._counted_due_ms = None
+        if self._counted_due_ms is not None:
+            self._forget_counted()
         for task_id, due_ms in zip(ids, dues_ms, strict=True):
             if task_id < 0:
                 if not self.remove(~task_id, due_ms):
@@ -122,18 +124,53 @@ class Near:
             heappop(heap)
         return None
 
-    def take(self, limit: int) -> tuple[list[int], int, int]:
-        """Up to ``limit`` entries of the first millisecond: (live ids, due_ms, entries)."""
-        due_ms = self._heap[0]
-        bucket = self._buckets[due_ms]
+    def take(self, last_ms: int, limit: int, work: int, ids: list[int], dues_ms: list[int]) -> int:
+        """Append what is due by ``last_ms`` to both lists, until ``ids`` has ``limit``.
+
+        Returns how many withdrawn entries it met; it goes no further when they reach ``work``.
+        """
+        heap, buckets, spent, dead = self._heap, self._buckets, self._spent, self._dead
+        left = work
+        while heap and left > 0:
+            due_ms = heap[0]
+            if due_ms > last_ms or len(ids) >= limit:
+                break
+            bucket = buckets.get(due_ms)
+            if bucket is None:
+                heappop(heap)
+            elif due_ms in spent or due_ms in dead or len(ids) + len(bucket) > limit:
+                left -= self._take_part(due_ms, bucket, limit - len(ids), left, ids, dues_ms)
+            else:
+                if len(bucket) == 1:
+                    ids.append(bucket[0])
+                    dues_ms.append(due_ms)
+                else:
+                    ids += bucket
+                    dues_ms += [due_ms] * len(bucket)
+                del buckets[due_ms]
+                heappop(heap)
+                if due_ms == self._counted_due_ms:
+                    self._forget_counted()
+        return work - left
+
+    def _take_part(
+        self,
+        due_ms: int,
+        bucket: array[int],
+        room: int,
+        work: int,
+        ids: list[int],
+        dues_ms: list[int],
+    ) -> int:
         start = self._spent.get(due_ms, 0)
-        ids = bucket[start : start + limit].tolist()
-        used = len(ids)
+        taken = live = bucket[start : start + min(room, work)].tolist()
         if due_ms == self._counted_due_ms:
-            self._counted.subtract(ids)
+            self._counted.subtract(taken)
         if due_ms in self._dead:
-            ids = self._without_dead(ids, self._dead[due_ms])
-        start += used
+            live = self._without_dead(taken, self._dead[due_ms])
+        ids += live
+        dues_ms += [due_ms] * len(live)
+        start += len(taken)
         if start == len(bucket):
             self._close(due_ms)
         elif start > SPENT_MIN and start * 2 > len(bucket):
@@ -141,7 +178,7 @@ class Near:
             self._spent[due_ms] = 0
         else:
             self._spent[due_ms] = start
-        return ids, due_ms, used
+        return len(taken) - len(live)
 
     @staticmethod
     def _without_dead(ids: list[int], dead: dict[int, int]) -> list[int]:
@@ -161,7 +198,10 @@ class Near:
         self._spent.pop(due_ms, None)
         self.unmatched += sum(self._dead.pop(due_ms, {}).values())
         if due_ms == self._counted_due_ms:
-            self._counted_due_ms, self._counted = None, Counter()
+            self._forget_counted()
+
+    def _forget_counted(self) -> None:
+        self._counted_due_ms, self._counted = None, Counter()
 
     def remove(self, task_id: int, due_ms: int) -> bool:
         """Take one such handle away. False: there is none for certain."""
@@ -178,20 +218,20 @@ class Near:
         except ValueError:
             return False
         if due_ms == self._counted_due_ms:
-            self._counted_due_ms = None
+            self._forget_counted()
         if start == len(bucket):
             self._close(due_ms)
         return True
 
-    def holds(self, task_id: int, due_ms: int) -> bool:
-        """Whether such a handle is here and not taken away.
+    def count(self, task_id: int, due_ms: int) -> int:
+        """How many such handles are here and not taken away.
 
         A large bucket is counted once and kept counted while ids are taken from it, so that
         many questions in the middle of a burst do not each scan a million ids.
         """
         bucket = self._buckets.get(due_ms)
         if bucket is None:
-            return False
+            return 0
         start = self._spent.get(due_ms, 0)
         if len(bucket) - start <= SMALL:
             count = bucket[start:].count(task_id)
@@ -199,7 +239,7 @@ class Near:
             if due_ms != self._counted_due_ms:
                 self._counted_due_ms, self._counted = due_ms, Counter(bucket[start:])
             count = self._counted[task_id]
-        return count > self._dead.get(due_ms, {}).get(task_id, 0)
+        return count - self._dead.get(due_ms, {}).get(task_id, 0)
 
     def counts(self) -> Iterable[tuple[int, int]]:
         """(due_ms, live ids) of every bucket."""

@@ -14,7 +14,7 @@ ring       tick → flat bucket          the current and the next rotation: two 
                                        kept sparse. Ticks that lie behind the position
                                        because the clock went back are here too
 near       millisecond → ids           the current and the next tick (``Near``)
-fired      –                           returned by ``advance``
+fired      (gone)                      returned by ``advance``
 =========  ==========================  ===================================================
 
 Example: slots=4, tick_ms=10, now_ms=0, so a rotation is 40 ms. ``add`` of four tasks:
@@ -38,33 +38,28 @@ Invariants:
 
 * ``advance(now_ms)`` returns nothing with due_ms > now_ms, whatever ``now_ms`` was before.
 * Every handle with due_ms ≤ ``position_ms`` has fired, but for those that ``holds`` confirms.
-  The position never goes back; in an unfinished burst it is the due_ms fired last.
-* A millisecond fires only when nothing with a lower due_ms is left in any place.
-* All handles of one (id, due_ms) are in one place; a bucket is emptied front to back while
-  new handles join its end, so equal due times stay in order of arrival.
-* One ``advance`` moves at most WORK_MAX handles between places, however large a bucket is. An
-  operation that cannot be cut is the compaction of one bucket in ``orphan``: about 0.15 µs a
-  handle of that rotation (at most DENSE_PER_SLOT a slot) or of that tick.
+  The position never goes back; in an unfinished burst it is the due_ms that fired last.
+* A millisecond fires only when nothing with a lower due_ms is left in any place, and in order
+  of arrival.
+* One ``advance`` moves about WORK_MAX handles between places at most, however large a bucket
+  is. What cannot be cut is the compaction of one bucket by ``orphan`` (see ``ring.py``).
 """
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from heapq import heappop, heappush
 
-from tickwheel.wheel.buckets import ENTRY_BYTES, Handles, Near, balance, compacted
+from tickwheel.wheel.buckets import Near
 from tickwheel.wheel.idqueue import IdQueue
+from tickwheel.wheel.ring import Ring
 
 WORK_MAX = 32_768
 """Handles that one ``advance`` moves at most when something is due (about 5 ms)."""
 AHEAD_MAX = 4_096
 """Handles that one ``advance`` moves at most ahead of their time (under 1 ms)."""
 PACE_MS = 2
-"""Pause between two steps of work ahead, so that it takes a part of the loop only."""
-TOMBS_MIN = 32
-DENSE_PER_SLOT = 64
-"""A far rotation with more handles is spread over ticks when it would be compacted."""
+"""Pause between two steps of work ahead, so that it takes only a part of the loop."""
 TIME_MS_MAX = 2**62
 
 
@@ -72,20 +67,11 @@ class TimingWheel:
     """Handles of int64 ids (not negative) and due times in ms."""
 
     __slots__ = (
-        "_closed",
-        "_dense",
-        "_far",
-        "_far_heap",
         "_live",
         "_low",
-        "_moved",
         "_near",
         "_opened_end",
-        "_ring_end",
-        "_rotation_ms",
-        "_spreading",
-        "_tick_heap",
-        "_tombs",
+        "_ring",
         "_upcoming",
         "position_ms",
         "slots",
@@ -98,48 +84,25 @@ class TimingWheel:
         self.slots, self.tick_ms = slots, tick_ms
         self.position_ms = now_ms
         now_tick = now_ms // tick_ms
-        self._rotation_ms = slots * tick_ms
         self._live = 0
         self._near = Near()
+        self._ring = Ring(slots, tick_ms, now_tick // slots + 2)
         self._low = now_tick - 1
-        """New handles of ticks from here to ``_opened_end`` go to near at once."""
+        """Handles of ticks from here to ``_opened_end`` are near; new ones of lower ticks,
+        which are rare, wait in the ring for being opened."""
         self._opened_end = now_tick
-        """Ticks below it have been opened."""
-        self._ring_end = now_tick // slots + 2
-        """Rotations below it are in the ring."""
-        self._closed: dict[int, Handles] = {}
-        """tick → bucket: the ring."""
-        self._tick_heap: list[int] = []
-        self._far: dict[int, Handles] = {}
-        """rotation → bucket."""
-        self._far_heap: list[int] = []
-        self._dense: set[int] = set()
-        """Rotations at or after ``_ring_end`` whose handles are kept by tick."""
-        self._spreading: list[int] = []
-        """Rotations on their way to ``_dense``."""
-        self._moved: dict[tuple[bool, int], int] = {}
-        """(is far, key) → entries at the front of a bucket that moved on already."""
-        self._tombs: dict[tuple[bool, int], int] = {}
-        """(is far, key) → tombstones in a bucket."""
         self._upcoming = IdQueue()
 
-    # --- in and out --------------------------------------------------------------------------
+    # --- in and out ----------------------------------------------------------------------------
 
     def add(self, task_id: int, due_ms: int) -> None:
         """Insert one handle."""
-        if task_id < 0 or due_ms > TIME_MS_MAX:
+        if task_id < 0 or not -TIME_MS_MAX < due_ms < TIME_MS_MAX:
             raise ValueError(f"no handle: id {task_id}, due_ms {due_ms}")
-        tick = due_ms // self.tick_ms
-        if self._low <= tick < self._opened_end:
+        if self._low <= due_ms // self.tick_ms < self._opened_end:
             self._near.push(task_id, due_ms)
         else:
-            rotation = tick // self.slots
-            if rotation < self._ring_end or rotation in self._dense:
-                bucket = self._closed.get(tick) or self._tick_bucket(tick)
-            else:
-                bucket = self._far.get(rotation) or self._far_bucket(rotation)
-            bucket.append(task_id)
-            bucket.append(due_ms)
+            self._ring.add(task_id, due_ms)
         self._live += 1
 
     def add_many(self, ids: Sequence[int], dues_ms: Sequence[int]) -> None:
@@ -149,109 +112,61 @@ class TimingWheel:
         if not ids:
             return
         first_ms, last_ms = min(dues_ms), max(dues_ms)
-        if min(ids) < 0 or last_ms > TIME_MS_MAX:
-            raise ValueError(f"no handles: lowest id {min(ids)}, last due_ms {last_ms}")
+        if min(ids) < 0 or not -TIME_MS_MAX < first_ms <= last_ms < TIME_MS_MAX:
+            raise ValueError(f"no handles: lowest id {min(ids)}, due_ms {first_ms} to {last_ms}")
         low_ms, opened_end_ms = self._low * self.tick_ms, self._opened_end * self.tick_ms
-        if first_ms == last_ms and low_ms <= first_ms < opened_end_ms:
-            self._near.push_block(array("q", ids), first_ms)
+        if last_ms < low_ms or first_ms >= opened_end_ms:
+            self._ring.add_many(ids, dues_ms)
         elif low_ms <= first_ms and last_ms < opened_end_ms:
-            self._near.push_pairs(ids, dues_ms)
+            if first_ms == last_ms:
+                self._near.push_block(array("q", ids), first_ms)
+            else:
+                self._near.push_pairs(ids, dues_ms)
         else:
-            self._spread(ids, dues_ms)
+            others: list[tuple[int, int]] = []
+            for task_id, due_ms in zip(ids, dues_ms, strict=True):
+                if low_ms <= due_ms < opened_end_ms:
+                    self._near.push(task_id, due_ms)
+                else:
+                    others.append((task_id, due_ms))
+            self._ring.add_many([o[0] for o in others], [o[1] for o in others])
         self._live += len(ids)
 
-    def _spread(self, ids: Sequence[int], dues_ms: Sequence[int]) -> None:
-        tick_ms, rotation_ms, dense = self.tick_ms, self._rotation_ms, self._dense
-        closed, far = self._closed, self._far
-        low_ms, opened_end_ms = self._low * tick_ms, self._opened_end * tick_ms
-        ring_end_ms = self._ring_end * rotation_ms
-        for task_id, due_ms in zip(ids, dues_ms, strict=True):
-            if due_ms >= ring_end_ms and (rotation := due_ms // rotation_ms) not in dense:
-                bucket = far.get(rotation) or self._far_bucket(rotation)
-            elif low_ms <= due_ms < opened_end_ms:
-                self._near.push(task_id, due_ms)
-                continue
-            else:
-                tick = due_ms // tick_ms
-                bucket = closed.get(tick) or self._tick_bucket(tick)
-            bucket.append(task_id)
-            bucket.append(due_ms)
-
-    def _tick_bucket(self, tick: int) -> Handles:
-        bucket = self._closed.get(tick)
-        if bucket is None:
-            bucket = self._closed[tick] = array("q")
-            heappush(self._tick_heap, tick)
-        return bucket
-
-    def _far_bucket(self, rotation: int) -> Handles:
-        bucket = self._far.get(rotation)
-        if bucket is None:
-            bucket = self._far[rotation] = array("q")
-            heappush(self._far_heap, rotation)
-        return bucket
-
     def orphan(self, task_id: int, due_ms: int) -> None:
-        """Withdraw one handle that was added with exactly this id and time and has not fired."""
+        """Withdraw one handle that was added with exactly this id and time and has not fired.
+
+        Of a handle that is not there, the caller must not say so: while its time is far away
+        that is not noticed, and one that is added before then would be withdrawn instead.
+        """
         tick = due_ms // self.tick_ms
-        rotation = tick // self.slots
         if tick < self._opened_end and self._near.remove(task_id, due_ms):
             self._live -= 1
-            return
-        if self._low <= tick < self._opened_end:
-            return
-        is_far = rotation >= self._ring_end and rotation not in self._dense
-        key = (is_far, rotation if is_far else tick)
-        bucket = (self._far if is_far else self._closed).get(key[1])
-        if not bucket:
-            return
-        bucket.append(~task_id)
-        bucket.append(due_ms)
-        self._live -= 1
-        tombs = self._tombs[key] = self._tombs.get(key, 0) + 1
-        if tombs >= TOMBS_MIN and tombs * 10 > len(bucket) and key not in self._moved:
-            self._compact(key, bucket)
-
-    def _compact(self, key: tuple[bool, int], bucket: Handles) -> None:
-        """A fifth of the entries are tombstones: drop them, at amortised O(1) an orphan."""
-        is_far, number = key
-        if is_far and len(bucket) > 2 * DENSE_PER_SLOT * self.slots:
-            self._moved[key] = 0
-            self._spreading.append(number)
-            return
-        kept, unmatched = compacted(bucket)
-        (self._far if is_far else self._closed)[number] = kept
-        del self._tombs[key]
-        self._live += unmatched
+        elif not self._low <= tick < self._opened_end:
+            self._live -= self._ring.bury(task_id, due_ms)
 
     # --- time ----------------------------------------------------------------------------------
 
     def advance(self, now_ms: int, limit: int) -> tuple[list[int], list[int], bool]:
         """Up to ``limit`` due handles by due time: (ids, dues_ms, whether more are due).
 
-        After a burst or a jump it may return fewer, even none, with more to come: then this
-        call went into moving handles, and the next one goes on.
+        After a jump, or with a great many handles in one tick, it may return few or none and
+        say that there are more: the call went into moving handles, and the next one goes on.
         """
-        near, now_tick = self._near, now_ms // self.tick_ms
+        near, ring, now_tick = self._near, self._ring, now_ms // self.tick_ms
         ids: list[int] = []
         dues_ms: list[int] = []
         work, more = WORK_MAX, True
         while work > 0:
-            tick = self._next_closed(now_tick + 1)
-            first_ms = near.first_ms()
-            if first_ms is not None and first_ms <= now_ms and first_ms < tick * self.tick_ms:
-                if len(ids) >= limit:
-                    break
-                fired, due_ms, used = near.take(min(limit - len(ids), work))
-                ids += fired
-                dues_ms += [due_ms] * len(fired)
-                # What fires is bounded by the limit; only tombstones count as work.
-                work -= used - len(fired)
-            elif tick <= now_tick:
-                work -= self._open(tick, now_tick)
-            else:
-                more = False
+            tick = ring.unopened(now_tick + 1)
+            # What fires is bounded by the limit; withdrawn handles in between count as work.
+            work -= near.take(min(now_ms, tick * self.tick_ms - 1), limit, work, ids, dues_ms)
+            if len(ids) >= limit:
+                more = self._is_due(tick, now_ms)
                 break
+            if tick > now_tick:
+                more = work <= 0
+                break
+            work -= self._open(tick, now_tick)
         self._live += near.unmatched - len(ids)
         near.unmatched = 0
         if not more:
@@ -261,102 +176,41 @@ class TimingWheel:
             self._move_to(dues_ms[-1])
         return ids, dues_ms, more
 
+    def _is_due(self, unopened: int, now_ms: int) -> bool:
+        first_ms = self._near.first_ms()
+        return unopened * self.tick_ms <= now_ms or (first_ms is not None and first_ms <= now_ms)
+
     def _move_to(self, position_ms: int) -> None:
         if position_ms > self.position_ms:
             self.position_ms = position_ms
             self._low = position_ms // self.tick_ms - 1
 
-    def _next_closed(self, end: int) -> int:
-        """The first tick that has something unopened, or may have; at most ``end``."""
-        heap, closed = self._tick_heap, self._closed
-        while heap and heap[0] not in closed:
-            heappop(heap)
-        tick = min(self._ring_end * self.slots, end)
-        return min(heap[0], tick) if heap else tick
-
     def _open(self, tick: int, now_tick: int) -> int:
         """One step towards having ``tick`` in near; how many handles it moved, or 1."""
-        bucket = self._closed.get(tick)
-        if tick >= self._ring_end * self.slots:
-            return self._enter_ring(now_tick // self.slots + 2, AHEAD_MAX)
-        if bucket is None:
-            raise AssertionError(f"tick {tick} has no bucket")
-        key = (False, tick)
-        start = self._moved.get(key, 0)
-        end = min(len(bucket), start + 2 * AHEAD_MAX)
-        ids = bucket[start:end:2]
-        self._near.push_pairs(ids, bucket[start + 1 : end : 2])
+        ring = self._ring
+        if tick >= ring.end * self.slots:
+            return ring.enter(now_tick // self.slots + 2, AHEAD_MAX)
+        ids, dues_ms, last = ring.take(tick, AHEAD_MAX)
+        self._near.push_pairs(ids, dues_ms)
         if tick >= now_tick:
-            self._upcoming.extend(ids if not self._tombs.get(key) else (i for i in ids if i >= 0))
-        if end == len(bucket):
-            del self._closed[tick]
-            self._moved.pop(key, None)
-            self._tombs.pop(key, None)
-            if self._low <= tick:
-                self._opened_end = max(self._opened_end, tick + 1)
-        else:
-            self._moved[key] = end
+            self._upcoming.extend(i for i in ids if i >= 0)
+        if last and tick >= self._low:
+            self._opened_end = max(self._opened_end, tick + 1)
         return len(ids) or 1
-
-    def _enter_ring(self, wanted_end: int, count: int) -> int:
-        """One step towards ``_ring_end`` = ``wanted_end``; how many handles it moved, or 1."""
-        rotation = self._ring_end
-        if rotation in self._far:
-            return self._scatter(rotation, count)
-        self._dense.discard(rotation)
-        first = self._first_far()
-        self._ring_end = wanted_end if first is None else min(wanted_end, first)
-        if self._ring_end == rotation:
-            raise AssertionError(f"rotation {rotation} does not enter the ring")
-        for passed in [r for r in self._dense if r < self._ring_end]:
-            self._dense.discard(passed)
-        return 1
-
-    def _scatter(self, rotation: int, count: int) -> int:
-        """Move some handles of a far rotation to their ticks; the last ones settle it."""
-        key, bucket = (True, rotation), self._far[rotation]
-        start = self._moved.get(key, 0)
-        end = min(len(bucket), start + 2 * count)
-        closed, tick_ms, tombs = self._closed, self.tick_ms, self._tombs
-        for task_id, due_ms in zip(bucket[start:end:2], bucket[start + 1 : end : 2], strict=True):
-            tick = due_ms // tick_ms
-            ticks = closed.get(tick) or self._tick_bucket(tick)
-            ticks.append(task_id)
-            ticks.append(due_ms)
-            if task_id < 0:
-                tombs[False, tick] = tombs.get((False, tick), 0) + 1
-        self._moved[key] = end
-        if end == len(bucket):
-            del self._far[rotation], self._moved[key]
-            tombs.pop(key, None)
-            if rotation == self._ring_end:
-                self._ring_end += 1
-            else:
-                self._dense.add(rotation)
-        return (end - start) // 2 or 1
-
-    def _first_far(self) -> int | None:
-        heap, far = self._far_heap, self._far
-        while heap and heap[0] not in far:
-            heappop(heap)
-        return heap[0] if heap else None
 
     def _work_ahead(self, now_tick: int) -> None:
         """Everything due has fired: open the next tick, bring rotations nearer."""
-        work, ring_end = AHEAD_MAX, now_tick // self.slots + 2
+        ring, work, wanted_end = self._ring, AHEAD_MAX, now_tick // self.slots + 2
         while work > 0:
-            tick = self._next_closed(now_tick + 2)
-            if tick <= now_tick + 1:
+            tick = ring.unopened(now_tick + 2)
+            if tick < now_tick + 2:
                 work -= self._open(tick, now_tick)
                 continue
-            self._opened_end = max(self._opened_end, now_tick + 2)
-            if self._ring_end < ring_end:
-                work -= self._enter_ring(ring_end, work)
-            elif self._spreading:
-                if self._spreading[0] in self._far:
-                    work -= self._scatter(self._spreading[0], work)
-                else:
-                    del self._spreading[0]
+            self._opened_end = max(self._opened_end, tick)
+            if ring.end < wanted_end:
+                work -= ring.enter(wanted_end, work)
+            elif ring.is_spreading:
+                work -= ring.spread(work)
             else:
                 return
 
@@ -367,47 +221,37 @@ class TimingWheel:
         """
         times = []
         soon_ms = now_ms + PACE_MS
-        first_ms = self._near.first_ms()
+        first_ms, tick, rotation = self._near.first_ms(), *self._firsts()
         if first_ms is not None:
             times.append(first_ms)
-        tick, rotation = self._next_closed(TIME_MS_MAX), self._first_far()
-        if tick in self._closed:
-            start_ms = tick * self.tick_ms
-            times.append(min(start_ms, max(start_ms - self.tick_ms, soon_ms)))
-        if rotation is not None:
-            start_ms = rotation * self._rotation_ms
-            times.append(min(start_ms, max(start_ms - self._rotation_ms, soon_ms)))
-        if self._spreading or len(self._upcoming):
+        for number, length_ms in ((tick, self.tick_ms), (rotation, self.tick_ms * self.slots)):
+            if number is not None:
+                start_ms = number * length_ms
+                times.append(min(start_ms, max(start_ms - length_ms, soon_ms)))
+        if self._ring.is_spreading or len(self._upcoming):
             times.append(soon_ms)
         return min(times, default=None)
+
+    def _firsts(self) -> tuple[int | None, int | None]:
+        return self._ring.first_tick(), self._ring.first_far()
 
     def take_upcoming(self, limit: int) -> list[int]:
         """Ids that come due in this tick or the next, each once, soon after it was opened.
 
-        For reading bodies ahead. Handles that were added later than that are not among them,
-        and some may have fired or been withdrawn meanwhile.
+        For reading bodies ahead. Handles added later than that are not among them, and some
+        may have fired or been withdrawn meanwhile.
         """
         return self._upcoming.take(limit)
 
-    # --- questions ---------------------------------------------------------------------------
+    # --- questions -----------------------------------------------------------------------------
 
     def holds(self, task_id: int, due_ms: int) -> bool:
         """Whether such a handle has neither fired nor been withdrawn.
 
-        Quick for what is near, and for what has fired; else it scans one bucket.
+        Quick for what is near or has fired; otherwise it scans the handles of a tick or rotation.
         """
-        if self._near.holds(task_id, due_ms):
-            return True
-        tick = due_ms // self.tick_ms
-        rotation = tick // self.slots
-        # All of it: what moved on and its tombstones behind it have to be set off together.
-        for key, bucket in (
-            ((False, tick), self._closed.get(tick)),
-            ((True, rotation), self._far.get(rotation)),
-        ):
-            if bucket and balance(bucket, self._moved.get(key, 0), task_id, due_ms) > 0:
-                return True
-        return False
+        # Summed, because a tombstone may still be in the ring when its handle is near already.
+        return self._near.count(task_id, due_ms) + self._ring.balance(task_id, due_ms) > 0
 
     def slot_of(self, due_ms: int) -> int:
         return due_ms // self.tick_ms % self.slots
@@ -421,22 +265,18 @@ class TimingWheel:
         return self.slot_of(self.position_ms)
 
     def slot_counts(self) -> list[int]:
-        """Handles in each slot, of the current and the next rotation."""
+        """Handles in each slot, of the rotations that are in the ring (and dense later ones)."""
         counts = [0] * self.slots
         for due_ms, count in self._near.counts():
             counts[self.slot_of(due_ms)] += count
-        for tick, bucket in self._closed.items():
-            key = (False, tick)
-            entries = (len(bucket) - self._moved.get(key, 0)) // 2
-            counts[tick % self.slots] += max(0, entries - 2 * self._tombs.get(key, 0))
+        for tick, count in self._ring.counts():
+            counts[tick % self.slots] += count
         return counts
 
     @property
     def memory_bytes(self) -> int:
         """About what the handles occupy."""
-        flat = [*self._closed.values(), *self._far.values()]
-        sizes = sum(bucket.__sizeof__() for bucket in flat) + len(flat) * ENTRY_BYTES
-        return sizes + self._near.memory_bytes + self._upcoming.memory_bytes
+        return self._ring.memory_bytes + self._near.memory_bytes + self._upcoming.memory_bytes
 
     def __len__(self) -> int:
         """Handles that have neither fired nor been withdrawn."""

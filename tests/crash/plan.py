@@ -1,0 +1,62 @@
+"""What all parts of one torture run share: its seed, topics, times, and when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+
+from crash.link import TRY_AGAIN_S, Link, Lost, Numbers
+from crash.records import Journal
+
+GROUPS = {
+    "work": ("default",),
+    "shared": ("billing", "audit"),
+    "rough": ("default",),
+}
+"""Topics and the groups that are owed their tasks: those exist before the first enqueue."""
+LEASE_MS = 400
+SETTINGS = {
+    "lease_default_s": 0.4,
+    "lease_checkpoint_s": 0.02,
+    "reconnect_grace_s": 0.3,
+    "retry_base_s": 0.1,
+    "retry_cap_s": 0.5,
+    "retry_max": 12,
+    "resident_horizon_s": 0.5,
+    "slots": 4,
+    "tick_ms": 100,
+    "log_format": "json",
+}
+"""Of the daemon: short, so that a run sees many of each; a wheel so small that tasks live for
+several rotations; rows that are read from the store shortly before they are due."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """One run. ``rnd(name)`` gives each actor random numbers of its own, so that the seed
+    reproduces its decisions however the others are scheduled."""
+
+    seed: int
+    port: int = 0
+    journals: list[Journal] = field(default_factory=list)
+    producing: bool = True
+    """Until the last kill; then producers settle what is open and end."""
+    misbehaving: bool = True
+    """Until producers have ended; then consumers work everything off."""
+    consuming: bool = True
+
+    def rnd(self, name: str) -> random.Random:
+        return random.Random(f"{self.seed}/{name}")
+
+    def journal(self, client: str) -> Journal:
+        self.journals.append(Journal(client))
+        return self.journals[-1]
+
+    async def link(self, numbers: Numbers, **options: object) -> Link:
+        """Connected, however often that takes: the daemon is killed all the time."""
+        while True:
+            try:
+                return await Link.open(self.port, numbers, **options)  # type: ignore[arg-type]  # open's own
+            except Lost:
+                await asyncio.sleep(TRY_AGAIN_S)

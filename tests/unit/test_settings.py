@@ -1,0 +1,79 @@
+"""Settings: flags over environment over file; what is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tickwheel.errors import BadRequest
+from tickwheel.server.settings import Settings, load, split_address
+
+DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def test_defaults_need_nothing() -> None:
+    settings = load()
+    assert settings.store == "sqlite:///tickwheel.db"
+    assert settings.listen == "tcp://127.0.0.1:7355"
+    assert settings.engine().slots == 3600
+    assert settings.limits().body_bytes_max == 1024 * 1024
+
+
+def test_flags_win_over_the_environment_which_wins_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tickwheel.toml"
+    file.write_text('lease_default_s = 1\nretry_max = 2\nnode = "file"\n')
+    monkeypatch.setenv("TICKWHEEL_RETRY_MAX", "3")
+    monkeypatch.setenv("TICKWHEEL_NODE", "environment")
+    settings = load(str(file), {"node": "flag", "token": None})
+    assert (settings.lease_default_s, settings.retry_max, settings.node) == (1, 3, "flag")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"slots": 1}, ["slots", "2", "1"]),
+        ({"retry_factor": 0.5}, ["retry_factor", "0.5"]),
+        ({"listen": "nowhere"}, ["listen", "nowhere"]),
+        ({"http": "127.0.0.1:99999"}, ["http", "99999"]),
+        ({"log_format": "xml"}, ["log_format", "xml"]),
+        ({"no_such_thing": "1"}, ["no_such_thing"]),
+        ({"connections_max": "many"}, ["connections_max", "many"]),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value(
+    overrides: dict[str, object], words: list[str]
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        load(None, overrides)
+    for word in words:
+        assert word in caught.value.message
+
+
+def test_a_missing_or_unreadable_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="no such file"):
+        load(str(tmp_path / "absent.toml"))
+    broken = tmp_path / "broken.toml"
+    broken.write_text("slots = = 5")
+    with pytest.raises(BadRequest, match=r"broken\.toml"):
+        load(str(broken))
+
+
+def test_addresses() -> None:
+    assert split_address("tcp://0.0.0.0:7355", "listen") == ("0.0.0.0", 7355)
+    assert split_address("[::1]:80", "http") == ("::1", 80)
+    for wrong in ("localhost", ":5", "a:b", "tcp://x:70000"):
+        with pytest.raises(ValueError, match="listen"):
+            split_address(wrong, "listen")
+
+
+def test_the_token_is_not_shown() -> None:
+    assert "sesam" not in repr(load(None, {"token": "sesam"}))
+
+
+def test_every_setting_is_in_the_operations_manual() -> None:
+    text = DOCS.read_text()
+    missing = [name for name in Settings.model_fields if f"`{name}`" not in text]
+    assert missing == []
