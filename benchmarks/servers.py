@@ -62,7 +62,7 @@ class Server:
     def memory_bytes(self) -> dict[str, int]:
         """Resident memory: ``VmRSS`` and its parts."""
         status = Path(f"/proc/{self.pid}/status").read_text()
-        found = re.findall(r"^(VmRSS|RssAnon|RssFile|RssShmem):\s+(\d+) kB", status, re.M)
+        found = re.findall(r"^(VmRSS|RssAnon|RssFile|RssShmem):\s+(\d+) kB", status, re.MULTILINE)
         return {name: int(kib) * 1024 for name, kib in found}
 
     def quiet_memory_bytes(self, quiet_s: float, patience_s: float = 60.0) -> dict[str, int]:

@@ -65,6 +65,8 @@ class Link:
         self._reader = reader
         self._writer = writer
         self._delivered = delivered
+        self.orders: dict[int, int] = {}
+        """By request number: the place of its answer among all that was received."""
         self._answers: dict[int, asyncio.Future[Frame]] = {}
         self._down = False
         self._reading = asyncio.create_task(self._read())
@@ -161,6 +163,7 @@ class Link:
         if frame[0] == FrameType.DELIVER and self._delivered is not None:
             self._delivered(self, frame)
         elif frame[0] in (FrameType.OK, FrameType.ERROR):
+            self.orders[frame[1]] = self.order()
             answer = self._answers.pop(frame[1], None)
             if answer is not None and not answer.done():
                 answer.set_result(frame)

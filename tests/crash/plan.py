@@ -44,7 +44,8 @@ class Plan:
     """Until the last kill; then producers settle what is open and end."""
     misbehaving: bool = True
     """Until producers have ended; then consumers work everything off."""
-    consuming: bool = True
+    consumed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Nothing is pending any more: consumers settle what was not answered and end."""
 
     def rnd(self, name: str) -> random.Random:
         return random.Random(f"{self.seed}/{name}")

@@ -127,8 +127,6 @@ def test_folders_in_memory_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path
 
 
 def test_the_window_opens_a_quarter_at_a_time_and_whole_at_the_end() -> None:
-    import socket
-
     near, far = socket.socketpair()
     with near, far:
         stream = Stream(near, beanstalkd_puts(10, seed=1), 8, lambda data: 0)

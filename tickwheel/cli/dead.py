@@ -21,7 +21,7 @@ Topic = Annotated[str | None, typer.Option(help="Only this topic's.")]
 Group = Annotated[str | None, typer.Option(help="Only this group's. Default: every group's.")]
 All = Annotated[bool, typer.Option("--all", help="All that --topic and --group select.")]
 MaybeIds = Annotated[
-    list[str] | None, typer.Argument(metavar="[ID]...", help="The tasks' ids; or --all.")
+    list[str] | None, typer.Argument(metavar="ID...", help="The tasks' ids; or --all.")
 ]
 
 

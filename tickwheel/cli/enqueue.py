@@ -61,12 +61,12 @@ async def enqueue(
     topic: Annotated[
         str | None,
         typer.Argument(
-            metavar="[TOPIC]", help="Where it belongs. With --from: for lines without one."
+            metavar="TOPIC", help="Where it belongs. With --from: for lines without one."
         ),
     ] = None,
     body: Annotated[
         str | None,
-        typer.Argument(metavar="[BODY]", help="What is delivered; - reads it from stdin."),
+        typer.Argument(metavar="BODY", help="What is delivered; - reads it from stdin."),
     ] = None,
     source: Annotated[
         Path | None,

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import socket
+import struct
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -62,6 +64,7 @@ class Connection(asyncio.Protocol):
         self._connections = connections
         self._decoder = Decoder(min(BEFORE_HELLO_BYTES_MAX, shell.limits.frame_bytes_max))
         self._greeted = False
+        self._ending = False
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -101,7 +104,7 @@ class Connection(asyncio.Protocol):
         self.shell.poke()
 
     def data_received(self, data: bytes) -> None:
-        if not self.open:
+        if self._ending:
             return
         try:
             frames = self._decoder.feed(data)
@@ -118,8 +121,8 @@ class Connection(asyncio.Protocol):
                 handler(self, frame, now)
             except TickwheelError as error:
                 self._refuse(_request_of(frame), error)
-                if not self.open:
-                    return
+                if self._ending:
+                    break
             except Exception as error:
                 shell.fail(error)
                 raise
@@ -127,7 +130,7 @@ class Connection(asyncio.Protocol):
             shell.committer.kick()
         if shell.core.runnable:
             shell.poke()
-        if self._decoder.error is not None:
+        if self._decoder.error is not None and not self._ending:
             self._give_up(0, self._decoder.error)
 
     def eof_received(self) -> bool:
@@ -176,10 +179,16 @@ class Connection(asyncio.Protocol):
     def close(self) -> None:
         """Close when what was written is flushed."""
         if self.open and self._transport is not None:
+            self.open = False
             self._transport.close()
 
     def abort(self) -> None:
+        """Close at once. The kernel drops what is unsent instead of keeping it for a peer that
+        does not read."""
         if self._transport is not None:
+            sock = self._transport.get_extra_info("socket")
+            if sock is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._transport.abort()
 
     def remember(self, subscriber: Subscriber) -> None:
@@ -248,12 +257,13 @@ class Connection(asyncio.Protocol):
             self.refuse(request, error)
 
     def _give_up(self, request: int, error: TickwheelError) -> None:
-        """Answer and close."""
+        """Answer and close, once the requests before it are answered. Nothing more is read."""
+        self._ending = True
+        self._stop_timer()
         known = isinstance(error, (FrameTooLarge, TooManyConnections))
         self.shell.mistake(self.peer, error, quiet=known)
-        self.refuse(request, error)
-        self.close()
-        self.open = False
+        farewell = encode((_ERROR, request, error.code, error.message))
+        self.shell.committer.reply(_Farewell(self), farewell)
 
     def _no_hello(self) -> None:
         timeout_s = self.shell.settings.hello_timeout_s
@@ -274,6 +284,17 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+class _Farewell:
+    """Where the last frame of a connection goes: it is written, then the connection closed."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def send(self, data: bytes) -> None:
+        self._connection.send(data)
+        self._connection.close()
 
 
 def _request_of(frame: tuple[Any, ...]) -> int:

@@ -30,7 +30,7 @@ SPENT_MIN = 4096
 ENTRY_BYTES = 140
 """About what one bucket costs beside its array: dict entry, key, heap entry."""
 
-Handles = "array[int]"
+Handles: TypeAlias = "array[int]"
 
 
 def compacted(bucket: Handles) -> tuple[Handles, int]:

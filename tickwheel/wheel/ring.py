@@ -20,7 +20,7 @@ Invariants:
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
 
 from tickwheel.wheel.buckets import ENTRY_BYTES, Handles, balance, compacted
@@ -81,12 +81,23 @@ class Ring:
         bucket.append(task_id)
         bucket.append(due_ms)
 
-    def add_many(self, ids: Sequence[int], dues_ms: Sequence[int]) -> None:
+    def add_many(
+        self,
+        ids: Sequence[int],
+        dues_ms: Sequence[int],
+        low_ms: int,
+        high_ms: int,
+        otherwise: Callable[[int, int], None],
+    ) -> None:
+        """Add the handles whose times are not in [low_ms, high_ms); the others go ``otherwise``."""
         tick_ms, rotation_ms, dense = self._tick_ms, self._rotation_ms, self._dense
         ticks, far, end_ms = self._ticks, self._far, self.end * self._rotation_ms
         for task_id, due_ms in zip(ids, dues_ms, strict=True):
             if due_ms >= end_ms and (rotation := due_ms // rotation_ms) not in dense:
                 bucket = far.get(rotation) or self._far_bucket(rotation)
+            elif low_ms <= due_ms < high_ms:
+                otherwise(task_id, due_ms)
+                continue
             else:
                 tick = due_ms // tick_ms
                 bucket = ticks.get(tick) or self._tick_bucket(tick)

@@ -115,21 +115,12 @@ class TimingWheel:
         if min(ids) < 0 or not -TIME_MS_MAX < first_ms <= last_ms < TIME_MS_MAX:
             raise ValueError(f"no handles: lowest id {min(ids)}, due_ms {first_ms} to {last_ms}")
         low_ms, opened_end_ms = self._low * self.tick_ms, self._opened_end * self.tick_ms
-        if last_ms < low_ms or first_ms >= opened_end_ms:
-            self._ring.add_many(ids, dues_ms)
-        elif low_ms <= first_ms and last_ms < opened_end_ms:
-            if first_ms == last_ms:
-                self._near.push_block(array("q", ids), first_ms)
-            else:
-                self._near.push_pairs(ids, dues_ms)
+        if first_ms < low_ms or last_ms >= opened_end_ms:
+            self._ring.add_many(ids, dues_ms, low_ms, opened_end_ms, self._near.push)
+        elif first_ms == last_ms:
+            self._near.push_block(array("q", ids), first_ms)
         else:
-            others: list[tuple[int, int]] = []
-            for task_id, due_ms in zip(ids, dues_ms, strict=True):
-                if low_ms <= due_ms < opened_end_ms:
-                    self._near.push(task_id, due_ms)
-                else:
-                    others.append((task_id, due_ms))
-            self._ring.add_many([o[0] for o in others], [o[1] for o in others])
+            self._near.push_pairs(ids, dues_ms)
         self._live += len(ids)
 
     def orphan(self, task_id: int, due_ms: int) -> None:

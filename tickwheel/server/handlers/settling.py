@@ -68,6 +68,8 @@ class Settling:
             return "done" if word == "acked" else word
         if group is None:
             return "stale"
+        if group.name in known.dead:
+            return "dead"
         return self._settlement.ack_idle(group, epoch, task_id, attempt, known.row)
 
     # --- nack and reject -----------------------------------------------------------------------

@@ -1,18 +1,15 @@
-"""Producers of the torture: one that loses answers and resends, one that uses the real client."""
+"""The producer that loses answers on purpose and sends its requests again, bad ones among them."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
 from crash.link import Link, Lost, Numbers, now_ms
 from crash.plan import GROUPS, Plan
-from crash.records import Accepted, Moved, Refused
-from tickwheel.client import Client, Task
-from tickwheel.errors import BadRequest, OutcomeUnknown, Refused as RefusedError, TickwheelError
+from crash.records import Accepted, Refused
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType
 
@@ -148,107 +145,3 @@ class RoughProducer:
             self._accepted(request, frame)
         if frame[:3] != before[:3] and frame[2] not in RETRYABLE:
             self._journal.odd.append(f"{request}: first {before}, then {frame}")
-
-
-class FairProducer:
-    """The real client: single tasks, batches, cancels and reschedules."""
-
-    def __init__(self, plan: Plan, name: str) -> None:
-        self._plan = plan
-        self._name = name
-        self._rnd = plan.rnd(name)
-        self._journal = plan.journal(name)
-        self._made = 0
-        self._repeat: list[int] = []
-        """Cancels without an answer."""
-
-    async def run(self) -> None:
-        async with Client(
-            f"tcp://127.0.0.1:{self._plan.port}", send_timeout=1.0, retries=3, name=self._name
-        ) as client:
-            while self._plan.producing:
-                verb = self._rnd.choice((self._one, self._many, self._bad, self._undo, self._move))
-                await self._try(verb, client)
-                await asyncio.sleep(PAUSE_S * self._rnd.random())
-            while self._repeat:
-                await self._try(self._undo_again, client)
-
-    async def _try(self, verb: Callable[[Client], Awaitable[None]], client: Client) -> None:
-        """An error without an answer promises nothing; what the daemon refused is noted."""
-        try:
-            await verb(client)
-        except TickwheelError as error:
-            if not error.retryable:
-                self._journal.odd.append(f"{verb.__name__}: {type(error).__name__}: {error}")
-            await asyncio.sleep(PAUSE_S)
-
-    def _tokens(self, count: int) -> list[str]:
-        self._made += count
-        return [f"{self._name}/{self._made - i}" for i in range(count)]
-
-    async def _enqueue(self, client: Client, topic: str, tokens: list[str], wait_ms: int) -> int:
-        tasks = [Task(topic, token.encode(), delay=wait_ms / 1000) for token in tokens]
-        try:
-            if len(tasks) == 1:
-                receipts = [await client.enqueue(topic, tasks[0].body, delay=wait_ms / 1000)]
-            else:
-                receipts = await client.enqueue_many(tasks)
-        except RefusedError as error:
-            self._journal.refused.append(Refused(tuple(tokens), error.code))
-            raise
-        self._journal.accepted.append(
-            Accepted(
-                topic,
-                tuple(tokens),
-                tuple(receipt.id for receipt in receipts),
-                tuple(receipt.due_ms for receipt in receipts),
-            )
-        )
-        return receipts[0].id
-
-    async def _one(self, client: Client) -> None:
-        topic = self._rnd.choice(TOPICS)
-        await self._enqueue(client, topic, self._tokens(1), delay_ms(self._rnd))
-
-    async def _many(self, client: Client) -> None:
-        topic = self._rnd.choice(TOPICS)
-        await self._enqueue(client, topic, self._tokens(20), delay_ms(self._rnd))
-
-    async def _bad(self, client: Client) -> None:
-        tokens = self._tokens(2)
-        tasks = [Task("work", tokens[0].encode()), Task("not a topic", tokens[1].encode())]
-        try:
-            await client.enqueue_many(tasks)
-        except BadRequest as error:
-            self._journal.refused.append(Refused(tuple(tokens), error.code))
-
-    async def _undo(self, client: Client) -> None:
-        task_id = await self._enqueue(client, "work", self._tokens(1), 300)
-        self._repeat.append(task_id)
-        await self._undo_again(client)
-
-    async def _undo_again(self, client: Client) -> None:
-        task_id = self._repeat[0]
-        word = await client.cancel(task_id)
-        if word in ("cancelled", "already_cancelled"):
-            self._journal.finished.append(_cancelled(task_id, client))
-        elif word not in ("in_flight", "acked", "dead"):
-            self._journal.odd.append(f"cancel of {task_id} answered {word!r}")
-        self._repeat.remove(task_id)
-
-    async def _move(self, client: Client) -> None:
-        task_id = await self._enqueue(client, "work", self._tokens(1), 400)
-        for wait_ms in (900, 200):
-            due_ms = now_ms() + wait_ms
-            await self._move_once(client, task_id, due_ms)
-
-    async def _move_once(self, client: Client, task_id: int, due_ms: int) -> None:
-        try:
-            answer = await client.reschedule(task_id, at=_datetime(due_ms))
-        except (OutcomeUnknown, TickwheelError):
-            self._journal.moved.append(Moved(task_id, due_ms, None))
-            raise
-        if answer.status == "scheduled":
-            self._journal.moved.append(Moved(task_id, due_ms, now_ms()))
-        elif answer.status not in ("in_flight", "acked", "dead"):
-            self._journal.odd.append(f"reschedule of {task_id} answered {answer!r}")

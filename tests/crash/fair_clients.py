@@ -1,0 +1,205 @@
+"""The torture's users of the real client: what it says was done must have been done."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+
+from crash.link import Link, now_ms
+from crash.plan import Plan
+from crash.records import NO_CONNECTION, Accepted, Delivered, Finished, Moved, Refused
+from crash.rough_producer import PAUSE_S, TOPICS, delay_ms
+from crash.settle import Receipt, Settler
+from tickwheel import errors
+from tickwheel.client import Client, Delivery, Task
+from tickwheel.errors import TickwheelError
+
+_BEGIN = datetime.fromtimestamp(0, UTC)
+
+
+def _epoch_now(client: Client) -> int:
+    """That of the daemon that answered, or of a later one."""
+    return int(client.server_info["epoch"])
+
+
+class FairProducer:
+    """The real client: single tasks, batches, cancels and reschedules."""
+
+    def __init__(self, plan: Plan, name: str) -> None:
+        self._plan = plan
+        self._name = name
+        self._rnd = plan.rnd(name)
+        self._journal = plan.journal(name)
+        self._made = 0
+        self._repeat: list[int] = []
+        """Cancels without an answer."""
+
+    async def run(self) -> None:
+        async with Client(
+            f"tcp://127.0.0.1:{self._plan.port}", send_timeout=1.0, retries=3, name=self._name
+        ) as client:
+            while self._plan.producing:
+                verb = self._rnd.choice((self._one, self._many, self._bad, self._undo, self._move))
+                await self._try(verb, client)
+                await asyncio.sleep(PAUSE_S * self._rnd.random())
+            while self._repeat:
+                await self._try(self._undo_again, client)
+
+    async def _try(self, verb: Callable[[Client], Awaitable[None]], client: Client) -> None:
+        """An error without an answer promises nothing; what the daemon refused is noted."""
+        try:
+            await verb(client)
+        except TickwheelError as error:
+            if not error.retryable:
+                self._journal.odd.append(f"{verb.__name__}: {type(error).__name__}: {error}")
+            await asyncio.sleep(PAUSE_S)
+
+    def _tokens(self, count: int) -> list[str]:
+        self._made += count
+        return [f"{self._name}/{self._made - i}" for i in range(count)]
+
+    async def _enqueue(self, client: Client, topic: str, tokens: list[str], wait_ms: int) -> int:
+        tasks = [Task(topic, token.encode(), delay=wait_ms / 1000) for token in tokens]
+        try:
+            if len(tasks) == 1:
+                receipts = [await client.enqueue(topic, tasks[0].body, delay=wait_ms / 1000)]
+            else:
+                receipts = await client.enqueue_many(tasks)
+        except errors.Refused as error:
+            self._journal.refused.append(Refused(tuple(tokens), error.code))
+            raise
+        self._journal.accepted.append(
+            Accepted(
+                topic,
+                tuple(tokens),
+                tuple(receipt.id for receipt in receipts),
+                tuple(receipt.due_ms for receipt in receipts),
+            )
+        )
+        return receipts[0].id
+
+    async def _one(self, client: Client) -> None:
+        topic = self._rnd.choice(TOPICS)
+        await self._enqueue(client, topic, self._tokens(1), delay_ms(self._rnd))
+
+    async def _many(self, client: Client) -> None:
+        topic = self._rnd.choice(TOPICS)
+        await self._enqueue(client, topic, self._tokens(20), delay_ms(self._rnd))
+
+    async def _bad(self, client: Client) -> None:
+        tokens = self._tokens(2)
+        tasks = [Task("work", tokens[0].encode()), Task("not a topic", tokens[1].encode())]
+        try:
+            await client.enqueue_many(tasks)
+        except errors.BadRequest as error:
+            self._journal.refused.append(Refused(tuple(tokens), error.code))
+
+    async def _undo(self, client: Client) -> None:
+        task_id = await self._enqueue(client, "work", self._tokens(1), 300)
+        self._repeat.append(task_id)
+        await self._undo_again(client)
+
+    async def _undo_again(self, client: Client) -> None:
+        task_id = self._repeat[0]
+        word = await client.cancel(task_id)
+        if word in ("cancelled", "already_cancelled"):
+            self._journal.finished.append(
+                Finished(
+                    task_id,
+                    None,
+                    "cancelled",
+                    _epoch_now(client),
+                    now_ms(),
+                    NO_CONNECTION,
+                    Link.order(),
+                )
+            )
+        elif word not in ("in_flight", "acked", "dead"):
+            self._journal.odd.append(f"cancel of {task_id} answered {word!r}")
+        self._repeat.remove(task_id)
+
+    async def _move(self, client: Client) -> None:
+        task_id = await self._enqueue(client, "work", self._tokens(1), 400)
+        for wait_ms in (900, 200):
+            due_ms = now_ms() + wait_ms
+            await self._move_once(client, task_id, due_ms)
+
+    async def _move_once(self, client: Client, task_id: int, due_ms: int) -> None:
+        try:
+            answer = await client.reschedule(task_id, at=_BEGIN + timedelta(milliseconds=due_ms))
+        except TickwheelError:
+            self._journal.moved.append(Moved(task_id, due_ms, None))
+            raise
+        if answer.status == "scheduled":
+            self._journal.moved.append(Moved(task_id, due_ms, now_ms()))
+        elif answer.status not in ("in_flight", "acked", "dead"):
+            self._journal.odd.append(f"reschedule of {task_id} answered {answer!r}")
+
+
+class FairConsumer:
+    """The real client, which acks what it gets; half of it without waiting for each."""
+
+    def __init__(self, plan: Plan, name: str, topic: str, group: str) -> None:
+        self._plan = plan
+        self._name = name
+        self._topic = topic
+        self._group = group
+        self._rnd = plan.rnd(name)
+        self._journal = plan.journal(name)
+        self._settler = Settler(plan, self._journal)
+        self._acks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        url = f"tcp://127.0.0.1:{self._plan.port}"
+        async with Client(url, send_timeout=1.0, retries=3, name=self._name) as client:
+            receiving = asyncio.create_task(self._receive(client))
+            over = asyncio.create_task(self._plan.consumed.wait())
+            await asyncio.wait((receiving, over), return_when=asyncio.FIRST_COMPLETED)
+            if receiving.done():
+                over.cancel()
+                receiving.result()
+                raise AssertionError(f"{self._name}: the subscription ended by itself")
+            receiving.cancel()
+            await asyncio.gather(receiving, *self._acks, return_exceptions=True)
+        await self._settler.settle_rest()
+
+    async def _receive(self, client: Client) -> None:
+        prefetch = self._rnd.choice((4, 64, 500))
+        async with client.subscribe(
+            self._topic, group=self._group, prefetch=prefetch, lease=0.4
+        ) as deliveries:
+            async for delivery in deliveries:
+                self._note(delivery)
+                ack = asyncio.create_task(self._ack(client, delivery))
+                self._acks.add(ack)
+                ack.add_done_callback(self._acks.discard)
+                if self._rnd.random() < 0.2:
+                    await asyncio.wait((ack,))
+
+    def _note(self, delivery: Delivery) -> None:
+        self._journal.delivered.append(
+            Delivered(
+                delivery.id,
+                delivery.group,
+                delivery.body.decode().strip(),
+                delivery.epoch,
+                delivery.attempt,
+                delivery.due_ms,
+                delivery.delivered_ms,
+                now_ms(),
+                NO_CONNECTION,
+                Link.order(),
+            )
+        )
+
+    async def _ack(self, client: Client, delivery: Delivery) -> None:
+        receipt = Receipt(
+            delivery.topic, delivery.group, delivery.id, delivery.epoch, delivery.attempt
+        )
+        try:
+            word = await delivery.ack()
+        except TickwheelError:
+            self._settler.unconfirmed.append(receipt)
+            return
+        self._settler.word(receipt, word, _epoch_now(client), NO_CONNECTION, Link.order())

@@ -1,0 +1,162 @@
+"""Consumers as they should not be: stalling, forgetting, late, gone with a full buffer."""
+
+from __future__ import annotations
+
+import asyncio
+
+from crash.link import Link, Lost, Numbers, now_ms
+from crash.plan import LEASE_MS, Plan
+from crash.records import Delivered
+from crash.settle import Receipt, Settler
+from tickwheel.protocol.codec import Frame
+from tickwheel.protocol.frames import FrameType
+
+ROUND_S = 0.02
+PULL_MAX = 32
+
+
+class RoughConsumer:
+    """One subscription over many connections. Receipts outlive connections and daemons."""
+
+    def __init__(self, plan: Plan, name: str, topic: str, group: str) -> None:
+        self._plan = plan
+        self._topic = topic
+        self._group = group
+        self._rnd = plan.rnd(name)
+        self._journal = plan.journal(name)
+        self._settler = Settler(plan, self._journal)
+        self._numbers = Numbers()
+        self._inbox: list[Receipt] = []
+        self._held: list[tuple[int, Receipt]] = []
+        """(when to ack, receipt): later than the lease allows, as often as not."""
+
+    async def run(self) -> None:
+        while not self._plan.consumed.is_set():
+            link = await self._plan.link(self._numbers, delivered=self._delivered)
+            try:
+                await self._talk(link)
+            except Lost:
+                self._leave()
+            finally:
+                link.abort()
+        await self._settler.settle_rest()
+
+    async def _talk(self, link: Link) -> None:
+        again, self._settler.unconfirmed = self._settler.unconfirmed, []
+        await self._settler.ack(link, again)
+        await self._begin(link)
+        while not self._plan.consumed.is_set():
+            await self._get(link)
+            inbox, self._inbox = self._inbox, []
+            if not self._plan.misbehaving:
+                await self._settler.ack(link, inbox)
+                continue
+            if self._rnd.random() < 0.02:
+                self._inbox = inbox
+                raise Lost("on purpose, with deliveries in the buffer")
+            for receipt in inbox:
+                await self._treat(link, receipt)
+            await self._ack_late(link)
+
+    async def _begin(self, link: Link) -> None:
+        prefetch = self._rnd.choice((1, 20, 300)) if self._plan.misbehaving else 300
+        options = {"lease_ms": LEASE_MS}
+        await link.call(FrameType.SUBSCRIBE, 1, self._topic, self._group, prefetch, options)
+
+    async def _get(self, link: Link) -> None:
+        """Deliveries come by themselves; a subscription only has to wait."""
+        await asyncio.sleep(ROUND_S)
+        if link.down:
+            raise Lost("while waiting")
+
+    def _delivered(self, link: Link, frame: Frame) -> None:
+        _, _, epoch, delivered_ms, items = frame
+        self._note(link, epoch, delivered_ms, items)
+
+    def _note(
+        self, link: Link, epoch: int, delivered_ms: int, items: tuple[tuple[object, ...], ...]
+    ) -> None:
+        got_ms = now_ms()
+        for item in items:
+            task_id, attempt, due_ms, body = item[:4]
+            assert isinstance(task_id, int) and isinstance(attempt, int)
+            assert isinstance(due_ms, int) and isinstance(body, bytes)
+            self._inbox.append(Receipt(self._topic, self._group, task_id, epoch, attempt))
+            self._journal.delivered.append(
+                Delivered(
+                    task_id,
+                    self._group,
+                    body.decode().strip(),
+                    epoch,
+                    attempt,
+                    due_ms,
+                    delivered_ms,
+                    got_ms,
+                    link.name,
+                    Link.order(),
+                )
+            )
+
+    async def _treat(self, link: Link, receipt: Receipt) -> None:
+        rnd, dice = self._rnd, self._rnd.random()
+        if dice < 0.40:
+            self._held.append((0, receipt))
+        elif dice < 0.60:
+            self._hold(receipt, LEASE_MS * 3)
+        elif dice < 0.72:
+            await self._settler.end(link, FrameType.NACK, receipt, rnd.randrange(300))
+        elif dice < 0.75:
+            await self._settler.end(link, FrameType.REJECT, receipt)
+        elif dice < 0.82:
+            await self._by_receipt(link, FrameType.RELEASE, receipt)
+        elif dice < 0.90:
+            await self._by_receipt(link, FrameType.EXTEND, receipt, LEASE_MS * 2)
+            self._hold(receipt, LEASE_MS * 2)
+        elif dice < 0.95:
+            self._held += [(0, receipt), (now_ms() + 50, receipt)]
+        # else: forgotten; its lease will end
+
+    def _hold(self, receipt: Receipt, ms_max: int) -> None:
+        self._held.append((now_ms() + self._rnd.randrange(ms_max), receipt))
+
+    async def _by_receipt(
+        self, link: Link, kind: FrameType, receipt: Receipt, *more: int
+    ) -> None:
+        fields = (*receipt.place, [receipt.id], [receipt.attempt], *more)
+        frame = await link.call(kind, *fields)
+        if frame[0] != FrameType.OK:
+            self._journal.odd.append(f"{kind.name} was answered {frame}")
+
+    async def _ack_late(self, link: Link) -> None:
+        now = now_ms()
+        due = [receipt for at_ms, receipt in self._held if at_ms <= now]
+        self._held = [held for held in self._held if held[0] > now]
+        if due:
+            await self._settler.ack(link, due)
+
+    def _leave(self) -> None:
+        """Of what was in the buffer some is acked after the reconnect, the rest is forgotten."""
+        for receipt in self._inbox:
+            if self._rnd.random() < 0.5:
+                self._hold(receipt, LEASE_MS)
+        self._inbox = []
+
+
+class RoughPuller(RoughConsumer):
+    """The same manners with PULL; every now and then it goes away with a pull open."""
+
+    async def _begin(self, link: Link) -> None:
+        """There is nothing to subscribe to."""
+
+    async def _get(self, link: Link) -> None:
+        wait_ms = self._rnd.choice((0, 30, 200))
+        fields = (self._topic, self._group, PULL_MAX, wait_ms, {"lease_ms": LEASE_MS})
+        answer = link.send(FrameType.PULL, *fields)
+        if self._plan.misbehaving and self._rnd.random() < 0.03:
+            raise Lost("on purpose, with a pull open")
+        frame = await link.wait(answer)
+        if frame[0] == FrameType.OK:
+            self._note(link, *frame[2])
+        elif frame[2] != "draining":
+            self._journal.odd.append(f"PULL was answered {frame}")
+        await asyncio.sleep(ROUND_S)

@@ -1,0 +1,14 @@
+"""``python -m tests.crash.torture --kills N --seed S``: see ``torture_run``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# As pytest does: the tests' own modules are found from their folder.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from crash.torture_run import main  # noqa: E402
+
+if __name__ == "__main__":
+    sys.exit(main())

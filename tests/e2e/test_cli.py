@@ -1,0 +1,341 @@
+"""The command line against a real daemon, as a person or a script would use it."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon import Daemon
+
+TIMEOUT_S = 60.0
+Make = Callable[..., Daemon]
+
+
+class Cli:
+    """``tickwheel`` for one daemon; every call is a process of its own."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def command(self, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "tickwheel", "--url", self._daemon.url, *arguments]
+
+    def run(
+        self, *arguments: str, stdin: bytes = b"", expect: int = 0
+    ) -> subprocess.CompletedProcess[bytes]:
+        done = subprocess.run(
+            self.command(*arguments), input=stdin, capture_output=True, timeout=TIMEOUT_S,
+            check=False,
+        )  # fmt: skip
+        said = done.stdout + b"\n" + done.stderr
+        assert done.returncode == expect, said.decode() + self._daemon.log_text()
+        assert b"Traceback" not in said, said.decode()
+        return done
+
+    def json(self, *arguments: str, stdin: bytes = b"", expect: int = 0) -> list[dict[str, Any]]:
+        """The objects that a call prints with ``--json``."""
+        done = self.run(*arguments, "--json", stdin=stdin, expect=expect)
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def one(self, *arguments: str, stdin: bytes = b"") -> dict[str, Any]:
+        found = self.json(*arguments, stdin=stdin)
+        assert len(found) == 1, found
+        return found[0]
+
+    def fails(self, code: int, *arguments: str) -> str:
+        """The one line that a call which fails so says."""
+        error = self.run(*arguments, expect=code).stderr.decode()
+        assert error.count("\n") == 1, error
+        return error
+
+
+@pytest.fixture
+def cli(daemon: Daemon) -> Cli:
+    return Cli(daemon)
+
+
+# --- the main road ---------------------------------------------------------------------------
+
+
+def test_a_task_survives_kill_9_between_enqueue_and_subscribe(make_daemon: Make) -> None:
+    daemon = make_daemon().start()
+    cli = Cli(daemon)
+    receipt = cli.one("enqueue", "orders", "hello", "--delay", "2s")
+    assert receipt["id"].isdecimal()
+    daemon.restart(kill=True)
+    delivery = cli.one("subscribe", "orders", "--max", "1")
+    assert (delivery["id"], delivery["topic"], delivery["body"]) == (
+        receipt["id"], "orders", "hello",
+    )  # fmt: skip
+    assert delivery["due_ms"] == receipt["due_ms"]
+    assert delivery["delivered_ms"] >= delivery["due_ms"]
+    assert delivery["attempt"] == 1
+    assert cli.one("show", receipt["id"])["state"] == "acked"
+
+
+def test_json_may_stand_before_the_command(cli: Cli) -> None:
+    done = cli.run("--json", "enqueue", "orders", "x")
+    assert json.loads(done.stdout)["topic"] == "orders"
+
+
+def test_a_body_from_stdin_may_be_anything(cli: Cli) -> None:
+    body = bytes(range(256))
+    cli.one("enqueue", "raw", "-", stdin=body)
+    delivery = cli.one("subscribe", "raw", "--max", "1")
+    assert "body" not in delivery
+    assert base64.b64decode(delivery["body_base64"]) == body
+
+
+def test_everything_a_task_has_arrives(cli: Cli) -> None:
+    cli.one(
+        "enqueue", "orders", "x", "--key", "k1", "--tag", "urgent", "--prop", "a=1", "--prop",
+        "b=x=y", "--priority", "7", "--ttl", "1h", "--at", "2020-01-01T00:00:00Z",
+    )  # fmt: skip
+    delivery = cli.one("subscribe", "orders", "--max", "1", "--group", "billing")
+    assert delivery["due_ms"] == 1_577_836_800_000
+    assert (delivery["key"], delivery["tag"], delivery["priority"]) == ("k1", "urgent", 7)
+    assert delivery["properties"] == {"a": "1", "b": "x=y"}
+    assert delivery["group"] == "billing"
+
+
+def test_without_json_people_can_read_it(cli: Cli) -> None:
+    cli.run("enqueue", "orders", "hello")
+    later = cli.run("enqueue", "orders", "later", "--delay", "1h").stdout.decode()
+    assert "due" in later
+    assert "in 1h" in later or "in 59m" in later
+    listed = cli.run("list", "--topic", "orders", "--state", "scheduled").stdout.decode()
+    assert listed.split()[:3] == ["id", "state", "topic"]
+    assert "later" in listed
+    assert "hello" in cli.run("subscribe", "orders", "--max", "1").stdout.decode()
+    counts = cli.run("stats").stdout.decode()
+    assert "Topics" in counts
+    assert "orders" in counts
+
+
+# --- bulk ------------------------------------------------------------------------------------
+
+
+def test_bulk(cli: Cli, tmp_path: Path) -> None:
+    count = 5_000
+    source = tmp_path / "tasks.jsonl"
+    source.write_text("".join(f'{{"body": "{n}", "key": "k{n}"}}\n' for n in range(count)))
+    receipts = cli.json("enqueue", "bulk", "--from", str(source), "--delay", "1h")
+    assert len({receipt["id"] for receipt in receipts}) == count
+    assert cli.one("stats")["topics"]["bulk"]["pending"] == count
+    said = cli.run("enqueue", "bulk", "--from", "-", stdin=b'{"body": "x", "delay": 60}\n')
+    assert said.stdout.startswith(b"1 tasks enqueued")
+
+
+def test_a_bad_line_in_a_stream_says_what_was_enqueued_before(cli: Cli) -> None:
+    lines = b'{"body": "x"}\n' * 2_000 + b'{"body": 1}\n'
+    error = cli.run("enqueue", "bulk", "--from", "-", stdin=lines, expect=2).stderr.decode()
+    assert "2000 tasks were enqueued" in error
+    assert "line 2001: field body" in error
+
+
+# --- by id -----------------------------------------------------------------------------------
+
+
+def test_cancel_reschedule_run_now_and_show(cli: Cli) -> None:
+    first = cli.one("enqueue", "orders", "one", "--delay", "1h")["id"]
+    second = cli.one("enqueue", "orders", "two", "--delay", "1h")["id"]
+    shown = cli.one("show", first)
+    assert (shown["id"], shown["state"], shown["body"]) == (first, "scheduled", "one")
+    assert shown["topic"] == "orders"
+    assert "rotations left" in cli.run("show", first).stdout.decode()
+
+    assert cli.one("cancel", first)["status"] == "cancelled"
+    assert cli.one("cancel", first)["status"] == "already_cancelled"
+    moved = cli.one("reschedule", second, "--delay", "2h")
+    assert moved["status"] == "scheduled"
+    assert moved["due_ms"] > int(shown["due_ms"]) + 3_000_000
+    assert cli.one("run-now", second)["status"] == "scheduled"
+    assert cli.one("subscribe", "orders", "--max", "1")["id"] == second
+
+
+def test_ids_that_are_not_there(cli: Cli) -> None:
+    assert "unknown" in cli.fails(4, "show", "12345")
+    assert cli.json("show", "12345", expect=4) == [{"id": "12345", "state": "unknown"}]
+    assert cli.json("cancel", "12345", expect=4) == [{"id": "12345", "status": "unknown"}]
+    cli.run("run-now", "12345", expect=4)
+    cli.run("dead", "requeue", "12345", expect=4)
+    cli.fails(4, "dead", "show", "12345")
+
+
+def test_a_task_that_is_being_worked_on_cannot_be_cancelled(cli: Cli, daemon: Daemon) -> None:
+    task_id = cli.one("enqueue", "orders", "x")["id"]
+    with _subscriber(cli, "--no-ack") as subscriber:
+        assert _next_line(subscriber)["id"] == task_id
+        assert cli.json("cancel", task_id, expect=1)[0]["status"] == "in_flight"
+        _interrupt(subscriber)
+
+
+# --- subscribers -----------------------------------------------------------------------------
+
+
+def _subscriber(cli: Cli, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        cli.command("subscribe", "orders", "--json", *arguments),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
+def _next_line(subscriber: subprocess.Popen[bytes]) -> dict[str, Any]:
+    assert subscriber.stdout is not None
+    found: dict[str, Any] = json.loads(subscriber.stdout.readline())
+    return found
+
+
+def _interrupt(subscriber: subprocess.Popen[bytes]) -> None:
+    """Ctrl-C ends a subscriber at once, with exit code 0 and nothing to say."""
+    subscriber.send_signal(signal.SIGINT)
+    _, error = subscriber.communicate(timeout=TIMEOUT_S)
+    assert (subscriber.returncode, error) == (0, b"")
+
+
+def test_looking_without_acking_gives_the_task_back_uncounted(cli: Cli) -> None:
+    task_id = cli.one("enqueue", "orders", "x")["id"]
+    assert cli.one("subscribe", "orders", "--no-ack", "--max", "1")["id"] == task_id
+    again = cli.one("subscribe", "orders", "--max", "1")
+    assert (again["id"], again["attempt"]) == (task_id, 1)
+
+
+def test_ctrl_c_ends_a_subscriber_cleanly(cli: Cli) -> None:
+    cli.one("enqueue", "orders", "x")
+    with _subscriber(cli) as subscriber:
+        assert _next_line(subscriber)["body"] == "x"
+        _interrupt(subscriber)
+
+
+def test_a_reader_that_goes_away_costs_no_task(cli: Cli) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    task_id = cli.one("enqueue", "orders", "x")["id"]
+    done = subprocess.run(
+        cli.command("subscribe", "orders", "--json"), stdout=writing, stderr=subprocess.PIPE,
+        timeout=TIMEOUT_S, check=False,
+    )  # fmt: skip
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
+    assert cli.one("subscribe", "orders", "--max", "1")["id"] == task_id
+
+
+def test_exec_acks_by_exit_code_and_tells_the_command_what_it_is_about(
+    cli: Cli, tmp_path: Path
+) -> None:
+    receipt = cli.one("enqueue", "orders", "the body")
+    told = tmp_path / "told"
+    script = f'echo "$TICKWHEEL_ID $TICKWHEEL_TOPIC $TICKWHEEL_ATTEMPT $(cat)" > {told}; echo hi'
+    done = cli.run("subscribe", "orders", "--max", "1", "--exec", script, "--json")
+    assert told.read_text() == f"{receipt['id']} orders 1 the body\n"
+    fields = json.loads(done.stdout)  # the command's own output went to stderr
+    assert (fields["exit_code"], fields["result"]) == (0, "acked")
+    assert done.stderr == b"hi\n"
+
+
+def test_a_command_that_outlives_the_lease_keeps_it(cli: Cli) -> None:
+    cli.one("enqueue", "orders", "x")
+    fields = cli.one("subscribe", "orders", "--max", "1", "--lease", "300ms", "--exec", "sleep 1")
+    assert (fields["attempt"], fields["result"]) == (1, "acked")
+
+
+def test_a_failing_command_leads_to_the_dead_letters_and_back(make_daemon: Make) -> None:
+    cli = Cli(make_daemon(retry_base_s=0.05, retry_jitter=0, retry_max=1).start())
+    task_id = cli.one("enqueue", "orders", "x")["id"]
+    tries = cli.json("subscribe", "orders", "--max", "2", "--exec", "exit 3")
+    assert [t["attempt"] for t in tries] == [1, 2]
+    assert [(t["exit_code"], t["result"]) for t in tries] == [(3, "retrying"), (3, "dead")]
+
+    letter = cli.one("dead", "list")
+    assert (letter["id"], letter["group"], letter["reason"]) == (task_id, "default", "exit code 3")
+    assert [failure["attempt"] for failure in letter["failures"]] == [1, 2]
+    assert cli.json("dead", "list", "--topic", "other") == []
+    assert "exit code 3" in cli.run("dead", "list").stdout.decode()
+    shown = cli.one("dead", "show", task_id)
+    assert shown["groups"]["default"]["state"] == "dead"
+    assert "exit code 3" in cli.run("dead", "show", task_id).stdout.decode()
+
+    assert cli.one("dead", "requeue", task_id)["status"] == "requeued"
+    cli.json("subscribe", "orders", "--max", "2", "--exec", "exit 4")
+    assert cli.one("dead", "list")["reason"] == "exit code 4"
+    assert cli.one("dead", "delete", "--all", "--topic", "orders")["status"] == "deleted"
+    assert cli.json("dead", "list") == []
+    cli.fails(2, "dead", "delete")
+
+
+# --- the daemon ------------------------------------------------------------------------------
+
+
+def test_a_wrong_token(make_daemon: Make) -> None:
+    cli = Cli(make_daemon(token="right").start())
+    assert "unauthorized" in cli.fails(1, "stats")
+    assert "unauthorized" in cli.fails(1, "stats", "--token", "wrong")
+    assert cli.one("stats", "--token", "right")["store_ok"] is True
+
+
+def test_a_daemon_that_has_gone(cli: Cli, daemon: Daemon) -> None:
+    daemon.kill()
+    assert "unreachable" in cli.fails(3, "enqueue", "orders", "x")
+
+
+def test_what_the_daemon_refuses_is_one_line_with_its_code(cli: Cli) -> None:
+    assert "due_too_far" in cli.fails(2, "enqueue", "orders", "x", "--delay", "9999w")
+    assert "bad_request" in cli.fails(2, "enqueue", "no spaces please", "x")
+
+
+def test_a_backup_and_the_offline_check(cli: Cli, daemon: Daemon) -> None:
+    for number in range(3):
+        cli.one("enqueue", "orders", str(number), "--delay", "1h")
+    made = cli.one("backup", "copy.db")
+    assert made["bytes"] == Path(made["path"]).stat().st_size
+    copy = f"sqlite:///{made['path']}"
+    assert cli.one("check", "--store", copy)["tasks"] == 3
+    assert "all rows agree" in cli.run("check", "--store", copy).stdout.decode()
+
+    assert "in use" in cli.fails(1, "check", "--store", daemon.store)
+    assert daemon.terminate() == 0
+    assert cli.one("check", "--store", daemon.store)["problems"] == []
+    with sqlite3.connect(made["path"]) as damaged:
+        damaged.execute("UPDATE meta SET value = 0 WHERE key = 'id_mark'")
+    damaged.close()
+    assert "above the id mark" in cli.run("check", "--store", copy, expect=1).stdout.decode()
+
+
+def test_two_daemons_on_one_store(daemon: Daemon, cli: Cli) -> None:
+    said = cli.run("serve", "--store", daemon.store, "--listen", "tcp://127.0.0.1:0", expect=1)
+    assert b"in use" in said.stdout + said.stderr
+
+
+def test_serve_reads_flags_before_environment_before_file(
+    make_daemon: Make, tmp_path: Path
+) -> None:
+    config = tmp_path / "tickwheel.toml"
+    config.write_text('node = "file"\nslots = 7\ntick_ms = 500\n')
+    daemon = make_daemon(
+        args=("--config", str(config)), env={"TICKWHEEL_NODE": "env", "TICKWHEEL_SLOTS": "8"},
+        slots=9,
+    ).start()  # fmt: skip
+    stats = Cli(daemon).one("stats")
+    assert (stats["node"], stats["slots"], stats["tick_ms"]) == ("env", 9, 500)
+
+
+def test_bench_measures_and_leaves_nothing(cli: Cli) -> None:
+    began = time.monotonic()
+    found = cli.one("bench", "--tasks", "500", "--rate", "200", "--seconds", "1")
+    assert time.monotonic() - began < TIMEOUT_S
+    assert found["early"] == 0
+    assert found["tasks"] == 1_200
+    assert min(found["enqueue_single_per_s"], found["delivery_per_s"]) > 0
+    assert found["late_p50_ms"] >= 0
+    counts = cli.one("stats")
+    assert (counts["pending"], counts["ready"], counts["in_flight"]) == (0, 0, 0)

@@ -1,0 +1,120 @@
+"""What people type at the command line, and how values are shown to them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tickwheel.cli import values
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30s", 30), ("5m", 300), ("1h30m", 5400), ("500ms", 0.5), ("2d", 172_800), ("1w", 604_800),
+        ("1.5s", 1.5), ("0", 0), ("0s", 0), ("2", 2), ("2.25", 2.25), (" 1H 30M ", 5400),
+        ("1d12h", 129_600), ("1m500ms", 60.5), ("0.0015s", 0.001),
+    ],
+)  # fmt: skip
+def test_durations(text: str, seconds: float) -> None:
+    assert values.parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "s",
+        "-5s",
+        "5x",
+        "5 parsecs",
+        "30m1h",
+        "1s1s",
+        "1h30",
+        "1e3",
+        "inf",
+        "nan",
+        "½h",
+        "1..5s",
+    ],
+)
+def test_what_is_no_duration_is_refused_with_the_text(text: str) -> None:
+    with pytest.raises(ValueError, match="30s, 5m"):
+        values.parse_duration(text)
+
+
+def test_a_duration_that_cannot_be_counted_is_refused() -> None:
+    with pytest.raises(ValueError, match="longer than can be counted"):
+        values.parse_duration("9" * 40 + "d")
+
+
+def test_a_time_with_a_zone_is_that_moment() -> None:
+    expected = datetime(2030, 1, 31, 8, 0, tzinfo=UTC)
+    assert values.parse_at("2030-01-31T09:00:00+01:00") == expected
+    assert values.parse_at("2030-01-31T08:00Z") == expected
+
+
+def test_a_time_without_a_zone_is_local() -> None:
+    found = values.parse_at("2030-01-31T09:00")
+    assert found.tzinfo is not None
+    assert found == datetime(2030, 1, 31, 9, 0).astimezone()  # local is the point
+
+
+@pytest.mark.parametrize("text", ["", "tomorrow", "2030-13-01", "12:00", "0001-01-01T00:00:00x"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="ISO-8601"):
+        values.parse_at(text)
+
+
+def test_ids() -> None:
+    assert values.parse_id("0") == 0
+    assert values.parse_id(str(2**63 - 1)) == 2**63 - 1
+    for text in ("", "-1", "x", "1.0", "٣", str(2**63)):
+        with pytest.raises(ValueError, match="no task id"):
+            values.parse_id(text)
+
+
+def test_properties() -> None:
+    assert values.parse_property("a=b=c") == ("a", "b=c")
+    assert values.parse_property("a=") == ("a", "")
+    for text in ("a", "=b", ""):
+        with pytest.raises(ValueError, match="name=value"):
+            values.parse_property(text)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 ms"), (0.003, "3 ms"), (1, "1 s"), (12.5, "12.5 s"), (60, "1m 0s"),
+        (5400, "1h 30m"), (90_061, "1d 1h"), (-2, "-2 s"),
+    ],
+)  # fmt: skip
+def test_durations_for_people(seconds: float, text: str) -> None:
+    assert values.format_duration(seconds) == text
+
+
+@given(st.integers(min_value=0, max_value=2**53))
+def test_times_can_be_shown_whatever_the_daemon_sends(at_ms: int) -> None:
+    assert values.format_time(at_ms)
+
+
+def test_times_keep_their_milliseconds() -> None:
+    at = datetime(2026, 3, 4, 5, 6, 7, 89_000, tzinfo=UTC)
+    at_ms = (at - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
+    assert values.iso_time(at_ms) == "2026-03-04T05:06:07.089Z"
+    assert values.format_time(at_ms).endswith("07.089")
+    assert values.format_time(None) == "-"
+
+
+def test_a_body_is_text_when_it_can_be() -> None:
+    assert values.body_fields("grüße".encode()) == {"body": "grüße"}
+    assert values.body_fields(b"\xff\x00") == {"body_base64": "/wA="}
+
+
+def test_nothing_reaches_the_terminal_that_it_would_obey() -> None:
+    assert values.printable("a\x1b[31mb\n\x07") == "a\\x1b[31mb\\n\\x07"
+    assert values.printable("x" * 9, 5) == "xxxx…"
+    assert values.body_text(b"\xff\xfe") == "(2 bytes that are no text)"
