@@ -44,7 +44,7 @@ class Raw:
         return self.answer(self.send(kind, *fields))
 
     def answer(self, request: int) -> Frame:
-        passed = []
+        passed: list[Frame] = []
         while True:
             frame = self.next()
             if frame[0] in (FrameType.OK, FrameType.ERROR) and frame[1] in (request, 0):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import signal
 
-from crash.plan import Plan
 from daemon import Daemon, DaemonFailed
+
+from crash.plan import Plan
 from tickwheel import failpoints
 
 FAILPOINT_WAIT_S = 1.5

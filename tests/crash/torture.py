@@ -8,7 +8,7 @@ from pathlib import Path
 # As pytest does: the tests' own modules are found from their folder.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from crash.torture_run import main  # noqa: E402
+from crash.torture_run import main
 
 if __name__ == "__main__":
     sys.exit(main())

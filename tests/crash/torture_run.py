@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from daemon import Daemon
+
 from crash.checker import Verdict, check
 from crash.fair_clients import FairConsumer, FairProducer
 from crash.killer import Killer
@@ -25,7 +27,6 @@ from crash.plan import GROUPS, SETTINGS, Plan
 from crash.records import Requeued
 from crash.rough_consumers import RoughConsumer, RoughPuller
 from crash.rough_producer import RoughProducer
-from daemon import Daemon
 from tickwheel.persistence import audit
 from tickwheel.protocol.frames import FrameType
 

@@ -93,7 +93,9 @@ class Bench:
             noticed=lambda event, text: self.notices.append(event),
         )
         self.running = asyncio.create_task(self.committer.run())
-        self.session = self.engine.core.sessions.open(b"s" * 16, NOW_MS)
+        session = self.engine.core.sessions.open(b"s" * 16, NOW_MS)
+        assert session is not None
+        self.session = session
         return self
 
     def _landed(self) -> None:
@@ -297,5 +299,3 @@ async def test_a_barrier_passes_when_everything_before_it_is_durable(bench: Benc
     assert not passed.done()
     bench.let()
     await asyncio.wait_for(passed, 5)
-
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.store import StoredTask
@@ -23,12 +23,14 @@ def row(number: int, due_ms: int = NOW_MS) -> TaskRow:
 class MeanwhileStore(MemoryStore):
     """Lets something happen between the read's answer and the reader's use of it."""
 
-    meanwhile: list[object] = []
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: list[Callable[[], None]] = []
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         found = await super().read(ids)
         for action in self.meanwhile:
-            action()  # type: ignore[operator]  # the tests' own callables
+            action()
         self.meanwhile = []
         return found
 
@@ -80,7 +82,7 @@ async def test_progress_and_dead_letters_are_overlaid_drops_included() -> None:
 
 
 async def test_a_batch_that_landed_during_the_read_is_laid_over_it() -> None:
-    engine, store, reader = await made(row(1), row(2))
+    _, store, reader = await made(row(1), row(2))
     store.meanwhile = [lambda: reader.landed(Effects(ended={1024: Ending.CANCELLED}))]
     assert set(await reader.known([1024, 2048])) == {2048}
     # After the read nothing is kept of it.
@@ -88,7 +90,7 @@ async def test_a_batch_that_landed_during_the_read_is_laid_over_it() -> None:
 
 
 async def test_a_task_enqueued_and_landed_during_the_read_is_found() -> None:
-    engine, store, reader = await made()
+    _, store, reader = await made()
     fresh = row(7)
     store.meanwhile = [lambda: reader.landed(Effects(enqueued={fresh.id: fresh}))]
     assert set(await reader.known([fresh.id])) == {fresh.id}

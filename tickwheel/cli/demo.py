@@ -148,10 +148,11 @@ def run_demo(
     """Show it. 0 when nothing was lost or early, 1 otherwise."""
     console = Console(stderr=json)
     try:
-        with tempfile.TemporaryDirectory(prefix="tickwheel-demo-") as folder:
-            with View(console, plain=plain) as view:
-                demo = Demo(seconds, tasks, view, Path(folder))
-                summary = asyncio.run(demo.run())
+        with (
+            tempfile.TemporaryDirectory(prefix="tickwheel-demo-") as folder,
+            View(console, plain=plain) as view,
+        ):
+            summary = asyncio.run(Demo(seconds, tasks, view, Path(folder)).run())
     except RuntimeError as error:
         print(f"demo: {error}", file=sys.stderr)
         return 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -87,7 +88,7 @@ class View:
         self._live = None if self._plain else Live(console=console, refresh_per_second=8)
         self._shown_s = -1.0
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> Self:
         if self._live is not None:
             self._live.start()
         return self
@@ -102,7 +103,8 @@ class View:
         elif picture.elapsed_s - self._shown_s >= 1.0:
             self._shown_s = picture.elapsed_s
             self._console.print(
-                f"{picture.elapsed_s:5.1f} s  slot {picture.slot:4d}  enqueued {picture.enqueued:6d}"
+                f"{picture.elapsed_s:5.1f} s  slot {picture.slot:4d}"
+                f"  enqueued {picture.enqueued:6d}"
                 f"  acked {picture.acked:6d}  pending {picture.pending:6d}"
                 f"  in flight {picture.in_flight:4d}  {picture.delivered_per_s:6.0f}/s"
                 f"  late p50 {picture.p50_ms} ms p99 {picture.p99_ms} ms  {picture.phase}",

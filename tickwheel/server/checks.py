@@ -38,9 +38,7 @@ def text(value: object, field: str, length_max: int) -> str:
 
 def name(value: object, field: str) -> str:
     if type(value) is not str or not _NAME.fullmatch(value):
-        raise BadRequest(
-            f"{field} must be 1 to 255 of A-Z a-z 0-9 . _ : / -, not {shown(value)}"
-        )
+        raise BadRequest(f"{field} must be 1 to 255 of A-Z a-z 0-9 . _ : / -, not {shown(value)}")
     return value
 
 

@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
 
-    # --- the event loop's ----------------------------------------------------------------------
+    # --- the event loop's -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -154,7 +154,7 @@ class Connection(asyncio.Protocol):
             self.shell.core.wake(subscriber.group)
         self.shell.poke()
 
-    # --- the shell's ---------------------------------------------------------------------------
+    # --- the shell's ----------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
         """Write whole frames; a closed connection swallows them."""
@@ -197,7 +197,7 @@ class Connection(asyncio.Protocol):
             self.others = [s for s in self.others if s.outstanding > 0]
         self.others.append(subscriber)
 
-    # --- HELLO -----------------------------------------------------------------------------------
+    # --- HELLO ----------------------------------------------------------------------------------
 
     def _hello(self, _: Connection, frame: tuple[Any, ...], now: Now) -> None:
         if frame[0] != FrameType.HELLO:
@@ -248,7 +248,7 @@ class Connection(asyncio.Protocol):
         if session is not None:
             self.shell.leave_session(session)
 
-    # --- ends --------------------------------------------------------------------------------------
+    # --- ends -----------------------------------------------------------------------------------
 
     def _refuse(self, request: int, error: TickwheelError) -> None:
         if error.closes_connection or not self._greeted:

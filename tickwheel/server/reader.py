@@ -86,9 +86,7 @@ class Reader:
         self._lay_over(found, wanted, self._core.open.effects)
         return found
 
-    def _lay_over(
-        self, found: dict[int, Known], wanted: frozenset[int], effects: Effects
-    ) -> None:
+    def _lay_over(self, found: dict[int, Known], wanted: frozenset[int], effects: Effects) -> None:
         """Apply one batch to records already found; tasks that are only staged stay unseen."""
         for task_id in wanted & effects.updated.keys():
             if task_id in found:

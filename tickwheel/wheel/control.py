@@ -66,8 +66,7 @@ class Control:
         return [
             group
             for group in groups
-            if group.name not in known.dead
-            and not self._done(known.progress.get(group.name))
+            if group.name not in known.dead and not self._done(known.progress.get(group.name))
         ]
 
     @staticmethod

@@ -161,9 +161,7 @@ class Delivery:
                 core.wake(group)
         return out, bool(core.runnable)
 
-    def _dispatch_group(
-        self, group: Group, now_ms: int, mono_ms: int, out: list[Dispatch]
-    ) -> int:
+    def _dispatch_group(self, group: Group, now_ms: int, mono_ms: int, out: list[Dispatch]) -> int:
         """One frame at most for each subscriber; how many entries of ``ready`` it used up."""
         able = [s for s in group.subscribers if s.credit > 0]
         waiting = len(group.ready)

@@ -12,8 +12,8 @@ from tickwheel.wheel.control import Control
 from tickwheel.wheel.core import Core, EngineConfig
 from tickwheel.wheel.delivery import Delivery
 from tickwheel.wheel.intake import Intake
-from tickwheel.wheel.recovery import Recovery
 from tickwheel.wheel.records import ProgressRow, ProgressState
+from tickwheel.wheel.recovery import Recovery
 from tickwheel.wheel.settlement import Settlement
 
 

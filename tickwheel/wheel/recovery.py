@@ -85,9 +85,7 @@ class Recovery:
             core.expires(group, lease.deadline_mono_ms)
             self.leases_kept += 1
             return
-        group.tries[task_id] = Tries(
-            progress.attempt, progress.epoch, priority, progress.failures
-        )
+        group.tries[task_id] = Tries(progress.attempt, progress.epoch, priority, progress.failures)
         if progress.state is ProgressState.WAITING:
             group.waiting[task_id] = progress.at_ms
             core.retrying.setdefault(task_id, []).append(group)

@@ -121,9 +121,7 @@ class Settlement:
             return None
         return lease
 
-    def nack(
-        self, lease: Lease, delay_ms: int | None, reason: str | None, now_ms: int
-    ) -> str:
+    def nack(self, lease: Lease, delay_ms: int | None, reason: str | None, now_ms: int) -> str:
         """The attempt failed: wait for the next, or go to the dead letters."""
         core = self._core
         policy = core.config.retry

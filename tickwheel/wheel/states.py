@@ -80,6 +80,6 @@ def diagram() -> str:
     """The table as a Mermaid state diagram."""
     lines = ["stateDiagram-v2", "    [*] --> staged: enqueue"]
     lines += [f"    {a} --> {b}: {event}" for (a, event), b in TRANSITIONS.items()]
-    finals = sorted({b for b in TRANSITIONS.values()} - {a for a, _ in TRANSITIONS})
+    finals = sorted(set(TRANSITIONS.values()) - {a for a, _ in TRANSITIONS})
     lines += [f"    {state} --> [*]" for state in finals]
     return "\n".join(lines) + "\n"

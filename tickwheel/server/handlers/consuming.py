@@ -104,9 +104,7 @@ class Consuming:
         checks.arity(frame, 2, "sub, prefetch")
         request = checks.request_number(frame[1])
         subscriber = self._subscriber(peer, frame[2])
-        subscriber.prefetch = checks.integer(
-            frame[3], "prefetch", 0, self._limits.prefetch_max
-        )
+        subscriber.prefetch = checks.integer(frame[3], "prefetch", 0, self._limits.prefetch_max)
         self._core.wake(subscriber.group)
         peer.ok(request, None)
 

@@ -106,9 +106,7 @@ class Listing:
         request = checks.request_number(frame[1])
         name = checks.text(frame[2], "name", 255)
         if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
-            raise BadRequest(
-                f"name must be a file name without a folder, not {checks.shown(name)}"
-            )
+            raise BadRequest(f"name must be a file name without a folder, not {checks.shown(name)}")
         self._answer(peer, request, self._backup(self._shell.backup_folder() / name))
 
     async def _backup(self, path: Path) -> dict[str, Any]:

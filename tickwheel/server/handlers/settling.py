@@ -122,9 +122,7 @@ class Settling:
                 checks.text(item[-1], f"{field}.reason", REASON_CHARACTERS_MAX)
             check(item, field)
         receipts = [(item[0], item[1], item[2]) for item in items]
-        self._settle(
-            peer, request, group, receipts, lambda lease, i: settle(lease, items[i]), None
-        )
+        self._settle(peer, request, group, receipts, lambda lease, i: settle(lease, items[i]), None)
 
     @staticmethod
     def _check_receipt(item: Sequence[Any], field: str) -> None:
