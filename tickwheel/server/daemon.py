@@ -252,7 +252,7 @@ class Daemon:
 
 async def _until(condition: Callable[[], bool], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    while not condition():  # noqa: ASYNC110  # they end one by one, and nobody waits long
+    while not condition():  # they end one by one, and nobody waits long
         if time.monotonic() >= deadline:
             return
         await asyncio.sleep(0.01)
