@@ -9,6 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ from benchmarks.environment import NoDisk, choose_folder, describe
 from benchmarks.report import as_json, show
 from benchmarks.scale import FULL, QUICK
 from benchmarks.servers import DAEMON_COMMAND, find_beanstalkd
+
+RESULTS = Path("bench-results")
+_JSON_HELP = f"where figures go; - is standard output (default: in {RESULTS}/, none if quick)"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     add = parser.add_argument
     add("--quick", action="store_true", help="small counts: does it run, not how fast is it")
-    add("--json", metavar="FILE", help="write the figures there as JSON; - for standard output")
+    add("--json", metavar="FILE", help=_JSON_HELP)
     add("--only", nargs="+", choices=tuple(CASES), metavar="NAME", help=", ".join(CASES))
     add("--check", action="store_true", help="exit 1 when a bound does not hold")
     add("--peers", action=argparse.BooleanOptionalAction, default=True, help="beanstalkd beside")
@@ -68,6 +72,16 @@ def _context(options: argparse.Namespace, folder: Path) -> tuple[Context, str]:
     return context, found[1] if found is not None else f"none, {missing}"
 
 
+def _write(options: argparse.Namespace, told: str) -> None:
+    if options.json is not None:
+        Path(options.json).write_text(told + "\n")
+    elif not options.quick:
+        RESULTS.mkdir(exist_ok=True)
+        name = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ.json")
+        (RESULTS / name).write_text(told + "\n")
+        print(f"figures: {RESULTS / name}", file=sys.stderr)
+
+
 def _run(options: argparse.Namespace, folder: Path) -> int:
     context, peer = _context(options, folder)
     environment: dict[str, Any] = {**describe(folder), "peer": peer}
@@ -84,8 +98,8 @@ def _run(options: argparse.Namespace, folder: Path) -> int:
     metrics = {name: value for result in results for name, value in result.metrics.items()}
     judged = judge(metrics, names, full=not options.quick)
     told = as_json(environment, context.scale.name, results, failures, judged)
-    if options.json not in (None, "-"):
-        Path(options.json).write_text(told + "\n")
+    if options.json != "-":
+        _write(options, told)
     if options.json == "-":
         print(told)
         show(sys.stderr, environment, results, failures, judged)

@@ -114,7 +114,7 @@ class Link:
         """With a request number of the caller's; the future of its OK or ERROR."""
         answer: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_seen)
-        if self._down:
+        if self._down or self._writer.is_closing():
             answer.set_exception(Lost("down"))
             return answer
         self._answers[number] = answer

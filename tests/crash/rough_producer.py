@@ -136,7 +136,7 @@ class RoughProducer:
         """An answered request once more: the same answer, and nothing new."""
         number = self._rnd.choice(sorted(self._settled))
         request, before = self._settled[number]
-        floor = min([*self._open, number])
+        floor = min([*self._open, *self._settled])
         frame = await link.wait(
             link.send_as(number, FrameType.ENQUEUE, floor, request.tasks)
         )

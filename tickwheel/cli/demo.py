@@ -12,6 +12,7 @@ import json as json_
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,7 @@ class Demo:
             self._view.show(self._picture)
             await asyncio.sleep(REFRESH_S)
 
-    def _update(self, stats: dict[str, Any] | None) -> None:
+    def _update(self, stats: Mapping[str, Any] | None) -> None:
         picture, books, now_s = self._picture, self._books, time.monotonic()
         picture.elapsed_s = now_s - self._began
         picture.enqueued, picture.acked = len(books.due_ms), len(books.acked)

@@ -129,7 +129,7 @@ class Committer:
         failpoints.hit("commit.after")
         self.last_batch += 1
         self._refusals = 0
-        if self.trouble is not None:
+        if self.trouble is not None and not self.full:
             self.trouble = None
             self._noticed("store_works_again", "commits go through")
         self._reader.landed(batch.effects)
@@ -188,7 +188,7 @@ class Committer:
         while True:
             await asyncio.sleep(ROOM_PROBE_S)
             if self.full and await self._store.probe_room():
-                self.full = False
+                self.full, self.trouble = False, None
                 self._noticed("store_has_room", "enqueues are accepted again")
                 self._wake.set()
 

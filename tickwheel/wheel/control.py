@@ -61,13 +61,9 @@ class Control:
             return [topic.unowned]
         owed = core.owed.get(known.row.id)
         if owed is not None:
-            return [topic.groups[name] for name in owed.remaining if name in topic.groups]
-        groups = self._delivery.groups_owed(topic, known.row.due_ms)
-        return [
-            group
-            for group in groups
-            if group.name not in known.dead and not self._done(known.progress.get(group.name))
-        ]
+            return [topic.groups[name] for name in owed.remaining]
+        first = topic.first_group
+        return [first] if first is not None and first.name not in known.dead else []
 
     @staticmethod
     def _done(progress: ProgressRow | None) -> bool:
@@ -130,6 +126,8 @@ class Control:
             core.unschedule(known.row)
         else:
             self._take_out_everywhere(known)
+        for name in known.dead:
+            self._exhume(topic.groups[name])
         core.end(task_id, Ending.CANCELLED)
         core.totals.cancelled += 1
         topic.cancelled += 1
@@ -152,6 +150,7 @@ class Control:
             else:
                 self._take_out_everywhere(known)
                 core.owed.pop(task_id, None)
+                core.drop(task_id)
             row = known.row._replace(due_ms=due_ms)
             core.open.effects.updated[task_id] = row
             core.schedule(row, now_ms)
@@ -168,16 +167,7 @@ class Control:
 
     def _take_out_everywhere(self, known: Known) -> None:
         for group in self.groups_of(known):
-            self._leave(group, known.row.id)
-        self._core.retrying.pop(known.row.id, None)
-
-    def _leave(self, group: Group, task_id: int) -> None:
-        group.tries.pop(task_id, None)
-        at_ms = group.waiting.pop(task_id, None)
-        if at_ms is None:
-            group.withdraw(task_id)
-        else:
-            self._core.wheel.orphan(task_id, at_ms)
+            self._core.leave(group, known.row.id)
 
     def _postpone(self, known: Known, due_ms: int) -> None:
         core, task_id = self._core, known.row.id
@@ -185,7 +175,7 @@ class Control:
             if task_id in group.flight:
                 continue
             tries = group.tries.get(task_id) or Tries(0, 0, priority_of(known.row), ())
-            self._leave(group, task_id)
+            core.leave(group, task_id)
             group.tries[task_id] = tries
             core.wait(group, task_id, due_ms)
 
@@ -229,5 +219,8 @@ class Control:
 
     def _unbury(self, group: Group, task_id: int) -> None:
         self._core.open.effects.dead[task_id, group.name] = None
+        self._exhume(group)
+
+    def _exhume(self, group: Group) -> None:
         group.dead -= 1
         self._core.dead -= 1

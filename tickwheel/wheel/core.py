@@ -117,6 +117,9 @@ class Core:
         self.full_topics: dict[str, None] = {}
         """Topics without a group whose backlog is at its limit."""
         self.totals = Totals()
+        self.acted_ms = 0
+        """Newest due time of the tasks that were recovered with a history: they are not on the
+        wheel, even if the clock went back during the restart."""
         self.scheduled = 0
         self.dead = 0
 
@@ -175,22 +178,25 @@ class Core:
         self.drop(task_id)
         self.owed.pop(task_id, None)
 
-    def finish(self, task_id: int, group: Group) -> bool:
-        """``group`` acked. True when that ended the task, False when others still owe."""
+    def finish(self, task_id: int, group: Group, ending: Ending = Ending.ACKED) -> bool:
+        """``group`` is done. True when that ended the task, False when others still owe."""
         owed = self.owed.get(task_id)
-        if owed is None:
-            self.end(task_id, Ending.ACKED)
-            return True
-        owed.remaining.discard(group.name)
-        if owed.remaining or owed.buried:
-            return False
-        self.end(task_id, Ending.ACKED)
+        if owed is not None:
+            owed.remaining.discard(group.name)
+            if not owed.remaining:
+                self.drop(task_id)
+            if owed.remaining or owed.buried:
+                return False
+        self.end(task_id, ending)
         return True
 
     def is_scheduled(self, row: TaskRow) -> bool:
         """Its due time has not come, or has not been acted on."""
+        if row.id in self.retrying:
+            # It may wait for its own due time again, after the clock went back.
+            return False
         return (
-            row.due_ms > self.wheel.position_ms
+            row.due_ms > max(self.wheel.position_ms, self.acted_ms)
             or row.id in self.firing
             or self.wheel.holds(row.id, row.due_ms)
         )
@@ -239,6 +245,26 @@ class Core:
                 tries.epoch,
                 tries.failures,
             )
+
+    def leave(self, group: Group, task_id: int) -> None:
+        """A task that is ready or waiting in ``group`` is taken out of it."""
+        group.tries.pop(task_id, None)
+        at_ms = group.waiting.pop(task_id, None)
+        if at_ms is not None:
+            self.wheel.orphan(task_id, at_ms)
+            self.waited(group, task_id)
+            return
+        group.withdraw(task_id)
+        topic = group.topic
+        if topic.unowned is group and group.ready_count < self.config.backlog_max:
+            self.full_topics.pop(topic.name, None)
+
+    def waited(self, group: Group, task_id: int) -> None:
+        """``group`` does not wait for this task's next attempt any more."""
+        groups = self.retrying[task_id]
+        groups.remove(group)
+        if not groups:
+            del self.retrying[task_id]
 
     def note_done(self, task_id: int, group: Group, attempt: int, epoch: int) -> None:
         self.open.effects.progress[task_id, group.name] = ProgressRow(

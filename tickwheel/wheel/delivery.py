@@ -46,8 +46,7 @@ class Delivery:
         ids, dues, more = core.wheel.advance(now_ms, min(limit, room))
         hot, retrying = core.hot, core.retrying
         for task_id, due_ms in zip(ids, dues, strict=True):
-            if task_id in retrying:
-                self._retry_due(task_id, now_ms)
+            if task_id in retrying and self._retry_due(task_id, due_ms):
                 continue
             row = hot.get(task_id)
             if row is None:
@@ -71,7 +70,7 @@ class Delivery:
             elif due_ms is not None:
                 if row.due_ms == due_ms:
                     self._due(row, now_ms)
-            elif core.has_room and row.due_ms > now_ms:
+            elif core.has_room and row.due_ms > now_ms and core.is_scheduled(row):
                 core.keep(row)
 
     def loaded_ready(self, group: Group, asked: Iterable[int], rows: dict[int, TaskRow]) -> None:
@@ -123,25 +122,21 @@ class Delivery:
         owed = [group for group in groups.values() if group.since_ms <= due_ms]
         return owed or list(groups.values())
 
-    def _retry_due(self, task_id: int, now_ms: int) -> None:
+    def _retry_due(self, task_id: int, at_ms: int) -> bool:
+        """A handle fired: the group whose wait it ends, if there is one, gets the task again."""
         core = self._core
-        left = []
         for group in core.retrying[task_id]:
-            at_ms = group.waiting.get(task_id)
-            if at_ms is None:
-                continue
-            if at_ms > now_ms:
-                left.append(group)
-                continue
-            del group.waiting[task_id]
-            tries = group.tries.get(task_id)
-            group.ready.push(task_id, tries.priority if tries else 0)
-            core.totals.retried += 1
-            core.wake(group)
-        if left:
-            core.retrying[task_id] = left
+            if group.waiting.get(task_id) == at_ms:
+                break
         else:
-            del core.retrying[task_id]
+            return False
+        del group.waiting[task_id]
+        core.waited(group, task_id)
+        tries = group.tries.get(task_id)
+        group.ready.push(task_id, tries.priority if tries else 0)
+        core.totals.retried += 1
+        core.wake(group)
+        return True
 
     # --- dispatch --------------------------------------------------------------------------
 
@@ -265,14 +260,11 @@ class Delivery:
         if row.due_ms > now_ms:
             # The clock went back below its due time: it waits again, as if for a retry.
             self._core.wait(group, row.id, row.due_ms)
-        elif row.id not in self._core.owed:
-            self._core.totals.expired += 1
-            group.tries.pop(row.id, None)
-            self._core.end(row.id, Ending.EXPIRED)
-        else:
-            self._core.totals.expired += 1
-            self._core.finish(row.id, group)
-            self._core.note_done(row.id, group, 1, 0)
+            return
+        self._core.totals.expired += 1
+        tries = group.tries.pop(row.id, None)
+        if not self._core.finish(row.id, group, Ending.EXPIRED):
+            self._core.note_done(row.id, group, tries.attempt if tries else 0, 0)
 
     # --- subscribers -----------------------------------------------------------------------
 

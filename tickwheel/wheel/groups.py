@@ -253,3 +253,9 @@ class Topic:
         self.delivered = 0
         self.acked = 0
         self.cancelled = 0
+
+    @property
+    def first_group(self) -> Group | None:
+        """The oldest one, which is owed everything. A task that is due and not in ``Core.owed``
+        is owed to it alone."""
+        return next(iter(self.groups.values()), None)

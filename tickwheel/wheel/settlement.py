@@ -74,21 +74,28 @@ class Settlement:
             return "gone" if task_id <= core.landed_id else "unknown"
         lease = group.flight.get(task_id)
         if lease is not None:
-            return "acked" if not self.ack(group, epoch, [task_id], [attempt]) else "stale"
+            if epoch >= core.epoch or epoch < 1 or attempt < 1:
+                return "stale"
+            # Delivered before a crash that forgot this delivery, not the ones before it.
+            self.ack(group, lease.epoch, [task_id], [lease.attempt])
+            return "acked"
         tries = group.tries.get(task_id)
-        known = (tries.epoch, tries.attempt) if tries is not None else (core.epoch - 1, 1 << 30)
-        if (epoch, attempt) > known or epoch < 1 or attempt < 1:
+        known = (tries.epoch, tries.attempt) if tries is not None else (0, 0)
+        # What was delivered before a crash may be forgotten; such a receipt is believed.
+        if epoch < 1 or attempt < 1 or (epoch >= core.epoch and (epoch, attempt) > known):
             return "stale"
         owed = core.owed.get(task_id)
         if owed is not None and group.name not in owed.remaining:
             return "done"
+        if owed is None and group is not group.topic.first_group:
+            return "stale"
         if tries is None and core.is_scheduled(row):
             if epoch >= core.epoch or len(group.topic.groups) > 1:
                 return "stale"
             # Delivered before a crash that forgot the delivery; not fired again yet.
             core.unschedule(row)
         else:
-            self.take_out(task_id, group)
+            core.leave(group, task_id)
         if not core.finish(task_id, group):
             core.note_done(task_id, group, attempt, epoch)
         self._count_acked(group, 1)
@@ -98,21 +105,6 @@ class Settlement:
         group.acked += count
         group.topic.acked += count
         self._core.totals.acked += count
-
-    def take_out(self, task_id: int, group: Group) -> None:
-        """Remove a task that is ready or waiting from ``group``'s memory."""
-        group.tries.pop(task_id, None)
-        if group.waiting.pop(task_id, None) is not None:
-            self._retry_forgotten(task_id, group)
-        else:
-            group.withdraw(task_id)
-
-    def _retry_forgotten(self, task_id: int, group: Group) -> None:
-        left = [g for g in self._core.retrying.get(task_id, ()) if g is not group]
-        if left:
-            self._core.retrying[task_id] = left
-        else:
-            self._core.retrying.pop(task_id, None)
 
     def current(self, group: Group, task_id: int, epoch: int, attempt: int) -> Lease | None:
         """The lease that this receipt is of, if it is the current one."""
@@ -215,7 +207,8 @@ class Settlement:
         if owed is not None:
             owed.remaining.discard(group.name)
             owed.buried += 1
-            core.drop(lease.id)
+            if not owed.remaining:
+                core.drop(lease.id)
 
     # --- leases that end by time -----------------------------------------------------------
 

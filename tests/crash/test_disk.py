@@ -1,0 +1,249 @@
+"""A real daemon whose disk is full, and one whose disk fails.
+
+Full: new tasks are refused and can be sent again, acks go through, readiness says why, and all
+is well when there is room. Failing: it stops, says so in one line, and promises nothing more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from crash.shim import Shimmed, frames
+from daemon import Daemon
+from raw import Raw
+from tickwheel.errors import BY_CODE
+from tickwheel.protocol.frames import FrameType
+
+DISK_BYTES = 16 << 20
+FAR_MS = 3_600_000
+TIMEOUT_S = 15.0
+BODY = b"b" * 4_000
+
+
+class Disk:
+    """Something that a test can fill and free."""
+
+    daemon: Daemon
+    starts_when_full = True
+    """The reserve, given up, is room enough for a start."""
+
+    def fill(self) -> None: ...
+
+    def free(self) -> None: ...
+
+
+class SmallDisk(Disk):
+    """A mounted file system of a few MiB, filled by somebody else's file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "disk"
+        self.folder.mkdir()
+        assert _mount(self.folder)
+        store = f"sqlite:///{self.folder / 'store.db'}"
+        self.daemon = Daemon(folder / "daemon", store=store, http=True)
+
+    def fill(self) -> None:
+        with (self.folder / "filler").open("wb", buffering=0) as out:
+            with contextlib.suppress(OSError):
+                while True:
+                    out.write(bytes(4_096))
+
+    def free(self) -> None:
+        (self.folder / "filler").unlink()
+
+    def remove(self) -> None:
+        subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
+
+
+class RefusingDisk(Disk):
+    """Every write that needs a new block fails with ENOSPC, as if no reserve could help."""
+
+    starts_when_full = False
+
+    def __init__(self, folder: Path) -> None:
+        self.daemon = self._shimmed = Shimmed(folder / "daemon", http=True)
+
+    def fill(self) -> None:
+        self._shimmed.fail("enospc")
+
+    def free(self) -> None:
+        self._shimmed.mend()
+
+    def remove(self) -> None:
+        """There is nothing to remove."""
+
+
+def _mount(folder: Path) -> bool:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    try:
+        return subprocess.run(command, capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+def _may_mount() -> bool:
+    with tempfile.TemporaryDirectory() as folder:
+        mounted = _mount(Path(folder))
+        if mounted:
+            subprocess.run(["umount", folder], check=True)
+        return mounted
+
+
+KINDS: dict[str, Callable[[Path], Any]] = {"refusing": RefusingDisk}
+if _may_mount():
+    KINDS["small"] = SmallDisk
+
+
+@pytest.fixture(params=sorted(KINDS))
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    made = KINDS[request.param](tmp_path)
+    yield made
+    made.daemon.kill()
+    made.remove()
+
+
+def ready(daemon: Daemon) -> tuple[bool, dict[str, Any]]:
+    try:
+        with urllib.request.urlopen(f"{daemon.http}/readyz", timeout=5) as answer:  # noqa: S310  # our own address
+            return True, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return False, json.load(error)
+
+
+def wait_ready(daemon: Daemon) -> None:
+    """The daemon looks for room by itself, every half second."""
+    deadline = time.monotonic() + TIMEOUT_S
+    while not ready(daemon)[0]:
+        assert time.monotonic() < deadline, ready(daemon)
+
+
+def refused_enqueue(raw: Raw) -> None:
+    """Enqueue until one is refused; each refusal can be sent again later."""
+    for _ in range(5_000):
+        frame = raw.enqueue(*[("t", BODY, FAR_MS)] * 20)
+        if frame[0] == FrameType.ERROR:
+            assert frame[2] == "store_full", frame
+            assert BY_CODE[frame[2]].retryable
+            return
+    raise AssertionError("the disk never became full")
+
+
+def test_full(disk: Disk) -> None:
+    daemon = disk.daemon.start()
+    with Raw(daemon.port) as raw:
+        first = raw.enqueue(*[("t", b"due", 0)] * 50, ("t", b"far", FAR_MS))[2][1]
+        raw.call(FrameType.SUBSCRIBE, 1, "t", "g", 100, {"lease_ms": FAR_MS})
+        deliver = raw.next()
+        while deliver[0] != FrameType.DELIVER:
+            deliver = raw.next()
+        disk.fill()
+        refused_enqueue(raw)
+        is_ready, told = ready(daemon)
+        assert not is_ready
+        assert told["status"] == "store_full"
+        assert "room" in told["reason"]
+        # Acks and cancels go through, and are durable.
+        for item in deliver[4]:
+            frame = raw.call(FrameType.ACK, "t", "g", deliver[2], [item[0]], [item[1]])
+            assert frame[0] == FrameType.OK and frame[2] is None, frame
+        assert raw.call(FrameType.CANCEL, [first[-1]])[2] == ("cancelled",)
+        assert not ready(daemon)[0]
+        pending = raw.call(FrameType.STATS)[2]["pending"]
+    daemon.kill()
+    if not disk.starts_when_full:
+        disk.free()
+    daemon.start()
+    with Raw(daemon.port) as raw:
+        words = [task["state"] for task in raw.call(FrameType.LOOKUP, list(first))[2]]
+        acked = len(deliver[4])
+        assert words[:acked] == ["acked"] * acked
+        assert words[-1] == "cancelled"
+        assert raw.call(FrameType.STATS)[2]["pending"] == pending, "what was accepted is there"
+        if disk.starts_when_full:
+            refused_enqueue(raw)
+            disk.free()
+        wait_ready(daemon)
+        assert raw.enqueue(("t", b"again", FAR_MS))[0] == FrameType.OK
+    assert "Traceback" not in daemon.log_text()
+    assert daemon.terminate() == 0
+
+
+def test_a_refused_request_may_be_sent_again_under_its_number(disk: Disk) -> None:
+    daemon = disk.daemon.start()
+    with Raw(daemon.port, session=b"s" * 16) as raw:
+        disk.fill()
+        refused_enqueue(raw)
+        number = raw.request
+        disk.free()
+        wait_ready(daemon)
+        raw.request = number - 1
+        frame = raw.enqueue(("t", b"again", FAR_MS))
+        assert frame[0] == FrameType.OK and frame[1] == number, frame
+        assert raw.call(FrameType.LOOKUP, list(frame[2][1]))[2][0]["state"] == "scheduled"
+
+
+# --- a disk that fails -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def failing(tmp_path: Path) -> Iterator[Shimmed]:
+    made = Shimmed(tmp_path / "failing")
+    yield made
+    made.kill()
+
+
+@pytest.mark.parametrize("what", ["eio-write", "eio-sync"])
+@pytest.mark.parametrize("verb", ["enqueue", "ack"])
+def test_failing(failing: Shimmed, what: str, verb: str) -> None:
+    failing.start()
+    with Raw(failing.port) as raw:
+        (kept,) = raw.enqueue(("t", b"kept", 0))[2][1]
+        raw.call(FrameType.SUBSCRIBE, 1, "t", "g", 100, {"lease_ms": FAR_MS})
+        deliver = raw.next()
+        while deliver[0] != FrameType.DELIVER:
+            deliver = raw.next()
+        failing.fail(what)
+        if verb == "enqueue":
+            asked = raw.send(FrameType.ENQUEUE, 0, [("t", b"lost?", FAR_MS)])
+        else:
+            asked = raw.send(FrameType.ACK, "t", "g", deliver[2], [kept], [1])
+        assert raw.closed()
+    assert failing.wait() == 1
+    answers = [s.frame for s in frames(failing.events(), "R") if s.frame[0] == FrameType.OK]
+    assert asked not in [frame[1] for frame in answers], "no reply for the batch"
+    told = [line for line in failing.log_text().splitlines() if "failed" in line]
+    assert any("the store failed and cannot be trusted" in line for line in told), told
+    assert "Traceback" not in failing.log_text()
+    failing.mend()
+    failing.start()
+    with Raw(failing.port) as raw:
+        (found,) = raw.call(FrameType.LOOKUP, [kept])[2]
+        allowed = {"scheduled", "ready", "in_flight"}
+        if verb == "ack":
+            allowed.add("acked")  # nobody was told; it may have been taken or not
+        assert found["state"] in allowed
+        assert raw.enqueue(("t", b"works", FAR_MS))[0] == FrameType.OK
+    assert failing.terminate() == 0
+
+
+def test_a_disk_that_fails_at_the_start(failing: Shimmed) -> None:
+    failing.start()
+    failing.kill()
+    failing.fail("eio-write")
+    failing.spawn()
+    assert failing.wait() == 1
+    assert "Traceback" not in failing.log_text()
+    failing.mend()
+    failing.start()

@@ -1,0 +1,1 @@
+"""Bugs seeded on purpose, each of which must make a named test fail."""

@@ -1,0 +1,313 @@
+"""The seeded bugs. Each replaces text that must be there, so that none can rot unnoticed."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+COMMITTER = "tickwheel/server/committer.py"
+WRITER = "tickwheel/persistence/sqlite/writer.py"
+INTAKE = "tickwheel/wheel/intake.py"
+
+UNIT = "tests/unit/test_committer.py::"
+SYNC = "tests/crash/test_sync.py::"
+DISK = "tests/crash/test_disk.py::"
+PROMISES = "tests/crash/test_promises.py::"
+STORE = "tests/store/test_conformance.py::"
+
+EVERY_REPLY = SYNC + "test_every_reply_waits_for_a_sync_of_what_it_claims"
+OWN_BYTES = (
+    SYNC + "test_pipelined_enqueues_and_their_repeats_wait_for_the_sync_of_their_own_bytes"
+)
+POWER_CUT = SYNC + "test_a_power_cut_leaves_every_promise"
+
+
+class Edit(NamedTuple):
+    """``old`` stands once in ``path``."""
+
+    path: str
+    old: str
+    new: str
+
+
+class Mutant(NamedTuple):
+    """A bug and the tests that must find it: each of them, on its own."""
+
+    name: str
+    why: str
+    edits: tuple[Edit, ...]
+    tests: tuple[str, ...]
+    slow: bool = False
+
+
+MUTANTS = (
+    Mutant(
+        "reply-without-its-commit",
+        "an enqueue is answered when its batch is handed to the store",
+        (
+            Edit(
+                COMMITTER,
+                '        failpoints.hit("commit.before")\n',
+                '        failpoints.hit("commit.before")\n        self._release(batch)\n',
+            ),
+        ),
+        (UNIT + "test_an_enqueue_is_answered_only_when_its_batch_is_durable", OWN_BYTES),
+    ),
+    Mutant(
+        "reply-overtakes-the-commit-it-rests-on",
+        "an answer without effects of its own leaves while what it saw is with the store",
+        (
+            Edit(
+                COMMITTER,
+                "            core.sealed.replies.append((peer, data))\n",
+                "            peer.send(data)\n",
+            ),
+        ),
+        (UNIT + "test_a_reply_without_effects_rests_on_the_batch_with_the_store",),
+    ),
+    Mutant(
+        "ack-confirmed-before-its-commit",
+        "every OK is written at once",
+        (
+            Edit(
+                "tickwheel/server/connection.py",
+                "self.shell.committer.reply(self, encode((_OK, request, result)))",
+                "self.send(encode((_OK, request, result)))",
+            ),
+        ),
+        (EVERY_REPLY,),
+    ),
+    Mutant(
+        "repeat-taken-as-durable",
+        "the resend of a staged request is not refused with it",
+        (
+            Edit(
+                INTAKE,
+                "        if outcome[1] <= core.landed_id:\n",
+                "        if outcome[1] > 0:\n",
+            ),
+        ),
+        (UNIT + "test_a_repeat_of_a_staged_request_is_answered_with_its_batch",),
+    ),
+    Mutant(
+        "dedupe-mark-survives-a-refusal",
+        "the resend of a refused request is answered with ids of tasks that were dropped",
+        (
+            Edit(
+                INTAKE,
+                "                session.outcomes.pop(outcome[0], None)\n",
+                "                continue\n",
+            ),
+        ),
+        (
+            UNIT + "test_a_refused_batch_refuses_its_enqueues_and_forgets_their_requests",
+            DISK + "test_a_refused_request_may_be_sent_again_under_its_number[refusing]",
+        ),
+    ),
+    Mutant(
+        "dedupe-mark-not-in-the-commit",
+        "a resend to a restarted daemon makes a second task",
+        (
+            Edit(
+                "tickwheel/wheel/engine.py",
+                "        core.dirty_sessions.clear()\n",
+                "        core.dirty_sessions.clear()\n        effects.sessions.clear()\n",
+            ),
+        ),
+        (PROMISES + "test_a_resend_after_a_kill_is_one_task[commit.after]",),
+    ),
+    Mutant(
+        "update-elided-with-its-drop",
+        "a task that was rescheduled and cancelled in one batch is in neither map",
+        (
+            Edit(
+                "tickwheel/wheel/batch.py",
+                "    if effects.updated:\n",
+                "    if effects.updated:\n"
+                "        for task_id in effects.updated:\n"
+                "            ended.pop(task_id, None)\n"
+                "        effects.updated = {}\n"
+                "    if effects.updated:\n",
+            ),
+        ),
+        (PROMISES + "test_an_update_and_its_drop_in_one_batch_leave_nothing",),
+    ),
+    Mutant(
+        "late-batch-applied-again",
+        "n <= last is not turned away",
+        (
+            Edit(
+                WRITER,
+                '                connection.execute("ROLLBACK")\n'
+                "                if self._is_next(connection, epoch, owner, n):\n"
+                '                    raise StoreError("meta says that the batch is next, and did'
+                ' not advance")\n'
+                "                return False\n",
+                "                self._is_next(connection, epoch, owner, n)\n",
+            ),
+        ),
+        (STORE + "TestBatches::test_are_applied_in_order_and_once[sqlite]",),
+    ),
+    Mutant(
+        "unknown-batch-tried-under-a-new-number",
+        "a batch whose fate is unknown is applied twice",
+        (
+            Edit(
+                COMMITTER,
+                "            except CommitUnknown as error:\n",
+                "            except CommitUnknown as error:\n                number += 1\n",
+            ),
+        ),
+        (UNIT + "test_an_unknown_outcome_is_tried_again_under_the_same_number",),
+    ),
+    Mutant(
+        "acks-of-a-refused-batch-forgotten",
+        "what is not an enqueue has to be committed again",
+        (Edit(INTAKE, "        rejoin(batch, core.open)\n", ""),),
+        (UNIT + "test_a_refused_batch_keeps_its_acks_for_the_next_one",),
+    ),
+    Mutant(
+        "sync-off",
+        "commits are not synced",
+        (
+            Edit(
+                "tickwheel/persistence/sqlite/connection.py",
+                "PRAGMA synchronous = FULL",
+                "PRAGMA synchronous = OFF",
+            ),
+        ),
+        (EVERY_REPLY, OWN_BYTES, POWER_CUT),
+    ),
+    Mutant(
+        "sync-normal",
+        "the log is synced at checkpoints only, SQLite's usual advice",
+        (
+            Edit(
+                "tickwheel/persistence/sqlite/connection.py",
+                "PRAGMA synchronous = FULL",
+                "PRAGMA synchronous = NORMAL",
+            ),
+        ),
+        (EVERY_REPLY, OWN_BYTES, POWER_CUT),
+        slow=True,
+    ),
+    Mutant(
+        "early-by-one-tick",
+        "the wheel fires a tick ahead, and the last check looks away",
+        (
+            Edit(
+                "tickwheel/wheel/delivery.py",
+                "core.wheel.advance(now_ms, ",
+                "core.wheel.advance(now_ms + core.config.tick_ms, ",
+            ),
+            Edit(
+                "tickwheel/wheel/delivery.py",
+                "            if due_ms > now_ms or (",
+                "            if due_ms > now_ms + core.config.tick_ms or (",
+            ),
+        ),
+        (PROMISES + "test_nothing_comes_early",),
+    ),
+    Mutant(
+        "lease-not-kept",
+        "a lease ends long before its time",
+        (
+            Edit(
+                "tickwheel/wheel/delivery.py",
+                "deadline_ms = mono_ms + subscriber.lease_ms",
+                "deadline_ms = mono_ms + subscriber.lease_ms // 10",
+            ),
+        ),
+        (PROMISES + "test_a_lease_is_kept_and_then_ends",),
+    ),
+    Mutant(
+        "lease-never-ends",
+        "a task whose consumer is gone stays with it",
+        (
+            Edit(
+                "tickwheel/wheel/settlement.py",
+                "            if end_ms <= mono_ms:\n",
+                "            if end_ms <= 0:\n",
+            ),
+        ),
+        (PROMISES + "test_a_lease_is_kept_and_then_ends",),
+    ),
+    Mutant(
+        "leases-forgotten-by-a-stop",
+        "what is in flight is not written when the daemon is asked to stop",
+        (
+            Edit(
+                COMMITTER,
+                "checkpoint_all=self._stopping",
+                "checkpoint_all=False",
+            ),
+            Edit(
+                "tickwheel/wheel/engine.py",
+                "            lease.checkpointed = True\n",
+                "            lease.checkpointed = True\n            continue\n",
+            ),
+        ),
+        (PROMISES + "test_a_stop_keeps_leases_and_a_late_ack_is_taken",),
+    ),
+    Mutant(
+        "any-receipt-is-current",
+        "a nack by an earlier receipt ends the attempt of somebody else",
+        (
+            Edit(
+                "tickwheel/wheel/settlement.py",
+                "if lease is None or lease.attempt != attempt or lease.epoch != epoch:",
+                "if lease is None:",
+            ),
+        ),
+        (PROMISES + "test_an_earlier_receipt_acks_and_does_nothing_else",),
+    ),
+    Mutant(
+        "recovery-skips-a-chunk",
+        "every second chunk of handles is left out",
+        (
+            Edit(
+                "tickwheel/persistence/sqlite/recovery.py",
+                "        self._row += chunk\n",
+                "        self._row += 2 * chunk\n",
+            ),
+        ),
+        (PROMISES + "test_a_restart_finds_every_task",),
+    ),
+    Mutant(
+        "retry-time-forgotten",
+        "a nack's delay is over with the process",
+        (
+            Edit(
+                "tickwheel/wheel/recovery.py",
+                "        if progress.state is ProgressState.WAITING:\n",
+                "        if progress.state is None:\n",
+            ),
+        ),
+        (PROMISES + "test_a_task_that_was_nacked_keeps_its_time_over_a_kill",),
+    ),
+    Mutant(
+        "torture-finds-a-resent-duplicate",
+        "no memory for resends at all: many clients have to notice",
+        (
+            Edit(
+                "tickwheel/server/handlers/producing.py",
+                "        if outcome is not None:\n",
+                "        if outcome is False:\n",
+            ),
+        ),
+        ("tests/crash/test_torture.py::test_all_promises_hold_under_kills[25]",),
+        slow=True,
+    ),
+    Mutant(
+        "torture-finds-a-lost-ack",
+        "acks are answered and not written",
+        (
+            Edit(
+                "tickwheel/persistence/sqlite/writer.py",
+                "            if effects.ended:\n",
+                "            if len(effects.ended) > 1:\n",
+            ),
+        ),
+        ("tests/crash/test_torture.py::test_all_promises_hold_under_kills[25]",),
+        slow=True,
+    ),
+)

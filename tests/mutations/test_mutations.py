@@ -1,0 +1,77 @@
+"""Tests of the tests: a bug is seeded into a copy of the repository, and must be found there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from mutations.mutants import MUTANTS, Mutant
+
+ROOT = Path(__file__).resolve().parents[2]
+TIMEOUT_S = 300
+FAILED = 1
+"""pytest's exit code when tests ran and failed; anything else is not a finding."""
+
+
+def copy(folder: Path) -> Path:
+    """What the tests need of the repository; compiled modules come along, being valid still."""
+    for name in ("tickwheel", "tests"):
+        shutil.copytree(ROOT / name, folder / name)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    return folder
+
+
+def seed(folder: Path, mutant: Mutant) -> None:
+    for edit in mutant.edits:
+        path = folder / edit.path
+        text = path.read_text()
+        assert text.count(edit.old) == 1, f"{mutant.name}: look again at {edit.path}"
+        path.write_text(text.replace(edit.old, edit.new))
+
+
+def run(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """pytest in the copy: its package comes first there, for the daemons it starts too."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("COV", "PYTEST", "PYTHON"))}
+    # Stopped at the first failure; its own temporary folder, for it runs beside others.
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
+    command += ["--basetemp", str(folder / "tmp"), *tests]
+    return subprocess.run(
+        command, cwd=folder, env=clean, capture_output=True, text=True, check=False,
+        timeout=TIMEOUT_S,
+    )  # fmt: skip
+
+
+QUICK = [mutant for mutant in MUTANTS if not mutant.slow]
+
+
+def test_without_a_bug_the_tests_pass(tmp_path: Path) -> None:
+    """Otherwise a failure with one would show nothing."""
+    tests = list(dict.fromkeys(test for mutant in QUICK for test in mutant.tests))
+    done = run(copy(tmp_path), tests)
+    assert done.returncode == 0, done.stdout[-4_000:]
+
+
+@pytest.mark.parametrize(
+    "mutant",
+    [
+        pytest.param(mutant, id=mutant.name, marks=[pytest.mark.slow] if mutant.slow else [])
+        for mutant in MUTANTS
+    ],
+)
+def test_a_seeded_bug_is_found(tmp_path: Path, mutant: Mutant) -> None:
+    """By each of its tests: what one finds, another must not hide."""
+    folder = copy(tmp_path)
+    seed(folder, mutant)
+    for test in mutant.tests:
+        done = run(folder, [test])
+        assert done.returncode == FAILED, f"{mutant.why}: {test}\n{done.stdout[-4_000:]}"
+
+
+def test_names_are_unique() -> None:
+    assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
