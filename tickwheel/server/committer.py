@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from tickwheel import failpoints
 from tickwheel.clock import Clock
 from tickwheel.errors import OutcomeUnknown, Refused, StoreFull, TickwheelError
 from tickwheel.persistence.store import CommitRefused, CommitUnknown, Store
-from tickwheel.protocol.codec import encode
+from tickwheel.protocol.codec import encode, encode_all
 from tickwheel.protocol.frames import FrameType
 from tickwheel.server.reader import Reader
 from tickwheel.wheel.batch import Batch
@@ -30,6 +30,7 @@ from tickwheel.wheel.records import ID_STEP
 UNKNOWN_RETRY_S = 0.2
 REFUSED_RETRY_S = 0.2
 ROOM_PROBE_S = 0.5
+_OK = int(FrameType.OK)
 
 
 class Peer(Protocol):
@@ -193,12 +194,16 @@ class Committer:
                 self._wake.set()
 
     def _release(self, batch: Batch) -> None:
-        chunks: dict[object, list[bytes]] = {}
+        confirmed: dict[object, list[tuple[Any, ...]]] = {}
         for address, _, (request, first, count, accepted_ms) in batch.staged:
-            if address is not None:
-                chunks.setdefault(address, []).append(
-                    enqueue_reply(request, first, count, accepted_ms)
-                )
+            ids = (first,) if count == 1 else _ids(first, count)
+            frame = (_OK, request, (accepted_ms, ids))
+            if address in confirmed:
+                confirmed[address].append(frame)
+            else:
+                confirmed[address] = [frame]
+        confirmed.pop(None, None)
+        chunks = {peer: [encode_all(frames)] for peer, frames in confirmed.items()}
         for peer, data in batch.replies:
             chunks.setdefault(peer, []).append(data)
         for peer, parts in chunks.items():
@@ -218,8 +223,11 @@ class _Barrier:
 
 def enqueue_reply(request: int, first: int, count: int, accepted_ms: int) -> bytes:
     """The OK frame of an ENQUEUE."""
-    ids = (first,) if count == 1 else tuple(range(first, first + count * ID_STEP, ID_STEP))
-    return encode((FrameType.OK, request, (accepted_ms, ids)))
+    return encode((_OK, request, (accepted_ms, _ids(first, count))))
+
+
+def _ids(first: int, count: int) -> tuple[int, ...]:
+    return tuple(range(first, first + count * ID_STEP, ID_STEP))
 
 
 def _send_error(peer: object, request: int, error: TickwheelError) -> None:

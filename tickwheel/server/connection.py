@@ -31,7 +31,7 @@ from tickwheel.errors import (
     UnknownType,
     VersionUnsupported,
 )
-from tickwheel.protocol.codec import Decoder, encode
+from tickwheel.protocol.codec import Decoder, Frame, encode
 from tickwheel.protocol.frames import PROTOCOL_VERSION, REQUEST_MAX, SESSION_BYTES, FrameType
 from tickwheel.server import checks
 from tickwheel.server.shell import Shell
@@ -43,13 +43,19 @@ BEFORE_HELLO_BYTES_MAX = 64 * 1024
 _ERROR, _OK = int(FrameType.ERROR), int(FrameType.OK)
 
 Handler = Callable[["Connection", tuple[Any, ...], Now], None]
+RunHandler = Callable[["Connection", list[Frame], int, Now], int]
+"""Takes as many frames as it can from an index on; returns the index that it came to."""
 
 
 class Connection(asyncio.Protocol):
     """``send`` and ``deliver`` are for the shell; everything else is the event loop's."""
 
     def __init__(
-        self, shell: Shell, handlers: dict[int, Handler], connections: set[Connection]
+        self,
+        shell: Shell,
+        handlers: dict[int, Handler],
+        enqueue_run: RunHandler,
+        connections: set[Connection],
     ) -> None:
         self.shell = shell
         self.subscribers: dict[int, Subscriber] = {}
@@ -61,6 +67,7 @@ class Connection(asyncio.Protocol):
         self.peer = "?"
         self.open = False
         self._handlers = handlers
+        self._enqueue_run = enqueue_run
         self._connections = connections
         self._decoder = Decoder(min(BEFORE_HELLO_BYTES_MAX, shell.limits.frame_bytes_max))
         self._greeted = False
@@ -113,25 +120,35 @@ class Connection(asyncio.Protocol):
             return
         shell, handlers = self.shell, self._handlers
         now = shell.clock.read()
-        for frame in frames:
-            handler = handlers.get(frame[0]) if self._greeted else self._hello
-            try:
-                if handler is None:
-                    raise UnknownType(f"frame type {frame[0]} is not known to this version")
-                handler(self, frame, now)
-            except TickwheelError as error:
-                self._refuse(_request_of(frame), error)
-                if self._ending:
+        index, count = 0, len(frames)
+        while index < count:
+            if self._greeted:
+                index = self._enqueue_run(self, frames, index, now)
+                if index == count:
                     break
-            except Exception as error:
-                shell.fail(error)
-                raise
+            frame = frames[index]
+            index += 1
+            handler = handlers.get(frame[0]) if self._greeted else self._hello
+            self._handle(handler, frame, now)
+            if self._ending:
+                break
         if not shell.core.open.is_empty():
             shell.committer.kick()
         if shell.core.runnable:
             shell.poke()
         if self._decoder.error is not None and not self._ending:
             self._give_up(0, self._decoder.error)
+
+    def _handle(self, handler: Handler | None, frame: Frame, now: Now) -> None:
+        try:
+            if handler is None:
+                raise UnknownType(f"frame type {frame[0]} is not known to this version")
+            handler(self, frame, now)
+        except TickwheelError as error:
+            self._refuse(_request_of(frame), error)
+        except Exception as error:
+            self.shell.fail(error)
+            raise
 
     def eof_received(self) -> bool:
         return False

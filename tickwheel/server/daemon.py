@@ -151,10 +151,12 @@ class Daemon:
     async def _listen(self, listener: socket.socket) -> None:
         shell = self._shell
         assert shell is not None
-        table = command_table(shell)
+        table, enqueue_run = command_table(shell)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_server(
-            lambda: Connection(shell, table, shell.connections), sock=listener, backlog=1024
+            lambda: Connection(shell, table, enqueue_run, shell.connections),
+            sock=listener,
+            backlog=1024,
         )
         host, port = listener.getsockname()[:2]
         self.url = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

@@ -26,9 +26,7 @@ class Batch:
     """(the shell's reply address, bytes) of answers that rest on this batch, in order."""
 
     def is_empty(self) -> bool:
-        return not (
-            self.staged or self.credits or self.replies or not self.effects.is_empty()
-        )
+        return not (self.staged or self.credits or self.replies or not self.effects.is_empty())
 
 
 def strip_ended(effects: Effects) -> None:

@@ -33,23 +33,31 @@ ENTRY_BYTES = 140
 Handles: TypeAlias = "array[int]"
 
 
-def compacted(bucket: Handles) -> tuple[Handles, int]:
-    """The bucket without its tombstones and their handles, in order; and how many had none."""
+def compacted(bucket: Handles) -> Handles:
+    """The bucket without its tombstones and their handles, in order.
+
+    Tombstones whose handles are not here stay, in front: the handles may be near already.
+    """
     ids, dues = bucket[::2], bucket[1::2]
     dead: dict[int, list[int]] = {}
     for task_id, due_ms in zip(ids, dues, strict=True):
         if task_id < 0:
             dead.setdefault(~task_id, []).append(due_ms)
-    kept = array("q")
-    append = kept.append
+    live = array("q")
+    append = live.append
     for task_id, due_ms in zip(ids, dues, strict=True):
         if task_id in dead and due_ms in dead[task_id]:
             dead[task_id].remove(due_ms)
         elif task_id >= 0:
             append(task_id)
             append(due_ms)
+    kept = array("q")
+    for task_id, dues_ms in dead.items():
+        for due_ms in dues_ms:
+            kept.extend((~task_id, due_ms))
+    kept.extend(live)
     # Sliced, because a slice is allocated to its exact size.
-    return kept[:], sum(map(len, dead.values()))
+    return kept[:]
 
 
 def balance(bucket: Handles, start: int, task_id: int, due_ms: int) -> int:

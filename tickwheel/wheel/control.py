@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tickwheel.wheel.core import Core
-from tickwheel.wheel.delivery import Delivery, priority_of
+from tickwheel.wheel.delivery import priority_of
 from tickwheel.wheel.groups import Group, Tries
 from tickwheel.wheel.records import DeadRow, Ending, ProgressRow, ProgressState, TaskRow
 from tickwheel.wheel.states import State
@@ -22,6 +22,12 @@ class Known(NamedTuple):
     row: TaskRow
     progress: Mapping[str, ProgressRow]
     dead: Mapping[str, DeadRow]
+
+
+def is_done(known: Known, group: Group) -> bool:
+    """Whether the group has acked while others still owe an ack."""
+    progress = known.progress.get(group.name)
+    return progress is not None and progress.state is ProgressState.DONE
 
 
 class GroupView(NamedTuple):
@@ -36,9 +42,8 @@ class GroupView(NamedTuple):
 class Control:
     """Verbs on tasks by id. Every answer is a word of the protocol."""
 
-    def __init__(self, core: Core, delivery: Delivery) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._delivery = delivery
 
     # --- where it stands ---------------------------------------------------------------------
 
@@ -64,10 +69,6 @@ class Control:
             return [topic.groups[name] for name in owed.remaining]
         first = topic.first_group
         return [first] if first is not None and first.name not in known.dead else []
-
-    @staticmethod
-    def _done(progress: ProgressRow | None) -> bool:
-        return progress is not None and progress.state is ProgressState.DONE
 
     def state(self, known: Known) -> State:
         """One word for the whole task: the most active of its groups."""
@@ -108,7 +109,7 @@ class Control:
                 state, attempt, known.row.due_ms if at_ms is None else at_ms, failures
             )
         for name, progress in known.progress.items():
-            if self._done(progress):
+            if progress.state is ProgressState.DONE:
                 views[name] = GroupView("acked", progress.attempt, progress.at_ms, ())
         return views
 
@@ -160,7 +161,7 @@ class Control:
 
     def _has_history(self, known: Known) -> bool:
         """Some group has attempts, an ack or a dead letter to remember."""
-        if known.dead or any(self._done(p) for p in known.progress.values()):
+        if known.dead or any(p.state is ProgressState.DONE for p in known.progress.values()):
             return True
         task_id = known.row.id
         return any(task_id in g.tries or task_id in g.waiting for g in self.groups_of(known))

@@ -25,8 +25,8 @@ class Engine:
         self.intake = Intake(core)
         self.delivery = Delivery(core)
         self.settlement = Settlement(core)
-        self.control = Control(core, self.delivery)
-        self.recovery = Recovery(core, self.delivery, self.control)
+        self.control = Control(core)
+        self.recovery = Recovery(core)
 
     def seal(self, now_ms: int, mono_ms: int, *, checkpoint_all: bool = False) -> Batch | None:
         """Close the open batch for the store; None when there is nothing to commit."""

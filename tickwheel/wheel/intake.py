@@ -55,9 +55,40 @@ class Intake:
         outcome = (request, first, count, now_ms)
         if session is not None:
             session.outcomes[request] = outcome
+            session.last = max(session.last, request)
             session.seen_ms = now_ms
             core.dirty_sessions[session.key] = None
         core.open.staged.append((address, session, outcome))
+        size_bytes += count * ROW_OVERHEAD_BYTES
+        core.open.staged_bytes += size_bytes
+        self.inflight_bytes += size_bytes
+
+    def enqueue_singles(
+        self,
+        address: object,
+        session: Session,
+        requests: Sequence[int],
+        drafts: Sequence[Draft],
+        size_bytes: int,
+        now_ms: int,
+    ) -> None:
+        """``enqueue`` for many requests of one task each, all above ``session.last``."""
+        core = self._core
+        count = len(requests)
+        first = core.ids.take(count, now_ms)
+        ids = range(first, first + count * ID_STEP, ID_STEP)
+        core.open.effects.enqueued.update(
+            {
+                task_id: _new_row(TaskRow, (task_id, due_ms, topic, body, extras))
+                for task_id, (topic, due_ms, body, extras) in zip(ids, drafts, strict=True)
+            }
+        )
+        outcomes = [(r, task_id, 1, now_ms) for r, task_id in zip(requests, ids, strict=True)]
+        session.outcomes.update(zip(requests, outcomes, strict=True))
+        session.last = requests[-1]
+        session.seen_ms = now_ms
+        core.dirty_sessions[session.key] = None
+        core.open.staged += [(address, session, outcome) for outcome in outcomes]
         size_bytes += count * ROW_OVERHEAD_BYTES
         core.open.staged_bytes += size_bytes
         self.inflight_bytes += size_bytes

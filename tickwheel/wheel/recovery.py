@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tickwheel.wheel.control import Control, Known
+from tickwheel.wheel.control import Known, is_done
 from tickwheel.wheel.core import Core
 from tickwheel.wheel.delivery import Delivery, priority_of
 from tickwheel.wheel.groups import Group, Lease, Owed, Tries
@@ -15,10 +15,8 @@ from tickwheel.wheel.records import Ending, GroupRow, ProgressRow, ProgressState
 class Recovery:
     """Restore groups and sessions first, then tasks with a history, then all the others."""
 
-    def __init__(self, core: Core, delivery: Delivery, control: Control) -> None:
+    def __init__(self, core: Core) -> None:
         self._core = core
-        self._delivery = delivery
-        self._control = control
         self.leases_kept = 0
 
     def groups(self, rows: Iterable[GroupRow]) -> None:
@@ -44,8 +42,11 @@ class Recovery:
             if name in topic.groups:
                 topic.groups[name].dead += 1
                 core.dead += 1
-        groups = self._control.groups_of(known)
-        if len(self._delivery.groups_owed(topic, row.due_ms)) > 1:
+        core.acted_ms = max(core.acted_ms, row.due_ms)
+        groups = Delivery.groups_owed(topic, row.due_ms)
+        shared = len(groups) > 1
+        groups = [g for g in groups if g.name not in known.dead and not is_done(known, g)]
+        if shared:
             owed = core.owed[row.id] = Owed({group.name for group in groups})
             owed.buried = len(known.dead)
         for group in groups:

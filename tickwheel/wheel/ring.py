@@ -3,7 +3,9 @@
 A slot of the ring stands for two ticks, one of the current and one of the next rotation. It is
 kept sparse: a dict from tick to bucket, and a heap of the ticks that have one. Ticks behind the
 wheel's position (the clock went back) are ticks like any other. Later rotations have one bucket
-each, which ``enter`` scatters over ticks, some handles at a time, when their turn comes near.
+each, which ``enter`` scatters over ticks, some handles at a time, when their turn comes near. It
+is a line of chunks of one size, because hundreds of arrays growing side by side in one heap
+leave holes between them: 22.7 B a handle of process memory, measured, in place of 17.8.
 
 Buckets are those of ``buckets.py``; the time is not known here, only tick numbers.
 
@@ -11,7 +13,8 @@ Invariants:
 
 * ``end`` is the first rotation that is not in the ring; no bucket of a lower one is in ``_far``.
 * A bucket is emptied front to back while new handles join its end, so that equal due times stay
-  in order of arrival; only an empty bucket is left for the next coarser place's content.
+  in order of arrival; what is added goes to the tick itself only when the rotation is empty.
+* ``_far`` holds the open chunk of a rotation, ``_full`` those before it, all CHUNK_ENTRIES long.
 * Compaction, the one step whose cost is not cut into pieces, costs about 0.2 µs a handle of one
   tick, or of one rotation with at most ``DENSE_PER_SLOT`` handles a slot. A rotation with more
   is spread over ticks instead, early.
@@ -20,8 +23,10 @@ Invariants:
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from heapq import heappop, heappush
+from itertools import chain
 
 from tickwheel.wheel.buckets import ENTRY_BYTES, Handles, balance, compacted
 
@@ -30,6 +35,8 @@ TOMBS_MIN = 32
 ENTRIES_PER_TOMB_MAX = 5
 """A bucket is compacted when one entry in five is a tombstone: a third of its handles."""
 DENSE_PER_SLOT = 64
+CHUNK_ENTRIES = 1024
+"""Of a rotation: 512 handles, 8 KiB."""
 
 Key = tuple[bool, int]
 """(whether a rotation, number of the tick or rotation)"""
@@ -42,8 +49,10 @@ class Ring:
         "_dense",
         "_far",
         "_far_heap",
+        "_full",
         "_moved",
         "_rotation_ms",
+        "_scattering",
         "_slots",
         "_spreading",
         "_tick_heap",
@@ -60,12 +69,15 @@ class Ring:
         self._tick_heap: list[int] = []
         self._far: dict[int, Handles] = {}
         self._far_heap: list[int] = []
+        self._full: dict[int, deque[Handles]] = {}
         self._dense: set[int] = set()
         """Rotations from ``end`` on whose handles are kept by tick already."""
         self._spreading: list[int] = []
         """Rotations on their way to ``_dense``."""
-        self._moved: dict[Key, int] = {}
-        """Entries at the front of a bucket that have moved on."""
+        self._scattering: set[int] = set()
+        """Rotations of which a part has moved to its ticks already."""
+        self._moved: dict[int, int] = {}
+        """tick → entries at the front of its bucket that have moved on already."""
         self._tombs: dict[Key, int] = {}
         """Tombstones in a bucket."""
 
@@ -77,7 +89,7 @@ class Ring:
             tick = due_ms // self._tick_ms
             bucket = self._ticks.get(tick) or self._tick_bucket(tick)
         else:
-            bucket = self._far.get(rotation) or self._far_bucket(rotation)
+            bucket = self._far_chunk(rotation)
         bucket.append(task_id)
         bucket.append(due_ms)
 
@@ -94,7 +106,9 @@ class Ring:
         ticks, far, end_ms = self._ticks, self._far, self.end * self._rotation_ms
         for task_id, due_ms in zip(ids, dues_ms, strict=True):
             if due_ms >= end_ms and (rotation := due_ms // rotation_ms) not in dense:
-                bucket = far.get(rotation) or self._far_bucket(rotation)
+                bucket = far.get(rotation)
+                if bucket is None or len(bucket) >= CHUNK_ENTRIES:
+                    bucket = self._far_chunk(rotation)
             elif low_ms <= due_ms < high_ms:
                 otherwise(task_id, due_ms)
                 continue
@@ -111,42 +125,69 @@ class Ring:
             heappush(self._tick_heap, tick)
         return bucket
 
-    def _far_bucket(self, rotation: int) -> Handles:
-        bucket = self._far.get(rotation)
-        if bucket is None:
-            bucket = self._far[rotation] = array("q")
+    def _far_chunk(self, rotation: int) -> Handles:
+        """The open chunk of a rotation, with room."""
+        chunk = self._far.get(rotation)
+        if chunk is None:
             heappush(self._far_heap, rotation)
-        return bucket
+        elif len(chunk) < CHUNK_ENTRIES:
+            return chunk
+        else:
+            self._full.setdefault(rotation, deque()).append(chunk)
+        chunk = self._far[rotation] = array("q")
+        return chunk
 
-    def _place(self, due_ms: int) -> tuple[Key, Handles | None]:
-        """Where a handle of this time would be added."""
-        tick, rotation = due_ms // self._tick_ms, due_ms // self._rotation_ms
-        if rotation < self.end or rotation in self._dense:
-            return (False, tick), self._ticks.get(tick)
-        return (True, rotation), self._far.get(rotation)
+    def _chunks(self, rotation: int) -> Iterator[Handles]:
+        yield from self._full.get(rotation, ())
+        if rotation in self._far:
+            yield self._far[rotation]
 
     # --- withdrawn -----------------------------------------------------------------------------
 
-    def bury(self, task_id: int, due_ms: int) -> int:
-        """Tombstone one handle; how many fewer handles there are (below 1: some had none)."""
-        key, bucket = self._place(due_ms)
-        if not bucket:
-            return 0
+    def has(self, tick: int) -> bool:
+        return tick in self._ticks
+
+    def bury(self, task_id: int, due_ms: int) -> bool:
+        """Add a tombstone for one handle. False: no bucket could hold that handle."""
+        tick, rotation = due_ms // self._tick_ms, due_ms // self._rotation_ms
+        if rotation < self.end or rotation in self._dense:
+            if tick not in self._ticks:
+                return False
+            bucket, key = self._ticks[tick], (False, tick)
+            entries, busy = len(bucket) + 2, tick in self._moved
+        else:
+            if rotation not in self._far:
+                return False
+            bucket, key = self._far_chunk(rotation), (True, rotation)
+            before = len(self._full.get(rotation, ())) * CHUNK_ENTRIES
+            entries, busy = before + len(bucket) + 2, rotation in self._scattering
         bucket.append(~task_id)
         bucket.append(due_ms)
         tombs = self._tombs[key] = self._tombs.get(key, 0) + 1
-        full = tombs >= TOMBS_MIN and tombs * 2 * ENTRIES_PER_TOMB_MAX > len(bucket)
-        if not full or key in self._moved:
-            return 1
+        if not busy and tombs >= TOMBS_MIN and tombs * 2 * ENTRIES_PER_TOMB_MAX > entries:
+            self._compact(key, entries)
+        return True
+
+    def _compact(self, key: Key, entries: int) -> None:
+        """Drop tombstones with their handles."""
         is_far, number = key
-        if is_far and len(bucket) > 2 * DENSE_PER_SLOT * self._slots:
-            self._moved[key] = 0
+        if not is_far:
+            self._ticks[number] = compacted(self._ticks[number])
+        elif entries > 2 * DENSE_PER_SLOT * self._slots:
+            self._scattering.add(number)
             self._spreading.append(number)
-            return 1
-        kept, unmatched = compacted(bucket)
-        (self._far if is_far else self._ticks)[number] = kept
+            return
+        else:
+            kept = array("q")
+            for chunk in self._chunks(number):
+                kept.extend(chunk)
+            kept = compacted(kept)
+            starts = range(0, len(kept), CHUNK_ENTRIES)
+            chunks = deque(kept[at : at + CHUNK_ENTRIES] for at in starts)
+            self._far[number] = chunks.pop() if chunks else array("q")
+            self._full[number] = chunks
+        # Those that stay count as none, so that the next compaction is as far away as this one.
         del self._tombs[key]
-        return 1 - unmatched
 
     # --- onwards -------------------------------------------------------------------------------
 
@@ -172,20 +213,23 @@ class Ring:
 
     def take(self, tick: int, count: int) -> tuple[Handles, Handles, bool]:
         """The next ``count`` entries of a tick: (ids or tombstones, dues_ms, whether the last)."""
-        key, bucket = (False, tick), self._ticks[tick]
-        start = self._moved.get(key, 0)
+        bucket, key = self._ticks[tick], (False, tick)
+        start = self._moved.get(tick, 0)
         end = min(len(bucket), start + 2 * count)
         last = end == len(bucket)
         if last:
             del self._ticks[tick]
-            self._moved.pop(key, None)
+            self._moved.pop(tick, None)
             self._tombs.pop(key, None)
         else:
-            self._moved[key] = end
-        return bucket[start:end:2], bucket[start + 1 : end : 2], last
+            self._moved[tick] = end
+        ids = bucket[start:end:2]
+        if key in self._tombs:
+            self._tombs[key] -= sum(1 for task_id in ids if task_id < 0)
+        return ids, bucket[start + 1 : end : 2], last
 
     def enter(self, wanted_end: int, count: int) -> int:
-        """One step towards ``end`` = ``wanted_end``: moves some handles (their number, or 1)."""
+        """One step towards ``end`` = ``wanted_end``; how many handles it moved, or 1."""
         if self.end in self._far:
             return self._scatter(self.end, count)
         first = self.first_far()
@@ -207,53 +251,53 @@ class Ring:
         return bool(self._spreading)
 
     def _scatter(self, rotation: int, count: int) -> int:
-        """Move some handles of a rotation to their ticks; the last ones settle it."""
-        key, bucket = (True, rotation), self._far[rotation]
-        start = self._moved.get(key, 0)
-        end = min(len(bucket), start + 2 * count)
+        """Move ``count`` handles or a chunk more to their ticks; the last ones settle it."""
+        full, moved = self._full.get(rotation), 0
+        self._scattering.add(rotation)
+        while full and moved < count:
+            moved += self._to_ticks(full.popleft())
+        if full or moved >= count:
+            return moved
+        moved += self._to_ticks(self._far.pop(rotation))
+        self._full.pop(rotation, None)
+        self._scattering.discard(rotation)
+        self._tombs.pop((True, rotation), None)
+        if rotation == self.end:
+            self.end += 1
+        else:
+            self._dense.add(rotation)
+        return moved or 1
+
+    def _to_ticks(self, chunk: Handles) -> int:
         ticks, tick_ms, tombs = self._ticks, self._tick_ms, self._tombs
-        for task_id, due_ms in zip(bucket[start:end:2], bucket[start + 1 : end : 2], strict=True):
+        for task_id, due_ms in zip(chunk[::2], chunk[1::2], strict=True):
             tick = due_ms // tick_ms
             into = ticks.get(tick) or self._tick_bucket(tick)
             into.append(task_id)
             into.append(due_ms)
             if task_id < 0:
                 tombs[False, tick] = tombs.get((False, tick), 0) + 1
-        if end < len(bucket):
-            self._moved[key] = end
-            return count
-        del self._far[rotation]
-        self._moved.pop(key, None)
-        tombs.pop(key, None)
-        if rotation == self.end:
-            self.end += 1
-        else:
-            self._dense.add(rotation)
-        return (end - start) // 2 or 1
+        return len(chunk) // 2
 
     # --- questions -----------------------------------------------------------------------------
 
     def balance(self, task_id: int, due_ms: int) -> int:
         """Handles (task_id, due_ms) here, less tombstones for it; scans what could hold it."""
-        total = 0
         tick, rotation = due_ms // self._tick_ms, due_ms // self._rotation_ms
-        for key, bucket in (
-            ((False, tick), self._ticks.get(tick)),
-            ((True, rotation), self._far.get(rotation)),
-        ):
-            if bucket:
-                total += balance(bucket, self._moved.get(key, 0), task_id, due_ms)
+        total = sum(balance(chunk, 0, task_id, due_ms) for chunk in self._chunks(rotation))
+        if tick in self._ticks:
+            total += balance(self._ticks[tick], self._moved.get(tick, 0), task_id, due_ms)
         return total
 
     def counts(self) -> Iterator[tuple[int, int]]:
-        """(tick, handles) of the ticks that have a bucket."""
+        """(tick, handles less those withdrawn elsewhere) of the ticks that have a bucket."""
         for tick, bucket in self._ticks.items():
-            key = (False, tick)
-            entries = (len(bucket) - self._moved.get(key, 0)) // 2
-            yield tick, max(0, entries - 2 * self._tombs.get(key, 0))
+            entries = (len(bucket) - self._moved.get(tick, 0)) // 2
+            yield tick, entries - 2 * self._tombs.get((False, tick), 0)
 
     @property
     def memory_bytes(self) -> int:
         """About what all of it occupies."""
-        buckets = [*self._ticks.values(), *self._far.values()]
+        full = chain.from_iterable(self._full.values())
+        buckets = [*self._ticks.values(), *self._far.values(), *full]
         return sum(bucket.__sizeof__() for bucket in buckets) + len(buckets) * ENTRY_BYTES

@@ -18,17 +18,21 @@ Outcome = tuple[int, int, int, int]
 class Session:
     """One client's memory. ``connections`` > 0 keeps it from being forgotten."""
 
-    __slots__ = ("connections", "floor", "key", "outcomes", "seen_ms")
+    __slots__ = ("connections", "floor", "key", "last", "outcomes", "seen_ms")
 
     def __init__(self, key: bytes, now_ms: int) -> None:
         self.key = key
         self.floor = 0
+        self.last = 0
+        """No request above this was ever seen."""
         self.outcomes: dict[int, Outcome] = {}
         self.seen_ms = now_ms
         self.connections = 0
 
     def raise_floor(self, floor: int) -> None:
         """The client has seen every answer below ``floor``: forget them."""
+        if floor <= self.floor:
+            return
         if floor - self.floor > len(self.outcomes):
             self.outcomes = {r: o for r, o in self.outcomes.items() if r >= floor}
         else:
@@ -61,6 +65,7 @@ class Sessions:
         session = Session(row.session, row.seen_ms)
         session.floor = row.floor
         session.outcomes = {outcome[0]: outcome for outcome in row.outcomes}
+        session.last = max(session.outcomes, default=row.floor)
         self._all[row.session] = session
 
     def open(self, key: bytes, now_ms: int) -> Session | None:

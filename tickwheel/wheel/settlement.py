@@ -62,16 +62,14 @@ class Settlement:
         self._count_acked(group, finished)
         return unresolved
 
-    def ack_idle(
-        self, group: Group, epoch: int, task_id: int, attempt: int, row: TaskRow | None
-    ) -> str:
-        """Ack by an earlier receipt of a task that is not in flight; ``row`` as stored."""
+    def ack_idle(self, group: Group, epoch: int, task_id: int, attempt: int, row: TaskRow) -> str:
+        """Ack of a task that ``ack`` could not finish, and that has not ended; ``row`` as stored.
+
+        The receipt is an earlier one, or one that a crash made this memory forget.
+        """
         core = self._core
-        ending = core.endings.get(task_id)
-        if ending is not None:
-            return "done" if ending is Ending.ACKED else ending.name.lower()
-        if row is None:
-            return "gone" if task_id <= core.landed_id else "unknown"
+        if row.topic != group.topic.name:
+            return "stale"
         lease = group.flight.get(task_id)
         if lease is not None:
             if epoch >= core.epoch or epoch < 1 or attempt < 1:

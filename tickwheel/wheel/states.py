@@ -41,6 +41,7 @@ class Event(StrEnum):
     CANCEL = "cancel"
     RESCHEDULE = "reschedule"
     POSTPONE = "reschedule after a failure"
+    HOLD = "clock went back"
     EXPIRE = "ttl over"
     REQUEUE = "requeue"
     DELETE = "delete"
@@ -54,11 +55,13 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (S.SCHEDULED, E.DUE): S.READY,
     (S.SCHEDULED, E.RESCHEDULE): S.SCHEDULED,
     (S.SCHEDULED, E.CANCEL): S.CANCELLED,
+    (S.SCHEDULED, E.ACK): S.ACKED,
     (S.READY, E.DELIVER): S.IN_FLIGHT,
     (S.READY, E.RESCHEDULE): S.SCHEDULED,
     (S.READY, E.CANCEL): S.CANCELLED,
     (S.READY, E.EXPIRE): S.EXPIRED,
     (S.READY, E.ACK): S.ACKED,
+    (S.READY, E.HOLD): S.WAITING,
     (S.IN_FLIGHT, E.ACK): S.ACKED,
     (S.IN_FLIGHT, E.NACK): S.WAITING,
     (S.IN_FLIGHT, E.GIVE_UP): S.DEAD,
@@ -72,8 +75,13 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (S.WAITING, E.ACK): S.ACKED,
     (S.DEAD, E.REQUEUE): S.READY,
     (S.DEAD, E.DELETE): S.DELETED,
+    (S.DEAD, E.CANCEL): S.CANCELLED,
 }
-"""An ack of a task that is READY or WAITING carries an earlier, genuine receipt."""
+"""An ack of a task that is READY or WAITING carries an earlier, genuine receipt; of one that is
+SCHEDULED, a receipt from before a crash that forgot the delivery. A cancel takes dead letters
+with it when another group still waits for the task. A crash goes back to the last state that
+is recorded.
+"""
 
 
 def diagram() -> str:

@@ -130,10 +130,12 @@ class TimingWheel:
         that is not noticed, and one that is added before then would be withdrawn instead.
         """
         tick = due_ms // self.tick_ms
-        if tick < self._opened_end and self._near.remove(task_id, due_ms):
+        # A tick behind the position may be near in part, and have more of it in the ring: then
+        # the tombstone has to stand behind all of that.
+        is_near = tick < self._opened_end and (tick >= self._low or not self._ring.has(tick))
+        where = self._near.remove if is_near else self._ring.bury
+        if where(task_id, due_ms):
             self._live -= 1
-        elif not self._low <= tick < self._opened_end:
-            self._live -= self._ring.bury(task_id, due_ms)
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -256,13 +258,16 @@ class TimingWheel:
         return self.slot_of(self.position_ms)
 
     def slot_counts(self) -> list[int]:
-        """Handles in each slot, of the rotations that are in the ring (and dense later ones)."""
+        """Handles in each slot, of the current and the next rotation (and dense later ones).
+
+        Those withdrawn from a rotation that is entering the ring just now are still counted.
+        """
         counts = [0] * self.slots
         for due_ms, count in self._near.counts():
             counts[self.slot_of(due_ms)] += count
         for tick, count in self._ring.counts():
             counts[tick % self.slots] += count
-        return counts
+        return [max(0, count) for count in counts]
 
     @property
     def memory_bytes(self) -> int:

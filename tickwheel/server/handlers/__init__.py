@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tickwheel.protocol.frames import FrameType
-from tickwheel.server.connection import Handler
+from tickwheel.server.connection import Handler, RunHandler
 from tickwheel.server.handlers.consuming import Consuming
 from tickwheel.server.handlers.controlling import Controlling
 from tickwheel.server.handlers.listing import Listing
@@ -12,11 +12,11 @@ from tickwheel.server.handlers.settling import Settling
 from tickwheel.server.shell import Shell
 
 
-def command_table(shell: Shell) -> dict[int, Handler]:
-    """Handlers of one daemon, by frame type."""
+def command_table(shell: Shell) -> tuple[dict[int, Handler], RunHandler]:
+    """Handlers of one daemon by frame type, and the one for runs of plain enqueues."""
     produce, consume, settle = Producing(shell), Consuming(shell), Settling(shell)
     control, show = Controlling(shell), Listing(shell)
-    return {
+    table: dict[int, Handler] = {
         FrameType.HELLO: produce.second_hello,
         FrameType.ENQUEUE: produce.enqueue,
         FrameType.ONEWAY: produce.oneway,
@@ -42,3 +42,4 @@ def command_table(shell: Shell) -> dict[int, Handler]:
         FrameType.BACKUP: show.backup,
         FrameType.PING: show.ping,
     }
+    return table, produce.enqueue_run

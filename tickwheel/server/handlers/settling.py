@@ -53,7 +53,9 @@ class Settling:
         def rest(known: Mapping[int, Known]) -> None:
             for index in unresolved:
                 task_id = ids[index]
-                found = known.get(task_id)
+                # An id that is named twice may have ended by its first mention.
+                ended = self._core.endings.get(task_id) is not None
+                found = None if ended else known.get(task_id)
                 words[index] = self._ack_one(group, epoch, task_id, attempts[index], found)
             fine = all(word in ("acked", "done") for word in words)
             peer.ok(request, None if fine else words)
