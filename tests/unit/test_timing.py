@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tickwheel.wheel import timing
+from tickwheel.wheel import ring, timing
 from tickwheel.wheel.buckets import Near
 from tickwheel.wheel.timing import AHEAD_MAX, WORK_MAX, TimingWheel
 
@@ -227,6 +227,22 @@ def test_an_orphan_of_nothing_leaves_the_count_right(offset_ms: int) -> None:
     assert len(wheel) == 0
 
 
+def test_an_orphan_behind_the_position_in_a_tick_that_is_half_opened(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(timing, "AHEAD_MAX", 2)
+    wheel = small()
+    wheel.advance(1_000, 1)
+    wheel.add_many([1, 2], [41, 41])
+    wheel.orphan(1, 41)
+    wheel.add(1, 41)
+    wheel.advance(30, 1)
+    wheel.orphan(1, 41)
+    assert not wheel.holds(1, 41)
+    assert drain(wheel, 50) == [(41, 2)]
+    assert len(wheel) == 0
+
+
 # --- when to come back ---------------------------------------------------------------------------
 
 
@@ -284,6 +300,7 @@ def test_one_advance_moves_a_bounded_number_of_handles(monkeypatch: pytest.Monke
 
 def test_a_rotation_enters_the_ring_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "AHEAD_MAX", 10)
+    monkeypatch.setattr(ring, "CHUNK_ENTRIES", 16)
     wheel = small()
     wheel.add_many(range(100), [100 + k % 7 for k in range(100)])
     now_ms, steps = 40, 0
@@ -291,7 +308,7 @@ def test_a_rotation_enters_the_ring_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     while (next_ms := wheel.next_due_ms(now_ms)) is not None and next_ms < 80:
         now_ms, steps = next_ms, steps + 1
         assert wheel.advance(now_ms, 1) == ([], [], False)
-    assert steps >= 9
+    assert steps >= 5
     assert len(drain(wheel, 107)) == 100
 
 
@@ -326,6 +343,22 @@ def test_cancelling_everything_gives_the_memory_back() -> None:
     assert len(wheel) == 0
     assert wheel.memory_bytes < 5_000
     assert drain(wheel, NOW_MS + 2 * DAY_MS) == []
+
+
+def test_a_dense_rotation_is_spread_over_ticks_and_stays_exact() -> None:
+    wheel, count = small(), 2_000
+    dues_ms = [200 + k % 40 for k in range(count)]
+    wheel.add_many(range(count), dues_ms)
+    for task_id in range(0, count, 2):
+        wheel.orphan(task_id, dues_ms[task_id])
+        wheel.advance(0, 1)
+    assert sum(wheel.slot_counts()) == len(wheel) == count // 2
+    wheel.add(count, 205)
+    wheel.orphan(1, dues_ms[1])
+    assert not wheel.holds(1, dues_ms[1])
+    assert wheel.next_due_ms(0) is not None
+    kept = [(dues_ms[k], k) for k in range(3, count, 2)]
+    assert drain(wheel, 300) == sorted([*kept, (205, count)])
 
 
 # --- refused -------------------------------------------------------------------------------------

@@ -242,8 +242,10 @@ class Shell:
 
     def _sleep(self, now: Now) -> None:
         wake_ms = SLEEP_MS_MAX
+        # While as many rows as may be are being read, the read's end makes the next pulse.
+        reading_most = len(self.core.firing) >= self.core.config.loading_max
         due_ms = self.core.wheel.next_due_ms(now.now_ms)
-        if due_ms is not None:
+        if due_ms is not None and not reading_most:
             wake_ms = min(wake_ms, due_ms - now.now_ms)
         for mono_ms in (self.core.expiry_mono_ms, self.engine.next_checkpoint_mono_ms()):
             if mono_ms is not None:
