@@ -1,4 +1,4 @@
-"""Real daemons for the end-to-end tests; whatever a test leaves running is killed after it."""
+"""Real daemons for the end-to-end tests; whatever a test leaves running is ended after it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def make_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 
     yield make
     for daemon in made:
-        daemon.kill()
+        daemon.close()
 
 
 @pytest.fixture

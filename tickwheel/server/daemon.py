@@ -21,7 +21,7 @@ from typing import Any
 from tickwheel.clock import Clock
 from tickwheel.errors import TickwheelError
 from tickwheel.persistence import open_url
-from tickwheel.persistence.store import Opened, StoreBroken
+from tickwheel.persistence.store import Opened, StoreBroken, StoreError
 from tickwheel.persistence.urls import parse
 from tickwheel.server.connection import Connection
 from tickwheel.server.handlers import command_table
@@ -108,8 +108,15 @@ class Daemon:
             connection.say_goodbye("draining", "the daemon is shutting down")
         shell.pause()
         await _until(lambda: not shell.connections, GOODBYE_WAIT_S)
-        async with asyncio.timeout(self.settings.drain_timeout_s):
-            await shell.stop()
+        timeout_s = self.settings.drain_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await shell.stop()
+        except TimeoutError:
+            raise StoreError(
+                f"the store did not take the last batch within {timeout_s} s (drain_timeout_s);"
+                " what was not confirmed is not kept"
+            ) from None
         for connection in list(shell.connections):
             connection.close()
         await _until(lambda: not shell.connections, GOODBYE_WAIT_S)

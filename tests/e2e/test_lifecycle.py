@@ -1,0 +1,207 @@
+"""Start, drain, kill, start again: what a daemon keeps, and what it says."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon import Daemon, DaemonFailed
+from raw import Raw
+
+from tickwheel.protocol.frames import FrameType as T
+
+DAY_MS = 86_400_000
+MakeDaemon = Callable[..., Daemon]
+
+
+def get(url: str) -> tuple[int, dict[str, Any]]:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  # our own address
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
+
+
+def test_a_drain_says_goodbye_and_keeps_leases_for_the_next_start(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon(lease_default_s=60, reconnect_grace_s=0.1).start()
+    with Raw(daemon.port) as raw:
+        raw.call(T.SUBSCRIBE, 1, "held", "g", 1, {})
+        raw.enqueue(("held", b"first", 0))
+        _, _, epoch, _, ((task_id, attempt, _, _),) = raw.next()
+        raw.enqueue(("held", b"later", DAY_MS))
+        assert daemon.terminate() == 0
+        assert raw.next()[:2] == (T.GOODBYE, "draining")
+        assert raw.closed()
+    daemon.start()
+    assert "recovered_after_unclean_stop" not in daemon.log_text()
+    with Raw(daemon.port) as raw:
+        stats = raw.call(T.STATS)[2]
+        assert (stats["in_flight"], stats["ready"], stats["pending"]) == (1, 0, 1)
+        assert stats["epoch"] == epoch + 1
+        # Nobody else gets it, and the consumer that held it may still ack.
+        assert raw.call(T.PULL, "held", "g", 1, 0, {})[2][2] == ()
+        assert raw.call(T.ACK, "held", "g", epoch, [task_id], [attempt])[2] is None
+        assert raw.call(T.LOOKUP, [task_id])[2][0]["state"] == "acked"
+
+
+def test_after_a_kill_leases_end_within_the_grace_and_the_task_comes_again(
+    make_daemon: MakeDaemon,
+) -> None:
+    daemon = make_daemon(lease_default_s=60, reconnect_grace_s=0.3, lease_checkpoint_s=0).start()
+    with Raw(daemon.port) as raw:
+        raw.call(T.SUBSCRIBE, 1, "held", "g", 1, {})
+        raw.enqueue(("held", b"x", 0))
+        _, _, epoch, _, ((task_id, attempt, _, _),) = raw.next()
+        # A later commit is behind the lease's checkpoint.
+        raw.enqueue(("held", b"later", DAY_MS))
+        raw.enqueue(("held", b"later", DAY_MS))
+        daemon.kill()
+    daemon.start()
+    assert "recovered_after_unclean_stop" in daemon.log_text()
+    with Raw(daemon.port) as raw:
+        answer = raw.call(T.PULL, "held", "g", 1, 5_000, {})
+        _, _, ((again, second, _, _),) = answer[2]
+        assert again == task_id
+        assert second in (attempt, attempt + 1)
+        # The first receipt is a genuine earlier one: its ack finishes the task.
+        assert raw.call(T.ACK, "held", "g", epoch, [task_id], [attempt])[2] is None
+
+
+def test_health_and_readiness(daemon: Daemon) -> None:
+    assert get(f"{daemon.http}/healthz") == (200, {"status": "alive"})
+    status, body = get(f"{daemon.http}/readyz")
+    assert (status, body["status"]) == (200, "ready")
+    assert get_status(f"{daemon.http}/nothing") == 404
+
+
+def get_status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  # our own address
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        error.close()
+        return error.code
+
+
+def test_a_second_daemon_on_one_database_is_refused(make_daemon: MakeDaemon) -> None:
+    first = make_daemon().start()
+    second = make_daemon(store=first.store)
+    with pytest.raises(DaemonFailed, match=r"(?s)ended with 1.*lock"):
+        second.start()
+    assert "Traceback" not in second.log_text()
+    with Raw(first.port) as raw:
+        assert raw.enqueue(("t", b"x", DAY_MS))[0] == T.OK
+
+
+def test_an_address_that_is_taken_is_told(make_daemon: MakeDaemon) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        daemon = make_daemon(args=("--listen", f"tcp://127.0.0.1:{port}"))
+        with pytest.raises(DaemonFailed, match=rf"(?s)ended with 1.*127\.0\.0\.1:{port}"):
+            daemon.start()
+    assert "Traceback" not in daemon.log_text()
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("slots", "1"), ("nonsense", "1"), ("listen", "somewhere")]
+)
+def test_a_wrong_setting_is_told_and_nothing_is_started(
+    tmp_path: Path, setting: str, value: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tickwheel", "serve", "--set", f"{setting}={value}"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode == 2
+    assert setting in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_cannot_be_opened_is_told(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("this is no database, and long enough to be looked at" * 50)
+    for store, word in (
+        (f"sqlite:///{tmp_path}/text.db", "database"),
+        (f"sqlite:///{tmp_path}/missing/x.db", "missing"),
+        ("mysql://x", "sqlite"),
+    ):
+        daemon = make_daemon(store=store)
+        with pytest.raises(DaemonFailed, match=rf"(?s)ended with [12].*{word}"):
+            daemon.start()
+        assert "Traceback" not in daemon.log_text(), daemon.log_text()
+
+
+def test_json_logs_are_one_object_a_line(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon(log_format="json", node="n1").start()
+    assert daemon.terminate() == 0
+    events = [json.loads(line) for line in daemon.log_text().splitlines()]
+    assert [event["event"] for event in events] == ["recovered", "serving", "stopping", "stopped"]
+    assert all(event["node"] == "n1" and event["level"] == "info" for event in events)
+    assert all(event["timestamp"].endswith("Z") for event in events)
+
+
+def test_ids_and_dedupe_survive_a_kill(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon().start()
+    session = b"0123456789abcdef"
+    with Raw(daemon.port, session=session) as raw:
+        raw.request = 10
+        request = raw.send(T.ENQUEUE, 11, [("t", b"x", DAY_MS)])
+        first = raw.answer(request)
+    daemon.restart()
+    with Raw(daemon.port, session=session) as raw:
+        raw.request = request - 1
+        raw.send(T.ENQUEUE, 11, [("t", b"x", DAY_MS)])
+        assert raw.answer(request) == first
+        assert raw.call(T.STATS)[2]["pending"] == 1
+        fresh = raw.enqueue(("t", b"y", DAY_MS))
+        assert fresh[2][1][0] > first[2][1][0]
+
+
+def test_endings_are_told_apart_after_a_restart(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon().start()
+    with Raw(daemon.port) as raw:
+        _, ids = raw.enqueue(*[("t", b"x", DAY_MS)] * 2, ("now", b"x", 0))[2]
+        raw.call(T.CANCEL, [ids[0]])
+        epoch, _, ((task_id, attempt, _, _),) = raw.call(T.PULL, "now", "g", 1, 1000, {})[2]
+        raw.call(T.ACK, "now", "g", epoch, [task_id], [attempt])
+    daemon.restart()
+    with Raw(daemon.port) as raw:
+        states = [info["state"] for info in raw.call(T.LOOKUP, [*ids, 5])[2]]
+        assert states == ["cancelled", "scheduled", "acked", "unknown"]
+        assert raw.call(T.CANCEL, [ids[0], ids[2]])[2] == ("already_cancelled", "acked")
+
+
+def test_a_backup_is_a_database_that_can_be_served(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon().start()
+    with Raw(daemon.port) as raw:
+        raw.enqueue(*[("t", b"x", DAY_MS)] * 500)
+        answer = raw.call(T.BACKUP, "copy.db")
+        assert answer[0] == T.OK, answer
+        path = Path(answer[2]["path"])
+        assert path.stat().st_size == answer[2]["bytes"]
+        assert raw.call(T.BACKUP, "copy.db")[2] == "conflict"
+        raw.enqueue(("t", b"after", DAY_MS))
+    other = make_daemon(store=f"sqlite:///{path}").start()
+    with Raw(other.port) as raw:
+        assert raw.call(T.STATS)[2]["pending"] == 500
+
+
+def test_the_memory_store_serves_too(make_daemon: MakeDaemon) -> None:
+    daemon = make_daemon(store="memory:").start()
+    with Raw(daemon.port) as raw:
+        raw.enqueue(("t", b"x", 0))
+        assert len(raw.call(T.PULL, "t", "g", 1, 1000, {})[2][2]) == 1
+    assert daemon.terminate() == 0
