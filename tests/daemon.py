@@ -10,6 +10,7 @@ clients find it again. Every process is ended by its own pid; its output stays i
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -23,6 +24,7 @@ from typing import Any, Self
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
+CLOSE_TIMEOUT_S = 5.0
 _GLANCE_S = 0.02
 """How long one wait for the process's end lasts while the ready file is looked for."""
 
@@ -157,6 +159,14 @@ class Daemon:
         except subprocess.TimeoutExpired:
             raise DaemonFailed(f"still running after {timeout_s} s\n{self.log_text()}") from None
 
+    def close(self) -> None:
+        """End it in whatever state it is: gracefully if it can, which also saves its coverage."""
+        if self.alive:
+            self._running().send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._running().wait(CLOSE_TIMEOUT_S)
+        self.kill()
+
     def restart(self, *, kill: bool = True) -> Self:
         """End it, by SIGKILL or SIGTERM, and start it again at the same address."""
         if kill:
@@ -191,7 +201,7 @@ class Daemon:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.kill()
+        self.close()
 
     async def __aenter__(self) -> Self:
         return await self.astart()
@@ -202,7 +212,7 @@ class Daemon:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.akill()
+        await asyncio.to_thread(self.close)
 
     # --- details ------------------------------------------------------------------------
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 
 from crash.link import Link, now_ms
@@ -16,6 +17,22 @@ from tickwheel.client import Client, Delivery, Task
 from tickwheel.errors import TickwheelError
 
 _BEGIN = datetime.fromtimestamp(0, UTC)
+
+
+@asynccontextmanager
+async def _client(plan: Plan, name: str) -> AsyncIterator[Client]:
+    """The real client, connected as soon as there is a daemon."""
+    client = Client(f"tcp://127.0.0.1:{plan.port}", send_timeout=1.0, retries=3, name=name)
+    while True:
+        try:
+            await client.connect()
+            break
+        except errors.Unreachable:
+            await asyncio.sleep(PAUSE_S)
+    try:
+        yield client
+    finally:
+        await client.close()
 
 
 def _epoch_now(client: Client) -> int:
@@ -36,9 +53,7 @@ class FairProducer:
         """Cancels without an answer."""
 
     async def run(self) -> None:
-        async with Client(
-            f"tcp://127.0.0.1:{self._plan.port}", send_timeout=1.0, retries=3, name=self._name
-        ) as client:
+        async with _client(self._plan, self._name) as client:
             while self._plan.producing:
                 verb = self._rnd.choice((self._one, self._many, self._bad, self._undo, self._move))
                 await self._try(verb, client)
@@ -126,13 +141,13 @@ class FairProducer:
             await self._move_once(client, task_id, due_ms)
 
     async def _move_once(self, client: Client, task_id: int, due_ms: int) -> None:
-        try:
-            answer = await client.reschedule(task_id, at=_BEGIN + timedelta(milliseconds=due_ms))
-        except TickwheelError:
-            self._journal.moved.append(Moved(task_id, due_ms, None))
-            raise
+        # Whatever the answer, a first sending whose own answer was lost may have been applied.
+        self._journal.moved.append(Moved(task_id, due_ms, None))
+        answer = await client.reschedule(task_id, at=_BEGIN + timedelta(milliseconds=due_ms))
         if answer.status == "scheduled":
-            self._journal.moved.append(Moved(task_id, due_ms, now_ms()))
+            assert answer.due is not None
+            set_ms = (answer.due - _BEGIN) // timedelta(milliseconds=1)
+            self._journal.moved.append(Moved(task_id, set_ms, now_ms()))
         elif answer.status not in ("in_flight", "acked", "dead"):
             self._journal.odd.append(f"reschedule of {task_id} answered {answer!r}")
 
@@ -151,20 +166,25 @@ class FairConsumer:
         self._acks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        url = f"tcp://127.0.0.1:{self._plan.port}"
-        async with Client(url, send_timeout=1.0, retries=3, name=self._name) as client:
+        async with _client(self._plan, self._name) as client:
             receiving = asyncio.create_task(self._receive(client))
             over = asyncio.create_task(self._plan.consumed.wait())
             await asyncio.wait((receiving, over), return_when=asyncio.FIRST_COMPLETED)
             if receiving.done():
                 over.cancel()
                 receiving.result()
-                raise AssertionError(f"{self._name}: the subscription ended by itself")
             receiving.cancel()
             await asyncio.gather(receiving, *self._acks, return_exceptions=True)
         await self._settler.settle_rest()
 
     async def _receive(self, client: Client) -> None:
+        while True:
+            with suppress(errors.Unreachable, errors.ConnectionLost, errors.SendTimeout):
+                await self._receive_once(client)
+                raise AssertionError(f"{self._name}: the subscription ended by itself")
+
+    async def _receive_once(self, client: Client) -> None:
+        """A subscription lasts over restarts; only its begin needs a daemon that is there."""
         prefetch = self._rnd.choice((4, 64, 500))
         async with client.subscribe(
             self._topic, group=self._group, prefetch=prefetch, lease=0.4

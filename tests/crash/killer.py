@@ -22,6 +22,8 @@ COUNTS_MAX = {
 }
 """How often a place is passed before it kills, at most."""
 GRACEFUL_EVERY = 6
+EXTRA_MAX = 30
+"""More kills than asked for, until every place has killed once."""
 _KILLED = -signal.SIGKILL
 
 
@@ -32,8 +34,6 @@ class Killer:
         self._daemon = daemon
         self._rnd = plan.rnd("killer")
         self._kills = kills
-        self._left = list(failpoints.NAMES)
-        self._rnd.shuffle(self._left)
         self.problems: list[str] = []
         self.random_kills = 0
         self.stops = 0
@@ -45,7 +45,7 @@ class Killer:
 
     async def run(self) -> None:
         done = 0
-        while done < self._kills:
+        while done < self._kills or (self.missed and done < self._kills + EXTRA_MAX):
             name = self._place(done)
             if name:
                 self._daemon.failpoints = f"{name}={self._rnd.randint(1, COUNTS_MAX[name])}"
@@ -60,7 +60,7 @@ class Killer:
 
     def _place(self, done: int) -> str:
         """Every second kill at a named place, those that have not killed yet first."""
-        if done % 2 == 0:
+        if done % 2 == 0 and done < self._kills:
             return ""
         wanted = self.missed or list(failpoints.NAMES)
         return self._rnd.choice(wanted)

@@ -66,7 +66,8 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """A reschedule to ``due_ms`` was sent; ``got_ms`` is None while nobody knows if it worked."""
+    """A reschedule to ``due_ms`` was sent (``got_ms`` is None: nobody knows whether and when it
+    was applied; a time that is past by then counts as now), or one was confirmed to be that."""
 
     id: int
     due_ms: int

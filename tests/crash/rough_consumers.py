@@ -119,9 +119,7 @@ class RoughConsumer:
     def _hold(self, receipt: Receipt, ms_max: int) -> None:
         self._held.append((now_ms() + self._rnd.randrange(ms_max), receipt))
 
-    async def _by_receipt(
-        self, link: Link, kind: FrameType, receipt: Receipt, *more: int
-    ) -> None:
+    async def _by_receipt(self, link: Link, kind: FrameType, receipt: Receipt, *more: int) -> None:
         fields = (*receipt.place, [receipt.id], [receipt.attempt], *more)
         frame = await link.call(kind, *fields)
         if frame[0] != FrameType.OK:

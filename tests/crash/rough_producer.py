@@ -137,9 +137,7 @@ class RoughProducer:
         number = self._rnd.choice(sorted(self._settled))
         request, before = self._settled[number]
         floor = min([*self._open, *self._settled])
-        frame = await link.wait(
-            link.send_as(number, FrameType.ENQUEUE, floor, request.tasks)
-        )
+        frame = await link.wait(link.send_as(number, FrameType.ENQUEUE, floor, request.tasks))
         self._journal.resent += 1
         if frame[0] == FrameType.OK and before[0] == FrameType.OK:
             self._accepted(request, frame)

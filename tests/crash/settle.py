@@ -99,18 +99,14 @@ class Settler:
             finally:
                 link.abort()
 
-    def word(
-        self, receipt: Receipt, word: str, epoch: int, connection: int, order: int
-    ) -> None:
+    def word(self, receipt: Receipt, word: str, epoch: int, connection: int, order: int) -> None:
         """Write down how an ack was answered."""
         if word in ("acked", "done"):
             self._finished(receipt, "acked", epoch, connection, order)
         elif word not in LEGAL:
             self._journal.odd.append(f"ack of {receipt} answered {word!r}")
 
-    def _words(
-        self, link: Link, receipts: Sequence[Receipt], frame: Frame, order: int
-    ) -> None:
+    def _words(self, link: Link, receipts: Sequence[Receipt], frame: Frame, order: int) -> None:
         if not self._fine(frame):
             self.unconfirmed += receipts
             return

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from daemon import Daemon
+
 from tickwheel.errors import ProtocolError
 from tickwheel.protocol.codec import Decoder, Frame
 
@@ -143,7 +144,7 @@ class Disk:
 
     def play(self, events: Iterable[Event]) -> None:
         for event in events:
-            if event.kind == "W" or event.kind == "T":
+            if event.kind in {"W", "T"}:
                 self._files[event.path].waiting.append(event)
             elif event.kind == "S":
                 self._began[event.path] = len(self._files[event.path].waiting)

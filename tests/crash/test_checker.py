@@ -98,7 +98,9 @@ def test_an_unanswered_task_may_come_or_not() -> None:
 def test_a_delivery_after_the_end_is_found(again: Delivered, how: str) -> None:
     group = None if how == "cancelled" else "g"
     ends = [ACKED, replace(ACKED, how=how, group=group)]
-    assert any("again: x" in text for text in wrong(journal(delivered=[COME, again], finished=ends)))
+    assert any(
+        "again: x" in text for text in wrong(journal(delivered=[COME, again], finished=ends))
+    )
 
 
 def test_a_delivery_under_way_at_the_end_is_allowed() -> None:

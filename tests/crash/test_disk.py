@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from crash.shim import Shimmed, frames
 from daemon import Daemon
 from raw import Raw
+
+from crash.shim import Shimmed, frames
 from tickwheel.errors import BY_CODE
 from tickwheel.protocol.frames import FrameType
 
@@ -54,10 +54,10 @@ class SmallDisk(Disk):
         self.daemon = Daemon(folder / "daemon", store=store, http=True)
 
     def fill(self) -> None:
-        with (self.folder / "filler").open("wb", buffering=0) as out:
-            with contextlib.suppress(OSError):
-                while True:
-                    out.write(bytes(4_096))
+        filler = (self.folder / "filler").open("wb", buffering=0)
+        with filler, contextlib.suppress(OSError):
+            while True:
+                filler.write(bytes(4_096))
 
     def free(self) -> None:
         (self.folder / "filler").unlink()

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
-
 from daemon import Daemon
 from raw import Raw
+
 from tickwheel.persistence import audit
 from tickwheel.protocol.codec import Frame, encode
 from tickwheel.protocol.frames import FrameType
@@ -22,19 +20,6 @@ from tickwheel.protocol.frames import FrameType
 FAR_MS = 3_600_000
 SESSION = b"0123456789abcdef"
 NOTHING_COMES_MS = 250
-
-
-@pytest.fixture
-def make(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
-    made: list[Daemon] = []
-
-    def start(**options: Any) -> Daemon:
-        made.append(Daemon(tmp_path / f"daemon-{len(made)}", **options).start())
-        return made[-1]
-
-    yield start
-    for daemon in made:
-        daemon.kill()
 
 
 def pull(raw: Raw, wait_ms: int, lease_ms: int = FAR_MS, count: int = 100) -> Frame:
@@ -130,6 +115,23 @@ def test_a_dead_letter_is_not_brought_back_by_a_late_ack(make: Callable[..., Dae
         assert (counts["dead"], counts["ready"]) == (1, 0)
         assert raw.call(FrameType.DEAD_REQUEUE, [(task_id, "g")])[2] == ("requeued",)
         assert pull(raw, 1_000)[2][0][0] == task_id
+
+
+def test_an_id_named_twice_in_an_ack_counts_once(make: Callable[..., Daemon]) -> None:
+    """By receipts of a delivery that a crash made the daemon forget."""
+    daemon = make(lease_checkpoint_s=60)
+    with Raw(daemon.port) as raw:
+        raw.call(FrameType.SUBSCRIBE, 1, "t", "g", 0, {})  # the group is recorded
+        raw.enqueue(("t", b"", 0))
+        epoch, _, ((task_id, *_),) = pull(raw, 1_000)
+    daemon.restart()
+    with Raw(daemon.port) as raw:
+        while raw.call(FrameType.STATS)[2]["ready"] == 0:
+            pass
+        frame = raw.call(FrameType.ACK, "t", "g", epoch, [task_id, task_id], [1, 1])
+        assert frame[2] is None
+        counts = raw.call(FrameType.STATS)[2]
+        assert (counts["ready"], counts["acked"]) == (0, 1)
 
 
 def test_an_update_and_its_drop_in_one_batch_leave_nothing(make: Callable[..., Daemon]) -> None:

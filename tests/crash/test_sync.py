@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from crash.shim import Disk, Event, Said, Shimmed, frames
 from daemon import Daemon
 from raw import Raw
+
+from crash.shim import Disk, Event, Said, Shimmed, frames
 from tickwheel.persistence import audit, open_url
 from tickwheel.persistence.store import StoredTask
 from tickwheel.protocol.frames import FrameType
@@ -102,9 +102,7 @@ def test_every_reply_waits_for_a_sync_of_what_it_claims(
     early = [
         (kind.name, request)
         for kind, request in calls
-        if not durable_before(
-            events, placed(sent, None, request), placed(received, kind, request)
-        )
+        if not durable_before(events, placed(sent, None, request), placed(received, kind, request))
     ]
     assert not early, f"answered before what they claim was synced: {early}"
     assert len(calls) == 11

@@ -218,6 +218,21 @@ def test_ctrl_c_ends_a_subscriber_cleanly(cli: Cli) -> None:
         _interrupt(subscriber)
 
 
+def test_a_subscriber_outlives_a_killed_daemon(cli: Cli, daemon: Daemon) -> None:
+    first = cli.one("enqueue", "orders", "before")["id"]
+    with _subscriber(cli) as subscriber:
+        assert _next_line(subscriber)["id"] == first
+        daemon.restart(kill=True)
+        second = cli.one("enqueue", "orders", "after")["id"]
+        found = _next_line(subscriber)["id"]
+        if found == first:  # its ack was lost with the daemon
+            found = _next_line(subscriber)["id"]
+        assert found == second
+        subscriber.send_signal(signal.SIGTERM)
+        subscriber.communicate(timeout=TIMEOUT_S)
+        assert subscriber.returncode == 0
+
+
 def test_a_reader_that_goes_away_costs_no_task(cli: Cli) -> None:
     reading, writing = os.pipe()
     os.close(reading)

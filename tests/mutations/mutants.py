@@ -10,14 +10,17 @@ INTAKE = "tickwheel/wheel/intake.py"
 
 UNIT = "tests/unit/test_committer.py::"
 SYNC = "tests/crash/test_sync.py::"
+TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[25]"
+DELIVERY = "tickwheel/wheel/delivery.py"
+ENGINE = "tickwheel/wheel/engine.py"
+SETTLEMENT = "tickwheel/wheel/settlement.py"
+CONNECTION = "tickwheel/persistence/sqlite/connection.py"
 DISK = "tests/crash/test_disk.py::"
 PROMISES = "tests/crash/test_promises.py::"
 STORE = "tests/store/test_conformance.py::"
 
 EVERY_REPLY = SYNC + "test_every_reply_waits_for_a_sync_of_what_it_claims"
-OWN_BYTES = (
-    SYNC + "test_pipelined_enqueues_and_their_repeats_wait_for_the_sync_of_their_own_bytes"
-)
+OWN_BYTES = SYNC + "test_pipelined_enqueues_and_their_repeats_wait_for_the_sync_of_their_own_bytes"
 POWER_CUT = SYNC + "test_a_power_cut_leaves_every_promise"
 
 
@@ -108,7 +111,7 @@ MUTANTS = (
         "a resend to a restarted daemon makes a second task",
         (
             Edit(
-                "tickwheel/wheel/engine.py",
+                ENGINE,
                 "        core.dirty_sessions.clear()\n",
                 "        core.dirty_sessions.clear()\n        effects.sessions.clear()\n",
             ),
@@ -168,25 +171,13 @@ MUTANTS = (
     Mutant(
         "sync-off",
         "commits are not synced",
-        (
-            Edit(
-                "tickwheel/persistence/sqlite/connection.py",
-                "PRAGMA synchronous = FULL",
-                "PRAGMA synchronous = OFF",
-            ),
-        ),
+        (Edit(CONNECTION, "PRAGMA synchronous = FULL", "PRAGMA synchronous = OFF"),),
         (EVERY_REPLY, OWN_BYTES, POWER_CUT),
     ),
     Mutant(
         "sync-normal",
         "the log is synced at checkpoints only, SQLite's usual advice",
-        (
-            Edit(
-                "tickwheel/persistence/sqlite/connection.py",
-                "PRAGMA synchronous = FULL",
-                "PRAGMA synchronous = NORMAL",
-            ),
-        ),
+        (Edit(CONNECTION, "PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL"),),
         (EVERY_REPLY, OWN_BYTES, POWER_CUT),
         slow=True,
     ),
@@ -195,12 +186,12 @@ MUTANTS = (
         "the wheel fires a tick ahead, and the last check looks away",
         (
             Edit(
-                "tickwheel/wheel/delivery.py",
+                DELIVERY,
                 "core.wheel.advance(now_ms, ",
                 "core.wheel.advance(now_ms + core.config.tick_ms, ",
             ),
             Edit(
-                "tickwheel/wheel/delivery.py",
+                DELIVERY,
                 "            if due_ms > now_ms or (",
                 "            if due_ms > now_ms + core.config.tick_ms or (",
             ),
@@ -212,7 +203,7 @@ MUTANTS = (
         "a lease ends long before its time",
         (
             Edit(
-                "tickwheel/wheel/delivery.py",
+                DELIVERY,
                 "deadline_ms = mono_ms + subscriber.lease_ms",
                 "deadline_ms = mono_ms + subscriber.lease_ms // 10",
             ),
@@ -224,7 +215,7 @@ MUTANTS = (
         "a task whose consumer is gone stays with it",
         (
             Edit(
-                "tickwheel/wheel/settlement.py",
+                SETTLEMENT,
                 "            if end_ms <= mono_ms:\n",
                 "            if end_ms <= 0:\n",
             ),
@@ -235,13 +226,9 @@ MUTANTS = (
         "leases-forgotten-by-a-stop",
         "what is in flight is not written when the daemon is asked to stop",
         (
+            Edit(COMMITTER, "checkpoint_all=self._stopping", "checkpoint_all=False"),
             Edit(
-                COMMITTER,
-                "checkpoint_all=self._stopping",
-                "checkpoint_all=False",
-            ),
-            Edit(
-                "tickwheel/wheel/engine.py",
+                ENGINE,
                 "            lease.checkpointed = True\n",
                 "            lease.checkpointed = True\n            continue\n",
             ),
@@ -253,7 +240,7 @@ MUTANTS = (
         "a nack by an earlier receipt ends the attempt of somebody else",
         (
             Edit(
-                "tickwheel/wheel/settlement.py",
+                SETTLEMENT,
                 "if lease is None or lease.attempt != attempt or lease.epoch != epoch:",
                 "if lease is None:",
             ),
@@ -294,7 +281,7 @@ MUTANTS = (
                 "        if outcome is False:\n",
             ),
         ),
-        ("tests/crash/test_torture.py::test_all_promises_hold_under_kills[25]",),
+        (TORTURE,),
         slow=True,
     ),
     Mutant(
@@ -307,7 +294,7 @@ MUTANTS = (
                 "            if len(effects.ended) > 1:\n",
             ),
         ),
-        ("tests/crash/test_torture.py::test_all_promises_hold_under_kills[25]",),
+        (TORTURE,),
         slow=True,
     ),
 )

@@ -9,7 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
+from tickwheel.cli.app import shared
+from tickwheel.cli.call import Call, command
 from tickwheel.cli.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,16 +109,30 @@ def test_a_daemon_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     assert captured.err.count("\n") == 1
 
 
-def test_the_address_after_the_command_wins_over_the_one_before_and_the_environment(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_an_option_after_the_command_wins_over_the_one_before_and_that_over_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv("TICKWHEEL_URL", "tcp://127.0.0.1:1")
-    assert run(["stats"]) == 3
-    assert "127.0.0.1:1" in capsys.readouterr().err
-    assert run(["--url", "tcp://127.0.0.1:2", "stats"]) == 3
-    assert "127.0.0.1:2" in capsys.readouterr().err
-    assert run(["--url", "tcp://127.0.0.1:2", "stats", "--url", "tcp://127.0.0.1:3"]) == 3
-    assert "127.0.0.1:3" in capsys.readouterr().err
+    seen: list[tuple[str | None, str | None, bool]] = []
+    app = typer.Typer()
+    app.callback()(shared)
+
+    async def look(call: Call) -> None:
+        seen.append((call.url, call.token, call.out.as_json))
+
+    command(app)(look)
+    monkeypatch.setenv("TICKWHEEL_URL", "tcp://env:1")
+    monkeypatch.setenv("TICKWHEEL_TOKEN", "env")
+    for line in (
+        "look",
+        "--url tcp://before:1 --json look",
+        "--url tcp://before:1 look --url tcp://after:1 --token after --json",
+    ):
+        app(line.split(), standalone_mode=False)
+    assert seen == [
+        ("tcp://env:1", "env", False),
+        ("tcp://before:1", "env", True),
+        ("tcp://after:1", "after", True),
+    ]
 
 
 def test_check_of_a_store_that_is_not_there(

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-from tickwheel.client import Client, Delivery, Task
+from tickwheel.client import Client, Delivery, Receipt, Task
 from tickwheel.errors import TickwheelError
 
 GROUP = "bench"
@@ -48,7 +48,7 @@ class Bench:
     async def enqueue_single(self, count: int) -> None:
         """Each task a call of its own, many under way; the client may put calls together."""
         began = time.monotonic()
-        waiting: deque[asyncio.Future[object]] = deque()
+        waiting: deque[asyncio.Future[Receipt]] = deque()
         for _ in range(count):
             if len(waiting) >= UNANSWERED_MAX:
                 await waiting.popleft()
@@ -80,7 +80,7 @@ class Bench:
         consuming = asyncio.create_task(self._consume(count, self._note))
         began = time.monotonic()
         first_ms = time.time_ns() // 1_000_000 + int(LEAD_S * 1000)
-        waiting: set[asyncio.Future[object]] = set()
+        waiting: set[asyncio.Future[Receipt]] = set()
         try:
             for number in range(count):
                 ahead_s = began + number / per_s - time.monotonic()

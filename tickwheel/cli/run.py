@@ -6,6 +6,7 @@ reached, 4 there is no such task. A traceback means a bug.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -30,6 +31,8 @@ EXIT_INTERRUPTED = 130
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """The exit code of ``tickwheel ARGUMENTS…``."""
+    # What the client logs, a command says in its own words; `subscribe` alone shows it.
+    logging.getLogger("tickwheel.client").addHandler(logging.NullHandler())
     try:
         found = typer.main.get_command(app).main(
             args=None if arguments is None else list(arguments),

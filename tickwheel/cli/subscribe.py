@@ -1,13 +1,15 @@
 """``tickwheel subscribe``: print what comes due, or hand each task to a command.
 
 Order: a task is printed (or its command has run) before it is acked, so that a crash in
-between repeats it and never loses it.
+between repeats it and never loses it. Acks of what was only printed are not waited for one by
+one; all of them are before the command ends.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 from collections.abc import AsyncIterator
 from typing import Annotated
@@ -17,6 +19,7 @@ import typer
 from tickwheel.cli.call import Call, command, typed
 from tickwheel.cli.execute import Execution, execute, reason_of
 from tickwheel.cli.keeper import Keeper
+from tickwheel.cli.output import remark
 from tickwheel.cli.values import (
     body_fields,
     body_text,
@@ -90,7 +93,20 @@ async def subscribe(
             topic, group=group, prefetch=min(credit, max_ or credit), lease=lease_s
         ) as deliveries,
     ):
+        _show_log()
         await worker.run(deliveries, max_, stop)
+
+
+class _Remarks(logging.Handler):
+    """What the client logs while it goes on, such as a lost connection, as remarks."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        remark(record.getMessage())
+
+
+def _show_log() -> None:
+    """From here on: before, a failure to connect ends the command and is said once, as that."""
+    logging.getLogger("tickwheel.client").addHandler(_Remarks(logging.WARNING))
 
 
 def _stop_on_signals() -> asyncio.Event:
@@ -117,6 +133,8 @@ class Worker:
         self._no_ack = no_ack
         self._cmd = cmd
         self._keeper = Keeper(lease_s)
+        self._acks: set[asyncio.Future[str]] = set()
+        self._failed: BaseException | None = None
 
     async def run(
         self, deliveries: AsyncIterator[Delivery], max_: int | None, stop: asyncio.Event
@@ -124,24 +142,28 @@ class Worker:
         """Until ``max_`` were handled, the stream ends, or ``stop`` is set."""
         handled = 0
         try:
-            while max_ is None or handled < max_:
+            while (max_ is None or handled < max_) and self._failed is None:
                 delivery = await _next(deliveries, stop)
                 if delivery is None:
-                    return
+                    break
                 await self._handle(delivery)
                 handled += 1
         finally:
+            # Whatever was begun and could not be finished (nobody reads what is printed) too.
             await self._keeper.release_all()
+            await asyncio.gather(*self._acks, return_exceptions=True)
+        if self._failed is not None:
+            raise self._failed
 
     async def _handle(self, delivery: Delivery) -> None:
+        self._keeper.hold(delivery)
         if self._no_ack:
-            self._keeper.hold(delivery)
             self._print(delivery)
         elif self._cmd is None:
             self._print(delivery)
-            await delivery.ack()
+            self._keeper.drop(delivery)
+            self._ack(delivery)
         else:
-            self._keeper.hold(delivery)
             # With --json the command's own output must not stand between the objects.
             done = await execute(self._cmd, delivery, output_to_stderr=self._out.as_json)
             self._keeper.drop(delivery)
@@ -150,6 +172,16 @@ class Worker:
             else:
                 result = await delivery.nack(reason=reason_of(done))
             self._print(delivery, done, result)
+
+    def _ack(self, delivery: Delivery) -> None:
+        def confirmed(future: asyncio.Future[str]) -> None:
+            self._acks.discard(future)
+            if not future.cancelled() and self._failed is None:
+                self._failed = future.exception()
+
+        ack = delivery.ack_nowait()
+        self._acks.add(ack)
+        ack.add_done_callback(confirmed)
 
     def _print(
         self, delivery: Delivery, done: Execution | None = None, result: str | None = None

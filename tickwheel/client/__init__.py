@@ -1,31 +1,40 @@
-"""The async client of Tickwheel. Needs msgpack and the standard library only.
+"""The asynchronous client. Needs msgpack and nothing heavier.
 
-async with Client("tcp://127.0.0.1:7355") as client:
-    receipt = await client.enqueue("orders.close", b"42", delay=1800)
-    async with client.subscribe("orders.close", group="billing") as deliveries:
-        async for delivery in deliveries:
-            await delivery.ack()
+    async with Client("tcp://127.0.0.1:7355") as client:
+        receipt = await client.enqueue("orders.close", b"42", delay=1800)
+        async with client.subscribe("orders.close", group="billing") as deliveries:
+            async for delivery in deliveries:
+                await delivery.ack()
+
+Everything that may be imported is named here; the modules below are private. Who wants to know
+how it works begins with ``link.py``: it owns the connection, and each other part (``producer``,
+``acks``, ``calls``, ``subscriptions``) is a source of frames for it.
 """
 
 from tickwheel.client.client import Client
-from tickwheel.client.consumer import Delivery
-from tickwheel.client.subscription import Subscription
-from tickwheel.client.values import (
+from tickwheel.client.delivery import Delivery
+from tickwheel.client.partly import Partly
+from tickwheel.client.results import (
+    Backup,
     DeadLetter,
+    GroupInfo,
     GroupStats,
-    Receipt,
     Rescheduled,
     Stats,
-    Task,
     TaskInfo,
     TopicStats,
 )
+from tickwheel.client.subscription import Subscription
+from tickwheel.client.tasks import Receipt, Task
 
 __all__ = [
+    "Backup",
     "Client",
     "DeadLetter",
     "Delivery",
+    "GroupInfo",
     "GroupStats",
+    "Partly",
     "Receipt",
     "Rescheduled",
     "Stats",

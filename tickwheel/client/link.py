@@ -1,355 +1,292 @@
-"""The conversation with a daemon over any number of connections.
+"""One connection to the daemon, made again for ever while the client is open.
 
-Keeps one connection open, with backoff and over several addresses; says HELLO; numbers
-requests, ascending over reconnects; matches answers; sends what is unanswered again after a
-reconnect. Knows no command: producers and subscriptions hook in.
-
-Invariants: a request keeps its number for its whole life; every request ends exactly once, by
-its answer, its deadline, or the end of the link.
+Numbers requests, says HELLO, and lets the sources of frames write once in each step of the event
+loop. Knows no frame but HELLO. Invariants: request numbers ascend over all connections; while
+one connection is up no other is tried.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
 
-from tickwheel.client.address import Address
-from tickwheel.client.wire import Wire
+from tickwheel.client.addresses import Address, shown
+from tickwheel.client.connection import LOGGER, Connection, Deliver, Request, hello
+from tickwheel.client.futures import fail
+from tickwheel.client.watch import Watch
 from tickwheel.errors import (
     ClientClosed,
     ConnectionLost,
     ProtocolError,
     SendTimeout,
     TickwheelError,
-    Unauthorized,
     Unreachable,
-    VersionUnsupported,
-    from_wire,
 )
-from tickwheel.protocol.codec import Frame, encode
-from tickwheel.protocol.frames import PROTOCOL_VERSION, SESSION_BYTES, FrameType, Limits
+from tickwheel.protocol.frames import PROTOCOL_VERSION, Limits
 
-BACKOFF_S = (0.05, 5.0)
-SWEEP_S = 0.1
-LEAVE_S = 0.5
-"""After GOODBYE, how long answers are waited for before the connection is closed."""
-FRAME_BYTES_MAX = 64 * 1024 * 1024
-"""A daemon's frames are bounded by its own limits; this is against one that is none."""
-_OK, _ERROR = int(FrameType.OK), int(FrameType.ERROR)
-_DELIVER, _GOODBYE = int(FrameType.DELIVER), int(FrameType.GOODBYE)
-
-Answered = Callable[[Any, TickwheelError | None], None]
+BACKOFF_S_MIN = 0.05
+BACKOFF_S_MAX = 5.0
+STEADY_S = 1.0
+"""A connection that lived so long was a good one: the next wait is the shortest again."""
 
 
-class Request:
-    """One request that waits for its answer."""
+class Source(Protocol):
+    """A part of the client that writes frames."""
 
-    __slots__ = ("answered", "data", "deadline_s", "lasting", "sent")
+    def up(self) -> None:
+        """A new connection stands; what was lost with the old one was told before."""
 
-    def __init__(self, data: bytes, deadline_s: float, answered: Answered, lasting: bool) -> None:
-        self.data = data
-        self.deadline_s = deadline_s
-        self.answered = answered
-        self.lasting = lasting
-        """Sent again after a reconnect; otherwise it fails with the connection."""
-        self.sent = False
-        """It was written to some connection, so the daemon may have seen it."""
+    def down(self) -> None:
+        """The connection has ended; its requests are told next."""
+
+    def collect(self, connection: Connection) -> None:
+        """Write what waits and may be written."""
+
+    def sweep(self, now_s: float) -> None:
+        """Fail what waits and whose deadline is over."""
+
+    def stop(self, error: TickwheelError) -> None:
+        """Fail all that waits."""
+
+
+class _Hello(Request):
+    __slots__ = ("done",)
+
+    def __init__(self, deadline_s: float) -> None:
+        super().__init__(deadline_s)
+        self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def answered(self, result: Any) -> None:
+        self.done.set_result(result)
+
+    def failed(self, error: TickwheelError) -> None:
+        fail(self.done, error)
 
 
 class Link:
-    """``start``, then ``call`` and ``send``; ``stop`` ends everything that waits."""
+    """``start`` once, ``stop`` at the end; in between ``connection`` is there or is coming."""
 
     def __init__(
         self,
-        addresses: list[Address],
-        token: str | None,
-        name: str,
+        addresses: Sequence[Address],
+        hello_options: dict[str, Any],
+        *,
+        send_timeout_s: float,
         connect_timeout_s: float,
+        deliver: Deliver,
+        greeted: Callable[[Limits], None],
     ) -> None:
-        self._addresses = addresses
-        self._token = token
-        self._name = name
-        self._connect_timeout_s = connect_timeout_s
-        self.session = os.urandom(SESSION_BYTES)
+        self.loop = asyncio.get_running_loop()
         self.limits = Limits()
-        self.server_info: dict[str, Any] = {}
-        self.pending: dict[int, Request] = {}
-        self.deliver: dict[int, Callable[[int, int, Any], None]] = {}
-        """Subscription number → what takes its deliveries."""
-        self.on_connected: list[Callable[[], None]] = []
-        self.on_lost: list[Callable[[], None]] = []
-        self.on_drained: list[Callable[[], None]] = []
-        self.on_sweep: list[Callable[[float], None]] = []
-        self.failed: TickwheelError | None = None
-        """Why there is no use in trying again: wrong token, closed, …"""
-        self._wire: Wire | None = None
-        self._greeted = False
-        self._leaving = False
-        self._request = 0
-        self._running: asyncio.Task[None] | None = None
-        self._sweeper: asyncio.TimerHandle | None = None
-        self._changed = asyncio.Event()
+        self.info: dict[str, Any] = {}
+        """The daemon's answer to the last HELLO."""
+        self.connection: Connection | None = None
+        self.sources: list[Source] = []
+        self.trouble: TickwheelError = Unreachable("not connected yet")
+        """Why the last attempt or connection failed."""
+        self.lost_s = 0.0
+        """When the last connection ended, by the loop's clock."""
+        self._addresses = list(addresses)
+        self._next = 0
+        self._hello_options = {"v": PROTOCOL_VERSION, **hello_options}
+        self._connect_timeout_s = connect_timeout_s
+        self._deliver = deliver
+        self._greeted = greeted
+        self._number = 0
+        self._flushing = False
+        self._backoff_s = BACKOFF_S_MIN
+        self._watch = Watch(self, send_timeout_s)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._up = asyncio.Event()
+        self._greeted_once = False
+        self._runner: asyncio.Task[None] | None = None
 
-    # --- life ------------------------------------------------------------------------------
-
-    @property
-    def connected(self) -> bool:
-        return self._greeted
-
-    @property
-    def writable(self) -> bool:
-        """Connected, and the daemon takes more."""
-        return (
-            self._greeted and not self._leaving and self._wire is not None and not self._wire.full
-        )
+    # --- life -----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect. Raises Unreachable when no address answers within the connect timeout."""
-        if self._running is None:
-            self._running = asyncio.create_task(self._run())
-            self._sweep()
+        """Until the first connection stands. Raises Unreachable, or what the daemon objects to."""
+        self._runner = self.loop.create_task(self._run())
+        up = self.loop.create_task(self._first_stands())
         try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                while not self._greeted:
-                    self.check()
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError:
-            shown = ", ".join(map(str, self._addresses))
-            raise Unreachable(
-                f"no daemon answers at {shown} within {self._connect_timeout_s} s"
-                f" (connect_timeout){self._last_reason}"
-            ) from None
+            await asyncio.wait(
+                (self._runner, up),
+                timeout=self._connect_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            up.cancel()
+        if self._runner.done():
+            self._runner.result()
+        if self.connection is None:
+            raise self.unreachable(self._connect_timeout_s)
+        self._watch.start()
 
-    async def stop(self) -> None:
-        """Close the connection; whatever still waits fails with ClientClosed."""
-        self._fail(ClientClosed("the client is closed"))
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        if self._wire is not None:
-            self._wire.close()
-        if self._running is not None:
-            self._running.cancel()
-            await asyncio.gather(self._running, return_exceptions=True)
+    async def _first_stands(self) -> None:
+        """Until there is a connection; one that ended at once does not count."""
+        while self.connection is None:
+            await self._up.wait()
 
-    def check(self) -> None:
-        """Raise what makes every call useless, if anything does."""
-        if self.failed is not None:
-            raise type(self.failed)(self.failed.message)
+    async def stop(self, error: TickwheelError) -> None:
+        """Close; whatever still waits fails with ``error``."""
+        self._watch.stop()
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+        tasks = [task for task in (self._runner, *self._tasks) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if connection is not None:
+            connection.give_up_requests()
+        for source in self.sources:
+            source.stop(error)
+        # A runner that failed at the start was reported there.
+        await asyncio.gather(*tasks, return_exceptions=True)
 
-    # --- requests --------------------------------------------------------------------------
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that ends with the link at the latest."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-    def next_request(self) -> int:
-        self._request += 1
-        return self._request
+    # --- for sources ----------------------------------------------------------------------------
 
-    def post(
-        self,
-        kind: FrameType,
-        fields: tuple[Any, ...],
-        deadline_s: float,
-        answered: Answered,
-        *,
-        lasting: bool = True,
-    ) -> None:
-        """Send a request, now or when connected; ``answered(result, error)`` is called once."""
-        number = self.next_request()
-        data = encode((int(kind), number, *fields))
-        request = Request(data, deadline_s, answered, lasting)
-        self.pending[number] = request
-        if self._greeted:
-            self._write(request)
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
 
-    async def call(
-        self, kind: FrameType, *fields: Any, timeout_s: float, lasting: bool = True
-    ) -> Any:
-        """The answer's result. Raises the daemon's error, SendTimeout, Unreachable, …"""
-        self.check()
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[Any] = loop.create_future()
+    def wake(self) -> None:
+        """Something waits to be written: let all sources write in the next step of the loop."""
+        if not self._flushing:
+            self._flushing = True
+            self.loop.call_soon(self._flush)
 
-        def answered(result: Any, error: TickwheelError | None) -> None:
-            if not future.done():
-                if error is None:
-                    future.set_result(result)
-                else:
-                    future.set_exception(error)
+    def _flush(self) -> None:
+        self._flushing = False
+        connection = self.connection
+        if connection is None:
+            return
+        for source in self.sources:
+            source.collect(connection)
+        connection.flush()
 
-        self.post(kind, fields, loop.time() + timeout_s, answered, lasting=lasting)
-        return await future
+    def unreachable(self, waited_s: float) -> Unreachable:
+        where = ", ".join(map(shown, self._addresses))
+        return Unreachable(
+            f"no daemon at {where} within {waited_s:g} s: {self.trouble.code}:"
+            f" {self.trouble.message}"
+        )
 
-    def expect(self, number: int, answered: Answered) -> None:
-        """An answer to a request that somebody else sends, sends again, and gives up."""
-        self.pending[number] = Request(b"", float("inf"), answered, lasting=True)
+    def overdue(self, what: str, waited_s: float, *, written: bool) -> TickwheelError:
+        """Why there is no answer: never sent, connection broken, or plain silence."""
+        if not written:
+            return self.unreachable(waited_s)
+        if self.connection is None:
+            return ConnectionLost(
+                f"{what} was sent, then the connection broke, and for {waited_s:g} s there was no"
+                f" answer: {self.trouble.message}"
+            )
+        return SendTimeout(f"{what} was sent and not answered within {waited_s:g} s")
 
-    def send(self, data: bytes) -> None:
-        """Write a frame that has no answer. Raises ConnectionLost when there is no connection."""
-        if self._wire is None or not self._greeted:
-            raise ConnectionLost("there is no connection to the daemon at the moment")
-        self._wire.write(data)
+    async def wait_up(self, timeout_s: float) -> Connection:
+        """A connection. Raises Unreachable."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._up.wait()
+        if self.connection is None:
+            raise self.unreachable(timeout_s)
+        return self.connection
 
-    def _write(self, request: Request) -> None:
-        if self._wire is not None and request.data:
-            request.sent = True
-            self._wire.write(request.data)
-
-    # --- connections -----------------------------------------------------------------------
+    # --- connecting -----------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        attempt = 0
-        self._last_reason = ""
-        while self.failed is None:
-            address = self._addresses[attempt % len(self._addresses)]
-            try:
-                wire = await self._open(address)
-            except (Unauthorized, VersionUnsupported) as error:
-                self._fail(error)
-                return
-            except (OSError, TimeoutError, TickwheelError) as error:
-                self._last_reason = f": {error}" if str(error) else ""
-                attempt += 1
-                if attempt % len(self._addresses) == 0:
-                    await asyncio.sleep(_pause_s(attempt // len(self._addresses)))
-                continue
-            attempt = 0
-            self._joined()
-            await wire.lost
-            self._left()
+        while True:
+            connection = await self._connect()
+            began_s = self.loop.time()
+            self._stand(connection)
+            self.trouble = await asyncio.shield(connection.closed)
+            LOGGER.info("connection ended: %s: %s", self.trouble.code, self.trouble.message)
+            self._fall(connection)
+            if self.loop.time() - began_s >= STEADY_S:
+                self._backoff_s = BACKOFF_S_MIN
+            else:
+                await self._wait_a_bit()
 
-    async def _open(self, address: Address) -> Wire:
-        """A connection whose HELLO was accepted."""
-        loop = asyncio.get_running_loop()
-        hello: asyncio.Future[Frame] = loop.create_future()
+    def _stand(self, connection: Connection) -> None:
+        self.connection = connection
+        self._greeted_once = True
+        self._up.set()
+        for source in self.sources:
+            source.up()
+        self.wake()
 
-        def first(frames: list[Frame]) -> None:
-            if frames and not hello.done():
-                hello.set_result(frames[0])
+    def _fall(self, connection: Connection) -> None:
+        self.connection = None
+        self.lost_s = self.loop.time()
+        self._up.clear()
+        self._next += 1  # another address first
+        for source in self.sources:
+            source.down()
+        connection.give_up_requests()
 
-        async with asyncio.timeout(self._connect_timeout_s):
-            _, wire = await loop.create_connection(lambda: Wire(first, FRAME_BYTES_MAX), *address)
-            self._wire, self._leaving = wire, False
-            try:
-                said = {
-                    "v": PROTOCOL_VERSION,
-                    "session": self.session,
-                    "token": self._token,
-                    "client": self._name,
-                }
-                wire.write(encode((int(FrameType.HELLO), self.next_request(), said)))
-                wire.lost.add_done_callback(
-                    lambda lost: None if hello.done() else hello.set_exception(lost.result())
-                )
-                self._welcome(await hello)
-            except BaseException:
-                wire.abort()
-                raise
-        wire.on_frames = self._frames
-        wire.on_drained = self._drained
-        return wire
+    async def _connect(self) -> Connection:
+        """Each address in turn, then a pause that grows, for ever."""
+        while True:
+            for _ in self._addresses:
+                address = self._addresses[self._next % len(self._addresses)]
+                try:
+                    return await self._greet(address)
+                except TickwheelError as error:
+                    self.trouble = error
+                    if not error.retryable:
+                        LOGGER.warning("%s: %s: %s", shown(address), error.code, error.message)
+                self._next += 1
+            if not self._greeted_once and not self.trouble.retryable:
+                raise self.trouble
+            await self._wait_a_bit()
 
-    def _welcome(self, frame: Frame) -> None:
-        if frame[0] == _ERROR:
-            raise from_wire(str(frame[2]), str(frame[3]))
-        if frame[0] == _GOODBYE:
-            raise ConnectionLost(f"the daemon says goodbye: {frame[2]}")
-        if frame[0] != _OK or not isinstance(frame[2], dict):
-            raise ProtocolError(f"HELLO was answered by a frame of type {frame[0]}")
-        self.server_info = dict(frame[2])
-        self.limits = Limits.from_wire(frame[2].get("limits"))
+    async def _wait_a_bit(self) -> None:
+        await asyncio.sleep(self._backoff_s * random.uniform(0.5, 1.0))
+        self._backoff_s = min(self._backoff_s * 2, BACKOFF_S_MAX)
 
-    def _joined(self) -> None:
-        self._greeted = True
-        for request in list(self.pending.values()):
-            self._write(request)
-        for hook in self.on_connected:
-            hook()
-        self._changed.set()
+    async def _greet(self, address: Address) -> Connection:
+        """One attempt at one address. Raises a TickwheelError."""
+        connection = Connection(self._deliver, self.wake)
+        # A share for each, so that a silent one leaves time for the others.
+        timeout_s = self._connect_timeout_s / len(self._addresses)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.loop.create_connection(lambda: connection, *address)
+                await self._say_hello(connection)
+            return connection
+        except TimeoutError:
+            error: TickwheelError = Unreachable(
+                f"{shown(address)} did not answer within {timeout_s:g} s"
+            )
+        except (OSError, UnicodeError) as problem:  # UnicodeError: no host name at all
+            error = Unreachable(f"{shown(address)}: {problem}")
+        except TickwheelError as problem:
+            error = problem
+        except BaseException:
+            connection.abort(ClientClosed())
+            raise
+        connection.abort(error)
+        raise error
 
-    def _left(self) -> None:
-        self._greeted = False
-        self._wire = None
-        for number, request in list(self.pending.items()):
-            if request.sent and not request.lasting:
-                del self.pending[number]
-                request.answered(None, ConnectionLost("the connection broke before the answer"))
-        for hook in self.on_lost:
-            hook()
-
-    # --- frames ----------------------------------------------------------------------------
-
-    def _frames(self, frames: list[Frame]) -> None:
-        pending = self.pending
-        for frame in frames:
-            kind = frame[0]
-            if kind == _DELIVER:
-                taker = self.deliver.get(frame[1])
-                if taker is not None:
-                    taker(frame[2], frame[3], frame[4])
-            elif kind == _OK:
-                request = pending.pop(frame[1], None)
-                if request is not None:
-                    request.answered(frame[2], None)
-            elif kind == _ERROR:
-                request = pending.pop(frame[1], None)
-                if request is not None:
-                    request.answered(None, from_wire(str(frame[2]), str(frame[3])))
-            elif kind == _GOODBYE:
-                self._leave()
-        if self._leaving and not pending:
-            self._close_wire()
-
-    def _leave(self) -> None:
-        """The daemon is about to close: send nothing new, take the answers, go."""
-        self._leaving = True
-        asyncio.get_running_loop().call_later(LEAVE_S, self._close_wire)
-
-    def _close_wire(self) -> None:
-        if self._leaving and self._wire is not None:
-            self._wire.close()
-
-    def _drained(self) -> None:
-        for hook in self.on_drained:
-            hook()
-
-    # --- ends ------------------------------------------------------------------------------
-
-    def _sweep(self) -> None:
-        """Requests whose time is over. One timer for all: acks come by the thousand."""
-        loop = asyncio.get_running_loop()
-        self._sweeper = loop.call_later(SWEEP_S, self._sweep)
-        now_s = loop.time()
-        over = [n for n, request in self.pending.items() if request.deadline_s <= now_s]
-        for number in over:
-            request = self.pending.pop(number)
-            request.answered(None, self.timed_out(sent=request.sent))
-        for hook in self.on_sweep:
-            hook(now_s)
-
-    def timed_out(self, *, sent: bool) -> TickwheelError:
-        """What to tell a caller whose time is over."""
-        if sent:
-            return SendTimeout("no answer within send_timeout and its retries")
-        shown = ", ".join(map(str, self._addresses))
-        return Unreachable(f"no daemon answers at {shown}{self._last_reason}")
-
-    def _fail(self, error: TickwheelError) -> None:
-        if self.failed is None:
-            self.failed = error
-        pending, self.pending = self.pending, {}
-        for request in pending.values():
-            request.answered(None, error)
-        for hook in self.on_lost:
-            hook()
-        self._changed.set()
-
-    _last_reason = ""
-
-
-def _pause_s(rounds: int) -> float:
-    """Exponential backoff with full jitter above half."""
-    low, high = BACKOFF_S
-    longest = min(high, low * 2.0 ** min(rounds - 1, 16))
-    return longest * (0.5 + random.random() / 2)
+    async def _say_hello(self, connection: Connection) -> None:
+        request = _Hello(0.0)
+        number = self.next_number()
+        connection.ask(number, request, hello(number, self._hello_options))
+        connection.flush()
+        await asyncio.wait((request.done, connection.closed), return_when=asyncio.FIRST_COMPLETED)
+        if not request.done.done():
+            raise connection.closed.result()
+        info = request.done.result()
+        if not isinstance(info, dict):
+            raise ProtocolError("HELLO's answer is no map")
+        self.limits = Limits.from_wire(info.get("limits"))
+        self.info = info
+        self._greeted(self.limits)

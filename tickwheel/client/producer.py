@@ -1,290 +1,296 @@
-"""Enqueueing: calls made in one step of the event loop share a frame; frames are pipelined.
+"""Enqueues: calls of one step of the loop become one ENQUEUE frame, and each is stored once.
 
-A *parcel* is what one call wants to enqueue, all or nothing. Parcels of one step are put into
-one ENQUEUE frame (a *shipment*), within the daemon's limits; at most ``window_max`` shipments
-are unanswered. After a reconnect unanswered shipments go out again under their numbers, so
-the daemon answers what it answered, or would have, before: nothing is enqueued twice.
+Knows the session's rules (floor, window, resend) and no transport. Invariants:
 
-What a caller is told: a receipt; the daemon's error; Unreachable when nothing was ever sent;
-OutcomeUnknown when it was sent and no answer came in time.
+* A frame keeps its number until its outcome is known; it is sent again under the same number on
+  every new connection, in order, before anything newer.
+* Only a frame that was certainly refused gets a new number. One that was also sent on an earlier
+  connection keeps it even then: the older copy may still be on its way.
+* At most ``window_max`` frames from the floor up, answered or not.
+* A caller is told ``unreachable`` or ``refused`` only when nothing of it was stored; when that
+  is not certain, ``outcome_unknown``.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
 from typing import Any
 
+from tickwheel.client.batch import Batch, split
+from tickwheel.client.calls import retry_pause_s
+from tickwheel.client.connection import LOGGER, Connection
+from tickwheel.client.futures import fail
 from tickwheel.client.link import Link
-from tickwheel.client.values import Receipt
-from tickwheel.errors import BadRequest, Draining, OutcomeUnknown, Overloaded, TickwheelError
+from tickwheel.client.tasks import FRAME_BYTES, Draft, Receipt, WireTask
+from tickwheel.errors import Draining, OutcomeUnknown, Overloaded, Refused, TickwheelError
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
 
-TASK_OVERHEAD_BYTES = 64
-SHIPMENT_BYTES_MAX = 512 * 1024
-UNANSWERED_BYTES_MAX = 8 * 1024 * 1024
-QUEUED_BYTES_MAX = 256 * 1024 * 1024
-"""Above it ``enqueue_nowait`` raises Overloaded: nobody awaits what it enqueues."""
-RETRY_S = 0.05
-"""Before a refused parcel goes out again; doubled each time."""
+QUEUE_TASKS_MAX = 1_000_000
+QUEUE_BYTES_MAX = 256 * 1024 * 1024
+MERGE_BYTES_MAX = 512 * 1024
+"""Callers share a frame up to this size: larger ones would only delay the first of them."""
 
-
-def task_bytes(task: tuple[Any, ...]) -> int:
-    """At least what the task takes in a frame, but for a topic that is long."""
-    options = len(encode(task[3])) if len(task) == 4 else 0
-    return len(task[1]) + len(task[0]) + TASK_OVERHEAD_BYTES + options
-
-
-class Parcel:
-    """One call's tasks. ``many``: the future gets a list of receipts, else one receipt."""
-
-    __slots__ = ("alone", "deadline_s", "future", "many", "ready_s", "retries", "size", "tasks")
-
-    def __init__(
-        self,
-        tasks: Sequence[tuple[Any, ...]],
-        future: asyncio.Future[Any],
-        deadline_s: float,
-        retries: int,
-        many: bool,
-    ) -> None:
-        self.tasks = tasks
-        self.future = future
-        self.deadline_s = deadline_s
-        self.retries = retries
-        self.many = many
-        self.alone = False
-        """Shipped by itself, because a frame that it shared was called wrong."""
-        self.ready_s = 0.0
-        self.size = sum(map(task_bytes, tasks))
-
-
-class Shipment:
-    """One ENQUEUE request that is not answered."""
-
-    __slots__ = ("data", "parcels", "sent", "size")
-
-    def __init__(self, data: bytes, parcels: list[Parcel], size: int) -> None:
-        self.data = data
-        self.parcels = parcels
-        self.size = size
-        self.sent = False
+_ENQUEUE = int(FrameType.ENQUEUE)
 
 
 class Producer:
-    """Hooks into a link; ``put`` parcels."""
+    """All enqueues of one client."""
 
-    def __init__(self, link: Link) -> None:
-        self._link = link
-        self._queue: deque[Parcel] = deque()
-        self._queued_bytes = 0
-        self._unanswered: dict[int, Shipment] = {}
-        self._unanswered_bytes = 0
-        self._flushing = False
-        self._idle = asyncio.Event()
-        self._idle.set()
-        link.on_connected.append(self._resend)
-        link.on_drained.append(self._flush_soon)
-        link.on_sweep.append(self._sweep)
-        link.on_lost.append(self._fail_if_over)
+    def __init__(self, link: Link, total_s: float, retries: int) -> None:
+        self.link = link
+        self.tasks_max = QUEUE_TASKS_MAX
+        self.bytes_max = QUEUE_BYTES_MAX
+        self._total_s = total_s
+        self._retries = retries
+        self._open: Batch | None = None
+        """Where the calls of this step of the loop go."""
+        self._queue: deque[Batch] = deque()
+        """Complete, without a number."""
+        self._window: deque[Batch] = deque()
+        """Numbered, from the floor up; those that are done wait for their elders."""
+        self._again: deque[Batch] = deque()
+        """Of the window: to be sent again, in order."""
+        self._pausing: set[Batch] = set()
+        """Refused, until the pause before the next try is over."""
+        self._unfinished: set[Batch] = set()
+        self._tasks = 0
+        self._bytes = 0
+        self._waiters: list[asyncio.Future[None]] = []
 
-    def put(self, parcel: Parcel) -> None:
-        """Ship a parcel in this step of the loop. Raises Overloaded when too much waits."""
-        if self._queued_bytes > QUEUED_BYTES_MAX:
-            raise Overloaded(
-                f"{self._queued_bytes} bytes wait to be sent; the limit is {QUEUED_BYTES_MAX}:"
-                " await some of the futures"
-            )
-        self._queue.append(parcel)
-        self._queued_bytes += parcel.size
-        self._idle.clear()
-        self._flush_soon()
+    # --- for callers ----------------------------------------------------------------------------
 
-    async def drained(self) -> None:
-        """Until nothing waits for an answer."""
-        await self._idle.wait()
+    @property
+    def is_full(self) -> bool:
+        """Whether the frames that wait fill the window already."""
+        return len(self._queue) + len(self._window) >= self.link.limits.window_max
 
-    # --- out -------------------------------------------------------------------------------
+    def add(self, draft: Draft) -> asyncio.Future[Any]:
+        """One task; the future of its Receipt. Raises Overloaded."""
+        wire, size = draft
+        batch = self._room_for(1, size)
+        future: asyncio.Future[Any] = self.link.loop.create_future()
+        batch.tasks.append(wire)
+        batch.entries.append((future, 0))
+        batch.size += size
+        return future
 
-    def _flush_soon(self) -> None:
-        if not self._flushing:
-            self._flushing = True
-            asyncio.get_running_loop().call_soon(self._flush)
+    def add_many(self, tasks: list[WireTask], size: int) -> asyncio.Future[list[Receipt]]:
+        """Tasks that fit a frame, all or nothing; the future of their Receipts."""
+        batch = self._room_for(len(tasks), size)
+        future: asyncio.Future[list[Receipt]] = self.link.loop.create_future()
+        batch.tasks.extend(tasks)
+        batch.entries.append((future, len(tasks)))
+        batch.size += size
+        return future
 
-    def _flush(self) -> None:
-        self._flushing = False
-        link, queue = self._link, self._queue
-        window = min(link.limits.window_max, 1024)
-        while (
-            queue
-            and link.writable
-            and len(self._unanswered) < window
-            and self._unanswered_bytes < UNANSWERED_BYTES_MAX
-        ):
-            parcels, size = self._load()
-            if not parcels:
-                return
-            self._ship(parcels, size)
-
-    def _load(self) -> tuple[list[Parcel], int]:
-        """Parcels for one frame, from the front of the queue."""
-        queue = self._queue
-        parcels: list[Parcel] = []
-        tasks_left = self._link.limits.tasks_per_frame_max
-        size, size_max = 0, min(SHIPMENT_BYTES_MAX, self._link.limits.frame_bytes_max // 2)
-        while queue:
-            parcel = queue[0]
-            if parcel.ready_s and parcel.ready_s > asyncio.get_running_loop().time():
-                # It was refused; those behind it wait with it, so order is kept.
-                break
-            if parcels and (
-                size + parcel.size > size_max or len(parcel.tasks) > tasks_left or parcel.alone
-            ):
-                break
-            queue.popleft()
-            parcels.append(parcel)
-            size += parcel.size
-            tasks_left -= len(parcel.tasks)
-            if parcel.alone:
-                break
-        self._queued_bytes -= size
-        return parcels, size
-
-    def _ship(self, parcels: list[Parcel], size: int) -> None:
-        number = self._link.next_request()
-        floor = next(iter(self._unanswered), number)
-        tasks = (
-            parcels[0].tasks
-            if len(parcels) == 1
-            else [t for parcel in parcels for t in parcel.tasks]
-        )
+    async def wait_room(self) -> None:
+        """Until another frame has room in the window. Raises Overloaded or Unreachable when
+        there is none for the whole time of a call."""
         try:
-            data = encode((int(FrameType.ENQUEUE), number, floor, tasks))
-        except BadRequest as error:
-            self._refuse(parcels, error)
+            async with asyncio.timeout(self._total_s):
+                while self.is_full:
+                    waiter = self.link.loop.create_future()
+                    self._waiters.append(waiter)
+                    await waiter
+        except TimeoutError:
+            if self.link.connection is None:
+                raise self.link.unreachable(self._total_s) from None
+            raise Overloaded(
+                f"{len(self._window)} frames are not answered, and none was for"
+                f" {self._total_s:g} s; the limit is {self.link.limits.window_max} (window_max)"
+            ) from None
+
+    async def wait_idle(self) -> None:
+        """Until every enqueue has its outcome."""
+        while self._unfinished or self._open is not None:
+            waiter = self.link.loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def _room_for(self, count: int, size: int) -> Batch:
+        if self._tasks + count > self.tasks_max and self._tasks:
+            raise Overloaded(
+                f"{self._tasks} tasks wait to be sent or answered; the limit is {self.tasks_max}"
+                " (the client's tasks_max): await some"
+            )
+        if self._bytes + size > self.bytes_max and self._bytes:
+            raise Overloaded(
+                f"{self._bytes} bytes wait to be sent or answered; the limit is {self.bytes_max}"
+                " (the client's bytes_max): await some"
+            )
+        self._tasks += count
+        self._bytes += size
+        batch = self._open
+        if batch is not None:
+            limits = self.link.limits
+            if (
+                len(batch.tasks) + count <= limits.tasks_per_frame_max
+                and batch.size + size <= MERGE_BYTES_MAX
+                and batch.size + size <= limits.frame_bytes_max
+            ):
+                return batch
+            self._close_open()
+        self._open = batch = Batch(self, FRAME_BYTES)
+        self.link.wake()
+        return batch
+
+    def _close_open(self) -> None:
+        batch, self._open = self._open, None
+        if batch is not None:
+            batch.began_s = self.link.loop.time()
+            batch.deadline_s = batch.began_s + self._total_s
+            self._queue.append(batch)
+            self._unfinished.add(batch)
+
+    # --- a source of the link -------------------------------------------------------------------
+
+    def up(self) -> None:
+        """Send all again that has a number and no outcome."""
+        self._again = deque(b for b in self._window if not b.done and b not in self._pausing)
+
+    def down(self) -> None:
+        """Nothing to do: the window keeps what was sent."""
+
+    def collect(self, connection: Connection) -> None:
+        self._close_open()
+        while self._again and connection.has_room:
+            batch = self._again.popleft()
+            if not batch.done:
+                self._send(connection, batch)
+        if not self._again and not connection.leaving:
+            self._collect_new(connection)
+        if not connection.has_room and not connection.paused:
+            self.link.wake()  # the transport takes more after this flush
+
+    def _collect_new(self, connection: Connection) -> None:
+        window_max = self.link.limits.window_max
+        while self._queue and connection.has_room and len(self._window) < window_max:
+            batch = self._queue.popleft()
+            if batch.unwanted():
+                self.finish(batch)
+                continue
+            batch.number = self.link.next_number()
+            self._window.append(batch)
+            self._send(connection, batch)
+
+    def _send(self, connection: Connection, batch: Batch) -> None:
+        batch.sent += 1
+        batch.refusal = None
+        floor = self._window[0].number
+        try:
+            data = encode((_ENQUEUE, batch.number, floor, batch.tasks))
+        except TickwheelError as error:  # checked one by one before: cannot be
+            batch.failed(error)
             return
-        shipment = self._unanswered[number] = Shipment(data, parcels, size)
-        self._unanswered_bytes += size
-        self._link.expect(number, lambda result, error: self._answered(number, result, error))
-        self._send(shipment)
+        connection.ask(batch.number, batch, data)
 
-    def _send(self, shipment: Shipment) -> None:
-        shipment.sent = True
-        self._link.send(shipment.data)
+    def sweep(self, now_s: float) -> None:
+        for batch in [b for b in self._unfinished if b.deadline_s <= now_s]:
+            connection = self.link.connection
+            if connection is not None:
+                connection.requests.pop(batch.number, None)
+            batch.expired()
 
-    def _resend(self) -> None:
-        """A new connection: everything unanswered again, in order, then what waits."""
-        for shipment in self._unanswered.values():
-            self._send(shipment)
-        self._flush_soon()
+    def stop(self, error: TickwheelError) -> None:
+        self._close_open()
+        for batch in list(self._unfinished):
+            certain = not batch.sent or batch.refusal is not None
+            reason = (
+                error
+                if certain
+                else OutcomeUnknown(
+                    f"{error.message} before the answer: whether it was stored is not known"
+                )
+            )
+            self.give_up(batch, reason)
 
-    # --- in --------------------------------------------------------------------------------
+    # --- outcomes -------------------------------------------------------------------------------
 
-    def _answered(self, number: int, result: Any, error: TickwheelError | None) -> None:
-        shipment = self._unanswered.pop(number, None)
-        if shipment is None:
-            return
-        self._unanswered_bytes -= shipment.size
-        if error is None:
-            self._confirm(shipment.parcels, result)
-        elif self._link.failed is not None:
-            for parcel in shipment.parcels:
-                fail(parcel.future, OutcomeUnknown(f"{error}; {UNKNOWN}"))
+    def refused(self, batch: Batch, error: TickwheelError) -> None:
+        """The daemon answered with an error."""
+        if isinstance(error, Refused):
+            self._certainly_refused(batch, error)
+        elif error.retryable and not error.closes_connection:
+            self._pause(batch)  # nobody knows: ask again, by the same number
+        elif len(batch.entries) > 1:
+            self._alone(batch)
         else:
-            self._refuse(shipment.parcels, error)
-        self._settle()
-        if self._queue:
-            self._flush_soon()
+            self.give_up(batch, error)
 
-    @staticmethod
-    def _confirm(parcels: list[Parcel], result: Any) -> None:
-        accepted_ms, ids = result
-        position = 0
-        for parcel in parcels:
-            receipts = []
-            for task in parcel.tasks:
-                delay_ms = task[2]
-                if delay_ms is None:
-                    due_ms = max(task[3]["due_ms"], accepted_ms)
-                else:
-                    due_ms = accepted_ms + delay_ms
-                receipts.append(Receipt(ids[position], due_ms))
-                position += 1
-            if not parcel.future.done():
-                parcel.future.set_result(receipts if parcel.many else receipts[0])
-
-    def _refuse(self, parcels: list[Parcel], error: TickwheelError) -> None:
-        """Again what may succeed; alone what was called wrong in company."""
-        again: list[Parcel] = []
-        now_s = asyncio.get_running_loop().time()
-        for parcel in parcels:
-            if isinstance(error, OutcomeUnknown) or parcel.future.done():
-                fail(parcel.future, error)
-            elif isinstance(error, Draining):
-                # Another daemon, or this one started anew, will take it.
-                parcel.ready_s = now_s + RETRY_S
-                again.append(parcel)
-            elif error.retryable and parcel.retries > 0:
-                parcel.retries -= 1
-                parcel.ready_s = now_s + RETRY_S * 2 ** max(0, 3 - parcel.retries)
-                again.append(parcel)
-            elif not error.retryable and len(parcels) > 1:
-                parcel.alone = True
-                again.append(parcel)
-            else:
-                fail(parcel.future, error)
-        self._queue.extendleft(reversed(again))
-        self._queued_bytes += sum(parcel.size for parcel in again)
-        if again:
-            asyncio.get_running_loop().call_later(RETRY_S, self._flush_soon)
-
-    # --- ends ------------------------------------------------------------------------------
-
-    def _sweep(self, now_s: float) -> None:
-        # Deadlines ascend along the queue: what goes out again goes to its front.
-        while self._queue and self._queue[0].deadline_s <= now_s:
-            parcel = self._queue.popleft()
-            self._queued_bytes -= parcel.size
-            fail(parcel.future, self._link.timed_out(sent=False))
-        for number, shipment in list(self._unanswered.items()):
-            if all(parcel.deadline_s <= now_s for parcel in shipment.parcels):
-                self._forget(number, OutcomeUnknown(UNKNOWN))
-        if self._queue:
-            self._flush_soon()
-        self._settle()
-
-    def _forget(self, number: int, error: TickwheelError) -> None:
-        shipment = self._unanswered.pop(number)
-        self._unanswered_bytes -= shipment.size
-        self._link.pending.pop(number, None)
-        for parcel in shipment.parcels:
-            fail(parcel.future, error)
-
-    def _fail_if_over(self) -> None:
-        """The connection is gone; when the link is gone too, nothing will be answered."""
-        error = self._link.failed
-        if error is None:
+    def _certainly_refused(self, batch: Batch, error: TickwheelError) -> None:
+        batch.refusal = error
+        connection = self.link.connection
+        if isinstance(error, Draining) and connection is not None:
+            connection.leave(error)
+            if batch.sent == 1:
+                self._renumber(batch)
+            return  # the next connection sends it, whatever the number
+        if batch.tries >= self._retries:
+            self.give_up(batch, error)
             return
-        for number in list(self._unanswered):
-            self._forget(number, OutcomeUnknown(f"{error}; {UNKNOWN}"))
-        for parcel in self._queue:
-            fail(parcel.future, error)
-        self._queue.clear()
-        self._queued_bytes = 0
-        self._settle()
+        self._pause(batch)
 
-    def _settle(self) -> None:
-        if not self._queue and not self._unanswered:
-            self._idle.set()
+    def _pause(self, batch: Batch) -> None:
+        self._pausing.add(batch)
+        self.link.loop.call_later(retry_pause_s(batch.tries), self._resume, batch)
+        batch.tries += 1
 
+    def _resume(self, batch: Batch) -> None:
+        if batch not in self._pausing:
+            return
+        self._pausing.discard(batch)
+        if batch.refusal is not None and batch.sent == 1:
+            self._renumber(batch)
+        else:
+            self._again.append(batch)
+        self.link.wake()
 
-UNKNOWN = "the request was sent and not answered in time; whether it was taken is not known"
+    def _renumber(self, batch: Batch) -> None:
+        """Out of the window and first in the queue: it will be a new request."""
+        self._window.remove(batch)
+        self._trim()
+        batch.number = batch.sent = 0
+        self._queue.appendleft(batch)
 
+    def _trim(self) -> None:
+        """Raise the floor to the oldest frame without an outcome."""
+        while self._window and self._window[0].done:
+            self._window.popleft()
 
-def fail(future: asyncio.Future[Any], error: TickwheelError) -> None:
-    """End a future that perhaps nobody looks at: asyncio shall not complain about that."""
-    if not future.done():
-        future.set_exception(type(error)(error.message))
-        future.exception()
+    def _alone(self, batch: Batch) -> None:
+        """One caller's tasks are wrong: send each caller's alone to find out whose."""
+        for part in reversed(split(batch, FRAME_BYTES)):
+            self._unfinished.add(part)
+            self._queue.appendleft(part)
+            self._tasks += len(part.tasks)
+            self._bytes += part.size - FRAME_BYTES
+        self.finish(batch)
+
+    def give_up(self, batch: Batch, error: TickwheelError) -> None:
+        """Tell every caller of the batch that it failed."""
+        failed = sum(fail(future, error) for future, _ in batch.entries)
+        if failed:
+            LOGGER.warning("%d enqueue calls failed: %s: %s", failed, error.code, error.message)
+        self.finish(batch)
+
+    def finish(self, batch: Batch) -> None:
+        """The batch has its outcome."""
+        if batch.done:
+            return
+        batch.done = True
+        self._tasks -= len(batch.tasks)
+        self._bytes -= batch.size - FRAME_BYTES
+        self._unfinished.discard(batch)
+        self._pausing.discard(batch)
+        self._trim()
+        if not batch.number and batch in self._queue:
+            self._queue.remove(batch)
+        if self._queue:
+            self.link.wake()
+        if self._waiters:
+            waiters, self._waiters = self._waiters, []
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)

@@ -1,288 +1,116 @@
-"""A subscription: an async iterator over deliveries, with a buffer whose leases are kept up.
+"""A subscription: deliveries pushed by the daemon, buffered here, handed out one by one.
 
-Deliveries wait in the buffer in the daemon's batches. A batch that is old has its leases
-extended; one whose leases are over is dropped, because its tasks are somebody else's by then.
-After a lost connection a batch is not handed out before an extension has shown that its
-leases still hold. On close, what was not handed out is released.
+Keeps the subscription alive over reconnects and the leases of what waits in the buffer up; what
+was handed out is its consumer's. Invariants: nothing is acked here; what was not handed out is
+given back at the end without costing an attempt; nothing is handed out after ``close``.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from tickwheel.client.consumer import Delivery, Settler
-from tickwheel.client.link import Link
-from tickwheel.client.values import Seconds, to_ms
-from tickwheel.errors import ConnectionLost, TickwheelError
+from tickwheel.client.buffer import Buffer, Lot, lots
+from tickwheel.client.calls import retry_pause_s
+from tickwheel.client.connection import LOGGER
+from tickwheel.client.delivery import Delivery, Parcel
+from tickwheel.errors import ClientClosed, Conflict, ProtocolError, TickwheelError
 from tickwheel.protocol.frames import FrameType
 
-AGAIN_S = 0.2
-"""Between two tries to subscribe."""
+if TYPE_CHECKING:
+    from tickwheel.client.subscriptions import Subscriptions
 
-
-class Batch:
-    """Deliveries of one frame that were not handed out yet."""
-
-    __slots__ = ("busy", "deadline_s", "delivered_ms", "epoch", "fresh_s", "items", "sure")
-
-    def __init__(
-        self, epoch: int, delivered_ms: int, items: Any, now_s: float, lease_s: float
-    ) -> None:
-        self.epoch = epoch
-        self.delivered_ms = delivered_ms
-        self.items: deque[tuple[Any, ...]] = deque(items)
-        self.fresh_s = now_s
-        self.deadline_s = now_s + lease_s
-        self.sure = True
-        """Its leases hold as far as is known."""
-        self.busy = False
-        """An extension is under way."""
-
-    def receipts(self) -> tuple[list[int], list[int]]:
-        return [item[0] for item in self.items], [item[1] for item in self.items]
+LEASE_GUESS_S = 30.0
+"""Until the daemon has said how long its leases are."""
+TICKS_PER_LEASE = 16
+STREAK_MAX = 128
+"""So many deliveries are handed out before the event loop gets its turn: acks leave, and more
+deliveries come in, while a fast consumer works."""
 
 
 class Subscription:
-    """``async with`` and ``async for``; made by ``Client.subscribe``."""
+    """``async with client.subscribe(…) as deliveries: async for delivery in deliveries: …``
+
+    Several tasks may iterate over one subscription; each delivery goes to one of them. Without
+    ``async with`` it starts at the first delivery asked for and ends with the client.
+    """
 
     def __init__(
         self,
-        link: Link,
-        settler: Settler,
+        subscriptions: Subscriptions,
         number: int,
         topic: str,
         group: str,
         prefetch: int,
-        lease: Seconds | None,
+        lease_ms: int | None,
     ) -> None:
         self.topic = topic
         self.group = group
-        self.prefetch = prefetch
-        self._link = link
-        self._settler = settler
+        self._all = subscriptions
+        self._link = subscriptions.link
+        self._call = subscriptions.calls.call
         self._number = number
-        self._options = {} if lease is None else {"lease_ms": to_ms(lease, "lease")}
-        self._lease_s = 30.0
-        self._batches: deque[Batch] = deque()
-        self._arrived = asyncio.Event()
-        self._started = False
+        self._prefetch = prefetch
+        self._lease_ms = lease_ms
+        self._buffer = Buffer(LEASE_GUESS_S if lease_ms is None else lease_ms / 1000)
+        self._waiters: list[asyncio.Future[None]] = []
+        self._starting = asyncio.Lock()
+        self._on = False
         self._closed = False
         self._error: TickwheelError | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._subscribing = False
+        self._missed = False
+        """A new connection came while the subscribing was under way."""
+        self._credit = prefetch
+        """What the daemon was told; less than ``prefetch`` while an old buffer drains."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._streak = 0
 
-    # --- life ------------------------------------------------------------------------------
+    # --- life -----------------------------------------------------------------------------------
 
-    async def start(self) -> None:
-        """Subscribe. Raises the daemon's error."""
-        if self._started:
-            return
-        self._started = True
-        self._link.deliver[self._number] = self._take
-        deadline_s = asyncio.get_running_loop().time() + self._settler.timeout_s
-        try:
-            await self._subscribe_patiently(deadline_s)
-        except BaseException:
-            self._link.deliver.pop(self._number, None)
-            raise
-        self._link.on_connected.append(self._rejoin)
-        self._link.on_lost.append(self._lost)
-        self._link.on_sweep.append(self._sweep)
-
-    @property
-    def closed(self) -> bool:
-        return self._closed
+    async def start(self) -> Self:
+        """Subscribe. Raises what the daemon objects to. Harmless when it is started."""
+        async with self._starting:
+            if not self._on and not self._closed:
+                self._all.add(self._number, self)
+                try:
+                    await self._subscribe()
+                except BaseException:
+                    # The daemon may have done it all the same, or be about to.
+                    self._end()
+                    self._link.spawn(self._leave())
+                    raise
+                self._on = True
+        return self
 
     async def close(self) -> None:
-        """No more deliveries; what was not handed out goes back, without costing an attempt."""
-        if self._closed:
-            return
-        self._closed = True
-        self._arrived.set()
-        if not self._started:
-            return
-        for hooks, hook in (
-            (self._link.on_connected, self._rejoin),
-            (self._link.on_lost, self._lost),
-        ):
-            if hook in hooks:
-                hooks.remove(hook)
-        if self._sweep in self._link.on_sweep:
-            self._link.on_sweep.remove(self._sweep)
-        try:
-            if self._link.connected:
-                await self._leave()
-        except TickwheelError:
-            pass  # the leases end by themselves
-        finally:
-            self._link.deliver.pop(self._number, None)
-            for task in self._tasks:
-                task.cancel()
-            self._batches.clear()
+        """No more deliveries; those not handed out go back. Harmless when it is closed."""
+        if not self._closed:
+            self._end()
+            await self._leave()
 
     async def _leave(self) -> None:
-        await self._link.call(
-            FrameType.UNSUBSCRIBE, self._number, timeout_s=self._settler.timeout_s, lasting=False
-        )
-        batches, self._batches = self._batches, deque()
-        for batch in batches:
-            if batch.items:
-                place = (self.topic, self.group, batch.epoch)
-                await self._settler.keep(FrameType.RELEASE, place, *batch.receipts())
-
-    async def _subscribe(self) -> None:
-        answer = await self._link.call(
-            FrameType.SUBSCRIBE,
-            self._number,
-            self.topic,
-            self.group,
-            self.prefetch,
-            self._options,
-            timeout_s=self._settler.timeout_s,
-            lasting=False,
-        )
-        self._lease_s = answer["lease_ms"] / 1000
-
-    # --- deliveries ------------------------------------------------------------------------
-
-    def _take(self, epoch: int, delivered_ms: int, items: Any) -> None:
-        now_s = asyncio.get_running_loop().time()
-        self._batches.append(Batch(epoch, delivered_ms, items, now_s, self._lease_s))
-        self._arrived.set()
-
-    def _next(self) -> Delivery | None:
-        batches = self._batches
-        if not batches:
-            return None
-        now_s = asyncio.get_running_loop().time()
-        while batches:
-            batch = batches[0]
-            if not batch.items or batch.deadline_s <= now_s:
-                batches.popleft()
-                continue
-            if not batch.sure:
-                return self._next_sure(now_s)
-            item = batch.items.popleft()
-            return self._delivery(batch, item)
-        return None
-
-    def _next_sure(self, now_s: float) -> Delivery | None:
-        """From behind batches that wait for word about their leases."""
-        for batch in self._batches:
-            if batch.sure and batch.items and batch.deadline_s > now_s:
-                return self._delivery(batch, batch.items.popleft())
-        return None
-
-    def _delivery(self, batch: Batch, item: tuple[Any, ...]) -> Delivery:
-        return Delivery(
-            self._settler, self.topic, self.group, batch.epoch, batch.delivered_ms, item
-        )
-
-    async def __anext__(self) -> Delivery:
-        if not self._started:
-            await self.start()
-        while True:
-            if self._error is not None:
-                raise self._error
-            if self._closed:
-                raise StopAsyncIteration
-            delivery = self._next()
-            if delivery is not None:
-                return delivery
-            if self._link.failed is not None:
-                self._link.check()
-            self._arrived.clear()
-            await self._arrived.wait()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def batches(self, max: int = 256) -> AsyncIterator[list[Delivery]]:  # noqa: A002
-        """Lists of 1 to ``max`` deliveries, as many as have come."""
-        async for first in self:
-            found = [first]
-            while len(found) < max and (more := self._next()) is not None:
-                found.append(more)
-            yield found
-
-    # --- leases ----------------------------------------------------------------------------
-
-    def _sweep(self, now_s: float) -> None:
-        if not self._link.connected:
-            return
-        for batch in self._batches:
-            old = now_s - batch.fresh_s >= self._lease_s / 3
-            if batch.items and not batch.busy and (old or not batch.sure):
-                batch.busy = True
-                self._spawn(self._extend(batch))
-
-    async def _extend(self, batch: Batch) -> None:
-        ids, attempts = batch.receipts()
-        place = (self.topic, self.group, batch.epoch)
-        lease_ms = round(self._lease_s * 1000)
-        asked_s = asyncio.get_running_loop().time()
         try:
-            words = await self._settler.keep(FrameType.EXTEND, place, ids, attempts, lease_ms)
-        except TickwheelError:
-            return
+            if self._link.connection is not None:
+                with suppress(TickwheelError):
+                    await self._call(FrameType.UNSUBSCRIBE, self._number, repeat=False)
+                await self._release(self._buffer.clear())
         finally:
-            batch.busy = False
-        if words is not None:
-            kept = {i for i, word in zip(ids, words, strict=True) if word == "extended"}
-            batch.items = deque(item for item in batch.items if item[0] in kept)
-        batch.fresh_s, batch.deadline_s, batch.sure = asked_s, asked_s + self._lease_s, True
-        self._arrived.set()
+            self._all.remove(self._number)
 
-    # --- connections -----------------------------------------------------------------------
-
-    def _lost(self) -> None:
-        for batch in self._batches:
-            batch.sure = False
-        self._arrived.set()
-
-    def _rejoin(self) -> None:
-        self._spawn(self._join_again())
-
-    async def _join_again(self) -> None:
-        """On a new connection; when that one is lost too, the next one begins again."""
-        try:
-            await self._subscribe_patiently(None)
-        except ConnectionLost:
-            return
-        except TickwheelError as error:
-            self._error = error
-            self._arrived.set()
-            return
-        self._sweep(asyncio.get_running_loop().time())
-
-    async def _subscribe_patiently(self, deadline_s: float | None) -> None:
-        """Try until it works, until the deadline, or (None) as long as this connection lasts."""
-        loop = asyncio.get_running_loop()
-        while True:
-            try:
-                await self._subscribe()
-            except TickwheelError as error:
-                if deadline_s is None:
-                    over = isinstance(error, ConnectionLost)
-                else:
-                    over = loop.time() >= deadline_s
-                if over or not error.retryable:
-                    raise
-            else:
-                return
-            await asyncio.sleep(AGAIN_S)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def set_prefetch(self, prefetch: int) -> None:
+        """How many unsettled deliveries the daemon may have out here; 0 pauses."""
+        self._all.check_prefetch(prefetch)
+        self._prefetch = prefetch
+        if self._on:
+            self._credit = prefetch
+            await self._call(FrameType.PREFETCH, self._number, prefetch)
 
     async def __aenter__(self) -> Self:
-        await self.start()
-        return self
+        return await self.start()
 
     async def __aexit__(
         self,
@@ -291,3 +119,173 @@ class Subscription:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+    def _end(self) -> None:
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wake_all()
+
+    def fail(self, error: TickwheelError) -> None:
+        """No more deliveries will come; those who iterate are told."""
+        if not self._closed:
+            self._error = error
+            self._end()
+
+    # --- handing out ----------------------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        if not self._on:
+            await self.start()
+        if self._streak >= STREAK_MAX:
+            self._streak = 0
+            await asyncio.sleep(0)
+        while not self._closed:
+            delivery = self._buffer.take(self._link.loop.time())
+            if delivery is not None:
+                self._streak += 1
+                return delivery
+            if self._credit != self._prefetch and not self._subscribing:
+                self._credit = self._prefetch
+                self._link.spawn(self._restore_credit())
+            self._streak = 0
+            waiter = self._link.loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+        if self._error is not None and not isinstance(self._error, ClientClosed):
+            raise self._error
+        raise StopAsyncIteration
+
+    async def batches(self, max_deliveries: int = 256) -> AsyncIterator[list[Delivery]]:
+        """What is there, at least one, at most ``max_deliveries`` at a time."""
+        async for first in self:
+            batch = [first]
+            now_s = self._link.loop.time()
+            while len(batch) < max_deliveries:
+                delivery = self._buffer.take(now_s)
+                if delivery is None:
+                    break
+                batch.append(delivery)
+            self._streak = STREAK_MAX
+            yield batch
+
+    def deliver(self, parcel: Parcel) -> None:
+        """Deliveries have come."""
+        self._buffer.put(parcel, self._link.loop.time())
+        if self._waiters:
+            self._wake_all()
+        if self._timer is None and not self._closed:
+            self._arm()
+
+    def _wake_all(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # --- over reconnects ------------------------------------------------------------------------
+
+    def connection_lost(self) -> None:
+        self._buffer.connection_lost(self._link.loop.time())
+
+    def connection_up(self) -> None:
+        """Subscribe again, and keep what was delivered before."""
+        if self._closed:
+            return
+        self._missed = True
+        if self._on and not self._subscribing:
+            self._link.spawn(self._resume())
+            self._extend(self._buffer.to_confirm(self._link.loop.time()))
+
+    async def _resume(self) -> None:
+        tries = 0
+        while not self._closed:
+            try:
+                await self._subscribe()
+                return
+            except TickwheelError as error:
+                if not error.retryable:
+                    LOGGER.error(
+                        "subscription to %s ended: %s: %s", self.topic, error.code, error.message
+                    )
+                    self.fail(error)
+                    return
+            await asyncio.sleep(retry_pause_s(tries))
+            tries += 1
+
+    async def _subscribe(self) -> None:
+        self._subscribing = True
+        try:
+            self._missed = True
+            while self._missed and not self._closed:
+                self._missed = False
+                # What waits here from before counts: a flapping line must not pile up work.
+                self._credit = max(0, self._prefetch - len(self._buffer))
+                options = {} if self._lease_ms is None else {"lease_ms": self._lease_ms}
+                fields = (self._number, self.topic, self.group, self._credit, options)
+                try:
+                    answer = await self._call(FrameType.SUBSCRIBE, *fields)
+                except Conflict:
+                    continue  # asked again on a new connection, which had the repeat already
+                self._set_lease(answer)
+        finally:
+            self._subscribing = False
+
+    def _set_lease(self, answer: Any) -> None:
+        try:
+            lease_ms = int(answer["lease_ms"])
+        except (TypeError, LookupError, ValueError):
+            raise ProtocolError(f"SUBSCRIBE's answer has no lease_ms: {answer!r:.100}") from None
+        self._buffer.set_lease(lease_ms / 1000, self._link.loop.time())
+
+    async def _restore_credit(self) -> None:
+        """The old buffer is handed out: the whole prefetch from now on."""
+        with suppress(TickwheelError):
+            await self._call(FrameType.PREFETCH, self._number, self._prefetch, repeat=False)
+
+    # --- leases of what waits -------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        delay_s = self._buffer.lease_s / TICKS_PER_LEASE
+        self._timer = self._link.loop.call_later(delay_s, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._buffer and not self._closed:
+            self._arm()
+            if self._link.connection is not None:
+                self._extend(self._buffer.to_extend(self._link.loop.time()))
+
+    def _extend(self, parcels: list[Parcel]) -> None:
+        for parcel in parcels:
+            parcel.extending = True
+        for lot in lots(parcels, self._link.limits.ids_per_frame_max):
+            self._link.spawn(self._extend_lot(lot))
+
+    async def _extend_lot(self, lot: Lot) -> None:
+        asked_s, lease_ms = self._link.loop.time(), int(self._buffer.lease_s * 1000)
+        head = (FrameType.EXTEND, self.topic, self.group, lot.epoch, lot.ids, lot.attempts)
+        try:
+            words = await self._call(*head, lease_ms)
+        except TickwheelError as error:
+            LOGGER.info("leases that wait were not extended: %s: %s", error.code, error.message)
+            return
+        finally:
+            for parcel in lot.parcels:
+                parcel.extending = False
+        said = zip(lot.ids, words or (), strict=False)
+        stale = {task_id for task_id, word in said if word != "extended"}
+        self._buffer.extended(lot.parcels, asked_s, stale)
+        self._wake_all()
+
+    async def _release(self, parcels: Iterable[Parcel]) -> None:
+        """Give deliveries back unstarted; if that fails their leases end by themselves."""
+        # The last lot first: each goes to the front of the line.
+        for lot in reversed(list(lots(parcels, self._link.limits.ids_per_frame_max))):
+            fields = (self.topic, self.group, lot.epoch, lot.ids, lot.attempts)
+            with suppress(TickwheelError):
+                await self._call(FrameType.RELEASE, *fields, repeat=False)

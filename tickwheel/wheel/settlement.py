@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tickwheel.wheel.control import Known, is_done
 from tickwheel.wheel.core import Core, clip
 from tickwheel.wheel.groups import Group, Lease, Tries
 from tickwheel.wheel.records import (
@@ -19,7 +20,6 @@ from tickwheel.wheel.records import (
     Failure,
     ProgressRow,
     ProgressState,
-    TaskRow,
 )
 
 EXPIRY_SCAN_GAP_MS_MIN = 20
@@ -62,12 +62,12 @@ class Settlement:
         self._count_acked(group, finished)
         return unresolved
 
-    def ack_idle(self, group: Group, epoch: int, task_id: int, attempt: int, row: TaskRow) -> str:
-        """Ack of a task that ``ack`` could not finish, and that has not ended; ``row`` as stored.
+    def ack_idle(self, group: Group, epoch: int, task_id: int, attempt: int, known: Known) -> str:
+        """Ack of a task that ``ack`` could not finish, and that has not ended.
 
         The receipt is an earlier one, or one that a crash made this memory forget.
         """
-        core = self._core
+        core, row = self._core, known.row
         if row.topic != group.topic.name:
             return "stale"
         lease = group.flight.get(task_id)
@@ -77,15 +77,16 @@ class Settlement:
             # Delivered before a crash that forgot this delivery, not the ones before it.
             self.ack(group, lease.epoch, [task_id], [lease.attempt])
             return "acked"
+        if is_done(known, group):
+            return "done"
         tries = group.tries.get(task_id)
-        known = (tries.epoch, tries.attempt) if tries is not None else (0, 0)
+        newest = (tries.epoch, tries.attempt) if tries is not None else (0, 0)
         # What was delivered before a crash may be forgotten; such a receipt is believed.
-        if epoch < 1 or attempt < 1 or (epoch >= core.epoch and (epoch, attempt) > known):
+        if epoch < 1 or attempt < 1 or (epoch >= core.epoch and (epoch, attempt) > newest):
             return "stale"
         owed = core.owed.get(task_id)
-        if owed is not None and group.name not in owed.remaining:
-            return "done"
-        if owed is None and group is not group.topic.first_group:
+        first = group.topic.first_group
+        if group.name not in owed.remaining if owed is not None else group is not first:
             return "stale"
         if tries is None and core.is_scheduled(row):
             if epoch >= core.epoch or len(group.topic.groups) > 1:
@@ -95,7 +96,7 @@ class Settlement:
         else:
             core.leave(group, task_id)
         if not core.finish(task_id, group):
-            core.note_done(task_id, group, attempt, epoch)
+            core.note_done(task_id, group, max(attempt, newest[1]), epoch)
         self._count_acked(group, 1)
         return "acked"
 

@@ -72,7 +72,7 @@ class Settling:
             return "stale"
         if group.name in known.dead:
             return "dead"
-        return self._settlement.ack_idle(group, epoch, task_id, attempt, known.row)
+        return self._settlement.ack_idle(group, epoch, task_id, attempt, known)
 
     # --- nack and reject -----------------------------------------------------------------------
 

@@ -1,0 +1,134 @@
+"""Counts everything in an engine again, the slow way, and compares with what it says.
+
+What belongs to which task is taken from the records; where each task stands, from the
+engine's containers. Raises AssertionError at the first contradiction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from engine_rig import Rig
+
+from tickwheel.wheel.control import Known
+from tickwheel.wheel.core import ROW_OVERHEAD_BYTES
+from tickwheel.wheel.groups import Group, ReadyQueue
+from tickwheel.wheel.records import ProgressState
+
+
+def queued(ready: ReadyQueue) -> list[int]:
+    levels = [ready._by_priority[p] for p in sorted(ready._by_priority, reverse=True)]
+    return [task_id for level in (*levels, ready._plain) for task_id in level.peek(len(level))]
+
+
+def ready_ids(group: Group) -> list[int]:
+    """Ids that stand in the queue or are being loaded, each as often as it is there."""
+    entries = Counter(queued(group.ready))
+    assert all(entries[i] >= n > 0 for i, n in group.stale.items()), "stale without an entry"
+    assert sum(group.stale.values()) == group.stale_count
+    entries.subtract(group.stale)
+    return [*entries.elements(), *group.loading]
+
+
+def recount(rig: Rig) -> dict[tuple[int, str], str]:
+    """(id, group) → place, of everything that is due and not finished."""
+    core = rig.core
+    ids = [i for i in rig.rows.tasks if i <= core.landed_id]
+    known = rig.known(ids)
+    places: dict[tuple[int, str], str] = {}
+    for topic in core.topics.values():
+        groups = list(topic.groups.values())
+        for group in [*groups, *([topic.unowned] if topic.unowned is not None else [])]:
+            _group(rig, group, known, places)
+        assert not (groups and topic.unowned is not None)
+    scheduled = _scheduled(rig, known, places)
+    _tasks(rig, known, places, scheduled)
+    waits = sum(len(g.waiting) for t in core.topics.values() for g in t.groups.values())
+    assert len(core.wheel) == len(scheduled) - len(core.firing) + waits, "handles on the wheel"
+    for task_id, row in core.hot.items():
+        assert task_id in known, f"a row of {task_id} is kept, which has ended"
+        assert row == known[task_id].row, f"the row kept of {task_id} is not its newest"
+    sizes = (len(row.body) + ROW_OVERHEAD_BYTES for row in core.hot.values())
+    assert core.resident_bytes == sum(sizes)
+    return places
+
+
+def _group(
+    rig: Rig, group: Group, known: dict[int, Known], places: dict[tuple[int, str], str]
+) -> None:
+    found = [(i, "ready") for i in ready_ids(group)]
+    found += [(i, "in_flight") for i in group.flight]
+    found += [(i, "waiting") for i in group.waiting]
+    for task_id, place in found:
+        key = task_id, group.name
+        assert key not in places, f"{key} is {places[key]} and {place}"
+        assert task_id in known, f"{key} is {place} and has ended"
+        assert known[task_id].row.topic == group.topic.name
+        places[key] = place
+    assert group.ready_count == sum(place == "ready" for _, place in found)
+    dead = [i for i, k in known.items() if group.name in k.dead and _is_of(k, group)]
+    assert group.dead == len(dead), f"{group.name} counts {group.dead} dead, has {dead}"
+    for task_id in dead:
+        assert (task_id, group.name) not in places, f"{task_id} is dead and alive"
+    for task_id in group.tries:
+        assert places.get((task_id, group.name)) in ("ready", "waiting"), "tries without a task"
+    for task_id in group.waiting:
+        assert group in rig.core.retrying[task_id]
+    for task_id, lease in group.flight.items():
+        assert lease.live and lease.id == task_id and lease.group is group
+    outstanding = Counter(lease.subscriber for lease in group.flight.values())
+    for subscriber in group.subscribers:
+        unconfirmed = rig.core.open.credits.get(subscriber, 0)
+        if rig.core.sealed is not None:
+            unconfirmed += rig.core.sealed.credits.get(subscriber, 0)
+        assert subscriber.outstanding == outstanding[subscriber] + unconfirmed, "credit"
+        assert subscriber.outstanding <= max(subscriber.prefetch, subscriber.outstanding)
+
+
+def _is_of(known: Known, group: Group) -> bool:
+    return known.row.topic == group.topic.name
+
+
+def _scheduled(rig: Rig, known: dict[int, Known], places: dict[tuple[int, str], str]) -> set[int]:
+    core = rig.core
+    placed = {task_id for task_id, _ in places}
+    scheduled = {i for i, k in known.items() if i not in placed and not k.dead}
+    for task_id, k in known.items():
+        on_wheel = core.wheel.holds(task_id, k.row.due_ms) or task_id in core.firing
+        assert core.is_scheduled(k.row) == (task_id in scheduled)
+        if task_id in scheduled:
+            assert on_wheel, f"{task_id} is lost: in no group and not on the wheel"
+        elif task_id not in core.retrying:
+            assert not on_wheel, f"{task_id} is due, and on the wheel again"
+    assert core.firing.keys() <= scheduled
+    assert core.scheduled == len(scheduled), f"{core.scheduled} counted, {len(scheduled)} there"
+    by_topic = Counter(known[i].row.topic for i in scheduled)
+    assert {n: t.scheduled for n, t in core.topics.items() if t.scheduled} == dict(by_topic)
+    retrying = Counter(i for (i, _), place in places.items() if place == "waiting")
+    assert {i: len(groups) for i, groups in core.retrying.items()} == dict(retrying)
+    return scheduled
+
+
+def _tasks(
+    rig: Rig,
+    known: dict[int, Known],
+    places: dict[tuple[int, str], str],
+    scheduled: set[int],
+) -> None:
+    core = rig.core
+    assert core.dead == sum(len(k.dead) for k in known.values())
+    assert core.owed.keys() <= known.keys() - scheduled
+    for task_id, k in known.items():
+        groups = {group for i, group in places if i == task_id}
+        owed = core.owed.get(task_id)
+        if owed is not None:
+            assert owed.remaining == groups, f"{task_id} is owed to {owed.remaining}, in {groups}"
+            assert owed.buried == len(k.dead)
+        else:
+            assert len(groups) + len(k.dead) == (task_id not in scheduled)
+        for name, row in k.progress.items():
+            finished = row.state is ProgressState.DONE
+            assert finished == (name not in groups), f"{row} of {name}, which is in {groups}"
+        if task_id not in scheduled:
+            first = core.topics[k.row.topic].first_group
+            assert owed is not None or first is None or groups <= {first.name}

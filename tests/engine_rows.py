@@ -1,0 +1,97 @@
+"""A store of dictionaries for engine tests: it applies effects, and says when they are wrong.
+
+Synchronous, unlike the stores of the package, so that a test decides when a batch lands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from tickwheel.wheel.control import Known
+from tickwheel.wheel.effects import Effects, GroupKey, ProgressKey
+from tickwheel.wheel.records import DeadRow, Ending, GroupRow, ProgressRow, SessionRow, TaskRow
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Rows:
+    """What is durable."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[int, TaskRow] = {}
+        self.progress: dict[ProgressKey, ProgressRow] = {}
+        self.dead: dict[ProgressKey, DeadRow] = {}
+        self.groups: dict[GroupKey, GroupRow] = {}
+        self.sessions: dict[bytes, SessionRow] = {}
+        self.endings: dict[int, Ending] = {}
+        self.id_mark = 0
+
+    def is_empty(self) -> bool:
+        """No task is left, nor anything that belongs to one."""
+        return not (self.tasks or self.progress or self.dead)
+
+    def apply(self, effects: Effects) -> None:
+        check_effects(effects)
+        assert not effects.enqueued.keys() & self.tasks.keys(), "an id was assigned twice"
+        assert not effects.enqueued.keys() & self.endings.keys(), "an id came again"
+        assert effects.updated.keys() <= self.tasks.keys(), "an update of a task that is not there"
+        self.tasks |= effects.enqueued | effects.updated
+        for task_id, ending in effects.ended.items():
+            del self.tasks[task_id]
+            self.endings[task_id] = ending
+        for key in [key for key in self.progress if key[0] in effects.ended]:
+            del self.progress[key]
+        for key in [key for key in self.dead if key[0] in effects.ended]:
+            del self.dead[key]
+        _change(self.progress, effects.progress)
+        _change(self.dead, effects.dead)
+        _change(self.groups, effects.groups)
+        _change(self.sessions, effects.sessions)
+        for task_id, _ in (*self.progress, *self.dead):
+            assert task_id in self.tasks, "a row of a task that is not there"
+        assert effects.id_mark >= max(self.tasks, default=0)
+        self.id_mark = max(self.id_mark, effects.id_mark)
+
+    def known(self, ids: Iterable[int], *overlays: Effects) -> dict[int, Known]:
+        """The records of those of ``ids`` that exist, with effects laid over them in order."""
+        wanted = set(ids)
+        tasks = {i: self.tasks[i] for i in wanted if i in self.tasks}
+        progress: dict[ProgressKey, ProgressRow] = dict(self.progress)
+        dead: dict[ProgressKey, DeadRow] = dict(self.dead)
+        for effects in overlays:
+            tasks |= {i: row for i, row in effects.updated.items() if i in tasks}
+            _change(progress, effects.progress)
+            _change(dead, effects.dead)
+            for task_id in effects.ended:
+                tasks.pop(task_id, None)
+        return {
+            task_id: Known(
+                row,
+                {group: p for (i, group), p in progress.items() if i == task_id},
+                {group: d for (i, group), d in dead.items() if i == task_id},
+            )
+            for task_id, row in tasks.items()
+        }
+
+
+def check_effects(effects: Effects) -> None:
+    """The promises that ``Effects`` makes to every store."""
+    assert not effects.enqueued.keys() & effects.updated.keys()
+    assert not effects.enqueued.keys() & effects.ended.keys()
+    assert not effects.updated.keys() & effects.ended.keys()
+    for task_id, group in (*effects.progress, *effects.dead):
+        assert task_id not in effects.ended, f"{task_id} has ended, and {group} has a row of it"
+    for key, progress in effects.progress.items():
+        assert progress is None or key == (progress.id, progress.group)
+    for key, dead in effects.dead.items():
+        assert dead is None or key == (dead.id, dead.group)
+
+
+def _change(rows: dict[K, V], changes: dict[K, V | None]) -> None:
+    for key, row in changes.items():
+        if row is None:
+            rows.pop(key, None)
+        else:
+            rows[key] = row

@@ -1,0 +1,123 @@
+"""What the engine's model keeps: standings, tasks, and what a batch adds. See engine_model."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import dataclass, field
+
+from tickwheel.wheel.states import TRANSITIONS, Event, State
+
+ACTIVE = (State.READY, State.IN_FLIGHT, State.WAITING)
+
+
+@dataclass
+class Standing:
+    """Where one group stands with one task that is due."""
+
+    state: State = State.READY
+    attempt: int = 0
+    epoch: int = 0
+    at_ms: int = 0
+    """When it is tried again."""
+    since_mono_ms: int = 0
+    end_mono_ms: int = 0
+    row: tuple[str, int] | None = None
+    """What the store is to know: (word, attempt)."""
+
+    def move(self, event: Event) -> None:
+        self.state = TRANSITIONS[self.state, event]
+
+    def come(self) -> None:
+        """The time of the next attempt has come."""
+        self.move(Event.DUE)
+
+
+@dataclass
+class Task:
+    id: int
+    topic: str
+    due_ms: int
+    ttl_ms: int | None
+    standings: dict[str, Standing] | None = None
+    """By group; None until it is due."""
+
+    def move_all(self, event: Event) -> None:
+        for standing in (self.standings or {}).values():
+            if standing.state in (*ACTIVE, State.DEAD):
+                standing.move(event)
+
+    def is_over(self, now_ms: int) -> bool:
+        """Nobody wants it any more."""
+        return self.ttl_ms is not None and now_ms > self.due_ms + self.ttl_ms
+
+    def views(self) -> dict[str, tuple[str, int]]:
+        """(word, attempt) for each group, as LOOKUP says it."""
+        finished = (State.ACKED, State.EXPIRED, State.DELETED)
+        return {
+            group: ("acked" if s.state in finished else s.state.value, s.attempt)
+            for group, s in (self.standings or {}).items()
+        }
+
+    def active(self) -> dict[str, Standing]:
+        return {g: s for g, s in (self.standings or {}).items() if s.state in ACTIVE}
+
+    @property
+    def state(self) -> State:
+        """One word for all groups."""
+        if self.standings is None:
+            return State.SCHEDULED
+        states = {s.state for s in self.standings.values()}
+        for state in (State.IN_FLIGHT, State.WAITING):
+            if state in states:
+                return state
+        return State.DEAD if State.DEAD in states and State.READY not in states else State.READY
+
+
+@dataclass
+class Content:
+    """Everything that a store keeps."""
+
+    tasks: dict[int, Task] = field(default_factory=dict)
+    ended: dict[int, str] = field(default_factory=dict)
+    groups: dict[str, dict[str, int]] = field(default_factory=dict)
+    """topic → group → from when on it is owed what comes due"""
+    requests: dict[int, int] = field(default_factory=dict)
+    """Answered requests of the one session there is, with the id of their task."""
+
+    def owed_groups(self, task: Task) -> list[str]:
+        groups = self.groups.get(task.topic, {})
+        return [name for name, since_ms in groups.items() if since_ms <= task.due_ms]
+
+    def rows(self) -> dict[tuple[int, str], tuple[str, int]]:
+        """What is recorded of each group's progress."""
+        return {key: s.row for key, s in self._standings().items() if s.row is not None}
+
+    def dead(self) -> set[tuple[int, str]]:
+        return {key for key, s in self._standings().items() if s.state is State.DEAD}
+
+    def places(self) -> dict[tuple[int, str], str]:
+        """What is due and not finished."""
+        places = {key: s.state.value for key, s in self._standings().items() if s.state in ACTIVE}
+        for task in self.tasks.values():
+            if task.standings is not None and not self.groups.get(task.topic):
+                places[task.id, ""] = "ready"
+        return places
+
+    def _standings(self) -> dict[tuple[int, str], Standing]:
+        return {
+            (task.id, group): standing
+            for task in self.tasks.values()
+            for group, standing in (task.standings or {}).items()
+        }
+
+
+@dataclass
+class Staged:
+    """What a batch adds, if it is not refused."""
+
+    tasks: dict[int, Task] = field(default_factory=dict)
+    requests: dict[int, int] = field(default_factory=dict)
+
+    def merge_into(self, content: Content) -> None:
+        content.tasks |= deepcopy(self.tasks)
+        content.requests |= self.requests

@@ -1,0 +1,47 @@
+"""One well-formed frame of every type, as docs/protocol.md lays them out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tickwheel.protocol.frames import FrameType as T
+
+ID = 7_627_861_917_696
+MOMENT_MS = 1_790_000_000_000
+OPTIONS = {"key": "k", "tag": "t", "props": {"a": 1, "b": "x", "c": 1.5, "d": True}, "ttl_ms": 5}
+
+SAMPLES: dict[T, tuple[Any, ...]] = {
+    T.HELLO: (1, {"v": 1, "session": bytes(16), "token": None, "client": "sample"}),
+    T.ENQUEUE: (2, 2, (("t", b"body", 60_000), ("t", b"", None, OPTIONS | {"due_ms": MOMENT_MS}))),
+    T.ONEWAY: (0, (("t", b"body", 60_000),)),
+    T.SUBSCRIBE: (3, 1, "t", "g", 10, {"lease_ms": 1000}),
+    T.PREFETCH: (4, 1, 0),
+    T.UNSUBSCRIBE: (5, 1),
+    T.PULL: (6, "t", "g", 10, 0, None),
+    T.ACK: (7, "t", "g", 1, (ID, ID + 1024), (1, 2)),
+    T.NACK: (8, "t", "g", ((ID, 1, 1, None, "it failed"),)),
+    T.REJECT: (9, "t", "g", ((ID, 1, 1, None),)),
+    T.EXTEND: (10, "t", "g", 1, (ID,), (1,), 1000),
+    T.RELEASE: (11, "t", "g", 1, (ID,), (1,)),
+    T.CANCEL: (12, (ID,)),
+    T.RESCHEDULE: (13, ((ID, 5, None), (ID, None, MOMENT_MS))),
+    T.RUN_NOW: (14, (ID,)),
+    T.LOOKUP: (15, (ID,)),
+    T.LIST: (16, {"topic": "t", "state": "scheduled", "after": 5, "limit": 10}),
+    T.STATS: (17,),
+    T.DEAD_LIST: (18, {"topic": "t", "group": "g", "after": (5, "g"), "limit": 10}),
+    T.DEAD_REQUEUE: (19, ((ID, "g"),)),
+    T.DEAD_DELETE: (20, ((ID, "g"),)),
+    T.BACKUP: (21, "copy.db"),
+    T.PING: (22,),
+    T.BYE: (23,),
+    T.OK: (2, (MOMENT_MS, (ID, ID + 1024))),
+    T.ERROR: (2, "bad_request", "tasks[0].body must be binary, not 'ä'"),
+    T.DELIVER: (1, 3, MOMENT_MS, ((ID, 1, MOMENT_MS, b"body"), (ID, 2, 0, b"", {"priority": 9}))),
+    T.GOODBYE: ("draining", "the daemon is shutting down"),
+}
+
+
+def sample(kind: T) -> tuple[Any, ...]:
+    """The whole frame."""
+    return (int(kind), *SAMPLES[kind])

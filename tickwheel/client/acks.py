@@ -1,0 +1,215 @@
+"""Acks: those of one step of the loop leave as one ACK frame a topic, group and epoch.
+
+Knows receipts and no delivery. Invariants: an ack is sent again on every new connection until
+it is answered or its time is over (an ack by an earlier receipt still finishes its task); its
+future is done exactly once; no ack is answered here, only by the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Any
+from weakref import WeakValueDictionary
+
+from tickwheel.client.calls import retry_pause_s
+from tickwheel.client.connection import LOGGER, Connection, Request
+from tickwheel.client.futures import fail
+from tickwheel.client.link import Link
+from tickwheel.errors import TickwheelError
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import FrameType
+
+_ACK = int(FrameType.ACK)
+
+AckFuture = asyncio.Future[str]
+
+
+class Channel:
+    """Where the acks of one topic, group and epoch gather until the end of the loop's step."""
+
+    __slots__ = ("__weakref__", "_acks", "_create_future", "attempts", "epoch", "futures", "group",
+                 "ids", "topic")  # fmt: skip
+
+    def __init__(self, acks: Acks, topic: str, group: str, epoch: int) -> None:
+        self._acks = acks
+        self._create_future = acks.link.loop.create_future
+        self.topic = topic
+        self.group = group
+        self.epoch = epoch
+        self.ids: list[int] = []
+        self.attempts: list[int] = []
+        self.futures: list[AckFuture] = []
+
+    def add(self, task_id: int, attempt: int) -> AckFuture:
+        """Ack one delivery; the future of the daemon's word for it."""
+        if not self.ids:
+            self._acks.gather(self)
+        future: AckFuture = self._create_future()
+        self.ids.append(task_id)
+        self.attempts.append(attempt)
+        self.futures.append(future)
+        return future
+
+
+class AckFrame(Request):
+    """Some acks of one channel, on their way."""
+
+    __slots__ = ("_acks", "_began_s", "attempts", "channel", "error", "futures", "ids", "sent",
+                 "tries")  # fmt: skip
+
+    def __init__(
+        self,
+        acks: Acks,
+        channel: Channel,
+        ids: list[int],
+        attempts: list[int],
+        futures: list[AckFuture],
+    ) -> None:
+        self._began_s = acks.link.loop.time()
+        super().__init__(self._began_s + acks.total_s)
+        self._acks = acks
+        self.channel = channel
+        self.ids = ids
+        self.attempts = attempts
+        self.futures = futures
+        self.sent = False
+        self.tries = 0
+        self.error: TickwheelError | None = None
+
+    def answered(self, result: Any) -> None:
+        if result is None:
+            for future in self.futures:
+                if not future.done():
+                    future.set_result("acked")
+        else:
+            for future, word in zip(self.futures, result, strict=True):
+                if not future.done():
+                    future.set_result(word)
+        self._acks.finish(self)
+
+    def failed(self, error: TickwheelError) -> None:
+        if error.retryable and not error.closes_connection:
+            self._acks.pause(self, error)
+        else:
+            self._acks.give_up(self, error)
+
+    def lost(self) -> None:
+        self._acks.wait(self)
+
+    def expired(self) -> None:
+        link = self._acks.link
+        waited_s = round(link.loop.time() - self._began_s, 1)
+        error = self.error or link.overdue("ACK", waited_s, written=self.sent)
+        self._acks.give_up(self, error)
+
+
+class Acks:
+    """All of one client."""
+
+    def __init__(self, link: Link, total_s: float) -> None:
+        self.link = link
+        self.total_s = total_s
+        self._channels: WeakValueDictionary[tuple[str, str, int], Channel] = WeakValueDictionary()
+        self._gathering: list[Channel] = []
+        self._waiting: deque[AckFrame] = deque()
+        self._unfinished: set[AckFrame] = set()
+        self._idle: list[asyncio.Future[None]] = []
+        self._stopped: TickwheelError | None = None
+
+    def channel(self, topic: str, group: str, epoch: int) -> Channel:
+        key = (topic, group, epoch)
+        found = self._channels.get(key)
+        if found is None:
+            found = self._channels[key] = Channel(self, topic, group, epoch)
+        return found
+
+    def gather(self, channel: Channel) -> None:
+        """The channel's first ack of this step. Raises ClientClosed."""
+        if self._stopped is not None:
+            raise self._stopped
+        self._gathering.append(channel)
+        self.link.wake()
+
+    async def wait_idle(self) -> None:
+        """Until every ack has its answer."""
+        while self._unfinished or self._gathering:
+            waiter = self.link.loop.create_future()
+            self._idle.append(waiter)
+            await waiter
+
+    # --- frames ---------------------------------------------------------------------------------
+
+    def wait(self, frame: AckFrame) -> None:
+        """Send it with the next step of the loop, or the next connection."""
+        self._waiting.append(frame)
+        self.link.wake()
+
+    def pause(self, frame: AckFrame, error: TickwheelError) -> None:
+        """Not taken now: again after a while, until its time is over."""
+        frame.error = error
+        self.link.loop.call_later(retry_pause_s(frame.tries), self._resume, frame)
+        frame.tries += 1
+
+    def _resume(self, frame: AckFrame) -> None:
+        if frame in self._unfinished:
+            self.wait(frame)
+
+    def give_up(self, frame: AckFrame, error: TickwheelError) -> None:
+        failed = sum(fail(future, error) for future in frame.futures)
+        if failed:
+            LOGGER.warning("%d acks failed: %s: %s", failed, error.code, error.message)
+        self.finish(frame)
+
+    def finish(self, frame: AckFrame) -> None:
+        self._unfinished.discard(frame)
+        if self._idle and not self._unfinished:
+            idle, self._idle = self._idle, []
+            for waiter in idle:
+                if not waiter.done():
+                    waiter.set_result(None)
+
+    def _close_channels(self) -> None:
+        gathering, self._gathering = self._gathering, []
+        step = self.link.limits.ids_per_frame_max
+        for channel in gathering:
+            ids, channel.ids = channel.ids, []
+            attempts, channel.attempts = channel.attempts, []
+            futures, channel.futures = channel.futures, []
+            for start in range(0, len(ids), step):
+                end = start + step
+                parts = ids[start:end], attempts[start:end], futures[start:end]
+                frame = AckFrame(self, channel, *parts)
+                self._unfinished.add(frame)
+                self._waiting.append(frame)
+
+    # --- a source of the link -------------------------------------------------------------------
+
+    def up(self) -> None:
+        """Nothing to do: what was lost waits already."""
+
+    def down(self) -> None:
+        """Nothing to do: what was sent is told that it is lost."""
+
+    def collect(self, connection: Connection) -> None:
+        """Acks are never held back by a full enqueue side: they go even when it is paused."""
+        self._close_channels()
+        while self._waiting:
+            frame = self._waiting.popleft()
+            if frame not in self._unfinished:
+                continue
+            frame.sent, frame.error = True, None
+            channel, number = frame.channel, self.link.next_number()
+            head = (_ACK, number, channel.topic, channel.group, channel.epoch)
+            connection.ask(number, frame, encode((*head, frame.ids, frame.attempts)))
+
+    def sweep(self, now_s: float) -> None:
+        for frame in [f for f in self._unfinished if f.deadline_s <= now_s]:
+            frame.expired()
+
+    def stop(self, error: TickwheelError) -> None:
+        self._stopped = error
+        self._close_channels()
+        for frame in list(self._unfinished):
+            self.give_up(frame, error)
+        self._waiting.clear()

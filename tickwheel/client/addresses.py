@@ -1,0 +1,46 @@
+"""Where daemons listen: ``tcp://a:7355,b:7355`` as a list of (host, port). No I/O."""
+
+from __future__ import annotations
+
+from tickwheel.errors import BadRequest
+from tickwheel.protocol.frames import DEFAULT_PORT
+
+DEFAULT_URL = f"tcp://127.0.0.1:{DEFAULT_PORT}"
+_SCHEME = "tcp://"
+
+Address = tuple[str, int]
+
+
+def parse_url(url: str) -> list[Address]:
+    """Every address of ``url``, in order; ``tcp://`` may stand before each, a port may be left out.
+
+    Raises BadRequest naming what cannot be read.
+    """
+    if not isinstance(url, str):
+        raise BadRequest(f"url must be text like {DEFAULT_URL}, not {url!r:.60}")
+    return [_parse(part.strip(), url) for part in url.split(",")]
+
+
+def shown(address: Address) -> str:
+    """As it stands in a URL; IPv6 addresses in brackets."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _parse(part: str, url: str) -> Address:
+    scheme, mark, rest = part.rpartition("://")
+    if mark and scheme + mark != _SCHEME:
+        raise BadRequest(f"url {url!r:.200}: {scheme}:// is not spoken, only {_SCHEME}")
+    rest = rest.rstrip("/")
+    if rest.startswith("["):
+        host, bracket, port = rest[1:].partition("]")
+        if not bracket or (port and not port.startswith(":")):
+            raise BadRequest(f"url {url!r:.200}: {part!r:.60} has no closing bracket")
+        port = port[1:]
+    else:
+        host, _, port = rest.partition(":")
+    if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port) < 65_536)):
+        raise BadRequest(
+            f"url {url!r:.200}: {part!r:.60} must be {_SCHEME}HOST:PORT with a port of 1 to 65535"
+        )
+    return host, int(port) if port else DEFAULT_PORT

@@ -1,0 +1,247 @@
+"""One TCP connection: frames in and out, and which request waits for which answer.
+
+Knows HELLO, answers and deliveries by number, and nothing of what they mean. Invariants: every
+request that was written is told exactly once how it ended (``answered``, ``failed``, ``lost`` or
+``expired``); what is written in one step of the loop leaves in one piece; whatever the daemon
+sends, nothing escapes into the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+from tickwheel.errors import ConnectionLost, ProtocolError, SendTimeout, TickwheelError, from_wire
+from tickwheel.protocol.codec import Decoder, encode
+from tickwheel.protocol.frames import FrameType
+
+LOGGER = logging.getLogger("tickwheel.client")
+
+OUT_BYTES_SOFT = 1024 * 1024
+"""Nothing that can wait is added while more than this waits to be written."""
+LEAVE_S_MAX = 5.0
+"""A connection that the daemon said goodbye to is closed after this, answered or not."""
+FRAME_BYTES_MAX = 64 * 1024 * 1024
+"""The longest frame that is taken from the daemon: counts of very many topics are long."""
+
+_OK, _ERROR = int(FrameType.OK), int(FrameType.ERROR)
+_DELIVER, _GOODBYE = int(FrameType.DELIVER), int(FrameType.GOODBYE)
+
+Deliver = Callable[[int, int, int, tuple[Any, ...]], None]
+"""(sub, epoch, delivered_ms, deliveries)"""
+
+
+class Request:
+    """Something that was asked. Times are the event loop's clock, in seconds."""
+
+    __slots__ = ("deadline_s", "sent_s")
+    prompt = True
+    """Whether silence after it means that the connection is dead."""
+
+    def __init__(self, deadline_s: float) -> None:
+        self.deadline_s = deadline_s
+        self.sent_s = 0.0
+
+    def answered(self, result: Any) -> None:
+        """The daemon said OK. May raise on a result of the wrong shape; then it fails."""
+        raise NotImplementedError
+
+    def failed(self, error: TickwheelError) -> None:
+        """The daemon said ERROR."""
+        raise NotImplementedError
+
+    def lost(self) -> None:
+        """The connection ended before the answer."""
+        raise NotImplementedError
+
+    def expired(self) -> None:
+        """The deadline passed before the answer."""
+        raise NotImplementedError
+
+
+class Connection(asyncio.Protocol):
+    """From TCP's handshake to its end. ``closed`` is done when it is over, with the reason."""
+
+    def __init__(self, deliver: Deliver, wake: Callable[[], None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deliver = deliver
+        self._wake = wake
+        self._decoder = Decoder(FRAME_BYTES_MAX)
+        self._out: list[bytes] = []
+        self._transport: asyncio.Transport | None = None
+        self._leave: asyncio.TimerHandle | None = None
+        self.out_bytes = 0
+        self.paused = False
+        self.leaving = False
+        """The daemon is about to close: no new work for it."""
+        self.requests: dict[int, Request] = {}
+        self._room: list[asyncio.Future[None]] = []
+        self.heard_s = self._loop.time()
+        self.error: TickwheelError | None = None
+        self.closed: asyncio.Future[TickwheelError] = self._loop.create_future()
+
+    # --- the event loop's -----------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.set_write_buffer_limits(high=OUT_BYTES_SOFT)
+
+    def data_received(self, data: bytes) -> None:
+        self.heard_s = self._loop.time()
+        try:
+            for frame in self._decoder.feed(data):
+                self._take(frame)
+            if self._decoder.error is not None:
+                raise self._decoder.error
+        except ProtocolError as error:
+            self.abort(error)
+        except Exception as error:  # a frame of a shape that version 1 does not have
+            problem = f"{type(error).__name__}: {error}"
+            self.abort(ProtocolError(f"the daemon sent what cannot be understood: {problem:.200}"))
+        if self.leaving:
+            self._close_if_done()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._leave is not None:
+            self._leave.cancel()
+        if self.error is None:
+            self.error = ConnectionLost(f"the connection broke: {exc or 'closed by the daemon'}")
+        if not self.closed.done():
+            self.closed.set_result(self.error)
+        self.paused = False
+        self._tell_room()
+
+    def pause_writing(self) -> None:
+        self.paused = True
+
+    def resume_writing(self) -> None:
+        self.paused = False
+        self._tell_room()
+        self._wake()
+
+    # --- writing --------------------------------------------------------------------------------
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be added now; ``wake`` is called when that changes."""
+        return not self.paused and self.out_bytes < OUT_BYTES_SOFT
+
+    async def wait_room(self, timeout_s: float) -> None:
+        """Let what was put leave. Raises SendTimeout when the daemon does not read it."""
+        self.flush()
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self.paused:
+                    waiter = self._loop.create_future()
+                    self._room.append(waiter)
+                    await waiter
+        except TimeoutError:
+            raise SendTimeout(f"the daemon has read nothing for {timeout_s:g} s") from None
+
+    def _tell_room(self) -> None:
+        waiters, self._room = self._room, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def ask(self, number: int, request: Request, data: bytes) -> None:
+        """Write a request at the next ``flush``; its end will be told to it."""
+        request.sent_s = self._loop.time()
+        self.requests[number] = request
+        self.put(data)
+
+    def put(self, data: bytes) -> None:
+        """Write a frame at the next ``flush``."""
+        self._out.append(data)
+        self.out_bytes += len(data)
+
+    def flush(self) -> None:
+        """Hand what was put to the transport."""
+        if not self._out or self._transport is None:
+            return
+        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+        self._out.clear()
+        self.out_bytes = 0
+        if not self._transport.is_closing():
+            self._transport.write(data)
+
+    # --- ends -----------------------------------------------------------------------------------
+
+    def leave(self, reason: TickwheelError) -> None:
+        """Wait for the answers that are due, then close."""
+        if self.leaving:
+            return
+        self.leaving = True
+        self.error = self.error or reason
+        self._leave = self._loop.call_later(LEAVE_S_MAX, self.close)
+        self._loop.call_soon(self._close_if_done)
+
+    def _close_if_done(self) -> None:
+        if not any(request.prompt for request in self.requests.values()) and not self._out:
+            self.close()
+
+    def close(self) -> None:
+        """Close when what was written has left."""
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def abort(self, error: TickwheelError) -> None:
+        """Close at once."""
+        self.error = self.error or error
+        if self._transport is not None:
+            self._transport.abort()
+
+    def give_up_requests(self) -> None:
+        """Tell every request that waits that it is lost, in the order of their numbers."""
+        requests, self.requests = self.requests, {}
+        for number in sorted(requests):
+            requests[number].lost()
+
+    # --- reading --------------------------------------------------------------------------------
+
+    def _take(self, frame: tuple[Any, ...]) -> None:
+        kind = frame[0]
+        if kind == _OK:
+            request = self.requests.pop(frame[1], None)
+            if request is not None:
+                self._answer(request, frame[2])
+        elif kind == _DELIVER:
+            _, sub, epoch, delivered_ms, deliveries = frame
+            self._deliver(sub, epoch, delivered_ms, deliveries)
+        elif kind == _ERROR:
+            self._take_error(*frame[1:4])
+        elif kind == _GOODBYE:
+            self.leave(from_wire(str(frame[1]), str(frame[2])))
+        # Types of a newer daemon are passed over: they ask for nothing.
+
+    def _answer(self, request: Request, result: Any) -> None:
+        try:
+            request.answered(result)
+        except (TypeError, ValueError, LookupError, AttributeError) as problem:
+            error = ProtocolError(f"the daemon's answer cannot be understood: {problem!s:.200}")
+            request.failed(error)
+            raise error from None
+
+    def _take_error(self, number: int, code: str, message: str) -> None:
+        error = from_wire(str(code), str(message))
+        request = self.requests.pop(number, None) if number else None
+        if error.closes_connection:
+            self.error = error
+        if request is not None:
+            request.failed(error)
+        elif number == 0 and not error.closes_connection:
+            self.unasked(error)
+
+    def unasked(self, error: TickwheelError) -> None:
+        """An error that belongs to no request: a oneway task was not taken."""
+        LOGGER.warning("the daemon refused oneway tasks: %s: %s", error.code, error.message)
+
+
+def hello(number: int, options: dict[str, Any]) -> bytes:
+    return encode((int(FrameType.HELLO), number, options))

@@ -1,0 +1,175 @@
+"""Deliveries as the business code sees them, and the parcels they come in."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.client.tasks import Value
+from tickwheel.client.times import Duration, duration_ms, moment
+from tickwheel.protocol.frames import FrameType
+
+if TYPE_CHECKING:
+    from tickwheel.client.acks import Acks, Channel
+    from tickwheel.client.calls import Calls
+
+Item = tuple[Any, ...]
+"""(id, attempt, due_ms, body) or the same with a map of options."""
+_NOTHING: Mapping[str, Any] = {}
+
+
+class Parcel:
+    """What deliveries of one frame have in common."""
+
+    __slots__ = ("acks", "calls", "delivered_ms", "epoch", "extending", "group", "items", "topic",
+                 "until_s")  # fmt: skip
+
+    def __init__(
+        self,
+        calls: Calls,
+        acks: Acks,
+        topic: str,
+        group: str,
+        epoch: int,
+        delivered_ms: int,
+        items: list[Item],
+    ) -> None:
+        self.calls = calls
+        self.acks: Channel = acks.channel(topic, group, epoch)
+        self.topic = topic
+        self.group = group
+        self.epoch = epoch
+        self.delivered_ms = delivered_ms
+        self.items = items
+        """Those that were not handed out, last first."""
+        self.until_s = 0.0
+        """Until when their leases hold for sure, by the loop's clock."""
+        self.extending = False
+
+
+class Delivery:
+    """One task, to be finished by ``ack``, or given back by ``nack``, ``reject``, ``release``.
+
+    Each verb is answered when it is durable, by a word: "acked", "retrying", … or, when
+    something else came first, what became of the task ("stale", "cancelled", "gone", …).
+    """
+
+    __slots__ = ("_item", "_parcel")
+
+    def __init__(self, parcel: Parcel, item: Item) -> None:
+        self._parcel = parcel
+        self._item = item
+
+    # --- the task -------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> int:
+        return self._item[0]  # type: ignore[no-any-return]  # as the daemon sent it
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first delivery to this group."""
+        return self._item[1]  # type: ignore[no-any-return]  # as the daemon sent it
+
+    @property
+    def due_ms(self) -> int:
+        return self._item[2]  # type: ignore[no-any-return]  # as the daemon sent it
+
+    @property
+    def due(self) -> datetime:
+        return moment(self._item[2])
+
+    @property
+    def body(self) -> bytes:
+        return self._item[3]  # type: ignore[no-any-return]  # as the daemon sent it
+
+    @property
+    def key(self) -> str | None:
+        return self._options.get("key")
+
+    @property
+    def tag(self) -> str | None:
+        return self._options.get("tag")
+
+    @property
+    def properties(self) -> Mapping[str, Value]:
+        found: Mapping[str, Value] = self._options.get("props", _NOTHING)
+        return found
+
+    @property
+    def priority(self) -> int:
+        return int(self._options.get("priority", 0))
+
+    @property
+    def _options(self) -> Mapping[str, Any]:
+        return self._item[4] if len(self._item) > 4 else _NOTHING
+
+    # --- the delivery ---------------------------------------------------------------------------
+
+    @property
+    def topic(self) -> str:
+        return self._parcel.topic
+
+    @property
+    def group(self) -> str:
+        return self._parcel.group
+
+    @property
+    def epoch(self) -> int:
+        """The daemon's start that this delivery belongs to; part of the receipt."""
+        return self._parcel.epoch
+
+    @property
+    def delivered_ms(self) -> int:
+        """When it was sent, by the daemon's clock."""
+        return self._parcel.delivered_ms
+
+    # --- what becomes of it ---------------------------------------------------------------------
+
+    async def ack(self) -> str:
+        """Done. "acked" when it is durable, or what else became of the task."""
+        return await self._parcel.acks.add(self._item[0], self._item[1])
+
+    def ack_nowait(self) -> asyncio.Future[str]:
+        """``ack`` as a future; acks of one step of the event loop share a frame."""
+        return self._parcel.acks.add(self._item[0], self._item[1])
+
+    async def nack(self, delay: Duration | None = None, reason: str | None = None) -> str:
+        """It failed: again after ``delay`` (default: the daemon's retry policy), or, when its
+        retries are used up, to the dead letters. "retrying" or "dead"."""
+        delay_ms = None if delay is None else duration_ms(delay, "delay")
+        item = (*self._receipt, delay_ms, reason)
+        return await self._one(FrameType.NACK, [item])
+
+    async def reject(self, reason: str | None = None) -> str:
+        """It can never succeed: to the dead letters at once. "dead"."""
+        return await self._one(FrameType.REJECT, [(*self._receipt, reason)])
+
+    async def extend(self, seconds: Duration) -> str:
+        """The lease ends ``seconds`` from now. "extended", or why there is none."""
+        lease_ms = duration_ms(seconds, "seconds")
+        return await self._plain(FrameType.EXTEND, "extended", lease_ms)
+
+    async def release(self) -> str:
+        """Back unstarted: ready at once, and the attempt does not count. "released"."""
+        return await self._plain(FrameType.RELEASE, "released")
+
+    @property
+    def _receipt(self) -> tuple[int, int, int]:
+        return self._item[0], self._parcel.epoch, self._item[1]
+
+    async def _one(self, kind: FrameType, items: list[tuple[Any, ...]]) -> str:
+        parcel = self._parcel
+        words = await parcel.calls.call(kind, parcel.topic, parcel.group, items)
+        return str(words[0])
+
+    async def _plain(self, kind: FrameType, usual: str, *rest: Any) -> str:
+        parcel, (task_id, epoch, attempt) = self._parcel, self._receipt
+        head = (parcel.topic, parcel.group, epoch, [task_id], [attempt])
+        words = await parcel.calls.call(kind, *head, *rest)
+        return usual if words is None else str(words[0])
+
+    def __repr__(self) -> str:
+        return f"<Delivery {self.id} of {self.topic}, group {self.group}, attempt {self.attempt}>"

@@ -1,0 +1,85 @@
+"""All subscriptions of one client, by the numbers that DELIVER frames carry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tickwheel.client.acks import Acks
+from tickwheel.client.calls import Calls
+from tickwheel.client.connection import Connection
+from tickwheel.client.delivery import Parcel
+from tickwheel.client.link import Link
+from tickwheel.client.subscription import Subscription
+from tickwheel.client.times import shown
+from tickwheel.errors import BadRequest, TickwheelError
+
+
+class Subscriptions:
+    """Where deliveries are sorted, and where reconnects are passed on."""
+
+    def __init__(self, link: Link, calls: Calls, acks: Acks) -> None:
+        self.link = link
+        self.calls = calls
+        self.acks = acks
+        self._open: dict[int, Subscription] = {}
+        self._last_number = 0
+
+    def make(self, topic: str, group: str, prefetch: int, lease_ms: int | None) -> Subscription:
+        """A subscription that is not started. Raises BadRequest."""
+        self.check_prefetch(prefetch)
+        self._last_number += 1
+        return Subscription(self, self._last_number, topic, group, prefetch, lease_ms)
+
+    def check_prefetch(self, prefetch: Any) -> None:
+        limit = self.link.limits.prefetch_max
+        if type(prefetch) is not int or not 0 <= prefetch <= limit:
+            raise BadRequest(
+                f"prefetch must be an integer of 0 to {limit} (prefetch_max), not {shown(prefetch)}"
+            )
+
+    def add(self, number: int, subscription: Subscription) -> None:
+        self._open[number] = subscription
+
+    def remove(self, number: int) -> None:
+        self._open.pop(number, None)
+
+    def all(self) -> list[Subscription]:
+        return list(self._open.values())
+
+    def deliver(self, sub: int, epoch: int, delivered_ms: int, items: tuple[Any, ...]) -> None:
+        """A DELIVER frame; one for a subscription that has ended is passed over."""
+        subscription = self._open.get(sub)
+        if subscription is None or not items:
+            return
+        subscription.deliver(
+            self.parcel(subscription.topic, subscription.group, epoch, delivered_ms, items)
+        )
+
+    def parcel(
+        self, topic: str, group: str, epoch: int, delivered_ms: int, items: tuple[Any, ...]
+    ) -> Parcel:
+        """Deliveries of one frame. Raises ValueError when they are none."""
+        if min(map(len, items)) < 4:
+            raise ValueError("a delivery has fewer than 4 fields")
+        return Parcel(self.calls, self.acks, topic, group, epoch, delivered_ms, list(items[::-1]))
+
+    # --- a source of the link -------------------------------------------------------------------
+
+    def up(self) -> None:
+        for subscription in self.all():
+            subscription.connection_up()
+
+    def down(self) -> None:
+        for subscription in self.all():
+            subscription.connection_lost()
+
+    def collect(self, connection: Connection) -> None:
+        """Nothing of its own to write."""
+
+    def sweep(self, now_s: float) -> None:
+        """Each has its own timer: leases may be short."""
+
+    def stop(self, error: TickwheelError) -> None:
+        for subscription in self.all():
+            subscription.fail(error)
+        self._open.clear()

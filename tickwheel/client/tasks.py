@@ -1,0 +1,255 @@
+"""Tasks before they are sent: checked against the daemon's limits, in the shape of the wire.
+
+Pure. The check is here so that one caller's mistake is that caller's error at once and does
+not travel in a frame with other callers' tasks; the daemon checks again. Invariant: a task that
+passes can be encoded, and ``size`` is not less than its bytes on the wire.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from tickwheel.client.times import Duration, duration_ms, moment, moment_ms, shown
+from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import Limits
+
+Value = str | int | float | bool
+WireTask = tuple[Any, ...]
+"""``(topic, body, delay_ms)`` or ``(topic, body, delay_ms or None, options)``."""
+
+PLAIN_BYTES = 24
+"""Array header, body header, topic header and delay of a task; a topic's letter is a byte."""
+FRAME_BYTES = 32
+"""Of an ENQUEUE frame without its tasks."""
+_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
+_NAMES_KEPT_MAX = 10_000
+
+
+@dataclass(slots=True)
+class Task:
+    """What ``enqueue_many`` takes: one task, due after ``delay`` or at ``at``, else at once.
+
+    ``delay`` and ``ttl`` in seconds (or timedeltas), ``at`` an aware datetime, ``priority`` 0 to
+    255 (higher first among what is due). ``ttl``: how long after its due time it is worth
+    delivering. Checked when it is enqueued.
+    """
+
+    topic: str
+    body: bytes
+    _: KW_ONLY
+    delay: Duration | None = None
+    at: datetime | None = None
+    key: str | None = None
+    tag: str | None = None
+    properties: Mapping[str, Value] | None = None
+    priority: int = 0
+    ttl: Duration | None = None
+
+
+class Receipt(NamedTuple):
+    """An enqueued task: stored durably, delivered at ``due`` or later."""
+
+    id: int
+    due_ms: int
+    """Milliseconds since 1970 by the daemon's clock."""
+
+    @property
+    def due(self) -> datetime:
+        return moment(self.due_ms)
+
+
+class Draft(NamedTuple):
+    """A checked task and at most how many bytes it takes in a frame."""
+
+    wire: WireTask
+    size: int
+
+
+class TaskChecker:
+    """Checks tasks against ``limits``, which change with the daemon that is connected."""
+
+    def __init__(self) -> None:
+        self.limits = Limits()
+        self._names: set[str] = set()
+
+    def set_limits(self, limits: Limits) -> None:
+        self.limits = limits
+
+    def plain(self, topic: str, body: bytes, delay: Any) -> Draft | None:
+        """The common task, quickly; None when a closer look is needed."""
+        if topic not in self._names or type(body) is not bytes:
+            return None
+        if delay is None:
+            delay_ms = 0
+        elif type(delay) in (float, int) and 0 <= delay < 1e9:
+            delay_ms = -(-round(delay * 1_000_000) // 1000)
+        else:
+            return None
+        limits, size = self.limits, len(body)
+        if size > limits.body_bytes_max or delay_ms > limits.delay_ms_max:
+            return None
+        return Draft((topic, body, delay_ms), size + len(topic) + PLAIN_BYTES)
+
+    def check(self, task: Any, field: str = "task") -> Draft:
+        """Any task. Raises BadRequest (or a kind of it) naming field, limit and value."""
+        if not isinstance(task, Task):
+            raise BadRequest(f"{field} must be a Task, not {shown(task)}")
+        topic, body = self.name(task.topic, f"{field}.topic"), _body(task.body, f"{field}.body")
+        limits = self.limits
+        if len(body) > limits.body_bytes_max:
+            raise BodyTooLarge(
+                f"{field}.body has {len(body)} bytes; the limit is {limits.body_bytes_max}"
+                " (body_bytes_max)"
+            )
+        options = self._options(task, field)
+        delay_ms = self._due(task, options, field)
+        size = len(body) + len(topic) + PLAIN_BYTES
+        if not options:
+            return self._fitting((topic, body, delay_ms), size, field)
+        try:
+            size += len(encode(options))
+        except BadRequest as error:
+            raise BadRequest(f"{field}: {error.message}") from None
+        return self._fitting((topic, body, delay_ms, options), size, field)
+
+    def check_all(self, tasks: Iterable[Task]) -> list[Draft]:
+        """Every task, or the error of the first bad one, before any is sent."""
+        drafts: list[Draft] = []
+        plain, known = self.plain, self._names
+        for index, task in enumerate(tasks):
+            if type(task) is Task and _is_plain(task) and task.topic in known:
+                draft = plain(task.topic, task.body, task.delay)
+                if draft is not None:
+                    drafts.append(draft)
+                    continue
+            drafts.append(self.check(task, f"tasks[{index}]"))
+        return drafts
+
+    def name(self, value: Any, field: str) -> str:
+        """A topic's or group's name."""
+        if type(value) is str and value in self._names:
+            return value
+        if not isinstance(value, str) or not _NAME.fullmatch(value):
+            raise BadRequest(
+                f"{field} must be 1 to 255 of A-Z a-z 0-9 . _ : / -, not {shown(value)}"
+            )
+        if len(self._names) >= _NAMES_KEPT_MAX:
+            self._names.clear()
+        self._names.add(value)
+        return value
+
+    def _fitting(self, wire: WireTask, size: int, field: str) -> Draft:
+        limit = self.limits.frame_bytes_max
+        if size + FRAME_BYTES > limit:
+            raise LimitExceeded(
+                f"{field} has about {size} bytes with all its fields; a frame's limit is {limit}"
+                " (frame_bytes_max)"
+            )
+        return Draft(wire, size)
+
+    def _due(self, task: Task, options: dict[str, Any], field: str) -> int | None:
+        if task.at is not None:
+            if task.delay is not None:
+                raise BadRequest(f"{field} has delay and at; give one of them")
+            options["due_ms"] = moment_ms(task.at, f"{field}.at")
+            return None
+        if task.delay is None:
+            return 0
+        delay_ms = duration_ms(task.delay, f"{field}.delay")
+        limit = self.limits.delay_ms_max
+        if delay_ms > limit:
+            raise DueTooFar(f"{field} is due in {delay_ms} ms; the limit is {limit} (delay_ms_max)")
+        return delay_ms
+
+    def _options(self, task: Task, field: str) -> dict[str, Any]:
+        options: dict[str, Any] = {}
+        limits = self.limits
+        if task.key is not None:
+            options["key"] = _text(task.key, f"{field}.key", limits.key_length_max)
+        if task.tag is not None:
+            options["tag"] = _text(task.tag, f"{field}.tag", limits.key_length_max)
+        if task.properties:
+            options["props"] = self._properties(task.properties, f"{field}.properties")
+        if task.priority != 0 or type(task.priority) is not int:
+            options["priority"] = _integer(task.priority, f"{field}.priority", 0, 255)
+        if task.ttl is not None:
+            ttl_ms = duration_ms(task.ttl, f"{field}.ttl")
+            options["ttl_ms"] = _integer(ttl_ms, f"{field}.ttl in ms", 1, limits.delay_ms_max)
+        return options
+
+    def _properties(self, given: Any, field: str) -> dict[str, Value]:
+        limits = self.limits
+        if not isinstance(given, Mapping):
+            raise BadRequest(f"{field} must be a mapping, not {shown(given)}")
+        if len(given) > limits.properties_max:
+            raise LimitExceeded(
+                f"{field} has {len(given)} entries; the limit is {limits.properties_max}"
+                " (properties_max)"
+            )
+        for key, value in given.items():
+            _text(key, f"{field} key", limits.key_length_max)
+            if not isinstance(value, (str, int, float, bool)) or (
+                isinstance(value, float) and not math.isfinite(value)
+            ):
+                raise BadRequest(
+                    f"{field}[{shown(key)}] must be a string, a finite number or a boolean,"
+                    f" not {shown(value)}"
+                )
+        return dict(given)
+
+
+def due_of(wire: WireTask, accepted_ms: int) -> int:
+    """When a task is due that the daemon accepted at ``accepted_ms``; the past counts as now."""
+    delay_ms = wire[2]
+    if delay_ms is None:
+        due_ms: int = wire[3]["due_ms"]
+        return max(accepted_ms, due_ms)
+    return accepted_ms + int(delay_ms)
+
+
+def receipts(tasks: Sequence[WireTask], ids: Sequence[int], accepted_ms: int) -> list[Receipt]:
+    """What the daemon's answer to ``tasks`` means. Raises ValueError when they don't match."""
+    dues = [due_of(task, accepted_ms) for task in tasks]
+    return list(map(Receipt._make, zip(ids, dues, strict=True)))
+
+
+def _is_plain(task: Task) -> bool:
+    return (
+        task.at is None
+        and task.key is None
+        and task.tag is None
+        and not task.properties
+        and task.ttl is None
+        and type(task.priority) is int
+        and task.priority == 0
+    )
+
+
+def _body(value: Any, field: str) -> bytes:
+    if type(value) is bytes:
+        return value
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return bytes(value)
+    raise BadRequest(f"{field} must be bytes, not {shown(value)}")
+
+
+def _text(value: Any, field: str, length_max: int) -> str:
+    if not isinstance(value, str):
+        raise BadRequest(f"{field} must be a string, not {shown(value)}")
+    if len(value) > length_max:
+        raise LimitExceeded(
+            f"{field} has {len(value)} characters; the limit is {length_max} (key_length_max)"
+        )
+    return value
+
+
+def _integer(value: Any, field: str, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise BadRequest(f"{field} must be an integer of {low} to {high}, not {shown(value)}")
+    return value

@@ -1,0 +1,54 @@
+"""Python's durations and moments as the wire's milliseconds, and back. Reads no clock.
+
+Invariant: rounding never makes anything earlier than asked; what is below a microsecond is
+taken for the noise of binary fractions.
+"""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from tickwheel.errors import BadRequest
+
+Duration = float | timedelta
+"""Seconds, or a timedelta."""
+
+EPOCH = datetime.fromtimestamp(0, UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_MS_MAX = 2**53
+"""Nobody means more; beyond, floats lose whole milliseconds."""
+
+
+def shown(value: object) -> str:
+    """A value as an error message shows it: short."""
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def duration_ms(value: Any, field: str) -> int:
+    """Whole milliseconds, rounded up. Raises BadRequest."""
+    if isinstance(value, timedelta):
+        micros = value // _MICROSECOND
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
+        if not math.isfinite(value) or value * 1000 > _MS_MAX:
+            raise BadRequest(f"{field} must be a number of seconds, not {shown(value)}")
+        micros = round(value * 1_000_000)
+    else:
+        raise BadRequest(f"{field} must be seconds or a timedelta, not {shown(value)}")
+    if micros < 0:
+        raise BadRequest(f"{field} must not be negative, but is {shown(value)}")
+    return -(-micros // 1000)
+
+
+def moment_ms(value: Any, field: str) -> int:
+    """Milliseconds since 1970 of an aware datetime, rounded up. Raises BadRequest."""
+    if not isinstance(value, datetime) or value.utcoffset() is None:
+        raise BadRequest(f"{field} must be a datetime with a time zone, not {shown(value)}")
+    return -(-((value - EPOCH) // _MICROSECOND) // 1000)
+
+
+def moment(ms: int) -> datetime:
+    """The aware datetime (UTC) of milliseconds since 1970."""
+    return EPOCH + timedelta(milliseconds=ms)
