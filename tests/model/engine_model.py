@@ -238,7 +238,7 @@ class Model:
             return "already_cancelled" if word == "cancelled" else word
         task = self.now.tasks[task_id]
         standings = list((task.standings or {}).values())
-        if all(s.state is State.READY and s.row is None for s in standings):
+        if all(s.state in (State.READY, State.WAITING) and s.row is None for s in standings):
             task.move_all(Event.RESCHEDULE)
             task.due_ms, task.standings = due_ms, None
             return "scheduled"

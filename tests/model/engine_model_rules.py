@@ -15,10 +15,11 @@ from tickwheel.wheel.groups import Subscriber
 
 TOPICS = ("a", "a", "b")
 GROUPS = ("default", "x", "y")
-ROOMY = replace(CONFIG, slots=8, retry=replace(RETRY, base_ms=100, retries_max=2))
+ROOMY = replace(
+    CONFIG, slots=8, resident_horizon_ms=500, retry=replace(RETRY, base_ms=100, retries_max=2)
+)
 TIGHT = replace(
     ROOMY,
-    resident_horizon_ms=500,
     resident_bytes_max=600,
     loading_max=2,
     delivery_frame_bytes_max=2,
@@ -110,7 +111,7 @@ class StoreRules(RuleBasedStateMachine):
 
     # --- the store -----------------------------------------------------------------------------
 
-    @rule(step=st.sampled_from(["commit", "commit", "seal", "apply", "land", "refuse"]))
+    @rule(step=st.sampled_from(["commit", "seal", "seal", "apply", "land", "refuse", "refuse"]))
     def store(self, step: str) -> None:
         if step == "commit":
             self.commit()

@@ -2,34 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
+from redis_server import RedisServer
 from store_subject import Subject
 
 from tickwheel.persistence.memory import MemoryStore
+from tickwheel.persistence.redis import RedisStore, options_from
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.store import Store
 
 ENDINGS_MAX = 1_000
 
+Request = pytest.FixtureRequest
 
-def _memory(folder: Path) -> Store:
+
+def _memory(folder: Path, request: Request) -> Store:
     return MemoryStore(ENDINGS_MAX)
 
 
-def _sqlite(folder: Path) -> Store:
+def _sqlite(folder: Path, request: Request) -> Store:
     return SqliteStore(str(folder / "store.db"), SqliteOptions(endings_max=ENDINGS_MAX))
 
 
-STORES: dict[str, Callable[[Path], Store]] = {"memory": _memory, "sqlite": _sqlite}
+def _redis(folder: Path, request: Request, driver: str = "redis") -> Store:
+    server: RedisServer = request.getfixturevalue("shared_redis")
+    server.call("FLUSHALL")
+    return RedisStore(options_from(server.url(f"endings_max={ENDINGS_MAX}&driver={driver}")))
+
+
+def _asyncio_redis(folder: Path, request: Request) -> Store:
+    return _redis(folder, request, "asyncio-redis")
+
+
+STORES: dict[str, Callable[[Path, Request], Store]] = {
+    "memory": _memory,
+    "sqlite": _sqlite,
+    "redis": _redis,
+    "asyncio-redis": _asyncio_redis,
+}
 
 
 @pytest.fixture(params=sorted(STORES))
-async def subject(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Subject]:
+async def subject(request: Request, tmp_path: Path) -> AsyncIterator[Subject]:
     """An open store of each kind; it holds nothing yet and forgets all but 1,000 endings."""
-    found = Subject(STORES[request.param](tmp_path))
+    found = Subject(STORES[request.param](tmp_path, request))
     await found.open()
     yield found
     await found.store.close(clean=True)
+
+
+@pytest.fixture(scope="session")
+def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One server for all tests that only read and write; it is emptied before each."""
+    server = RedisServer(tmp_path_factory.mktemp("redis") / "data").start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A server of the test's own, to stop and to break."""
+    server = RedisServer(tmp_path / "redis").start()
+    yield server
+    server.kill()

@@ -79,8 +79,9 @@ def _ours(name: str) -> str | None:
 
 
 def test_the_import_contracts_hold() -> None:
+    lint = "from importlinter.cli import lint_imports_command as lint; lint()"
     found = subprocess.run(
-        [sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()", "--no-cache"],
+        [sys.executable, "-c", lint, "--no-cache"],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert found.returncode == 0, found.stdout + found.stderr

@@ -97,7 +97,9 @@ async def test_a_daemon_that_says_nothing_is_unreachable() -> None:
             await soon(daemon.client(connect_timeout=0.2).connect())
 
 
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400\r\n\r\n", b"\x91\xcc\x41", b"\x93\xcc\x41\x01\x05"])
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400\r\n\r\n", b"\x91\xcc\x41", b"\x93\xcc\x41\x01\x05"]
+)
 async def test_something_else_that_answers_is_an_error(answer: bytes) -> None:
     async with FakeDaemon() as daemon:
         daemon.greet = lambda peer, frame: peer.send_bytes(answer)
@@ -122,9 +124,11 @@ async def test_the_daemons_limits_are_used_not_the_defaults() -> None:
 
 
 async def test_the_next_address_is_tried_when_the_first_is_dead() -> None:
-    async with FakeDaemon() as daemon:
-        async with Client(f"tcp://127.0.0.1:{free_port()},127.0.0.1:{daemon.port}") as client:
-            assert client.server_info["node"] == "fake"
+    async with (
+        FakeDaemon() as daemon,
+        Client(f"tcp://127.0.0.1:{free_port()},127.0.0.1:{daemon.port}") as client,
+    ):
+        assert client.server_info["node"] == "fake"
 
 
 async def test_a_silent_first_address_does_not_use_up_the_time() -> None:
@@ -195,7 +199,10 @@ async def test_a_daemon_that_hangs_up_on_everybody_is_not_hammered() -> None:
         assert daemon.connections < 12, "the pauses grow"
 
 
-async def test_broken_bytes_from_the_daemon_cost_the_connection_only() -> None:
+async def test_broken_bytes_from_the_daemon_cost_the_connection_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tickwheel.client.link.BACKOFF_S_MAX", 0.02)
     broken = [b"\xc1", b"\x05", b"\x91\x41", b"\x92\x42\x01", b"\x93\x43\x01\x01", b"\x90"]
     async with FakeDaemon() as daemon, daemon.client() as client:
         for data in broken:

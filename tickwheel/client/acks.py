@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from tickwheel.client.calls import retry_pause_s
 from tickwheel.client.connection import LOGGER, Connection, Request
-from tickwheel.client.futures import fail
+from tickwheel.client.futures import Signal, fail
 from tickwheel.client.link import Link
 from tickwheel.errors import TickwheelError
 from tickwheel.protocol.codec import encode
@@ -114,7 +114,7 @@ class Acks:
         self._gathering: list[Channel] = []
         self._waiting: deque[AckFrame] = deque()
         self._unfinished: set[AckFrame] = set()
-        self._idle: list[asyncio.Future[None]] = []
+        self._idle = Signal()
         self._stopped: TickwheelError | None = None
 
     def channel(self, topic: str, group: str, epoch: int) -> Channel:
@@ -134,9 +134,7 @@ class Acks:
     async def wait_idle(self) -> None:
         """Until every ack has its answer."""
         while self._unfinished or self._gathering:
-            waiter = self.link.loop.create_future()
-            self._idle.append(waiter)
-            await waiter
+            await self._idle.wait()
 
     # --- frames ---------------------------------------------------------------------------------
 
@@ -163,11 +161,8 @@ class Acks:
 
     def finish(self, frame: AckFrame) -> None:
         self._unfinished.discard(frame)
-        if self._idle and not self._unfinished:
-            idle, self._idle = self._idle, []
-            for waiter in idle:
-                if not waiter.done():
-                    waiter.set_result(None)
+        if not self._unfinished:
+            self._idle.tell()
 
     def _close_channels(self) -> None:
         gathering, self._gathering = self._gathering, []
@@ -204,6 +199,7 @@ class Acks:
             connection.ask(number, frame, encode((*head, frame.ids, frame.attempts)))
 
     def sweep(self, now_s: float) -> None:
+        self._close_channels()  # without a connection nobody else does
         for frame in [f for f in self._unfinished if f.deadline_s <= now_s]:
             frame.expired()
 

@@ -76,6 +76,8 @@ class Batch(Request):
             unknown = OutcomeUnknown(f"whether it was stored is not known: {error.message}")
             self.producer.give_up(self, unknown)
             return
+        if error.closes_connection:
+            return  # lost with its connection: the next one sends it again
         self.producer.refused(self, error)
 
     def lost(self) -> None:

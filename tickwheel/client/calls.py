@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from tickwheel.client.connection import Connection, Request
 from tickwheel.client.futures import fail
 from tickwheel.client.link import Link
-from tickwheel.errors import ConnectionLost, Draining, Overloaded, TickwheelError
+from tickwheel.errors import ConnectionLost, Draining, InternalError, Overloaded, TickwheelError
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
 
@@ -32,8 +33,8 @@ def retry_pause_s(tries: int) -> float:
 class Call(Request):
     """One request of one caller; its number is new on every connection."""
 
-    __slots__ = ("_calls", "asked_s", "error", "fields", "future", "kind", "prompt", "repeat",
-                 "sent", "tries")  # fmt: skip
+    __slots__ = ("_calls", "asked_s", "error", "fields", "future", "kind", "orphaned", "prompt",
+                 "repeat", "sent", "tries")  # fmt: skip
 
     def __init__(
         self, calls: Calls, kind: FrameType, fields: tuple[Any, ...], deadline_s: float
@@ -46,6 +47,7 @@ class Call(Request):
         self.future: asyncio.Future[Any] = calls.link.loop.create_future()
         self.prompt = True
         self.repeat = True
+        self.orphaned: Callable[[Any], None] | None = None
         self.sent = False
         self.tries = 0
         self.error: TickwheelError | None = None
@@ -54,11 +56,15 @@ class Call(Request):
     def answered(self, result: Any) -> None:
         if not self.future.done():
             self.future.set_result(result)
+        elif self.orphaned is not None:
+            self.orphaned(result)
 
     def failed(self, error: TickwheelError) -> None:
         if self.future.done():
             return
-        if error.retryable and not error.closes_connection:
+        if error.closes_connection and error.retryable:
+            self.lost()
+        elif error.retryable and not isinstance(error, InternalError):
             self._calls.again(self, error)
         else:
             fail(self.future, error)
@@ -95,6 +101,7 @@ class Calls:
         self._waiting: deque[Call] = deque()
         self._pausing: set[Call] = set()
         self._count = 0
+        self._stopped: TickwheelError | None = None
 
     async def call(
         self,
@@ -103,16 +110,20 @@ class Calls:
         extra_s: float = 0.0,
         prompt: bool = True,
         repeat: bool = True,
+        orphaned: Callable[[Any], None] | None = None,
     ) -> Any:
         """The result of a request. Raises the daemon's error, or why there is no answer.
 
         ``extra_s``: how much longer than usual an answer may take. ``prompt``: whether silence
         after it means a dead connection. ``repeat``: whether it is asked again on a new one.
+        ``orphaned`` gets a result that comes when the caller has been cancelled.
         """
+        if self._stopped is not None:
+            raise self._stopped
         if self._count >= CALLS_MAX:
             raise Overloaded(f"{self._count} calls wait for an answer; the limit is {CALLS_MAX}")
         call = Call(self, kind, fields, self.link.loop.time() + self._total_s + extra_s)
-        call.prompt, call.repeat = prompt, repeat
+        call.prompt, call.repeat, call.orphaned = prompt, repeat, orphaned
         self._count += 1
         try:
             self.wait(call)
@@ -181,6 +192,7 @@ class Calls:
             self._waiting = deque(c for c in self._waiting if not c.future.done())
 
     def stop(self, error: TickwheelError) -> None:
+        self._stopped = error
         for call in (*self._waiting, *self._pausing):
             if not call.future.done():
                 fail(call.future, error)

@@ -165,19 +165,18 @@ class Client(Enqueuing, Commands):
         self._ready()
         lease_ms, wait_ms = self._lease_ms(lease), duration_ms(wait, "wait")
         options = {} if lease_ms is None else {"lease_ms": lease_ms}
-        fields = (self._checker.name(topic, "topic"), self._checker.name(group, "group"))
+        names = (self._checker.name(topic, "topic"), self._checker.name(group, "group"))
         answer = await self._calls.call(
-            FrameType.PULL, *fields, max, wait_ms, options, extra_s=wait_ms / 1000, prompt=False
+            FrameType.PULL,
+            *names,
+            max,
+            wait_ms,
+            options,
+            extra_s=wait_ms / 1000,
+            prompt=False,
+            orphaned=lambda raw: self._subscriptions.give_back(*names, raw),
         )
-
-        def deliveries(raw: Any) -> list[Delivery]:
-            epoch, delivered_ms, items = raw
-            if not items:
-                return []
-            parcel = self._subscriptions.parcel(*fields, epoch, delivered_ms, items)
-            return [Delivery(parcel, item) for item in items]
-
-        return read(deliveries, answer)
+        return read(lambda raw: self._subscriptions.pulled(*names, raw), answer)
 
     def _lease_ms(self, lease: Duration | None) -> int | None:
         if lease is None:

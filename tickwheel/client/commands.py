@@ -179,7 +179,7 @@ class Commands:
         while left is None or left > 0:
             asked["limit"] = PAGE if left is None else min(left, PAGE)
             answer = await self._calls.call(kind, asked, prompt=False)
-            items, following = read(lambda raw: (raw[field], raw["next"]), answer)
+            items, following = read(lambda raw: (tuple(raw[field]), raw["next"]), answer)
             for item in items:
                 yield item
             if following is None:

@@ -13,16 +13,20 @@ import logging
 from collections.abc import Callable
 from typing import Any, cast
 
+from tickwheel.client.futures import Signal
 from tickwheel.errors import ConnectionLost, ProtocolError, SendTimeout, TickwheelError, from_wire
 from tickwheel.protocol.codec import Decoder, encode
 from tickwheel.protocol.frames import FrameType
 
 LOGGER = logging.getLogger("tickwheel.client")
+LOGGER.addHandler(logging.NullHandler())  # heard only where the application sets logging up
 
 OUT_BYTES_SOFT = 1024 * 1024
 """Nothing that can wait is added while more than this waits to be written."""
 LEAVE_S_MAX = 5.0
 """A connection that the daemon said goodbye to is closed after this, answered or not."""
+CLOSE_S_MAX = 0.5
+"""How long a closing connection may take to say its last."""
 FRAME_BYTES_MAX = 64 * 1024 * 1024
 """The longest frame that is taken from the daemon: counts of very many topics are long."""
 
@@ -77,7 +81,7 @@ class Connection(asyncio.Protocol):
         self.leaving = False
         """The daemon is about to close: no new work for it."""
         self.requests: dict[int, Request] = {}
-        self._room: list[asyncio.Future[None]] = []
+        self._room = Signal()
         self.heard_s = self._loop.time()
         self.error: TickwheelError | None = None
         self.closed: asyncio.Future[TickwheelError] = self._loop.create_future()
@@ -114,14 +118,14 @@ class Connection(asyncio.Protocol):
         if not self.closed.done():
             self.closed.set_result(self.error)
         self.paused = False
-        self._tell_room()
+        self._room.tell()
 
     def pause_writing(self) -> None:
         self.paused = True
 
     def resume_writing(self) -> None:
         self.paused = False
-        self._tell_room()
+        self._room.tell()
         self._wake()
 
     # --- writing --------------------------------------------------------------------------------
@@ -137,17 +141,9 @@ class Connection(asyncio.Protocol):
         try:
             async with asyncio.timeout(timeout_s):
                 while self.paused:
-                    waiter = self._loop.create_future()
-                    self._room.append(waiter)
-                    await waiter
+                    await self._room.wait()
         except TimeoutError:
             raise SendTimeout(f"the daemon has read nothing for {timeout_s:g} s") from None
-
-    def _tell_room(self) -> None:
-        waiters, self._room = self._room, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
 
     def ask(self, number: int, request: Request, data: bytes) -> None:
         """Write a request at the next ``flush``; its end will be told to it."""
@@ -190,6 +186,15 @@ class Connection(asyncio.Protocol):
         self.flush()
         if self._transport is not None:
             self._transport.close()
+
+    async def finish(self, error: TickwheelError) -> None:
+        """After ``close``: until the socket is closed, by force when it takes too long."""
+        try:
+            await asyncio.wait((self.closed,), timeout=CLOSE_S_MAX)
+        finally:
+            if not self.closed.done():
+                self.abort(error)
+        await asyncio.wait((self.closed,), timeout=CLOSE_S_MAX)
 
     def abort(self, error: TickwheelError) -> None:
         """Close at once."""

@@ -87,8 +87,6 @@ class Link:
         self.sources: list[Source] = []
         self.trouble: TickwheelError = Unreachable("not connected yet")
         """Why the last attempt or connection failed."""
-        self.lost_s = 0.0
-        """When the last connection ended, by the loop's clock."""
         self._addresses = list(addresses)
         self._next = 0
         self._hello_options = {"v": PROTOCOL_VERSION, **hello_options}
@@ -144,6 +142,8 @@ class Link:
             source.stop(error)
         # A runner that failed at the start was reported there.
         await asyncio.gather(*tasks, return_exceptions=True)
+        if connection is not None:
+            await connection.finish(error)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that ends with the link at the latest."""
@@ -225,7 +225,6 @@ class Link:
 
     def _fall(self, connection: Connection) -> None:
         self.connection = None
-        self.lost_s = self.loop.time()
         self._up.clear()
         self._next += 1  # another address first
         for source in self.sources:

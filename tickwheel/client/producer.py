@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from operator import attrgetter
 from typing import Any
 
 from tickwheel.client.batch import Batch, split
 from tickwheel.client.calls import retry_pause_s
 from tickwheel.client.connection import LOGGER, Connection
-from tickwheel.client.futures import fail
+from tickwheel.client.futures import Signal, fail
 from tickwheel.client.link import Link
 from tickwheel.client.tasks import FRAME_BYTES, Draft, Receipt, WireTask
 from tickwheel.errors import Draining, OutcomeUnknown, Overloaded, Refused, TickwheelError
@@ -57,14 +58,19 @@ class Producer:
         self._unfinished: set[Batch] = set()
         self._tasks = 0
         self._bytes = 0
-        self._waiters: list[asyncio.Future[None]] = []
+        self._changed = Signal()
+        self._stopped: TickwheelError | None = None
 
     # --- for callers ----------------------------------------------------------------------------
 
     @property
     def is_full(self) -> bool:
-        """Whether the frames that wait fill the window already."""
-        return len(self._queue) + len(self._window) >= self.link.limits.window_max
+        """Whether a caller that can wait should: the window or half of the queue is in use."""
+        return (
+            len(self._queue) + len(self._window) >= self.link.limits.window_max
+            or self._tasks * 2 >= self.tasks_max
+            or self._bytes * 2 >= self.bytes_max
+        )
 
     def add(self, draft: Draft) -> asyncio.Future[Any]:
         """One task; the future of its Receipt. Raises Overloaded."""
@@ -86,14 +92,11 @@ class Producer:
         return future
 
     async def wait_room(self) -> None:
-        """Until another frame has room in the window. Raises Overloaded or Unreachable when
-        there is none for the whole time of a call."""
+        """Until there is room. Raises Overloaded or Unreachable when a call's time is over."""
         try:
             async with asyncio.timeout(self._total_s):
-                while self.is_full:
-                    waiter = self.link.loop.create_future()
-                    self._waiters.append(waiter)
-                    await waiter
+                while self.is_full and self._stopped is None:
+                    await self._changed.wait()
         except TimeoutError:
             if self.link.connection is None:
                 raise self.link.unreachable(self._total_s) from None
@@ -105,11 +108,11 @@ class Producer:
     async def wait_idle(self) -> None:
         """Until every enqueue has its outcome."""
         while self._unfinished or self._open is not None:
-            waiter = self.link.loop.create_future()
-            self._waiters.append(waiter)
-            await waiter
+            await self._changed.wait()
 
     def _room_for(self, count: int, size: int) -> Batch:
+        if self._stopped is not None:
+            raise self._stopped
         if self._tasks + count > self.tasks_max and self._tasks:
             raise Overloaded(
                 f"{self._tasks} tasks wait to be sent or answered; the limit is {self.tasks_max}"
@@ -133,14 +136,14 @@ class Producer:
                 return batch
             self._close_open()
         self._open = batch = Batch(self, FRAME_BYTES)
+        batch.began_s = self.link.loop.time()
+        batch.deadline_s = batch.began_s + self._total_s
         self.link.wake()
         return batch
 
     def _close_open(self) -> None:
         batch, self._open = self._open, None
         if batch is not None:
-            batch.began_s = self.link.loop.time()
-            batch.deadline_s = batch.began_s + self._total_s
             self._queue.append(batch)
             self._unfinished.add(batch)
 
@@ -168,7 +171,7 @@ class Producer:
         window_max = self.link.limits.window_max
         while self._queue and connection.has_room and len(self._window) < window_max:
             batch = self._queue.popleft()
-            if batch.unwanted():
+            if batch.done or batch.unwanted():
                 self.finish(batch)
                 continue
             batch.number = self.link.next_number()
@@ -187,13 +190,19 @@ class Producer:
         connection.ask(batch.number, batch, data)
 
     def sweep(self, now_s: float) -> None:
-        for batch in [b for b in self._unfinished if b.deadline_s <= now_s]:
-            connection = self.link.connection
+        self._close_open()  # without a connection nobody else does
+        over = [batch for batch in self._unfinished if batch.deadline_s <= now_s]
+        if not over:
+            return
+        connection = self.link.connection
+        for batch in sorted(over, key=attrgetter("number")):
             if connection is not None:
                 connection.requests.pop(batch.number, None)
             batch.expired()
+        self._queue = deque(batch for batch in self._queue if not batch.done)
 
     def stop(self, error: TickwheelError) -> None:
+        self._stopped = error
         self._close_open()
         for batch in list(self._unfinished):
             certain = not batch.sent or batch.refusal is not None
@@ -205,6 +214,7 @@ class Producer:
                 )
             )
             self.give_up(batch, reason)
+        self._changed.tell()
 
     # --- outcomes -------------------------------------------------------------------------------
 
@@ -212,7 +222,7 @@ class Producer:
         """The daemon answered with an error."""
         if isinstance(error, Refused):
             self._certainly_refused(batch, error)
-        elif error.retryable and not error.closes_connection:
+        elif error.retryable:
             self._pause(batch)  # nobody knows: ask again, by the same number
         elif len(batch.entries) > 1:
             self._alone(batch)
@@ -285,12 +295,6 @@ class Producer:
         self._unfinished.discard(batch)
         self._pausing.discard(batch)
         self._trim()
-        if not batch.number and batch in self._queue:
-            self._queue.remove(batch)
         if self._queue:
             self.link.wake()
-        if self._waiters:
-            waiters, self._waiters = self._waiters, []
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+        self._changed.tell()

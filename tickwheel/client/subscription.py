@@ -17,6 +17,7 @@ from tickwheel.client.buffer import Buffer, Lot, lots
 from tickwheel.client.calls import retry_pause_s
 from tickwheel.client.connection import LOGGER
 from tickwheel.client.delivery import Delivery, Parcel
+from tickwheel.client.futures import Signal
 from tickwheel.errors import ClientClosed, Conflict, ProtocolError, TickwheelError
 from tickwheel.protocol.frames import FrameType
 
@@ -56,7 +57,7 @@ class Subscription:
         self._prefetch = prefetch
         self._lease_ms = lease_ms
         self._buffer = Buffer(LEASE_GUESS_S if lease_ms is None else lease_ms / 1000)
-        self._waiters: list[asyncio.Future[None]] = []
+        self._arrived = Signal()
         self._starting = asyncio.Lock()
         self._on = False
         self._closed = False
@@ -68,6 +69,7 @@ class Subscription:
         """What the daemon was told; less than ``prefetch`` while an old buffer drains."""
         self._timer: asyncio.TimerHandle | None = None
         self._streak = 0
+        self._resuming: asyncio.Task[None] | None = None
 
     # --- life -----------------------------------------------------------------------------------
 
@@ -93,6 +95,8 @@ class Subscription:
             await self._leave()
 
     async def _leave(self) -> None:
+        if self._resuming is not None:
+            self._resuming.cancel()  # a SUBSCRIBE after the UNSUBSCRIBE would stay for ever
         try:
             if self._link.connection is not None:
                 with suppress(TickwheelError):
@@ -125,7 +129,7 @@ class Subscription:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._wake_all()
+        self._arrived.tell()
 
     def fail(self, error: TickwheelError) -> None:
         """No more deliveries will come; those who iterate are told."""
@@ -153,9 +157,7 @@ class Subscription:
                 self._credit = self._prefetch
                 self._link.spawn(self._restore_credit())
             self._streak = 0
-            waiter = self._link.loop.create_future()
-            self._waiters.append(waiter)
-            await waiter
+            await self._arrived.wait()
         if self._error is not None and not isinstance(self._error, ClientClosed):
             raise self._error
         raise StopAsyncIteration
@@ -176,16 +178,9 @@ class Subscription:
     def deliver(self, parcel: Parcel) -> None:
         """Deliveries have come."""
         self._buffer.put(parcel, self._link.loop.time())
-        if self._waiters:
-            self._wake_all()
+        self._arrived.tell()
         if self._timer is None and not self._closed:
             self._arm()
-
-    def _wake_all(self) -> None:
-        waiters, self._waiters = self._waiters, []
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
 
     # --- over reconnects ------------------------------------------------------------------------
 
@@ -198,7 +193,7 @@ class Subscription:
             return
         self._missed = True
         if self._on and not self._subscribing:
-            self._link.spawn(self._resume())
+            self._resuming = self._link.spawn(self._resume())
             self._extend(self._buffer.to_confirm(self._link.loop.time()))
 
     async def _resume(self) -> None:
@@ -270,7 +265,7 @@ class Subscription:
         asked_s, lease_ms = self._link.loop.time(), int(self._buffer.lease_s * 1000)
         head = (FrameType.EXTEND, self.topic, self.group, lot.epoch, lot.ids, lot.attempts)
         try:
-            words = await self._call(*head, lease_ms)
+            words = await self._call(*head, lease_ms, repeat=False)
         except TickwheelError as error:
             LOGGER.info("leases that wait were not extended: %s: %s", error.code, error.message)
             return
@@ -280,7 +275,7 @@ class Subscription:
         said = zip(lot.ids, words or (), strict=False)
         stale = {task_id for task_id, word in said if word != "extended"}
         self._buffer.extended(lot.parcels, asked_s, stale)
-        self._wake_all()
+        self._arrived.tell()
 
     async def _release(self, parcels: Iterable[Parcel]) -> None:
         """Give deliveries back unstarted; if that fails their leases end by themselves."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from tickwheel.client.acks import Acks
 from tickwheel.client.calls import Calls
 from tickwheel.client.connection import Connection
-from tickwheel.client.delivery import Parcel
+from tickwheel.client.delivery import Delivery, Parcel
 from tickwheel.client.link import Link
 from tickwheel.client.subscription import Subscription
 from tickwheel.client.times import shown
 from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.protocol.frames import FrameType
 
 
 class Subscriptions:
@@ -62,6 +64,25 @@ class Subscriptions:
         if min(map(len, items)) < 4:
             raise ValueError("a delivery has fewer than 4 fields")
         return Parcel(self.calls, self.acks, topic, group, epoch, delivered_ms, list(items[::-1]))
+
+    def pulled(self, topic: str, group: str, answer: Any) -> list[Delivery]:
+        """The answer to a PULL. Raises ValueError and the like when it is none."""
+        epoch, delivered_ms, items = answer
+        if not items:
+            return []
+        parcel = self.parcel(topic, group, epoch, delivered_ms, items)
+        return [Delivery(parcel, item) for item in items]
+
+    def give_back(self, topic: str, group: str, answer: Any) -> None:
+        """The caller of a PULL has gone: its deliveries are free again at once."""
+        epoch, _, items = answer
+        if items:
+            ids, attempts = [item[0] for item in items], [item[1] for item in items]
+            self.link.spawn(self._release(topic, group, epoch, ids, attempts))
+
+    async def _release(self, *fields: Any) -> None:
+        with suppress(TickwheelError):
+            await self.calls.call(FrameType.RELEASE, *fields, repeat=False)
 
     # --- a source of the link -------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class TaskChecker:
 
     def plain(self, topic: str, body: bytes, delay: Any) -> Draft | None:
         """The common task, quickly; None when a closer look is needed."""
-        if topic not in self._names or type(body) is not bytes:
+        if type(topic) is not str or topic not in self._names or type(body) is not bytes:
             return None
         if delay is None:
             delay_ms = 0
@@ -121,9 +121,9 @@ class TaskChecker:
     def check_all(self, tasks: Iterable[Task]) -> list[Draft]:
         """Every task, or the error of the first bad one, before any is sent."""
         drafts: list[Draft] = []
-        plain, known = self.plain, self._names
+        plain = self.plain
         for index, task in enumerate(tasks):
-            if type(task) is Task and _is_plain(task) and task.topic in known:
+            if type(task) is Task and _is_plain(task):
                 draft = plain(task.topic, task.body, task.delay)
                 if draft is not None:
                     drafts.append(draft)

@@ -60,6 +60,31 @@ class StoreUnusable(StoreError):
     """The store cannot be opened as it is; the message says what to change."""
 
 
+class StoreAway(StoreError):
+    """The store does not answer at the moment; the read may be tried again."""
+
+    retryable = True
+
+
+class StoreBehind(StoreError):
+    """The store came back older than what it had confirmed: batches are missing from it.
+
+    What was confirmed is still in this daemon's memory; nothing may be confirmed before the
+    store has it again.
+    """
+
+    def __init__(self, message: str, *, last_seen: int, last_known: int) -> None:
+        super().__init__(message)
+        self.last_seen = last_seen
+        """The last batch that the store holds."""
+        self.last_known = last_known
+        """The last batch that the store had confirmed."""
+
+
+class StoreLost(StoreError):
+    """The store came back without what it held: empty, or laid out anew by somebody."""
+
+
 @dataclass(slots=True)
 class Opened:
     """What ``open`` found."""

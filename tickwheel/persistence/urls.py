@@ -1,8 +1,9 @@
 """Store addresses: which store a URL names, and with which settings.
 
-``memory:``, ``sqlite:///relative.db``, ``sqlite:////absolute.db``; settings of a store follow
-as a query, for example ``sqlite:///x.db?wal_bytes=4194304``. Stores are imported when named,
-so that a daemon pays only for the one it uses.
+``memory:``, ``sqlite:///relative.db``, ``sqlite:////absolute.db``, ``redis://host:port/0``
+(``rediss://`` with TLS); settings of a store follow as a query, for example
+``sqlite:///x.db?wal_bytes=4194304``. Stores are imported when named, so that a daemon pays only
+for the one it uses.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tickwheel.persistence.store import Store, StoreUnusable
 
-KNOWN = "memory:, sqlite:///relative.db, sqlite:////absolute.db"
+KNOWN = (
+    "memory:, sqlite:///relative.db, sqlite:////absolute.db,"
+    " redis://HOST:PORT/DB and rediss://HOST:PORT/DB"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,13 @@ def parse(url: str) -> StoreUrl:
         if parts.netloc or parts.path or parts.query:
             raise StoreUnusable(f"store {url!r}: 'memory:' takes neither a path nor settings")
         return StoreUrl("memory")
+    if parts.scheme in ("redis", "rediss"):
+        return StoreUrl("redis")
+    if parts.scheme in ("redis+sentinel", "redis+cluster"):
+        raise StoreUnusable(
+            f"store {without_secrets(url)!r}: Sentinel and Cluster are not supported yet;"
+            " name one primary with redis:// or rediss://"
+        )
     if parts.scheme != "sqlite":
         raise StoreUnusable(f"store {url!r}: unknown kind; known are {KNOWN}")
     if parts.netloc or parts.fragment:
@@ -51,6 +62,12 @@ def _settings(url: str, query: str) -> list[tuple[str, int]]:
     return found
 
 
+def without_secrets(url: str) -> str:
+    """``url`` for messages and logs: user and password are left out."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
+
+
 def open_url(url: str) -> Store:
     """The store that ``url`` names; its ``open`` has not been called yet."""
     parsed = parse(url)
@@ -58,6 +75,11 @@ def open_url(url: str) -> Store:
         from tickwheel.persistence.memory import MemoryStore
 
         return MemoryStore()
+    if parsed.kind == "redis":
+        from tickwheel.persistence.redis import RedisStore
+        from tickwheel.persistence.redis import options_from as redis_options_from
+
+        return RedisStore(redis_options_from(url))
     from tickwheel.persistence.sqlite import SqliteStore, options_from
 
     return SqliteStore(parsed.path, options_from(url, parsed.settings))

@@ -164,7 +164,8 @@ class Control:
         if known.dead or any(p.state is ProgressState.DONE for p in known.progress.values()):
             return True
         task_id = known.row.id
-        return any(task_id in g.tries or task_id in g.waiting for g in self.groups_of(known))
+        # One that waits without an attempt does so because the clock went back.
+        return any(task_id in group.tries for group in self.groups_of(known))
 
     def _take_out_everywhere(self, known: Known) -> None:
         for group in self.groups_of(known):

@@ -71,6 +71,7 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (S.WAITING, E.DUE): S.READY,
     (S.READY, E.POSTPONE): S.WAITING,
     (S.WAITING, E.POSTPONE): S.WAITING,
+    (S.WAITING, E.RESCHEDULE): S.SCHEDULED,
     (S.WAITING, E.CANCEL): S.CANCELLED,
     (S.WAITING, E.ACK): S.ACKED,
     (S.DEAD, E.REQUEUE): S.READY,
@@ -78,9 +79,10 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (S.DEAD, E.CANCEL): S.CANCELLED,
 }
 """An ack of a task that is READY or WAITING carries an earlier, genuine receipt; of one that is
-SCHEDULED, a receipt from before a crash that forgot the delivery. A cancel takes dead letters
-with it when another group still waits for the task. A crash goes back to the last state that
-is recorded.
+SCHEDULED, a receipt from before a crash that forgot the delivery. A plain reschedule of a task
+that is WAITING finds one without an attempt, which waits because the clock went back. A cancel
+takes dead letters with it when another group still waits for the task. A crash goes back to the
+last state that is recorded.
 """
 
 

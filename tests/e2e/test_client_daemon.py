@@ -1,0 +1,326 @@
+"""The client against a real daemon: everything it can ask for, and what comes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from daemon import Daemon
+
+from tickwheel import Client, Delivery, Task, errors
+from tickwheel.client import Subscription
+
+WAIT_S = 10.0
+HOUR = 3600
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("client")
+    with Daemon(folder, retry_base_s=0.05, retry_jitter=0, retry_max=2) as daemon:
+        yield daemon
+        assert "Traceback" not in daemon.log_text()
+
+
+@pytest.fixture
+async def client(running: Daemon) -> AsyncIterator[Client]:
+    async with Client(running.url) as client:
+        yield client
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """One of its own for each test."""
+    return str(request.node.name).replace("[", "-").replace("]", "")
+
+
+async def soon(awaitable: Any) -> Any:
+    async with asyncio.timeout(WAIT_S):
+        return await awaitable
+
+
+async def take(subscription: Subscription, count: int = 1) -> list[Delivery]:
+    return [await soon(anext(subscription)) for _ in range(count)]
+
+
+# --- enqueue, deliver, ack -------------------------------------------------------------------
+
+
+async def test_every_field_arrives(client: Client, topic: str) -> None:
+    at = datetime.now(UTC) + timedelta(milliseconds=30)
+    properties = {"s": "ä", "i": -5, "f": 1.5, "b": True}
+    receipt = await client.enqueue(
+        topic, b"\x00body\xff", at=at, key="k", tag="g", properties=properties, priority=7, ttl=60
+    )
+    assert at <= receipt.due <= at + timedelta(milliseconds=1)
+    async with client.subscribe(topic, group="grp") as deliveries:
+        [delivery] = await take(deliveries)
+    assert (delivery.id, delivery.body, delivery.topic) == (receipt.id, b"\x00body\xff", topic)
+    assert (delivery.key, delivery.tag, delivery.priority) == ("k", "g", 7)
+    assert dict(delivery.properties) == properties
+    assert (delivery.group, delivery.attempt) == ("grp", 1)
+    assert delivery.due == receipt.due
+    assert delivery.delivered_ms >= delivery.due_ms
+    assert await delivery.ack() == "acked"
+    assert await delivery.ack() == "acked", "an ack may be repeated"
+    assert (await client.lookup(receipt.id)).state == "acked"
+
+
+async def test_nothing_comes_early(client: Client, topic: str) -> None:
+    delays = [0.01 * i for i in range(30)]
+    receipts = await client.enqueue_many(
+        Task(topic, b"%d" % i, delay=d) for i, d in enumerate(delays)
+    )
+    async with client.subscribe(topic) as deliveries:
+        found = await take(deliveries, 30)
+        assert {d.id: d.due_ms for d in found} == {r.id: r.due_ms for r in receipts}
+        assert all(d.delivered_ms >= d.due_ms for d in found)
+        await asyncio.gather(*(d.ack() for d in found))
+    stats = await client.stats()
+    assert stats.raw["early"] == 0
+    assert stats.topics[topic].acked == 30
+
+
+async def test_fifty_thousand_through_one_client(client: Client, topic: str) -> None:
+    """Many frames, the window, acks by the hundred: each task comes once, and all come."""
+    count = 50_000
+    receipts = await soon(client.enqueue_many([Task(topic, b"x") for _ in range(count)]))
+    assert len({receipt.id for receipt in receipts}) == count
+    left = {receipt.id for receipt in receipts}
+    acks = []
+    async with client.subscribe(topic, prefetch=2000) as deliveries:
+        while left:
+            delivery = await soon(anext(deliveries))
+            left.remove(delivery.id)
+            acks.append(delivery.ack_nowait())
+        assert set(await soon(asyncio.gather(*acks))) == {"acked"}
+    counts = (await client.stats()).topics[topic]
+    assert (counts.acked, counts.ready, counts.in_flight) == (count, 0, 0)
+
+
+async def test_concurrent_producers_with_one_bad_among_them(client: Client, topic: str) -> None:
+    calls = [client.enqueue(topic, b"%d" % i, delay=HOUR) for i in range(100)]
+    calls.insert(50, client.enqueue(topic, b"bad", delay=HOUR, priority=999))
+    results = await soon(asyncio.gather(*calls, return_exceptions=True))
+    assert isinstance(results.pop(50), errors.BadRequest)
+    assert len({receipt.id for receipt in results}) == 100
+    assert (await client.stats()).topics[topic].pending == 100
+
+
+async def test_oneway_arrives_without_an_answer(client: Client, topic: str) -> None:
+    async with client.subscribe(topic) as deliveries:
+        await client.oneway(topic, b"x", key="k")
+        [delivery] = await take(deliveries)
+        assert (delivery.body, delivery.key) == (b"x", "k")
+        await delivery.ack()
+
+
+async def test_due_too_far_is_refused(client: Client, topic: str) -> None:
+    with pytest.raises(errors.DueTooFar):
+        await client.enqueue(topic, b"x", at=datetime.now(UTC) + timedelta(days=366 * 11))
+
+
+# --- ends of a delivery ----------------------------------------------------------------------
+
+
+async def test_nack_again_and_again_ends_in_the_dead_letters(client: Client, topic: str) -> None:
+    receipt = await client.enqueue(topic, b"x")
+    async with client.subscribe(topic, group="g") as deliveries:
+        words = []
+        for attempt in (1, 2, 3):
+            [delivery] = await take(deliveries)
+            assert (delivery.id, delivery.attempt) == (receipt.id, attempt)
+            words.append(await delivery.nack(reason=f"reason {attempt}"))
+        assert words == ["retrying", "retrying", "dead"]
+        [letter] = [letter async for letter in client.dead_list(topic=topic)]
+        assert (letter.id, letter.group, letter.attempt) == (receipt.id, "g", 3)
+        assert [failure[2] for failure in letter.failures] == ["reason 1", "reason 2", "reason 3"]
+        assert await client.dead_requeue([(receipt.id, "g")]) == ["requeued"]
+        [delivery] = await take(deliveries)
+        assert delivery.attempt == 1
+        assert await delivery.reject("never") == "dead"
+    assert await client.dead_delete([(receipt.id, "g"), (5, "g")]) == ["deleted", "unknown"]
+    assert (await client.lookup(receipt.id)).state == "deleted"
+
+
+async def test_nack_with_a_delay_of_its_own(client: Client, topic: str) -> None:
+    await client.enqueue(topic, b"x")
+    async with client.subscribe(topic) as deliveries:
+        [delivery] = await take(deliveries)
+        assert await delivery.nack(delay=0.02) == "retrying"
+        assert await delivery.nack() == "stale"
+        [again] = await take(deliveries)
+        assert again.attempt == 2
+        assert await delivery.ack() == "acked", "an earlier receipt finishes it too"
+        assert await again.ack() == "acked"
+
+
+async def test_extend_and_release(client: Client, topic: str) -> None:
+    await client.enqueue(topic, b"x")
+    async with client.subscribe(topic, lease=0.3) as deliveries:
+        [delivery] = await take(deliveries)
+        assert await delivery.extend(30) == "extended"
+        assert await delivery.release() == "released"
+        [again] = await take(deliveries)
+        assert again.attempt == 1, "a release costs no attempt"
+        await again.ack()
+
+
+async def test_a_lease_that_is_over_brings_it_back(client: Client, topic: str) -> None:
+    await client.enqueue(topic, b"x")
+    async with client.subscribe(topic, lease=0.1) as deliveries:
+        first, second = await take(deliveries, 2)
+        assert (first.attempt, second.attempt) == (1, 2)
+        assert first.id == second.id
+        assert await second.ack() == "acked"
+
+
+async def test_leases_of_what_waits_in_the_buffer_are_kept_up(client: Client, topic: str) -> None:
+    await client.enqueue_many([Task(topic, b"%d" % i) for i in range(50)])
+    async with client.subscribe(topic, lease=0.2, prefetch=50) as deliveries:
+        found = []
+        for _ in range(50):
+            [delivery] = await take(deliveries)
+            found.append(delivery)
+            assert await delivery.ack() == "acked"
+            await asyncio.wait({asyncio.ensure_future(asyncio.Event().wait())}, timeout=0.01)
+        assert {delivery.attempt for delivery in found} == {1}
+    assert (await client.stats()).topics[topic].groups["default"].delivered == 50
+
+
+async def test_closing_gives_back_without_costing_an_attempt(
+    running: Daemon, client: Client, topic: str
+) -> None:
+    await client.enqueue_many([Task(topic, b"%d" % i) for i in range(10)])
+    async with Client(running.url) as other:
+        first = other.subscribe(topic, prefetch=10)
+        [taken] = await take(first)
+        await taken.ack()
+    async with client.subscribe(topic) as deliveries:
+        found = await take(deliveries, 9)
+        assert {delivery.attempt for delivery in found} == {1}
+        await asyncio.gather(*(delivery.ack() for delivery in found))
+
+
+async def test_prefetch_bounds_what_is_out(client: Client, topic: str) -> None:
+    await client.enqueue_many([Task(topic, b"%d" % i) for i in range(20)])
+    async with client.subscribe(topic, prefetch=3) as deliveries:
+        found = await take(deliveries, 3)
+        await client.ping()
+        assert (await client.stats()).topics[topic].in_flight == 3
+        for _ in range(17):
+            await found.pop(0).ack()
+            found += await take(deliveries)
+        await asyncio.gather(*(delivery.ack() for delivery in found))
+
+
+async def test_each_group_gets_each_task(client: Client, topic: str) -> None:
+    async with (
+        client.subscribe(topic, group="a") as first,
+        client.subscribe(topic, group="b") as second,
+    ):
+        await client.enqueue(topic, b"x")
+        for deliveries in (first, second):
+            [delivery] = await take(deliveries)
+            assert await delivery.ack() == "acked"
+
+
+async def test_pull(client: Client, topic: str) -> None:
+    assert await client.pull(topic) == []
+    waiting = asyncio.ensure_future(client.pull(topic, max=2, wait=WAIT_S))
+    await client.ping()
+    await client.enqueue_many([Task(topic, b"a"), Task(topic, b"b"), Task(topic, b"c")])
+    found = await soon(waiting)
+    assert 1 <= len(found) <= 2
+    while len(found) < 3:
+        found += await soon(client.pull(topic, wait=1))
+    assert sorted(d.body for d in found) == [b"a", b"b", b"c"]
+    assert {await d.ack() for d in found} == {"acked"}
+
+
+async def test_a_cancelled_pull_costs_nothing(client: Client, topic: str) -> None:
+    pulling = asyncio.ensure_future(client.pull(topic, wait=WAIT_S))
+    await client.ping()
+    pulling.cancel()
+    await asyncio.gather(pulling, return_exceptions=True)
+    await client.enqueue(topic, b"x")
+    [delivery] = await soon(client.pull(topic, wait=WAIT_S))
+    assert delivery.attempt == 1
+    await delivery.ack()
+
+
+# --- by id, lists, counts --------------------------------------------------------------------
+
+
+async def test_cancel_reschedule_run_now_lookup(client: Client, topic: str) -> None:
+    receipts = await client.enqueue_many([Task(topic, b"%d" % i, delay=HOUR) for i in range(4)])
+    first, second, third, fourth = (receipt.id for receipt in receipts)
+    assert await client.cancel(first) == "cancelled"
+    assert await client.cancel_many([first, 7]) == ["already_cancelled", "unknown"]
+    moved = await client.reschedule(second, delay=2 * HOUR)
+    assert moved.status == "scheduled"
+    assert (await client.lookup(second)).due == moved.due
+    at = datetime.now(UTC) + timedelta(days=1)
+    assert (await client.reschedule(third, at=at)).status == "scheduled"
+    info = await client.lookup(third)
+    assert (info.state, info.topic, info.body) == ("scheduled", topic, b"2")
+    assert info.due is not None
+    assert abs(info.due - at) < timedelta(milliseconds=2)
+    async with client.subscribe(topic) as deliveries:
+        assert (await client.run_now(fourth)).status == "scheduled"
+        [delivery] = await take(deliveries)
+        assert delivery.id == fourth
+        assert (await client.lookup(fourth)).state == "in_flight"
+        assert await client.cancel(fourth) == "in_flight"
+        assert (await client.reschedule(fourth, delay=5)).status == "in_flight"
+        await delivery.ack()
+    states = [task.state for task in await client.lookup_many([first, second, fourth, 9])]
+    assert states == ["cancelled", "scheduled", "acked", "unknown"]
+
+
+async def test_lists_page_by_page(client: Client, topic: str) -> None:
+    receipts = await client.enqueue_many([Task(topic, b"x", delay=HOUR) for _ in range(2500)])
+    listed = [task.id async for task in client.list_tasks(topic=topic)]
+    assert listed == [receipt.id for receipt in receipts]
+    some = [task.id async for task in client.list_tasks(topic=topic, limit=1200)]
+    assert some == listed[:1200]
+    assert [t async for t in client.list_tasks(topic=topic, state="dead")] == []
+    words = await client.cancel_many(listed)
+    assert set(words) == {"cancelled"}
+
+
+async def test_stats_backup_and_errors(running: Daemon, client: Client, topic: str) -> None:
+    await client.enqueue(topic, b"x", delay=HOUR)
+    stats = await client.stats()
+    assert stats.topics[topic].pending == 1
+    assert stats.pending >= 1
+    assert stats.raw["version"]
+    found = await client.backup("copy.db")
+    assert found["bytes"] == (running.folder / "copy.db").stat().st_size
+    with pytest.raises(errors.Conflict):
+        await client.backup("copy.db")
+    with pytest.raises(errors.BadRequest):
+        await client.backup("../copy.db")
+    await client.ping()
+
+
+async def test_a_wrong_token_is_told_at_once(make_daemon: Any) -> None:
+    daemon = make_daemon(env={"TICKWHEEL_TOKEN": "right"}).start()
+    for token in (None, "wrong"):
+        with pytest.raises(errors.Unauthorized):
+            await soon(Client(daemon.url, token=token).connect())
+    async with Client(daemon.url, token="right") as client:
+        await client.ping()
+
+
+async def test_three_hundred_starts_and_stops(running: Daemon) -> None:
+    for _ in range(300):
+        client = Client(running.url)
+        await client.connect()
+        await client.close()
+    async with Client(running.url) as client:
+        stats = await client.stats()
+    assert stats.raw["sessions"] < 50, "sessions that said BYE, or were never used, are forgotten"

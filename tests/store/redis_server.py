@@ -1,0 +1,119 @@
+"""Real Redis servers for tests: own port of 127.0.0.1, own data directory, ended by pid."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = ("redis-server", "valkey-server")
+START_TIMEOUT_S = 20.0
+DEFAULTS = {
+    "save": '""',
+    "appendonly": "yes",
+    "appendfsync": "no",  # the tests end servers by signals, never by power cuts
+    "maxmemory-policy": "noeviction",
+    "repl-diskless-sync-delay": "0",
+}
+
+
+def program() -> str:
+    """The server's program; without one a test is skipped, on CI it fails."""
+    for name in PROGRAMS:
+        found = shutil.which(name)
+        if found is not None:
+            return found
+    reason = f"none of {', '.join(PROGRAMS)} is installed"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+class RedisServer:
+    """One server process, which may be started again on the same port and data."""
+
+    def __init__(self, folder: Path, **options: str) -> None:
+        self.folder = folder
+        self.options = DEFAULTS | {key.replace("_", "-"): value for key, value in options.items()}
+        self.password = self.options.get("requirepass", "")
+        self._process: subprocess.Popen[bytes] | None = None
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+
+    def url(self, query: str = "", user: str = "") -> str:
+        return f"redis://{user}127.0.0.1:{self.port}/0{'?' if query else ''}{query}"
+
+    def start(self, *, loaded: bool = True) -> RedisServer:
+        self.folder.mkdir(exist_ok=True)
+        command = [program(), "--port", str(self.port), "--bind", "127.0.0.1"]
+        command += ["--dir", str(self.folder), "--logfile", str(self.folder / "log")]
+        for name, value in self.options.items():
+            command += [f"--{name}", value]
+        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while True:  # Redis has no other way to say that it is there
+            try:
+                answer = self.call("PING")
+            except OSError:
+                answer = b""
+            if answer.startswith((b"+PONG", b"-NOAUTH")) or (answer and not loaded):
+                return self
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                log = (self.folder / "log").read_text(errors="replace")
+                raise AssertionError(f"redis-server did not start:\n{log[-2000:]}")
+            time.sleep(0.01)
+
+    def call(self, *args: str | bytes | int) -> bytes:
+        """One command on a connection of its own; the reply's bytes as they come."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=5) as connection:
+            commands = [("AUTH", self.password)] if self.password else []
+            for command in (*commands, args):
+                parts = [arg if isinstance(arg, bytes) else str(arg).encode() for arg in command]
+                frame = b"*%d\r\n" % len(parts)
+                frame += b"".join(b"$%d\r\n%b\r\n" % (len(part), part) for part in parts)
+                connection.sendall(frame)
+                reply = connection.recv(1 << 16)
+        return reply
+
+    def signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """As a crash would: no last words."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def restart(self) -> None:
+        self.kill()
+        self.start()
+
+    def pause(self) -> None:
+        self.signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self.signal(signal.SIGCONT)
+
+    def snapshot(self) -> Path:
+        """A copy of the append-only files as they are now."""
+        copy = self.folder.with_name(f"{self.folder.name}-snapshot")
+        shutil.rmtree(copy, ignore_errors=True)
+        shutil.copytree(self.folder, copy)
+        return copy
+
+    def restart_from(self, snapshot: Path | None) -> None:
+        """Come back as of ``snapshot``; with None, empty."""
+        self.kill()
+        shutil.rmtree(self.folder)
+        if snapshot is not None:
+            shutil.copytree(snapshot, self.folder)
+        self.start()

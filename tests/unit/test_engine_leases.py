@@ -1,0 +1,216 @@
+"""Leases: over, extended, released, kept for a moment after a connection broke."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine_recount import recount
+from engine_rig import CONFIG, GRACE_MS, LEASE_MS, RETRY, Got, Rig
+
+from tickwheel.wheel.records import ProgressState
+from tickwheel.wheel.settlement import EXPIRY_SCAN_GAP_MS_MIN as GAP_MS
+
+
+def delivered(rig: Rig) -> Got:
+    rig.enqueue()
+    return rig.one()
+
+
+def test_a_lease_that_is_over_brings_the_task_back_as_the_next_attempt() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    rig.pass_time(LEASE_MS - 1)
+    assert rig.pulse() == []
+    rig.pass_time(1)
+    again = rig.one()
+    assert (again.id, again.attempt) == (got.id, 2)
+    assert [f.reason for f in rig.held(again).failures] == ["lease over"]
+    assert again.subscriber.outstanding == 1
+    recount(rig)
+
+
+def test_a_lease_does_not_follow_the_wall_clock() -> None:
+    rig = Rig()
+    rig.subscribe()
+    delivered(rig)
+    rig.now_ms += 10 * LEASE_MS
+    assert rig.pulse() == []
+
+
+def test_leases_that_are_over_too_often_end_in_the_dead_letters() -> None:
+    rig = Rig(replace(CONFIG, retry=replace(RETRY, retries_max=1)))
+    rig.subscribe()
+    got = delivered(rig)
+    rig.pass_time(LEASE_MS)
+    rig.one()
+    rig.pass_time(LEASE_MS + GAP_MS)
+    assert rig.pulse() == []
+    assert rig.state(got.id) == "dead"
+    recount(rig)
+
+
+def test_an_extended_lease_ends_that_much_later() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    rig.pass_time(LEASE_MS - 1)
+    rig.extend(got, LEASE_MS)
+    rig.pass_time(LEASE_MS - 1)
+    assert rig.pulse() == []
+    rig.pass_time(1 + GAP_MS)
+    assert rig.one().attempt == 2
+
+
+def test_a_lease_can_be_made_shorter() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    rig.extend(got, 100)
+    rig.pass_time(100)
+    assert rig.one().attempt == 2
+
+
+def test_a_released_delivery_does_not_count() -> None:
+    rig = Rig()
+    subscriber = rig.subscribe(prefetch=1)
+    got = delivered(rig)
+    rig.release(got)
+    assert rig.pulse() == []
+    rig.commit()
+    assert subscriber.outstanding == 0
+    again = rig.one()
+    assert (again.id, again.attempt) == (got.id, 1)
+    rig.commit()
+    assert not rig.rows.progress
+    recount(rig)
+
+
+def test_released_deliveries_are_first_in_line() -> None:
+    rig = Rig()
+    subscriber = rig.subscribe(prefetch=2)
+    rig.subscribe(group="keeps the rows in memory", prefetch=0)
+    ids = rig.stage(count=3)
+    rig.commit()
+    for got in reversed(rig.pulse()):
+        rig.release(got)
+    rig.commit()
+    assert [got.id for got in rig.pulse() if got.subscriber is subscriber] == ids[:2]
+
+
+def test_a_released_second_attempt_keeps_the_history_of_the_first() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.nack(delivered(rig), 0, "first")
+    second = rig.one()
+    rig.release(second)
+    rig.commit()
+    assert rig.rows.progress[second.id, "default"].attempt == 1
+    third = rig.one()
+    assert third.attempt == 2
+    assert [f.reason for f in rig.held(third).failures] == ["first"]
+    recount(rig)
+
+
+def test_a_broken_connection_keeps_its_leases_for_the_grace_only() -> None:
+    rig = Rig()
+    gone, other = rig.subscribe(prefetch=1), rig.subscribe(prefetch=0)
+    got = delivered(rig)
+    assert got.subscriber is gone
+    rig.disconnect(gone)
+    other.prefetch = 1
+    rig.pass_time(GRACE_MS - 1)
+    assert rig.pulse() == []
+    rig.pass_time(1)
+    again = rig.one()
+    assert again.subscriber is other
+    assert [f.reason for f in rig.held(again).failures] == ["connection lost"]
+    recount(rig)
+
+
+def test_a_broken_connection_does_not_make_a_lease_longer() -> None:
+    rig = Rig()
+    gone = rig.subscribe(lease_ms=1_000)
+    delivered(rig)
+    rig.disconnect(gone)
+    rig.subscribe()
+    rig.pass_time(1_000)
+    assert rig.one().attempt == 2
+
+
+def test_an_ack_within_the_grace_is_taken() -> None:
+    rig = Rig()
+    gone = rig.subscribe()
+    got = delivered(rig)
+    rig.disconnect(gone)
+    rig.subscribe()
+    rig.pass_time(GRACE_MS - 1)
+    assert rig.ack(got) == "acked"
+    rig.pass_time(GRACE_MS)
+    assert rig.pulse() == []
+
+
+def test_an_extension_by_a_consumer_that_is_back_keeps_the_lease() -> None:
+    rig = Rig()
+    gone = rig.subscribe()
+    got = delivered(rig)
+    rig.disconnect(gone)
+    rig.extend(got, LEASE_MS)
+    rig.subscribe()
+    rig.pass_time(LEASE_MS - 1)
+    assert rig.pulse() == []
+    rig.pass_time(1 + GAP_MS)
+    assert rig.one().attempt == 2
+    recount(rig)
+
+
+def test_a_quick_ack_leaves_no_progress_in_any_batch() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    rig.stage()
+    batch = rig.seal()
+    assert batch is not None and not batch.effects.progress
+    rig.apply_and_land()
+    rig.pass_time(99)
+    rig.ack(got)
+    batch = rig.seal()
+    assert batch is not None and not batch.effects.progress
+    rig.apply_and_land()
+    rig.pass_time(1_000)
+    assert rig.seal() is None
+    assert rig.engine.next_checkpoint_mono_ms() is None
+
+
+def test_a_slow_delivery_is_checkpointed_once() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    assert rig.engine.next_checkpoint_mono_ms() == rig.mono_ms + 100
+    rig.pass_time(100)
+    rig.commit()
+    row = rig.rows.progress[got.id, "default"]
+    assert (row.state, row.attempt, row.epoch) == (ProgressState.IN_FLIGHT, 1, 1)
+    assert row.at_ms == rig.now_ms - 100 + LEASE_MS
+    assert rig.seal() is None
+    assert rig.engine.next_checkpoint_mono_ms() is None
+
+
+def test_an_extension_is_checkpointed_too() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    rig.pass_time(100)
+    rig.commit()
+    rig.extend(got, 2 * LEASE_MS)
+    rig.commit()
+    assert rig.rows.progress[got.id, "default"].at_ms == rig.now_ms + 2 * LEASE_MS
+
+
+def test_a_stop_checkpoints_every_delivery() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    assert rig.seal(checkpoint_all=True) is not None
+    rig.apply_and_land()
+    assert rig.rows.progress[got.id, "default"].state is ProgressState.IN_FLIGHT

@@ -1,0 +1,8 @@
+"""The store in Redis: a shard's keys under one hash tag, each batch one Lua script."""
+
+from __future__ import annotations
+
+from tickwheel.persistence.redis.options import RedisOptions, options_from
+from tickwheel.persistence.redis.store import RedisStore
+
+__all__ = ["RedisOptions", "RedisStore", "options_from"]

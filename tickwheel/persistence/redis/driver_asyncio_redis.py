@@ -1,0 +1,80 @@
+"""The second driver: ``asyncio-redis`` 0.16, the last release there is (June 2020).
+
+It has no TLS and no time-outs, reports a wrong password to nobody, and builds replies value by
+value. So only its protocol is used: one command at a time, replies as hiredis gives them, AUTH
+and SELECT by us. That part runs on every Python this package supports.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hiredis
+from asyncio_redis import Connection, HiRedisProtocol
+from asyncio_redis.encoders import BytesEncoder
+from asyncio_redis.exceptions import ConnectionLostError, ErrorReply, NotConnectedError
+from asyncio_redis.protocol import _NoTransaction
+
+from tickwheel.persistence.redis.drivers import Argument, Away, Lost, answer, pack
+from tickwheel.persistence.redis.options import RedisOptions
+
+
+class _Protocol(HiRedisProtocol):  # type: ignore[misc]  # the library ships no types
+    """Replies as they are: bytes, int, None and lists of them."""
+
+    def _send_command(self, args: tuple[Argument, ...]) -> None:
+        self.transport.write(pack(args))
+
+    def _process_hiredis_item(self, item: Any, cb: Any) -> None:
+        # A caller that gave up has cancelled its future; the connection is closed after it.
+        if self._queue and self._queue[0].done():
+            self._queue.popleft()
+            return
+        cb(ErrorReply(str(item)) if isinstance(item, hiredis.ReplyError) else item)
+
+
+class AsyncioRedisWire:
+    """See ``drivers.Wire``."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    @classmethod
+    async def connect(cls, options: RedisOptions) -> AsyncioRedisWire:
+        try:
+            wire = cls(
+                await Connection.create(
+                    options.host,
+                    options.port,
+                    encoder=BytesEncoder(),
+                    auto_reconnect=False,
+                    protocol_class=_Protocol,
+                )
+            )
+        except OSError as error:
+            raise Away(str(error)) from error
+        try:
+            if options.password:
+                user = (options.username,) if options.username else ()
+                await wire.call("AUTH", *user, options.password)
+            if options.db:
+                await wire.call("SELECT", options.db)
+            await wire.call("CLIENT", "SETNAME", "tickwheel")
+        except BaseException:
+            await wire.close()
+            raise
+        return wire
+
+    async def call(self, *args: Argument) -> Any:
+        protocol = self._connection.protocol
+        try:
+            return await protocol._query(_NoTransaction, *args)
+        except ErrorReply as error:
+            raise answer(str(error)) from error
+        except (ConnectionLostError, NotConnectedError, OSError) as error:
+            raise Lost("the connection was closed") from error
+
+    async def close(self) -> None:
+        transport = self._connection.transport
+        if transport is not None:
+            transport.abort()

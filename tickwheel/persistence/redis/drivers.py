@@ -1,0 +1,94 @@
+"""The seam between the store and the libraries that speak to Redis: connect, call, close.
+
+A ``Wire`` is one connection. It does not reconnect, retry or pool, and it has no time-outs: all
+that is the store's business (``line``), where an answer that did not come decides the fate of a
+batch. Sentinel and Cluster would be further ways to find the address that ``connect`` gets.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import hiredis
+
+from tickwheel.persistence.redis.options import RedisOptions
+from tickwheel.persistence.store import StoreError, StoreUnusable
+
+Argument = bytes | str | int
+
+
+class Away(StoreError):
+    """There is no connection, and nothing was sent."""
+
+
+class Lost(StoreError):
+    """Something was sent, and no answer came."""
+
+
+class Answer(StoreError):
+    """Redis answered with an error; ``kind`` is its first word, such as OOM."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(f"{kind} {text}".strip())
+        self.kind = kind
+
+
+class Wire(Protocol):
+    """One connection, used by one call at a time."""
+
+    async def call(self, *args: Argument) -> Any:
+        """Send one command and wait for its answer: bytes, int, None, or a list of them.
+
+        Raises Answer, or Lost: then the connection is of no use any more.
+        """
+        ...
+
+    async def close(self) -> None:
+        """At once, whatever is under way. Idempotent."""
+        ...
+
+
+async def connect(options: RedisOptions) -> Wire:
+    """Connected, authenticated, the database selected. Raises Away or Answer."""
+    if options.driver == "asyncio-redis":
+        from tickwheel.persistence.redis.driver_asyncio_redis import AsyncioRedisWire
+
+        return await AsyncioRedisWire.connect(options)
+    from tickwheel.persistence.redis.driver_redis import RedisWire
+
+    return await RedisWire.connect(options)
+
+
+def check(options: RedisOptions) -> None:
+    """Raises StoreUnusable when the driver is not installed or cannot do what is asked."""
+    try:
+        if options.driver == "asyncio-redis":
+            import tickwheel.persistence.redis.driver_asyncio_redis
+        else:
+            import tickwheel.persistence.redis.driver_redis  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise StoreUnusable(
+            f"store {options.name}: the module {error.name!r} is missing;"
+            f" install tickwheel[{options.driver}]"
+        ) from error
+    if options.driver == "asyncio-redis" and options.tls:
+        raise StoreUnusable(
+            f"store {options.name}: the driver asyncio-redis has no TLS;"
+            " leave ?driver=asyncio-redis out, or use redis://"
+        )
+
+
+def pack(args: tuple[Argument, ...]) -> bytes:
+    """A command as bytes. Both libraries' own ways take three times as long."""
+    packed: bytes = hiredis.pack_command(args)
+    return packed
+
+
+def answer(text: str) -> Answer:
+    """From the text of an error reply; Redis before 7 wraps what a script ran into."""
+    kind, _, rest = text.partition(" ")
+    if kind == "ERR":
+        for word in rest.split():
+            if word.startswith("-") and word[1:].isupper():
+                return Answer(word[1:], rest)
+    return Answer(kind, rest)

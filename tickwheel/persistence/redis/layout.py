@@ -1,0 +1,91 @@
+"""The keys of one shard in Redis, and how ids and names are written in them.
+
+Everything an operator sees with redis-cli is decided here and nowhere else; all keys of a shard
+share a hash tag, so that Redis Cluster keeps them on one node. Layout 1, for the shard ``S`` =
+``{tw:default:0}``:
+
+| key | type | what |
+|---|---|---|
+| S:wheel | hash | epoch, owner, last (batch), position_ms, incarnation, layout, id_mark, clean, … |
+| S:store | zset | StoreQueue: every pending task; score: due, in milliseconds |
+| S:task | hash | id → record (topic, body and all) |
+| S:prepare | zset | PrepareQueue: id/group in flight or waiting for a retry; score: see below |
+| S:progress | hash | id/group → record (exact deadline, attempt, failures) |
+| S:touched | hash | id → the groups that have or had a row in progress or dead_record |
+| S:dead | zset | id/group of every dead letter, score 0: ordered by id, then group |
+| S:dead_record | hash | id/group → record |
+| S:groups, S:sessions | hash | topic and group, session → record |
+| S:endings | list | how the newest tasks ended, a batch an element: "count:record" |
+| S:stage:1 … | list | parts of a batch too large for one script; gone when it is applied |
+| S:leader | string | who leads, with a time to live (not the store's; its name is kept free) |
+
+Invariants: an id is 19 digits with leading zeros wherever it is stored, so that the order of the
+bytes is the order of the ids. No number above 2^53 is ever a Lua number.
+"""
+
+from __future__ import annotations
+
+from tickwheel.wheel.records import ProgressRow, ProgressState
+
+LAYOUT = 1
+ID_MAX = 2**63 - 1
+RETRY_MAX = 999
+"""The score's last three digits."""
+
+NAMES = (
+    "wheel", "store", "task", "prepare", "progress", "touched", "dead", "dead_record",
+    "groups", "sessions", "endings", "scratch",
+)  # fmt: skip
+"""In the order in which scripts get them: KEYS[1] is the wheel. ``scratch`` never exists."""
+TYPES = (
+    "hash", "zset", "hash", "zset", "hash", "hash", "zset", "hash", "hash", "hash", "list",
+    "string",
+)  # fmt: skip
+KEY = {name: str(i + 1).encode() for i, name in enumerate(NAMES)}
+"""A key's number in a script, as operations name it."""
+
+IN_PREPARE = frozenset((ProgressState.IN_FLIGHT, ProgressState.WAITING))
+
+
+class Keys:
+    """The key names of one shard."""
+
+    def __init__(self, prefix: str, namespace: str, shard: int) -> None:
+        self.shard = f"{{{prefix}:{namespace}:{shard}}}"
+        self.all = tuple(f"{self.shard}:{name}".encode() for name in NAMES)
+        self.named = dict(zip(NAMES, self.all, strict=True))
+        self.leader = f"{self.shard}:leader".encode()
+
+    def stage(self, part: int) -> bytes:
+        """Part ``part``, from 1 on, of a large batch."""
+        return f"{self.shard}:stage:{part}".encode()
+
+
+def id_text(task_id: int) -> bytes:
+    return b"%019d" % task_id
+
+
+def member(task_id: int, group: str) -> bytes:
+    """A row of one group: the PrepareQueue's member, the field of progress and dead letters."""
+    return b"%019d/%b" % (task_id, group_text(group))
+
+
+def group_text(group: str) -> bytes:
+    """A group as part of a member: no line feed, which separates groups in ``touched``."""
+    return group.replace("%", "%25").replace("\n", "%0A").encode()
+
+
+def split_member(data: bytes) -> tuple[int, str]:
+    task_id, _, group = data.partition(b"/")
+    return int(task_id), group.decode().replace("%0A", "\n").replace("%25", "%")
+
+
+def group_field(topic: str, group: str) -> bytes:
+    """Topic and group with one space between; names on the wire have none."""
+    parts = (name.replace("%", "%25").replace(" ", "%20") for name in (topic, group))
+    return " ".join(parts).encode()
+
+
+def prepare_score(row: ProgressRow) -> bytes:
+    """Second of the deadline times 1000 + retry number (0 at the first delivery, 999 at most)."""
+    return b"%d" % (row.at_ms // 1000 * 1000 + min(max(row.attempt - 1, 0), RETRY_MAX))

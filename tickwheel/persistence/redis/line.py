@@ -1,0 +1,98 @@
+"""A line to Redis: one connection at a time, time-outs, scripts, reconnecting when used.
+
+One call at a time, in order. Invariant: after a call whose answer did not come the connection
+is closed, so that an answer is never taken for another call's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from tickwheel.persistence.redis.drivers import Answer, Argument, Away, Lost, Wire, connect
+from tickwheel.persistence.redis.options import RedisOptions
+from tickwheel.persistence.redis.scripts import Script
+
+ELSEWHERE = frozenset(("READONLY", "MOVED", "ASK", "MASTERDOWN", "LOADING", "NOAUTH"))
+"""Answers after which the next call asks again who is there."""
+RETRY_S = 0.2
+"""At least this long between two tries to connect."""
+
+
+class Line:
+    """See the module's text."""
+
+    def __init__(self, options: RedisOptions) -> None:
+        self._options = options
+        self._wire: Wire | None = None
+        self._lock = asyncio.Lock()
+        self._tried_s = float("-inf")
+        self._why = ""
+        self.connections = 0
+        """How many there have been: a new one has to be claimed."""
+
+    @property
+    def connected(self) -> bool:
+        return self._wire is not None
+
+    async def run(self, script: Script, keys: Sequence[bytes], args: Sequence[Argument]) -> Any:
+        """A script's reply. Raises Away (nothing was sent), Lost, Answer."""
+        rest = (len(keys), *keys, *args)
+        try:
+            return await self.call("EVALSHA", script.sha, *rest)
+        except Answer as error:
+            if error.kind != "NOSCRIPT":
+                raise
+        return await self.call("EVAL", script.text, *rest)
+
+    async def call(self, *args: Argument, timeout_ms: int = 0) -> Any:
+        """One command, connecting first if need be. Raises like ``run``."""
+        async with self._lock:
+            wire = self._wire or await self._connect()
+            try:
+                async with asyncio.timeout((timeout_ms or self._options.call_ms) / 1000):
+                    return await wire.call(*args)
+            except Answer as error:
+                if error.kind in ELSEWHERE:
+                    await self._drop(error.message)
+                raise
+            except TimeoutError:
+                await self._drop("it did not answer in time")
+                raise Lost(
+                    f"{self._options.name} did not answer within {self._options.call_ms} ms"
+                ) from None
+            except BaseException as error:
+                await self._drop(str(error))
+                raise
+
+    async def _connect(self) -> Wire:
+        options, loop = self._options, asyncio.get_running_loop()
+        if loop.time() < self._tried_s + RETRY_S:
+            raise Away(f"{options.name}: {self._why}")
+        self._tried_s = loop.time()
+        try:
+            async with asyncio.timeout(options.connect_ms / 1000):
+                self._wire = await connect(options)
+        except TimeoutError:
+            self._why = f"no connection within {options.connect_ms} ms"
+        except (Away, Lost) as error:
+            self._why = error.message
+        except Answer as error:
+            self._why = error.message
+            if error.kind != "ERR":  # such as: max number of clients reached
+                raise
+        else:
+            self.connections += 1
+            return self._wire
+        raise Away(f"{options.name}: {self._why}")
+
+    async def _drop(self, why: str) -> None:
+        wire, self._wire = self._wire, None
+        self._why = why
+        if wire is not None:
+            await wire.close()
+
+    async def close(self) -> None:
+        """Also ends a call under way."""
+        await self._drop("the store is closed")

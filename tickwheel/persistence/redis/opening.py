@@ -1,0 +1,117 @@
+"""Opening a shard: look at the server, then lay the shard out or begin an epoch.
+
+Whatever would lose tasks silently is refused here, with what to change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import Any
+
+from tickwheel.persistence.redis.drivers import Answer, Away, Lost
+from tickwheel.persistence.redis.layout import LAYOUT, TYPES, Keys
+from tickwheel.persistence.redis.line import Line
+from tickwheel.persistence.redis.options import RedisOptions
+from tickwheel.persistence.redis.scripts import OPEN
+from tickwheel.persistence.store import Opened, StoreUnusable
+
+VERSION_MIN = (6, 2)
+LOAD_POLL_S = 0.25
+_PASSWORD = ("WRONGPASS", "NOAUTH", "NOPERM")
+
+
+async def inspect(line: Line, options: RedisOptions) -> None:
+    """Raises StoreUnusable when this server must not be used, naming what to change."""
+    info = await _info(line, options)
+    version = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:2])
+    if version < VERSION_MIN:
+        raise _unusable(options, f"it is version {info.get('redis_version')}; 6.2 is the oldest")
+    if info.get("role") == "slave":
+        raise _unusable(
+            options,
+            f"it is a replica of {info.get('master_host')}:{info.get('master_port')};"
+            " name the primary",
+        )
+    if options.allow_volatile:
+        return
+    if info.get("aof_enabled") != "1":
+        raise _unusable(
+            options,
+            "it keeps no append-only file and would forget tasks when it stops;"
+            " set `appendonly yes` (CONFIG SET appendonly yes, then CONFIG REWRITE),"
+            " or insist with ?allow_volatile=1",
+        )
+    policy = info.get("maxmemory_policy")
+    if policy != "noeviction":
+        raise _unusable(
+            options,
+            f"its maxmemory-policy {policy} would drop tasks when memory is short;"
+            " set `maxmemory-policy noeviction` (CONFIG SET, then CONFIG REWRITE),"
+            " or insist with ?allow_volatile=1",
+        )
+
+
+async def _info(line: Line, options: RedisOptions) -> dict[str, str]:
+    """What the server says of itself; waited for while it loads its data."""
+    loop = asyncio.get_running_loop()
+    patience_s = loop.time() + options.load_ms / 1000
+    while True:
+        try:
+            text: bytes = await line.call("INFO")
+            break
+        except Answer as error:
+            if error.kind in _PASSWORD:
+                raise _unusable(
+                    options,
+                    f"it refused user {options.username or 'default'!r}: {error.message};"
+                    " check user and password in the store's URL, and the user's ACL",
+                ) from error
+            if error.kind != "LOADING" or loop.time() >= patience_s:
+                raise _unusable(options, error.message) from error
+        except (Away, Lost) as error:
+            # Between two tries during a load the line may hold back by itself.
+            if "LOADING" not in error.message or loop.time() >= patience_s:
+                raise _unusable(options, error.message) from error
+        await asyncio.sleep(LOAD_POLL_S)
+    pairs = (row.split(":", 1) for row in text.decode().splitlines() if ":" in row)
+    return dict(pairs)
+
+
+async def begin_epoch(
+    line: Line, keys: Keys, options: RedisOptions, owner: str, now_ms: int, may_create: bool
+) -> tuple[Opened, str]:
+    """What the wheel said before, and the incarnation. Raises StoreUnusable, Away, Lost, Answer."""
+    fresh = secrets.token_hex(8)
+    args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), *TYPES)
+    reply: list[Any] = await line.run(OPEN, keys.all, args)
+    status = reply[0].decode()
+    if status not in ("created", "opened"):
+        raise _refused(options, keys, status, [part.decode() for part in reply[1:]])
+    epoch, last, id_mark, position_ms, clean = map(int, reply[1:6])
+    opened = Opened(
+        epoch=epoch,
+        last_batch=last,
+        id_mark=id_mark,
+        position_ms=position_ms,
+        clean=bool(clean),
+        created=status == "created",
+    )
+    return opened, reply[6].decode()
+
+
+def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[str]) -> StoreUnusable:
+    told = {
+        "foreign": "the key {0} is not ours; choose another ?prefix= or ?namespace=, or remove it",
+        "newer": "{shard} has layout {0}; this release knows layouts up to {layout}: run a newer"
+        " release",
+        "damaged": "{shard}:wheel lacks fields; restore a backup",
+        "empty": "{shard} is empty, and another daemon may still hold what was in it",
+        "rewriting": "{shard} was being written anew by {0} and is not whole; start that daemon"
+        " again if it is alive, or restore a backup",
+    }[status]
+    return _unusable(options, told.format(*rest, shard=keys.shard, layout=LAYOUT))
+
+
+def _unusable(options: RedisOptions, why: str) -> StoreUnusable:
+    return StoreUnusable(f"store {options.name}: {why}")

@@ -1,0 +1,112 @@
+"""Settings of the Redis store, with their units and reasons, and how a URL says them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from tickwheel.persistence.store import StoreUnusable
+
+MIB = 1 << 20
+PORT = 6379
+DRIVERS = ("redis", "asyncio-redis")
+NAME_LENGTH_MAX = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RedisOptions:
+    """All may be given in the store's URL, for example ``redis://host/0?wait_replicas=1``."""
+
+    host: str = "127.0.0.1"
+    port: int = PORT
+    db: int = 0
+    username: str = ""
+    password: str = field(default="", repr=False)
+    tls: bool = False
+    tls_ca: str = ""
+    """File of the authorities to trust; empty: the system's."""
+    tls_cert: str = ""
+    tls_key: str = ""
+    driver: str = "redis"
+    prefix: str = "tw"
+    namespace: str = "default"
+    shard: int = 0
+    allow_volatile: bool = False
+    """Use a Redis that may lose or evict what it holds."""
+    wait_replicas: int = 0
+    """How many replicas must have a batch before it counts as durable."""
+    wait_ms: int = 1_000
+    """How long to wait for them before the fate of the batch counts as unknown."""
+    connect_ms: int = 1_000
+    call_ms: int = 1_500
+    """Below the 3 s within which a producer gets an answer, with one more try in them."""
+    load_ms: int = 60_000
+    """How long an opening waits for a Redis that is still loading its data."""
+    keep_ms: int = 10_000
+    """Applied batches are kept this long, to be replayed to a Redis that lost them."""
+    keep_bytes: int = 64 * MIB
+    endings_max: int = 100_000
+    """For how many finished tasks is known how they ended."""
+
+    @property
+    def name(self) -> str:
+        """The address without its secrets, for messages."""
+        scheme = "rediss" if self.tls else "redis"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{scheme}://{host}:{self.port}/{self.db}"
+
+
+_IN_QUERY = {
+    item.name: item.type
+    for item in fields(RedisOptions)
+    if item.name not in ("host", "port", "db", "username", "password", "tls")
+}
+
+
+def options_from(url: str) -> RedisOptions:
+    """Options from a URL; raises StoreUnusable, never naming the password."""
+    parts = urlsplit(url)
+    name = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+    def wrong(why: str) -> StoreUnusable:
+        return StoreUnusable(f"store {name!r}: {why}")
+
+    try:
+        port = parts.port or PORT
+    except ValueError:
+        raise wrong("the port is not a number of 1 to 65535") from None
+    db = parts.path.strip("/") or "0"
+    if not db.isdecimal():
+        raise wrong(f"the path is the number of the database, not {db!r}")
+    options = RedisOptions(
+        host=parts.hostname or "127.0.0.1",
+        port=port,
+        db=int(db),
+        username=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        tls=parts.scheme == "rediss",
+    )
+    given: dict[str, Any] = {}
+    for key, text in parse_qsl(parts.query, keep_blank_values=True):
+        kind = _IN_QUERY.get(key)
+        if kind is None:
+            raise wrong(f"unknown setting {key!r}; known are {', '.join(sorted(_IN_QUERY))}")
+        if kind == "str":
+            given[key] = text
+        elif not text.isdecimal():
+            raise wrong(f"{key}={text!r} is not a whole number")
+        else:
+            given[key] = bool(int(text)) if kind == "bool" else int(text)
+    options = replace(options, **given)
+    if options.driver not in DRIVERS:
+        raise wrong(f"driver={options.driver!r} is not one of {', '.join(DRIVERS)}")
+    for key in ("prefix", "namespace"):
+        text = getattr(options, key)
+        if (
+            not 0 < len(text) <= NAME_LENGTH_MAX
+            or set(text) & set("{}:*?[]\\ ")
+            or not text.isascii()
+        ):
+            raise wrong(f"{key}={text!r} must be 1 to {NAME_LENGTH_MAX} letters, digits, . _ or -")
+    return options
