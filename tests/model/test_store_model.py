@@ -10,6 +10,7 @@ import shutil
 import tempfile
 from collections.abc import Coroutine
 from pathlib import Path
+from random import Random
 from typing import Any, TypeVar
 
 import pytest
@@ -18,10 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, writer
 from tickwheel.persistence.store import CommitRefused, Fenced, Opened, Store, StoredTask
 from tickwheel.wheel.effects import Effects
 from tickwheel.wheel.records import (
+    ID_STEP,
     DeadRow,
     Ending,
     Extras,
@@ -112,6 +114,8 @@ class StoreMachine(RuleBasedStateMachine):
         }
         self.opened: dict[str, Opened] = {}
         self.content = Content()
+        self.crowd: set[int] = set()
+        """Every id of ``commit_a_crowd``, whatever became of it."""
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)
@@ -185,6 +189,47 @@ class StoreMachine(RuleBasedStateMachine):
         for name, store in self.stores.items():
             assert self.run(store.commit(self.opened[name].epoch, OWNER, n, effects)) is True
 
+    @rule(
+        count=st.integers(1, 130),
+        gap=st.integers(1, 3),
+        skew=st.integers(0, 1),
+        kind=st.tuples(small_ints, st.sampled_from([*TOPICS, "[", None]), bodies, extras),
+        leaving=st.sampled_from([0.0, 0.0, 0.0, 0.1, 0.5, 0.8, 0.8, 1.0]),
+        moved=st.integers(0, 3),
+        random=st.randoms(use_true_random=False),
+    )
+    def commit_a_crowd(
+        self,
+        count: int,
+        gap: int,
+        skew: int,
+        kind: tuple[int, str | None, bytes, Extras | None],
+        leaving: float,
+        moved: int,
+        random: Random,
+    ) -> None:
+        """Ids in a row, as a daemon assigns them; some of those before leave or move."""
+        due_ms, topic, body, more = kind
+        last = max(self.crowd, default=0) // ID_STEP + gap
+        fresh = range(last * ID_STEP + skew, (last + count) * ID_STEP + skew, ID_STEP)
+        self.crowd.update(fresh)
+        effects = Effects(id_mark=fresh[-1], position_ms=self.content.position_ms)
+        for index, task_id in enumerate(fresh):
+            name = TOPICS[index % 3] if topic is None else topic
+            extra = more if index % 5 else None
+            effects.enqueued[task_id] = TaskRow(task_id, due_ms + index % 7, name, body, extra)
+        former = sorted(self.content.tasks)
+        random.shuffle(former)
+        cut = int(len(former) * leaving)
+        effects.ended = dict.fromkeys(former[:cut], Ending.ACKED)
+        for task_id in former[cut : cut + moved]:
+            row = self.content.tasks[task_id]
+            effects.updated[task_id] = row._replace(due_ms=row.due_ms + 1)
+        self.content.apply(effects)
+        for name, store in self.stores.items():
+            epoch, n = self.opened[name].epoch, self.content.last_batch
+            assert self.run(store.commit(epoch, OWNER, n, effects)) is True
+
     @rule(back=st.integers(0, 3))
     def repeat(self, back: int) -> None:
         """A batch that was applied before changes nothing, whatever it holds."""
@@ -244,7 +289,11 @@ class StoreMachine(RuleBasedStateMachine):
                 (row.due_ms, row.id, row.topic) for row in content.tasks.values()
             )
 
-    @rule(after=st.integers(-1, 13), limit=st.integers(1, 15), topic=st.none() | topics)
+    @rule(
+        after=st.integers(-1, 13) | st.integers(-1, 300).map(lambda n: n * ID_STEP + n % 3 - 1),
+        limit=st.sampled_from([1, 2, 5, 15, 100, 1000]),
+        topic=st.none() | topics,
+    )
     def scan(self, after: int, limit: int, topic: str | None) -> None:
         expected = [
             self.content.stored(row)
@@ -270,7 +319,7 @@ class StoreMachine(RuleBasedStateMachine):
             return
         expected = {i: self.content.stored(row) for i, row in self.content.tasks.items()}
         for store in self.stores.values():
-            assert self.run(store.read(range(14))) == expected
+            assert self.run(store.read([*range(14), *sorted(self.crowd)])) == expected
 
 
 async def _handles(store: Store, chunk: int) -> list[tuple[int, int, str]]:
@@ -281,6 +330,7 @@ async def _handles(store: Store, chunk: int) -> list[tuple[int, int, str]]:
     return found
 
 
+writer.SPARSE_EVERY_BATCHES = 1  # seldom in earnest: packs are taken apart in most runs here
 StoreMachine.TestCase.settings = settings(
     max_examples=150, stateful_step_count=25, deadline=None, print_blob=True
 )

@@ -21,7 +21,7 @@ from store_rows import DEAD, FAILURES, FULL_EXTRAS, GROUPS, PROGRESS, SESSIONS, 
 from tickwheel.persistence import codec
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import Ending, Extras
+from tickwheel.wheel.records import ID_STEP, Ending, Extras, TaskRow
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -60,6 +60,24 @@ def content() -> Effects:
     return effects
 
 
+def crowd() -> Effects:
+    """Tasks in a row, which layout 2 keeps in packs."""
+    first = 1 << 40
+    extras = (None, Extras("k", "t", {"a": 1}, 7, 1000))
+    ids = range(first, first + 70 * ID_STEP, ID_STEP)
+    rows = [TaskRow(i, n, "ab"[n % 2], bytes([n]) * n, extras[n % 2]) for n, i in enumerate(ids)]
+    return Effects(enqueued={row.id: row for row in rows}, id_mark=ids[-1])
+
+
+def ended() -> Effects:
+    """Some of the crowd leave, one moves."""
+    rows = list(crowd().enqueued.values())
+    effects = Effects(id_mark=rows[-1].id)
+    effects.ended = {row.id: Ending.ACKED for row in rows[3:9]}
+    effects.updated = {rows[20].id: rows[20]._replace(due_ms=99)}
+    return effects
+
+
 def load_dump(dump: Path, path: Path) -> None:
     """Make a database from a dump."""
     connection = sqlite3.connect(path, isolation_level=None)
@@ -71,7 +89,8 @@ async def _write_database(folder: Path) -> None:
     path = folder / "store.db"
     store = SqliteStore(str(path), SqliteOptions(reserve_bytes=0))
     opened = await store.open("golden", 1_700_000_000_000)
-    await store.commit(opened.epoch, "golden", 1, content())
+    for n, effects in enumerate((content(), crowd(), ended()), 1):
+        await store.commit(opened.epoch, "golden", n, effects)
     await store.close(clean=True)
     connection = sqlite3.connect(path)
     lines = list(connection.iterdump())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden import GOLDEN, cases, content, load_dump
+from golden import GOLDEN, cases, content, crowd, ended, load_dump
 from store_subject import Subject
 
 from tickwheel.persistence import open_url
@@ -38,6 +38,23 @@ def _types(value: Any) -> Any:
 
 def test_no_record_is_left_out() -> None:
     assert RECORDS_V1.keys() == cases().keys()
+
+
+async def test_a_database_of_layout_2(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    load_dump(GOLDEN / "v2" / "sqlite.sql", path)
+    assert check(f"sqlite:///{path}").problems == []
+    subject = Subject(open_url(f"sqlite:///{path}"))
+    opened = await subject.open()
+    assert (opened.epoch, opened.last_batch, opened.clean, opened.created) == (2, 3, True, False)
+    expected = content().enqueued | crowd().enqueued | ended().updated
+    expected = {i: row for i, row in expected.items() if i not in ended().ended}
+    found = await subject.store.read([*content().enqueued, *crowd().enqueued])
+    assert {i: task.row for i, task in found.items()} == expected
+    (handles,) = await subject.handles()
+    keys = zip(handles.dues_ms, handles.ids, handles.topics, strict=True)
+    assert list(keys) == sorted((r.due_ms, r.id, r.topic) for r in expected.values())
+    await subject.store.close(clean=True)
 
 
 async def test_a_database_of_layout_1(tmp_path: Path) -> None:

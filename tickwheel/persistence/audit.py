@@ -27,13 +27,18 @@ _ORPHANS = (
 # A task that came due, that some group has acked, that no group owes an ack, and that is
 # nobody's dead letter should have ended.
 _FINISHED = """
-SELECT id FROM task WHERE due_ms <= :position_ms
+SELECT id FROM every AS task WHERE due_ms <= :position_ms
  AND EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state = 4)
  AND NOT EXISTS (SELECT 1 FROM dead d WHERE d.id = task.id)
  AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state <> 4)
  AND NOT EXISTS (SELECT 1 FROM grp g WHERE g.topic = task.topic AND g.since_ms <= task.due_ms
   AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.grp = g.grp))
 """
+
+_EVERY = (
+    "CREATE TEMP TABLE every(id INTEGER PRIMARY KEY, due_ms INTEGER, topic TEXT)",
+    "INSERT INTO every SELECT id, due_ms, topic FROM task",
+)
 
 
 def check(url: str) -> Audit:
@@ -91,6 +96,7 @@ def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
     if audit.problems:
         return audit
     _count(connection, audit)
+    _packs(connection, audit, int(meta["layout"]))
     _relations(connection, audit, meta)
     _endings(connection, audit)
     return audit
@@ -120,10 +126,39 @@ def _count(connection: sqlite3.Connection, audit: Audit) -> None:
             audit.problems.append(f"{table}: {counted} rows counted, {scanned} found by a scan")
 
 
+def _packs(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
+    """Decode every pack, and put the keys of all tasks into a temporary table."""
+    from tickwheel.persistence.sqlite import packs, schema
+    from tickwheel.persistence.sqlite import statements as sql
+
+    connection.execute("PRAGMA query_only = OFF")  # it forbids temporary tables too
+    for statement in _EVERY:
+        connection.execute(statement)
+    if layout < schema.LAYOUT_WITH_PACKS:
+        return
+    for values in connection.execute(sql.ALL_PACKS):
+        first, count, mask = values[0], values[1], values[-1]
+        if not 0 < count <= packs.PACK_TASKS_MAX or not 0 <= mask < packs.mask_of(count):
+            _add(audit, f"pack {first!r}: {count!r} tasks of which {mask!r} are gone")
+            continue
+        try:
+            keys = [row[:3] for row in packs.Pack(*values).rows()]
+        except RecordUnreadable as error:
+            _add(audit, str(error))
+            continue
+        audit.tasks += len(keys)
+        connection.executemany("INSERT OR IGNORE INTO every VALUES (?, ?, ?)", keys)
+    (distinct,) = connection.execute("SELECT count(*) FROM every").fetchone()
+    if distinct != audit.tasks:
+        audit.problems.append(f"{audit.tasks} tasks, but {distinct} different ids")
+    for (first,) in connection.execute("SELECT first FROM gone EXCEPT SELECT first FROM pack"):
+        _add(audit, f"tasks are gone from pack {first!r}, which is not stored")
+
+
 def _relations(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | str]) -> None:
     for table, sentence in _ORPHANS:
         found = connection.execute(
-            f"SELECT id, grp FROM {table} WHERE id NOT IN (SELECT id FROM task)"
+            f"SELECT id, grp FROM {table} WHERE id NOT IN (SELECT id FROM every)"
             f" ORDER BY id, grp LIMIT {PROBLEMS_MAX}"
         )
         for row in found:
@@ -139,7 +174,7 @@ def _relations(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int
     )
     for (task_id,) in finished:
         audit.problems.append(f"task {task_id} is done for every group and is still stored")
-    (id_max,) = connection.execute("SELECT max(id) FROM task").fetchone()
+    (id_max,) = connection.execute("SELECT max(id) FROM every").fetchone()
     if id_max is not None and id_max > int(meta["id_mark"]):
         audit.problems.append(f"task {id_max} lies above the id mark {meta['id_mark']}")
 
@@ -157,7 +192,7 @@ def _endings(connection: sqlite3.Connection, audit: Audit) -> None:
         before = upto
         ids = str([task_id for task_id, _ in ended])
         still = connection.execute(
-            "SELECT id FROM task WHERE id IN (SELECT value FROM json_each(?))", (ids,)
+            "SELECT id FROM every WHERE id IN (SELECT value FROM json_each(?))", (ids,)
         )
         for (task_id,) in still:
             _add(audit, f"task {task_id} ended in batch {batch} and is still stored")

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from typing import Any
 
 from tickwheel.persistence.codec import decode_extras
 from tickwheel.persistence.sqlite.connection import snapshot
+from tickwheel.persistence.sqlite.packs import HEAD_BYTES, Pack, ids_of, topics_of
 from tickwheel.persistence.sqlite.rows import dead_row, from_json, progress_row, task_row
 from tickwheel.persistence.store import StoredTask
 from tickwheel.wheel.effects import ProgressKey
-from tickwheel.wheel.records import DeadRow, ProgressRow, TaskRow
+from tickwheel.wheel.records import ID_STEP, DeadRow, ProgressRow, TaskRow
 
 IDS_A_STATEMENT = 512
 BODY_BYTES_INLINE = 16_384
@@ -49,6 +51,20 @@ _SCAN = (
     "SELECT json_group_array(id) FROM"
     " (SELECT id FROM task WHERE id > ?1 AND (?2 IS NULL OR topic = ?2) ORDER BY id LIMIT ?3)"
 )
+# The packs that the ids may be in, whole: one row again, whatever the number of packs.
+_PACKS = (
+    "SELECT json_group_array(json_array(first, count, topics, length(bodies), ifnull(mask, 0))),"
+    " {heads}, {bodies}, group_concat(hex(extras)) FROM pack LEFT JOIN gone USING (first)"
+    " WHERE first IN (SELECT (SELECT max(first) FROM pack WHERE first <= value)"
+    " FROM json_each(?1))"
+)
+_SCAN_PACKS = (
+    "SELECT json_group_array(json_array(first, count, topics, ifnull(mask, 0))) FROM"
+    " (SELECT first, count, topics, mask FROM pack LEFT JOIN gone USING (first)"
+    " WHERE first >= ?1 ORDER BY first LIMIT ?2)"
+)
+_PACK_OF = "SELECT ifnull(max(first), 0) FROM pack WHERE first <= ?"
+PACKS_A_SCAN = 512
 _SCAN_DEAD = (
     f"SELECT json_group_array(json_array({_DEAD})) FROM (SELECT * FROM dead"
     " WHERE (id, grp) > (?1, ?2) AND (?3 IS NULL OR topic = ?3) AND (?4 IS NULL OR grp = ?4)"
@@ -64,6 +80,7 @@ class Reader:
         trial = connection.execute(_TRIAL.format(_JOIN_RAW.format("b"))).fetchone()
         join = _JOIN_RAW if trial == (b"\x00\xff\xfe\x00",) else _JOIN_HEX
         self._read = _READ.format(bodies=join.format(_SMALL))
+        self._read_packs = _PACKS.format(heads=join.format("head"), bodies=join.format("bodies"))
 
     def close(self) -> None:
         self._connection.close()
@@ -80,8 +97,27 @@ class Reader:
     def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         with snapshot(self._connection):
             (ids,) = self._connection.execute(_SCAN, (after_id, topic, limit)).fetchone()
-            found = self._all(json.loads(ids))
+            packed = self._scan_packs(after_id, limit, topic)
+            found = self._all(sorted(json.loads(ids) + packed)[:limit])
         return [found[task_id] for task_id in sorted(found)]
+
+    def _scan_packs(self, after_id: int, limit: int, topic: str | None) -> list[int]:
+        """Up to ``limit`` ids of packed tasks above ``after_id``, by id; inside a snapshot."""
+        ids: list[int] = []
+        (position,) = self._connection.execute(_PACK_OF, (after_id,)).fetchone()
+        while len(ids) < limit:
+            (text,) = self._connection.execute(_SCAN_PACKS, (position, PACKS_A_SCAN)).fetchone()
+            packs = json.loads(text)
+            for first, count, names, mask in packs:
+                here = ids_of(first, count, mask)
+                if topic is not None and names != topic:
+                    topics = topics_of(names, count)
+                    here = [i for i in here if topics[(i - first) // ID_STEP] == topic]
+                ids += here if here and here[0] > after_id else [i for i in here if i > after_id]
+            if len(packs) < PACKS_A_SCAN:
+                break
+            position = packs[-1][0] + 1
+        return ids[:limit]
 
     def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None
@@ -106,6 +142,9 @@ class Reader:
         columns = cursor.fetchone()
         rows, large = self._tasks(*columns[:6])
         found = {row.id: StoredTask(row, (), ()) for row in rows}
+        if len(found) < len(ids):
+            for row in self._packed([i for i in ids if i not in found]):
+                found[row.id] = StoredTask(row, (), ())
         for progress in map(_progress, from_json(columns[6])):
             if progress.id in found:
                 task = found[progress.id]
@@ -116,8 +155,34 @@ class Reader:
                 found[dead.id] = task._replace(dead=(*task.dead, dead))
         return found, large
 
+    def _packed(self, ids: Sequence[int]) -> Iterator[TaskRow]:
+        """Those of ``ids`` that are in packs."""
+        cursor = self._connection.execute(self._read_packs, (str(ids),))
+        places, heads, bodies, extras = cursor.fetchone()
+        packs: list[Pack] = []
+        head_at = body_at = 0
+        heads, bodies = _bytes(heads), _bytes(bodies)
+        for (first, count, names, length, mask), more in zip(
+            json.loads(places), (extras or "").split(","), strict=False
+        ):
+            head_end, body_end = head_at + HEAD_BYTES * count, body_at + length
+            columns = heads[head_at:head_end], names, bodies[body_at:body_end]
+            packs.append(Pack(first, count, *columns, bytes.fromhex(more) or None, mask))
+            head_at, body_at = head_end, body_end
+        wanted = sorted(ids)
+        for pack in packs:
+            end_id = pack.first + pack.count * ID_STEP
+            low, high = bisect_left(wanted, pack.first), bisect_left(wanted, end_id)
+            yield from pack.rows(wanted[low:high])
+
     def _tasks(
-        self, ids: str, dues_ms: str, topics: str, lengths: str, joined: bytes | str, extras: str
+        self,
+        ids: str,
+        dues_ms: str,
+        topics: str,
+        lengths: str,
+        joined: bytes | str | None,
+        extras: str,
     ) -> tuple[Iterable[TaskRow], list[int]]:
         """Rows from columns: JSON arrays, all bodies end to end, extras in hex."""
         task_ids = json.loads(ids)
@@ -127,16 +192,20 @@ class Reader:
         large = [i for i, size in zip(task_ids, sizes, strict=True) if size > BODY_BYTES_INLINE]
         if large:
             sizes = [size if size <= BODY_BYTES_INLINE else 0 for size in sizes]
-        if not joined:
-            joined = b""  # NULL: there are only large ones
-        elif isinstance(joined, str):
-            joined = bytes.fromhex(joined)
+        joined = _bytes(joined)
         ends = list(accumulate(sizes))
         bodies = map(joined.__getitem__, map(slice, chain((0,), ends), ends))
         decoded = map(decode_extras, map(bytes.fromhex, extras.split(",")))
         return map(
             TaskRow, task_ids, json.loads(dues_ms), json.loads(topics), bodies, decoded
         ), large
+
+
+def _bytes(joined: bytes | str | None) -> bytes:
+    """Blobs end to end: as they are, in hex, or NULL for none."""
+    if not joined:
+        return b""
+    return bytes.fromhex(joined) if isinstance(joined, str) else joined
 
 
 def _progress(values: list[Any]) -> ProgressRow:

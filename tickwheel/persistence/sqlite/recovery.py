@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Iterator
+from itertools import chain, starmap
 
 from tickwheel.persistence.codec import decode_endings
 from tickwheel.persistence.sqlite.connection import snapshot
+from tickwheel.persistence.sqlite.packs import dues_of, ids_of, topics_of
 from tickwheel.persistence.sqlite.rows import progress_row, session_row
 from tickwheel.persistence.store import Handles, Small
-from tickwheel.wheel.records import Ending, GroupRow
+from tickwheel.wheel.records import ID_STEP, Ending, GroupRow
 
-_SORT = "CREATE TEMP TABLE handle AS SELECT id, due_ms, topic FROM main.task ORDER BY due_ms, id"
+PACKS_AT_ONCE = 1_000
+
+_LOOSE = "CREATE TEMP TABLE found AS SELECT id, due_ms, topic FROM main.task"
+_PACKED = (
+    "SELECT first, count, head, topics, ifnull(mask, 0) FROM pack LEFT JOIN gone USING (first)"
+)
+_ADD = "INSERT INTO temp.found VALUES (?, ?, ?)"
+_SORT = "CREATE TEMP TABLE handle AS SELECT id, due_ms, topic FROM temp.found ORDER BY due_ms, id"
 _CHUNK = (
     "SELECT json_group_array(id), json_group_array(due_ms), json_group_array(topic)"
     " FROM temp.handle WHERE rowid > ? AND rowid <= ?"
@@ -42,6 +52,16 @@ def _endings(connection: sqlite3.Connection, endings_max: int) -> list[tuple[int
     return found[-endings_max:]
 
 
+def _handles(
+    first: int, count: int, head: bytes, names: str, mask: int
+) -> Iterator[tuple[int, int, str]]:
+    dues_ms, topics = dues_of(head, count), topics_of(names, count)
+    if not mask:
+        return zip(ids_of(first, count, 0), dues_ms, topics, strict=True)
+    bits = ((task_id - first) // ID_STEP for task_id in ids_of(first, count, mask))
+    return ((first + bit * ID_STEP, dues_ms[bit], topics[bit]) for bit in bits)
+
+
 class HandleReader:
     """One pass over all handles in due order; each ``next`` is one statement."""
 
@@ -57,10 +77,25 @@ class HandleReader:
         connection.execute("PRAGMA query_only = OFF")  # it forbids temporary tables too
         connection.execute("PRAGMA temp_store = FILE")
         try:
-            connection.execute(_SORT)
+            self._collect()
         except sqlite3.OperationalError:
-            connection.execute("PRAGMA temp_store = MEMORY")
+            connection.execute("PRAGMA temp_store = MEMORY")  # drops what there is of both
+            self._collect()
+
+    def _collect(self) -> None:
+        connection = self._connection
+        connection.execute("BEGIN")
+        try:
+            connection.execute(_LOOSE)
+            packs = connection.execute(_PACKED)
+            while some := packs.fetchmany(PACKS_AT_ONCE):
+                connection.executemany(_ADD, chain.from_iterable(starmap(_handles, some)))
             connection.execute(_SORT)
+            connection.execute("DROP TABLE temp.found")
+            connection.execute("COMMIT")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
 
     def next(self, chunk: int) -> Handles:
         """Empty when there are no more."""

@@ -15,14 +15,23 @@ from tickwheel.persistence.store import StoreUnusable
 
 APPLICATION_ID = 0x5457_4845
 """'TWHE', in the file's header, where ``file`` and ``PRAGMA application_id`` find it."""
-LAYOUT = 1
-UPGRADES: dict[int, tuple[str, ...]] = {}
+LAYOUT = 2
+LAYOUT_WITH_PACKS = 2
+_PACK = """CREATE TABLE pack(
+        first INTEGER PRIMARY KEY, count INTEGER, head BLOB, topics TEXT, bodies BLOB,
+        extras BLOB)"""
+_GONE = "CREATE TABLE gone(first INTEGER PRIMARY KEY, mask INTEGER)"
+UPGRADES: dict[int, tuple[str, ...]] = {1: (_PACK, _GONE)}
 """From a layout to the next: the statements that do it, in one transaction."""
 
 TABLES = (
     # The StoreQueue: a task stays here until its last group is done with it. No column is
     # NOT NULL, because checking that would make SQLite keep a statement journal.
     "CREATE TABLE task(id INTEGER PRIMARY KEY, due_ms INTEGER, topic TEXT, body BLOB, extras BLOB)",
+    # The same for tasks that arrived together: see packs.py. No id is in both.
+    _PACK,
+    # Which tasks of a pack have left it: a bit for each.
+    _GONE,
     # The PrepareQueue: what was delivered and is not finished, for each group.
     # state: 1 in flight (until at_ms), 2 waiting (for at_ms), 3 released, 4 done
     """CREATE TABLE prepare(

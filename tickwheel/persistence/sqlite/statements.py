@@ -59,6 +59,8 @@ def _insert(verb: str, table: str, columns: int) -> Multi:
 # OR ROLLBACK: an id that exists already ends the whole batch, and SQLite needs no journal of
 # the statement for that.
 INSERT_TASKS = _insert("INSERT OR ROLLBACK", "task", 5)
+INSERT_PACKS = _insert("INSERT OR ROLLBACK", "pack", 6)
+REPLACE_GONE = _insert("REPLACE", "gone", 2)
 REPLACE_TASKS = _insert("REPLACE", "task", 5)
 REPLACE_PREPARE = _insert("REPLACE", "prepare", 7)
 REPLACE_DEAD = _insert("REPLACE", "dead", 7)
@@ -80,6 +82,16 @@ DELETE_SESSIONS = _delete("session", {"session": "BLOB"})
 
 # With str() of a list of ints as the argument: one argument for any number of ids.
 DELETE_TASKS_BY_ID = "DELETE FROM task WHERE id IN (SELECT value FROM json_each(?))"
+DELETE_PACKS = "DELETE FROM pack WHERE first IN (SELECT value FROM json_each(?))"
+DELETE_GONE = "DELETE FROM gone WHERE first IN (SELECT value FROM json_each(?))"
+READ_PACKS = (
+    "SELECT pack.*, ifnull(mask, 0) FROM pack LEFT JOIN gone USING (first)"
+    " WHERE first IN (SELECT value FROM json_each(?))"
+)
+ALL_PACKS = "SELECT pack.*, ifnull(mask, 0) FROM pack LEFT JOIN gone USING (first) ORDER BY first"
+PACK_INDEX = (
+    "SELECT first, count, ifnull(mask, 0) FROM pack LEFT JOIN gone USING (first) ORDER BY first"
+)
 DELETE_PREPARE_BY_ID = "DELETE FROM prepare WHERE id IN (SELECT value FROM json_each(?))"
 DELETE_DEAD_BY_ID = "DELETE FROM dead WHERE id IN (SELECT value FROM json_each(?))"
 

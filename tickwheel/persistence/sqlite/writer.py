@@ -3,7 +3,7 @@
 Plain synchronous code; every method is called on the writer's thread. Invariants:
 
 * A batch is one transaction, which checks epoch, owner and number itself; what is cached
-  beside the database (``_endings_upto`` and the two flags) changes after COMMIT only.
+  beside the database (``_endings_upto``, ``_packs``, the two flags) changes after COMMIT only.
 * After an error that is not a lack of room or another's lock, nothing is written any more.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+from itertools import pairwise
 
 from tickwheel.persistence.sqlite import apply, schema
 from tickwheel.persistence.sqlite import statements as sql
@@ -24,6 +25,8 @@ from tickwheel.persistence.sqlite.connection import (
 from tickwheel.persistence.sqlite.lock import FileLock
 from tickwheel.persistence.sqlite.opening import begin_epoch, identify
 from tickwheel.persistence.sqlite.options import SqliteOptions
+from tickwheel.persistence.sqlite.packindex import Change, PackIndex
+from tickwheel.persistence.sqlite.packs import PackValues, split
 from tickwheel.persistence.sqlite.room import Room, disk_bytes
 from tickwheel.persistence.sqlite.upkeep import Upkeep
 from tickwheel.persistence.store import (
@@ -35,9 +38,12 @@ from tickwheel.persistence.store import (
     StoreUnusable,
 )
 from tickwheel.wheel.effects import Effects
+from tickwheel.wheel.records import TaskRow
 
 log = logging.getLogger(__name__)
 
+SPARSE_EVERY_BATCHES = 64
+"""How often some packs with few tasks left are taken apart."""
 LOOK_EVERY_BATCHES = 64
 """How often to look whether PrepareQueue and dead letters are empty, to skip their deletes."""
 
@@ -57,6 +63,7 @@ class Writer:
         self._has_progress = True
         self._has_dead = True
         self._batches = 0
+        self._packs = PackIndex()
 
     @property
     def has_room(self) -> bool:
@@ -89,6 +96,7 @@ class Writer:
         (upto,) = connection.execute("SELECT max(upto) FROM ending").fetchone()
         self._endings_upto = upto or 0
         self._look(connection)
+        self._packs.load(connection.execute(sql.PACK_INDEX))
         self._broken = ""
         self._upkeep = Upkeep(connection, self._path, options, self._room)
         self._upkeep.start()
@@ -175,28 +183,60 @@ class Writer:
                 if self._is_next(connection, epoch, owner, n):
                     raise StoreError("meta says that the batch is next, and did not advance")
                 return False
+            packs, loose = self._split(effects)
+            change = Change()
+            if effects.ended or effects.updated:
+                change = self._packs.leaving((*effects.ended, *effects.updated))
+                apply.leave_packs(connection, change)
             if effects.ended:
                 self._look_sometimes(connection)
                 apply.end(
                     connection,
                     n,
                     effects,
+                    loose=change.loose,
                     has_progress=self._has_progress,
                     has_dead=self._has_dead,
                     upto=self._endings_upto,
                     endings_max=self._wanted.endings_max,
                 )
+            apply.enqueue(connection, packs, loose)
             apply.write(connection, effects)
+            sparse = self._sparse(change)
+            if sparse:
+                apply.take_apart(connection, sparse)
             connection.execute("COMMIT")
         except (sqlite3.Error, Fenced, CommitRefused):
             raise
         except Exception as error:
             # Values that SQLite cannot take: a bug of the caller, and never half a batch.
             raise self._break(connection, error) from error
+        self._packs.adopt(packs, change)
+        self._packs.drop(sparse)
         self._endings_upto += len(effects.ended)
         self._has_progress |= bool(effects.progress)
         self._has_dead |= bool(effects.dead)
         return True
+
+    def _split(self, effects: Effects) -> tuple[list[PackValues], list[TaskRow]]:
+        if not effects.enqueued:
+            return [], []
+        ids = list(effects.enqueued)
+        if self._packs.holds_any(ids):
+            raise StoreError(f"an id of {ids[0]} to {ids[-1]} was assigned twice")
+        rows = list(effects.enqueued.values())
+        # Ids that do not ascend, or lie below known packs, would not be found in a pack.
+        if ids[0] <= self._packs.last_first or any(b <= a for a, b in pairwise(ids)):
+            return [], rows
+        return split(rows)
+
+    def _sparse(self, change: Change) -> list[int]:
+        """Packs to take apart in this batch; none that the batch touches."""
+        self._batches += 1
+        if self._batches % SPARSE_EVERY_BATCHES:
+            return []
+        touched = change.masks.keys() | set(change.done)
+        return [first for first in self._packs.sparse() if first not in touched]
 
     def _is_next(self, connection: sqlite3.Connection, epoch: int, owner: str, n: int) -> bool:
         """Whether batch ``n`` is to be applied; False when it has been."""
@@ -212,7 +252,6 @@ class Writer:
         return n == last + 1
 
     def _look_sometimes(self, connection: sqlite3.Connection) -> None:
-        self._batches += 1
         if self._batches % LOOK_EVERY_BATCHES == 0 and (self._has_progress or self._has_dead):
             self._look(connection)
 
