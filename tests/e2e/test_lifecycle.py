@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from raw import Raw
 from tickwheel.protocol.frames import FrameType as T
 
 DAY_MS = 86_400_000
+ROOT = Path(__file__).parents[2]
 MakeDaemon = Callable[..., Daemon]
 
 
@@ -121,6 +123,7 @@ def test_a_wrong_setting_is_told_and_nothing_is_started(
     done = subprocess.run(
         [sys.executable, "-m", "tickwheel", "serve", "--set", f"{setting}={value}"],
         cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=30,

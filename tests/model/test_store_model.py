@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, writer
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, packindex
 from tickwheel.persistence.store import CommitRefused, Fenced, Opened, Store, StoredTask
 from tickwheel.wheel.effects import Effects
 from tickwheel.wheel.records import (
@@ -330,7 +330,7 @@ async def _handles(store: Store, chunk: int) -> list[tuple[int, int, str]]:
     return found
 
 
-writer.SPARSE_EVERY_BATCHES = 1  # seldom in earnest: packs are taken apart in most runs here
+packindex.SPARSE_EVERY_BATCHES = 1  # seldom in earnest: packs are taken apart in most runs here
 StoreMachine.TestCase.settings = settings(
     max_examples=150, stateful_step_count=25, deadline=None, print_blob=True
 )

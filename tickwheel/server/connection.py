@@ -12,7 +12,6 @@ no meaning of a command: that is the handlers'. Invariants:
 from __future__ import annotations
 
 import asyncio
-import hmac
 import socket
 import struct
 from collections.abc import Callable
@@ -20,20 +19,17 @@ from typing import Any, cast
 
 from tickwheel.clock import Now
 from tickwheel.errors import (
-    BadRequest,
     FrameTooLarge,
     HelloRequired,
     ProtocolError,
     SlowReader,
     TickwheelError,
     TooManyConnections,
-    Unauthorized,
     UnknownType,
-    VersionUnsupported,
 )
 from tickwheel.protocol.codec import Decoder, Frame, encode
-from tickwheel.protocol.frames import PROTOCOL_VERSION, REQUEST_MAX, SESSION_BYTES, FrameType
-from tickwheel.server import checks
+from tickwheel.protocol.frames import REQUEST_MAX, FrameType
+from tickwheel.server.greeting import greet
 from tickwheel.server.shell import Shell
 from tickwheel.wheel.groups import Subscriber
 from tickwheel.wheel.sessions import Session
@@ -211,54 +207,19 @@ class Connection(asyncio.Protocol):
     def remember(self, subscriber: Subscriber) -> None:
         """Keep a subscriber that gets no more deliveries but may hold leases."""
         if len(self.others) > 64:
-            self.others = [s for s in self.others if s.outstanding > 0]
+            self.others = [s for s in self.others if s.outstanding > 0 or s.is_subscribed]
         self.others.append(subscriber)
 
     # --- HELLO ----------------------------------------------------------------------------------
 
-    def _hello(self, _: Connection, frame: tuple[Any, ...], now: Now) -> None:
-        if frame[0] != FrameType.HELLO:
-            raise HelloRequired("the first frame must be HELLO (1)")
-        checks.arity(frame, 1, "options")
-        request = checks.integer(frame[1], "request", 1, REQUEST_MAX)
-        options = checks.options(frame[2], ("v", "session", "token", "client"))
-        version = options.get("v")
-        if version != PROTOCOL_VERSION:
-            raise VersionUnsupported(
-                f"v {checks.shown(version)} is not spoken here; known: {PROTOCOL_VERSION}"
-            )
-        self._authorize(options.get("token"))
-        self.name = checks.text(options.get("client", ""), "client", 255)
-        self._join_session(options.get("session"), now.now_ms)
+    def _hello(self, _: Connection, frame: Frame, now: Now) -> None:
+        greeting = greet(self.shell, frame, now)
+        self.session, self.name = greeting.session, greeting.name
         self._greeted = True
         self._stop_timer()
-        shell = self.shell
-        self._decoder.frame_bytes_max = shell.limits.frame_bytes_max
-        self.ok(
-            request,
-            {
-                "v": PROTOCOL_VERSION,
-                "epoch": shell.epoch,
-                "node": shell.settings.node,
-                "now_ms": now.now_ms,
-                "limits": shell.limits.to_wire(),
-            },
-        )
-
-    def _authorize(self, token: object) -> None:
-        wanted = self.shell.settings.token
-        if wanted is None:
-            return
-        given = token if isinstance(token, str) else ""
-        if not hmac.compare_digest(given.encode(), wanted.encode()):
-            raise Unauthorized("the token is wrong" if token else "a token is required")
-
-    def _join_session(self, key: object, now_ms: int) -> None:
-        if key is None:
-            return
-        if type(key) is not bytes or len(key) != SESSION_BYTES:
-            raise BadRequest(f"session must be {SESSION_BYTES} bytes, not {checks.shown(key)}")
-        self.session = self.shell.join_session(key, now_ms)
+        self._decoder.frame_bytes_max = self.shell.limits.frame_bytes_max
+        # It says nothing of any task, so it does not wait for the store.
+        self.send(encode((_OK, greeting.request, greeting.answer)))
 
     def _leave_session(self) -> None:
         session, self.session = self.session, None

@@ -20,13 +20,13 @@ from tickwheel.server.commands import Commands
 from tickwheel.server.committer import Committer
 from tickwheel.server.drafts import Drafts
 from tickwheel.server.lateness import Lateness
+from tickwheel.server.loading import Loader
 from tickwheel.server.reader import Reader
 from tickwheel.server.settings import Settings
 from tickwheel.server.wire import delivery_items, task_map
 from tickwheel.wheel.control import Known
 from tickwheel.wheel.delivery import Dispatch
 from tickwheel.wheel.engine import Engine
-from tickwheel.wheel.groups import Group
 from tickwheel.wheel.sessions import Session
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ DISPATCH_PER_PULSE = 4_096
 SLEEP_MS_MAX = 1_000
 """The longest sleep: a jump of the clock is noticed within it."""
 SWEEP_MS = 60_000
-ROWS_PER_LOAD = 1_000
-"""Rows of one read for firing: so many bodies may be in memory beside the budget."""
 
 Notice = Callable[[str, str], None]
 
@@ -80,6 +78,7 @@ class Shell:
             landed=self.poke,
             noticed=noticed,
         )
+        self._loader = Loader(engine, self.reader, clock, self.spawn, self.poke)
         self.drafts = Drafts(self.core, self.limits)
         self.lateness = Lateness()
         self.connections: set[Connection] = set()
@@ -219,7 +218,7 @@ class Shell:
                 self._deliver(dispatch, now.now_ms)
             if dispatches:
                 failpoints.hit("deliver.before_checkpoint")
-            self._load()
+            self._loader.load()
             if not self.core.open.is_empty():
                 self.committer.kick()
             if now.mono_ms - self._swept_mono_ms >= SWEEP_MS:
@@ -242,10 +241,8 @@ class Shell:
 
     def _sleep(self, now: Now) -> None:
         wake_ms = SLEEP_MS_MAX
-        # While as many rows as may be are being read, the read's end makes the next pulse.
-        reading_most = len(self.core.firing) >= self.core.config.loading_max
         due_ms = self.core.wheel.next_due_ms(now.now_ms)
-        if due_ms is not None and not reading_most:
+        if due_ms is not None and not self._loader.reads_most:
             wake_ms = min(wake_ms, due_ms - now.now_ms)
         for mono_ms in (self.core.expiry_mono_ms, self.engine.next_checkpoint_mono_ms()):
             if mono_ms is not None:
@@ -272,32 +269,3 @@ class Shell:
             elif attempt == 1:
                 note(late_ms)
         subscriber.owner.deliver(self.epoch, now_ms, wire)  # type: ignore[attr-defined]  # the shell's own
-
-    # --- rows that are not in memory -------------------------------------------------------------
-
-    def _load(self) -> None:
-        core = self.core
-        if core.wants:
-            ids = list(dict.fromkeys(core.wants))
-            core.wants = []
-            self.spawn(self._load_for_firing(ids))
-        if core.wants_ready:
-            wanted, core.wants_ready = core.wants_ready, {}
-            for group, ids in wanted.items():
-                self.spawn(self._load_for_group(group, ids))
-
-    async def _load_for_firing(self, ids: list[int]) -> None:
-        for start in range(0, len(ids), ROWS_PER_LOAD):
-            some = ids[start : start + ROWS_PER_LOAD]
-            known = await self.reader.known(some)
-            rows = {task_id: found.row for task_id, found in known.items()}
-            self.engine.delivery.loaded(some, rows, self.clock.read().now_ms)
-            self.poke()
-
-    async def _load_for_group(self, group: Group, ids: list[int]) -> None:
-        for start in range(0, len(ids), ROWS_PER_LOAD):
-            some = ids[start : start + ROWS_PER_LOAD]
-            known = await self.reader.known(some)
-            rows = {task_id: found.row for task_id, found in known.items()}
-            self.engine.delivery.loaded_ready(group, some, rows)
-            self.poke()

@@ -145,6 +145,11 @@ class Subscriber:
         """Its connection broke: leases end then at the latest."""
 
     @property
+    def is_subscribed(self) -> bool:
+        """It may still get deliveries."""
+        return self in self.group.subscribers
+
+    @property
     def credit(self) -> int:
         return 0 if self.blocked else self.prefetch - self.outstanding
 

@@ -2,10 +2,10 @@
 
 A slot of the ring stands for two ticks, one of the current and one of the next rotation. It is
 kept sparse: a dict from tick to bucket, and a heap of the ticks that have one. Ticks behind the
-wheel's position (the clock went back) are ticks like any other. Later rotations have one bucket
-each, which ``enter`` scatters over ticks, some handles at a time, when their turn comes near. It
-is a line of chunks of one size, because hundreds of arrays growing side by side in one heap
-leave holes between them: 22.7 B a handle of process memory, measured, in place of 17.8.
+position (the clock went back) are ticks like any other. A later rotation has one bucket, which
+``enter`` scatters over ticks, some handles at a time, when its turn comes near. It is a line of
+chunks of one size: hundreds of arrays that grow side by side leave holes in the heap (22.7 B of
+memory a handle, measured, in place of 17.8).
 
 Buckets are those of ``buckets.py``; the time is not known here, only tick numbers.
 
@@ -16,8 +16,7 @@ Invariants:
   in order of arrival; what is added goes to the tick itself only when the rotation is empty.
 * ``_far`` holds the open chunk of a rotation, ``_full`` those before it, all CHUNK_ENTRIES long.
 * Compaction, the one step whose cost is not cut into pieces, costs about 0.2 µs a handle of one
-  tick, or of one rotation with at most ``DENSE_PER_SLOT`` handles a slot. A rotation with more
-  is spread over ticks instead, early.
+  tick, or of one rotation with at most ``DENSE_PER_SLOT`` a slot; a larger one is spread early.
 """
 
 from __future__ import annotations

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import hiredis
-
 from tickwheel.persistence.redis.options import RedisOptions
 from tickwheel.persistence.store import StoreError, StoreUnusable
 
@@ -76,12 +74,6 @@ def check(options: RedisOptions) -> None:
             f"store {options.name}: the driver asyncio-redis has no TLS;"
             " leave ?driver=asyncio-redis out, or use redis://"
         )
-
-
-def pack(args: tuple[Argument, ...]) -> bytes:
-    """A command as bytes. Both libraries' own ways take three times as long."""
-    packed: bytes = hiredis.pack_command(args)
-    return packed
 
 
 def answer(text: str) -> Answer:

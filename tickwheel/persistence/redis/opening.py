@@ -13,7 +13,7 @@ from tickwheel.persistence.redis.drivers import Answer, Away, Lost
 from tickwheel.persistence.redis.layout import LAYOUT, TYPES, Keys
 from tickwheel.persistence.redis.line import Line
 from tickwheel.persistence.redis.options import RedisOptions
-from tickwheel.persistence.redis.scripts import OPEN
+from tickwheel.persistence.redis.scripts_life import OPEN
 from tickwheel.persistence.store import Opened, StoreUnusable
 
 VERSION_MIN = (6, 2)
@@ -59,7 +59,12 @@ async def _info(line: Line, options: RedisOptions) -> dict[str, str]:
     while True:
         try:
             text: bytes = await line.call("INFO")
-            break
+            pairs = (row.split(":", 1) for row in text.decode().splitlines() if ":" in row)
+            info = dict(pairs)
+            if info.get("loading", "0") == "0":
+                return info
+            if loop.time() >= patience_s:
+                raise _unusable(options, "it is still loading its data")
         except Answer as error:
             if error.kind in _PASSWORD:
                 raise _unusable(
@@ -67,15 +72,10 @@ async def _info(line: Line, options: RedisOptions) -> dict[str, str]:
                     f"it refused user {options.username or 'default'!r}: {error.message};"
                     " check user and password in the store's URL, and the user's ACL",
                 ) from error
-            if error.kind != "LOADING" or loop.time() >= patience_s:
-                raise _unusable(options, error.message) from error
+            raise _unusable(options, error.message) from error
         except (Away, Lost) as error:
-            # Between two tries during a load the line may hold back by itself.
-            if "LOADING" not in error.message or loop.time() >= patience_s:
-                raise _unusable(options, error.message) from error
+            raise _unusable(options, error.message) from error
         await asyncio.sleep(LOAD_POLL_S)
-    pairs = (row.split(":", 1) for row in text.decode().splitlines() if ":" in row)
-    return dict(pairs)
 
 
 async def begin_epoch(

@@ -24,8 +24,9 @@ from tickwheel.persistence.redis.drivers import Answer, Argument, Away, Lost
 from tickwheel.persistence.redis.ids import IdIndex
 from tickwheel.persistence.redis.layout import ID_MAX, Keys, id_text, member, split_member
 from tickwheel.persistence.redis.line import Line
+from tickwheel.persistence.redis.lua import Script
 from tickwheel.persistence.redis.options import RedisOptions
-from tickwheel.persistence.redis.scripts import DEAD_PAGE, HANDLES, READ, Script
+from tickwheel.persistence.redis.scripts_read import DEAD_PAGE, HANDLES, READ
 from tickwheel.persistence.redis.writer import REFUSING, Writer
 from tickwheel.persistence.store import Handles, Small, StoreAway, StoreBroken, StoredTask
 from tickwheel.wheel.effects import ProgressKey
@@ -179,6 +180,7 @@ class Reader:
         try:
             while True:
                 pairs, texts = await self._script(HANDLES, (score, name, chunk))
+                pairs = pairs[: 2 * len(texts)]
                 if not pairs:
                     return
                 name, score = pairs[-2], pairs[-1]
@@ -195,8 +197,6 @@ class Reader:
                 if first:
                     failpoints.hit("recovery.middle")
                     first = False
-                if len(texts) < chunk:
-                    return
         finally:
             self._recovering.remove(fresh)
 

@@ -1,81 +1,11 @@
-"""The Lua scripts: everything that changes a shard, each atomic.
+"""The scripts that apply a batch: at once, or staged in parts, sealed, and applied.
 
-What the traps of Lua inside Redis (6.2 to 7, Valkey) ask for, and every script here keeps:
-
-* No call gets more than 1,000 arguments (``unpack`` fails at about 8,000).
-* A script is checked whole before its first write, because an error leaves the earlier writes.
-  What Redis itself may refuse (no memory, read-only, no replicas) it refuses at the first
-  write of a script and never later; ``begin`` makes that one harmless write.
-* Without memory Redis refuses a script that begins with a growing command, and lets one pass
-  that begins with DEL. So a batch that makes no task always goes through.
-* Ids and epochs are compared as strings; numbers in Lua lose digits above 2^53.
+See ``lua`` for what they all keep to.
 """
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, field
-
-
-@dataclass(frozen=True, slots=True)
-class Script:
-    """Text and the name under which Redis caches it."""
-
-    name: str
-    text: str
-    sha: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        digest = hashlib.sha1(self.text.encode(), usedforsecurity=False).hexdigest()
-        object.__setattr__(self, "sha", digest)
-
-
-_KEYS = """
-local WHEEL, STORE, TASK, PREPARE, PROGRESS, TOUCHED, DEAD, DEAD_RECORD =
-  KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[8]
-local ENDINGS, SCRATCH = KEYS[11], KEYS[12]
-local STEP = 1000
--- The first write: refused when Redis takes no writes, and without memory unless 'must'.
-local function begin(must)
-  if must then redis.call('DEL', SCRATCH) else redis.call('SETRANGE', SCRATCH, 0, '') end
-end
-"""
-
-# Nobody but the current owner on its newest connection: anything else is late.
-_FENCE = """
-local function fence(epoch, owner, link)
-  local w = redis.call('HMGET', WHEEL, 'epoch', 'owner', 'link', 'last', 'parts', 'part')
-  if not w[1] then return {'gone'} end
-  if w[1] ~= epoch or w[2] ~= owner then return {'fenced', w[1], w[2]} end
-  if w[3] ~= link then return {'stale'} end
-  return nil, w
-end
-local function place(w, n)
-  local last = tonumber(w[4])
-  if tonumber(n) <= last then return {'before', w[4]} end
-  if tonumber(n) > last + 1 then return {'gap', w[4]} end
-end
--- The id among args[first], args[first + 2] … that is stored already, or nil.
-local function twice(args, first, stop)
-  for j = first, stop, STEP do
-    local ids = {}
-    for k = j + 1, math.min(j + STEP - 1, stop), 2 do ids[#ids + 1] = args[k] end
-    local scores = redis.call('ZMSCORE', STORE, unpack(ids))
-    for k = 1, #ids do if scores[k] then return ids[k] end end
-  end
-end
--- Operations are: name, number of the key, number of arguments, arguments.
-local function find_twice(args, at)
-  while at <= #args do
-    local size = tonumber(args[at + 2])
-    if args[at] == 'NEW' then
-      local id = twice(args, at + 3, at + 2 + size)
-      if id then return id end
-    end
-    at = at + 3 + size
-  end
-end
-"""
+from tickwheel.persistence.redis.lua import FENCE, PRELUDE, Script
 
 _APPLY = """
 local function each(command, key, list)
@@ -161,8 +91,8 @@ end
 
 COMMIT = Script(
     "commit",
-    _KEYS
-    + _FENCE
+    PRELUDE
+    + FENCE
     + _APPLY
     + """
 -- epoch, owner, link, n, makes tasks (0/1), lowest new id, id mark, position, operations …
@@ -184,8 +114,8 @@ return {'applied'}
 
 STAGE = Script(
     "stage",
-    _KEYS
-    + _FENCE
+    PRELUDE
+    + FENCE
     + """
 -- epoch, owner, link, n, makes tasks (0/1), operations …; the part's key comes last
 local refused, w = fence(ARGV[1], ARGV[2], ARGV[3])
@@ -207,8 +137,8 @@ return {'staged'}
 
 SEAL = Script(
     "seal",
-    _KEYS
-    + _FENCE
+    PRELUDE
+    + FENCE
     + """
 -- epoch, owner, link, n, id mark, position; the keys of all parts come last. From here on the
 -- batch is taken: whoever owns the shard applies its parts before anything else.
@@ -229,8 +159,8 @@ return {'applied'}
 
 APPLY_PART = Script(
     "apply_part",
-    _KEYS
-    + _FENCE
+    PRELUDE
+    + FENCE
     + _APPLY
     + """
 -- epoch, owner, link, part; the part's key comes last
@@ -244,202 +174,5 @@ redis.call('DEL', KEYS[13])
 if ARGV[4] == w[5] then redis.call('HDEL', WHEEL, 'parts', 'part')
 else redis.call('HSET', WHEEL, 'part', ARGV[4]) end
 return {'applied'}
-""",
-)
-
-CLAIM = Script(
-    "claim",
-    _KEYS
-    + """
--- epoch, owner, incarnation. A connection claims the shard before it writes: what an older
--- connection sent is void from here on, so that the last batch read here is final.
-local w = redis.call('HMGET', WHEEL, 'epoch', 'owner', 'incarnation', 'last', 'parts', 'part',
-  'rewriting')
-if not w[1] then return {'gone'} end
-if w[3] ~= ARGV[3] then return {'other', w[3] or '', w[1], w[2]} end
-local epoch, mine = tonumber(w[1]), tonumber(ARGV[1])
-if epoch > mine or (epoch == mine and w[2] ~= ARGV[2]) then return {'fenced', w[1], w[2]} end
-begin(true)
--- A lower epoch: Redis lost the last opening too.
-if epoch < mine then redis.call('HSET', WHEEL, 'epoch', ARGV[1], 'owner', ARGV[2], 'clean', 0) end
-local link = redis.call('HINCRBY', WHEEL, 'link', 1)
-return {'ok', tostring(link), w[4], w[5] or '', w[6] or '', w[7] or ''}
-""",
-)
-
-OPEN = Script(
-    "open",
-    _KEYS
-    + """
--- owner, now, incarnation if it is new, layout, may be created (0/1), types of the keys …
-local kind = redis.call('TYPE', WHEEL).ok
-if kind == 'none' then
-  for k = 2, #KEYS do
-    if redis.call('EXISTS', KEYS[k]) == 1 then return {'foreign', KEYS[k]} end
-  end
-  if ARGV[5] == '0' then return {'empty'} end
-  begin(false)
-  redis.call('HSET', WHEEL, 'layout', ARGV[4], 'incarnation', ARGV[3], 'epoch', 1,
-    'owner', ARGV[1], 'last', 0, 'id_mark', '0000000000000000000', 'position_ms', 0,
-    'clean', 0, 'opened_ms', ARGV[2], 'link', 0, 'endings', 0)
-  return {'created', '1', '0', '0', '0', '1', ARGV[3]}
-end
-for k = 1, #KEYS do
-  kind = redis.call('TYPE', KEYS[k]).ok
-  if kind ~= 'none' and kind ~= ARGV[5 + k] then return {'foreign', KEYS[k]} end
-end
-local w = redis.call('HMGET', WHEEL, 'layout', 'epoch', 'last', 'id_mark', 'position_ms',
-  'clean', 'incarnation', 'link', 'rewriting')
-if not w[1] then return {'foreign', WHEEL} end
-if tonumber(w[1]) > tonumber(ARGV[4]) then return {'newer', w[1]} end
-for k = 2, 8 do if not w[k] then return {'damaged'} end end
-if w[9] then return {'rewriting', w[9]} end
-begin(true)
-local epoch = redis.call('HINCRBY', WHEEL, 'epoch', 1)
-redis.call('HSET', WHEEL, 'owner', ARGV[1], 'clean', 0, 'opened_ms', ARGV[2])
-return {'opened', tostring(epoch), w[3], w[4], w[5], w[6], w[7]}
-""",
-)
-
-CLOSE = Script(
-    "close",
-    _KEYS
-    + _FENCE
-    + """
--- epoch, owner, link
-local refused, w = fence(ARGV[1], ARGV[2], ARGV[3])
-if refused then return refused end
-begin(true)
-redis.call('HSET', WHEEL, 'clean', 1)
-return {'applied'}
-""",
-)
-
-REWRITE = Script(
-    "rewrite",
-    _KEYS
-    + """
--- epoch, owner, incarnation, layout, phase (begin/end), last batch, now. Between begin and end
--- commits count from 1; nobody else opens the shard meanwhile.
-local w = redis.call('HMGET', WHEEL, 'epoch', 'owner', 'incarnation', 'rewriting', 'link')
-if w[1] then
-  local epoch, mine = tonumber(w[1]), tonumber(ARGV[1])
-  if w[3] ~= ARGV[3] or epoch > mine or (epoch == mine and w[2] ~= ARGV[2]) then
-    return {'fenced', w[1], w[2]}
-  end
-end
-if ARGV[5] == 'end' then
-  if not w[4] then return {'gone'} end
-  begin(true)
-  redis.call('HSET', WHEEL, 'last', ARGV[6])
-  redis.call('HDEL', WHEEL, 'rewriting')
-  return {'applied'}
-end
-begin(false)
-redis.call('UNLINK', unpack(KEYS))
-local link = tonumber(w[5] or '0') + 1
-redis.call('HSET', WHEEL, 'layout', ARGV[4], 'incarnation', ARGV[3], 'epoch', ARGV[1],
-  'owner', ARGV[2], 'last', 0, 'id_mark', '0000000000000000000', 'position_ms', 0, 'clean', 0,
-  'opened_ms', ARGV[7], 'link', link, 'endings', 0, 'rewriting', ARGV[2])
-return {'applied'}
-""",
-)
-
-# What a read has to see at least: the same incarnation, every batch whose commit returned.
-_SEES = """
-local function blind(incarnation, last)
-  local w = redis.call('HMGET', WHEEL, 'incarnation', 'last')
-  if not w[1] then return {'gone'} end
-  if w[1] ~= incarnation then return {'other', w[1]} end
-  if tonumber(w[2]) < tonumber(last) then return {'behind', w[2]} end
-end
-"""
-
-READ = Script(
-    "read",
-    _KEYS
-    + _SEES
-    + """
--- incarnation, last, bytes at which to stop, ids …
-local refused = blind(ARGV[1], ARGV[2])
-if refused then return refused end
-local tasks, rows, size, max = {}, {}, 0, tonumber(ARGV[3])
-local touched = redis.call('EXISTS', TOUCHED) == 1
-for k = 4, #ARGV do
-  local id = ARGV[k]
-  local record = redis.call('HGET', TASK, id)
-  tasks[#tasks + 1] = record
-  if record then
-    size = size + #record
-    local groups = touched and redis.call('HGET', TOUCHED, id)
-    if groups then
-      for group in string.gmatch(groups, '([^\\n]*)\\n') do
-        local member = id .. '/' .. group
-        rows[#rows + 1] = member
-        rows[#rows + 1] = redis.call('HGET', PROGRESS, member)
-        rows[#rows + 1] = redis.call('HGET', DEAD_RECORD, member)
-      end
-    end
-    if size > max then break end
-  end
-end
-return {'ok', tasks, rows}
-""",
-)
-
-DEAD_PAGE = Script(
-    "dead_page",
-    _KEYS
-    + _SEES
-    + """
--- incarnation, last, where to begin, how many
-local refused = blind(ARGV[1], ARGV[2])
-if refused then return refused end
-local members = redis.call('ZRANGEBYLEX', DEAD, ARGV[3], '+', 'LIMIT', 0, ARGV[4])
-if #members == 0 then return {'ok', members, members} end
-return {'ok', members, redis.call('HMGET', DEAD_RECORD, unpack(members))}
-""",
-)
-
-HANDLES = Script(
-    "handles",
-    _KEYS
-    + _SEES
-    + """
--- incarnation, last, score and member to go on after ('' at first), how many. The member may
--- be gone by now, and many tasks may share the score: the place is found by halving.
-local refused = blind(ARGV[1], ARGV[2])
-if refused then return refused end
-local at = 0
-if ARGV[4] ~= '' then
-  at = redis.call('ZCOUNT', STORE, '-inf', '(' .. ARGV[3])
-  local stop = at + redis.call('ZCOUNT', STORE, ARGV[3], ARGV[3])
-  while at < stop do
-    local middle = math.floor((at + stop) / 2)
-    if redis.call('ZRANGE', STORE, middle, middle)[1] > ARGV[4] then stop = middle
-    else at = middle + 1 end
-  end
-end
-local byte = string.byte
-local skip = {[0xcc] = 2, [0xd0] = 2, [0xcd] = 3, [0xd1] = 3, [0xce] = 5, [0xd2] = 5,
-  [0xcf] = 9, [0xd3] = 9}
--- A record is a msgpack array: version, id, due, topic … (every version keeps this beginning).
-local function topic(record)
-  local k = 2
-  for _ = 1, 3 do k = k + (skip[byte(record, k)] or 1) end
-  local b = byte(record, k)
-  if b < 0xc0 then return string.sub(record, k + 1, k + b - 0xa0) end
-  if b == 0xd9 then return string.sub(record, k + 2, k + 1 + byte(record, k + 1)) end
-  local size = byte(record, k + 1) * 256 + byte(record, k + 2)
-  return string.sub(record, k + 3, k + 2 + size)
-end
-local found = redis.call('ZRANGE', STORE, at, at + tonumber(ARGV[5]) - 1, 'WITHSCORES')
-local topics = {}
-for k = 1, #found, 2 do
-  local record = redis.call('HGET', TASK, found[k])
-  if not record then return {'damaged', found[k]} end
-  topics[#topics + 1] = topic(record)
-end
-return {'ok', found, topics}
 """,
 )

@@ -16,7 +16,7 @@ from tickwheel.persistence.redis.layout import LAYOUT, Keys
 from tickwheel.persistence.redis.line import Line
 from tickwheel.persistence.redis.options import RedisOptions
 from tickwheel.persistence.redis.reader import Reader
-from tickwheel.persistence.redis.scripts import CLOSE, REWRITE
+from tickwheel.persistence.redis.scripts_life import REWRITE
 from tickwheel.persistence.redis.writer import Writer
 from tickwheel.persistence.store import (
     Fenced,
@@ -79,8 +79,7 @@ class RedisStore:
             opened, incarnation = await opening.begin_epoch(
                 line, self.keys, self.options, owner, now_ms, may_create
             )
-            self._writer.begin(owner, opened, incarnation)
-            await self._writer.claim()
+            await self._writer.begin(owner, opened, incarnation)
         except (Away, Lost, Answer) as error:
             await line.close()
             raise StoreUnusable(f"store {self.name}: {error.message}") from error
@@ -171,12 +170,9 @@ class RedisStore:
         if not self._is_open:
             return
         self._is_open = False
-        writer = self._writer
         try:
             if clean:
-                await writer.claim()
-                fence = (writer.epoch, writer.owner.encode(), writer.link)
-                await self._writing.run(CLOSE, self.keys.all, fence)
+                await self._writer.end()
         except StoreError as error:
             log.warning("store %s: not closed cleanly: %s", self.name, error.message)
         finally:

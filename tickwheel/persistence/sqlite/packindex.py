@@ -15,11 +15,15 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
-from tickwheel.persistence.sqlite.packs import PackValues, mask_of
-from tickwheel.wheel.records import ID_STEP
+from tickwheel.persistence.sqlite.packs import PackValues, mask_of, split
+from tickwheel.persistence.store import StoreError
+from tickwheel.wheel.records import ID_STEP, TaskRow
 
 SPARSE_AT_ONCE_MAX = 64
+SPARSE_EVERY_BATCHES = 64
+"""How often some packs with few tasks left are taken apart."""
 FULL = -1
 """Stands for the mask of a pack that is not there any more."""
 
@@ -40,32 +44,44 @@ class PackIndex:
     """Of one open database."""
 
     def __init__(self) -> None:
+        self._batches = 0
+        self.load(())
+
+    def load(self, packs: Iterable[tuple[int, int, int]]) -> None:
+        """(first, count, mask) of every pack, by first id: what the database holds."""
         self._firsts = array("q")
         self._counts = bytearray()
         self._masks: dict[int, int] = {}
         self._passed = 0
         """Entries of ``_firsts`` whose pack is gone."""
         self._young: dict[int, None] = {}
+        """Packs that became sparse since the last look, and before it."""
         self._old: dict[int, None] = {}
-
-    def load(self, packs: Iterable[tuple[int, int, int]]) -> None:
-        """(first, count, mask) of every pack, by first id."""
-        self.__init__()  # type: ignore[misc]  # begin again
         for first, count, mask in packs:
             self._firsts.append(first)
             self._counts.append(count)
             if mask:
                 self._masks[first] = mask
+                self._note_sparse(first, count, mask)
 
     def __len__(self) -> int:
         return len(self._firsts) - self._passed
 
-    @property
-    def last_first(self) -> int:
-        """First id of the newest pack; below every id when there is none."""
-        return self._firsts[-1] if self._firsts else -1
+    def split(self, enqueued: dict[int, TaskRow]) -> tuple[list[PackValues], list[TaskRow]]:
+        """(packs, rows that stay on their own) for new tasks. Raises StoreError for an id that
+        is in a pack already."""
+        if not enqueued:
+            return [], []
+        ids, rows = list(enqueued), list(enqueued.values())
+        if self._holds_any(ids):
+            raise StoreError(f"an id of {ids[0]} to {ids[-1]} was assigned twice")
+        newest = self._firsts[-1] if self._firsts else -1
+        # Ids that do not ascend, or lie below known packs, would not be found in a pack.
+        if ids[0] <= newest or any(b <= a for a, b in pairwise(ids)):
+            return [], rows
+        return split(rows)
 
-    def holds_any(self, ids: Sequence[int]) -> bool:
+    def _holds_any(self, ids: Sequence[int]) -> bool:
         """Whether one of the ids (ascending) is already in a pack."""
         if not self._firsts or ids[0] >= self._firsts[-1] + self._counts[-1] * ID_STEP:
             return False
@@ -113,8 +129,7 @@ class PackIndex:
             self._counts.append(pack[1])
         for first, mask in change.masks.items():
             self._masks[first] = mask
-            if mask.bit_count() * 4 >= self._count(first) * 3 and first not in self._old:
-                self._young[first] = None
+            self._note_sparse(first, self._count(first), mask)
         self.drop(change.done)
 
     def drop(self, firsts: Iterable[int]) -> None:
@@ -127,6 +142,14 @@ class PackIndex:
         if self._passed > 64 and self._passed * 2 > len(self._firsts):
             self._squeeze()
 
+    def sparse_now(self, change: Change) -> list[int]:
+        """Now and then: packs to take apart, which ``change`` does not touch."""
+        self._batches += 1
+        if self._batches % SPARSE_EVERY_BATCHES:
+            return []
+        touched = change.masks.keys() | set(change.done)
+        return [first for first in self.sparse() if first not in touched]
+
     def sparse(self) -> list[int]:
         """Some packs that were sparse at the call before this one already."""
         found = list(self._old)[:SPARSE_AT_ONCE_MAX]
@@ -134,6 +157,10 @@ class PackIndex:
             self._old |= self._young
             self._young = {}
         return found
+
+    def _note_sparse(self, first: int, count: int, mask: int) -> None:
+        if mask.bit_count() * 4 >= count * 3 and first not in self._old:
+            self._young[first] = None
 
     def _count(self, first: int) -> int:
         return self._counts[bisect_right(self._firsts, first) - 1]

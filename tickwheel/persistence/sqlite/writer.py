@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from itertools import pairwise
 
 from tickwheel.persistence.sqlite import apply, schema
 from tickwheel.persistence.sqlite import statements as sql
@@ -26,7 +25,6 @@ from tickwheel.persistence.sqlite.lock import FileLock
 from tickwheel.persistence.sqlite.opening import begin_epoch, identify
 from tickwheel.persistence.sqlite.options import SqliteOptions
 from tickwheel.persistence.sqlite.packindex import Change, PackIndex
-from tickwheel.persistence.sqlite.packs import PackValues, split
 from tickwheel.persistence.sqlite.room import Room, disk_bytes
 from tickwheel.persistence.sqlite.upkeep import Upkeep
 from tickwheel.persistence.store import (
@@ -38,12 +36,9 @@ from tickwheel.persistence.store import (
     StoreUnusable,
 )
 from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import TaskRow
 
 log = logging.getLogger(__name__)
 
-SPARSE_EVERY_BATCHES = 64
-"""How often some packs with few tasks left are taken apart."""
 LOOK_EVERY_BATCHES = 64
 """How often to look whether PrepareQueue and dead letters are empty, to skip their deletes."""
 
@@ -183,7 +178,7 @@ class Writer:
                 if self._is_next(connection, epoch, owner, n):
                     raise StoreError("meta says that the batch is next, and did not advance")
                 return False
-            packs, loose = self._split(effects)
+            packs, loose = self._packs.split(effects.enqueued)
             change = Change()
             if effects.ended or effects.updated:
                 change = self._packs.leaving((*effects.ended, *effects.updated))
@@ -202,7 +197,7 @@ class Writer:
                 )
             apply.enqueue(connection, packs, loose)
             apply.write(connection, effects)
-            sparse = self._sparse(change)
+            sparse = self._packs.sparse_now(change)
             if sparse:
                 apply.take_apart(connection, sparse)
             connection.execute("COMMIT")
@@ -218,26 +213,6 @@ class Writer:
         self._has_dead |= bool(effects.dead)
         return True
 
-    def _split(self, effects: Effects) -> tuple[list[PackValues], list[TaskRow]]:
-        if not effects.enqueued:
-            return [], []
-        ids = list(effects.enqueued)
-        if self._packs.holds_any(ids):
-            raise StoreError(f"an id of {ids[0]} to {ids[-1]} was assigned twice")
-        rows = list(effects.enqueued.values())
-        # Ids that do not ascend, or lie below known packs, would not be found in a pack.
-        if ids[0] <= self._packs.last_first or any(b <= a for a, b in pairwise(ids)):
-            return [], rows
-        return split(rows)
-
-    def _sparse(self, change: Change) -> list[int]:
-        """Packs to take apart in this batch; none that the batch touches."""
-        self._batches += 1
-        if self._batches % SPARSE_EVERY_BATCHES:
-            return []
-        touched = change.masks.keys() | set(change.done)
-        return [first for first in self._packs.sparse() if first not in touched]
-
     def _is_next(self, connection: sqlite3.Connection, epoch: int, owner: str, n: int) -> bool:
         """Whether batch ``n`` is to be applied; False when it has been."""
         meta = schema.read_meta(connection, self._path)
@@ -252,6 +227,7 @@ class Writer:
         return n == last + 1
 
     def _look_sometimes(self, connection: sqlite3.Connection) -> None:
+        self._batches += 1
         if self._batches % LOOK_EVERY_BATCHES == 0 and (self._has_progress or self._has_dead):
             self._look(connection)
 

@@ -124,11 +124,25 @@ class Consuming:
         checks.integer(count, "max", 1, self._limits.pull_max)
         checks.integer(wait_ms, "wait_ms", 0, self._limits.lease_ms_max)
         lease_ms = self._lease_ms(options)
+        known = self._core.find_group(checks.name(topic, "topic"), checks.group_name(group))
+        found = known or self._group(topic, group, now.now_ms)
         pull = Pull(self._shell, peer, request)
-        found = self._group(topic, group, now.now_ms)
         subscriber = Subscriber(pull, found, count, lease_ms, once=True)
-        peer.remember(subscriber)
+        if known is not None:
+            self._start(peer, pull, subscriber, wait_ms)
+            return
+
+        async def start_when_durable() -> None:
+            # A delivery to a group that a crash forgets could not be acked after it.
+            await self._shell.committer.barrier()
+            if peer.open:
+                self._start(peer, pull, subscriber, wait_ms)
+
+        self._shell.spawn(start_when_durable())
+
+    def _start(self, peer: Connection, pull: Pull, subscriber: Subscriber, wait_ms: int) -> None:
         self._shell.engine.delivery.subscribe(subscriber)
+        peer.remember(subscriber)
         self._shell.poke()
         pull.start(subscriber, wait_ms)
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from tickwheel.clock import Now
 from tickwheel.errors import BadRequest, Conflict, TickwheelError
-from tickwheel.protocol.frames import ID_MAX
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import ID_MAX, FrameType
 from tickwheel.server import checks
 from tickwheel.server.connection import Connection
 from tickwheel.server.shell import Shell
@@ -30,8 +31,10 @@ class Listing:
         self._shell = shell
 
     def ping(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
+        """Says that the daemon is there, nothing of tasks: it does not wait for the store."""
         checks.arity(frame, 0, "none")
-        peer.ok(checks.request_number(frame[1]), None)
+        request = checks.request_number(frame[1])
+        peer.send(encode((int(FrameType.OK), request, None)))
 
     def stats(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         checks.arity(frame, 0, "none")

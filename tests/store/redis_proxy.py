@@ -1,0 +1,85 @@
+"""A TCP proxy before a Redis server that can hold what a client sends, and deliver it late."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+
+class Proxy:
+    """``hold`` keeps all that comes from now on; ``let_go`` delivers it, even if the client is
+    gone by then; ``let_new_through`` lets connections made later pass meanwhile."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._holding = False
+        self._go = asyncio.Event()
+        self._go.set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.late = asyncio.Event()
+        """Something was delivered late, and answered."""
+
+    async def start(self) -> Proxy:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.port: int = self._server.sockets[0].getsockname()[1]
+        return self
+
+    def hold(self) -> None:
+        self._holding = True
+        self._go.clear()
+
+    def let_new_through(self) -> None:
+        self._holding = False
+
+    def let_go(self) -> None:
+        self._holding = False
+        self._go.set()
+
+    async def stop(self) -> None:
+        self.let_go()
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", self._target)
+        back = asyncio.ensure_future(self._back(upstream_reader, writer))
+        try:
+            held = False
+            while data := await reader.read(1 << 16):
+                # A connection that was held once stays held: its bytes keep their order.
+                if self._holding or held:
+                    held = True
+                    rest = asyncio.ensure_future(self._drain(reader))
+                    await self._go.wait()
+                    upstream.write(data + await rest)
+                    await upstream.drain()
+                    upstream.write_eof()
+                    await back
+                    self.late.set()
+                    return
+                upstream.write(data)
+        except ConnectionError:
+            pass
+        finally:
+            back.cancel()
+            upstream.close()
+            writer.close()
+            self._tasks.discard(task)
+
+    async def _drain(self, reader: asyncio.StreamReader) -> bytes:
+        """All that comes until the client closes."""
+        parts = []
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
+                parts.append(data)
+        return b"".join(parts)
+
+    async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(1 << 16):
+            with contextlib.suppress(ConnectionError):
+                writer.write(data)

@@ -1,0 +1,486 @@
+"""Redis away, full, read-only, slow, late, empty, older: nothing confirmed is lost or doubled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from redis_proxy import Proxy
+from redis_server import RedisServer
+from store_rows import PROGRESS, TASKS, ended, everything, in_flight, tasks
+from store_subject import OWNER, Subject
+
+from tickwheel.persistence.redis import RedisStore, options_from
+from tickwheel.persistence.redis.lua import Script
+from tickwheel.persistence.store import (
+    CommitRefused,
+    CommitUnknown,
+    Fenced,
+    StoreAway,
+    StoreBehind,
+    StoreBroken,
+    StoreLost,
+)
+from tickwheel.wheel.effects import Effects
+from tickwheel.wheel.records import GroupRow, TaskRow
+
+S = "{tw:default:0}"
+QUICK = "call_ms=300&connect_ms=300"
+
+
+@pytest.fixture
+async def subject(redis_server: RedisServer) -> AsyncIterator[Subject]:
+    found = _subject(redis_server)
+    await found.open()
+    yield found
+    await found.store.close(clean=False)
+
+
+def _subject(server: RedisServer, query: str = "") -> Subject:
+    return Subject(RedisStore(options_from(server.url(f"{QUICK}&{query}" if query else QUICK))))
+
+
+def _redis(subject: Subject) -> RedisStore:
+    assert isinstance(subject.store, RedisStore)
+    return subject.store
+
+
+async def _until_taken(subject: Subject, effects: Effects) -> bool:
+    """Commit as the committer does: the same number until its fate is known."""
+    while True:
+        try:
+            return await subject.commit(effects)
+        except (CommitUnknown, CommitRefused):
+            await asyncio.sleep(0.05)
+
+
+class TestWithoutMemory:
+    async def test_new_tasks_are_refused_and_all_else_goes_through(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        await subject.commit(tasks(range(1, 11)))
+        redis_server.call("CONFIG", "SET", "maxmemory", "1")
+        for _ in range(2):
+            with pytest.raises(CommitRefused, match="OOM") as refused:
+                await subject.commit(tasks([11]))
+            assert refused.value.full
+        assert await subject.store.probe_room() is False
+        await subject.commit(ended([1, 2]))
+        await subject.commit(
+            Effects(
+                progress={(3, "a"): in_flight(3, "a")},
+                groups={("t", "a"): GroupRow("t", "a", 0)},
+                updated={4: TaskRow(4, 9_000, "t", b"later")},
+            )
+        )
+        assert await subject.ids() == list(range(3, 11))
+        redis_server.call("CONFIG", "SET", "maxmemory", "0")
+        assert await subject.store.probe_room() is True
+        assert await subject.commit(tasks([11])) is True
+        assert (await subject.store.read([3]))[3].progress == (in_flight(3, "a"),)
+
+    async def test_a_large_batch_is_refused_whole(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        redis_server.call("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(CommitRefused) as refused:
+            await subject.commit(tasks(range(1, 12_000)))
+        assert refused.value.full
+        redis_server.call("CONFIG", "SET", "maxmemory", "0")
+        assert await subject.ids() == []
+        assert await subject.commit(tasks([1])) is True
+        redis_server.call("CONFIG", "SET", "maxmemory", "1")
+        await subject.commit(Effects(progress={(1, f"g{i}"): in_flight(1) for i in range(9_000)}))
+        await subject.commit(ended(range(1, 30_000)))
+        assert await subject.ids() == []
+        assert redis_server.call("KEYS", "*stage*") == b"*0\r\n"
+
+
+class TestARedisThatTakesNoWrites:
+    async def test_read_only(self, subject: Subject, redis_server: RedisServer) -> None:
+        await subject.commit(tasks([1]))
+        redis_server.call("REPLICAOF", "127.0.0.1", "1")
+        with pytest.raises(CommitRefused, match="READONLY") as refused:
+            await subject.commit(tasks([2]))
+        assert not refused.value.full
+        redis_server.call("REPLICAOF", "NO", "ONE")
+        await _until_taken(subject, tasks([3]))
+        assert await subject.ids() == [1, 3]
+
+    async def test_too_few_replicas(self, subject: Subject, redis_server: RedisServer) -> None:
+        redis_server.call("CONFIG", "SET", "min-replicas-to-write", "1")
+        with pytest.raises(CommitRefused, match="NOREPLICAS"):
+            await subject.commit(ended([2]))
+        redis_server.call("CONFIG", "SET", "min-replicas-to-write", "0")
+        await subject.commit(ended([2]))
+
+    async def test_away_and_loading(self, subject: Subject, redis_server: RedisServer) -> None:
+        redis_server.call("MSET", *(word for i in range(1_000) for word in (f"theirs:{i}", i)))
+        await subject.commit(tasks([1]))
+        redis_server.call("BGREWRITEAOF")
+        while b"aof_rewrite_in_progress:0" not in redis_server.call("INFO", "persistence"):
+            await asyncio.sleep(0.01)
+        redis_server.kill()
+        # The batch may have been on its way when the connection broke; nothing else may.
+        with pytest.raises((CommitUnknown, CommitRefused)):
+            await subject.commit(tasks([2]))
+        with pytest.raises((CommitUnknown, CommitRefused)):
+            await subject.commit(tasks([2]))
+        assert await subject.store.probe_room() is False
+        with pytest.raises(StoreAway):
+            await subject.store.read([1])
+        redis_server.options["key-load-delay"] = "500"
+        redis_server.options["loading-process-events-interval-bytes"] = "1024"
+        redis_server.start(loaded=False)
+        with pytest.raises((CommitUnknown, CommitRefused), match="LOADING|loading"):
+            while True:
+                await subject.commit(tasks([2]))
+        await _until_taken(subject, tasks([2]))
+        assert await subject.ids() == [1, 2]
+
+    async def test_never_sent_is_certainly_not_applied(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        await subject.commit(tasks([1]))
+        redis_server.kill()
+        with pytest.raises((CommitUnknown, CommitRefused)):
+            await subject.commit(ended([1]))  # finds the connection broken
+        redis_server.start()
+        await _until_taken(subject, ended([1]))
+        redis_server.kill()
+        with pytest.raises((CommitUnknown, CommitRefused)):
+            await subject.commit(tasks([2]))
+        await _redis(subject)._writer._line.close()
+        subject.n += 1
+        _redis(subject)._writer._sender.unknown = 0
+        with pytest.raises(CommitRefused):
+            await subject.commit(tasks([3]))
+        subject.n -= 1
+
+
+class TestASilentRedis:
+    async def test_a_stopped_server_leaves_the_fate_open(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        await subject.commit(tasks([1]))
+        redis_server.pause()
+        for _ in range(2):
+            with pytest.raises(CommitUnknown):
+                await subject.commit(tasks([2]))
+        redis_server.go_on()
+        await _until_taken(subject, tasks([2]))
+        assert await subject.commit(tasks([3])) is True
+        assert await subject.ids() == [1, 2, 3]
+
+    async def test_a_reply_that_was_lost_is_found_out(
+        self, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Applied, but the answer did not come: the same number says that it had been."""
+        subject = _subject(redis_server)
+        await subject.open()
+        line = _redis(subject)._writing
+        run = line.run
+
+        async def lose_the_answer(script: Script, *args: object) -> object:
+            await run(script, *args)  # type: ignore[arg-type]  # passed on
+            await line._drop("lost")
+            from tickwheel.persistence.redis.drivers import Lost
+
+            raise Lost("lost")
+
+        monkeypatch.setattr(line, "run", lose_the_answer)
+        for effects in (tasks([1]), tasks(range(10, 12_000))):
+            with pytest.raises(CommitUnknown):
+                await subject.commit(effects)
+            with monkeypatch.context() as healed:
+                healed.setattr(line, "run", run)
+                await asyncio.sleep(0.2)
+                taken = await subject.commit(effects)
+                assert taken is (len(effects.enqueued) > 1)
+        assert len(await subject.ids()) == 11_991
+        await subject.store.close(clean=False)
+
+
+class TestALateScript:
+    @pytest.fixture
+    async def proxy(self, redis_server: RedisServer) -> AsyncIterator[Proxy]:
+        proxy = await Proxy(redis_server.port).start()
+        yield proxy
+        await proxy.stop()
+
+    @pytest.fixture
+    async def held(self, proxy: Proxy) -> AsyncIterator[Subject]:
+        """Its commit of tasks 1 to 3 is under way and will be delivered late."""
+        subject = Subject(RedisStore(options_from(f"redis://127.0.0.1:{proxy.port}?{QUICK}")))
+        await subject.open()
+        proxy.hold()
+        with pytest.raises(CommitUnknown):
+            await subject.commit(tasks([1, 2, 3]))
+        proxy.let_new_through()
+        await asyncio.sleep(0.2)
+        yield subject
+        await subject.store.close(clean=False)
+
+    async def test_changes_nothing_twice(self, proxy: Proxy, held: Subject) -> None:
+        await held.commit(tasks([1, 2, 3]))
+        await held.commit(ended([2]))
+        proxy.let_go()
+        await proxy.late.wait()
+        assert await held.ids() == [1, 3]
+        assert await held.commit(ended([3])) is True
+        assert await held.ids() == [1]
+
+    async def test_of_a_batch_that_was_refused_meanwhile_is_void(
+        self, proxy: Proxy, held: Subject, redis_server: RedisServer
+    ) -> None:
+        redis_server.call("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(CommitRefused) as refused:
+            await held.commit(tasks([1, 2, 3]))
+        assert refused.value.full
+        redis_server.call("CONFIG", "SET", "maxmemory", "0")
+        proxy.let_go()
+        await proxy.late.wait()
+        assert await held.commit(ended([9])) is True
+        assert await held.ids() == []
+
+    async def test_of_a_deposed_daemon_is_fenced(
+        self, proxy: Proxy, held: Subject, redis_server: RedisServer
+    ) -> None:
+        other = _subject(redis_server)
+        await other.open("other")
+        proxy.let_go()
+        await proxy.late.wait()
+        assert await other.ids() == []
+        with pytest.raises(Fenced, match="epoch 2 of 'other' began"):
+            await held.commit(tasks([1, 2, 3]))
+        with pytest.raises(Fenced):
+            await held.commit(ended([1]))
+        await other.store.close(clean=True)
+
+
+class TestADeposedDaemon:
+    async def test_is_fenced_and_reads_no_more_as_the_owner(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        await subject.commit(tasks([1]))
+        other = _subject(redis_server)
+        await other.open("other")
+        with pytest.raises(Fenced):
+            await subject.commit(tasks([2]))
+        await subject.store.close(clean=True)
+        assert await other.store.commit(other.opened.epoch, "other", 2, tasks([5])) is True
+        other_again = _subject(redis_server)
+        assert (await other_again.open()).clean is False, "the deposed one closed nothing"
+        await other.store.close(clean=False)
+        await other_again.store.close(clean=True)
+
+
+class TestARedisThatLostSomething:
+    async def _lose(self, subject: Subject, server: RedisServer, *, empty: bool = False) -> None:
+        """Five batches, of which Redis keeps the first two, or none."""
+        for i in (1, 2):
+            await subject.commit(tasks([i]))
+        snapshot = server.snapshot()
+        await subject.commit(tasks([3]))
+        await subject.commit(ended([1]))
+        await subject.commit(Effects(progress={(2, "a"): in_flight(2, "a")}, id_mark=3))
+        server.restart_from(None if empty else snapshot)
+
+    async def test_older_gets_the_missing_batches_again(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        await self._lose(subject, redis_server)
+        await _until_taken(subject, tasks([4]))
+        assert _redis(subject).replays == 1
+        assert await subject.ids() == [2, 3, 4]
+        assert (await subject.small()).progress == [in_flight(2, "a")]
+        assert [i for i, _ in (await subject.small()).endings] == [1]
+        assert (await subject.reopen()).last_batch == 6
+
+    async def test_older_is_noticed_by_a_read(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        await self._lose(subject, redis_server)
+        found = await subject.store.read([1, 2, 3])
+        assert sorted(found) == [2, 3]
+        assert _redis(subject).replays == 1
+
+    async def test_older_than_the_last_opening(self, redis_server: RedisServer) -> None:
+        subject = _subject(redis_server)
+        await subject.open()
+        await subject.commit(tasks([1]))
+        await subject.store.close(clean=True)
+        snapshot = redis_server.snapshot()
+        await subject.open()
+        await subject.commit(tasks([2]))
+        redis_server.restart_from(snapshot)
+        await _until_taken(subject, tasks([3]))
+        assert await subject.ids() == [1, 2, 3]
+        assert (await subject.reopen()).epoch == 3
+        await subject.store.close(clean=True)
+
+    async def test_older_than_what_is_kept(self, redis_server: RedisServer) -> None:
+        subject = _subject(redis_server, "keep_bytes=10")
+        await subject.open()
+        await self._lose(subject, redis_server)
+        for _ in range(2):
+            with pytest.raises(StoreBehind, match="holds batch 2, had confirmed 5") as behind:
+                await subject.commit(tasks([4]))
+            assert (behind.value.last_seen, behind.value.last_known) == (2, 5)
+        with pytest.raises(StoreBehind):
+            await subject.store.read([1])
+        await subject.store.close(clean=True)
+
+    async def test_empty(self, subject: Subject, redis_server: RedisServer) -> None:
+        await self._lose(subject, redis_server, empty=True)
+        with pytest.raises(StoreLost, match="came back empty"):
+            await subject.commit(tasks([4]))
+        with pytest.raises(StoreLost):
+            await subject.store.read([1])
+        assert redis_server.call("DBSIZE") == b":0\r\n"
+
+    async def test_emptied_without_a_word(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        await subject.commit(tasks([1]))
+        redis_server.call("FLUSHALL")
+        with pytest.raises(StoreLost):
+            await subject.commit(tasks([2]))
+
+    async def test_laid_out_anew_by_another(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        await subject.commit(tasks([1]))
+        redis_server.call("FLUSHALL")
+        other = _subject(redis_server)
+        await other.open("other")
+        with pytest.raises(StoreLost, match="laid out anew.*epoch 1 of 'other'"):
+            await subject.commit(tasks([2]))
+        with pytest.raises(Fenced):
+            await _redis(subject).rewrite(_batches(Effects()))
+        assert await other.ids() == []
+        await other.store.close(clean=True)
+
+
+async def _batches(*effects: Effects) -> AsyncIterator[Effects]:
+    for some in effects:
+        yield some
+
+
+class TestWritingEverythingAnew:
+    async def test_after_it_came_back_empty(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        await subject.commit(everything())
+        await subject.commit(tasks([100]))
+        incarnation = _redis(subject).incarnation
+        redis_server.call("FLUSHALL")
+        with pytest.raises(StoreLost):
+            await subject.commit(ended([1]))
+        await _redis(subject).rewrite(_batches(everything(), tasks([100])))
+        assert await subject.commit(ended([1])) is True
+        assert len(await subject.ids()) == len(TASKS)
+        assert (await subject.small()).progress == sorted(PROGRESS)
+        opened = await subject.reopen()
+        assert (opened.last_batch, opened.id_mark) == (3, everything().id_mark)
+        assert _redis(subject).incarnation == incarnation
+
+    async def test_cut_short_is_nobodys_store_until_it_is_whole(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        async def breaks() -> AsyncIterator[Effects]:
+            yield tasks([1])
+            redis_server.restart()
+            yield tasks([2])
+
+        await subject.commit(tasks([1, 2]))
+        with pytest.raises(StoreAway):
+            await _redis(subject).rewrite(breaks())
+        with pytest.raises(StoreBehind, match="cut short"):
+            await subject.commit(tasks([3]))
+        other = _subject(redis_server)
+        with pytest.raises(Exception, match="written anew by 'tester'|written anew by tester"):
+            await other.open("other")
+        await _redis(subject).rewrite(_batches(tasks([1]), tasks([2])))
+        assert await subject.commit(tasks([3])) is True
+        assert await subject.ids() == [1, 2, 3]
+
+
+class TestLargeBatches:
+    async def test_of_many_bytes(self, subject: Subject) -> None:
+        rows = {i: TaskRow(i, 5, "t", bytes(1 << 20)) for i in range(1, 21)}
+        await subject.commit(Effects(enqueued=rows, id_mark=20))
+        found = await subject.store.read(list(rows))
+        assert {i: task.row for i, task in found.items()} == rows
+
+    async def test_a_body_of_twenty_mebibytes(self, subject: Subject) -> None:
+        row = TaskRow(1, 5, "t", bytes(20 << 20))
+        await subject.commit(Effects(enqueued={1: row, 2: TaskRow(2, 5, "t", b"")}, id_mark=2))
+        assert (await subject.store.read([1]))[1].row == row
+
+    async def test_an_id_assigned_twice_changes_nothing(self, subject: Subject) -> None:
+        await subject.commit(tasks([11_999], body=b"first"))
+        with pytest.raises(StoreBroken, match="id 11999 was assigned twice"):
+            await subject.commit(tasks(range(1, 12_000)))
+        await subject.reopen(clean=False)
+        assert await subject.ids() == [11_999]
+
+    async def test_sealed_by_a_daemon_that_died_is_applied_by_the_next(
+        self, subject: Subject, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def die(count: int, applied: int) -> None:
+            raise KeyError("killed")
+
+        monkeypatch.setattr(_redis(subject)._writer._sender, "apply_parts", die)
+        with pytest.raises(KeyError):
+            await subject.commit(tasks(range(1, 12_000)))
+        following = _subject(redis_server)
+        assert (await following.open()).last_batch == 1
+        assert len(await following.ids()) == 11_999
+        assert redis_server.call("KEYS", "*stage*") == b"*0\r\n"
+        await following.store.close(clean=True)
+
+    async def test_staged_and_not_sealed_never_was(
+        self, subject: Subject, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sender = _redis(subject)._writer._sender
+        decide = sender._decide
+
+        async def die(script: Script, *args: object) -> None:
+            if script.name == "seal":
+                raise KeyError("killed")
+            await decide(script, *args)  # type: ignore[arg-type]  # passed on
+
+        monkeypatch.setattr(sender, "_decide", die)
+        with pytest.raises(KeyError):
+            await subject.commit(tasks(range(1, 12_000)))
+        following = _subject(redis_server)
+        assert (await following.open()).last_batch == 0
+        assert await following.ids() == []
+        await following.commit(tasks(range(1, 12_000)))
+        assert len(await following.ids()) == 11_999
+        await following.store.close(clean=True)
+
+
+class TestReplicas:
+    async def test_a_batch_waits_for_them(self, redis_server: RedisServer, tmp_path: Path) -> None:
+        subject = _subject(redis_server, "wait_replicas=1&wait_ms=100")
+        await subject.open()
+        for _ in range(2):
+            with pytest.raises(CommitUnknown, match="only 0 of 1 replicas"):
+                await subject.commit(tasks([1]))
+        replica = RedisServer(
+            tmp_path / "replica", replicaof=f"127.0.0.1 {redis_server.port}"
+        ).start(loaded=False)
+        try:
+            assert await _until_taken(subject, tasks([1])) is False
+            assert await subject.commit(tasks([2])) is True
+            assert replica.call("ZCARD", f"{S}:store") == b":2\r\n"
+            await subject.store.close(clean=True)
+        finally:
+            replica.kill()
+
+    def test_the_owner_is_the_testers(self) -> None:
+        assert OWNER == "tester"

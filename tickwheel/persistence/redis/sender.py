@@ -1,0 +1,102 @@
+"""One batch to Redis: a script, or parts that are staged, sealed and applied.
+
+Knows who owns the shard and on which claim of a connection; does not know connections, nor
+which batch comes next. Invariant: ``unknown`` is the number of a batch whose script was sent
+and may still be applied, 0 when there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tickwheel.persistence.redis.drivers import Answer, Argument, Away
+from tickwheel.persistence.redis.layout import Keys, id_text
+from tickwheel.persistence.redis.line import Line
+from tickwheel.persistence.redis.lua import Script
+from tickwheel.persistence.redis.scripts import APPLY_PART, COMMIT, SEAL, STAGE
+from tickwheel.persistence.store import Fenced, StoreBroken
+from tickwheel.wheel.effects import Effects
+
+
+class Again(Exception):
+    """The shard has to be claimed anew, which tells what became of the batch."""
+
+
+class Sender:
+    """See the module's text."""
+
+    def __init__(self, line: Line, keys: Keys) -> None:
+        self._line = line
+        self._keys = keys
+        self.epoch = 0
+        self.owner = ""
+        self.link = b""
+        """The claim's number, which every script carries."""
+        self.id_mark = 0
+        self.unknown = 0
+        self.staged = False
+        """A large batch is being applied: what is read now may be half of it."""
+
+    async def send(self, n: int, effects: Effects, flat: Sequence[list[bytes]]) -> None:
+        """Returns when the batch is applied. Raises Again, Away, Lost, Answer, Fenced."""
+        id_mark = id_text(max(self.id_mark, effects.id_mark))
+        position_ms = b"%d" % effects.position_ms
+        makes_tasks = int(bool(effects.enqueued))
+        if len(flat) == 1:
+            lowest = id_text(min(effects.enqueued)) if effects.enqueued else b""
+            marks = (n, makes_tasks, lowest, id_mark, position_ms)
+            await self._decide(COMMIT, n, (), (*marks, *flat[0]))
+            return
+        stages = tuple(self._keys.stage(i) for i in range(1, len(flat) + 1))
+        for key, part in zip(stages, flat, strict=True):
+            await self._decide(STAGE, n, (key,), (n, makes_tasks, *part))
+        self.staged = True
+        await self._decide(SEAL, n, stages, (n, id_mark, position_ms))
+        await self.apply_parts(len(flat), 0)
+
+    async def _decide(
+        self, script: Script, n: int, more: tuple[bytes, ...], args: tuple[Argument, ...]
+    ) -> None:
+        """Run a script that decides about batch ``n``; returns when it did its work."""
+        self.unknown = n
+        try:
+            status, rest = await self.run(script, more, args)
+        except (Away, Answer):
+            # Nothing was sent, or Redis refused at the first write. Whatever an older
+            # connection had under way was voided by this one's claim.
+            self.unknown = 0
+            raise
+        if status in ("applied", "staged"):
+            return
+        self.unknown = 0
+        if status == "twice":
+            raise StoreBroken(f"id {int(rest[0])} was assigned twice")
+        # stale, gone, gap, before, parts, unstaged: the claim finds out what is there now.
+        raise Again(status)
+
+    async def apply_parts(self, count: int, applied: int) -> None:
+        """What is left of a sealed batch."""
+        self.staged = True
+        for i in range(applied + 1, count + 1):
+            status, _ = await self.run(APPLY_PART, (self._keys.stage(i),), (i,))
+            if status not in ("applied", "before"):
+                raise Again(status)
+        self.staged = False
+
+    async def run(
+        self, script: Script, more: tuple[bytes, ...], args: tuple[Argument, ...]
+    ) -> tuple[str, list[bytes]]:
+        """A fenced script's status and the rest of its reply."""
+        fence = (self.epoch, self.owner.encode(), self.link)
+        reply: list[Any] = await self._line.run(script, self._keys.all + more, (*fence, *args))
+        status = reply[0].decode()
+        if status == "fenced":
+            raise self.fenced(reply[1:])
+        return status, reply[1:]
+
+    def fenced(self, rest: Sequence[bytes]) -> Fenced:
+        epoch, owner = int(rest[0]), rest[1].decode()
+        return Fenced(
+            f"epoch {self.epoch} of {self.owner!r} is over: epoch {epoch} of {owner!r} began"
+        )
