@@ -83,8 +83,8 @@ class RedisServer:
         return reply
 
     def signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
+        if self._process is not None:
+            self._process.send_signal(number)
 
     def kill(self) -> None:
         """As a crash would: no last words."""
@@ -102,6 +102,12 @@ class RedisServer:
 
     def go_on(self) -> None:
         self.signal(signal.SIGCONT)
+
+    def rewrite(self) -> None:
+        """Put everything into the base of the append-only file; returns when it is done."""
+        self.call("BGREWRITEAOF")
+        while b"aof_rewrite_in_progress:0" not in self.call("INFO", "persistence"):
+            time.sleep(0.01)
 
     def snapshot(self) -> Path:
         """A copy of the append-only files as they are now."""

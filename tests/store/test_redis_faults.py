@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 from redis_proxy import Proxy
 from redis_server import RedisServer
 from store_rows import PROGRESS, TASKS, ended, everything, in_flight, tasks
-from store_subject import OWNER, Subject
+from store_subject import Subject
 
 from tickwheel.persistence.redis import RedisStore, options_from
 from tickwheel.persistence.redis.lua import Script
@@ -30,16 +30,30 @@ S = "{tw:default:0}"
 QUICK = "call_ms=300&connect_ms=300"
 
 
+Make = Callable[..., Subject]
+
+
 @pytest.fixture
-async def subject(redis_server: RedisServer) -> AsyncIterator[Subject]:
-    found = _subject(redis_server)
+async def make(redis_server: RedisServer) -> AsyncIterator[Make]:
+    """Stores on the test's server; whatever happens, they are closed."""
+    made: list[Subject] = []
+
+    def make_one(query: str = "", port: int = 0) -> Subject:
+        url = f"redis://127.0.0.1:{port or redis_server.port}?{QUICK}&{query}"
+        made.append(Subject(RedisStore(options_from(url))))
+        return made[-1]
+
+    yield make_one
+    redis_server.go_on()
+    for subject in made:
+        await subject.store.close(clean=False)
+
+
+@pytest.fixture
+async def subject(make: Make) -> Subject:
+    found = make()
     await found.open()
-    yield found
-    await found.store.close(clean=False)
-
-
-def _subject(server: RedisServer, query: str = "") -> Subject:
-    return Subject(RedisStore(options_from(server.url(f"{QUICK}&{query}" if query else QUICK))))
+    return found
 
 
 def _redis(subject: Subject) -> RedisStore:
@@ -92,7 +106,7 @@ class TestWithoutMemory:
         assert await subject.ids() == []
         assert await subject.commit(tasks([1])) is True
         redis_server.call("CONFIG", "SET", "maxmemory", "1")
-        await subject.commit(Effects(progress={(1, f"g{i}"): in_flight(1) for i in range(9_000)}))
+        await subject.commit(Effects(progress={(i, "g"): in_flight(i, "g") for i in range(9_000)}))
         await subject.commit(ended(range(1, 30_000)))
         assert await subject.ids() == []
         assert redis_server.call("KEYS", "*stage*") == b"*0\r\n"
@@ -119,9 +133,7 @@ class TestARedisThatTakesNoWrites:
     async def test_away_and_loading(self, subject: Subject, redis_server: RedisServer) -> None:
         redis_server.call("MSET", *(word for i in range(1_000) for word in (f"theirs:{i}", i)))
         await subject.commit(tasks([1]))
-        redis_server.call("BGREWRITEAOF")
-        while b"aof_rewrite_in_progress:0" not in redis_server.call("INFO", "persistence"):
-            await asyncio.sleep(0.01)
+        redis_server.rewrite()
         redis_server.kill()
         # The batch may have been on its way when the connection broke; nothing else may.
         with pytest.raises((CommitUnknown, CommitRefused)):
@@ -175,10 +187,10 @@ class TestASilentRedis:
         assert await subject.ids() == [1, 2, 3]
 
     async def test_a_reply_that_was_lost_is_found_out(
-        self, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+        self, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, make: Make
     ) -> None:
         """Applied, but the answer did not come: the same number says that it had been."""
-        subject = _subject(redis_server)
+        subject = make()
         await subject.open()
         line = _redis(subject)._writing
         run = line.run
@@ -211,17 +223,16 @@ class TestALateScript:
         await proxy.stop()
 
     @pytest.fixture
-    async def held(self, proxy: Proxy) -> AsyncIterator[Subject]:
+    async def held(self, proxy: Proxy, make: Make) -> Subject:
         """Its commit of tasks 1 to 3 is under way and will be delivered late."""
-        subject = Subject(RedisStore(options_from(f"redis://127.0.0.1:{proxy.port}?{QUICK}")))
+        subject = make(port=proxy.port)
         await subject.open()
         proxy.hold()
         with pytest.raises(CommitUnknown):
             await subject.commit(tasks([1, 2, 3]))
         proxy.let_new_through()
         await asyncio.sleep(0.2)
-        yield subject
-        await subject.store.close(clean=False)
+        return subject
 
     async def test_changes_nothing_twice(self, proxy: Proxy, held: Subject) -> None:
         await held.commit(tasks([1, 2, 3]))
@@ -246,9 +257,9 @@ class TestALateScript:
         assert await held.ids() == []
 
     async def test_of_a_deposed_daemon_is_fenced(
-        self, proxy: Proxy, held: Subject, redis_server: RedisServer
+        self, proxy: Proxy, held: Subject, redis_server: RedisServer, make: Make
     ) -> None:
-        other = _subject(redis_server)
+        other = make()
         await other.open("other")
         proxy.let_go()
         await proxy.late.wait()
@@ -257,24 +268,22 @@ class TestALateScript:
             await held.commit(tasks([1, 2, 3]))
         with pytest.raises(Fenced):
             await held.commit(ended([1]))
-        await other.store.close(clean=True)
 
 
 class TestADeposedDaemon:
     async def test_is_fenced_and_reads_no_more_as_the_owner(
-        self, subject: Subject, redis_server: RedisServer
+        self, subject: Subject, redis_server: RedisServer, make: Make
     ) -> None:
         await subject.commit(tasks([1]))
-        other = _subject(redis_server)
+        other = make()
         await other.open("other")
         with pytest.raises(Fenced):
             await subject.commit(tasks([2]))
         await subject.store.close(clean=True)
         assert await other.store.commit(other.opened.epoch, "other", 2, tasks([5])) is True
-        other_again = _subject(redis_server)
+        other_again = make()
         assert (await other_again.open()).clean is False, "the deposed one closed nothing"
         await other.store.close(clean=False)
-        await other_again.store.close(clean=True)
 
 
 class TestARedisThatLostSomething:
@@ -307,8 +316,8 @@ class TestARedisThatLostSomething:
         assert sorted(found) == [2, 3]
         assert _redis(subject).replays == 1
 
-    async def test_older_than_the_last_opening(self, redis_server: RedisServer) -> None:
-        subject = _subject(redis_server)
+    async def test_older_than_the_last_opening(self, redis_server: RedisServer, make: Make) -> None:
+        subject = make()
         await subject.open()
         await subject.commit(tasks([1]))
         await subject.store.close(clean=True)
@@ -321,8 +330,8 @@ class TestARedisThatLostSomething:
         assert (await subject.reopen()).epoch == 3
         await subject.store.close(clean=True)
 
-    async def test_older_than_what_is_kept(self, redis_server: RedisServer) -> None:
-        subject = _subject(redis_server, "keep_bytes=10")
+    async def test_older_than_what_is_kept(self, redis_server: RedisServer, make: Make) -> None:
+        subject = make("keep_bytes=10")
         await subject.open()
         await self._lose(subject, redis_server)
         for _ in range(2):
@@ -350,18 +359,17 @@ class TestARedisThatLostSomething:
             await subject.commit(tasks([2]))
 
     async def test_laid_out_anew_by_another(
-        self, subject: Subject, redis_server: RedisServer
+        self, subject: Subject, redis_server: RedisServer, make: Make
     ) -> None:
         await subject.commit(tasks([1]))
         redis_server.call("FLUSHALL")
-        other = _subject(redis_server)
+        other = make()
         await other.open("other")
         with pytest.raises(StoreLost, match="laid out anew.*epoch 1 of 'other'"):
             await subject.commit(tasks([2]))
         with pytest.raises(Fenced):
             await _redis(subject).rewrite(_batches(Effects()))
         assert await other.ids() == []
-        await other.store.close(clean=True)
 
 
 async def _batches(*effects: Effects) -> AsyncIterator[Effects]:
@@ -388,19 +396,20 @@ class TestWritingEverythingAnew:
         assert _redis(subject).incarnation == incarnation
 
     async def test_cut_short_is_nobodys_store_until_it_is_whole(
-        self, subject: Subject, redis_server: RedisServer
+        self, subject: Subject, redis_server: RedisServer, make: Make
     ) -> None:
         async def breaks() -> AsyncIterator[Effects]:
             yield tasks([1])
-            redis_server.restart()
+            redis_server.kill()
             yield tasks([2])
 
         await subject.commit(tasks([1, 2]))
         with pytest.raises(StoreAway):
             await _redis(subject).rewrite(breaks())
+        redis_server.start()
         with pytest.raises(StoreBehind, match="cut short"):
-            await subject.commit(tasks([3]))
-        other = _subject(redis_server)
+            await _until_taken(subject, tasks([3]))
+        other = make()
         with pytest.raises(Exception, match="written anew by 'tester'|written anew by tester"):
             await other.open("other")
         await _redis(subject).rewrite(_batches(tasks([1]), tasks([2])))
@@ -428,7 +437,11 @@ class TestLargeBatches:
         assert await subject.ids() == [11_999]
 
     async def test_sealed_by_a_daemon_that_died_is_applied_by_the_next(
-        self, subject: Subject, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+        self,
+        subject: Subject,
+        redis_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+        make: Make,
     ) -> None:
         async def die(count: int, applied: int) -> None:
             raise KeyError("killed")
@@ -436,14 +449,17 @@ class TestLargeBatches:
         monkeypatch.setattr(_redis(subject)._writer._sender, "apply_parts", die)
         with pytest.raises(KeyError):
             await subject.commit(tasks(range(1, 12_000)))
-        following = _subject(redis_server)
+        following = make()
         assert (await following.open()).last_batch == 1
         assert len(await following.ids()) == 11_999
         assert redis_server.call("KEYS", "*stage*") == b"*0\r\n"
-        await following.store.close(clean=True)
 
     async def test_staged_and_not_sealed_never_was(
-        self, subject: Subject, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+        self,
+        subject: Subject,
+        redis_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+        make: Make,
     ) -> None:
         sender = _redis(subject)._writer._sender
         decide = sender._decide
@@ -456,17 +472,18 @@ class TestLargeBatches:
         monkeypatch.setattr(sender, "_decide", die)
         with pytest.raises(KeyError):
             await subject.commit(tasks(range(1, 12_000)))
-        following = _subject(redis_server)
+        following = make()
         assert (await following.open()).last_batch == 0
         assert await following.ids() == []
         await following.commit(tasks(range(1, 12_000)))
         assert len(await following.ids()) == 11_999
-        await following.store.close(clean=True)
 
 
 class TestReplicas:
-    async def test_a_batch_waits_for_them(self, redis_server: RedisServer, tmp_path: Path) -> None:
-        subject = _subject(redis_server, "wait_replicas=1&wait_ms=100")
+    async def test_a_batch_waits_for_them(
+        self, redis_server: RedisServer, tmp_path: Path, make: Make
+    ) -> None:
+        subject = make("wait_replicas=1&wait_ms=100")
         await subject.open()
         for _ in range(2):
             with pytest.raises(CommitUnknown, match="only 0 of 1 replicas"):
@@ -481,6 +498,3 @@ class TestReplicas:
             await subject.store.close(clean=True)
         finally:
             replica.kill()
-
-    def test_the_owner_is_the_testers(self) -> None:
-        assert OWNER == "tester"

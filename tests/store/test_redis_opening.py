@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -99,9 +98,7 @@ class TestAServerThatCannotBeUsed:
         redis_server.call("MSET", *(word for i in range(1_000) for word in (f"theirs:{i}", i)))
         for i in range(100):
             await subject.commit(tasks([i + 1]))
-        redis_server.call("BGREWRITEAOF")
-        while b"aof_rewrite_in_progress:0" not in redis_server.call("INFO", "persistence"):
-            await asyncio.sleep(0.01)
+        redis_server.rewrite()
         await subject.store.close(clean=True)
         redis_server.kill()
         redis_server.options |= {

@@ -221,7 +221,7 @@ class TestUrls:
     @pytest.mark.parametrize(
         ("url", "message"),
         [
-            ("redis://localhost", "unknown kind"),
+            ("postgres://localhost", "unknown kind"),
             ("store.db", "unknown kind"),
             ("sqlite://store.db", "three slashes"),
             ("sqlite:///", "names no file"),

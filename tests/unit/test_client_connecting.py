@@ -440,6 +440,19 @@ async def test_a_connection_that_is_silent_too_long_is_given_up() -> None:
         await peer.gone()
 
 
+async def test_a_daemon_that_only_its_store_keeps_waiting_is_not_left() -> None:
+    """It answers PING: the connection lives, and with it the leases."""
+    async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=20) as client:
+        peer = await daemon.peer()
+        future = client.enqueue_nowait("t", b"x")
+        frame = await peer.next(T.ENQUEUE)
+        for _ in range(3):
+            peer.ok(await peer.next(T.PING))
+        peer.store(frame)
+        await soon(future)
+        assert daemon.connections == 1
+
+
 async def test_an_idle_connection_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tickwheel.client.watch.KEEPALIVE_S", 0.05)
     async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2):

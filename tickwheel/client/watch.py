@@ -1,8 +1,9 @@
 """Looks at the link now and then: deadlines that are over, a connection that has died silently.
 
 Invariants: a connection from which nothing comes for ``send_timeout_s`` although an answer is due
-is given up; nothing is judged in the moment after the event loop was blocked, when answers may
-lie unread.
+is asked with PING, which a daemon answers even while its store is stuck, and given up when that
+is not answered within half that time; nothing is judged in the moment after the event loop was
+blocked, when answers may lie unread.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ class Watch:
         self._due_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._silent: Connection | None = None
-        """Found silent by the last sweep."""
+        """Found silent by the last sweep, and asked."""
+        self._asked_s = 0.0
 
     def start(self) -> None:
         self.stop()
@@ -82,19 +84,23 @@ class Watch:
             connection.requests.pop(number).expired()
 
     def _check_alive(self, connection: Connection, now_s: float) -> None:
-        """Give a silent connection up, but only when it is found so twice in a row."""
+        """Ask a silent connection, and give it up when that is not answered either."""
         since_s = next((r.sent_s for r in connection.requests.values() if r.prompt), None)
         if since_s is None:
             self._silent = None
             if now_s - connection.heard_s >= KEEPALIVE_S and not connection.leaving:
-                number = self._link.next_number()
-                connection.ask(number, _Probe(float("inf")), encode((int(FrameType.PING), number)))
-                connection.flush()
+                self._ask(connection)
         elif now_s - max(since_s, connection.heard_s) < self._send_timeout_s:
             self._silent = None
         elif self._silent is not connection:
-            self._silent = connection
-        else:
+            self._silent, self._asked_s = connection, now_s
+            self._ask(connection)
+        elif now_s - self._asked_s >= self._send_timeout_s / 2:
             connection.abort(
                 ConnectionLost(f"no answer for {self._send_timeout_s:g} s (send_timeout)")
             )
+
+    def _ask(self, connection: Connection) -> None:
+        number = self._link.next_number()
+        connection.ask(number, _Probe(float("inf")), encode((int(FrameType.PING), number)))
+        connection.flush()

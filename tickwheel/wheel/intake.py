@@ -47,11 +47,8 @@ class Intake:
         """Stage the tasks of one request; ``address`` gets the outcome when they landed."""
         core = self._core
         count = len(drafts)
-        task_id = first = core.ids.take(count, now_ms)
-        rows = core.open.effects.enqueued
-        for topic, due_ms, body, extras in drafts:
-            rows[task_id] = _new_row(TaskRow, (task_id, due_ms, topic, body, extras))
-            task_id += ID_STEP
+        first = core.ids.take(count, now_ms)
+        self._stage(range(first, first + count * ID_STEP, ID_STEP), drafts, size_bytes)
         outcome = (request, first, count, now_ms)
         if session is not None:
             session.outcomes[request] = outcome
@@ -59,9 +56,6 @@ class Intake:
             session.seen_ms = now_ms
             core.dirty_sessions[session.key] = None
         core.open.staged.append((address, session, outcome))
-        size_bytes += count * ROW_OVERHEAD_BYTES
-        core.open.staged_bytes += size_bytes
-        self.inflight_bytes += size_bytes
 
     def enqueue_singles(
         self,
@@ -77,20 +71,24 @@ class Intake:
         count = len(requests)
         first = core.ids.take(count, now_ms)
         ids = range(first, first + count * ID_STEP, ID_STEP)
-        core.open.effects.enqueued.update(
-            {
-                task_id: _new_row(TaskRow, (task_id, due_ms, topic, body, extras))
-                for task_id, (topic, due_ms, body, extras) in zip(ids, drafts, strict=True)
-            }
-        )
+        self._stage(ids, drafts, size_bytes)
         outcomes = [(r, task_id, 1, now_ms) for r, task_id in zip(requests, ids, strict=True)]
         session.outcomes.update(zip(requests, outcomes, strict=True))
         session.last = requests[-1]
         session.seen_ms = now_ms
         core.dirty_sessions[session.key] = None
         core.open.staged += [(address, session, outcome) for outcome in outcomes]
-        size_bytes += count * ROW_OVERHEAD_BYTES
-        core.open.staged_bytes += size_bytes
+
+    def _stage(self, ids: range, drafts: Sequence[Draft], size_bytes: int) -> None:
+        batch = self._core.open
+        batch.effects.enqueued.update(
+            {
+                task_id: _new_row(TaskRow, (task_id, due_ms, topic, body, extras))
+                for task_id, (topic, due_ms, body, extras) in zip(ids, drafts, strict=True)
+            }
+        )
+        size_bytes += len(ids) * ROW_OVERHEAD_BYTES
+        batch.staged_bytes += size_bytes
         self.inflight_bytes += size_bytes
 
     def repeat(self, address: object, session: Session, outcome: Outcome) -> bool:

@@ -12,9 +12,9 @@ Buckets are those of ``buckets.py``; the time is not known here, only tick numbe
 Invariants:
 
 * ``end`` is the first rotation that is not in the ring; no bucket of a lower one is in ``_far``.
-* A bucket is emptied front to back while new handles join its end, so that equal due times stay
-  in order of arrival; what is added goes to the tick itself only when the rotation is empty.
-* ``_far`` holds the open chunk of a rotation, ``_full`` those before it, all CHUNK_ENTRIES long.
+* A bucket is emptied front to back while new handles join its end, so equal due times stay in
+  order of arrival; what is added goes to the tick itself only when the rotation is empty.
+* ``_far`` holds a rotation's open chunk, ``_full`` those before it, all CHUNK_ENTRIES long.
 * Compaction, the one step whose cost is not cut into pieces, costs about 0.2 µs a handle of one
   tick, or of one rotation with at most ``DENSE_PER_SLOT`` a slot; a larger one is spread early.
 """
@@ -29,8 +29,7 @@ from itertools import chain
 
 from tickwheel.wheel.buckets import ENTRY_BYTES, Handles, balance, compacted
 
-TOMBS_MIN = 32
-"""Fewer tombstones are not worth a compaction."""
+TOMBS_MIN = 32  # fewer tombstones are not worth a compaction
 ENTRIES_PER_TOMB_MAX = 5
 """A bucket is compacted when one entry in five is a tombstone: a third of its handles."""
 DENSE_PER_SLOT = 64

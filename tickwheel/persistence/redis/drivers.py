@@ -22,6 +22,11 @@ class Away(StoreError):
 class Lost(StoreError):
     """Something was sent, and no answer came."""
 
+    def __init__(self, message: str, *, silent: bool = False) -> None:
+        super().__init__(message)
+        self.silent = silent
+        """The connection did not break: there was no answer in time."""
+
 
 class Answer(StoreError):
     """Redis answered with an error; ``kind`` is its first word, such as OOM."""

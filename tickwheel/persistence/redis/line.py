@@ -17,7 +17,7 @@ from tickwheel.persistence.redis.options import RedisOptions
 ELSEWHERE = frozenset(("READONLY", "MOVED", "ASK", "MASTERDOWN", "LOADING", "NOAUTH"))
 """Answers after which the next call asks again who is there."""
 RETRY_S = 0.2
-"""At least this long between two tries to connect."""
+"""Nobody tries to connect so soon after it failed."""
 
 
 class Line:
@@ -27,7 +27,7 @@ class Line:
         self._options = options
         self._wire: Wire | None = None
         self._lock = asyncio.Lock()
-        self._tried_s = float("-inf")
+        self._failed_s = float("-inf")
         self._why = ""
         self.connections = 0
         """How many there have been: a new one has to be claimed."""
@@ -60,7 +60,8 @@ class Line:
             except TimeoutError:
                 await self._drop("it did not answer in time")
                 raise Lost(
-                    f"{self._options.name} did not answer within {self._options.call_ms} ms"
+                    f"{self._options.name} did not answer within {self._options.call_ms} ms",
+                    silent=True,
                 ) from None
             except BaseException as error:
                 await self._drop(str(error))
@@ -68,9 +69,8 @@ class Line:
 
     async def _connect(self) -> Wire:
         options, loop = self._options, asyncio.get_running_loop()
-        if loop.time() < self._tried_s + RETRY_S:
+        if loop.time() < self._failed_s + RETRY_S:
             raise Away(f"{options.name}: {self._why}")
-        self._tried_s = loop.time()
         try:
             async with asyncio.timeout(options.connect_ms / 1000):
                 self._wire = await connect(options)
@@ -79,12 +79,13 @@ class Line:
         except (Away, Lost) as error:
             self._why = error.message
         except Answer as error:
-            self._why = error.message
+            self._failed_s, self._why = loop.time(), error.message
             if error.kind != "ERR":  # such as: max number of clients reached
                 raise
         else:
             self.connections += 1
             return self._wire
+        self._failed_s = loop.time()
         raise Away(f"{options.name}: {self._why}")
 
     async def _drop(self, why: str) -> None:

@@ -15,7 +15,7 @@ from tickwheel.persistence.redis.layout import Keys, id_text
 from tickwheel.persistence.redis.line import Line
 from tickwheel.persistence.redis.lua import Script
 from tickwheel.persistence.redis.scripts import APPLY_PART, COMMIT, SEAL, STAGE
-from tickwheel.persistence.store import Fenced, StoreBroken
+from tickwheel.persistence.store import StoreBroken
 from tickwheel.wheel.effects import Effects
 
 
@@ -39,7 +39,7 @@ class Sender:
         """A large batch is being applied: what is read now may be half of it."""
 
     async def send(self, n: int, effects: Effects, flat: Sequence[list[bytes]]) -> None:
-        """Returns when the batch is applied. Raises Again, Away, Lost, Answer, Fenced."""
+        """Returns when the batch is applied. Raises Again, Away, Lost, Answer."""
         id_mark = id_text(max(self.id_mark, effects.id_mark))
         position_ms = b"%d" % effects.position_ms
         makes_tasks = int(bool(effects.enqueued))
@@ -72,7 +72,7 @@ class Sender:
         self.unknown = 0
         if status == "twice":
             raise StoreBroken(f"id {int(rest[0])} was assigned twice")
-        # stale, gone, gap, before, parts, unstaged: the claim finds out what is there now.
+        # fenced, stale, gone, gap, before, parts, unstaged: the claim finds out what is there now.
         raise Again(status)
 
     async def apply_parts(self, count: int, applied: int) -> None:
@@ -90,13 +90,4 @@ class Sender:
         """A fenced script's status and the rest of its reply."""
         fence = (self.epoch, self.owner.encode(), self.link)
         reply: list[Any] = await self._line.run(script, self._keys.all + more, (*fence, *args))
-        status = reply[0].decode()
-        if status == "fenced":
-            raise self.fenced(reply[1:])
-        return status, reply[1:]
-
-    def fenced(self, rest: Sequence[bytes]) -> Fenced:
-        epoch, owner = int(rest[0]), rest[1].decode()
-        return Fenced(
-            f"epoch {self.epoch} of {self.owner!r} is over: epoch {epoch} of {owner!r} began"
-        )
+        return reply[0].decode(), reply[1:]

@@ -102,7 +102,9 @@ class Writer:
         """Record a clean end. Raises StoreError."""
         async with self.lock:
             await self._ready(0, None)
-            await self._sender.run(CLOSE, (), ())
+            status, _ = await self._sender.run(CLOSE, (), ())
+        if status != "applied":
+            raise StoreError(f"{self._options.name} is no longer this daemon's ({status})")
 
     # --- batches -----------------------------------------------------------------------------
 
@@ -123,6 +125,7 @@ class Writer:
 
     async def _commit(self, n: int, effects: Effects) -> bool:
         prepared: tuple[list[list[bytes]], int] | None = None
+        lost = False
         for _ in range(ROUNDS_MAX):
             await self._ready(n, effects)
             if n <= self.last:
@@ -136,6 +139,12 @@ class Writer:
                 await self._sender.send(n, effects, prepared[0])
             except Again:
                 self._claimed = 0
+                continue
+            except Lost as error:
+                # A connection that broke while it was idle shows only now: once more at once.
+                if error.silent or lost:
+                    raise
+                lost = True
                 continue
             self._landed(n, effects, prepared[1])
             await self._replicated(n)
@@ -186,6 +195,7 @@ class Writer:
 
         ``n`` and ``effects`` are the batch to be committed: it may turn out to be applied.
         """
+        lost = False
         for _ in range(ROUNDS_MAX):
             if self._line.connected and self._claimed == self._line.connections:
                 return
@@ -193,6 +203,10 @@ class Writer:
                 await self._claim(n, effects)
             except Again:
                 self._claimed = 0
+            except Lost as error:
+                if error.silent or lost:
+                    raise
+                lost = True
         if self._claimed != self._line.connections:
             raise Lost(f"{self._options.name} keeps changing hands")
 
@@ -202,7 +216,10 @@ class Writer:
         reply: list[Any] = await self._line.run(CLAIM, self._keys.all, mine)
         status, *rest = [part.decode() for part in reply]
         if status == "fenced":
-            raise sender.fenced(reply[1:])
+            raise Fenced(
+                f"epoch {sender.epoch} of {sender.owner!r} is over:"
+                f" epoch {rest[0]} of {rest[1]!r} began"
+            )
         if status == "gone":
             raise StoreLost(f"{name} came back empty: {shard} is gone")
         if status == "other":

@@ -1,0 +1,44 @@
+"""The state machine of the stores, over Redis: every rule takes round trips, so there are fewer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+from test_store_model import ENDINGS_MAX, StoreMachine
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
+
+from redis_server import RedisServer
+
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.persistence.redis import RedisStore, options_from
+
+
+class RedisMachine(StoreMachine):
+    """Memory and both drivers, each driver with a shard of its own."""
+
+    server: ClassVar[RedisServer]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server.call("FLUSHALL")
+        self.stores = {"memory": MemoryStore(ENDINGS_MAX)}
+        for driver in ("redis", "asyncio-redis"):
+            query = f"driver={driver}&namespace={driver}&endings_max={ENDINGS_MAX}"
+            self.stores[driver] = RedisStore(options_from(self.server.url(query)))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    RedisMachine.server = RedisServer(tmp_path_factory.mktemp("redis") / "data").start()
+    yield
+    RedisMachine.server.kill()
+
+
+TestRedisMachine = RedisMachine.TestCase
+TestRedisMachine.settings = settings(max_examples=60, stateful_step_count=30)
