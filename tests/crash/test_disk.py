@@ -172,6 +172,8 @@ def test_full(disk: Disk) -> None:
         assert words[-1] == "cancelled"
         assert raw.call(FrameType.STATS)[2]["pending"] == pending, "what was accepted is there"
         if disk.starts_when_full:
+            is_ready, told = ready(daemon)
+            assert (is_ready, told["status"]) == (False, "store_full")
             refused_enqueue(raw)
             disk.free()
         wait_ready(daemon)

@@ -498,3 +498,77 @@ class TestReplicas:
             await subject.store.close(clean=True)
         finally:
             replica.kill()
+
+
+class TestTheSecondDriver:
+    """The cases in which our own time-outs and error handling around it decide."""
+
+    async def test_outlives_silence_absence_and_refusal(
+        self, redis_server: RedisServer, make: Make
+    ) -> None:
+        subject = make("driver=asyncio-redis")
+        await subject.open()
+        await subject.commit(tasks([1]))
+        redis_server.pause()
+        with pytest.raises(CommitUnknown):
+            await subject.commit(tasks([2]))
+        redis_server.go_on()
+        await _until_taken(subject, tasks([2]))
+        redis_server.kill()
+        with pytest.raises((CommitUnknown, CommitRefused)):
+            await subject.commit(tasks([3]))
+        redis_server.start()
+        await _until_taken(subject, tasks([3]))
+        redis_server.call("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(CommitRefused) as refused:
+            await subject.commit(tasks([4]))
+        assert refused.value.full
+        assert await subject.commit(ended([1])) is True
+        assert await subject.ids() == [2, 3]
+
+    async def test_replays_to_an_older_one(self, redis_server: RedisServer, make: Make) -> None:
+        subject = make("driver=asyncio-redis")
+        await subject.open()
+        await subject.commit(tasks([1]))
+        snapshot = redis_server.snapshot()
+        await subject.commit(tasks([2]))
+        redis_server.restart_from(snapshot)
+        await _until_taken(subject, tasks([3]))
+        assert await subject.ids() == [1, 2, 3]
+
+
+class TestReadingBesideCommits:
+    async def test_a_listing_and_a_copy_see_whole_tasks(
+        self, subject: Subject, tmp_path: Path
+    ) -> None:
+        await subject.commit(tasks(range(1, 4_001)))
+
+        async def go_on() -> None:
+            for i in range(40):
+                await subject.commit(tasks(range(5_000 + i * 10, 5_010 + i * 10)))
+                await subject.commit(ended(range(1 + i * 10, 11 + i * 10)))
+                await subject.commit(
+                    Effects(progress={(2_000 + i, "g"): in_flight(2_000 + i, "g")})
+                )
+
+        path = tmp_path / "copy.db"
+        going = asyncio.ensure_future(go_on())
+        await subject.store.backup(str(path))
+        during = await subject.ids()
+        await going
+        assert during == sorted(set(during))
+        from tickwheel.persistence.sqlite import SqliteStore
+
+        copy = Subject(SqliteStore(str(path)))
+        await copy.open()
+        copied = await copy.ids()
+        rows = len((await copy.small()).progress)
+        ended_ids = {i for i, _ in (await copy.small()).endings}
+        await copy.store.close(clean=True)
+        # Whole batches: of every ten made or ended together, all or none are there.
+        made = [i for i in copied if i >= 5_000]
+        assert len(made) % 10 == 0
+        assert len(ended_ids) % 10 == 0
+        assert ended_ids.isdisjoint(copied)
+        assert len(made) // 10 - len(ended_ids) // 10 in (0, 1)
+        assert len(ended_ids) // 10 - rows in (0, 1)

@@ -99,6 +99,8 @@ class Opened:
     """The last owner closed the store; False after a crash, True for a new store."""
     created: bool
     """The store was empty and has been laid out now."""
+    has_room: bool = True
+    """False: enqueues would be refused for lack of room, see ``Store.probe_room``."""
 
 
 class StoredTask(NamedTuple):

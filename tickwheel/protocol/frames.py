@@ -64,8 +64,8 @@ class Limits:
     body_bytes_max: int = 1024 * 1024
     tasks_per_frame_max: int = 16_384
     ids_per_frame_max: int = 16_384
-    delay_ms_max: int = 10 * 366 * 24 * 3600 * 1000
-    """Longest time from now to a task's due time; also the longest ttl."""
+    delay_ms_max: int = 315_576_000_000
+    """Longest time from now to a task's due time, ten years; also the longest ttl."""
     window_max: int = 1024
     """ENQUEUE requests of a session from its floor up, answered or not."""
     pull_max: int = 1024

@@ -75,6 +75,12 @@ class Committer:
         self.trouble: str | None = None
         """Why commits do not go through at the moment."""
 
+    def start_full(self) -> None:
+        """The store was opened without room for enqueues."""
+        self.full = True
+        self.trouble = "the store was opened without room"
+        self._noticed("store_full", self.trouble)
+
     # --- used by sessions --------------------------------------------------------------------
 
     def kick(self) -> None:

@@ -78,6 +78,8 @@ class Shell:
             landed=self.poke,
             noticed=noticed,
         )
+        if not opened.has_room:
+            self.committer.start_full()
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.poke)
         self.drafts = Drafts(self.core, self.limits)
         self.lateness = Lateness()

@@ -33,8 +33,7 @@ TOMBS_MIN = 32  # fewer tombstones are not worth a compaction
 ENTRIES_PER_TOMB_MAX = 5
 """A bucket is compacted when one entry in five is a tombstone: a third of its handles."""
 DENSE_PER_SLOT = 64
-CHUNK_ENTRIES = 1024
-"""Of a rotation: 512 handles, 8 KiB."""
+CHUNK_ENTRIES = 1024  # of a rotation: 512 handles, 8 KiB
 
 Key = tuple[bool, int]
 """(whether a rotation, number of the tick or rotation)"""

@@ -102,6 +102,7 @@ class Writer:
             position_ms=int(before["position_ms"]),
             clean=bool(before["clean"]),
             created=not layout,
+            has_room=self._room.has_room,
         )
 
     def close(self, clean: bool) -> None:
