@@ -36,22 +36,34 @@ class Line:
     def connected(self) -> bool:
         return self._wire is not None
 
-    async def run(self, script: Script, keys: Sequence[bytes], args: Sequence[Argument]) -> Any:
-        """A script's reply. Raises Away (nothing was sent), Lost, Answer."""
+    async def run(
+        self,
+        script: Script,
+        keys: Sequence[bytes],
+        args: Sequence[Argument],
+        *,
+        patience: int = 1,
+    ) -> Any:
+        """A script's reply, waited for ``patience`` times as long as for a command.
+
+        Raises Away (nothing was sent), Lost, Answer.
+        """
         rest = (len(keys), *keys, *args)
+        timeout_ms = patience * self._options.call_ms
         try:
-            return await self.call("EVALSHA", script.sha, *rest)
+            return await self.call("EVALSHA", script.sha, *rest, timeout_ms=timeout_ms)
         except Answer as error:
             if error.kind != "NOSCRIPT":
                 raise
-        return await self.call("EVAL", script.text, *rest)
+        return await self.call("EVAL", script.text, *rest, timeout_ms=timeout_ms)
 
     async def call(self, *args: Argument, timeout_ms: int = 0) -> Any:
         """One command, connecting first if need be. Raises like ``run``."""
+        timeout_ms = timeout_ms or self._options.call_ms
         async with self._lock:
             wire = self._wire or await self._connect()
             try:
-                async with asyncio.timeout((timeout_ms or self._options.call_ms) / 1000):
+                async with asyncio.timeout(timeout_ms / 1000):
                     return await wire.call(*args)
             except Answer as error:
                 if error.kind in ELSEWHERE:
@@ -60,7 +72,7 @@ class Line:
             except TimeoutError:
                 await self._drop("it did not answer in time")
                 raise Lost(
-                    f"{self._options.name} did not answer within {self._options.call_ms} ms",
+                    f"{self._options.name} did not answer within {timeout_ms} ms",
                     silent=True,
                 ) from None
             except BaseException as error:

@@ -11,12 +11,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from tickwheel.persistence.redis.drivers import Answer, Argument, Away
+from tickwheel.persistence.redis.encode import PART_BYTES_MAX
 from tickwheel.persistence.redis.layout import Keys, id_text
 from tickwheel.persistence.redis.line import Line
 from tickwheel.persistence.redis.lua import Script
 from tickwheel.persistence.redis.scripts import APPLY_PART, COMMIT, SEAL, STAGE
 from tickwheel.persistence.store import StoreBroken
 from tickwheel.wheel.effects import Effects
+
+PART_PATIENCE = 1 + (PART_BYTES_MAX >> 20)
+"""A second for each MiB that a slow disk has to take."""
 
 
 class Again(Exception):
@@ -38,7 +42,9 @@ class Sender:
         self.staged = False
         """A large batch is being applied: what is read now may be half of it."""
 
-    async def send(self, n: int, effects: Effects, flat: Sequence[list[bytes]]) -> None:
+    async def send(
+        self, n: int, effects: Effects, flat: Sequence[list[bytes]], size_bytes: int
+    ) -> None:
         """Returns when the batch is applied. Raises Again, Away, Lost, Answer."""
         id_mark = id_text(max(self.id_mark, effects.id_mark))
         position_ms = b"%d" % effects.position_ms
@@ -46,22 +52,27 @@ class Sender:
         if len(flat) == 1:
             lowest = id_text(min(effects.enqueued)) if effects.enqueued else b""
             marks = (n, makes_tasks, lowest, id_mark, position_ms)
-            await self._decide(COMMIT, n, (), (*marks, *flat[0]))
+            await self._decide(COMMIT, n, (), (*marks, *flat[0]), 1 + (size_bytes >> 20))
             return
         stages = tuple(self._keys.stage(i) for i in range(1, len(flat) + 1))
         for key, part in zip(stages, flat, strict=True):
-            await self._decide(STAGE, n, (key,), (n, makes_tasks, *part))
+            await self._decide(STAGE, n, (key,), (n, makes_tasks, *part), PART_PATIENCE)
         self.staged = True
         await self._decide(SEAL, n, stages, (n, id_mark, position_ms))
         await self.apply_parts(len(flat), 0)
 
     async def _decide(
-        self, script: Script, n: int, more: tuple[bytes, ...], args: tuple[Argument, ...]
+        self,
+        script: Script,
+        n: int,
+        more: tuple[bytes, ...],
+        args: tuple[Argument, ...],
+        patience: int = 1,
     ) -> None:
         """Run a script that decides about batch ``n``; returns when it did its work."""
         self.unknown = n
         try:
-            status, rest = await self.run(script, more, args)
+            status, rest = await self.run(script, more, args, patience)
         except (Away, Answer):
             # Nothing was sent, or Redis refused at the first write. Whatever an older
             # connection had under way was voided by this one's claim.
@@ -79,15 +90,21 @@ class Sender:
         """What is left of a sealed batch."""
         self.staged = True
         for i in range(applied + 1, count + 1):
-            status, _ = await self.run(APPLY_PART, (self._keys.stage(i),), (i,))
+            status, _ = await self.run(APPLY_PART, (self._keys.stage(i),), (i,), PART_PATIENCE)
             if status not in ("applied", "before"):
                 raise Again(status)
         self.staged = False
 
     async def run(
-        self, script: Script, more: tuple[bytes, ...], args: tuple[Argument, ...]
+        self,
+        script: Script,
+        more: tuple[bytes, ...],
+        args: tuple[Argument, ...],
+        patience: int = 1,
     ) -> tuple[str, list[bytes]]:
         """A fenced script's status and the rest of its reply."""
         fence = (self.epoch, self.owner.encode(), self.link)
-        reply: list[Any] = await self._line.run(script, self._keys.all + more, (*fence, *args))
+        reply: list[Any] = await self._line.run(
+            script, self._keys.all + more, (*fence, *args), patience=patience
+        )
         return reply[0].decode(), reply[1:]

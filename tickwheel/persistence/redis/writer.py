@@ -136,7 +136,7 @@ class Writer:
             if prepared is None:
                 prepared = parts(operations(effects, self._options.endings_max))
             try:
-                await self._sender.send(n, effects, prepared[0])
+                await self._sender.send(n, effects, *prepared)
             except Again:
                 self._claimed = 0
                 continue
@@ -260,8 +260,8 @@ class Writer:
         unknown = self._sender.unknown
         try:
             for n, effects in self._history.since(last + 1):
-                flat, _ = parts(operations(effects, self._options.endings_max))
-                await self._sender.send(n, effects, flat)
+                some = parts(operations(effects, self._options.endings_max))
+                await self._sender.send(n, effects, *some)
         finally:
             self._sender.unknown = unknown
         self._claimed = self._line.connections
