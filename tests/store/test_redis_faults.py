@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis_proxy import Proxy
@@ -195,8 +196,8 @@ class TestASilentRedis:
         line = _redis(subject)._writing
         run = line.run
 
-        async def lose_the_answer(script: Script, *args: object) -> object:
-            await run(script, *args)  # type: ignore[arg-type]  # passed on
+        async def lose_the_answer(*args: Any, **options: Any) -> None:
+            await run(*args, **options)
             await line._drop("lost")
             from tickwheel.persistence.redis.drivers import Lost
 
@@ -464,10 +465,10 @@ class TestLargeBatches:
         sender = _redis(subject)._writer._sender
         decide = sender._decide
 
-        async def die(script: Script, *args: object) -> None:
+        async def die(script: Script, *args: Any) -> None:
             if script.name == "seal":
                 raise KeyError("killed")
-            await decide(script, *args)  # type: ignore[arg-type]  # passed on
+            await decide(script, *args)
 
         monkeypatch.setattr(sender, "_decide", die)
         with pytest.raises(KeyError):

@@ -486,7 +486,7 @@ async def test_a_caller_that_is_cancelled_while_waiting_leaves_nothing_behind() 
         ({"delay": "5s"}, ("delay", "5s")),
         ({"delay": True}, ("delay", "True")),
         ({"delay": timedelta(seconds=-5)}, ("delay",)),
-        ({"delay": 11 * 366 * 86_400}, ("delay_ms_max", "316224000000")),
+        ({"delay": 11 * 366 * 86_400}, ("delay_ms_max", "315576000000")),
         ({"at": datetime(2030, 1, 1)}, ("at", "time zone")),  # noqa: DTZ001
         ({"at": 5}, ("at", "5")),
         ({"at": datetime.now(UTC), "delay": 5}, ("delay", "at")),
