@@ -14,7 +14,9 @@ from store_rows import PROGRESS, TASKS, ended, everything, in_flight, tasks
 from store_subject import Subject
 
 from tickwheel.persistence.redis import RedisStore, options_from
+from tickwheel.persistence.redis.encode import operations, parts
 from tickwheel.persistence.redis.lua import Script
+from tickwheel.persistence.redis.sender import Again, Sender
 from tickwheel.persistence.store import (
     CommitRefused,
     CommitUnknown,
@@ -28,6 +30,7 @@ from tickwheel.wheel.effects import Effects
 from tickwheel.wheel.records import GroupRow, TaskRow
 
 S = "{tw:default:0}"
+PATIENCE_S = 10.0
 QUICK = "call_ms=300&connect_ms=300"
 
 
@@ -64,11 +67,12 @@ def _redis(subject: Subject) -> RedisStore:
 
 async def _until_taken(subject: Subject, effects: Effects) -> bool:
     """Commit as the committer does: the same number until its fate is known."""
-    while True:
-        try:
-            return await subject.commit(effects)
-        except (CommitUnknown, CommitRefused):
-            await asyncio.sleep(0.05)
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                return await subject.commit(effects)
+            except (CommitUnknown, CommitRefused):
+                await asyncio.sleep(0.05)
 
 
 class TestWithoutMemory:
@@ -269,6 +273,41 @@ class TestALateScript:
             await held.commit(tasks([1, 2, 3]))
         with pytest.raises(Fenced):
             await held.commit(ended([1]))
+
+
+class TestTheScriptItself:
+    """Beside what the claim voids: the same claim, and a number that is over or not yet due."""
+
+    async def test_applies_a_number_once(self, subject: Subject) -> None:
+        await subject.commit(tasks([1]))
+        await subject.commit(ended([1]))
+        sender = _redis(subject)._writer._sender
+        for n, effects in ((1, tasks([1])), (2, tasks([7])), (4, tasks([8]))):
+            await _says(sender, "gap" if n == 4 else "before", n, effects)
+            await _says(sender, "gap" if n == 4 else "before", n, tasks(range(10, 12_000)))
+        assert await subject.ids() == []
+        assert await subject.commit(tasks([2])) is True
+
+    async def test_lets_nothing_pass_a_sealed_batch(
+        self, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def die(count: int, applied: int) -> None:
+            raise KeyError("killed")
+
+        sender = _redis(subject)._writer._sender
+        with monkeypatch.context() as dying:
+            dying.setattr(sender, "apply_parts", die)
+            with pytest.raises(KeyError):
+                await subject.commit(tasks(range(1, 12_000)))
+        await _says(sender, "parts", 2, ended([5]))
+        await _says(sender, "parts", 2, tasks(range(20_000, 32_000)))
+        sender.unknown = 1
+        assert len(await subject.ids()) == 11_999
+
+
+async def _says(sender: Sender, status: str, n: int, effects: Effects) -> None:
+    with pytest.raises(Again, match=status):
+        await sender.send(n, effects, *parts(operations(effects, 1_000)))
 
 
 class TestADeposedDaemon:
@@ -494,7 +533,7 @@ class TestReplicas:
         ).start(loaded=False)
         try:
             assert await _until_taken(subject, tasks([1])) is False
-            assert await subject.commit(tasks([2])) is True
+            await _until_taken(subject, tasks([2]))
             assert replica.call("ZCARD", f"{S}:store") == b":2\r\n"
             await subject.store.close(clean=True)
         finally:

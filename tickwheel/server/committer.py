@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from tickwheel import failpoints
@@ -111,8 +111,10 @@ class Committer:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while (batch := self._seal()) is not None:
-                await self._commit(batch)
+            batch = self._seal()
+            storing: Awaitable[None] | None = self._store_batch(batch) if batch else None
+            while batch is not None and storing is not None:
+                batch, storing = await self._commit(batch, storing)
             if self._stopping:
                 return
 
@@ -124,15 +126,24 @@ class Committer:
 
     def _seal(self) -> Batch | None:
         now = self._clock.read()
-        return self._engine.seal(*now, checkpoint_all=self._stopping)
+        batch = self._engine.seal(*now, checkpoint_all=self._stopping)
+        if batch is not None:
+            failpoints.hit("commit.before")
+        return batch
 
-    async def _commit(self, batch: Batch) -> None:
-        failpoints.hit("commit.before")
+    async def _commit(
+        self, batch: Batch, storing: Awaitable[None]
+    ) -> tuple[Batch | None, Awaitable[None] | None]:
+        """See ``batch`` through; the next one, which is with the store already, if there is one.
+
+        What a durable batch means in memory is worked out, and its replies are written, while
+        the store has the next.
+        """
         try:
-            await self._store_batch(batch)
+            await storing
         except CommitRefused as error:
             await self._refused(batch, error)
-            return
+            return None, None
         failpoints.hit("commit.after")
         self.last_batch += 1
         self._refusals = 0
@@ -140,9 +151,15 @@ class Committer:
             self.trouble = None
             self._noticed("store_works_again", "commits go through")
         self._reader.landed(batch.effects)
+        self._engine.intake.durable(batch)
+        following, next_storing = self._seal(), None
+        if following is not None:
+            next_storing = asyncio.ensure_future(self._store_batch(following))
+            await asyncio.sleep(0)
         self._engine.intake.landed(batch, self._clock.read().now_ms)
         self._release(batch)
         self._landed()
+        return following, next_storing
 
     async def _store_batch(self, batch: Batch) -> None:
         """Until the fate of the batch is known."""

@@ -14,7 +14,7 @@ from tickwheel.server.daemon import Daemon, explain
 from tickwheel.server.logs import Log, configure
 from tickwheel.server.settings import Settings
 
-SWITCH_INTERVAL_S = 0.000_5
+SWITCH_INTERVAL_S = 0.000_1
 """The store's threads hold the interpreter this long at most while a task is due."""
 SPARE_FILES = 64
 """Descriptors beside connections: the store, logs, HTTP."""
@@ -24,7 +24,7 @@ def run(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT. 0 after a clean stop, 1 when it could not go on."""
     log = configure(settings.log_format, settings.log_level).bind(node=settings.node)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    gc.set_threshold(50_000, 50, 1_000)
+    gc.set_threshold(100_000, 50, 1_000)
     _raise_file_limit(settings.connections_max + SPARE_FILES, log)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(settings, log))

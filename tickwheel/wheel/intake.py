@@ -103,14 +103,21 @@ class Intake:
         holder.staged.append((address, session, outcome))
         return False
 
+    def durable(self, batch: Batch) -> None:
+        """The batch is durable, and the next one may be sealed; ``landed`` follows soon."""
+        core = self._core
+        core.sealed = None
+        if batch.effects.enqueued:
+            core.landed_id = max(core.landed_id, batch.effects.id_mark)
+
     def landed(self, batch: Batch, now_ms: int) -> None:
         """The batch is durable: its tasks go to the wheel, its credits to the consumers."""
         core = self._core
-        core.sealed = None
+        if core.sealed is batch:
+            self.durable(batch)
         rows = batch.effects.enqueued
         if rows:
             self._to_wheel(rows, now_ms)
-            core.landed_id = max(core.landed_id, batch.effects.id_mark)
         self.inflight_bytes -= batch.staged_bytes
         for subscriber, count in batch.credits.items():
             subscriber.outstanding -= count

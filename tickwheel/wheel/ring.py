@@ -100,10 +100,10 @@ class Ring:
     ) -> None:
         """Add the handles whose times are not in [low_ms, high_ms); the others go ``otherwise``."""
         tick_ms, rotation_ms, dense = self._tick_ms, self._rotation_ms, self._dense
-        ticks, far, end_ms = self._ticks, self._far, self.end * self._rotation_ms
+        ticks, far, end_ms = self._ticks, self._far.get, self.end * self._rotation_ms
         for task_id, due_ms in zip(ids, dues_ms, strict=True):
             if due_ms >= end_ms and (rotation := due_ms // rotation_ms) not in dense:
-                bucket = far.get(rotation)
+                bucket = far(rotation)
                 if bucket is None or len(bucket) >= CHUNK_ENTRIES:
                     bucket = self._far_chunk(rotation)
             elif low_ms <= due_ms < high_ms:

@@ -121,6 +121,7 @@ class Reader:
         return found[:limit]
 
     async def _load_index(self) -> None:
+        await self._look()
         with self._index.loading() as ids:
             async for name, _ in self._pairs("ZSCAN", "store", IDS_A_SCAN):
                 ids.append(int(name))
@@ -146,6 +147,7 @@ class Reader:
     # --- recovery ----------------------------------------------------------------------------
 
     async def small(self) -> Small:
+        await self._look()
         dead = [
             (row.id, row.group, row.topic)
             async for _, record in self._pairs("HSCAN", "dead_record", ROWS_A_SCAN)
@@ -236,6 +238,10 @@ class Reader:
                 break
             await self._set_right()
         raise StoreAway(f"{self._options.name} does not hold what it confirmed ({status})")
+
+    async def _look(self) -> None:
+        """Before commands that do not look themselves: what was confirmed is there, and whole."""
+        await self._script(READ, (BYTES_A_SCRIPT,))
 
     async def _set_right(self) -> None:
         """Let the writer look again: it replays, or raises StoreBehind, StoreLost, Fenced."""

@@ -236,7 +236,6 @@ class Writer:
         if rest[2]:
             await sender.apply_parts(int(rest[2]), int(rest[3]))
         sender.staged = False
-        self._unreplicated = bool(self._options.wait_replicas)
         if last == self.last + 1 == sender.unknown == n and effects is not None:
             self._landed(n, effects, sum(len(row.body) for row in effects.enqueued.values()))
         elif last < self.last:

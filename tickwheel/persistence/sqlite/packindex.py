@@ -15,9 +15,8 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
-from tickwheel.persistence.sqlite.packs import PackValues, mask_of, split
+from tickwheel.persistence.sqlite.packs import PackValues, in_a_row, mask_of, split
 from tickwheel.persistence.store import StoreError
 from tickwheel.wheel.records import ID_STEP, TaskRow
 
@@ -77,7 +76,7 @@ class PackIndex:
             raise StoreError(f"an id of {ids[0]} to {ids[-1]} was assigned twice")
         newest = self._firsts[-1] if self._firsts else -1
         # Ids that do not ascend, or lie below known packs, would not be found in a pack.
-        if ids[0] <= newest or any(b <= a for a, b in pairwise(ids)):
+        if ids[0] <= newest or not (in_a_row(ids) or ids == sorted(ids)):
             return [], rows
         return split(rows)
 

@@ -54,6 +54,9 @@ def split(rows: Sequence[TaskRow]) -> tuple[list[PackValues], list[TaskRow]]:
 
 def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Index ranges in which each id is ``ID_STEP`` above the one before."""
+    if in_a_row(ids):
+        yield 0, len(ids)
+        return
     start = 0
     for index, (task_id, following) in enumerate(pairwise(ids), 1):
         if following - task_id != ID_STEP:
@@ -61,6 +64,11 @@ def _runs(ids: Sequence[int]) -> Iterator[tuple[int, int]]:
             start = index
     if ids:
         yield start, len(ids)
+
+
+def in_a_row(ids: Sequence[int]) -> bool:
+    """The usual case, found without looking at each id in Python."""
+    return len(ids) > 0 and ids == list(range(ids[0], ids[0] + len(ids) * ID_STEP, ID_STEP))
 
 
 def _pack(rows: Sequence[TaskRow]) -> PackValues | None:
