@@ -22,7 +22,7 @@ from tickwheel.clock import Clock
 from tickwheel.errors import TickwheelError
 from tickwheel.persistence import open_url
 from tickwheel.persistence.store import Opened, StoreBroken, StoreError
-from tickwheel.persistence.urls import parse
+from tickwheel.persistence.urls import parse, without_secrets
 from tickwheel.server.connection import Connection
 from tickwheel.server.handlers import command_table
 from tickwheel.server.http import Http
@@ -187,10 +187,15 @@ class Daemon:
             backup_folder=self._backup_folder(),
             noticed=self._noticed,
         )
+        if parse(settings.store).kind == "redis":
+            self.log.warning(
+                "redis_store_is_a_preview",
+                detail="one daemon at a time; a second one takes over and ends this one",
+            )
         tell = self.log.info if opened.clean else self.log.warning
         tell(
             "recovered" if opened.clean else "recovered_after_unclean_stop",
-            store=settings.store,
+            store=without_secrets(settings.store),
             epoch=opened.epoch,
             pending=engine.core.scheduled,
             leases_kept=engine.recovery.leases_kept,

@@ -7,14 +7,16 @@ part of them the read has seen. Batches that land during a read are kept until i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
-from tickwheel.persistence.store import Store, StoredTask
+from tickwheel.persistence.store import Store, StoreAway, StoredTask
 from tickwheel.wheel.control import Known
 from tickwheel.wheel.core import Core
 from tickwheel.wheel.effects import Effects, ProgressKey
 
+AWAY_RETRY_S = 0.2
 View = Callable[[Sequence[int]], dict[int, Known]]
 
 
@@ -43,10 +45,18 @@ class Reader:
         with the effects of what was commanded meanwhile."""
         self._reading += 1
         try:
-            stored = await self._store.read(ids) if ids else {}
+            stored = await self._read(ids) if ids else {}
             yield lambda some: self._overlay([stored[i] for i in some if i in stored], some)
         finally:
             self._done()
+
+    async def _read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
+        """While the store is away, commands and tasks that are due wait for it."""
+        while True:
+            try:
+                return await self._store.read(ids)
+            except StoreAway:
+                await asyncio.sleep(AWAY_RETRY_S)
 
     async def scan(
         self, after_id: int, limit: int, topic: str | None

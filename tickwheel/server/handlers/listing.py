@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tickwheel.clock import Now
-from tickwheel.errors import BadRequest, Conflict, TickwheelError
+from tickwheel.errors import BadRequest, Conflict, Refused, TickwheelError
+from tickwheel.persistence.store import StoreError
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import ID_MAX, FrameType
 from tickwheel.server import checks
@@ -133,6 +134,8 @@ class Listing:
             except TickwheelError as error:
                 if self._shell.is_fatal(error):
                     raise
+                if isinstance(error, StoreError):
+                    error = Refused(f"the store could not do it: {error.message}")
                 peer.refuse(request, error)
             else:
                 peer.ok(request, result)
