@@ -1,10 +1,13 @@
 # `make` or `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full check bench torture
+.PHONY: help setup demo test test-full check bench torture observe
 
 PYTHON := .venv/bin/python
 KILLS ?= 200
 SEED ?=
+STORE ?= sqlite
+FAULTS ?=
+DAEMONS ?= 1
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,8 +27,12 @@ test-full: setup ## the same with the slow tests
 check: setup ## format, lint, types and import contracts only
 	@scripts/check
 
-bench: setup ## measure against the peers that are installed; a table, and JSON in bench-results/
-	@$(PYTHON) -m benchmarks $(ARGS)
+bench: setup ## measure against the peers that are installed (STORE=redis: on Redis); JSON in bench-results/
+	@$(PYTHON) -m benchmarks --store $(STORE) $(ARGS)
 
-torture: setup ## SIGKILL a real daemon at random moments: KILLS=200 SEED=1
-	@$(PYTHON) -m tests.crash.torture --kills $(KILLS) $(if $(SEED),--seed $(SEED))
+torture: setup ## kill -9 a real daemon at random: KILLS=200 SEED=1 STORE=redis [FAULTS=redis | DAEMONS=2]
+	@$(PYTHON) -m tests.crash.torture --kills $(KILLS) --store $(STORE) --daemons $(DAEMONS) \
+		$(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+observe: setup ## a daemon, load and a Prometheus with our rules, until Ctrl-C; prints the addresses
+	@scripts/observe $(ARGS)

@@ -25,6 +25,8 @@ class Bound:
     what: str
     any_scale: bool = False
     needs_peer: bool = False
+    store: str | None = None
+    """The only store that it is about; None: any that has the case."""
 
     def judge(self, metrics: Mapping[str, float]) -> Verdict:
         if self.metric not in metrics:
@@ -34,7 +36,8 @@ class Bound:
 
 
 def _peer(metric: str, limit: float, what: str) -> Bound:
-    return Bound(metric, ">=", limit, what, needs_peer=True)
+    """The peer is beanstalkd."""
+    return Bound(metric, ">=", limit, what, needs_peer=True, store="sqlite")
 
 
 BOUNDS: tuple[Bound, ...] = (
@@ -49,6 +52,15 @@ BOUNDS: tuple[Bound, ...] = (
     Bound("memory.bytes_per_task", "<=", 64.0, "memory a pending task, B"),
     Bound("recovery.counted_s", "<", 5.0, "recovery of 1 M after SIGKILL, s"),
     Bound("rate_pending.ratio", ">=", 0.8, "enqueue rate at 1 M pending / at 0"),
+    Bound(
+        "redis_enqueue.ratio_batched",
+        ">=",
+        3.0,
+        "durable enqueue / ZADD + HSET through redis-py",
+        needs_peer=True,
+    ),
+    Bound("redis_recovery.loaded_s", "<", 15.0, "recovery of 1 M after SIGKILL, s"),
+    Bound("redis_recovery.early", "==", 0, "early after recovery", any_scale=True),
 )
 
 
@@ -61,13 +73,17 @@ class Judged:
     verdict: Verdict
 
 
-def judge(metrics: Mapping[str, float], cases: Iterable[str], *, full: bool) -> list[Judged]:
+def judge(
+    metrics: Mapping[str, float], cases: Iterable[str], *, full: bool, store: str = "sqlite"
+) -> list[Judged]:
     """The bounds of the cases that were asked for; in a quick run those of any scale."""
     asked = frozenset(cases)
     return [
         Judged(bound, metrics.get(bound.metric), bound.judge(metrics))
         for bound in BOUNDS
-        if bound.metric.split(".")[0] in asked and (full or bound.any_scale)
+        if bound.metric.split(".")[0] in asked
+        and bound.store in (None, store)
+        and (full or bound.any_scale)
     ]
 
 

@@ -17,6 +17,7 @@ from benchmarks.bounds import failed, judge
 from benchmarks.cases import CASES
 from benchmarks.context import Context, Result
 from benchmarks.environment import NoDisk, choose_folder, describe
+from benchmarks.redis_server import describe_redis, find_redis
 from benchmarks.report import as_json, show
 from benchmarks.scale import FULL, QUICK
 from benchmarks.servers import DAEMON_COMMAND, find_beanstalkd
@@ -28,6 +29,14 @@ _JSON_HELP = f"where figures go; - is standard output (default: in {RESULTS}/, n
 def main(arguments: Sequence[str] | None = None) -> int:
     """0; 1 when a case failed, or with --check when a bound does not hold; 2 for bad usage."""
     options = _parser().parse_args(arguments)
+    cases = CASES[options.store]
+    for name in options.only or ():
+        if name not in cases:
+            print(f"--only {name}: not one of {', '.join(cases)}", file=sys.stderr)
+            return 2
+    if options.store == "redis" and find_redis() is None:
+        print("redis-server is not installed (apt-get install redis-server)", file=sys.stderr)
+        return 2
     try:
         parent = choose_folder(options.dir)
     except NoDisk as error:
@@ -45,9 +54,16 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--quick", action="store_true", help="small counts: does it run, not how fast is it")
     add("--json", metavar="FILE", help=_JSON_HELP)
-    add("--only", nargs="+", choices=tuple(CASES), metavar="NAME", help=", ".join(CASES))
+    add("--store", choices=tuple(CASES), default="sqlite", help="what the daemon keeps tasks in")
+    names = "; ".join(f"{store}: {', '.join(cases)}" for store, cases in CASES.items())
+    add("--only", nargs="+", metavar="NAME", help=names)
     add("--check", action="store_true", help="exit 1 when a bound does not hold")
-    add("--peers", action=argparse.BooleanOptionalAction, default=True, help="beanstalkd beside")
+    add(
+        "--peers",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="peers beside: beanstalkd, redis-py",
+    )
     add("--dir", metavar="FOLDER", help="where databases and logs go: a real disk")
     add(
         "--daemon",
@@ -60,7 +76,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _context(options: argparse.Namespace, folder: Path) -> tuple[Context, str]:
     """The context, and the peer's version or why there is none."""
-    found = find_beanstalkd() if options.peers else None
+    on_redis = find_redis() if options.store == "redis" else None
+    found = find_beanstalkd() if options.peers and on_redis is None else None
     missing = "not installed (apt-get install beanstalkd)" if options.peers else "--no-peers"
     context = Context(
         scale=QUICK if options.quick else FULL,
@@ -68,7 +85,14 @@ def _context(options: argparse.Namespace, folder: Path) -> tuple[Context, str]:
         beanstalkd=found[0] if found is not None else None,
         peers_missing=missing,
         daemon_command=tuple(shlex.split(options.daemon)),
+        redis_server=on_redis[0] if on_redis is not None else None,
+        peers=options.peers,
     )
+    if on_redis is not None:
+        versions = describe_redis(on_redis[1])
+        names = (f"{name} {number}" for name, number in versions.items() if name != "server")
+        parser = "parsed in C by hiredis" if versions["hiredis"] != "none" else "parsed in Python"
+        return context, f"{on_redis[1]}, {', '.join(names)} (replies {parser})"
     return context, found[1] if found is not None else f"none, {missing}"
 
 
@@ -77,7 +101,8 @@ def _write(options: argparse.Namespace, told: str) -> None:
         Path(options.json).write_text(told + "\n")
     elif not options.quick:
         RESULTS.mkdir(exist_ok=True)
-        name = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ.json")
+        store = "" if options.store == "sqlite" else f"{options.store}-"
+        name = store + datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ.json")
         (RESULTS / name).write_text(told + "\n")
         print(f"figures: {RESULTS / name}", file=sys.stderr)
 
@@ -85,18 +110,19 @@ def _write(options: argparse.Namespace, told: str) -> None:
 def _run(options: argparse.Namespace, folder: Path) -> int:
     context, peer = _context(options, folder)
     environment: dict[str, Any] = {**describe(folder), "peer": peer}
-    names = [name for name in CASES if options.only is None or name in options.only]
+    cases = CASES[options.store]
+    names = [name for name in cases if options.only is None or name in options.only]
     results: list[Result] = []
     failures: dict[str, str] = {}
     for name in names:
         context.say(f"{name} …")
         try:
-            results.append(CASES[name](context))
+            results.append(cases[name](context))
         except Exception as error:
             traceback.print_exc()
             failures[name] = f"{type(error).__name__}: {error}"
     metrics = {name: value for result in results for name, value in result.metrics.items()}
-    judged = judge(metrics, names, full=not options.quick)
+    judged = judge(metrics, names, full=not options.quick, store=options.store)
     told = as_json(environment, context.scale.name, results, failures, judged)
     if options.json != "-":
         _write(options, told)

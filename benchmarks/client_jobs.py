@@ -100,7 +100,7 @@ def client_burst(
             wrong = next((end for end in ends if isinstance(end, Exception)), None)
             raise TimeoutError(f"{meter.left} of {count} acks are missing") from wrong
 
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
         meter, tasks = runner.run(subscribe())
         yield
         cpu_s = time.process_time()
@@ -115,7 +115,8 @@ def client_burst(
         }
 
 
-def _loop_factory() -> Any:
+def loop_factory() -> Any:
+    """uvloop's where it is installed."""
     try:
         import uvloop
     except ImportError:

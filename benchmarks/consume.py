@@ -43,7 +43,11 @@ class _Connection:
     def __init__(self, port: int, prefetch: int) -> None:
         control = Control(port)
         # No credit before the answer is read: deliveries must not end in the control's buffer.
-        control.ask(FrameType.SUBSCRIBE, 1, TOPIC, GROUP, 0, None)
+        try:
+            control.ask(FrameType.SUBSCRIBE, 1, TOPIC, GROUP, 0, None)
+        except BaseException:
+            control.close()
+            raise
         self.sock = control.sock
         self.reader = unpacker()
         self.request = 1_000
@@ -65,6 +69,11 @@ class TickwheelConsumer:
         for _ in range(connections):
             peer = _Connection(port, prefetch)
             self._selector.register(peer.sock, selectors.EVENT_READ, peer)
+
+    def close(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            key.data.sock.close()
+        self._selector.close()
 
     def run(self, count: int, timeout_s: float, from_due_ms: int = 0) -> None:
         deadline_s = time.monotonic() + timeout_s

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load import run_load
+from benchmarks.redis_server import Redis, TickwheelOnRedis
 from benchmarks.scale import Scale
 from benchmarks.servers import DAEMON_COMMAND, Beanstalkd, Server, Tickwheel
 
@@ -60,12 +61,24 @@ class Context:
     peers_missing: str = ""
     """Why there is no peer."""
     daemon_command: Sequence[str] = DAEMON_COMMAND
+    redis_server: str | None = None
+    """The program of the store that is measured; None: the embedded store is."""
+    peers: bool = True
+    """Whether peers are wanted."""
     quiet: bool = False
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def tickwheel(self) -> Tickwheel:
-        """A fresh daemon."""
-        return Tickwheel(self.fresh_folder("tickwheel"), self.daemon_command)
+        """A fresh daemon on a fresh store."""
+        folder = self.fresh_folder("tickwheel")
+        if self.redis_server is None:
+            return Tickwheel(folder, self.daemon_command)
+        return TickwheelOnRedis(folder, self.redis(), self.daemon_command)
+
+    def redis(self) -> Redis:
+        """A fresh redis-server."""
+        assert self.redis_server is not None
+        return Redis(self.fresh_folder("redis"), self.redis_server)
 
     def peer(self, mode: str) -> Beanstalkd:
         """A fresh beanstalkd."""

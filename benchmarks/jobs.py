@@ -18,6 +18,7 @@ from benchmarks import payload
 from benchmarks.client_jobs import client_burst
 from benchmarks.consume import BeanstalkdConsumer, TickwheelConsumer, percentiles
 from benchmarks.pump import Stream, one_by_one, pump
+from benchmarks.redis_jobs import redis_py_async, redis_py_sync
 from benchmarks.scale import CONNECTIONS, RUN_TIMEOUT_S
 from benchmarks.wire import (
     Control,
@@ -211,5 +212,7 @@ JOBS: dict[str, Callable[..., Job]] = {
         pace,
         reschedule,
         client_burst,
+        redis_py_async,
+        redis_py_sync,
     )
 }

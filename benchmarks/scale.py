@@ -13,6 +13,8 @@ DUE_SPAN_S = 7 * 86_400
 PEER_BURST_WINDOW = 32
 """Reserves a connection of beanstalkd's consumer keeps on their way. Its best: it looks through
 all jobs that a connection has reserved at many a delete, so a larger window slows it down."""
+REDIS_PIPELINE = 500
+"""Tasks of one pipeline of redis-py, each a ZADD and a HSET."""
 RUN_TIMEOUT_S = 180
 """A load process that is not done by then ends itself."""
 
@@ -42,6 +44,14 @@ class Scale:
     """Tasks of the memory, recovery and rate cases."""
     quiet_s: float
     """A daemon is quiet when its memory has not changed for so long."""
+    redis_tasks: int
+    """Tasks of an enqueue run on Redis."""
+    redis_tasks_per_frame: int
+    redis_frames_window: int
+    """Unanswered frames a connection."""
+    redis_overdue: int
+    """Tasks that come due while the daemon is down, and how long before they are put."""
+    redis_overdue_lead_ms: int
 
 
 FULL = Scale(
@@ -59,6 +69,11 @@ FULL = Scale(
     lateness_s=20.0,
     pending=1_000_000,
     quiet_s=2.0,
+    redis_tasks=200_000,
+    redis_frames_window=4,
+    redis_tasks_per_frame=REDIS_PIPELINE,
+    redis_overdue=1_000,
+    redis_overdue_lead_ms=1_000,
 )
 QUICK = Scale(
     name="quick",
@@ -75,4 +90,9 @@ QUICK = Scale(
     lateness_s=1.0,
     pending=5_000,
     quiet_s=0.2,
+    redis_tasks=4_000,
+    redis_frames_window=4,
+    redis_tasks_per_frame=REDIS_PIPELINE,
+    redis_overdue=50,
+    redis_overdue_lead_ms=500,
 )

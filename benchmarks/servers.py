@@ -107,12 +107,14 @@ class Server:
 
 
 class Tickwheel(Server):
-    """A daemon on the embedded store, with its default settings."""
+    """A daemon with its default settings; on the embedded store, unless one is named."""
 
-    def __init__(self, folder: Path, command: Sequence[str] = DAEMON_COMMAND) -> None:
+    def __init__(
+        self, folder: Path, command: Sequence[str] = DAEMON_COMMAND, store: str | None = None
+    ) -> None:
         ready = folder / "ready.json"
         ready.unlink(missing_ok=True)
-        store = f"sqlite:///{(folder / 'store.db').resolve()}"
+        store = store or f"sqlite:///{(folder / 'store.db').resolve()}"
         super().__init__(
             folder,
             [

@@ -147,6 +147,13 @@ class Daemon:
             self._process.kill()
             self._process.wait(STOP_TIMEOUT_S)
 
+    def pause(self) -> None:
+        """SIGSTOP: it stands still, its connections stay."""
+        self._running().send_signal(signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        self._running().send_signal(signal.SIGCONT)
+
     def terminate(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """SIGTERM; its exit code."""
         self._running().send_signal(signal.SIGTERM)
@@ -162,6 +169,7 @@ class Daemon:
     def close(self) -> None:
         """End it in whatever state it is: gracefully if it can, which also saves its coverage."""
         if self.alive:
+            self.go_on()
             self._running().send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._running().wait(CLOSE_TIMEOUT_S)

@@ -12,13 +12,14 @@ from engine_rig import Rig
 
 from tickwheel.wheel.control import Known
 from tickwheel.wheel.core import ROW_OVERHEAD_BYTES
-from tickwheel.wheel.groups import Group, ReadyQueue
+from tickwheel.wheel.groups import Group, Topic
+from tickwheel.wheel.leases import ttl_end_ms
+from tickwheel.wheel.ready import ReadyQueue
 from tickwheel.wheel.records import ProgressState
 
 
 def queued(ready: ReadyQueue) -> list[int]:
-    levels = [ready._by_priority[p] for p in sorted(ready._by_priority, reverse=True)]
-    return [task_id for level in (*levels, ready._plain) for task_id in level.peek(len(level))]
+    return [task_id for line in ready.lines() for task_id in line.peek(len(line))]
 
 
 def ready_ids(group: Group) -> list[int]:
@@ -41,16 +42,58 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
         for group in [*groups, *([topic.unowned] if topic.unowned is not None else [])]:
             _group(rig, group, known, places)
         assert not (groups and topic.unowned is not None)
+        assert topic.closing == sum(group.is_closed for group in groups)
+        assert not (topic.deferred and topic.live_groups), "deferred, though there is a group"
     scheduled = _scheduled(rig, known, places)
     _tasks(rig, known, places, scheduled)
     waits = sum(len(g.waiting) for t in core.topics.values() for g in t.groups.values())
-    assert len(core.wheel) == len(scheduled) - len(core.firing) + waits, "handles on the wheel"
+    deferred = sum(len(topic.deferred) for topic in core.topics.values())
+    handles = len(scheduled) - len(core.firing) - deferred + waits
+    assert len(core.wheel) == handles, "handles on the wheel"
+    _lifetimes(rig, known, places)
+    _settings(rig)
     for task_id, row in core.hot.items():
         assert task_id in known, f"a row of {task_id} is kept, which has ended"
         assert row == known[task_id].row, f"the row kept of {task_id} is not its newest"
     sizes = (len(row.body) + ROW_OVERHEAD_BYTES for row in core.hot.values())
     assert core.resident_bytes == sum(sizes)
     return places
+
+
+def _lifetimes(rig: Rig, known: dict[int, Known], places: dict[tuple[int, str], str]) -> None:
+    """One handle for each time to live that is running."""
+    lifetimes = rig.core.lifetimes
+    wanted: Counter[int] = Counter()
+    for (task_id, _), place in places.items():
+        row = known[task_id].row
+        end_ms = ttl_end_ms(row.due_ms, row.extras)
+        if place in ("ready", "waiting") and end_ms is not None:
+            wanted[task_id] += 1
+            waits = lifetimes.wheel.holds(task_id, end_ms)
+            assert waits or task_id in lifetimes.fired, f"the ttl of {task_id} does not end"
+    assert all(count <= wanted[i] for i, count in lifetimes.fired.items())
+    assert len(lifetimes) == wanted.total(), "handles of times to live"
+
+
+def _settings(rig: Rig) -> None:
+    """What a restart would find of groups and settings is what holds now."""
+    core = rig.core
+    stored = dict(rig.rows.groups)
+    sealed = [core.sealed.effects] if core.sealed is not None else []
+    for effects in (*sealed, core.open.effects):
+        for key, row in effects.groups.items():
+            stored.pop(key, None)
+            if row is not None:
+                stored[key] = row
+    holds = [group.row() for t in core.topics.values() for group in t.groups.values()]
+    holds += [row for t in core.topics.values() if (row := t.row()) is not None]
+    assert stored == {(row.topic, row.group): row for row in holds}
+    for topic in core.topics.values():
+        ones: list[Topic | Group] = [topic, *topic.groups.values()]
+        for one in ones:
+            rate = one.settings.rate
+            assert (one.bucket is None) == (rate is None)
+            assert one.bucket is None or one.bucket.rate == rate
 
 
 def _group(
@@ -66,6 +109,9 @@ def _group(
         assert known[task_id].row.topic == group.topic.name
         places[key] = place
     assert group.ready_count == sum(place == "ready" for _, place in found)
+    since_ms = group.oldest_since_ms()
+    assert since_ms is None or group.ready_count
+    assert group.ready_count == sum(place == "ready" for _, place in found), "by looking"
     dead = [i for i, k in known.items() if group.name in k.dead and _is_of(k, group)]
     assert group.dead == len(dead), f"{group.name} counts {group.dead} dead, has {dead}"
     for task_id in dead:
@@ -94,7 +140,9 @@ def _scheduled(rig: Rig, known: dict[int, Known], places: dict[tuple[int, str], 
     placed = {task_id for task_id, _ in places}
     scheduled = {i for i, k in known.items() if i not in placed and not k.dead}
     for task_id, k in known.items():
+        deferred = core.topics[k.row.topic].deferred
         on_wheel = core.wheel.holds(task_id, k.row.due_ms) or task_id in core.firing
+        on_wheel |= task_id in deferred
         assert core.is_scheduled(k.row) == (task_id in scheduled)
         if task_id in scheduled:
             assert on_wheel, f"{task_id} is lost: in no group and not on the wheel"

@@ -6,6 +6,8 @@ engine asks for, and lays what is not durable over it.
 
 from __future__ import annotations
 
+from typing import Any
+
 from engine_rig_base import CONFIG, GRACE_MS, LEASE_MS, NOW_MS, RETRY, Got, RigBase
 
 from tickwheel.wheel.control import Known
@@ -90,7 +92,7 @@ class Rig(RigBase):
         return word
 
     def requeue(self, task_id: int, group: str = "default") -> str:
-        return self.engine.control.requeue(task_id, group, self.find(task_id))
+        return self.engine.control.requeue(task_id, group, self.find(task_id), self.now_ms)
 
     def delete_dead(self, task_id: int, group: str = "default") -> str:
         return self.engine.control.delete_dead(task_id, group, self.find(task_id))
@@ -99,3 +101,53 @@ class Rig(RigBase):
         found = self.core.find_group(topic, name)
         assert found is not None
         return found
+
+    # --- groups and their settings -------------------------------------------------------------
+
+    def configure(self, topic: str = "t", group: str | None = None, **changes: Any) -> None:
+        """CONFIGURE of a group, or of the topic itself."""
+        core, grouping = self.core, self.engine.grouping
+        if group is None:
+            found = core.topic(topic)
+            grouping.set_topic(found, found.settings._replace(**changes), self.mono_ms)
+        else:
+            one = self.group(topic, group)
+            grouping.set(one, one.settings._replace(**changes), self.mono_ms)
+
+    def create_group(self, topic: str, name: str, since_ms: int | None = None) -> Group:
+        """GROUP_CREATE of one that is not there, as the handler and the upkeep do it."""
+        core, grouping = self.core, self.engine.grouping
+        found = core.topic(topic)
+        group = grouping.create(found, name, self.now_ms if since_ms is None else since_ms)
+        ids = [i for i in self.rows.tasks if i <= core.landed_id]
+        for known in self.known(ids).values():
+            grouping.join(group, known, self.now_ms)
+        return group
+
+    def close_group(self, topic: str, name: str) -> Group:
+        """GROUP_DELETE; ``drain`` does the rest."""
+        group = self.group(topic, name)
+        self.engine.closing.close(group, self.now_ms)
+        self.core.cut = []
+        return group
+
+    def drain(self, group: Group, limit: int = 100) -> bool:
+        """One step of it; whether the group is gone."""
+        closing = self.engine.closing
+        if closing.is_drained(group, self.now_ms):
+            closing.finish(group)
+            return True
+        ids = closing.some(group, limit)
+        if not ids:
+            dead = self.rows.dead | self.core.open.effects.dead
+            ids = [i for (i, name), row in dead.items() if row is not None and name == group.name]
+        closing.drop(group, ids, self.known(ids))
+        return False
+
+    def delete_group(self, topic: str, name: str) -> None:
+        """All of it."""
+        group = self.close_group(topic, name)
+        self.commit()
+        while not self.drain(group):
+            self.commit()
+        self.commit()

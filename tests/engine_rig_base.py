@@ -17,7 +17,7 @@ from tickwheel.wheel.delivery import Dispatch
 from tickwheel.wheel.engine import Engine
 from tickwheel.wheel.groups import Group, Subscriber
 from tickwheel.wheel.records import ID_STEP, Extras
-from tickwheel.wheel.retry import RetryPolicy
+from tickwheel.wheel.retry import PolicyRef, RetryPolicy
 from tickwheel.wheel.sessions import Session
 
 NOW_MS = 1_800_000_000_000
@@ -54,6 +54,8 @@ class RigBase:
         self.epoch = 0
         self.told: list[object] = []
         """Addresses of enqueues and repeats that were answered, in order."""
+        self.handed: list[Got] = []
+        """At-most-once deliveries that were written."""
         self._start(clean=True)
 
     # --- life and time -----------------------------------------------------------------------
@@ -110,6 +112,7 @@ class RigBase:
         batch = self.core.sealed
         assert batch is not None
         self.engine.intake.landed(batch, self.now_ms)
+        self.handed += self.take(batch.handed)
         self.told += [address for address, _, _ in batch.staged]
 
     def apply_and_land(self) -> None:
@@ -148,12 +151,13 @@ class RigBase:
         body: bytes = b"b",
         priority: int = 0,
         ttl_ms: int | None = None,
+        retry: PolicyRef | None = None,
         session: Session | None = None,
         request: int = 0,
         address: object = None,
     ) -> list[int]:
         """An ENQUEUE of ``count`` equal tasks; their ids."""
-        extras = Extras(priority=priority, ttl_ms=ttl_ms)
+        extras = Extras(priority=priority, ttl_ms=ttl_ms, retry=retry)
         draft = (topic, self.now_ms + delay_ms, body, None if extras == Extras() else extras)
         self.engine.intake.enqueue(
             address, session, request, [draft] * count, len(body) * count, self.now_ms
@@ -169,9 +173,12 @@ class RigBase:
         body: bytes = b"b",
         priority: int = 0,
         ttl_ms: int | None = None,
+        retry: PolicyRef | None = None,
     ) -> int:
         """One task, durable. Its id."""
-        (task_id,) = self.stage(topic, delay_ms, body=body, priority=priority, ttl_ms=ttl_ms)
+        (task_id,) = self.stage(
+            topic, delay_ms, body=body, priority=priority, ttl_ms=ttl_ms, retry=retry
+        )
         self.commit()
         return task_id
 
@@ -185,9 +192,12 @@ class RigBase:
         prefetch: int = 100,
         lease_ms: int = LEASE_MS,
         once: bool = False,
+        at_most_once: bool = False,
     ) -> Subscriber:
-        found = self.core.group(self.core.topic(topic), group, self.now_ms)
-        subscriber = Subscriber(None, found, prefetch, lease_ms, once=once)
+        found = self.engine.grouping.group(self.core.topic(topic), group, self.now_ms)
+        subscriber = Subscriber(
+            None, found, prefetch, lease_ms, once=once, at_most_once=at_most_once
+        )
         self.engine.delivery.subscribe(subscriber)
         return subscriber
 
@@ -198,7 +208,8 @@ class RigBase:
         """Hand what is due to its groups."""
         for _ in range(PASSES_MAX):
             more = self.engine.delivery.fire(self.now_ms, 1_000)
-            if not more and not self.core.wants:
+            more |= self.engine.delivery.lapse(self.now_ms, 1_000)
+            if not more and not self.core.wants and not self.core.wants_lapsed:
                 return
             self.load()
         raise AssertionError("the wheel always says that there is more")
@@ -208,6 +219,8 @@ class RigBase:
         core, delivery = self.core, self.engine.delivery
         wants, core.wants = core.wants, []
         delivery.loaded(wants, {i: k.row for i, k in self.known(wants).items()}, self.now_ms)
+        lapsed, core.wants_lapsed = core.wants_lapsed, []
+        delivery.lapsed(lapsed, self.known(lapsed), self.now_ms)
         wants_ready, core.wants_ready = core.wants_ready, {}
         for group, ids in wants_ready.items():
             delivery.loaded_ready(group, ids, {i: k.row for i, k in self.known(ids).items()})

@@ -1,11 +1,35 @@
 """Tickwheel: a hashed timing-wheel scheduler daemon and its client.
 
 Only the client is imported here, so that ``from tickwheel import Client, Task`` needs
-nothing but the base install (msgpack).
+nothing but the base install (msgpack); the worker comes with its first use.
 """
 
-from tickwheel.client import Client, Delivery, Receipt, Task
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.client import Client, Delivery, Receipt, Retry, Task
 from tickwheel.errors import TickwheelError
 from tickwheel.version import __version__
 
-__all__ = ["Client", "Delivery", "Receipt", "Task", "TickwheelError", "__version__"]
+if TYPE_CHECKING:
+    from tickwheel.client.worker import Reject, RetryLater, Worker
+
+__all__ = [
+    "Client",
+    "Delivery",
+    "Receipt",
+    "Reject",
+    "Retry",
+    "RetryLater",
+    "Task",
+    "TickwheelError",
+    "Worker",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in {"Reject", "RetryLater", "Worker"}:
+        from tickwheel.client import worker
+
+        return getattr(worker, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -207,6 +207,12 @@ class Draining(Refused):
     code = "draining"
 
 
+class NotActive(Refused):
+    """This daemon stands by; another one is active. Ask that one."""
+
+    code = "not_active"
+
+
 class OutcomeUnknown(TickwheelError):
     """The store did not say in time whether it took the request; resend it to find out."""
 

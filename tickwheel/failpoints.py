@@ -16,6 +16,8 @@ NAMES = (
     "deliver.before_checkpoint",
     "sqlite.checkpoint",
     "recovery.middle",
+    "takeover.elected",
+    "takeover.opened",
 )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.context import Contestant, Context, Result, Rounds, alternate, busy, measured, rates
 from benchmarks.scale import CONNECTIONS, WINDOW
+from benchmarks.servers import Tickwheel
 
 MODE_NAMES = {
     "no_log": "beanstalkd, no log",
@@ -78,14 +79,21 @@ def _enqueue(
     context: Context, seed: int, count: int, tasks_per_frame: int, window: int
 ) -> dict[str, Any]:
     with context.tickwheel() as daemon:
-        return measured(
-            daemon,
-            "tickwheel_put",
-            count=count,
-            tasks_per_frame=tasks_per_frame,
-            window=window,
-            seed=seed,
-        )
+        return put_tasks(daemon, count, tasks_per_frame, window, seed)
+
+
+def put_tasks(
+    daemon: Tickwheel, count: int, tasks_per_frame: int, window: int, seed: int
+) -> dict[str, Any]:
+    """One load of enqueues."""
+    return measured(
+        daemon,
+        "tickwheel_put",
+        count=count,
+        tasks_per_frame=tasks_per_frame,
+        window=window,
+        seed=seed,
+    )
 
 
 def _put(context: Context, mode: str, seed: int) -> dict[str, Any]:

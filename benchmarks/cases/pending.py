@@ -84,7 +84,7 @@ def recovery(context: Context) -> Result:
         fill(context, daemon)
         daemon.kill()
         with Tickwheel(folder, context.daemon_command) as again:
-            counted_s = _until_pending(again, count)
+            counted_s = until_pending(again, count)
             result.metric("ready_s", again.ready_s)
             result.metric("counted_s", counted_s)
     result.row(f"{count:,} pending, SIGKILL, to the ready file", f"{again.ready_s:.2f} s")
@@ -92,7 +92,8 @@ def recovery(context: Context) -> Result:
     return result
 
 
-def _until_pending(daemon: Tickwheel, count: int) -> float:
+def until_pending(daemon: Tickwheel, count: int) -> float:
+    """Seconds from the start of the process to the first stats with ``count`` pending."""
     while True:
         pending = daemon.stats()["pending"]
         elapsed_s = time.perf_counter() - daemon.started_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 from crash.link import Link, now_ms
@@ -16,18 +16,22 @@ from tickwheel import errors
 from tickwheel.client import Client, Delivery, Task
 from tickwheel.errors import TickwheelError
 
+LARGE_COUNT, LARGE_DELAY_MS = 5_200, 15_000
+"""A batch of so many tasks is more than one script of Redis takes."""
+LARGE_SHARE = 0.01
+
 _BEGIN = datetime.fromtimestamp(0, UTC)
 
 
 @asynccontextmanager
 async def _client(plan: Plan, name: str) -> AsyncIterator[Client]:
     """The real client, connected as soon as there is a daemon."""
-    client = Client(f"tcp://127.0.0.1:{plan.port}", send_timeout=1.0, retries=3, name=name)
+    client = Client(plan.url, send_timeout=1.0, retries=3, name=name)
     while True:
         try:
             await client.connect()
             break
-        except errors.Unreachable:
+        except (errors.Unreachable, errors.NotActive):
             await asyncio.sleep(PAUSE_S)
     try:
         yield client
@@ -49,14 +53,15 @@ class FairProducer:
         self._rnd = plan.rnd(name)
         self._journal = plan.journal(name)
         self._made = 0
-        self._repeat: list[int] = []
+        self._repeat: list[list[int]] = []
         """Cancels without an answer."""
 
     async def run(self) -> None:
         async with _client(self._plan, self._name) as client:
             while self._plan.producing:
-                verb = self._rnd.choice((self._one, self._many, self._bad, self._undo, self._move))
-                await self._try(verb, client)
+                verbs = (self._one, self._many, self._bad, self._undo, self._move)
+                large = self._plan.large and self._rnd.random() < LARGE_SHARE
+                await self._try(self._large if large else self._rnd.choice(verbs), client)
                 await asyncio.sleep(PAUSE_S * self._rnd.random())
             while self._repeat:
                 await self._try(self._undo_again, client)
@@ -74,7 +79,9 @@ class FairProducer:
         self._made += count
         return [f"{self._name}/{self._made - i}" for i in range(count)]
 
-    async def _enqueue(self, client: Client, topic: str, tokens: list[str], wait_ms: int) -> int:
+    async def _enqueue(
+        self, client: Client, topic: str, tokens: list[str], wait_ms: int
+    ) -> list[int]:
         tasks = [Task(topic, token.encode(), delay=wait_ms / 1000) for token in tokens]
         try:
             if len(tasks) == 1:
@@ -84,15 +91,10 @@ class FairProducer:
         except errors.Refused as error:
             self._journal.refused.append(Refused(tuple(tokens), error.code))
             raise
-        self._journal.accepted.append(
-            Accepted(
-                topic,
-                tuple(tokens),
-                tuple(receipt.id for receipt in receipts),
-                tuple(receipt.due_ms for receipt in receipts),
-            )
-        )
-        return receipts[0].id
+        ids = [receipt.id for receipt in receipts]
+        dues_ms = tuple(receipt.due_ms for receipt in receipts)
+        self._journal.accepted.append(Accepted(topic, tuple(tokens), tuple(ids), dues_ms))
+        return ids
 
     async def _one(self, client: Client) -> None:
         topic = self._rnd.choice(TOPICS)
@@ -111,31 +113,29 @@ class FairProducer:
             self._journal.refused.append(Refused(tuple(tokens), error.code))
 
     async def _undo(self, client: Client) -> None:
-        task_id = await self._enqueue(client, "work", self._tokens(1), 300)
-        self._repeat.append(task_id)
+        self._repeat.append(await self._enqueue(client, "work", self._tokens(1), 300))
+        await self._undo_again(client)
+
+    async def _large(self, client: Client) -> None:
+        tokens = self._tokens(LARGE_COUNT)
+        self._repeat.append(await self._enqueue(client, "work", tokens, LARGE_DELAY_MS))
         await self._undo_again(client)
 
     async def _undo_again(self, client: Client) -> None:
-        task_id = self._repeat[0]
-        word = await client.cancel(task_id)
+        ids = self._repeat[0]
+        for task_id, word in zip(ids, await client.cancel_many(ids), strict=True):
+            self._undone(task_id, word, _epoch_now(client))
+        self._repeat.remove(ids)
+
+    def _undone(self, task_id: int, word: str, epoch: int) -> None:
         if word in ("cancelled", "already_cancelled"):
-            self._journal.finished.append(
-                Finished(
-                    task_id,
-                    None,
-                    "cancelled",
-                    _epoch_now(client),
-                    now_ms(),
-                    NO_CONNECTION,
-                    Link.order(),
-                )
-            )
+            end = (task_id, None, "cancelled", epoch, now_ms(), NO_CONNECTION, Link.order())
+            self._journal.finished.append(Finished(*end))
         elif word not in ("in_flight", "acked", "dead"):
             self._journal.odd.append(f"cancel of {task_id} answered {word!r}")
-        self._repeat.remove(task_id)
 
     async def _move(self, client: Client) -> None:
-        task_id = await self._enqueue(client, "work", self._tokens(1), 400)
+        (task_id,) = await self._enqueue(client, "work", self._tokens(1), 400)
         for wait_ms in (900, 200):
             due_ms = now_ms() + wait_ms
             await self._move_once(client, task_id, due_ms)
@@ -179,8 +179,12 @@ class FairConsumer:
 
     async def _receive(self, client: Client) -> None:
         while True:
-            with suppress(errors.Unreachable, errors.ConnectionLost, errors.SendTimeout):
+            try:
                 await self._receive_once(client)
+            except TickwheelError as error:
+                if not error.retryable:
+                    raise
+            else:
                 raise AssertionError(f"{self._name}: the subscription ended by itself")
 
     async def _receive_once(self, client: Client) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import time
+from collections.abc import Callable
 
 from daemon import Daemon, DaemonFailed
 
 from crash.plan import Plan
+from crash.probe import Probe
 from tickwheel import failpoints
 
 FAILPOINT_WAIT_S = 1.5
@@ -18,80 +21,166 @@ COUNTS_MAX = {
     "commit.after": 25,
     "deliver.before_checkpoint": 15,
     "sqlite.checkpoint": 4,
-    "recovery.middle": 1,
 }
-"""How often a place is passed before it kills, at most."""
+"""How often a place is passed before it kills, at most; others kill at once."""
 GRACEFUL_EVERY = 6
 EXTRA_MAX = 30
 """More kills than asked for, until every place has killed once."""
+START_PATIENCE_S = 40.0
+"""For so long a daemon may refuse to start because its store is not well."""
+TRY_AGAIN_S = 0.1
 _KILLED = -signal.SIGKILL
+_GAVE_UP = 1
+
+
+def places_of(store_url: str) -> list[str]:
+    """The failpoints that a daemon on such a store passes."""
+    kind = store_url.partition(":")[0]
+    stores = ("sqlite", "redis")
+    return [n for n in failpoints.NAMES if n.partition(".")[0] not in stores or n.startswith(kind)]
 
 
 class Killer:
-    """``run`` ends the daemon ``kills`` times and leaves a fresh one behind."""
+    """``run`` ends the daemon ``kills`` times and leaves a fresh one behind.
 
-    def __init__(self, daemon: Daemon, plan: Plan, kills: int) -> None:
-        self._daemon = daemon
+    ``disturbed`` counts what was done to the store; an odd number: it is being done now. A
+    start meanwhile may fail, and is tried again. ``every_place``: each has to kill once.
+    """
+
+    def __init__(
+        self,
+        daemon: Daemon,
+        plan: Plan,
+        kills: int,
+        disturbed: Callable[[], int],
+        *,
+        every_place: bool = True,
+    ) -> None:
+        self.daemon = daemon
         self._rnd = plan.rnd("killer")
         self._kills = kills
-        self.problems: list[str] = []
+        self._disturbed = disturbed
+        self._places = places_of(daemon.store)
+        self._wanted = self._places if every_place else []
+        self._probe = Probe(plan)
+        self._own: list[str] = []
         self.random_kills = 0
         self.stops = 0
+        self.starts_given_up = 0
+        """Starts that failed because the store was being disturbed."""
+
+    @property
+    def problems(self) -> list[str]:
+        return [*self._own, *self._probe.problems]
 
     @property
     def missed(self) -> list[str]:
-        """Places that never killed: the run has not shown what it should."""
-        return sorted(set(failpoints.NAMES) - set(self._daemon.hits))
+        """What never happened: the run has not shown what it should."""
+        hits = self.daemon.hits
+        return [f"failpoint {name} was never passed" for name in self._wanted if name not in hits]
+
+    def text(self) -> str:
+        hits = self.daemon.hits
+        places = ", ".join(f"{name} {hits.count(name)}" for name in sorted(set(hits)))
+        given_up = f", of them {self.starts_given_up} in vain" if self.starts_given_up else ""
+        return (
+            f"kills at random {self.random_kills}, at failpoints {len(hits)} ({places}),"
+            f" graceful stops {self.stops + 1}, starts {self.daemon.starts}{given_up}"
+        )
 
     async def run(self) -> None:
-        done = 0
-        while done < self._kills or (self.missed and done < self._kills + EXTRA_MAX):
-            name = self._place(done)
-            if name:
-                self._daemon.failpoints = f"{name}={self._rnd.randint(1, COUNTS_MAX[name])}"
-            alive = await self._start()
-            if alive and self._rnd.random() < 1 / GRACEFUL_EVERY and not name:
-                await self._stop()
-                alive = await self._start()
-            if alive:
-                await self._live(FAILPOINT_WAIT_S if name else LIFE_S_MAX * self._rnd.random())
-            done += 1
-        await self._start()
+        for done in range(self._kills):
+            await self.kill_once(at_place=done % 2 == 1)
+        await self.finish()
 
-    def _place(self, done: int) -> str:
-        """Every second kill at a named place, those that have not killed yet first."""
-        if done % 2 == 0 and done < self._kills:
-            return ""
-        wanted = self.missed or list(failpoints.NAMES)
-        return self._rnd.choice(wanted)
+    async def finish(self) -> None:
+        """Places that have not killed yet, and a start."""
+        for _ in range(EXTRA_MAX):
+            if self.missed:
+                await self.kill_once(at_place=True)
+        await self.start()
+
+    async def change(self) -> None:
+        await self.kill_once(at_place=True)
+        await self.start()
+
+    async def strike(self) -> None:
+        await self.kill()
+        await self.start()
+
+    async def well(self, when: str) -> float:
+        """Wait until all works and is in memory."""
+        return await self._probe.well((self.daemon.port,), when, self.look)
+
+    async def kill_once(self, *, at_place: bool) -> None:
+        """One life of the daemon, with its end."""
+        name = self._place() if at_place else ""
+        if name:
+            await self.kill()  # it has to start with it
+            self.daemon.failpoints = f"{name}={self._rnd.randint(1, COUNTS_MAX.get(name, 1))}"
+        alive = await self._start()
+        if alive and not name and self._rnd.random() < 1 / GRACEFUL_EVERY:
+            await self._stop()
+            alive = await self._start()
+        if alive:
+            await self._live(FAILPOINT_WAIT_S if name else LIFE_S_MAX * self._rnd.random())
+
+    def _place(self) -> str:
+        """Those that have not killed yet first."""
+        hits = set(self.daemon.hits)
+        return self._rnd.choice([n for n in self._places if n not in hits] or self._places)
+
+    async def start(self) -> None:
+        """It serves when this returns."""
+        while not await self._start():
+            pass
 
     async def _start(self) -> bool:
         """False when it was killed before it served."""
-        if self._daemon.alive:
+        if self.daemon.alive:
             return True
-        self._daemon.spawn()
-        try:
-            await asyncio.to_thread(self._daemon.wait_ready)
-        except DaemonFailed as error:
-            if self._daemon.alive or self._daemon.wait(0) != _KILLED:
-                raise
-            del error
-            return False
-        return True
+        patience = time.monotonic() + START_PATIENCE_S
+        while True:
+            before = self._disturbed()
+            self.daemon.spawn()
+            try:
+                await asyncio.to_thread(self.daemon.wait_ready)
+            except DaemonFailed:
+                code = None if self.daemon.alive else self.daemon.wait(0)
+                if code == _KILLED:
+                    return False
+                undisturbed = before % 2 == 0 and self._disturbed() == before
+                if code != _GAVE_UP or undisturbed or time.monotonic() > patience:
+                    raise
+                self.starts_given_up += 1
+                await asyncio.sleep(TRY_AGAIN_S)
+            else:
+                return True
+
+    async def kill(self) -> None:
+        """At this very moment."""
+        if self.daemon.alive:
+            self.random_kills += 1
+            await self.daemon.akill()
 
     async def _live(self, life_s: float) -> None:
         """Until a failpoint kills it, or for so long."""
         try:
-            code = await self._daemon.awaited(life_s)
+            code = await self.daemon.awaited(life_s)
         except DaemonFailed:
-            self.random_kills += 1
-            await self._daemon.akill()
+            await self.kill()
             return
         if code != _KILLED:
-            self.problems.append(f"the daemon ended by itself with {code}")
+            self._own.append(f"the daemon ended by itself with {code}")
 
     async def _stop(self) -> None:
         self.stops += 1
-        code = await self._daemon.aterminate()
+        code = await self.daemon.aterminate()
         if code != 0:
-            self.problems.append(f"SIGTERM: the daemon ended with {code}")
+            self._own.append(f"SIGTERM: the daemon ended with {code}")
+
+    async def look(self, when: str) -> None:
+        """A daemon that ended by itself is a problem; it is started again."""
+        if not self.daemon.alive:
+            self._own.append(f"the daemon ended by itself with {self.daemon.wait(0)} {when}")
+            await self.start()

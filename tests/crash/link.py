@@ -13,7 +13,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from tickwheel.errors import TickwheelError
+from tickwheel.errors import NotActive, TickwheelError
 from tickwheel.protocol.codec import Decoder, Frame, encode
 from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
 
@@ -61,6 +61,7 @@ class Link:
     ) -> None:
         self.name = next(_names)
         self.epoch = 0
+        self.answer_timeout_s = ANSWER_TIMEOUT_S
         self.numbers = numbers
         self._reader = reader
         self._writer = writer
@@ -79,8 +80,9 @@ class Link:
         *,
         session: bytes | None = None,
         delivered: Callable[[Link, Frame], None] | None = None,
+        any_role: bool = False,
     ) -> Link:
-        """One try. Raises Lost."""
+        """One try. Raises Lost, also when the daemon only stands by."""
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
         except OSError as error:
@@ -95,6 +97,9 @@ class Link:
         if answer[0] != FrameType.OK:
             link.abort()
             raise Lost(f"HELLO: {answer}")
+        if answer[2]["role"] != "active" and not any_role:
+            link.abort()
+            raise Lost("it stands by")
         link.epoch = answer[2]["epoch"]
         return link
 
@@ -127,9 +132,9 @@ class Link:
 
     async def wait(self, answer: asyncio.Future[Frame]) -> Frame:
         try:
-            return await asyncio.wait_for(answer, ANSWER_TIMEOUT_S)
+            return await asyncio.wait_for(answer, self.answer_timeout_s)
         except TimeoutError:
-            raise Unanswered(f"no answer within {ANSWER_TIMEOUT_S} s") from None
+            raise Unanswered(f"no answer within {self.answer_timeout_s} s") from None
 
     def abort(self) -> None:
         """Gone, without reading what may have arrived."""
@@ -162,6 +167,8 @@ class Link:
     def _take(self, frame: Frame) -> None:
         if frame[0] == FrameType.DELIVER and self._delivered is not None:
             self._delivered(self, frame)
+        elif frame[0] == FrameType.ERROR and frame[2] == NotActive.code:
+            self.abort()  # deposed: whatever it was asked is for another daemon now
         elif frame[0] in (FrameType.OK, FrameType.ERROR):
             self.orders[frame[1]] = self.order()
             answer = self._answers.pop(frame[1], None)

@@ -38,7 +38,12 @@ class Plan:
     reproduces its decisions however the others are scheduled."""
 
     seed: int
-    port: int = 0
+    ports: list[int] = field(default_factory=list)
+    """Of all daemons; one of them is the active one."""
+    answer_timeout_s: float = 10.0
+    """A daemon that is silent for longer, on a connection that stands, has failed."""
+    large: bool = False
+    """Some batches hold thousands of tasks."""
     journals: list[Journal] = field(default_factory=list)
     producing: bool = True
     """Until the last kill; then producers settle what is open and end."""
@@ -50,6 +55,10 @@ class Plan:
     def rnd(self, name: str) -> random.Random:
         return random.Random(f"{self.seed}/{name}")
 
+    @property
+    def url(self) -> str:
+        return ",".join(f"tcp://127.0.0.1:{port}" for port in self.ports)
+
     def journal(self, client: str) -> Journal:
         self.journals.append(Journal(client))
         return self.journals[-1]
@@ -57,7 +66,15 @@ class Plan:
     async def link(self, numbers: Numbers, **options: object) -> Link:
         """Connected, however often that takes: the daemon is killed all the time."""
         while True:
-            try:
-                return await Link.open(self.port, numbers, **options)  # type: ignore[arg-type]  # open's own
-            except Lost:
-                await asyncio.sleep(TRY_AGAIN_S)
+            for port in self.ports:
+                try:
+                    return await self.try_link(port, numbers, **options)
+                except Lost:
+                    continue
+            await asyncio.sleep(TRY_AGAIN_S)
+
+    async def try_link(self, port: int, numbers: Numbers, **options: object) -> Link:
+        """One try at one daemon. Raises Lost."""
+        link = await Link.open(port, numbers, **options)  # type: ignore[arg-type]  # open's own
+        link.answer_timeout_s = self.answer_timeout_s
+        return link

@@ -7,13 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from crash.torture_run import Run
+from crash.killer import Killer
+from crash.torture_run import Options, Run
 
 
 @pytest.mark.parametrize("kills", [25, pytest.param(200, marks=pytest.mark.slow)])
 async def test_all_promises_hold_under_kills(tmp_path: Path, kills: int) -> None:
-    run = Run(kills, secrets.randbelow(2**31), tmp_path)
+    run = Run(Options(kills, secrets.randbelow(2**31)), tmp_path)
     print(f"torture: seed {run.plan.seed}")  # noqa: T201  # shown when it fails
     await run.go()
     assert run.good, run.report()
-    assert run.killer.random_kills >= kills // 4
+    assert isinstance(run.havoc, Killer)
+    assert run.havoc.random_kills >= kills // 4

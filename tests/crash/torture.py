@@ -1,14 +1,15 @@
-"""``python -m tests.crash.torture --kills N --seed S``: see ``torture_run``."""
+"""``python -m tests.crash.torture --kills N --seed S``: see ``torture_cli``."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 
-# As pytest does: the tests' own modules are found from their folder.
+# As pytest does: the tests' own modules are found from their folders.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "store"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from crash.torture_run import main
+from crash.torture_cli import main
 
 if __name__ == "__main__":
     sys.exit(main())

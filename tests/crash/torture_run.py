@@ -1,77 +1,167 @@
 """One torture run from seed to verdict: clients, killer, drain, checker, audit.
 
-    python -m tests.crash.torture --kills 200 --seed 7 [--store URL] [--keep FOLDER]
-
-Exit code 1 when any promise was broken, a failpoint was never passed, or something is left.
+What is done to the daemon and its store is a ``Havoc``; everything else is the same in all runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import secrets
-import sys
-import tempfile
 import time
-from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from daemon import Daemon
 
 from crash.checker import Verdict, check
+from crash.failover import Failover
 from crash.fair_clients import FairConsumer, FairProducer
 from crash.killer import Killer
 from crash.link import Link, Numbers, now_ms
 from crash.plan import GROUPS, SETTINGS, Plan
 from crash.records import Requeued
+from crash.redis_faults import RedisFaults
+from crash.redis_rig import RedisRig
 from crash.rough_consumers import RoughConsumer, RoughPuller
 from crash.rough_producer import RoughProducer
 from tickwheel.persistence import audit
 from tickwheel.protocol.frames import FrameType
 
-WAL_BYTES = 128 * 1024
-"""Small, so that the log is written back many times in a run."""
+SQLITE = "wal_bytes=131072&reserve_bytes=0"
+"""A small log, so that it is written back many times in a run."""
+ENDINGS_MAX = 1_000_000
+"""How each task of a run ended is to be known until its last ack is asked about."""
 DRAIN_TIMEOUT_S = 60.0
 LOOK_S = 0.05
 COUNTS = ("pending", "ready", "in_flight", "waiting", "dead")
+FAULTS_ANSWER_TIMEOUT_S = 30.0
+"""What Redis is asked about waits until Redis is back."""
+KEEP_MS = 600
+"""So that a Redis that came back older is mended in both ways, by the batches and from memory."""
+LINES_MAX = 25
+"""In the log about one start or one fault."""
+LEADER_TTL_S = {1: 0.5, 2: 1.0}
+"""By the number of daemons: the one who takes over after a kill has to wait so long."""
+
+
+class Havoc(Protocol):
+    """What goes wrong in a run; afterwards a daemon serves."""
+
+    @property
+    def problems(self) -> list[str]: ...
+
+    @property
+    def missed(self) -> list[str]:
+        """What should have happened at least once and did not."""
+        ...
+
+    async def run(self) -> None: ...
+
+    def text(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a run is like. ``kills`` counts kills of the daemon, or faults of its store."""
+
+    kills: int
+    seed: int
+    store: str = "sqlite"
+    """``sqlite``, ``redis`` (a server of the run's own), or a store URL."""
+    faults: bool = False
+    """Redis goes wrong too."""
+    daemons: int = 1
+    driver: str = "redis"
+    every_place: bool = True
+    """Each failpoint has to kill once."""
+    hold_s_max: float = 6.0
+    """How long a fault lasts at most."""
+    without: frozenset[str] = frozenset()
+    """Faults that are left out."""
 
 
 class Run:
     """One run; ``verdict`` and ``problems`` after ``go``."""
 
-    def __init__(self, kills: int, seed: int, folder: Path, store: str | None = None) -> None:
-        path = folder / "store.db"
-        self.plan = Plan(seed)
-        self.daemon = Daemon(
-            folder,
-            store=store or f"sqlite:///{path}?wal_bytes={WAL_BYTES}&reserve_bytes=0",
-            **SETTINGS,
-        )
-        self.killer = Killer(self.daemon, self.plan, kills)
+    def __init__(self, options: Options, folder: Path) -> None:
+        self.options = options
+        self.plan = Plan(options.seed, large=options.store == "redis")
+        self.redis: RedisRig | None = None
+        store = options.store
+        if store == "redis":
+            query = f"driver={options.driver}&keep_ms={KEEP_MS}&endings_max={ENDINGS_MAX}"
+            self.redis = RedisRig(folder, query, proxied=options.faults)
+        elif store == "sqlite":
+            store = f"sqlite:///{folder / 'store.db'}?{SQLITE}&endings_max={ENDINGS_MAX}"
+        ttl_s = LEADER_TTL_S[options.daemons]
+        self.daemons = [
+            Daemon(
+                folder / f"daemon-{i}",
+                store=store,
+                leader_ttl_s=ttl_s,
+                endings_max=ENDINGS_MAX,
+                **SETTINGS,
+            )
+            for i in range(options.daemons)
+        ]
+        self.havoc = self._make_havoc(self.redis)
         self.verdict = Verdict()
         self.problems: list[str] = []
 
     async def go(self) -> None:
         try:
+            if self.redis is not None:
+                await self.redis.start()
+                for daemon in self.daemons:
+                    daemon.store = self.redis.url
             await self._go()
         finally:
-            await self.daemon.akill()
+            for daemon in self.daemons:
+                await daemon.akill()
+            if self.redis is not None:
+                await self.redis.stop()
         self.verdict = check(self.plan.journals, GROUPS)
-        self.problems += self.killer.problems
-        self.problems += [f"failpoint {name} was never passed" for name in self.killer.missed]
+        self.problems += [*self.havoc.problems, *self.havoc.missed]
+        self._look_at_logs()
         if not (self.verdict.tasks and self.verdict.duplicates and self.verdict.resent):
             self.problems.append(f"the run shows nothing: {self.verdict.text()}")
 
+    def _make_havoc(self, redis: RedisRig | None) -> Havoc:
+        options, plan = self.options, self.plan
+        kills = 0 if options.faults else options.kills
+        common = (plan, kills, self._disturbed)
+        every = options.every_place
+        victim: Killer | Failover
+        if options.daemons > 1:
+            ttl_s = LEADER_TTL_S[options.daemons]
+            victim = Failover(self.daemons, *common, ttl_s=ttl_s, every_place=every)
+        else:
+            victim = Killer(self.daemons[0], *common, every_place=every)
+        if redis is None or not options.faults:
+            return victim
+        plan.answer_timeout_s = FAULTS_ANSWER_TIMEOUT_S
+        return RedisFaults(
+            redis,
+            victim,
+            plan,
+            options.kills,
+            hold_s_max=options.hold_s_max,
+            without=options.without,
+        )
+
+    def _disturbed(self) -> int:
+        return self.redis.disturbed if self.redis is not None else 0
+
     async def _go(self) -> None:
-        await self.daemon.astart()
-        self.plan.port = self.daemon.port
+        for daemon in self.daemons:
+            await daemon.astart()
+        self.plan.ports = [daemon.port for daemon in self.daemons]
         await self._make_groups()
         async with asyncio.TaskGroup() as everybody:
             producers = [everybody.create_task(p.run()) for p in self._producers()]
             for consumer in self._consumers():
                 everybody.create_task(consumer.run())
-            await self.killer.run()
+            await self.havoc.run()
             self.plan.producing = False
             await asyncio.wait(producers)
             self.plan.misbehaving = False
@@ -144,57 +234,40 @@ class Run:
         link.abort()
         if any(counts.values()):
             self.problems.append(f"left in the daemon at the end: {counts}")
-        if (code := await self.daemon.aterminate()) != 0:
-            self.problems.append(f"SIGTERM at the end: exit code {code}")
-        if not self.daemon.store.startswith("sqlite:"):
+        for daemon in self.daemons:
+            if (code := await daemon.aterminate()) != 0:
+                self.problems.append(f"SIGTERM at the end: exit code {code}")
+        if self.redis is not None:
+            self.problems += [f"left in Redis: {name}" for name in await self.redis.left()]
+        store = self.daemons[0].store
+        if not store.startswith("sqlite:"):
             return
-        found = audit.check(self.daemon.store)
+        found = audit.check(store)
         self.problems += [f"audit: {problem}" for problem in found.problems]
         if found.tasks or found.progress or found.dead:
             self.problems.append(f"left in the store: {found}")
 
+    def _look_at_logs(self) -> None:
+        text = self.log_text()
+        if "Traceback" in text:
+            self.problems.append("there is a traceback in the daemon's log")
+        happened = sum(daemon.starts for daemon in self.daemons) + self._disturbed() // 2
+        lines = text.count("\n")
+        if lines > happened * LINES_MAX:
+            self.problems.append(f"{lines} lines of log about {happened} starts and faults")
+
+    def log_text(self) -> str:
+        """What the daemons wrote."""
+        return "\n".join(daemon.log_text() for daemon in self.daemons)
+
     def report(self) -> str:
-        hits = self.daemon.hits
-        places = ", ".join(f"{name} {hits.count(name)}" for name in sorted(set(hits)))
         lines = [
-            f"seed {self.plan.seed}: kills at random {self.killer.random_kills}, at failpoints"
-            f" {len(hits)} ({places}), graceful stops {self.killer.stops + 1},"
-            f" starts {self.daemon.starts}",
+            f"seed {self.plan.seed}: {self.havoc.text()}",
             self.verdict.text(),
             *(f"PROBLEM {problem}" for problem in self.problems),
         ]
-        good = not self.problems and not self.verdict.violations
-        return "\n".join([*lines, "torture: " + ("all promises held" if good else "FAILED")])
+        return "\n".join([*lines, "torture: " + ("all promises held" if self.good else "FAILED")])
 
     @property
     def good(self) -> bool:
         return not self.problems and not self.verdict.violations
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="torture", description=__doc__.partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=None, help="default: a new one, printed")
-    parser.add_argument("--store", default=None, help="store URL (default: SQLite, in a folder)")
-    parser.add_argument("--keep", type=Path, default=None, help="folder for store and log")
-    given = parser.parse_args(arguments)
-    seed = given.seed if given.seed is not None else secrets.randbelow(2**31)
-    print(f"torture: seed {seed}, {given.kills} kills", flush=True)  # noqa: T201  # its output
-    with tempfile.TemporaryDirectory(prefix="tickwheel-torture-") as made:
-        run = Run(given.kills, seed, given.keep or Path(made), given.store)
-        started_s = time.monotonic()
-        try:
-            asyncio.run(run.go())
-        except BaseExceptionGroup as group:
-            run.problems += [f"a client failed: {error!r}" for error in _leaves(group)]
-        print(run.report(), f"({time.monotonic() - started_s:.1f} s)")  # noqa: T201
-        if not run.good:
-            print(run.daemon.log_text()[-4000:], file=sys.stderr)  # noqa: T201
-    return 0 if run.good else 1
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
-    found: list[BaseException] = []
-    for error in group.exceptions:
-        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
-    return found

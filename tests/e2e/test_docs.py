@@ -2,22 +2,66 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
+
+from tickwheel.cli.app import app
+from tickwheel.cli.nested import DEFAULT, ListByDefault
 
 ROOT = Path(__file__).parents[2]
+WAIT = """
+case "$1" in serve | check | init) ;; *)
+    for _ in {{1..600}}; do (: < /dev/tcp/127.0.0.1/{port}) 2> /dev/null && break; sleep 0.1; done
+esac
+"""
+"""A daemon that was started the line before may need longer on a busy machine than a reader."""
+TIMEOUT_S = 120.0
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def blocks(document: str, language: str) -> list[str]:
     text = (ROOT / document).read_text()
     return [code for found, code in BLOCK.findall(text) if found == language]
+
+
+def run_as_it_stands(document: str, folder: Path, shell: dict[str, str]) -> str:
+    """All shell blocks of a document as one script; what it prints.
+
+    A Python block begins with the name of the file that it is kept in.
+    """
+    for program in blocks(document, "python"):
+        name = program.partition("\n")[0].removeprefix("# ")
+        assert re.fullmatch(r"\w+\.py", name), program
+        (folder / name).write_text(program)
+    stop = "trap 'kill $(jobs -p) 2>/dev/null' EXIT"
+    script = "\n".join(["set -e -o pipefail", stop, *blocks(document, "bash")])
+    out, err = folder / "shown.txt", folder / "errors.txt"
+    with out.open("w") as shown, err.open("w") as errors:
+        running = subprocess.Popen(
+            ["bash", "-c", script],
+            cwd=folder, env=shell, stdout=shown, stderr=errors, start_new_session=True,
+        )  # fmt: skip
+        try:
+            code = running.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            code = -1
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # whatever it left running
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+    assert code == 0, f"exit code {code}\n{out.read_text()}{err.read_text()}"
+    assert "Traceback" not in err.read_text(), err.read_text()
+    return out.read_text()
 
 
 def free_port() -> int:
@@ -30,13 +74,15 @@ def free_port() -> int:
 def shell(tmp_path: Path) -> dict[str, str]:
     """An environment in which `tickwheel` is this tree's, at an address of its own."""
     port = free_port()
-    command = tmp_path / "bin" / "tickwheel"
-    command.parent.mkdir()
-    command.write_text(f'#!/bin/sh\nexec {sys.executable} -m tickwheel "$@"\n')
-    command.chmod(0o755)
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    tickwheel = f'{WAIT.format(port=port)}exec {sys.executable} -m tickwheel "$@"\n'
+    for name, script in (("tickwheel", tickwheel), ("python", f'exec {sys.executable} "$@"\n')):
+        (commands / name).write_text(f"#!/bin/bash\n{script}")
+        (commands / name).chmod(0o755)
     return {
         **os.environ,
-        "PATH": f"{command.parent}:{os.environ['PATH']}",
+        "PATH": f"{commands}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "TICKWHEEL_LISTEN": f"tcp://127.0.0.1:{port}",
         "TICKWHEEL_URL": f"tcp://127.0.0.1:{port}",
@@ -44,24 +90,38 @@ def shell(tmp_path: Path) -> dict[str, str]:
 
 
 def test_the_tour_of_the_readme_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
-    (program,) = blocks("README.md", "python")
-    (tmp_path / "tour.py").write_text(program)
-    script = "\n".join(
-        [
-            "set -e",
-            "trap 'kill $(jobs -p) 2>/dev/null' EXIT",
-            *blocks("README.md", "bash"),
-            f"{sys.executable} tour.py",
-        ]
-    )
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=shell, capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    for word in ("order 42", "order 43", "closing order 44, attempt 1", "due now: b'46'"):
-        assert word in done.stdout, (word, done.stdout, done.stderr)
-    assert "due now: b'45'" not in done.stdout
-    assert "Traceback" not in done.stderr
+    shown = run_as_it_stands("README.md", tmp_path, shell)
+    for word in (
+        "order 42", "order 43", "closing order 44, attempt 1", "order 47", "due now: b'46'",
+        "closed order 48",
+    ):  # fmt: skip
+        assert word in shown, (word, shown)
+    assert "due now: b'45'" not in shown
+
+
+def test_the_page_of_the_command_line_works_as_it_stands(
+    tmp_path: Path, shell: dict[str, str]
+) -> None:
+    shown = run_as_it_stands("docs/cli.md", tmp_path, shell)
+    for word in ("closing order 46", "rotations left", "good morning", "1 requeued", "deleted in"):
+        assert word in shown, (word, shown)
+
+
+def test_every_command_is_on_the_page_of_the_command_line() -> None:
+    text = (ROOT / "docs/cli.md").read_text()
+    missing = [name for name in commands_of(get_command(app)) if f"tickwheel {name}" not in text]
+    assert missing == []
+
+
+def commands_of(command: Any, name: str = "") -> list[str]:
+    """Their names with those they stand below; a command that is meant without a name is not."""
+    below = getattr(command, "commands", {})
+    return [name] * (not below) + [
+        found
+        for word, inner in below.items()
+        if not (isinstance(command, ListByDefault) and word == DEFAULT)
+        for found in commands_of(inner, f"{name} {word}".strip())
+    ]
 
 
 @pytest.mark.parametrize("document", ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"])

@@ -8,8 +8,9 @@ made when a batch was sealed. Nothing here looks at the engine.
 from __future__ import annotations
 
 from copy import deepcopy
+from dataclasses import dataclass, field
 
-from engine_model_content import ACTIVE, Content, Staged, Standing, Task
+from engine_model_content import ACTIVE, FINISHED, Content, Staged, Standing, Task
 
 from tickwheel.wheel.retry import RetryPolicy
 from tickwheel.wheel.states import Event, State
@@ -20,6 +21,24 @@ SCAN_MS = 21
 
 Receipt = tuple[int, str, int, int]
 """(id, group, epoch, attempt)"""
+
+
+@dataclass
+class Rate:
+    """A limit, and when what it let through was delivered since it was set."""
+
+    rate: float
+    burst: float
+    since_mono_ms: int
+    sent_mono_ms: list[int] = field(default_factory=list)
+
+    def tokens(self, mono_ms: int) -> float:
+        """Simulated from the beginning."""
+        tokens, at_ms = float(self.burst), self.since_mono_ms
+        for moment_ms in (*self.sent_mono_ms, mono_ms):
+            tokens = min(float(self.burst), tokens + (moment_ms - at_ms) * self.rate / 1000) - 1
+            at_ms = moment_ms
+        return tokens + 1
 
 
 class Model:
@@ -33,6 +52,10 @@ class Model:
         self.sealed: Staged | None = None
         self.snapshot = Content()
         self.epoch = 1
+        self.once: set[tuple[int, str]] = set()
+        """What at-most-once consumers were sent."""
+        self.rates: dict[tuple[str, str], Rate] = {}
+        """The limits there are, with what they let through; for (topic, group) and (topic, "")."""
 
     # --- batches and restarts ----------------------------------------------------------------
 
@@ -71,6 +94,9 @@ class Model:
     def restart(self, ends_mono_ms: dict[tuple[int, str], int]) -> None:
         """Go on from what is durable; ``ends_mono_ms`` says when the leases kept end."""
         self.now = deepcopy(self.durable)
+        self.now.restored = {
+            key for key, settings in self.now.settings.items() if settings.closed_ms is not None
+        }
         self.open, self.sealed = Staged(), None
         self.epoch += 1
         for task in self.now.tasks.values():
@@ -79,7 +105,12 @@ class Model:
             if not dead and all(s.row is None for s in standings.values()):
                 task.standings = None
                 continue
-            for group in self.now.owed_groups(task):
+            owed = self.now.ever_owed(task)
+            for group in [g for g, s in standings.items() if s.row is None and g not in owed]:
+                # Its share was not recorded, and nobody can tell any more that it had one.
+                if standings[group].state in ACTIVE:
+                    del standings[group]
+            for group in owed:
                 standings.setdefault(group, Standing())
             for group, standing in standings.items():
                 self._restore(standing, ends_mono_ms.get((task.id, group), 0))
@@ -98,19 +129,60 @@ class Model:
     def due(self, task: Task) -> None:
         """Its time has come: it is owed to the groups there are."""
         if task.standings is None:
+            if self.was_closed(task):
+                self._end(task, "deleted")
+                return
             task.standings = {}
             for group in self.now.owed_groups(task):
                 task.standings[group] = scheduled = Standing(State.SCHEDULED)
                 scheduled.move(Event.DUE)
 
-    def add_group(self, topic: str, group: str, now_ms: int) -> None:
+    def was_closed(self, task: Task) -> bool:
+        """Only groups that are being deleted were owed it; a restart made that anew."""
+        now, topic = self.now, task.topic
+        owed = now.ever_owed(task)
+        return bool(owed) and all((topic, name) in now.restored for name in owed)
+
+    def add_group(self, topic: str, group: str, since_ms: int) -> None:
+        """By its first subscriber, or by an operator who says from when on it is owed."""
         groups = self.now.groups.setdefault(topic, {})
         if group in groups:
             return
-        groups[group] = now_ms if groups else 0
+        was_empty, live = not groups, self.now.live(topic)
+        closed_ms = [self.now.set(topic, name).closed_ms or 0 for name in groups]
+        for name in self.now.earliest(topic):
+            groups[name] = min(groups[name], since_ms)
+        groups[group] = 0 if was_empty else since_ms if live else 1 + max(closed_ms)
         for task in self.now.tasks.values():
-            if task.topic == topic and task.standings is not None and len(groups) == 1:
+            if task.topic == topic and task.standings is not None and was_empty:
                 task.standings[group] = Standing()
+
+    def join(self, topic: str, group: str) -> None:
+        """What came due before the group was made is owed it from its start on."""
+        for task in self.now.tasks.values():
+            if task.topic != topic or task.standings is None or group in task.standings:
+                continue
+            if task.due_ms >= self.now.groups[topic][group]:
+                task.standings[group] = Standing()
+
+    # --- groups that are deleted ---------------------------------------------------------------
+
+    def drop_share(self, task: Task, group: str) -> None:
+        """The group lets go of it."""
+        assert task.standings is not None
+        del task.standings[group]
+        if not task.holds():
+            self._end(task, "deleted")
+
+    def remove_group(self, topic: str, group: str) -> None:
+        """It has let go of everything."""
+        del self.now.groups[topic][group]
+        self.now.settings.pop((topic, group))
+        self.now.restored.discard((topic, group))
+        for task in self.now.tasks.values():
+            if task.topic == topic:
+                standing = (task.standings or {}).get(group)
+                assert standing is None or standing.state in FINISHED, "it still holds a task"
 
     def deliver(self, task: Task, group: str, mono_ms: int, lease_ms: int) -> int:
         """Returns the attempt."""
@@ -132,13 +204,45 @@ class Model:
     def expire(self, task: Task, group: str) -> None:
         self._finish(task, group, Event.EXPIRE)
 
-    def lease_over(self, standing: Standing) -> None:
-        if standing.attempt > self.retry.retries_max:
+    def set_rate(
+        self, key: tuple[str, str], rate: float | None, burst: int | None, mono_ms: int
+    ) -> None:
+        """A new limit begins no fuller than the one before it was."""
+        before = self.rates.pop(key, None)
+        if rate is not None:
+            size = burst if burst is not None else max(1.0, rate)
+            fresh = self.rates[key] = Rate(rate, size, mono_ms)
+            if before is not None:
+                left = int(before.tokens(mono_ms) + 1e-6)
+                fresh.sent_mono_ms += [mono_ms] * max(0, int(size) - left)
+
+    def expire_unowned(self, task: Task) -> None:
+        """Before there was a group that could have taken it."""
+        self._end(task, "expired")
+
+    def policy(self, task: Task, group: str) -> RetryPolicy:
+        own = task.retry
+        for found in (self.now.set(task.topic, group).retry, self.now.set(task.topic, "").retry):
+            own = own or (found if isinstance(found, RetryPolicy) else None)
+        return own or self.retry
+
+    def lease_over(self, task: Task, group: str) -> None:
+        standing = self.standing(task.id, group)
+        if standing.attempt > self.policy(task, group).retries_max:
             standing.move(Event.GIVE_UP)
             standing.row = None
         else:
             standing.move(Event.LEASE_OVER)
             standing.row = "RELEASED", standing.attempt
+
+    def written_once(self, task_id: int, group: str) -> None:
+        """An at-most-once delivery is written: its end is durable, and it is the only one."""
+        assert (task_id, group) not in self.once, "sent twice, though at most once was promised"
+        self.once.add((task_id, group))
+        task = self.durable.tasks.get(task_id)
+        if task is not None:
+            assert task.standings is not None
+            assert task.standings[group].state in FINISHED, "sent before its end was durable"
 
     # --- what consumers send ---------------------------------------------------------------------
 
@@ -180,7 +284,7 @@ class Model:
         standing.move(event)
         standing.row = "DONE", standing.attempt
         assert task.standings is not None
-        if not task.active() and all(s.state is not State.DEAD for s in task.standings.values()):
+        if not task.holds():
             self._end(task, standing.state.value)
 
     def _end(self, task: Task, word: str) -> None:
@@ -196,8 +300,9 @@ class Model:
             return None
         return standing if (standing.epoch, standing.attempt) == (epoch, attempt) else None
 
-    def nack(self, standing: Standing, at_ms: int) -> str:
-        if standing.attempt > self.retry.retries_max:
+    def nack(self, task: Task, group: str, at_ms: int) -> str:
+        standing = self.standing(task.id, group)
+        if standing.attempt > self.policy(task, group).retries_max:
             standing.move(Event.GIVE_UP)
             standing.row = None
             return "dead"
@@ -257,6 +362,5 @@ class Model:
         task, standing = self.now.tasks[task_id], self.standing(task_id, group)
         standing.move(Event.DELETE)
         standing.row = "DONE", standing.attempt
-        standings = (task.standings or {}).values()
-        if not task.active() and all(s.state is not State.DEAD for s in standings):
+        if not task.holds():
             self._end(task, "deleted")

@@ -5,9 +5,12 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass, field
 
+from tickwheel.wheel.records import GroupSettings
+from tickwheel.wheel.retry import RetryPolicy
 from tickwheel.wheel.states import TRANSITIONS, Event, State
 
 ACTIVE = (State.READY, State.IN_FLIGHT, State.WAITING)
+FINISHED = (State.ACKED, State.EXPIRED, State.DELETED)
 
 
 @dataclass
@@ -38,6 +41,7 @@ class Task:
     topic: str
     due_ms: int
     ttl_ms: int | None
+    retry: RetryPolicy | None = None
     standings: dict[str, Standing] | None = None
     """By group; None until it is due."""
 
@@ -52,11 +56,14 @@ class Task:
 
     def views(self) -> dict[str, tuple[str, int]]:
         """(word, attempt) for each group, as LOOKUP says it."""
-        finished = (State.ACKED, State.EXPIRED, State.DELETED)
         return {
-            group: ("acked" if s.state in finished else s.state.value, s.attempt)
+            group: ("acked" if s.state in FINISHED else s.state.value, s.attempt)
             for group, s in (self.standings or {}).items()
         }
+
+    def holds(self) -> bool:
+        """Some group owes it or keeps it as a dead letter."""
+        return any(s.state not in FINISHED for s in (self.standings or {}).values())
 
     def active(self) -> dict[str, Standing]:
         return {g: s for g, s in (self.standings or {}).items() if s.state in ACTIVE}
@@ -80,13 +87,63 @@ class Content:
     tasks: dict[int, Task] = field(default_factory=dict)
     ended: dict[int, str] = field(default_factory=dict)
     groups: dict[str, dict[str, int]] = field(default_factory=dict)
-    """topic → group → from when on it is owed what comes due"""
+    """topic → group → from when on it is owed what comes due, oldest first"""
+    restored: set[tuple[str, str]] = field(default_factory=set)
+    """Groups whose deletion began before the last restart."""
+    settings: dict[tuple[str, str], GroupSettings] = field(default_factory=dict)
+    """What was set, for (topic, group) and (topic, ""); ``closed_ms``: it is being deleted."""
     requests: dict[int, int] = field(default_factory=dict)
     """Answered requests of the one session there is, with the id of their task."""
 
+    def set(self, topic: str, group: str) -> GroupSettings:
+        return self.settings.get((topic, group), GroupSettings())
+
+    def is_closed(self, topic: str, group: str) -> bool:
+        return self.set(topic, group).closed_ms is not None
+
+    def is_held(self, topic: str, group: str) -> bool:
+        """Nothing may be handed out."""
+        paused = self.set(topic, "").paused or self.set(topic, group).paused
+        return paused or self.is_closed(topic, group)
+
+    def live(self, topic: str) -> list[str]:
+        return [name for name in self.groups.get(topic, {}) if not self.is_closed(topic, name)]
+
     def owed_groups(self, task: Task) -> list[str]:
-        groups = self.groups.get(task.topic, {})
-        return [name for name, since_ms in groups.items() if since_ms <= task.due_ms]
+        """Those it is owed to when it comes due now."""
+        live, groups = self.live(task.topic), self.groups.get(task.topic, {})
+        return [name for name in live if groups[name] <= task.due_ms] or self.earliest(task.topic)
+
+    def ever_owed(self, task: Task) -> list[str]:
+        """Those that owed it when it came due, the ones that are being deleted included."""
+        found = []
+        for name, since_ms in self.groups.get(task.topic, {}).items():
+            closed_ms, closed_id = self.set(task.topic, name)[4:]
+            if since_ms > task.due_ms:
+                continue
+            if closed_ms is None or (task.due_ms <= closed_ms and task.id <= closed_id):
+                found.append(name)
+        return found or self.earliest(task.topic)
+
+    def earliest(self, topic: str) -> list[str]:
+        """Those that begin first."""
+        groups, live = self.groups.get(topic, {}), self.live(topic)
+        since_ms = min((groups[name] for name in live), default=0)
+        return [name for name in live if groups[name] == since_ms]
+
+    def rows_of_groups(self) -> set[tuple[str, str, int, GroupSettings | None]]:
+        found = {
+            (topic, name, since_ms, self.settings.get((topic, name)))
+            for topic, groups in self.groups.items()
+            for name, since_ms in groups.items()
+        }
+        topics = {key: value for key, value in self.settings.items() if not key[1]}
+        return found | {(topic, "", 0, value) for (topic, _), value in topics.items()}
+
+    def change(self, topic: str, group: str, after: GroupSettings) -> None:
+        self.settings.pop((topic, group), None)
+        if after != GroupSettings():
+            self.settings[topic, group] = after
 
     def rows(self) -> dict[tuple[int, str], tuple[str, int]]:
         """What is recorded of each group's progress."""

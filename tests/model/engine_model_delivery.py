@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine_model import SCAN_MS
+from engine_model_content import Task
 from engine_model_rules import ROOMY, TIGHT, StoreRules, groups, steps_ms, topics, ttls_ms
 from engine_recount import recount
 from engine_rig import Got
@@ -13,6 +14,7 @@ from tickwheel.wheel.core import EngineConfig
 from tickwheel.wheel.states import State
 
 LEASE_MS = 400
+ROUNDING = 1e-5
 
 
 class DeliveryRules(StoreRules):
@@ -29,10 +31,22 @@ class DeliveryRules(StoreRules):
         group=groups,
         prefetch=st.sampled_from([0, 1, 3, 100]),
         once=st.sampled_from([False, False, True]),
+        at_most_once=st.sampled_from([False, False, False, True]),
     )
-    def subscribe(self, topic: str, group: str, prefetch: int, once: bool) -> None:
+    def subscribe(
+        self, topic: str, group: str, prefetch: int, once: bool, at_most_once: bool = False
+    ) -> None:
+        if self.model.now.is_closed(topic, group):
+            return  # refused at the door
         self.subscribers.append(
-            self.rig.subscribe(topic, group, prefetch=prefetch, lease_ms=LEASE_MS, once=once)
+            self.rig.subscribe(
+                topic,
+                group,
+                prefetch=prefetch,
+                lease_ms=LEASE_MS,
+                once=once,
+                at_most_once=at_most_once,
+            )
         )
         self.model.add_group(topic, group, self.rig.now_ms)
 
@@ -69,7 +83,7 @@ class DeliveryRules(StoreRules):
     def enqueue_and_deliver(self, count: int, group: str, ttl_ms: int | None) -> None:
         """What happens to deliveries is the most interesting, so there shall be many."""
         for _ in range(count):
-            self.stage("a", 0, 0, ttl_ms, 0)
+            self.stage("a", 0, ttl_ms=ttl_ms)
         self.commit()
         if not any(s.group.name == group for s in self.subscribers):
             self.subscribe("a", group, 100, once=False)
@@ -78,12 +92,17 @@ class DeliveryRules(StoreRules):
     def _see_due(self, *, everything: bool) -> None:
         places, now_ms = recount(self.rig), self.rig.now_ms
         owners = {i for i, _ in places}
-        for task in self.model.now.tasks.values():
-            if task.standings is None and task.id in owners:
+        content, there = self.model.now, self.rig.known([*self.model.now.tasks])
+        for task in list(content.tasks.values()):
+            waits = bool(content.groups.get(task.topic)) and not content.live(task.topic)
+            if task.standings is None and (task.id in owners or task.id not in there):
                 assert task.due_ms <= self.high_ms, "fired early"
                 self.model.due(task)
-            elif task.standings is None and everything:
+            elif task.standings is None and everything and not waits:
                 assert task.due_ms > now_ms, f"{task.id} was not fired"
+            self._see_lapsed(task, places, everything=everything)
+            if task.id not in content.tasks:
+                continue
             for group, standing in (task.standings or {}).items():
                 if standing.state is not State.WAITING:
                     continue
@@ -93,24 +112,54 @@ class DeliveryRules(StoreRules):
                 elif everything:
                     assert standing.at_ms > now_ms, f"{task.id} was not tried again"
 
+    def _see_lapsed(
+        self, task: Task, places: dict[tuple[int, str], str], *, everything: bool
+    ) -> None:
+        """Nobody took it in time."""
+        is_over = task.is_over(self.high_ms)
+        if task.standings == {}:
+            # Due on a topic without a group.
+            if (task.id, "") not in places and not self.model.now.groups.get(task.topic):
+                assert is_over, f"{task.id} is gone"
+                self.model.expire_unowned(task)
+            return
+        for group, standing in list((task.standings or {}).items()):
+            if standing.state not in (State.READY, State.WAITING):
+                continue
+            if (task.id, group) not in places:
+                assert is_over, f"{task.id} left {group}"
+                self.model.expire(task, group)
+            elif everything:
+                assert not task.is_over(self.rig.now_ms), f"{task.id} does not expire in {group}"
+
     def dispatch(self, loads: bool) -> None:
         if loads:
             self.rig.load()
             self._see_due(everything=False)
+        before = len(self.rig.core.open.handed)
+        if loads:
             got = self.rig.dispatch()
         else:
             got = self.rig.take(self.rig.engine.delivery.dispatch(*self.rig.now, 2)[0])
-        self._see_deliveries(got, everything=loads)
+        handed = self.rig.take(self.rig.core.open.handed[before:])
+        self._see_deliveries(got, handed, everything=loads)
 
-    def _see_deliveries(self, got: list[Got], *, everything: bool) -> None:
+    def _see_deliveries(self, got: list[Got], handed: list[Got], *, everything: bool) -> None:
         model, rig = self.model, self.rig
-        for one in got:
+        for one in (*got, *handed):
             task = model.now.tasks[one.id]
             assert task.due_ms == one.due_ms <= rig.now_ms, "delivered early"
             assert not task.is_over(rig.now_ms), "delivered when its time to live was over"
+            assert not model.now.is_held(task.topic, one.group.name), "delivered in a pause"
+            for key in ((task.topic, one.group.name), (task.topic, "")):
+                if key in model.rates:
+                    assert model.rates[key].tokens(rig.mono_ms) > 1 - ROUNDING, "over the rate"
+                    model.rates[key].sent_mono_ms.append(rig.mono_ms)
             attempt = model.deliver(task, one.group.name, rig.mono_ms, one.subscriber.lease_ms)
             assert attempt == one.attempt
-        self.got += got
+        for one in handed:
+            assert model.ack((one.id, one.group.name, one.epoch, one.attempt)) == "acked"
+        self.got += (*got, *handed)
         places = recount(rig)
         for task in list(model.now.tasks.values()):
             for name, standing in list((task.standings or {}).items()):
@@ -124,9 +173,18 @@ class DeliveryRules(StoreRules):
                     assert task.is_over(rig.now_ms), f"{task.id} left {name}"
                     model.expire(task, name)
         for (task_id, name), place in places.items() if everything else ():
-            group = rig.core.topics[model.now.tasks[task_id].topic].groups.get(name)
+            topic = model.now.tasks[task_id].topic
+            group = rig.core.topics[topic].groups.get(name)
             able = group is not None and any(s.credit > 0 for s in group.subscribers)
-            assert place != "ready" or not able, f"{task_id} is left lying"
+            able = able and not model.now.is_held(topic, name)
+            limits = [model.rates[k] for k in ((topic, name), (topic, "")) if k in model.rates]
+            tokens = min((limit.tokens(rig.mono_ms) for limit in limits), default=1.0)
+            assert place != "ready" or not able or tokens < 1, f"{task_id} is left lying"
+            if place == "ready" and able:
+                wake_ms = rig.engine.wake_in_ms(*rig.now)
+                assert wake_ms is not None, "nobody wakes it when there is a token"
+                soonest = max((1 - limit.tokens(rig.mono_ms)) / limit.rate for limit in limits)
+                assert wake_ms <= soonest * 1000 + 2
 
     def expire(self) -> None:
         self.rig.expire()
@@ -139,4 +197,4 @@ class DeliveryRules(StoreRules):
                     assert standing.end_mono_ms + SCAN_MS > mono_ms, "its lease is over"
                 else:
                     assert standing.end_mono_ms <= mono_ms, "its lease was not over"
-                    self.model.lease_over(standing)
+                    self.model.lease_over(task, group)

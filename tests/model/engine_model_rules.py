@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from tickwheel.wheel.core import EngineConfig
 from tickwheel.wheel.groups import Subscriber
+from tickwheel.wheel.retry import RetryPolicy
 
 TOPICS = ("a", "a", "b")
 GROUPS = ("default", "x", "y")
@@ -34,6 +35,10 @@ delays_ms = st.sampled_from([0, 0, 1, 50, 150, 300, 1_000, 5_000])
 steps_ms = st.sampled_from([0, 1, 20, 100, 101, 300, 400, 1_000, 6_000])
 priorities = st.sampled_from([0, 0, 9])
 ttls_ms = st.sampled_from([None, None, 200])
+ONCE_MORE = replace(RETRY, base_ms=50, retries_max=1, kind="fixed")
+TABLE = replace(RETRY, retries_max=3, kind="table", delays_ms=(20, 300))
+NEVER = replace(RETRY, retries_max=0, kind="none")
+policies = st.sampled_from([None, None, None, ONCE_MORE, TABLE, NEVER])
 
 
 class StoreRules(RuleBasedStateMachine):
@@ -59,6 +64,7 @@ class StoreRules(RuleBasedStateMachine):
         delay_ms=delays_ms,
         priority=priorities,
         ttl_ms=ttls_ms,
+        retry=policies,
         named=st.booleans(),
         count=st.integers(1, 3),
         commits=st.booleans(),
@@ -69,19 +75,27 @@ class StoreRules(RuleBasedStateMachine):
         delay_ms: int,
         priority: int,
         ttl_ms: int | None,
+        retry: RetryPolicy | None,
         named: bool,
         count: int,
         commits: bool,
     ) -> None:
         for _ in range(count):
             self.requests += named
-            self.stage(topic, delay_ms, priority, ttl_ms, self.requests if named else 0)
+            request = self.requests if named else 0
+            self.stage(topic, delay_ms, priority, ttl_ms, request, retry)
         if commits:
             self.commit()
             self.commit()
 
     def stage(
-        self, topic: str, delay_ms: int, priority: int, ttl_ms: int | None, request: int
+        self,
+        topic: str,
+        delay_ms: int,
+        priority: int = 0,
+        ttl_ms: int | None = None,
+        request: int = 0,
+        retry: RetryPolicy | None = None,
     ) -> None:
         rig = self.rig
         (task_id,) = rig.stage(
@@ -89,11 +103,13 @@ class StoreRules(RuleBasedStateMachine):
             delay_ms,
             priority=priority,
             ttl_ms=ttl_ms,
+            retry=retry,
             session=rig.session() if request else None,
             request=request,
             address=request,
         )
-        self.model.enqueue(Task(task_id, topic, rig.now_ms + delay_ms, ttl_ms), request)
+        task = Task(task_id, topic, rig.now_ms + delay_ms, ttl_ms, retry)
+        self.model.enqueue(task, request)
 
     @precondition(lambda self: self.requests > 0)
     @rule(pick=picks)
@@ -103,7 +119,7 @@ class StoreRules(RuleBasedStateMachine):
         outcome, answered = intake.known(session, request), self.model.answered(request)
         if answered is None:
             assert outcome is None, "a request without an effect left a mark"
-            self.stage("a", 0, 0, None, request)
+            self.stage("a", 0, request=request)
             return
         assert outcome is not None and outcome[1] == answered
         durable = request in self.model.now.requests
@@ -151,9 +167,11 @@ class StoreRules(RuleBasedStateMachine):
             self._apply()
         batch = self.rig.core.sealed
         assert batch is not None
-        told = len(self.rig.told)
+        told, handed = len(self.rig.told), len(self.rig.handed)
         self.rig.land()
         self.model.land()
+        for got in self.rig.handed[handed:]:
+            self.model.written_once(got.id, got.group.name)
         assert len(self.rig.told) == told + len(batch.staged)
 
     def _check_rows(self) -> None:
@@ -165,11 +183,7 @@ class StoreRules(RuleBasedStateMachine):
         assert {k: (r.state.name, r.attempt) for k, r in rows.progress.items()} == content.rows()
         assert set(rows.dead) == content.dead()
         assert {i: e.name.lower() for i, e in rows.endings.items()} == content.ended
-        assert {key: row.since_ms for key, row in rows.groups.items()} == {
-            (topic, group): since_ms
-            for topic, groups in content.groups.items()
-            for group, since_ms in groups.items()
-        }
+        assert {tuple(row) for row in rows.groups.values()} == content.rows_of_groups()
         outcomes = {o[0]: o[1] for row in rows.sessions.values() for o in row.outcomes}
         assert outcomes == content.requests
 
@@ -200,6 +214,9 @@ class StoreRules(RuleBasedStateMachine):
             for key, row in rig.rows.progress.items()
         }
         self.model.restart(ends_mono_ms)
+        self.model.rates.clear()
+        for key, settings in self.model.now.settings.items():
+            self.model.set_rate(key, settings.rate, settings.burst, rig.mono_ms)
         self.subscribers = []
         self.high_ms = max(self.high_ms, rig.now_ms)
 

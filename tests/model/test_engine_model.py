@@ -7,16 +7,13 @@ task and group by group; at the end everything is consumed, and nothing may be l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from engine_model import Receipt
-from engine_model_content import Standing
+from engine_model_content import FINISHED, Standing
 from engine_model_delivery import LEASE_MS, DeliveryRules
-from engine_model_rules import (
-    delays_ms,
-    picks,
-)
+from engine_model_rules import delays_ms, groups, picks, policies, topics
 from engine_recount import recount
 from engine_rig import Got
 from hypothesis import settings
@@ -25,6 +22,9 @@ from hypothesis.stateful import invariant, precondition, rule
 
 DAY_MS = 86_400_000
 PASSES_MAX = 100
+
+from tickwheel.wheel.groups import Group
+from tickwheel.wheel.retry import RetryPolicy
 
 T = TypeVar("T")
 
@@ -83,11 +83,12 @@ class EngineMachine(DeliveryRules):
     def nack(self, pick: int, delay_ms: int | None) -> None:
         held = self._held(pick)
         if held is not None:
-            got, standing = held
-            wait_ms = delay_ms
-            if wait_ms is None:
-                wait_ms = self.model.retry.delay_ms(got.attempt, got.id)
-            word = self.model.nack(standing, self.rig.now_ms + wait_ms)
+            got, _ = held
+            task, wait_ms = self.model.now.tasks[got.id], delay_ms
+            policy = self.model.policy(task, got.group.name)
+            if wait_ms is None and policy.allows(got.attempt):
+                wait_ms = policy.delay_ms(got.attempt, got.id)
+            word = self.model.nack(task, got.group.name, self.rig.now_ms + (wait_ms or 0))
             assert self.rig.nack(got, delay_ms) == word
 
     @precondition(lambda self: self.got)
@@ -139,6 +140,97 @@ class EngineMachine(DeliveryRules):
             assert self.rig.delete_dead(*key) == "deleted"
             self.model.delete_dead(*key)
 
+    # --- groups and their settings -------------------------------------------------------------
+
+    def _groups(self) -> list[tuple[str, str]]:
+        now = self.model.now
+        return sorted((topic, name) for topic in now.groups for name in now.live(topic))
+
+    @rule(
+        pick=picks,
+        whole=st.booleans(),
+        what=st.sampled_from(["pause", "resume", "resume", "retry", "rate", "no rate"]),
+        retry=policies,
+        rate=st.sampled_from([0.5, 3.0, 50.0]),
+        burst=st.sampled_from([None, 1, 2]),
+    )
+    def configure(
+        self,
+        pick: int,
+        whole: bool,
+        what: str,
+        retry: RetryPolicy | None,
+        rate: float,
+        burst: int | None,
+    ) -> None:
+        groups = self._groups()
+        topic, group = ("a", "") if whole or not groups else chosen(groups, pick)
+        changes: dict[str, Any] = {
+            "pause": {"paused": True},
+            "resume": {"paused": False},
+            "retry": {"retry": retry},
+            "rate": {"rate": rate, "burst": burst},
+            "no rate": {"rate": None, "burst": None},
+        }[what]
+        self.rig.configure(topic, group or None, **changes)
+        before = self.model.now.set(topic, group)
+        self.model.now.change(topic, group, before._replace(**changes))
+        if "rate" in changes and before[1:3] != (changes["rate"], changes["burst"]):
+            self.model.set_rate((topic, group), changes["rate"], burst, self.rig.mono_ms)
+
+    @rule(topic=topics, group=groups, ago_ms=st.sampled_from([0, 200, 2_000, 10**12]))
+    def create_group(self, topic: str, group: str, ago_ms: int) -> None:
+        if group in self.model.now.groups.get(topic, {}):
+            return
+        since_ms = max(0, self.rig.now_ms - ago_ms)
+        self.rig.create_group(topic, group, since_ms)
+        self.model.add_group(topic, group, since_ms)
+        self.model.join(topic, group)
+
+    @rule(pick=picks)
+    def close_group(self, pick: int) -> None:
+        groups = self._groups()
+        if not groups or len(self.closing) > 2:
+            return
+        topic, name = chosen(groups, pick)
+        self.subscribers = [
+            s for s in self.subscribers if (s.group.topic.name, s.group.name) != (topic, name)
+        ]
+        group = self.rig.close_group(topic, name)
+        before = self.model.now.set(topic, name)
+        closed_ms, closed_id = group.settings[4:]
+        assert closed_ms is not None and closed_ms >= self.rig.now_ms
+        after = before._replace(closed_ms=closed_ms, closed_id=closed_id)
+        self.model.now.change(topic, name, after)
+
+    @property
+    def closing(self) -> list[Group]:
+        found = self.rig.core.topics.values()
+        return [group for topic in found for group in topic.groups.values() if group.is_closed]
+
+    @precondition(lambda self: self.closing)
+    @rule(pick=picks, limit=st.sampled_from([1, 2, 100]))
+    def drain(self, pick: int, limit: int) -> None:
+        group = chosen(self.closing, pick)
+        topic, name = group.topic.name, group.name
+        gone = self.rig.drain(group, limit)
+        self.see_shares_dropped(topic, name)
+        if gone:
+            self.model.remove_group(topic, name)
+            self.model.rates.pop((topic, name), None)
+
+    def see_shares_dropped(self, topic: str, name: str) -> None:
+        places = recount(self.rig)
+        known = self.rig.known([*self.model.now.tasks])
+        for task in list(self.model.now.tasks.values()):
+            standing = (task.standings or {}).get(name)
+            if task.topic != topic or standing is None or standing.state in FINISHED:
+                continue
+            found = known.get(task.id)
+            buried = found is not None and name in found.dead
+            if (task.id, name) not in places and not buried:
+                self.model.drop_share(task, name)
+
     # --- what must be true ---------------------------------------------------------------------
 
     @invariant()
@@ -156,8 +248,13 @@ class EngineMachine(DeliveryRules):
         self.pass_time(DAY_MS)
         while self.subscribers:
             self.leave(0, says_so=False)
+        while self.closing:
+            self.fire(loads=True)
+            self.drain(0, 100)
+        for topic, group in [("a", ""), *self._groups()]:
+            self.configure_all(topic, group)
         for topic in {task.topic for task in self.model.now.tasks.values()}:
-            for group in self.model.now.groups.get(topic) or {"default": 0}:
+            for group in list(self.model.now.groups.get(topic) or ["default"]):
                 self.subscribe(topic, group, 1_000, once=False)
         for _ in range(PASSES_MAX):
             self.pass_time(DAY_MS)
@@ -177,6 +274,13 @@ class EngineMachine(DeliveryRules):
         assert self.rig.rows.is_empty()
         assert (len(core.wheel), core.scheduled, core.dead, core.resident_bytes) == (0, 0, 0, 0)
         assert not (core.hot or core.owed or core.retrying or core.firing)
+
+    def configure_all(self, topic: str, group: str) -> None:
+        """Nothing holds deliveries back."""
+        free: dict[str, Any] = {"paused": False, "rate": None, "burst": None}
+        self.rig.configure(topic, group or None, **free)
+        self.model.now.change(topic, group, self.model.now.set(topic, group)._replace(**free))
+        self.model.rates.pop((topic, group), None)
 
 
 TestEngine = EngineMachine.TestCase

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import ClassVar
 
 import pytest
 from hypothesis import settings
+from hypothesis.stateful import rule
 from test_store_model import ENDINGS_MAX, StoreMachine
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "store"))
@@ -31,6 +33,23 @@ class RedisMachine(StoreMachine):
         for driver in ("redis", "asyncio-redis"):
             query = f"driver={driver}&namespace={driver}&endings_max={ENDINGS_MAX}"
             self.stores[driver] = RedisStore(options_from(self.server.url(query)))
+
+    @rule()
+    def redis_forgets_everything(self) -> None:
+        """What every daemon knows once it has recovered is written back, by each for itself."""
+        self.recover(5)
+        self.server.call("FLUSHALL")
+        for store in self.stores.values():
+            if isinstance(store, RedisStore):
+                self.run(_whole_again(store))
+
+
+async def _whole_again(store: RedisStore) -> None:
+    before = store.rewrites
+    await store.verify()
+    async with asyncio.timeout(10):
+        while store.rewrites == before:
+            await asyncio.sleep(0.001)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -12,6 +12,7 @@ UNIT = "tests/unit/test_committer.py::"
 SYNC = "tests/crash/test_sync.py::"
 TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[25]"
 DELIVERY = "tickwheel/wheel/delivery.py"
+DISPATCHING = "tickwheel/wheel/dispatching.py"
 ENGINE = "tickwheel/wheel/engine.py"
 SETTLEMENT = "tickwheel/wheel/settlement.py"
 CONNECTION = "tickwheel/persistence/sqlite/connection.py"
@@ -191,7 +192,7 @@ MUTANTS = (
                 "core.wheel.advance(now_ms + core.config.tick_ms, ",
             ),
             Edit(
-                DELIVERY,
+                DISPATCHING,
                 "            if due_ms > now_ms or (",
                 "            if due_ms > now_ms + core.config.tick_ms or (",
             ),
@@ -203,7 +204,7 @@ MUTANTS = (
         "a lease ends long before its time",
         (
             Edit(
-                DELIVERY,
+                DISPATCHING,
                 "deadline_ms = mono_ms + subscriber.lease_ms",
                 "deadline_ms = mono_ms + subscriber.lease_ms // 10",
             ),

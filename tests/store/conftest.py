@@ -15,6 +15,7 @@ from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.store import Store
 
 ENDINGS_MAX = 1_000
+QUICK = "call_ms=300&connect_ms=300"
 
 Request = pytest.FixtureRequest
 
@@ -68,3 +69,19 @@ def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
     server = RedisServer(tmp_path / "redis").start()
     yield server
     server.kill()
+
+
+@pytest.fixture
+async def make(redis_server: RedisServer) -> AsyncIterator[Callable[..., Subject]]:
+    """Makes stores on the test's own server; whatever happens, they are closed."""
+    made: list[Subject] = []
+
+    def make_one(query: str = "", port: int = 0) -> Subject:
+        url = f"redis://127.0.0.1:{port or redis_server.port}?{QUICK}&{query}"
+        made.append(Subject(RedisStore(options_from(url))))
+        return made[-1]
+
+    yield make_one
+    redis_server.go_on()
+    for subject in made:
+        await subject.store.close(clean=False)

@@ -1,4 +1,4 @@
-"""Golden files: what version 1 wrote. They must decode for ever, so they are never rewritten.
+"""Golden files: what each version wrote. They must decode for ever, so they are never rewritten.
 
 ``python tests/store/golden.py FOLDER`` writes the files of the current version into an empty
 folder; a new version gets a folder of its own beside the old ones in ``tests/golden``.
@@ -16,7 +16,21 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from store_rows import DEAD, FAILURES, FULL_EXTRAS, GROUPS, PROGRESS, SESSIONS, TASKS, everything
+from store_rows import (
+    DEAD,
+    FAILURES,
+    FULL_EXTRAS,
+    GROUPS,
+    KNOWN_FAILURES,
+    OLD_DEAD,
+    OLD_GROUPS,
+    OLD_PROGRESS,
+    OLD_TASKS,
+    PROGRESS,
+    SESSIONS,
+    TASKS,
+    everything,
+)
 
 from tickwheel.persistence import codec
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
@@ -30,8 +44,8 @@ _ENDED = {1: Ending.ACKED, 2**63 - 1: Ending.CANCELLED, 5: Ending.EXPIRED, 4: En
 SHORT_SESSION = SESSIONS[1]._replace(outcomes=SESSIONS[1].outcomes[:3])
 
 
-def cases() -> dict[str, Case]:
-    """Name → (value, encode, decode)."""
+def old_cases() -> dict[str, Case]:
+    """Name → (value, encode, decode), of what version 1 could hold."""
     found: dict[str, Case] = {
         "extras": (FULL_EXTRAS, codec.encode_extras, codec.decode_extras),
         "extras-empty": (Extras(), codec.encode_extras, codec.decode_extras),
@@ -41,19 +55,45 @@ def cases() -> dict[str, Case]:
         "endings": (_ENDED, codec.encode_endings, lambda data: dict(codec.decode_endings(data))),
         "session": (SHORT_SESSION, codec.encode_session, codec.decode_session),
     }
-    for i, task in enumerate(row for row in TASKS if len(row.body) < 1_000):
+    for i, task in enumerate(row for row in OLD_TASKS if len(row.body) < 1_000):
         found[f"task-{i}"] = (task, codec.encode_task, codec.decode_task)
-    for i, progress in enumerate(PROGRESS):
+    for i, progress in enumerate(OLD_PROGRESS):
         found[f"progress-{i}"] = (progress, codec.encode_progress, codec.decode_progress)
-    for i, dead in enumerate(DEAD):
+    for i, dead in enumerate(OLD_DEAD):
         found[f"dead-{i}"] = (dead, codec.encode_dead, codec.decode_dead)
-    for i, group in enumerate(GROUPS):
+    for i, group in enumerate(OLD_GROUPS):
         found[f"group-{i}"] = (group, codec.encode_group, codec.decode_group)
     return found
 
 
+def cases() -> dict[str, Case]:
+    """The same of what this version can hold."""
+    found = old_cases()
+    found["failures-known"] = (KNOWN_FAILURES, codec.encode_failures, codec.decode_failures)
+    found["progress-known"] = (PROGRESS[-1], codec.encode_progress, codec.decode_progress)
+    found["dead-known"] = (DEAD[-1], codec.encode_dead, codec.decode_dead)
+    for task in TASKS[len(OLD_TASKS) :]:
+        name = task.body.decode()
+        found[f"task-retry-{name}"] = (task, codec.encode_task, codec.decode_task)
+        found[f"extras-retry-{name}"] = (task.extras, codec.encode_extras, codec.decode_extras)
+    for i, group in enumerate(GROUPS[len(OLD_GROUPS) :]):
+        found[f"group-settings-{i}"] = (group, codec.encode_group, codec.decode_group)
+        found[f"settings-{i}"] = (group.settings, codec.encode_settings, codec.decode_settings)
+    return found
+
+
+def old_content() -> Effects:
+    """What the golden databases of layouts 1 and 2 hold: every extreme but the large bodies."""
+    effects = content()
+    effects.enqueued = {row.id: row for row in OLD_TASKS if len(row.body) < 1_000}
+    effects.groups = {(row.topic, row.group): row for row in OLD_GROUPS}
+    effects.progress = {(row.id, row.group): row for row in OLD_PROGRESS}
+    effects.dead = {(row.id, row.group): row for row in OLD_DEAD}
+    return effects
+
+
 def content() -> Effects:
-    """What the golden database holds: every extreme but the large bodies."""
+    """The same of what this version can hold."""
     effects = everything()
     effects.enqueued = {row.id: row for row in TASKS if len(row.body) < 1_000}
     effects.sessions = {SHORT_SESSION.session: SHORT_SESSION}

@@ -46,7 +46,12 @@ class Proxy:
         task = asyncio.current_task()
         assert task is not None
         self._tasks.add(task)
-        upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:  # the server is not there: its client is told at once
+            writer.transport.abort()
+            self._tasks.discard(task)
+            return
         back = asyncio.ensure_future(self._back(upstream_reader, writer))
         try:
             held = False
@@ -80,6 +85,7 @@ class Proxy:
         return b"".join(parts)
 
     async def _back(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(1 << 16):
-            with contextlib.suppress(ConnectionError):
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(1 << 16):
                 writer.write(data)
+        writer.close()  # the server has closed: its client is to see that

@@ -93,6 +93,17 @@ class RedisServer:
             self._process.wait()
             self._process = None
 
+    def stop(self) -> None:
+        """As an operator would: it writes what it has and ends."""
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+            self._process = None
+
+    def log_tail(self) -> Path:
+        """The file to which it appends what it does."""
+        return max((self.folder / "appendonlydir").glob("*.incr.aof"), key=_number)
+
     def restart(self) -> None:
         self.kill()
         self.start()
@@ -123,3 +134,8 @@ class RedisServer:
         if snapshot is not None:
             shutil.copytree(snapshot, self.folder)
         self.start()
+
+
+def _number(path: Path) -> int:
+    """Which of the append-only files it is: ``appendonly.aof.NUMBER.incr.aof``."""
+    return int(path.name.split(".")[2])

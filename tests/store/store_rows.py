@@ -11,11 +11,13 @@ from tickwheel.wheel.records import (
     Extras,
     Failure,
     GroupRow,
+    GroupSettings,
     ProgressRow,
     ProgressState,
     SessionRow,
     TaskRow,
 )
+from tickwheel.wheel.retry import BUILT_IN, RetryPolicy
 
 ID_MAX = 2**63 - 1
 MS_MAX = 2**53
@@ -26,6 +28,7 @@ FAILURES = (
     Failure(65_535, MS_MAX, "r" * 200),
     Failure(3, 0, ""),
 )
+KNOWN_FAILURES = (Failure(1, 1_700_000_000_000, UNICODE, "worker 10.0.0.7:51234"), *FAILURES)
 FULL_EXTRAS = Extras(
     key=UNICODE,
     tag="",
@@ -44,7 +47,7 @@ FULL_EXTRAS = Extras(
     priority=255,
     ttl_ms=MS_MAX,
 )
-TASKS = (
+OLD_TASKS = (
     TaskRow(1, 0, "t", b""),
     TaskRow(2, -1, "t", b"\x00"),
     TaskRow(3, MS_MAX, "orders.close", bytes(range(256)), FULL_EXTRAS),
@@ -56,22 +59,42 @@ TASKS = (
     TaskRow(ID_MAX - 1, 5, "t" * 255, b"last but one"),
     TaskRow(ID_MAX, MS_MAX, "t", b"last", Extras(ttl_ms=0)),
 )
-PROGRESS = (
+"""What version 1 of the records could hold already."""
+TASKS = (
+    *OLD_TASKS,
+    TaskRow(21, 7, "t", b"named", Extras(retry="slow")),
+    TaskRow(22, 7, "t", b"numbers", Extras(priority=3, retry=RetryPolicy(1, 1.5, 2, 3, 0.25))),
+    TaskRow(23, 7, "t", b"table", Extras(retry=BUILT_IN["rocketmq"])),
+)
+OLD_PROGRESS = (
     ProgressRow(3, "default", ProgressState.IN_FLIGHT, 1, 1_700_000_030_000, 1),
     ProgressRow(3, UNICODE, ProgressState.WAITING, 65_535, MS_MAX, 2**31, FAILURES),
     ProgressRow(3, "g" * 255, ProgressState.DONE, 1, 0, 0),
     ProgressRow(ID_MAX, "a", ProgressState.RELEASED, 2, -5, 7, FAILURES[:1]),
 )
-DEAD = (
+OLD_DEAD = (
     DeadRow(3, "billing", "orders.close", MS_MAX, 16, UNICODE, FAILURES),
     DeadRow(4, "billing", "t", 5, 1, ""),
     DeadRow(ID_MAX, "b", "t", 6, 17, "r" * 200, FAILURES[:2]),
 )
-GROUPS = (
+PROGRESS = (
+    *OLD_PROGRESS,
+    ProgressRow(21, "a", ProgressState.WAITING, 2, 5, 7, KNOWN_FAILURES),
+)
+DEAD = (*OLD_DEAD, DeadRow(22, "a", "t", 5, 2, "why", KNOWN_FAILURES))
+OLD_GROUPS = (
     GroupRow("orders.close", "default", 0),
     GroupRow("orders.close", UNICODE, MS_MAX),
     GroupRow("t", "default", 1_700_000_000_000),
 )
+GROUPS = (
+    *OLD_GROUPS,
+    GroupRow("orders.close", "", 0, GroupSettings(paused=True)),
+    GroupRow("t", "", 0, GroupSettings(rate=0.125, burst=2**31, retry=BUILT_IN["rocketmq"])),
+    GroupRow("t", "named", 5, GroupSettings(retry="slow", closed_ms=MS_MAX, closed_id=ID_MAX)),
+    GroupRow("t", "nothing set", 5, GroupSettings()),
+)
+"""Those with an empty name hold the settings of their topic."""
 SESSIONS = (
     SessionRow(b"\x00" * 16, 0, 0, ()),
     SessionRow(

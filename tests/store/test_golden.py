@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from golden import GOLDEN, cases, content, crowd, ended, load_dump
+from golden import GOLDEN, cases, content, crowd, ended, load_dump, old_cases, old_content
 from store_subject import Subject
 
 from tickwheel.persistence import open_url
 from tickwheel.persistence.audit import check
 from tickwheel.persistence.sqlite import schema
+from tickwheel.wheel.effects import Effects
 
 RECORDS_V1: dict[str, str] = json.loads((GOLDEN / "v1" / "records.json").read_text("utf-8"))
+RECORDS_V3: dict[str, str] = json.loads((GOLDEN / "v3" / "records.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", sorted(old_cases()))
+def test_records_of_version_1(name: str) -> None:
+    value, _, decode = old_cases()[name]
+    _is_read(value, decode(bytes.fromhex(RECORDS_V1[name])))
 
 
 @pytest.mark.parametrize("name", sorted(cases()))
-def test_records_of_version_1(name: str) -> None:
+def test_records_as_they_are_written_now(name: str) -> None:
     value, encode, decode = cases()[name]
-    data = bytes.fromhex(RECORDS_V1[name])
-    decoded = decode(data)
+    data = bytes.fromhex(RECORDS_V3[name])
+    _is_read(value, decode(data))
+    assert encode(value) == data, "a version is written as it was"
+
+
+def _is_read(value: Any, decoded: Any) -> None:
     assert decoded == value
     assert _types(decoded) == _types(value)
-    assert encode(value) == data, "version 1 is written as it was"
 
 
 def _types(value: Any) -> Any:
@@ -37,23 +49,29 @@ def _types(value: Any) -> Any:
 
 
 def test_no_record_is_left_out() -> None:
-    assert RECORDS_V1.keys() == cases().keys()
+    assert RECORDS_V1.keys() == old_cases().keys()
+    assert RECORDS_V3.keys() == cases().keys()
 
 
-async def test_a_database_of_layout_2(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("folder", "made"), [("v2", old_content), ("v3", content)])
+async def test_a_database_with_packs(
+    tmp_path: Path, folder: str, made: Callable[[], Effects]
+) -> None:
     path = tmp_path / "store.db"
-    load_dump(GOLDEN / "v2" / "sqlite.sql", path)
+    load_dump(GOLDEN / folder / "sqlite.sql", path)
     assert check(f"sqlite:///{path}").problems == []
     subject = Subject(open_url(f"sqlite:///{path}"))
     opened = await subject.open()
     assert (opened.epoch, opened.last_batch, opened.clean, opened.created) == (2, 3, True, False)
-    expected = content().enqueued | crowd().enqueued | ended().updated
+    expected = made().enqueued | crowd().enqueued | ended().updated
     expected = {i: row for i, row in expected.items() if i not in ended().ended}
-    found = await subject.store.read([*content().enqueued, *crowd().enqueued])
+    found = await subject.store.read([*made().enqueued, *crowd().enqueued])
     assert {i: task.row for i, task in found.items()} == expected
     (handles,) = await subject.handles()
     keys = zip(handles.dues_ms, handles.ids, handles.topics, strict=True)
     assert list(keys) == sorted((r.due_ms, r.id, r.topic) for r in expected.values())
+    small = await subject.small()
+    assert {(row.topic, row.group): row for row in small.groups} == made().groups
     await subject.store.close(clean=True)
 
 
@@ -63,7 +81,7 @@ async def test_a_database_of_layout_1(tmp_path: Path) -> None:
     assert check(f"sqlite:///{path}").problems == []
     subject = Subject(open_url(f"sqlite:///{path}"))
     opened = await subject.open()
-    expected = content()
+    expected = old_content()
     assert (opened.epoch, opened.last_batch, opened.clean, opened.created) == (2, 1, True, False)
     assert (opened.id_mark, opened.position_ms) == (expected.id_mark, expected.position_ms)
     found = await subject.store.read(list(expected.enqueued))

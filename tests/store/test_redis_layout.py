@@ -7,15 +7,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from golden import GOLDEN, content
+from golden import GOLDEN, content, old_content
 from redis.asyncio import Redis
 from redis_dump import dump, load
 from redis_server import RedisServer
-from store_rows import ended, everything, in_flight, tasks
+from store_rows import ended, everything, tasks
 from store_subject import Subject
 
 from tickwheel.persistence.redis import RedisStore, options_from
-from tickwheel.persistence.redis.encode import PART_ARGS_MAX, PART_BYTES_MAX, operations, parts
 from tickwheel.persistence.redis.history import History
 from tickwheel.persistence.redis.ids import IdIndex
 from tickwheel.persistence.redis.layout import LAYOUT, group_field, member, split_member
@@ -24,6 +23,8 @@ from tickwheel.wheel.records import DeadRow, ProgressRow, ProgressState, TaskRow
 
 S = "{tw:default:0}"
 V1: dict[str, Any] = json.loads((GOLDEN / "v1" / "redis.json").read_text("utf-8"))
+V3: dict[str, Any] = json.loads((GOLDEN / "v3" / "redis.json").read_text("utf-8"))
+"""The same layout with the records of a later version."""
 
 
 @pytest.fixture
@@ -108,10 +109,12 @@ def _incarnation(subject: Subject) -> str:
 
 
 class TestGolden:
-    async def test_layout_1_is_read(self, subject: Subject, shared_redis: RedisServer) -> None:
-        await load(shared_redis.url(), V1)
+    @pytest.mark.parametrize(("dumped", "expected"), [(V1, old_content()), (V3, content())])
+    async def test_layout_1_is_read(
+        self, subject: Subject, shared_redis: RedisServer, dumped: dict[str, Any], expected: Effects
+    ) -> None:
+        await load(shared_redis.url(), dumped)
         opened = await subject.open()
-        expected = content()
         assert (opened.epoch, opened.last_batch, opened.clean, opened.created) == (
             2, 1, True, False,
         )  # fmt: skip
@@ -134,7 +137,7 @@ class TestGolden:
         await subject.open("golden")
         assert await subject.store.commit(1, "golden", 1, content())
         await subject.store.close(clean=True)
-        assert await dump(shared_redis.url()) == V1
+        assert await dump(shared_redis.url()) == V3
 
 
 class TestNames:
@@ -146,43 +149,6 @@ class TestNames:
     def test_topics_and_groups_are_not_mixed_up(self) -> None:
         pairs = [("a b", "c"), ("a", "b c"), ("a%20b", "c"), ("a", "b%20c")]
         assert len({group_field(*pair) for pair in pairs}) == len(pairs)
-
-
-class TestParts:
-    def test_an_ordinary_batch_is_one(self) -> None:
-        flat, size_bytes = parts(operations(tasks(range(5_000)), 10))
-        assert len(flat) == 1
-        assert size_bytes > 5_000 * 30
-
-    @pytest.mark.parametrize(
-        "effects",
-        [
-            tasks(range(1, 20_001)),
-            tasks(range(1, 40), body=bytes(1 << 20)),
-            Effects(enqueued={1: TaskRow(1, 1, "t", bytes(20 << 20))}),
-            Effects(progress={(i, "g"): in_flight(i, "g") for i in range(9_999)}),
-            ended(range(50_001)),
-        ],
-        ids=["tasks", "bytes", "one body", "progress", "ended"],
-    )
-    def test_a_large_one_keeps_the_limits_and_its_pairs(self, effects: Effects) -> None:
-        ops = operations(effects, 100_000)
-        flat, _ = parts(ops)
-        assert len(flat) > 1
-        again: dict[tuple[bytes, bytes], list[bytes]] = {}
-        for part in flat:
-            at = values = 0
-            while at < len(part):
-                count = int(part[at + 2])
-                some = part[at + 3 : at + 3 + count]
-                assert count <= 1_000
-                assert part[at] in (b"END", b"ENDING", b"ZREM", b"HDEL") or count % 2 == 0
-                again.setdefault((part[at], part[at + 1]), []).extend(some)
-                values += count
-                at += 3 + count
-            assert values <= PART_ARGS_MAX
-            assert sum(map(len, part)) <= PART_BYTES_MAX * 1.1 or values == 2
-        assert again == {(name, key): args for name, key, args in ops}
 
 
 class TestHistory:

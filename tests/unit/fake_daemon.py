@@ -57,6 +57,8 @@ class Peer(asyncio.Protocol):
                 self.daemon.greet(self, frame)
             elif frame[0] in self.auto:
                 self.ok(frame)
+            elif frame[0] == T.STATUS and self.daemon.status is not None:
+                self.ok(frame, self.daemon.status)
             else:
                 self._frames.put_nowait(frame)
 
@@ -121,8 +123,8 @@ class Peer(asyncio.Protocol):
         self.ok(frame, {"lease_ms": lease_ms})
         return int(frame[2])
 
-    def goodbye(self) -> None:
-        self.send(T.GOODBYE, "draining", "the daemon is shutting down")
+    def goodbye(self, code: str = "draining") -> None:
+        self.send(T.GOODBYE, code, "as the test says")
 
     def close(self) -> None:
         if self._transport is not None:
@@ -143,6 +145,12 @@ class FakeDaemon:
     def __init__(self, **limits: int) -> None:
         self.limits = Limits(**limits)
         self.epoch = 1
+        self.role: str | None = None
+        """What HELLO is told; None: as a daemon that knows no roles."""
+        self.active: str | None = None
+        """Whom a standby names."""
+        self.status: dict[str, Any] | None = None
+        """The answer to STATUS; None: it is the test's to give."""
         self.port = 0
         self.connections = 0
         """That were ever made."""
@@ -155,8 +163,31 @@ class FakeDaemon:
         self._last_id = 0
 
     @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @property
     def url(self) -> str:
-        return f"tcp://127.0.0.1:{self.port}"
+        return f"tcp://{self.address}"
+
+    def stand_by(self, active: FakeDaemon | str | None = None) -> None:
+        """From the next HELLO on: a standby that names ``active``."""
+        self.role = "standby"
+        self.active = active.url if isinstance(active, FakeDaemon) else active
+
+    def told(self, **fields: Any) -> dict[str, Any]:
+        """What STATUS is answered: an active daemon that is ready, but for ``fields``."""
+        self.status = {
+            "node": "fake", "version": "0", "role": "active", "state": "ready", "detail": None,
+            "epoch": self.epoch, "address": self.url, "since_ms": NOW_MS - 3_723_000,
+            "active": None, "store": "redis://r:6379/0", "store_ok": True, "now_ms": NOW_MS,
+            "uptime_s": 5.5, "loaded": 0, "to_load": 0,
+        } | fields  # fmt: skip
+        return self.status
+
+    def lead(self) -> None:
+        """From the next HELLO on: the active one."""
+        self.role, self.active = "active", None
 
     def client(self, url: str | None = None, **options: Any) -> Client:
         return Client(url or self.url, **options)
@@ -167,7 +198,9 @@ class FakeDaemon:
 
     def welcome(self, peer: Peer, frame: Frame) -> None:
         """Answer HELLO, and let the test have the connection."""
-        told = {"v": 1, "epoch": self.epoch, "node": "fake", "now_ms": NOW_MS}
+        told: dict[str, Any] = {"v": 1, "epoch": self.epoch, "node": "fake", "now_ms": NOW_MS}
+        if self.role is not None:
+            told |= {"role": self.role, "active": self.active}
         peer.ok(frame, told | {"limits": self.limits.to_wire()})
         self._peers.put_nowait(peer)
 

@@ -36,7 +36,9 @@ MAY_IMPORT = {
     },
     "cli": {"cli", "client", "protocol", "errors", "version"},
 }  # fmt: skip
-WHEEL_FOR_PERSISTENCE = {"tickwheel.wheel.records", "tickwheel.wheel.effects"}
+WHEEL_FOR_PERSISTENCE = {
+    "tickwheel.wheel.records", "tickwheel.wheel.effects", "tickwheel.wheel.retry",
+}  # fmt: skip
 
 
 def _modules(part: str) -> Iterator[Path]:

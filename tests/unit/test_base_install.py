@@ -45,6 +45,30 @@ def test_the_client_imports_with_msgpack_alone(base_install: Path) -> None:
     assert not [name for name in ours if name.split(".")[1] in heavy]
 
 
+def test_the_worker_and_once_need_no_more_and_come_with_their_first_use(
+    base_install: Path,
+) -> None:
+    done = _run(
+        base_install,
+        "import tickwheel\n"
+        "early = [name for name in sys.modules if '.worker' in name or '.idempotence' in name]\n"
+        "from tickwheel import Reject, Retry, RetryLater, Worker\n"
+        "from tickwheel.client.idempotence import Once\n"
+        "Worker(tickwheel.Client()), Retry.none(), Once()\n"
+        "files = [n for n, m in sys.modules.items() if getattr(m, '__file__', None)]\n"
+        "tops = {name.partition('.')[0] for name in files}\n"
+        "print(early, *sorted(tops - sys.stdlib_module_names))\n"
+        "try:\n"
+        "    Once('redis://127.0.0.1')\n"
+        "except tickwheel.TickwheelError as error:\n"
+        "    print(error)\n",
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first == "[] msgpack tickwheel"
+    assert "pip install 'tickwheel[redis]'" in second
+
+
 def test_nothing_but_msgpack_is_required() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert [text.split(">")[0] for text in project["dependencies"]] == ["msgpack"]

@@ -20,26 +20,32 @@ from benchmarks.context import Result
 from benchmarks.environment import NoDisk, choose_folder
 from benchmarks.payload import beanstalkd_puts, enqueue_frames
 from benchmarks.pump import Stream
+from benchmarks.redis_server import find_redis
 from benchmarks.report import show
 from benchmarks.servers import find_beanstalkd
 from benchmarks.wire import FrameCounter, WrongAnswer, check_inserted, results
 from tickwheel.protocol.codec import Decoder, encode
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("store", "case"), [(store, case) for store, cases in CASES.items() for case in cases]
+)
 def test_case_runs_and_measures_what_its_bounds_name(
-    case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    store: str, case: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if store == "redis" and find_redis() is None:
+        pytest.skip("redis-server is not installed")
     out = tmp_path / "figures.json"
 
-    code = cli.main(["--quick", "--only", case, "--json", str(out), "--check"])
+    code = cli.main(["--quick", "--store", store, "--only", case, "--json", str(out), "--check"])
 
     told = json.loads(out.read_text())
     assert code == 0, (told["failures"], told["bounds"], capsys.readouterr().err)
-    peers = find_beanstalkd() is not None
-    wanted = {b.metric for b in BOUNDS if b.metric.startswith(f"{case}.")}
+    peers = store == "redis" or find_beanstalkd() is not None
+    bounds = [b for b in BOUNDS if b.store in (None, store)]
+    wanted = {b.metric for b in bounds if b.metric.startswith(f"{case}.")}
     absent = wanted - told["metrics"].keys()
-    assert absent <= {b.metric for b in BOUNDS if b.needs_peer and not peers}
+    assert absent <= {b.metric for b in bounds if b.needs_peer and not peers}
     assert told["environment"]["fdatasync_4k_ms"]["median"] > 0
     assert case in capsys.readouterr().out
 
@@ -84,7 +90,14 @@ def test_a_bound_is_judged_at_its_limit(metric: str, at: float, beyond: float) -
 
 
 def test_every_bound_belongs_to_a_case() -> None:
-    assert {bound.metric.split(".")[0] for bound in BOUNDS} <= CASES.keys()
+    known = {case for cases in CASES.values() for case in cases}
+    assert {bound.metric.split(".")[0] for bound in BOUNDS} <= known
+    assert {bound.store for bound in BOUNDS} <= {None, *CASES}
+
+
+def test_only_cases_of_the_store_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--store", "redis", "--only", "enqueue_frame"]) == 2
+    assert "redis_enqueue" in capsys.readouterr().err
 
 
 def test_the_floor_is_never_above_what_a_full_window_leaves_unanswered() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tickwheel.cli.bulk import BadLine, Defaults, read_task, read_tasks
 from tickwheel.cli.values import body_fields
-from tickwheel.client import Task
+from tickwheel.client import Retry, Task
 
 TOPIC = Defaults(topic="orders")
 
@@ -25,13 +25,22 @@ def test_a_line_with_everything() -> None:
     task = read_task(
         _line(
             topic="t", body="hello", delay="1m", key="k", tag="g", properties={"a": "b"},
-            priority=9, ttl=60,
+            priority=9, ttl=60, retry="fixed:delay=5s,retries=2",
         ),
         Defaults(),
     )  # fmt: skip
     assert (task.topic, task.body, task.delay, task.at) == ("t", b"hello", 60.0, None)
     assert (task.key, task.tag, task.properties) == ("k", "g", {"a": "b"})
     assert (task.priority, task.ttl) == (9, 60.0)
+    assert task.retry == Retry.of({"kind": "fixed", "delay_ms": 5000, "retries": 2})
+
+
+def test_a_retry_may_be_a_map_or_come_from_the_options() -> None:
+    given = {"kind": "table", "delays_ms": [1, 2]}
+    assert read_task(_line(body="x", retry=given), TOPIC).retry == Retry.of(given)
+    defaults = Defaults("orders", retry="none")
+    assert read_task(_line(body="x"), defaults).retry == Retry.named("none")
+    assert read_task(_line(body="x", retry="rocketmq"), defaults).retry == Retry.named("rocketmq")
 
 
 def test_what_a_line_does_not_say_comes_from_the_options() -> None:
@@ -72,6 +81,8 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
         (_line(body="x", priority=True), "field priority: 0 to 255"),
         (_line(body="x", properties={"a": 1}), "field properties: an object of texts"),
         (_line(body="x", ttl="x"), "field ttl: 'x' is not a duration"),
+        (_line(body="x", retry=5), "field retry: a SPEC or an object is needed, not 5"),
+        (_line(body="x", retry="fixed:x=1"), "field retry: 'x=1' in fixed: write delay="),
     ],
 )
 def test_a_bad_line_names_line_and_field(line: bytes, problem: str) -> None:

@@ -17,8 +17,9 @@ from tickwheel.cli.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
-    "serve", "demo", "check", "enqueue", "subscribe", "cancel", "reschedule", "run-now", "show",
-    "list", "stats", "backup", "dead", "bench",
+    "serve", "init", "status", "demo", "check", "enqueue", "subscribe", "cancel", "reschedule",
+    "run-now", "show", "list", "stats", "backup", "topics", "groups", "pause", "resume", "rate",
+    "policy", "dead", "top", "work", "bench",
 ]  # fmt: skip
 
 
@@ -53,9 +54,48 @@ COMMANDS = [
         ("run-now 9223372036854775808", "9223372036854775808"),
         ("list --state lost", "--state"),
         ("list --limit 0", "--limit"),
+        ("enqueue orders x --retry often:x=1", "--retry"),
+        ("enqueue orders x --retry fixed:retries=-1", "retries is '-1'"),
+        ("subscribe orders --retry fixed:delay=soon", "delay: 'soon'"),
+        ("subscribe orders --ack sometimes", "--ack"),
+        ("subscribe orders --no-ack --ack on_delivery", "--no-ack"),
+        ("subscribe orders --broadcast --group g", "--group"),
+        ("subscribe orders --broadcast --no-ack", "--no-ack"),
+        ("subscribe orders --broadcast --retry none", "--retry"),
+        ("subscribe orders --broadcast --lease 5s", "--lease has no meaning with --broadcast"),
+        ("subscribe orders --ack on_delivery --retry none", "--retry has no meaning with --ack"),
+        ("pause", "TOPIC"),
+        ("rate orders", "N|none"),
+        ("rate orders 0", "'0'"),
+        ("rate orders fast", "'fast'"),
+        ("rate orders none --burst 5", "--burst"),
+        ("rate orders 5 --burst 0", "--burst"),
+        ("groups --nonsense", "--nonsense"),
+        ("groups orders billing", "billing"),
+        ("groups create orders", "GROUP"),
+        ("groups create orders g --start soon", "--start"),
+        ("groups create orders g --rate 0", "--rate"),
+        ("groups create orders g --burst 5", "--burst goes with --rate"),
+        ("policy set orders", "SPEC"),
+        ("policy set orders fixed:speed=1", "'speed=1'"),
+        ("dead list --since whenever", "--since"),
+        ("dead requeue", "give ids"),
+        ("dead requeue 1 --all", "--all"),
+        ("dead requeue abc", "abc"),
+        ("dead requeue --all --rate 0", "--rate"),
+        ("dead delete 1 --until 2h", "--until"),
+        ("top --interval 1ms", "--interval"),
+        ("top --sort beauty", "--sort"),
         ("serve --set novalue", "novalue"),
         ("serve --set nosuch=1", "nosuch"),
         ("serve --listen nowhere", "listen"),
+        ("serve --leader-ttl 0", "leader_ttl_s"),
+        ("serve --leader-ttl soon", "--leader-ttl"),
+        ("serve --advertise nowhere", "advertise"),
+        ("serve --resident-bytes-max 0", "resident_bytes_max"),
+        ("init --store memory:", "memory:"),
+        ("init --store redis://h/x --config missing-file.toml", "missing-file.toml"),
+        ("status --url http://x", "http"),
         ("serve --log-format xml", "log_format"),
         ("serve --config missing-file.toml", "missing-file.toml"),
         ("bench --seconds 3600", "--seconds"),
@@ -167,8 +207,9 @@ def test_completion_is_installed_for_the_shell_it_is_called_from_and_completes(
         answer = f"_tickwheel_completion {tickwheel}; echo ${{COMPREPLY[@]}}"
         return _run("bash", "-c", f". {script}; {asked}; {answer}", **home).stdout.split()
 
-    assert complete("re") == ["reschedule"]
-    assert complete("dead", "") == ["list", "show", "requeue", "delete"]
+    assert complete("re") == ["reschedule", "resume"]
+    assert complete("dead", "") == ["list", "show", "requeue", "delete", "purge"]
+    assert complete("groups", "") == ["list", "create", "delete"]
     assert "--delay" in complete("enqueue", "--")
 
 

@@ -14,6 +14,16 @@ from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType as T
 
 
+async def read_slowly(peer: Peer) -> None:
+    """A piece now and then, until it has been asked with PING."""
+    while not peer.sent(T.PING):
+        peer.read_again()
+        await turns(2)
+        peer.stop_reading()
+        await asyncio.sleep(0.02)
+    peer.read_again()
+
+
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -202,7 +212,7 @@ async def test_a_daemon_that_hangs_up_on_everybody_is_not_hammered() -> None:
 async def test_broken_bytes_from_the_daemon_cost_the_connection_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tickwheel.client.link.BACKOFF_S_MAX", 0.02)
+    monkeypatch.setattr("tickwheel.client.search.BACKOFF_S_MAX", 0.02)
     broken = [b"\xc1", b"\x05", b"\x91\x41", b"\x92\x42\x01", b"\x93\x43\x01\x01", b"\x90"]
     async with FakeDaemon() as daemon, daemon.client() as client:
         for data in broken:
@@ -453,11 +463,32 @@ async def test_a_daemon_that_only_its_store_keeps_waiting_is_not_left() -> None:
         assert daemon.connections == 1
 
 
-async def test_an_idle_connection_is_asked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tickwheel.client.watch.KEEPALIVE_S", 0.05)
-    async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2):
+async def test_an_idle_connection_is_asked_now_and_then() -> None:
+    async with FakeDaemon() as daemon, daemon.client(heartbeat=0.05):
         peer = await daemon.peer()
         peer.ok(await peer.next(T.PING))
         await peer.next(T.PING)
         await peer.gone()
         assert (await daemon.peer()).hello["session"] == peer.hello["session"]
+
+
+async def test_whatever_comes_is_a_sign_of_life() -> None:
+    """It never answers PING, but it does say something."""
+    async with FakeDaemon() as daemon, daemon.client(heartbeat=0.1):
+        peer = await daemon.peer()
+        for _ in range(6):
+            await peer.next(T.PING)
+            peer.send(T.DELIVER, 77, 1, 0, [(5, 1, 0, b"for nobody")])
+        assert daemon.connections == 1
+
+
+async def test_a_line_that_is_only_slow_is_not_given_up() -> None:
+    """The PING waits behind bytes that do leave: with the last of them the patience begins."""
+    async with FakeDaemon() as daemon, daemon.client(heartbeat=0.2, send_timeout=0.5) as client:
+        peer = await daemon.peer()
+        peer.stop_reading()
+        futures = [client.enqueue_nowait("t", b"x" * 500_000) for _ in range(40)]
+        await soon(read_slowly(peer))
+        assert daemon.connections == 1
+        for future in futures:
+            future.cancel()

@@ -226,7 +226,7 @@ async def test_a_refused_batch_keeps_its_acks_for_the_next_one(bench: Bench) -> 
     await bench.arrived()
     bench.let()
     await producer.next()
-    group = core.group(core.topic("t"), "g", NOW_MS)
+    group = engine.grouping.group(core.topic("t"), "g", NOW_MS)
     engine.delivery.subscribe(Subscriber(None, group, 10, 30_000))
     engine.delivery.fire(NOW_MS, 10)
     (dispatch,), _ = engine.delivery.dispatch(NOW_MS, 0, 10)

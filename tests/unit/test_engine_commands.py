@@ -226,11 +226,11 @@ def test_a_look_up_says_where_each_group_stands() -> None:
     rig.reject(got["dies"], "why")
     rig.nack(got["waits"], 700, "not yet")
     assert view(rig, task_id) == {
-        "acks": GroupView("acked", 1, 0, ()),
-        "dies": GroupView("dead", 1, rig.now_ms, ((1, rig.now_ms, "why"),)),
-        "flies": GroupView("in_flight", 1, rig.now_ms + LEASE_MS, ()),
-        "never reads": GroupView("ready", 0, rig.now_ms, ()),
-        "waits": GroupView("waiting", 1, rig.now_ms + 700, ((1, rig.now_ms, "not yet"),)),
+        "acks": GroupView("acked", 1, 0, (), 0),
+        "dies": GroupView("dead", 1, rig.now_ms, ((1, rig.now_ms, "why", ""),), 0),
+        "flies": GroupView("in_flight", 1, rig.now_ms + LEASE_MS, (), 3),
+        "never reads": GroupView("ready", 0, rig.now_ms, (), 3),
+        "waits": GroupView("waiting", 1, rig.now_ms + 700, ((1, rig.now_ms, "not yet", ""),), 3),
     }
     assert rig.state(task_id) == "in_flight"
     recount(rig)

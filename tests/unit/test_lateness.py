@@ -13,7 +13,7 @@ from tickwheel.server.lateness import Lateness
 def noted(values: list[int]) -> Lateness:
     lateness = Lateness()
     for value in values:
-        lateness.note(value)
+        lateness.note("t", [value])
     return lateness
 
 

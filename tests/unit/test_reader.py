@@ -42,7 +42,7 @@ async def made(*rows: TaskRow) -> tuple[Engine, MeanwhileStore, Reader]:
     await store.commit(opened.epoch, "me", 1, effects)
     engine = Engine(EngineConfig(), opened.epoch, 100 * SHARD_STEP, NOW_MS)
     core = engine.core
-    core.group(core.topic("t"), "g", NOW_MS)
+    engine.grouping.group(core.topic("t"), "g", NOW_MS)
     core.open.effects.groups.clear()
     return engine, store, Reader(core, store)
 

@@ -18,16 +18,23 @@ from tickwheel.wheel.records import (
     Extras,
     Failure,
     GroupRow,
+    GroupSettings,
     ProgressRow,
     ProgressState,
     SessionRow,
     TaskRow,
 )
+from tickwheel.wheel.retry import KINDS, RetryPolicy
 
 ints = st.integers(-(2**63), 2**63 - 1)
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 values = st.one_of(names, ints, st.floats(allow_nan=False), st.booleans())
-failures = st.lists(st.builds(Failure, ints, ints, names), max_size=4).map(tuple)
+failures = st.lists(st.builds(Failure, ints, ints, names, names), max_size=4).map(tuple)
+floats = st.floats(allow_nan=False)
+policies = st.builds(
+    RetryPolicy, ints, floats, ints, ints, floats, st.sampled_from(KINDS),
+    st.lists(ints, max_size=4).map(tuple),
+)  # fmt: skip
 extras = st.builds(
     Extras,
     st.none() | names,
@@ -35,13 +42,18 @@ extras = st.builds(
     st.none() | st.dictionaries(names, values, max_size=4),
     st.integers(0, 255),
     st.none() | ints,
+    st.none() | names | policies,
 )
 tasks = st.builds(TaskRow, ints, ints, names, st.binary(max_size=50), st.none() | extras)
 progress = st.builds(
     ProgressRow, ints, names, st.sampled_from(ProgressState), ints, ints, ints, failures
 )
 dead = st.builds(DeadRow, ints, names, names, ints, ints, names, failures)
-groups = st.builds(GroupRow, names, names, ints)
+settings = st.builds(
+    GroupSettings, st.booleans(), st.none() | floats, st.none() | ints,
+    st.none() | names | policies, st.none() | ints, ints,
+)  # fmt: skip
+groups = st.builds(GroupRow, names, names, ints, st.none() | settings)
 outcomes = st.lists(st.tuples(ints, ints, ints, ints), max_size=5).map(tuple)
 sessions = st.builds(SessionRow, st.binary(min_size=16, max_size=16), ints, ints, outcomes)
 
@@ -68,7 +80,9 @@ def test_dead(row: DeadRow) -> None:
 
 @given(groups)
 def test_groups(row: GroupRow) -> None:
-    assert codec.decode_group(codec.encode_group(row)) == row
+    assert repr(codec.decode_group(codec.encode_group(row))) == repr(row)
+    decoded = codec.decode_settings(codec.encode_settings(row.settings))
+    assert repr(decoded) == repr(row.settings)
 
 
 @given(sessions)
@@ -89,6 +103,8 @@ def test_endings(ended: dict[int, Ending]) -> None:
 
 def test_what_is_absent_takes_no_bytes() -> None:
     assert codec.encode_extras(None) is None
+    assert codec.encode_settings(None) is None
+    assert codec.decode_settings(None) is None
     assert codec.encode_failures(()) is None
     assert codec.decode_extras(None) is None
     assert codec.decode_extras(b"") is None
@@ -100,23 +116,34 @@ def test_endings_take_nine_bytes_each() -> None:
     assert len(codec.encode_endings(ended)) < 9 * 10_000 + 20
 
 
-DECODERS: list[Callable[[bytes], Any]] = [
-    codec.decode_extras,
-    codec.decode_failures,
+FIRST: list[Callable[[bytes], Any]] = [
     codec.decode_outcomes,
     codec.decode_endings,
+    codec.decode_session,
+]
+SECOND: list[Callable[[bytes], Any]] = [
+    codec.decode_extras,
+    codec.decode_failures,
     codec.decode_task,
     codec.decode_progress,
     codec.decode_dead,
     codec.decode_group,
-    codec.decode_session,
+    codec.decode_settings,
 ]
+"""Those of which there are two versions."""
+DECODERS = FIRST + SECOND
 
 
-@pytest.mark.parametrize("decode", DECODERS)
+@pytest.mark.parametrize("decode", FIRST)
 def test_a_newer_version_is_refused(decode: Callable[[bytes], Any]) -> None:
     with pytest.raises(RecordUnreadable, match="version 2; this release reads version 1; a newer"):
         decode(msgpack.packb([2, 1, 2, 3]))
+
+
+@pytest.mark.parametrize("decode", SECOND)
+def test_a_version_above_the_second_is_refused(decode: Callable[[bytes], Any]) -> None:
+    with pytest.raises(RecordUnreadable, match="version 3; this release reads versions 1 to 2"):
+        decode(msgpack.packb([3, 1, 2, 3]))
 
 
 @pytest.mark.parametrize("decode", DECODERS)
@@ -135,6 +162,8 @@ def test_a_newer_version_is_refused(decode: Callable[[bytes], Any]) -> None:
         msgpack.packb([1]),
         msgpack.packb([1] * 20),
         msgpack.packb([1, 5]),
+        msgpack.packb([2, 5]),
+        msgpack.packb([2] * 20),
     ],
 )
 def test_anything_else_is_refused(decode: Callable[[bytes], Any], data: bytes) -> None:

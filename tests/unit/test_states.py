@@ -103,6 +103,13 @@ class Life:
         self.rig.subscribe(group="a", prefetch=1)
         assert self.rig.dispatch() == []
 
+    def lapse(self) -> None:
+        """Its ttl ends, and nobody asks for it."""
+        self.rig.pass_time(100_001)
+        while self.rig.engine.delivery.lapse(self.rig.now_ms, 100):
+            pass
+        self.rig.load()
+
     def expire(self) -> None:
         self.rig.pass_time(100_001)
         self.rig.subscribe(group="a")
@@ -176,6 +183,7 @@ WALKS: dict[Edge, tuple[Step, Step]] = {
     (S.WAITING, E.RESCHEDULE): (Life.waiting_for_the_clock, Life.reschedule),
     (S.WAITING, E.CANCEL): (Life.waiting, Life.cancel),
     (S.WAITING, E.ACK): (Life.waiting, Life.ack),
+    (S.WAITING, E.EXPIRE): (Life.waiting, Life.lapse),
     (S.DEAD, E.REQUEUE): (Life.dead, Life.requeue),
     (S.DEAD, E.DELETE): (Life.dead, Life.delete),
     (S.DEAD, E.CANCEL): (Life.dead_beside_another, Life.cancel),

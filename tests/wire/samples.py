@@ -35,9 +35,14 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
     T.BACKUP: (21, "copy.db"),
     T.PING: (22,),
     T.BYE: (23,),
+    T.GROUP_CREATE: (24, "t", "g", {"since": "first", "rate": 2.5, "retry": "rocketmq"}),
+    T.GROUP_DELETE: (25, "t", "g", True),
+    T.CONFIGURE: (26, "t", None, {"paused": False, "retry": {"kind": "fixed", "delay_ms": 5}}),
+    T.STATUS: (24,),
     T.OK: (2, (MOMENT_MS, (ID, ID + 1024))),
     T.ERROR: (2, "bad_request", "tasks[0].body must be binary, not 'ä'"),
     T.DELIVER: (1, 3, MOMENT_MS, ((ID, 1, MOMENT_MS, b"body"), (ID, 2, 0, b"", {"priority": 9}))),
+    T.ENDED: (1, "not_found", "group g of topic t was deleted"),
     T.GOODBYE: ("draining", "the daemon is shutting down"),
 }
 

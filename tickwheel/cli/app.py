@@ -6,7 +6,22 @@ from typing import Annotated
 
 import typer
 
-from tickwheel.cli import bench, dead, enqueue, operate, serve, subscribe, tasks
+from tickwheel.cli import (
+    bench,
+    dead,
+    enqueue,
+    groups,
+    init,
+    operate,
+    policy,
+    serve,
+    status,
+    subscribe,
+    tasks,
+    top,
+    topics,
+    work,
+)
 from tickwheel.cli.call import JSON_HELP, TOKEN_HELP, URL_HELP, Shared
 from tickwheel.version import __version__
 
@@ -45,5 +60,20 @@ def shared(
     ctx.obj = Shared(url=url, token=token, as_json=as_json)
 
 
-for _part in (serve, enqueue, subscribe, tasks, operate, dead, bench):
+for _part in (
+    serve,
+    init,
+    enqueue,
+    subscribe,
+    tasks,
+    status,
+    operate,
+    topics,
+    groups,
+    policy,
+    dead,
+    top,
+    work,
+    bench,
+):
     _part.register(app)

@@ -49,6 +49,8 @@ async def bench(
                     await run.lateness(rate, seconds)
         except TimeoutError:
             raise SendTimeout(f"not through after {TIMEOUT_S:g} s; try fewer --tasks") from None
+        finally:
+            await run.clear()
     _show(call, run.result, rate)
     return EXIT_FAILED if run.result.early else 0
 

@@ -1,7 +1,8 @@
 """Tasks from JSON lines, for ``enqueue --from``. Pure: lines in, tasks or a named mistake out.
 
 One object a line: ``topic``, ``body`` (text) or ``body_base64``, ``delay`` (seconds, or text
-such as ``"5m"``) or ``at`` (ISO-8601), ``key``, ``tag``, ``properties``, ``priority``, ``ttl``.
+such as ``"5m"``) or ``at`` (ISO-8601), ``key``, ``tag``, ``properties``, ``priority``, ``ttl``,
+``retry`` (a SPEC such as ``"fixed:delay=30s,retries=5"``, or a map as the wire has it).
 What a line does not say is taken from the command's own options.
 """
 
@@ -15,13 +16,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
+from tickwheel.cli.policies import Policy, policy_of_json, retry_of
 from tickwheel.cli.values import parse_at, parse_duration
 from tickwheel.client import Task
 from tickwheel.errors import BadRequest
 
 FIELDS = frozenset(
-    ("topic", "body", "body_base64", "delay", "at", "key", "tag", "properties", "priority", "ttl")
-)
+    (
+        "topic", "body", "body_base64", "delay", "at", "key", "tag", "properties", "priority",
+        "ttl", "retry",
+    )
+)  # fmt: skip
 PRIORITY_MAX = 255
 
 T = TypeVar("T")
@@ -38,6 +43,7 @@ class Defaults:
     properties: dict[str, str] = field(default_factory=dict)
     priority: int = 0
     ttl: float | None = None
+    retry: Policy | None = None
 
 
 class BadLine(BadRequest):
@@ -84,6 +90,7 @@ def read_task(line: bytes, defaults: Defaults) -> Task:
         properties=properties or None,
         priority=_priority(given, defaults.priority),
         ttl=defaults.ttl if ttl is None else _duration("ttl", ttl),
+        retry=retry_of(_retry(given, defaults.retry)),
     )
 
 
@@ -160,6 +167,16 @@ def _priority(given: dict[str, Any], default: int) -> int:
     if type(value) is not int or not 0 <= value <= PRIORITY_MAX:
         raise ValueError(f"field priority: 0 to {PRIORITY_MAX} is allowed, not {value!r:.40}")
     return value
+
+
+def _retry(given: dict[str, Any], default: Policy | None) -> Policy | None:
+    value = given.get("retry")
+    if value is None:
+        return default
+    try:
+        return policy_of_json(value)
+    except ValueError as error:
+        raise ValueError(f"field retry: {error}") from None
 
 
 def _duration(name: str, value: Any) -> float:

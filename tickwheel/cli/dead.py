@@ -2,48 +2,68 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated
 
 import typer
 
 from tickwheel.cli import views
-from tickwheel.cli.call import EXIT_NOT_FOUND, Call, command
-from tickwheel.cli.tasks import LIST_DEFAULT, Ids, verdict
+from tickwheel.cli.ask import ask, can_ask
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, command
+from tickwheel.cli.dead_select import (
+    Pair,
+    Selection,
+    Settle,
+    Tally,
+    count_dead,
+    settle_selection,
+    tell,
+)
+from tickwheel.cli.nested import nested
+from tickwheel.cli.options import (
+    GroupOption,
+    Ids,
+    ReasonOption,
+    SinceOption,
+    TopicOption,
+    UntilOption,
+)
+from tickwheel.cli.tasks import LIST_DEFAULT, verdict
+from tickwheel.cli.values import parse_id
 from tickwheel.client import Client
 from tickwheel.errors import BadRequest
 
-Pair = tuple[int, str]
-ALL_CHUNK = 1_000
-"""Dead letters that ``--all`` settles with one request."""
+GONE = "unknown"
+"""Somebody else settled it in the meantime."""
 
-Topic = Annotated[str | None, typer.Option(help="Only this topic's.")]
-Group = Annotated[str | None, typer.Option(help="Only this group's. Default: every group's.")]
-All = Annotated[bool, typer.Option("--all", help="All that --topic and --group select.")]
+All = Annotated[bool, typer.Option("--all", help="All that the filters select, or all there are.")]
 MaybeIds = Annotated[
-    list[str] | None, typer.Argument(metavar="ID...", help="The tasks' ids; or --all.")
+    list[str] | None, typer.Argument(metavar="ID...", help="The tasks' ids; or filters, or --all.")
 ]
 
 
 def register(app: typer.Typer) -> None:
-    dead = typer.Typer(help="Dead letters: look at them, requeue them, delete them.")
-    app.add_typer(dead, name="dead", no_args_is_help=True)
+    dead = nested(app, "dead", "Dead letters: look at them, requeue them, delete them.")
     command(dead, "list")(list_)
     command(dead)(show)
     command(dead)(requeue)
     command(dead)(delete)
+    command(dead)(purge)
 
 
 async def list_(
     call: Call,
-    topic: Topic = None,
-    group: Group = None,
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    reason: ReasonOption = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = LIST_DEFAULT,
 ) -> None:
     """Dead letters with the reason of their last failure."""
     grid = views.dead_grid()
+    query = Selection(topic, group, since, until, reason).query()
     async with call.client() as client:
-        async for letter in client.dead_list(topic=topic, group=group, limit=limit):
+        async for letter in client.dead_list(**query, limit=limit):
             if call.out.as_json:
                 call.out.record(views.dead_fields(letter))
             else:
@@ -53,7 +73,7 @@ async def list_(
 
 
 async def show(call: Call, ids: Ids) -> int:
-    """Dead letters with their bodies and every failure."""
+    """Dead letters with their bodies and every failure: attempt, time, reason."""
     missing = False
     async with call.client() as client:
         for task_id in ids:
@@ -70,52 +90,118 @@ async def show(call: Call, ids: Ids) -> int:
 
 
 async def requeue(
-    call: Call, ids: MaybeIds = None, topic: Topic = None, group: Group = None, all_: All = False
+    call: Call,
+    ids: MaybeIds = None,
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    reason: ReasonOption = None,
+    all_: All = False,
+    rate: Annotated[
+        float | None, typer.Option(metavar="N", help="So many a second; without, as fast as can.")
+    ] = None,
 ) -> int:
     """Let dead letters be delivered again, with their attempts counted anew."""
+    if rate is not None and not 0 < rate < float("inf"):
+        raise BadRequest(f"--rate is {rate:g}; a number above 0 is needed")
+    selection = Selection(topic, group, since, until, reason)
+    wanted = _check(ids, selection, all_)
     async with call.client() as client:
-        return await _settle(call, client, client.dead_requeue, "requeued", ids, topic, group, all_)
+        settle = client.dead_requeue
+        if wanted:
+            return await _by_id(call, client, settle, "requeued", wanted, group)
+        return await _selected(call, client, settle, "requeued", selection, rate)
 
 
 async def delete(
-    call: Call, ids: MaybeIds = None, topic: Topic = None, group: Group = None, all_: All = False
+    call: Call,
+    ids: MaybeIds = None,
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    since: SinceOption = None,
+    until: UntilOption = None,
+    reason: ReasonOption = None,
+    all_: All = False,
 ) -> int:
     """Delete dead letters for good."""
+    selection = Selection(topic, group, since, until, reason)
+    wanted = _check(ids, selection, all_)
     async with call.client() as client:
-        return await _settle(call, client, client.dead_delete, "deleted", ids, topic, group, all_)
+        settle = client.dead_delete
+        if wanted:
+            return await _by_id(call, client, settle, "deleted", wanted, group)
+        return await _selected(call, client, settle, "deleted", selection, None)
 
 
-async def _settle(
+async def purge(
     call: Call,
-    client: Client,
-    settle: Callable[[Sequence[Pair]], Awaitable[Sequence[str]]],
-    good: str,
-    ids: list[str] | None,
-    topic: str | None,
-    group: str | None,
-    all_: bool,
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> int:
-    """By ids or by selection. Each is told; the exit code says whether all went well."""
-    if bool(ids) == all_:
-        raise BadRequest("give ids, or --all with --topic and --group as wanted")
-    if ids and topic is not None:
-        raise BadRequest("--topic goes with --all")
-    statuses: list[str] = []
-    if ids:
-        pairs = await _pairs_of(client, [_id(text) for text in ids], group)
-        found = [pair for pair in pairs if pair[1]]
-        answers = dict(zip(found, await settle(found), strict=True)) if found else {}
-        for pair in pairs:
-            statuses.append(answers.get(pair, "unknown"))
-            _tell(call, pair, statuses[-1])
-        return verdict(statuses, {good})
-    pairs = [(d.id, d.group) async for d in client.dead_list(topic=topic, group=group)]
-    for start in range(0, len(pairs), ALL_CHUNK):
-        chunk = pairs[start : start + ALL_CHUNK]
-        for pair, status in zip(chunk, await settle(chunk), strict=True):
-            statuses.append(status)
-            _tell(call, pair, status)
-    return verdict(statuses, {good})
+    """Delete all dead letters of a topic, a group, or the daemon. Asks first."""
+    selection = Selection(topic, group)
+    if not yes:
+        async with call.client() as client:
+            count = await count_dead(client, selection)
+        of = "".join(f" of {n} {v}" for n, v in (("topic", topic), ("group", group)) if v)
+        what = f"{count:,} dead letters{of}"
+        if not can_ask(call):
+            call.out.remark(f"conflict: {what} would be deleted for good; say --yes")
+            return EXIT_FAILED
+        if not ask(f"Delete {what} for good?"):
+            call.out.remark("nothing was deleted")
+            return EXIT_FAILED
+    async with call.client() as client:
+        return await _selected(call, client, client.dead_delete, "deleted", selection, None)
+
+
+# --- settling --------------------------------------------------------------------------------
+
+
+def _check(ids: list[str] | None, selection: Selection, all_: bool) -> list[int]:
+    """The ids, none for a selection. That everything is meant has to be said: a filter that was
+    forgotten settles nothing."""
+    if not ids and not all_ and not selection.given:
+        raise BadRequest("give ids, or --topic, --group, --since, --until, --reason, or --all")
+    if ids and all_:
+        raise BadRequest("give ids or --all, not both")
+    for name in ("topic", "since", "until", "reason"):
+        if ids and getattr(selection, name) is not None:
+            raise BadRequest(f"--{name} selects dead letters and does not go with ids")
+    return [_id(text) for text in ids or ()]
+
+
+async def _selected(
+    call: Call, client: Client, settle: Settle, good: str, selection: Selection, rate: float | None
+) -> int:
+    tally = Tally(good)
+    try:
+        await settle_selection(client, selection, settle, tally, rate)
+    except BaseException:
+        if tally.matched:
+            call.out.remark(f"{tally.statuses[good]} were {good} before this")
+        raise
+    tell(call.out, tally)
+    return verdict([status for status in tally.statuses if status != GONE], {good})
+
+
+async def _by_id(
+    call: Call, client: Client, settle: Settle, good: str, ids: list[int], group: str | None
+) -> int:
+    """Each is told; the exit code says whether all went well."""
+    pairs = await _pairs_of(client, ids, group)
+    found = [pair for pair in pairs if pair[1]]
+    answers = dict(zip(found, await settle(found), strict=True)) if found else {}
+    for pair in pairs:
+        task_id, name = pair
+        status = answers.get(pair, GONE)
+        if call.out.as_json:
+            call.out.record({"id": str(task_id), "group": name or None, "status": status})
+        else:
+            call.out.line(f"{task_id}  {name or '-'}  {status}")
+    return verdict([answers.get(pair, GONE) for pair in pairs], {good})
 
 
 async def _pairs_of(client: Client, ids: list[int], group: str | None) -> list[Pair]:
@@ -123,24 +209,13 @@ async def _pairs_of(client: Client, ids: list[int], group: str | None) -> list[P
     if group is not None:
         return [(task_id, group) for task_id in ids]
     pairs: list[Pair] = []
-    for task_id in ids:
-        groups = views.dead_groups(await client.lookup(task_id))
-        pairs.extend((task_id, name) for name in groups or [""])
+    for info in await client.lookup_many(ids):
+        pairs.extend((info.id, name) for name in views.dead_groups(info) or [""])
     return pairs
 
 
 def _id(text: str) -> int:
-    from tickwheel.cli.values import parse_id
-
     try:
         return parse_id(text)
     except ValueError as error:
         raise BadRequest(str(error)) from None
-
-
-def _tell(call: Call, pair: Pair, status: str) -> None:
-    task_id, group = pair
-    if call.out.as_json:
-        call.out.record({"id": str(task_id), "group": group or None, "status": status})
-    else:
-        call.out.line(f"{task_id}  {group or '-'}  {status}")

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -18,11 +17,12 @@ import typer
 
 from tickwheel.cli.bulk import PRIORITY_MAX, Defaults, read_tasks
 from tickwheel.cli.call import Call, command, typed
+from tickwheel.cli.options import AtOption, DelayOption, RetryOption
+from tickwheel.cli.policies import retry_of
 from tickwheel.cli.values import (
     format_duration,
     format_time,
     iso_time,
-    parse_at,
     parse_duration,
     parse_property,
 )
@@ -32,22 +32,19 @@ from tickwheel.errors import BadRequest, TickwheelError
 CHUNK_TASKS = 2_000
 """Tasks enqueued together in bulk; what is confirmed is confirmed chunk by chunk."""
 
-DelayOption = Annotated[
+TopicOrNone = Annotated[
+    str | None,
+    typer.Argument(metavar="TOPIC", help="Where it belongs. With --from: for lines without one."),
+]
+BodyOrNone = Annotated[
+    str | None, typer.Argument(metavar="BODY", help="What is delivered; - reads it from stdin.")
+]
+TtlOption = Annotated[
     float | None,
     typer.Option(
-        "--delay",
         parser=typed(parse_duration),
         metavar="DURATION",
-        help="From now: 30s, 5m, 1h30m, 500ms, 2d. A bare number is seconds.",
-    ),
-]
-AtOption = Annotated[
-    datetime | None,
-    typer.Option(
-        "--at",
-        parser=typed(parse_at),
-        metavar="TIME",
-        help="ISO-8601, for example 2030-01-31T09:00+01:00; without a zone it is local time.",
+        help="How long after its due time it is still worth delivering.",
     ),
 ]
 
@@ -58,16 +55,8 @@ def register(app: typer.Typer) -> None:
 
 async def enqueue(
     call: Call,
-    topic: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="TOPIC", help="Where it belongs. With --from: for lines without one."
-        ),
-    ] = None,
-    body: Annotated[
-        str | None,
-        typer.Argument(metavar="BODY", help="What is delivered; - reads it from stdin."),
-    ] = None,
+    topic: TopicOrNone = None,
+    body: BodyOrNone = None,
     source: Annotated[
         Path | None,
         typer.Option("--from", metavar="FILE.jsonl", help="One task a line; - is stdin."),
@@ -85,25 +74,19 @@ async def enqueue(
     priority: Annotated[
         int, typer.Option(min=0, max=PRIORITY_MAX, help="Among what is due; higher goes first.")
     ] = 0,
-    ttl: Annotated[
-        float | None,
-        typer.Option(
-            parser=typed(parse_duration),
-            metavar="DURATION",
-            help="How long after its due time it is still worth delivering.",
-        ),
-    ] = None,
+    ttl: TtlOption = None,
+    retry: RetryOption = None,
 ) -> None:
     """Hand in a task to be delivered later. Confirmed means durable.
 
     Bulk input (--from) has one JSON object a line with "topic", "body" or "body_base64",
-    "delay" or "at", "key", "tag", "properties", "priority", "ttl"; the options here hold for
-    lines that do not say it. A file is checked as a whole before the first task is sent.
+    "delay" or "at", "key", "tag", "properties", "priority", "ttl", "retry"; the options here hold
+    for lines that do not say it. A file is checked as a whole before the first task is sent.
     """
     if delay is not None and at is not None:
         raise BadRequest("give --delay or --at, not both")
     properties = _properties(prop or [])
-    defaults = Defaults(topic, delay, at, tag, properties, priority, ttl)
+    defaults = Defaults(topic, delay, at, tag, properties, priority, ttl, retry)
     if source is not None:
         if body is not None or key is not None:
             raise BadRequest("with --from, body and key stand in the file's lines")
@@ -123,6 +106,7 @@ async def enqueue(
             properties=properties or None,
             priority=priority,
             ttl=ttl,
+            retry=retry_of(retry),
         )
     _tell(call, topic, receipt)
 

@@ -7,13 +7,14 @@ client's: they include this process's own work, and this process is often the sl
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 from tickwheel.client import Client, Delivery, Receipt, Task
-from tickwheel.errors import TickwheelError
+from tickwheel.errors import NotFound, TickwheelError
 
 GROUP = "bench"
 UNANSWERED_MAX = 512
@@ -100,6 +101,11 @@ class Bench:
             consuming.cancel()
             await asyncio.gather(consuming, return_exceptions=True)
         self.result.tasks += count
+
+    async def clear(self) -> None:
+        """Take the group away; what a run that failed left in it is not worth keeping."""
+        with contextlib.suppress(NotFound):
+            await self._client.delete_group(self._topic, GROUP, force=True)
 
     def _note(self, delivery: Delivery) -> None:
         late_ms = delivery.delivered_ms - delivery.due_ms

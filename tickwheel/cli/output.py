@@ -10,7 +10,10 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 
 @dataclass
@@ -61,24 +64,39 @@ class Output:
             self.line(grid.plain())
             return
         from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
 
-        table = Table(title=grid.title or None, title_justify="left", header_style="bold")
-        for name in grid.columns:
-            table.add_column(
-                name,
-                justify="right" if name in grid.right else "left",
-                overflow="fold",
-                no_wrap=name in grid.right,
-            )
-        for row in grid.rows:
-            table.add_row(*(Text(cell) for cell in row))
-        Console().print(table)
+        Console().print(table_of(grid))
 
     def remark(self, text: str) -> None:
         """Something beside the result, on stderr."""
         remark(text)
+
+
+def table_of(grid: Grid, *, dim: bool = False) -> Table:
+    """A grid as rich draws it."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    style = "dim" if dim else ""
+    table = Table(
+        title=grid.title or None,
+        title_justify="left",
+        header_style="bold",
+        style=style,
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+    )
+    for name in grid.columns:
+        table.add_column(
+            name,
+            justify="right" if name in grid.right else "left",
+            overflow="fold",
+            no_wrap=name in grid.right,
+        )
+    for row in grid.rows:
+        table.add_row(*(Text(cell, style=style) for cell in row))
+    return table
 
 
 def remark(text: str) -> None:

@@ -18,11 +18,38 @@ if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
 
 NO_SERVER = "the daemon needs more packages: pip install 'tickwheel[server]' (missing: {})"
-STORE_HELP = "memory:, sqlite:///relative.db or sqlite:////absolute.db. Default: tickwheel.db here."
+STORE_HELP = (
+    "memory:, sqlite:///relative.db, sqlite:////absolute.db, redis://HOST:PORT/DB."
+    " Default: tickwheel.db here."
+)
 
 StoreOption = Annotated[str | None, typer.Option(metavar="URL", help=STORE_HELP)]
 ConfigOption = Annotated[
     str | None, typer.Option(metavar="FILE.toml", help="Settings; environment and flags win.")
+]
+AdvertiseOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL", help="Where others are told to find it. Default: where it listens."
+    ),
+]
+LeaderTtlOption = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="With Redis: so long after the active daemon's last word another takes over."
+        " Default: 3.",
+    ),
+]
+VolatileOption = Annotated[
+    bool, typer.Option("--allow-volatile-store", help="Use a Redis that may lose what it holds.")
+]
+ResidentOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="BYTES",
+        help="Task bodies kept in memory. Default: 256 MiB, with Redis (all of them) 2 GiB.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
@@ -42,12 +69,18 @@ def serve(
     ] = None,
     http: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="Serve /healthz and /readyz there. Default: off."),
+        typer.Option(
+            metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics there. Default: off."
+        ),
     ] = None,
     token: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="Clients must show it.")
     ] = None,
     config: ConfigOption = None,
+    advertise: AdvertiseOption = None,
+    leader_ttl: LeaderTtlOption = None,
+    allow_volatile_store: VolatileOption = False,
+    resident_bytes_max: ResidentOption = None,
     ready_file: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Written once it serves: its addresses, as JSON."),
@@ -73,17 +106,21 @@ def serve(
         "listen": listen,
         "http": http,
         "token": token if token is not None else shared_of(ctx).token,
+        "advertise": advertise,
+        "leader_ttl_s": leader_ttl,
+        "allow_volatile_store": allow_volatile_store or None,
+        "resident_bytes_max": resident_bytes_max,
         "ready_file": ready_file,
         "log_format": log_format,
         "log_level": log_level,
     }
-    settings = _load(config, {**_assignments(set_ or []), **_only_given(given)})
+    settings = load_settings(config, {**_assignments(set_ or []), **only_given(given)})
     from tickwheel.server.main import run
 
     return run(settings)
 
 
-def _only_given(values: dict[str, Any]) -> dict[str, Any]:
+def only_given(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -97,7 +134,7 @@ def _assignments(given: list[str]) -> dict[str, str]:
     return found
 
 
-def _load(config: str | None, overrides: dict[str, Any]) -> Settings:
+def load_settings(config: str | None, overrides: dict[str, Any]) -> Settings:
     try:
         from tickwheel.server import settings
     except ModuleNotFoundError as error:
@@ -141,7 +178,7 @@ def check(
     Nothing is changed. Exit code 1 when something is wrong.
     """
     out = merge(ctx, None, None, as_json).out
-    settings = _load(config, _only_given({"store": store}))
+    settings = load_settings(config, only_given({"store": store}))
     from tickwheel.persistence import audit
 
     found = audit.check(settings.store)

@@ -12,21 +12,18 @@ import contextlib
 import logging
 import signal
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from tickwheel.cli import views
 from tickwheel.cli.call import Call, command, typed
 from tickwheel.cli.execute import Execution, execute, reason_of
 from tickwheel.cli.keeper import Keeper
+from tickwheel.cli.options import RetryOption
 from tickwheel.cli.output import remark
-from tickwheel.cli.values import (
-    body_fields,
-    body_text,
-    format_duration,
-    format_time,
-    parse_duration,
-)
+from tickwheel.cli.policies import Policy, retry_of
+from tickwheel.cli.values import parse_duration
 from tickwheel.client import Delivery
 from tickwheel.errors import BadRequest
 
@@ -34,6 +31,52 @@ PREFETCH_DEFAULT = 256
 PREFETCH_MAX = 65_535
 LEASE_DEFAULT_S = 30.0
 LEASE_S_MIN = 0.1
+
+
+GROUP_DEFAULT = "default"
+MANUAL = "manual"
+ACKS = (MANUAL, "on_delivery")
+
+NoAckOption = Annotated[
+    bool, typer.Option("--no-ack", help="Look only: hold each until the end, then give it back.")
+]
+ExecOption = Annotated[
+    str | None,
+    typer.Option(
+        "--exec",
+        metavar="CMD",
+        help="Run CMD (by sh) for each: body on stdin, TICKWHEEL_ID, _TOPIC, _ATTEMPT, _DUE_MS"
+        " in the environment. Exit 0 acks, anything else is a nack with the code as reason.",
+    ),
+]
+PrefetchOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1, max=PREFETCH_MAX, help="Unsettled tasks at a time. Default: 256; with --exec 1."
+    ),
+]
+LeaseOption = Annotated[
+    float | None,
+    typer.Option(
+        parser=typed(parse_duration),
+        metavar="DURATION",
+        help="After this long without an ack a task is delivered again. Default: 30s. "
+        "Kept up while a command runs.",
+    ),
+]
+AckOption = Annotated[
+    str,
+    typer.Option(
+        metavar="manual|on_delivery",
+        help="on_delivery: at most once. The daemon is through with a task before it sends it.",
+    ),
+]
+BroadcastOption = Annotated[
+    bool,
+    typer.Option(
+        "--broadcast", help="All that comes due while this runs, whoever else gets it; no retry."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -44,57 +87,62 @@ async def subscribe(
     call: Call,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Whose tasks to receive.")],
     group: Annotated[
-        str, typer.Option(help="Each group gets every task; its members share them.")
-    ] = "default",
+        str | None,
+        typer.Option(help="Each group gets every task; its members share them. [default: default]"),
+    ] = None,
     max_: Annotated[
         int | None, typer.Option("--max", min=1, metavar="N", help="End after so many.")
     ] = None,
-    no_ack: Annotated[
-        bool,
-        typer.Option("--no-ack", help="Look only: hold each until the end, then give it back."),
-    ] = False,
-    exec_: Annotated[
-        str | None,
-        typer.Option(
-            "--exec",
-            metavar="CMD",
-            help="Run CMD (by sh) for each: body on stdin, TICKWHEEL_ID, _TOPIC, _ATTEMPT, _DUE_MS"
-            " in the environment. Exit 0 acks, anything else is a nack with the code as reason.",
-        ),
-    ] = None,
-    prefetch: Annotated[
-        int | None,
-        typer.Option(
-            min=1, max=PREFETCH_MAX, help="Unsettled tasks at a time. Default: 256; with --exec 1."
-        ),
-    ] = None,
-    lease: Annotated[
-        float | None,
-        typer.Option(
-            parser=typed(parse_duration),
-            metavar="DURATION",
-            help="After this long without an ack a task is delivered again. Default: 30s. "
-            "Kept up while a command runs.",
-        ),
-    ] = None,
+    no_ack: NoAckOption = False,
+    exec_: ExecOption = None,
+    prefetch: PrefetchOption = None,
+    lease: LeaseOption = None,
+    retry: RetryOption = None,
+    ack: AckOption = MANUAL,
+    broadcast: BroadcastOption = False,
 ) -> None:
-    """Receive tasks as they come due, and ack them. Ctrl-C ends it cleanly."""
+    """Receive tasks as they come due, and ack them. Ctrl-C ends it cleanly.
+
+    --retry is the group's policy from then on, unless it has another one.
+    """
+    _check(no_ack, exec_, lease, ack)
+    settles = ack == MANUAL and not broadcast
+    if not settles:
+        kind = "--broadcast" if broadcast else f"--ack {ack}"
+        _check_settled(kind, group if broadcast else None, no_ack, lease, retry)
+    lease_s = lease if lease is not None else LEASE_DEFAULT_S
+    worker = Worker(call, exec_, lease_s, no_ack=no_ack, settles=settles)
+    credit = prefetch or (1 if exec_ is not None else PREFETCH_DEFAULT)
+    options: dict[str, Any] = {"prefetch": min(credit, max_ or credit), "broadcast": broadcast}
+    if not broadcast:
+        options |= {"group": group or GROUP_DEFAULT, "ack": ack}
+    if settles:
+        options |= {"lease": lease_s, "retry": retry_of(retry)}
+    stop = _stop_on_signals()
+    async with call.client() as client, client.subscribe(topic, **options) as deliveries:
+        _show_log()
+        await worker.run(deliveries, max_, stop)
+
+
+def _check(no_ack: bool, exec_: str | None, lease: float | None, ack: str) -> None:
     if no_ack and exec_ is not None:
         raise BadRequest("--no-ack and --exec exclude each other")
     if lease is not None and lease < LEASE_S_MIN:
         raise BadRequest(f"--lease is {lease} s; {LEASE_S_MIN} s is the least")
-    lease_s = lease if lease is not None else LEASE_DEFAULT_S
-    worker = Worker(call, no_ack, exec_, lease_s)
-    credit = prefetch or (1 if exec_ is not None else PREFETCH_DEFAULT)
-    stop = _stop_on_signals()
-    async with (
-        call.client() as client,
-        client.subscribe(
-            topic, group=group, prefetch=min(credit, max_ or credit), lease=lease_s
-        ) as deliveries,
-    ):
-        _show_log()
-        await worker.run(deliveries, max_, stop)
+    if ack not in ACKS:
+        raise BadRequest(f"--ack is {ack!r:.40}; known are {', '.join(ACKS)}")
+
+
+def _check_settled(
+    kind: str, group: str | None, no_ack: bool, lease: float | None, retry: Policy | None
+) -> None:
+    """What speaks of acks makes no sense where the daemon waits for none."""
+    given = {
+        "--group": group is not None, "--no-ack": no_ack, "--lease": lease is not None,
+        "--retry": retry is not None,
+    }  # fmt: skip
+    for name in (name for name, there in given.items() if there):
+        raise BadRequest(f"{name} has no meaning with {kind}: nothing is delivered again")
 
 
 class _Remarks(logging.Handler):
@@ -128,9 +176,13 @@ def _stop_on_signals() -> asyncio.Event:
 class Worker:
     """What happens to each delivery: printed, executed, acked or held."""
 
-    def __init__(self, call: Call, no_ack: bool, cmd: str | None, lease_s: float) -> None:
+    def __init__(
+        self, call: Call, cmd: str | None, lease_s: float, *, no_ack: bool, settles: bool
+    ) -> None:
+        """Without ``settles`` the daemon was through with each task before it came."""
         self._out = call.out
         self._no_ack = no_ack
+        self._settles = settles
         self._cmd = cmd
         self._keeper = Keeper(lease_s)
         self._acks: set[asyncio.Future[str]] = set()
@@ -156,6 +208,9 @@ class Worker:
             raise self._failed
 
     async def _handle(self, delivery: Delivery) -> None:
+        if not self._settles:
+            await self._handle_settled(delivery)
+            return
         self._keeper.hold(delivery)
         if self._no_ack:
             self._print(delivery)
@@ -173,6 +228,12 @@ class Worker:
                 result = await delivery.nack(reason=reason_of(done))
             self._print(delivery, done, result)
 
+    async def _handle_settled(self, delivery: Delivery) -> None:
+        done = None
+        if self._cmd is not None:
+            done = await execute(self._cmd, delivery, output_to_stderr=self._out.as_json)
+        self._print(delivery, done, "done")
+
     def _ack(self, delivery: Delivery) -> None:
         def confirmed(future: asyncio.Future[str]) -> None:
             self._acks.discard(future)
@@ -187,12 +248,12 @@ class Worker:
         self, delivery: Delivery, done: Execution | None = None, result: str | None = None
     ) -> None:
         if self._out.as_json:
-            fields = delivery_fields(delivery)
+            fields = views.delivery_fields(delivery)
             if done is not None:
                 fields |= {"exit_code": done.exit_code, "result": result}
             self._out.record(fields)
         elif done is None:
-            self._out.line(delivery_line(delivery))
+            self._out.line(views.delivery_line(delivery))
         elif done.exit_code != 0:
             self._out.remark(f"task {delivery.id}: {reason_of(done)} ({result})")
 
@@ -212,28 +273,3 @@ async def _next(deliveries: AsyncIterator[Delivery], stop: asyncio.Event) -> Del
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(coming, stopping, return_exceptions=True)
-
-
-def delivery_fields(delivery: Delivery) -> dict[str, object]:
-    """One delivery as ``--json`` shows it."""
-    return {
-        "id": str(delivery.id),
-        "topic": delivery.topic,
-        "group": delivery.group,
-        **body_fields(delivery.body),
-        "due_ms": delivery.due_ms,
-        "delivered_ms": delivery.delivered_ms,
-        "attempt": delivery.attempt,
-        "key": delivery.key,
-        "tag": delivery.tag,
-        "properties": dict(delivery.properties or {}),
-        "priority": delivery.priority,
-    }
-
-
-def delivery_line(delivery: Delivery) -> str:
-    """One delivery for people: when, how late, which, what."""
-    late = format_duration((delivery.delivered_ms - delivery.due_ms) / 1000)
-    again = f"  attempt {delivery.attempt}" if delivery.attempt > 1 else ""
-    body = body_text(delivery.body, None)
-    return f"{format_time(delivery.delivered_ms)}  +{late:<7}  {delivery.id}{again}  {body}"

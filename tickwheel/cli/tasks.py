@@ -9,18 +9,14 @@ from typing import Annotated
 import typer
 
 from tickwheel.cli import views
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, command, typed
-from tickwheel.cli.enqueue import AtOption, DelayOption
-from tickwheel.cli.values import format_time, iso_time, parse_id
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, command
+from tickwheel.cli.options import AtOption, DelayOption, Ids
+from tickwheel.cli.values import format_time, iso_time
 from tickwheel.errors import BadRequest
 
 NOT_THERE = frozenset(("unknown", "gone"))
 STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
 LIST_DEFAULT = 100
-
-Ids = Annotated[
-    list[int], typer.Argument(parser=typed(parse_id), metavar="ID...", help="The tasks' ids.")
-]
 
 
 def register(app: typer.Typer) -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tickwheel.cli.output import Grid
+from tickwheel.cli.policies import describe_policy
 from tickwheel.cli.values import (
     body_fields,
     body_text,
@@ -16,11 +17,12 @@ from tickwheel.cli.values import (
     format_time,
     printable,
 )
-from tickwheel.client import DeadLetter, Stats, TaskInfo
+from tickwheel.client import DeadLetter, Delivery, Stats, TaskInfo
 
 COUNTS = ("pending", "ready", "in_flight", "waiting", "dead")
 TOTALS = (
-    "enqueued", "delivered", "acked", "nacked", "retried", "expired", "cancelled", "early",
+    "enqueued", "delivered", "acked", "nacked", "retried", "expired", "cancelled", "dead_total",
+    "dead_expired", "dropped_once", "early",
 )  # fmt: skip
 REASON_SHOWN_MAX = 60
 
@@ -46,8 +48,9 @@ def task_fields(info: TaskInfo) -> dict[str, Any]:
 
 
 def failures(found: Any) -> list[dict[str, Any]]:
-    """``[[attempt, at_ms, reason], …]`` with names."""
-    return [{"attempt": a, "at_ms": at_ms, "reason": reason} for a, at_ms, reason in found]
+    """``[[attempt, at_ms, reason, subscriber], …]`` with names."""
+    names = ("attempt", "at_ms", "reason", "subscriber")
+    return [dict(zip(names, one, strict=False)) for one in found]
 
 
 def dead_groups(info: TaskInfo) -> list[str]:
@@ -75,6 +78,7 @@ def task_grid(info: TaskInfo) -> Grid:
         "properties": ", ".join(f"{k}={v}" for k, v in (raw.get("props") or {}).items()),
         "priority": raw.get("priority") or None,
         "ttl": _duration_ms(raw.get("ttl_ms")),
+        "retry": describe_policy(raw["retry"]) if raw.get("retry") else None,
         "slot": raw.get("slot"),
         "rotations left": raw.get("cycles"),
         "body": body_text(body, None) if isinstance(body, bytes) else None,
@@ -85,14 +89,45 @@ def task_grid(info: TaskInfo) -> Grid:
 
 def attempts_grid(info: TaskInfo) -> Grid:
     """What happened to a task in each group."""
-    grid = Grid(("group", "state", "attempt", "at", "reason"), right=frozenset(("attempt",)))
+    heads = ("group", "state", "attempt", "at", "retries left", "reason")
+    grid = Grid(heads, right=frozenset(("attempt", "retries left")))
     for name, group in _groups(info).items():
-        for attempt, at_ms, reason in group.get("failures", ()):
-            grid.rows.append((name, "failed", str(attempt), format_time(at_ms), _reason(reason)))
+        for attempt, at_ms, reason, *_ in group.get("failures", ()):
+            at = format_time(at_ms)
+            grid.rows.append((name, "failed", str(attempt), at, "", _reason(reason)))
         state = str(group.get("state")).replace("_", " ")
         at = format_time(group.get("at_ms") or None)
-        grid.rows.append((name, state, str(group.get("attempt")), at, ""))
+        left = _count(group.get("retries_left"))
+        grid.rows.append((name, state, str(group.get("attempt")), at, left, ""))
     return grid
+
+
+# --- one delivery ----------------------------------------------------------------------------
+
+
+def delivery_fields(delivery: Delivery) -> dict[str, object]:
+    """One delivery as ``--json`` shows it."""
+    return {
+        "id": str(delivery.id),
+        "topic": delivery.topic,
+        "group": delivery.group,
+        **body_fields(delivery.body),
+        "due_ms": delivery.due_ms,
+        "delivered_ms": delivery.delivered_ms,
+        "attempt": delivery.attempt,
+        "key": delivery.key,
+        "tag": delivery.tag,
+        "properties": dict(delivery.properties or {}),
+        "priority": delivery.priority,
+    }
+
+
+def delivery_line(delivery: Delivery) -> str:
+    """One delivery for people: when, how late, which, what."""
+    late = format_duration((delivery.delivered_ms - delivery.due_ms) / 1000)
+    again = f"  attempt {delivery.attempt}" if delivery.attempt > 1 else ""
+    body = body_text(delivery.body, None)
+    return f"{format_time(delivery.delivered_ms)}  +{late:<7}  {delivery.id}{again}  {body}"
 
 
 # --- lists -----------------------------------------------------------------------------------
@@ -160,7 +195,7 @@ def stats_grids(stats: Stats) -> list[Grid]:
         "store": "ok" if raw.get("store_ok") else "NOT OK",
         "slot": f"{raw.get('slot')} of {raw.get('slots')}",
         "connections": _count(raw.get("connections")),
-        **{name.replace("_", " "): _count(raw.get(name)) for name in (*COUNTS, *TOTALS)},
+        **{name.replace("_", " "): _count(raw[name]) for name in (*COUNTS, *TOTALS) if name in raw},
         "lateness p50 / p99 / max": " / ".join(
             f"{lateness.get(name) or 0:g} ms" for name in ("p50_ms", "p99_ms", "max_ms")
         ),

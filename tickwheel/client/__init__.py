@@ -13,6 +13,7 @@ how it works begins with ``link.py``: it owns the connection, and each other par
 
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
+from tickwheel.client.groups import GroupSettings
 from tickwheel.client.partly import Partly
 from tickwheel.client.results import (
     Backup,
@@ -24,22 +25,30 @@ from tickwheel.client.results import (
     TaskInfo,
     TopicStats,
 )
+from tickwheel.client.retry import Retry
+from tickwheel.client.status import Active, Status, status_at, statuses
 from tickwheel.client.subscription import Subscription
 from tickwheel.client.tasks import Receipt, Task
 
 __all__ = [
+    "Active",
     "Backup",
     "Client",
     "DeadLetter",
     "Delivery",
     "GroupInfo",
+    "GroupSettings",
     "GroupStats",
     "Partly",
     "Receipt",
     "Rescheduled",
+    "Retry",
     "Stats",
+    "Status",
     "Subscription",
     "Task",
     "TaskInfo",
     "TopicStats",
+    "status_at",
+    "statuses",
 ]

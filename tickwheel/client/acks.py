@@ -16,7 +16,7 @@ from tickwheel.client.calls import retry_pause_s
 from tickwheel.client.connection import LOGGER, Connection, Request
 from tickwheel.client.futures import Signal, fail
 from tickwheel.client.link import Link
-from tickwheel.errors import TickwheelError
+from tickwheel.errors import NotActive, TickwheelError
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
 
@@ -73,7 +73,8 @@ class AckFrame(Request):
         self.ids = ids
         self.attempts = attempts
         self.futures = futures
-        self.sent = False
+        self.sent = 0
+        """How often, but for those times that a daemon said it is not active."""
         self.tries = 0
         self.error: TickwheelError | None = None
 
@@ -89,7 +90,10 @@ class AckFrame(Request):
         self._acks.finish(self)
 
     def failed(self, error: TickwheelError) -> None:
-        if error.retryable and not error.closes_connection:
+        if isinstance(error, NotActive):
+            self.sent -= 1
+            self._acks.wait(self)
+        elif error.retryable and not error.closes_connection:
             self._acks.pause(self, error)
         else:
             self._acks.give_up(self, error)
@@ -100,7 +104,7 @@ class AckFrame(Request):
     def expired(self) -> None:
         link = self._acks.link
         waited_s = round(link.loop.time() - self._began_s, 1)
-        error = self.error or link.overdue("ACK", waited_s, written=self.sent)
+        error = self.error or link.overdue("ACK", waited_s, written=self.sent > 0)
         self._acks.give_up(self, error)
 
 
@@ -193,7 +197,8 @@ class Acks:
             frame = self._waiting.popleft()
             if frame not in self._unfinished:
                 continue
-            frame.sent, frame.error = True, None
+            frame.sent += 1
+            frame.error = None
             channel, number = frame.channel, self.link.next_number()
             head = (_ACK, number, channel.topic, channel.group, channel.epoch)
             connection.ask(number, frame, encode((*head, frame.ids, frame.attempts)))

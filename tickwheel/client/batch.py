@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.client.connection import Request
 from tickwheel.client.tasks import Receipt, WireTask, due_of, receipts
-from tickwheel.errors import OutcomeUnknown, ProtocolError, RequestForgotten, TickwheelError
+from tickwheel.errors import (
+    NotActive,
+    OutcomeUnknown,
+    ProtocolError,
+    RequestForgotten,
+    TickwheelError,
+)
 
 if TYPE_CHECKING:
     from tickwheel.client.producer import Producer
@@ -78,6 +84,10 @@ class Batch(Request):
             return
         if error.closes_connection:
             return  # lost with its connection: the next one sends it again
+        if isinstance(error, NotActive):
+            # The same. An earlier daemon may have stored it, of which this one knows nothing.
+            self.refusal = error if self.sent == 1 else None
+            return
         self.producer.refused(self, error)
 
     def lost(self) -> None:
@@ -88,10 +98,10 @@ class Batch(Request):
             return
         link = self.producer.link
         waited_s = round(link.loop.time() - self.began_s, 1)
-        if self.refusal is not None:
-            error = self.refusal
-        elif not self.sent:
+        if not self.sent or isinstance(self.refusal, NotActive):
             error = link.unreachable(waited_s)
+        elif self.refusal is not None:
+            error = self.refusal
         else:
             error = OutcomeUnknown(
                 f"ENQUEUE was sent and not answered within {waited_s:g} s; whether it was stored"

@@ -15,7 +15,14 @@ from typing import Any
 from tickwheel.client.connection import Connection, Request
 from tickwheel.client.futures import fail
 from tickwheel.client.link import Link
-from tickwheel.errors import ConnectionLost, Draining, InternalError, Overloaded, TickwheelError
+from tickwheel.errors import (
+    ConnectionLost,
+    Draining,
+    InternalError,
+    NotActive,
+    Overloaded,
+    TickwheelError,
+)
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
 
@@ -48,7 +55,8 @@ class Call(Request):
         self.prompt = True
         self.repeat = True
         self.orphaned: Callable[[Any], None] | None = None
-        self.sent = False
+        self.sent = 0
+        """How often, but for those times that a daemon said it is not active."""
         self.tries = 0
         self.error: TickwheelError | None = None
         """What refused the last try, when that is certain."""
@@ -87,7 +95,7 @@ class Call(Request):
         waited_s = link.loop.time() - self.asked_s
         fail(
             self.future,
-            self.error or link.overdue(self.kind.name, round(waited_s, 1), written=self.sent),
+            self.error or link.overdue(self.kind.name, round(waited_s, 1), written=self.sent > 0),
         )
 
 
@@ -138,6 +146,10 @@ class Calls:
 
     def again(self, call: Call, error: TickwheelError) -> None:
         """Refused, retryable: try again after a pause, or on the next connection."""
+        if isinstance(error, NotActive):
+            call.sent -= 1
+            self.wait(call)
+            return
         call.error = error
         if isinstance(error, Draining):
             if self.link.connection is not None:
@@ -179,7 +191,8 @@ class Calls:
             except TickwheelError as error:
                 fail(call.future, error)
                 continue
-            call.sent, call.error = True, None
+            call.sent += 1
+            call.error = None
             connection.ask(number, call, data)
         self._waiting.extend(held)
 

@@ -15,24 +15,30 @@ from tickwheel.client.calls import Calls
 from tickwheel.client.commands import Commands
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.enqueuing import Enqueuing
+from tickwheel.client.groups import Groups
 from tickwheel.client.link import Link
 from tickwheel.client.producer import Producer
 from tickwheel.client.results import read
+from tickwheel.client.retry import Retry
+from tickwheel.client.subscribing import wish
 from tickwheel.client.subscription import Subscription
 from tickwheel.client.subscriptions import Subscriptions
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.client.times import Duration, duration_ms, shown
+from tickwheel.client.watch import HEARTBEAT_S
 from tickwheel.errors import BadRequest, ClientClosed, TickwheelError
 from tickwheel.protocol.frames import SESSION_BYTES, FrameType
 from tickwheel.version import __version__
 
 
-class Client(Enqueuing, Commands):
+class Client(Enqueuing, Commands, Groups):
     """A connection to a Tickwheel daemon that mends itself; every method may be used at once.
 
-    ``url``: ``tcp://HOST:PORT``, several with commas, tried in turn (default: ``TICKWHEEL_URL``,
-    else tcp://127.0.0.1:7355). A call takes at most ``send_timeout * (1 + retries)`` seconds;
-    refusals that may pass are retried ``retries`` times. Errors are ``TickwheelError``s.
+    ``url``: ``tcp://HOST:PORT``, several with commas (default: ``TICKWHEEL_URL``, else
+    tcp://127.0.0.1:7355); the one that is active is found and followed. A call takes at most
+    ``send_timeout * (1 + retries)`` seconds; refusals that may pass are retried ``retries``
+    times. After ``heartbeat`` seconds without a byte from the daemon it is asked whether it is
+    there, and after 2.5 times that given up. Errors are ``TickwheelError``s.
     """
 
     def __init__(
@@ -43,12 +49,14 @@ class Client(Enqueuing, Commands):
         send_timeout: float = 3.0,
         retries: int = 2,
         connect_timeout: float = 3.0,
+        heartbeat: float = HEARTBEAT_S,
         name: str = f"tickwheel-python/{__version__}",
     ) -> None:
         self._addresses = parse_url(url or os.environ.get("TICKWHEEL_URL") or DEFAULT_URL)
         self._token = token if token is not None else os.environ.get("TICKWHEEL_TOKEN")
         self._send_timeout_s = _seconds(send_timeout, "send_timeout")
         self._connect_timeout_s = _seconds(connect_timeout, "connect_timeout")
+        self._heartbeat_s = _seconds(heartbeat, "heartbeat")
         if type(retries) is not int or not 0 <= retries <= 1000:
             raise BadRequest(f"retries must be an integer of 0 to 1000, not {shown(retries)}")
         self._retries = retries
@@ -60,7 +68,8 @@ class Client(Enqueuing, Commands):
     # --- life -----------------------------------------------------------------------------------
 
     async def connect(self) -> Self:
-        """Connect. Raises Unreachable after ``connect_timeout``, or what the daemon objects to."""
+        """Connect. Raises Unreachable or NotActive after ``connect_timeout``, or what the daemon
+        objects to."""
         if self._state != "new":
             raise ClientClosed(f"this client is {self._state}; make a new one")
         self._state = "open"
@@ -70,7 +79,9 @@ class Client(Enqueuing, Commands):
             hello,
             send_timeout_s=self._send_timeout_s,
             connect_timeout_s=self._connect_timeout_s,
+            heartbeat_s=self._heartbeat_s,
             deliver=self._deliver,
+            ended=self._ended,
             greeted=self._checker.set_limits,
         )
         self._producer = Producer(link, self._total_s, self._retries)
@@ -116,6 +127,9 @@ class Client(Enqueuing, Commands):
     def _deliver(self, sub: int, epoch: int, delivered_ms: int, items: tuple[Any, ...]) -> None:
         self._subscriptions.deliver(sub, epoch, delivered_ms, items)
 
+    def _ended(self, sub: int, error: TickwheelError) -> None:
+        self._subscriptions.ended(sub, error)
+
     async def __aenter__(self) -> Self:
         return await self.connect()
 
@@ -141,16 +155,32 @@ class Client(Enqueuing, Commands):
         group: str = "default",
         prefetch: int = 256,
         lease: Duration | None = None,
+        retry: Retry | None = None,
+        ack: str = "manual",
+        auto_ack: bool = False,
+        broadcast: bool = False,
     ) -> Subscription:
         """Deliveries as they come due, to one of the group's members each.
 
         At most ``prefetch`` of them are unsettled here; ``lease``: how long one may take before
-        it is delivered again (default: the daemon's).
+        it is delivered again (default: the daemon's). ``retry``: the policy of a group that has
+        none of its own; where it has another one, the subscription ends with Conflict.
+
+        ``ack="on_delivery"``: at most once. The task is over before it is sent; a crash here
+        loses it, and ``close`` what was not read. ``broadcast``: everything that comes due while
+        connected, for this subscriber alone; no group, no retry. For both, every verb answers
+        "done", without the daemon. ``auto_ack``: a delivery is acked when the loop comes back for
+        the next one; ``autoack.py`` says what can be known about how its body ended.
         """
         self._ready()
         self._checker.name(topic, "topic")
-        self._checker.name(group, "group")
-        return self._subscriptions.make(topic, group, prefetch, self._lease_ms(lease))
+        if not broadcast or group:
+            self._checker.name(group, "group")
+        asked = wish(
+            topic, group, lease_ms=self._lease_ms(lease), retry=retry, ack=ack,
+            auto_ack=auto_ack, broadcast=broadcast,
+        )  # fmt: skip
+        return self._subscriptions.make(asked, prefetch)
 
     async def pull(
         self,

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from tickwheel.client.calls import Calls
 from tickwheel.client.link import Link
 from tickwheel.client.results import Backup, DeadLetter, Rescheduled, Stats, TaskInfo, read
+from tickwheel.client.status import Status
 from tickwheel.client.times import Duration, duration_ms, moment_ms, shown
 from tickwheel.errors import BadRequest, ClientClosed, LimitExceeded, ProtocolError
 from tickwheel.protocol.frames import ID_MAX, FrameType, Limits
@@ -101,10 +102,25 @@ class Commands:
     # --- dead letters ---------------------------------------------------------------------------
 
     async def dead_list(
-        self, *, topic: str | None = None, group: str | None = None, limit: int | None = None
+        self,
+        *,
+        topic: str | None = None,
+        group: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        reason: str | None = None,
+        limit: int | None = None,
     ) -> AsyncIterator[DeadLetter]:
-        """Dead letters in the order of their ids, at most ``limit``, read page by page."""
-        options = {"topic": topic, "group": group}
+        """Dead letters in the order of their ids, at most ``limit``, read page by page: those
+        that died at ``since`` or later and before ``until``, with ``reason`` somewhere in the
+        text of the last failure (in whatever case)."""
+        options = {
+            "topic": topic,
+            "group": group,
+            "since_ms": None if since is None else moment_ms(since, "since"),
+            "until_ms": None if until is None else moment_ms(until, "until"),
+            "reason": reason,
+        }
         async for letter in self._pages(FrameType.DEAD_LIST, options, "dead", limit):
             yield read(DeadLetter.of, letter)
 
@@ -122,6 +138,12 @@ class Commands:
         """Counts of now."""
         self._ready()
         return read(Stats.of, await self._calls.call(FrameType.STATS))
+
+    async def status(self) -> Status:
+        """How the daemon is: its role and state, and since when. For one that is not active see
+        ``status_at``."""
+        self._ready()
+        return read(Status.of, await self._calls.call(FrameType.STATUS))
 
     async def backup(self, name: str) -> Backup:
         """Copy the store to a new file ``name`` in the daemon's backup folder, while it works."""
@@ -142,7 +164,7 @@ class Commands:
 
     @property
     def server_info(self) -> Mapping[str, Any]:
-        """What the daemon said last in answer to HELLO: v, epoch, node, now_ms, limits."""
+        """What the daemon said last in answer to HELLO: v, epoch, node, role, now_ms, limits."""
         return self._link.info
 
     @property

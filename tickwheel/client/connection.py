@@ -3,7 +3,7 @@
 Knows HELLO, answers and deliveries by number, and nothing of what they mean. Invariants: every
 request that was written is told exactly once how it ended (``answered``, ``failed``, ``lost`` or
 ``expired``); what is written in one step of the loop leaves in one piece; whatever the daemon
-sends, nothing escapes into the event loop.
+sends, nothing escapes into the event loop; a daemon that says it is not active is left at once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from tickwheel.client.futures import Signal
-from tickwheel.errors import ConnectionLost, ProtocolError, SendTimeout, TickwheelError, from_wire
+from tickwheel.errors import (
+    ConnectionLost,
+    NotActive,
+    ProtocolError,
+    SendTimeout,
+    TickwheelError,
+    from_wire,
+)
 from tickwheel.protocol.codec import Decoder, encode
 from tickwheel.protocol.frames import FrameType
 
@@ -31,10 +38,16 @@ FRAME_BYTES_MAX = 64 * 1024 * 1024
 """The longest frame that is taken from the daemon: counts of very many topics are long."""
 
 _OK, _ERROR = int(FrameType.OK), int(FrameType.ERROR)
-_DELIVER, _GOODBYE = int(FrameType.DELIVER), int(FrameType.GOODBYE)
+_DELIVER, _GOODBYE, _ENDED = (
+    int(FrameType.DELIVER),
+    int(FrameType.GOODBYE),
+    int(FrameType.ENDED),
+)
 
 Deliver = Callable[[int, int, int, tuple[Any, ...]], None]
 """(sub, epoch, delivered_ms, deliveries)"""
+Ended = Callable[[int, TickwheelError], None]
+"""(sub, why): the daemon ended a subscription."""
 
 
 class Request:
@@ -68,21 +81,28 @@ class Request:
 class Connection(asyncio.Protocol):
     """From TCP's handshake to its end. ``closed`` is done when it is over, with the reason."""
 
-    def __init__(self, deliver: Deliver, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, deliver: Deliver, wake: Callable[[], None], ended: Ended | None = None
+    ) -> None:
         self._loop = asyncio.get_running_loop()
         self._deliver = deliver
+        self._ended = ended
         self._wake = wake
         self._decoder = Decoder(FRAME_BYTES_MAX)
         self._out: list[bytes] = []
         self._transport: asyncio.Transport | None = None
         self._leave: asyncio.TimerHandle | None = None
         self.out_bytes = 0
+        self.given_bytes = 0
+        """That the transport ever got."""
         self.paused = False
         self.leaving = False
         """The daemon is about to close: no new work for it."""
         self.requests: dict[int, Request] = {}
         self._room = Signal()
         self.heard_s = self._loop.time()
+        self.silent = False
+        """It was given up because nothing came any more."""
         self.error: TickwheelError | None = None
         self.closed: asyncio.Future[TickwheelError] = self._loop.create_future()
 
@@ -145,6 +165,11 @@ class Connection(asyncio.Protocol):
         except TimeoutError:
             raise SendTimeout(f"the daemon has read nothing for {timeout_s:g} s") from None
 
+    @property
+    def ending(self) -> bool:
+        """It is closed or about to be: what is written now gets nowhere."""
+        return self._transport is None or self._transport.is_closing()
+
     def ask(self, number: int, request: Request, data: bytes) -> None:
         """Write a request at the next ``flush``; its end will be told to it."""
         request.sent_s = self._loop.time()
@@ -164,12 +189,21 @@ class Connection(asyncio.Protocol):
         self._out.clear()
         self.out_bytes = 0
         if not self._transport.is_closing():
+            self.given_bytes += len(data)
             self._transport.write(data)
+
+    @property
+    def left_bytes(self) -> int:
+        """Of those given, the ones that have left for the system's buffers."""
+        waiting = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        return self.given_bytes - waiting
 
     # --- ends -----------------------------------------------------------------------------------
 
     def leave(self, reason: TickwheelError) -> None:
-        """Wait for the answers that are due, then close."""
+        """Wait for the answers that are due, then close. Who is not active has none to give."""
+        if isinstance(reason, NotActive):
+            self.abort(reason)
         if self.leaving:
             return
         self.leaving = True
@@ -223,6 +257,8 @@ class Connection(asyncio.Protocol):
             self._take_error(*frame[1:4])
         elif kind == _GOODBYE:
             self.leave(from_wire(str(frame[1]), str(frame[2])))
+        elif kind == _ENDED and self._ended is not None:
+            self._ended(frame[1], from_wire(str(frame[2]), str(frame[3])))
         # Types of a newer daemon are passed over: they ask for nothing.
 
     def _answer(self, request: Request, result: Any) -> None:
@@ -238,6 +274,8 @@ class Connection(asyncio.Protocol):
         request = self.requests.pop(number, None) if number else None
         if error.closes_connection:
             self.error = error
+        elif isinstance(error, NotActive):
+            self.abort(error)
         if request is not None:
             request.failed(error)
         elif number == 0 and not error.closes_connection:

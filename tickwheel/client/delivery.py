@@ -12,12 +12,31 @@ from tickwheel.client.times import Duration, duration_ms, moment
 from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
-    from tickwheel.client.acks import Acks, Channel
+    from tickwheel.client.acks import Channel
     from tickwheel.client.calls import Calls
 
 Item = tuple[Any, ...]
 """(id, attempt, due_ms, body) or the same with a map of options."""
 _NOTHING: Mapping[str, Any] = {}
+
+
+class Finished:
+    """Stands for the daemon where nothing is left to be said: what is delivered at most once, or
+    by a broadcast, had its end before it was sent. Every verb is answered "done" at once."""
+
+    __slots__ = ()
+    WORD = "done"
+
+    def add(self, task_id: int, attempt: int) -> asyncio.Future[str]:
+        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        future.set_result(self.WORD)
+        return future
+
+    async def call(self, kind: FrameType, *fields: Any) -> list[str]:
+        return [self.WORD]
+
+
+FINISHED = Finished()
 
 
 class Parcel:
@@ -28,8 +47,8 @@ class Parcel:
 
     def __init__(
         self,
-        calls: Calls,
-        acks: Acks,
+        calls: Calls | Finished,
+        acks: Channel | Finished,
         topic: str,
         group: str,
         epoch: int,
@@ -37,7 +56,7 @@ class Parcel:
         items: list[Item],
     ) -> None:
         self.calls = calls
-        self.acks: Channel = acks.channel(topic, group, epoch)
+        self.acks = acks
         self.topic = topic
         self.group = group
         self.epoch = epoch
@@ -56,11 +75,13 @@ class Delivery:
     something else came first, what became of the task ("stale", "cancelled", "gone", …).
     """
 
-    __slots__ = ("_item", "_parcel")
+    __slots__ = ("_item", "_parcel", "settled")
 
     def __init__(self, parcel: Parcel, item: Item) -> None:
         self._parcel = parcel
         self._item = item
+        self.settled = False
+        """Whether ack, nack, reject or release was called; not whether it was answered."""
 
     # --- the task -------------------------------------------------------------------------------
 
@@ -126,14 +147,21 @@ class Delivery:
         """When it was sent, by the daemon's clock."""
         return self._parcel.delivered_ms
 
+    @property
+    def lease_until_s(self) -> float:
+        """When it was handed out: until when its lease holds for sure, by the loop's clock."""
+        return self._parcel.until_s
+
     # --- what becomes of it ---------------------------------------------------------------------
 
     async def ack(self) -> str:
         """Done. "acked" when it is durable, or what else became of the task."""
+        self.settled = True
         return await self._parcel.acks.add(self._item[0], self._item[1])
 
     def ack_nowait(self) -> asyncio.Future[str]:
         """``ack`` as a future; acks of one step of the event loop share a frame."""
+        self.settled = True
         return self._parcel.acks.add(self._item[0], self._item[1])
 
     async def nack(self, delay: Duration | None = None, reason: str | None = None) -> str:
@@ -141,10 +169,12 @@ class Delivery:
         retries are used up, to the dead letters. "retrying" or "dead"."""
         delay_ms = None if delay is None else duration_ms(delay, "delay")
         item = (*self._receipt, delay_ms, reason)
+        self.settled = True
         return await self._one(FrameType.NACK, [item])
 
     async def reject(self, reason: str | None = None) -> str:
         """It can never succeed: to the dead letters at once. "dead"."""
+        self.settled = True
         return await self._one(FrameType.REJECT, [(*self._receipt, reason)])
 
     async def extend(self, seconds: Duration) -> str:
@@ -154,6 +184,7 @@ class Delivery:
 
     async def release(self) -> str:
         """Back unstarted: ready at once, and the attempt does not count. "released"."""
+        self.settled = True
         return await self._plain(FrameType.RELEASE, "released")
 
     @property

@@ -10,6 +10,7 @@ from typing import Any
 from tickwheel.client.link import Link
 from tickwheel.client.partly import gather_receipts
 from tickwheel.client.producer import Producer
+from tickwheel.client.retry import Retry
 from tickwheel.client.tasks import FRAME_BYTES, Draft, Receipt, Task, TaskChecker, Value
 from tickwheel.client.times import Duration
 from tickwheel.errors import ClientClosed, TickwheelError
@@ -18,7 +19,7 @@ from tickwheel.protocol.frames import FrameType, Limits
 
 FRAMES_AHEAD = 8
 """Frames of one ``enqueue_many`` that may be on their way at a time."""
-_NO_OPTIONS = (None, None, None, None, 0, None)
+_NO_OPTIONS = (None, None, None, None, 0, None, None)
 
 
 class Enqueuing:
@@ -44,13 +45,15 @@ class Enqueuing:
         properties: Mapping[str, Value] | None = None,
         priority: int = 0,
         ttl: Duration | None = None,
+        retry: Retry | None = None,
     ) -> Receipt:
         """Store a task durably; due after ``delay``, or ``at``, else at once.
 
-        Concurrent calls share frames. Raises BadRequest when it is wrong; Refused (or a kind of
+        ``retry``: its own policy, which wins over its group's and topic's. Concurrent calls
+        share frames. Raises BadRequest when it is wrong; Refused (or a kind of
         it) or Unreachable when it was certainly not stored; OutcomeUnknown when nobody knows.
         """
-        draft = self._draft(topic, body, delay, at, key, tag, properties, priority, ttl)
+        draft = self._draft(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
         if self._producer.is_full:
             await self._producer.wait_room()
         receipt: Receipt = await self._producer.add(draft)
@@ -68,13 +71,14 @@ class Enqueuing:
         properties: Mapping[str, Value] | None = None,
         priority: int = 0,
         ttl: Duration | None = None,
+        retry: Retry | None = None,
     ) -> asyncio.Future[Receipt]:
         """``enqueue`` as a future.
 
         Raises at once what is wrong with the task, and Overloaded when too many wait; what goes
         wrong later is the future's. One that nobody looks at is only logged.
         """
-        draft = self._draft(topic, body, delay, at, key, tag, properties, priority, ttl)
+        draft = self._draft(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
         return self._producer.add(draft)
 
     async def enqueue_many(self, tasks: Iterable[Task]) -> list[Receipt]:
@@ -116,12 +120,13 @@ class Enqueuing:
         properties: Mapping[str, Value] | None = None,
         priority: int = 0,
         ttl: Duration | None = None,
+        retry: Retry | None = None,
     ) -> None:
         """Send a task and forget it: no answer, no retry, no promise that it is stored.
 
         Raises what is wrong with it, and Unreachable when there is no connection to send it on.
         """
-        draft = self._draft(topic, body, delay, at, key, tag, properties, priority, ttl)
+        draft = self._draft(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
         connection = await self._link.wait_up(self._send_timeout_s)
         if not connection.has_room:
             await connection.wait_room(self._send_timeout_s)
@@ -134,10 +139,10 @@ class Enqueuing:
             draft = self._checker.plain(topic, body, delay)
             if draft is not None:
                 return draft
-        at, key, tag, properties, priority, ttl = options
+        at, key, tag, properties, priority, ttl, retry = options
         task = Task(
             topic, body, delay=delay, at=at, key=key, tag=tag, properties=properties,
-            priority=priority, ttl=ttl,
+            priority=priority, ttl=ttl, retry=retry,
         )  # fmt: skip
         return self._checker.check(task)
 

@@ -1,21 +1,22 @@
-"""One connection to the daemon, made again for ever while the client is open.
+"""One connection to the active daemon, made again for ever while the client is open.
 
 Numbers requests, says HELLO, and lets the sources of frames write once in each step of the event
-loop. Knows no frame but HELLO. Invariants: request numbers ascend over all connections; while
-one connection is up no other is tried.
+loop; which address is tried when is ``search``'s. Knows no frame but HELLO. Invariants: request
+numbers ascend over all connections; while one connection is up no other is tried; one to a
+standby never stands.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from tickwheel.client.addresses import Address, shown
-from tickwheel.client.connection import LOGGER, Connection, Deliver, Request, hello
+from tickwheel.client.addresses import Address
+from tickwheel.client.connection import LOGGER, Connection, Deliver, Ended, Request, hello
 from tickwheel.client.futures import fail
+from tickwheel.client.search import Search, Silent, standby
 from tickwheel.client.watch import Watch
 from tickwheel.errors import (
     ClientClosed,
@@ -27,8 +28,6 @@ from tickwheel.errors import (
 )
 from tickwheel.protocol.frames import PROTOCOL_VERSION, Limits
 
-BACKOFF_S_MIN = 0.05
-BACKOFF_S_MAX = 5.0
 STEADY_S = 1.0
 """A connection that lived so long was a good one: the next wait is the shortest again."""
 
@@ -76,7 +75,9 @@ class Link:
         *,
         send_timeout_s: float,
         connect_timeout_s: float,
+        heartbeat_s: float,
         deliver: Deliver,
+        ended: Ended,
         greeted: Callable[[Limits], None],
     ) -> None:
         self.loop = asyncio.get_running_loop()
@@ -87,25 +88,24 @@ class Link:
         self.sources: list[Source] = []
         self.trouble: TickwheelError = Unreachable("not connected yet")
         """Why the last attempt or connection failed."""
-        self._addresses = list(addresses)
-        self._next = 0
+        self._search = Search(addresses, self._greet, connect_timeout_s)
         self._hello_options = {"v": PROTOCOL_VERSION, **hello_options}
         self._connect_timeout_s = connect_timeout_s
         self._deliver = deliver
+        self._ended = ended
         self._greeted = greeted
         self._number = 0
         self._flushing = False
-        self._backoff_s = BACKOFF_S_MIN
-        self._watch = Watch(self, send_timeout_s)
+        self._watch = Watch(self, send_timeout_s, heartbeat_s)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._up = asyncio.Event()
-        self._greeted_once = False
         self._runner: asyncio.Task[None] | None = None
 
     # --- life -----------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Until the first connection stands. Raises Unreachable, or what the daemon objects to."""
+        """Until the first connection stands. Raises Unreachable, NotActive, or what the daemon
+        objects to."""
         self._runner = self.loop.create_task(self._run())
         up = self.loop.create_task(self._first_stands())
         try:
@@ -167,18 +167,15 @@ class Link:
     def _flush(self) -> None:
         self._flushing = False
         connection = self.connection
-        if connection is None:
-            return
+        if connection is None or connection.ending:
+            return  # the next one will take it
         for source in self.sources:
             source.collect(connection)
         connection.flush()
 
-    def unreachable(self, waited_s: float) -> Unreachable:
-        where = ", ".join(map(shown, self._addresses))
-        return Unreachable(
-            f"no daemon at {where} within {waited_s:g} s: {self.trouble.code}:"
-            f" {self.trouble.message}"
-        )
+    def unreachable(self, waited_s: float) -> TickwheelError:
+        """Unreachable, or NotActive when a daemon is there and stands by."""
+        return self._search.failure(waited_s)
 
     def overdue(self, what: str, waited_s: float, *, written: bool) -> TickwheelError:
         """Why there is no answer: never sent, connection broken, or plain silence."""
@@ -192,7 +189,7 @@ class Link:
         return SendTimeout(f"{what} was sent and not answered within {waited_s:g} s")
 
     async def wait_up(self, timeout_s: float) -> Connection:
-        """A connection. Raises Unreachable."""
+        """A connection. Raises Unreachable or NotActive."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._up.wait()
@@ -204,20 +201,19 @@ class Link:
 
     async def _run(self) -> None:
         while True:
-            connection = await self._connect()
+            connection = await self._search.find()
             began_s = self.loop.time()
             self._stand(connection)
             self.trouble = await asyncio.shield(connection.closed)
             LOGGER.info("connection ended: %s: %s", self.trouble.code, self.trouble.message)
+            steady = self.loop.time() - began_s >= STEADY_S
+            self._search.ended(self.trouble, silent=connection.silent, steady=steady)
             self._fall(connection)
-            if self.loop.time() - began_s >= STEADY_S:
-                self._backoff_s = BACKOFF_S_MIN
-            else:
-                await self._wait_a_bit()
+            if not steady:
+                await self._search.pause()
 
     def _stand(self, connection: Connection) -> None:
         self.connection = connection
-        self._greeted_once = True
         self._up.set()
         for source in self.sources:
             source.up()
@@ -226,52 +222,28 @@ class Link:
     def _fall(self, connection: Connection) -> None:
         self.connection = None
         self._up.clear()
-        self._next += 1  # another address first
         for source in self.sources:
             source.down()
         connection.give_up_requests()
 
-    async def _connect(self) -> Connection:
-        """Each address in turn, then a pause that grows, for ever."""
-        while True:
-            for _ in self._addresses:
-                address = self._addresses[self._next % len(self._addresses)]
-                try:
-                    return await self._greet(address)
-                except TickwheelError as error:
-                    self.trouble = error
-                    if not error.retryable:
-                        LOGGER.warning("%s: %s: %s", shown(address), error.code, error.message)
-                self._next += 1
-            if not self._greeted_once and not self.trouble.retryable:
-                raise self.trouble
-            await self._wait_a_bit()
-
-    async def _wait_a_bit(self) -> None:
-        await asyncio.sleep(self._backoff_s * random.uniform(0.5, 1.0))
-        self._backoff_s = min(self._backoff_s * 2, BACKOFF_S_MAX)
-
-    async def _greet(self, address: Address) -> Connection:
-        """One attempt at one address. Raises a TickwheelError."""
-        connection = Connection(self._deliver, self.wake)
-        # A share for each, so that a silent one leaves time for the others.
-        timeout_s = self._connect_timeout_s / len(self._addresses)
+    async def _greet(self, address: Address, timeout_s: float) -> Connection:
+        """One attempt at one address. Raises a TickwheelError; Standby and Silent mean that."""
+        connection = Connection(self._deliver, self.wake, self._ended)
         try:
             async with asyncio.timeout(timeout_s):
                 await self.loop.create_connection(lambda: connection, *address)
                 await self._say_hello(connection)
             return connection
         except TimeoutError:
-            error: TickwheelError = Unreachable(
-                f"{shown(address)} did not answer within {timeout_s:g} s"
-            )
+            error: TickwheelError = Silent(f"did not answer within {timeout_s:g} s")
         except (OSError, UnicodeError) as problem:  # UnicodeError: no host name at all
-            error = Unreachable(f"{shown(address)}: {problem}")
+            error = Unreachable(str(problem))
         except TickwheelError as problem:
             error = problem
         except BaseException:
             connection.abort(ClientClosed())
             raise
+        self.trouble = error
         connection.abort(error)
         raise error
 
@@ -286,6 +258,9 @@ class Link:
         info = request.done.result()
         if not isinstance(info, dict):
             raise ProtocolError("HELLO's answer is no map")
+        not_active = standby(info)
+        if not_active is not None:
+            raise not_active
         self.limits = Limits.from_wire(info.get("limits"))
         self.info = info
         self._greeted(self.limits)

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypedDict, TypeVar
 
+from tickwheel.client.retry import Retry
 from tickwheel.client.tasks import Value
 from tickwheel.client.times import moment
 from tickwheel.errors import ProtocolError
 
 Map = Mapping[str, Any]
-Failure = tuple[int, int, str]
+Failure = tuple[int, int, str, str]
 """(attempt, when in ms since 1970, reason)"""
 T = TypeVar("T")
 
@@ -57,10 +58,13 @@ class GroupInfo:
     at_ms: int
     """When its lease ends, its retry comes, it died or was acked, by ``state``."""
     failures: tuple[Failure, ...]
+    retries_left: int | None = None
+    """Before it is dead; None: the daemon does not say."""
 
     @classmethod
     def of(cls, raw: Map) -> GroupInfo:
-        return cls(raw["state"], raw["attempt"], raw["at_ms"], _failures(raw["failures"]))
+        failures, left = _failures(raw["failures"]), raw.get("retries_left")
+        return cls(raw["state"], raw["attempt"], raw["at_ms"], failures, left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,12 +149,28 @@ class GroupStats:
     subscribers: int
     delivered: int
     acked: int
+    nacked: int
+    expired: int
+    since_ms: int
+    """It is owed what came due from then on; 0: all that is there."""
+    oldest_ready_ms: int
+    """For how long the oldest of the ready ones has been; 0: there is none."""
+    paused: bool
+    rate: float | None
+    burst: int | None
+    retry: Retry | None
     raw: Map = field(repr=False)
+
+    @property
+    def retrying(self) -> int:
+        """Those that wait for their next attempt."""
+        return self.waiting
 
     @classmethod
     def of(cls, raw: Map) -> GroupStats:
         names = ("ready", "in_flight", "waiting", "dead", "subscribers", "delivered", "acked")
-        return cls(**_counts(raw, names), raw=raw)
+        newer = _newer(raw, "nacked", "expired", "since_ms", "oldest_ready_ms")
+        return cls(**_counts(raw, names), **newer, **_settings(raw), raw=raw)
 
 
 _COUNTS = ("pending", "ready", "in_flight", "waiting", "dead", "enqueued", "delivered", "acked")
@@ -166,13 +186,22 @@ class TopicStats:
     enqueued: int
     delivered: int
     acked: int
+    oldest_ready_ms: int
+    """For how long the oldest of the ready ones has been; 0: there is none."""
+    broadcasters: int
+    """Subscribers that get everything while they are connected."""
+    paused: bool
+    rate: float | None
+    burst: int | None
+    retry: Retry | None
     groups: Mapping[str, GroupStats]
     raw: Map = field(repr=False)
 
     @classmethod
     def of(cls, raw: Map) -> TopicStats:
         groups = {name: GroupStats.of(group) for name, group in raw["groups"].items()}
-        return cls(**_counts(raw, _COUNTS), groups=groups, raw=raw)
+        newer = _newer(raw, "oldest_ready_ms", "broadcasters")
+        return cls(**_counts(raw, _COUNTS), **newer, **_settings(raw), groups=groups, raw=raw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,13 +216,20 @@ class Stats:
     enqueued: int
     delivered: int
     acked: int
+    dead_total: int
+    """That ever became dead letters."""
+    dead_expired: int
+    """Dead letters that were kept for as long as they are kept."""
+    dropped_once: int
+    """Deliveries of at-most-once subscriptions that had their end and were not sent."""
     topics: Mapping[str, TopicStats]
     raw: Map = field(repr=False)
 
     @classmethod
     def of(cls, raw: Map) -> Stats:
         topics = {name: TopicStats.of(topic) for name, topic in raw["topics"].items()}
-        return cls(**_counts(raw, _COUNTS), topics=topics, raw=raw)
+        newer = _newer(raw, "dead_total", "dead_expired", "dropped_once")
+        return cls(**_counts(raw, _COUNTS), **newer, topics=topics, raw=raw)
 
 
 class Backup(TypedDict):
@@ -203,9 +239,24 @@ class Backup(TypedDict):
     bytes: int
 
 
-def _counts(raw: Map, names: tuple[str, ...]) -> dict[str, int]:
+def _counts(raw: Map, names: tuple[str, ...]) -> dict[str, Any]:
     return {name: int(raw[name]) for name in names}
 
 
+def _newer(raw: Map, *names: str) -> dict[str, Any]:
+    """Counts that an older daemon does not have."""
+    return {name: int(raw.get(name) or 0) for name in names}
+
+
+def _settings(raw: Map) -> dict[str, Any]:
+    retry = raw.get("retry")
+    return {
+        "paused": bool(raw.get("paused", False)),
+        "rate": raw.get("rate"),
+        "burst": raw.get("burst"),
+        "retry": None if retry is None else Retry.of(retry),
+    }
+
+
 def _failures(raw: Any) -> tuple[Failure, ...]:
-    return tuple((attempt, at_ms, reason) for attempt, at_ms, reason in raw)
+    return tuple((one[0], one[1], one[2], one[3] if len(one) > 3 else "") for one in raw)

@@ -8,17 +8,28 @@ given back at the end without costing an attempt; nothing is handed out after ``
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from tickwheel.client.buffer import Buffer, Lot, lots
+from tickwheel.client.autoack import AutoAck, Reader
+from tickwheel.client.buffer import Buffer
 from tickwheel.client.calls import retry_pause_s
 from tickwheel.client.connection import LOGGER
 from tickwheel.client.delivery import Delivery, Parcel
 from tickwheel.client.futures import Signal
-from tickwheel.errors import ClientClosed, Conflict, ProtocolError, TickwheelError
+from tickwheel.client.subscribing import Wish
+from tickwheel.client.upkeep import Upkeep
+from tickwheel.errors import (
+    BadRequest,
+    ClientClosed,
+    Conflict,
+    ConnectionLost,
+    NotFound,
+    ProtocolError,
+    TickwheelError,
+)
 from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
@@ -26,7 +37,6 @@ if TYPE_CHECKING:
 
 LEASE_GUESS_S = 30.0
 """Until the daemon has said how long its leases are."""
-TICKS_PER_LEASE = 16
 STREAK_MAX = 128
 """So many deliveries are handed out before the event loop gets its turn: acks leave, and more
 deliveries come in, while a fast consumer works."""
@@ -43,31 +53,29 @@ class Subscription:
         self,
         subscriptions: Subscriptions,
         number: int,
-        topic: str,
-        group: str,
+        wish: Wish,
         prefetch: int,
-        lease_ms: int | None,
     ) -> None:
-        self.topic = topic
-        self.group = group
+        self.topic, self.group, self.leased = wish.topic, wish.group, wish.leased
+        self._wish = wish
+        self._auto = AutoAck() if wish.auto_ack else None
         self._all = subscriptions
         self._link = subscriptions.link
         self._call = subscriptions.calls.call
         self._number = number
         self._prefetch = prefetch
-        self._lease_ms = lease_ms
-        self._buffer = Buffer(LEASE_GUESS_S if lease_ms is None else lease_ms / 1000)
+        self._buffer = Buffer(_lease_guess_s(wish))
         self._arrived = Signal()
+        self._upkeep = Upkeep(
+            subscriptions.calls, self._buffer, self.topic, self.group, self._arrived.tell
+        )
         self._starting = asyncio.Lock()
         self._on = False
         self._closed = False
         self._error: TickwheelError | None = None
         self._subscribing = False
-        self._missed = False
-        """A new connection came while the subscribing was under way."""
         self._credit = prefetch
         """What the daemon was told; less than ``prefetch`` while an old buffer drains."""
-        self._timer: asyncio.TimerHandle | None = None
         self._streak = 0
         self._resuming: asyncio.Task[None] | None = None
 
@@ -101,7 +109,8 @@ class Subscription:
             if self._link.connection is not None:
                 with suppress(TickwheelError):
                     await self._call(FrameType.UNSUBSCRIBE, self._number, repeat=False)
-                await self._release(self._buffer.clear())
+                if self.leased:
+                    await self._upkeep.release()
         finally:
             self._all.remove(self._number)
 
@@ -122,13 +131,15 @@ class Subscription:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        await self.close()
+        try:
+            if self._auto is not None:
+                await self._auto.left(error)
+        finally:
+            await self.close()
 
     def _end(self) -> None:
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._upkeep.stop()
         self._arrived.tell()
 
     def fail(self, error: TickwheelError) -> None:
@@ -137,12 +148,28 @@ class Subscription:
             self._error = error
             self._end()
 
+    def ended(self, error: TickwheelError) -> None:
+        """The daemon has, or wants, no such subscription any more."""
+        LOGGER.error("subscription to %s ended: %s: %s", self.topic, error.code, error.message)
+        self.fail(error)
+        self._link.spawn(self._leave())
+
     # --- handing out ----------------------------------------------------------------------------
 
-    def __aiter__(self) -> Self:
-        return self
+    def __aiter__(self) -> AsyncIterator[Delivery]:
+        return self if self._auto is None else self._auto.reader(self._take)
 
-    async def __anext__(self) -> Delivery:
+    @property
+    def lease_s(self) -> float:
+        """How long its leases are, by the daemon's last word."""
+        return self._buffer.lease_s
+
+    def __anext__(self) -> Coroutine[Any, Any, Delivery]:
+        if self._auto is not None:
+            raise BadRequest("auto_ack needs async for, or anext() of aiter(subscription)")
+        return self._take()
+
+    async def _take(self) -> Delivery:
         if not self._on:
             await self.start()
         if self._streak >= STREAK_MAX:
@@ -155,7 +182,8 @@ class Subscription:
                 return delivery
             if self._credit != self._prefetch and not self._subscribing:
                 self._credit = self._prefetch
-                self._link.spawn(self._restore_credit())
+                # The old buffer is handed out: the whole prefetch from now on.
+                self._link.spawn(self._tell_credit())
             self._streak = 0
             await self._arrived.wait()
         if self._error is not None and not isinstance(self._error, ClientClosed):
@@ -164,7 +192,8 @@ class Subscription:
 
     async def batches(self, max_deliveries: int = 256) -> AsyncIterator[list[Delivery]]:
         """What is there, at least one, at most ``max_deliveries`` at a time."""
-        async for first in self:
+        source = aiter(self)
+        async for first in source:
             batch = [first]
             now_s = self._link.loop.time()
             while len(batch) < max_deliveries:
@@ -173,28 +202,38 @@ class Subscription:
                     break
                 batch.append(delivery)
             self._streak = STREAK_MAX
+            if isinstance(source, Reader):
+                source.took(batch)
             yield batch
 
     def deliver(self, parcel: Parcel) -> None:
         """Deliveries have come."""
         self._buffer.put(parcel, self._link.loop.time())
         self._arrived.tell()
-        if self._timer is None and not self._closed:
-            self._arm()
+        if not self.leased:
+            self._hold_back()
+        else:
+            self._upkeep.begin()
+
+    def _hold_back(self) -> None:
+        """Nothing is acked, so nothing but this keeps a daemon from sending ever more."""
+        if self._credit and len(self._buffer) >= self._prefetch:
+            self._credit = 0
+            self._link.spawn(self._tell_credit())
 
     # --- over reconnects ------------------------------------------------------------------------
 
     def connection_lost(self) -> None:
-        self._buffer.connection_lost(self._link.loop.time())
+        if self.leased:
+            self._buffer.connection_lost(self._link.loop.time())
 
     def connection_up(self) -> None:
         """Subscribe again, and keep what was delivered before."""
-        if self._closed:
+        if self._closed or not self._on:
             return
-        self._missed = True
-        if self._on and not self._subscribing:
+        if self._resuming is None or self._resuming.done():
             self._resuming = self._link.spawn(self._resume())
-            self._extend(self._buffer.to_confirm(self._link.loop.time()))
+        self._upkeep.confirm()
 
     async def _resume(self) -> None:
         tries = 0
@@ -204,83 +243,58 @@ class Subscription:
                 return
             except TickwheelError as error:
                 if not error.retryable:
-                    LOGGER.error(
-                        "subscription to %s ended: %s: %s", self.topic, error.code, error.message
-                    )
-                    self.fail(error)
+                    self.ended(error)
                     return
             await asyncio.sleep(retry_pause_s(tries))
             tries += 1
 
     async def _subscribe(self) -> None:
-        self._subscribing = True
+        self._subscribing, undone = True, False
         try:
-            self._missed = True
-            while self._missed and not self._closed:
-                self._missed = False
+            while not self._closed:
                 # What waits here from before counts: a flapping line must not pile up work.
                 self._credit = max(0, self._prefetch - len(self._buffer))
-                options = {} if self._lease_ms is None else {"lease_ms": self._lease_ms}
-                fields = (self._number, self.topic, self.group, self._credit, options)
+                fields = self._wish.fields(self._number, self._credit)
                 try:
-                    answer = await self._call(FrameType.SUBSCRIBE, *fields)
+                    # Not repeated by itself: whatever answers did so on the present connection.
+                    answer = await self._call(FrameType.SUBSCRIBE, *fields, repeat=False)
+                except ConnectionLost:
+                    continue
                 except Conflict:
-                    continue  # asked again on a new connection, which had the repeat already
+                    if undone or not await self._undo():
+                        raise
+                    undone = True
+                    continue
                 self._set_lease(answer)
+                return
         finally:
             self._subscribing = False
+
+    async def _undo(self) -> bool:
+        """Whether the number was taken: by a SUBSCRIBE that was done, but not answered in time.
+        Else the conflict is about something else."""
+        try:
+            await self._call(FrameType.UNSUBSCRIBE, self._number, repeat=False)
+        except NotFound:
+            return False
+        except ConnectionLost:
+            pass
+        return True
 
     def _set_lease(self, answer: Any) -> None:
         try:
             lease_ms = int(answer["lease_ms"])
         except (TypeError, LookupError, ValueError):
             raise ProtocolError(f"SUBSCRIBE's answer has no lease_ms: {answer!r:.100}") from None
-        self._buffer.set_lease(lease_ms / 1000, self._link.loop.time())
+        if self.leased:
+            self._buffer.set_lease(lease_ms / 1000, self._link.loop.time())
 
-    async def _restore_credit(self) -> None:
-        """The old buffer is handed out: the whole prefetch from now on."""
+    async def _tell_credit(self) -> None:
         with suppress(TickwheelError):
-            await self._call(FrameType.PREFETCH, self._number, self._prefetch, repeat=False)
+            await self._call(FrameType.PREFETCH, self._number, self._credit, repeat=False)
 
-    # --- leases of what waits -------------------------------------------------------------------
 
-    def _arm(self) -> None:
-        delay_s = self._buffer.lease_s / TICKS_PER_LEASE
-        self._timer = self._link.loop.call_later(delay_s, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        if self._buffer and not self._closed:
-            self._arm()
-            if self._link.connection is not None:
-                self._extend(self._buffer.to_extend(self._link.loop.time()))
-
-    def _extend(self, parcels: list[Parcel]) -> None:
-        for parcel in parcels:
-            parcel.extending = True
-        for lot in lots(parcels, self._link.limits.ids_per_frame_max):
-            self._link.spawn(self._extend_lot(lot))
-
-    async def _extend_lot(self, lot: Lot) -> None:
-        asked_s, lease_ms = self._link.loop.time(), int(self._buffer.lease_s * 1000)
-        head = (FrameType.EXTEND, self.topic, self.group, lot.epoch, lot.ids, lot.attempts)
-        try:
-            words = await self._call(*head, lease_ms, repeat=False)
-        except TickwheelError as error:
-            LOGGER.info("leases that wait were not extended: %s: %s", error.code, error.message)
-            return
-        finally:
-            for parcel in lot.parcels:
-                parcel.extending = False
-        said = zip(lot.ids, words or (), strict=False)
-        stale = {task_id for task_id, word in said if word != "extended"}
-        self._buffer.extended(lot.parcels, asked_s, stale)
-        self._arrived.tell()
-
-    async def _release(self, parcels: Iterable[Parcel]) -> None:
-        """Give deliveries back unstarted; if that fails their leases end by themselves."""
-        # The last lot first: each goes to the front of the line.
-        for lot in reversed(list(lots(parcels, self._link.limits.ids_per_frame_max))):
-            fields = (self.topic, self.group, lot.epoch, lot.ids, lot.attempts)
-            with suppress(TickwheelError):
-                await self._call(FrameType.RELEASE, *fields, repeat=False)
+def _lease_guess_s(wish: Wish) -> float:
+    if not wish.leased:
+        return float("inf")
+    return LEASE_GUESS_S if wish.lease_ms is None else wish.lease_ms / 1000

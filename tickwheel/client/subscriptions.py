@@ -8,8 +8,9 @@ from typing import Any
 from tickwheel.client.acks import Acks
 from tickwheel.client.calls import Calls
 from tickwheel.client.connection import Connection
-from tickwheel.client.delivery import Delivery, Parcel
+from tickwheel.client.delivery import FINISHED, Delivery, Parcel
 from tickwheel.client.link import Link
+from tickwheel.client.subscribing import Wish
 from tickwheel.client.subscription import Subscription
 from tickwheel.client.times import shown
 from tickwheel.errors import BadRequest, TickwheelError
@@ -26,11 +27,11 @@ class Subscriptions:
         self._open: dict[int, Subscription] = {}
         self._last_number = 0
 
-    def make(self, topic: str, group: str, prefetch: int, lease_ms: int | None) -> Subscription:
+    def make(self, wish: Wish, prefetch: int) -> Subscription:
         """A subscription that is not started. Raises BadRequest."""
         self.check_prefetch(prefetch)
         self._last_number += 1
-        return Subscription(self, self._last_number, topic, group, prefetch, lease_ms)
+        return Subscription(self, self._last_number, wish, prefetch)
 
     def check_prefetch(self, prefetch: Any) -> None:
         limit = self.link.limits.prefetch_max
@@ -53,17 +54,25 @@ class Subscriptions:
         subscription = self._open.get(sub)
         if subscription is None or not items:
             return
-        subscription.deliver(
-            self.parcel(subscription.topic, subscription.group, epoch, delivered_ms, items)
-        )
+        topic, group, leased = subscription.topic, subscription.group, subscription.leased
+        subscription.deliver(self.parcel(topic, group, epoch, delivered_ms, items, leased=leased))
+
+    def ended(self, sub: int, error: TickwheelError) -> None:
+        """The daemon ended a subscription: its group was deleted, or it reads too slowly."""
+        subscription = self._open.get(sub)
+        if subscription is not None:
+            subscription.ended(error)
 
     def parcel(
-        self, topic: str, group: str, epoch: int, delivered_ms: int, items: tuple[Any, ...]
-    ) -> Parcel:
+        self, topic: str, group: str, epoch: int, delivered_ms: int, items: tuple[Any, ...],
+        *, leased: bool = True,
+    ) -> Parcel:  # fmt: skip
         """Deliveries of one frame. Raises ValueError when they are none."""
         if min(map(len, items)) < 4:
             raise ValueError("a delivery has fewer than 4 fields")
-        return Parcel(self.calls, self.acks, topic, group, epoch, delivered_ms, list(items[::-1]))
+        calls = self.calls if leased else FINISHED
+        acks = self.acks.channel(topic, group, epoch) if leased else FINISHED
+        return Parcel(calls, acks, topic, group, epoch, delivered_ms, list(items[::-1]))
 
     def pulled(self, topic: str, group: str, answer: Any) -> list[Delivery]:
         """The answer to a PULL. Raises ValueError and the like when it is none."""

@@ -14,6 +14,7 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.times import Duration, duration_ms, moment, moment_ms, shown
 from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded
 from tickwheel.protocol.codec import encode
@@ -37,7 +38,7 @@ class Task:
 
     ``delay`` and ``ttl`` in seconds (or timedeltas), ``at`` an aware datetime, ``priority`` 0 to
     255 (higher first among what is due). ``ttl``: how long after its due time it is worth
-    delivering. Checked when it is enqueued.
+    delivering. ``retry``: its own policy. Checked when it is enqueued.
     """
 
     topic: str
@@ -50,6 +51,7 @@ class Task:
     properties: Mapping[str, Value] | None = None
     priority: int = 0
     ttl: Duration | None = None
+    retry: Retry | None = None
 
 
 class Receipt(NamedTuple):
@@ -181,6 +183,8 @@ class TaskChecker:
         if task.ttl is not None:
             ttl_ms = duration_ms(task.ttl, f"{field}.ttl")
             options["ttl_ms"] = _integer(ttl_ms, f"{field}.ttl in ms", 1, limits.delay_ms_max)
+        if task.retry is not None:
+            options["retry"] = policy_wire(task.retry, f"{field}.retry")
         return options
 
     def _properties(self, given: Any, field: str) -> dict[str, Value]:
@@ -226,6 +230,7 @@ def _is_plain(task: Task) -> bool:
         and task.tag is None
         and not task.properties
         and task.ttl is None
+        and task.retry is None
         and type(task.priority) is int
         and task.priority == 0
     )

@@ -31,7 +31,8 @@ SELECT id FROM every AS task WHERE due_ms <= :position_ms
  AND EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state = 4)
  AND NOT EXISTS (SELECT 1 FROM dead d WHERE d.id = task.id)
  AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state <> 4)
- AND NOT EXISTS (SELECT 1 FROM grp g WHERE g.topic = task.topic AND g.since_ms <= task.due_ms
+ AND NOT EXISTS (SELECT 1 FROM grp g WHERE g.topic = task.topic AND g.grp <> ''
+  AND g.since_ms <= task.due_ms
   AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.grp = g.grp))
 """
 
@@ -111,6 +112,7 @@ def _count(connection: sqlite3.Connection, audit: Audit) -> None:
         ("progress", "prepare", rows.progress_row),
         ("dead", "dead", rows.dead_row),
         ("sessions", "session", rows.session_row),
+        ("", "grp", rows.group_row),
     )
     for name, table, build in kinds:
         scanned = 0
@@ -120,7 +122,8 @@ def _count(connection: sqlite3.Connection, audit: Audit) -> None:
                 build(*row)
             except RecordUnreadable as error:
                 _add(audit, f"{table} {row[0]!r}: {error}")
-        setattr(audit, name, scanned)
+        if name:
+            setattr(audit, name, scanned)
         (counted,) = connection.execute(f"SELECT count(*) FROM {table}").fetchone()
         if counted != scanned:
             audit.problems.append(f"{table}: {counted} rows counted, {scanned} found by a scan")

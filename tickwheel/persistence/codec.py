@@ -7,17 +7,23 @@ Invariants:
 
 * What any released version wrote decodes for ever; golden files in the tests prove it.
 * A version newer than this code's is refused, never guessed at.
-* A new field means a new version and one more decoder; a version's shape never changes.
+* A new field means a new version of its kind of record and one more decoder; a version's shape
+  never changes.
+
+Version 2: a task's own retry policy (extras, task), the settings of a group (group), who had the
+task when an attempt failed (failures, progress, dead letter).
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, TypeVar
 
 import msgpack
 
+from tickwheel.persistence.fields import policy_fields, policy_of, settings_fields, settings_of
 from tickwheel.persistence.store import StoreError
 from tickwheel.wheel.records import (
     DeadRow,
@@ -25,6 +31,7 @@ from tickwheel.wheel.records import (
     Extras,
     Failure,
     GroupRow,
+    GroupSettings,
     ProgressRow,
     ProgressState,
     SessionRow,
@@ -32,6 +39,10 @@ from tickwheel.wheel.records import (
 )
 
 VERSION = 1
+"""Of every kind of record that is not named with another one below."""
+TASK_VERSION = 2
+GROUP_VERSION = 2
+FAILURES_VERSION = 2
 
 Outcomes = tuple[tuple[int, int, int, int], ...]
 
@@ -44,26 +55,28 @@ class RecordUnreadable(StoreError):
     """Stored bytes are not a record of a version this release knows."""
 
 
-def _pack(*fields: object) -> bytes:
-    packed: bytes = msgpack.packb((VERSION, *fields))
+def _pack(*fields: object, version: int = VERSION) -> bytes:
+    packed: bytes = msgpack.packb((version, *fields))
     return packed
 
 
-def _unpack(what: str, data: bytes, build: Callable[..., _T]) -> _T:
-    """``build`` applied to the fields after the version."""
+def _unpack(what: str, data: bytes, *builds: Callable[..., _T]) -> _T:
+    """The fields after the version, given to that version's build: version 1's comes first."""
     try:
         record = msgpack.unpackb(data, use_list=False)
     except (ValueError, msgpack.UnpackException) as error:
         raise RecordUnreadable(f"{what}: not a msgpack value: {error}") from error
     if not isinstance(record, tuple) or not record or type(record[0]) is not int:
         raise RecordUnreadable(f"{what}: not an array that starts with its version")
-    if record[0] != VERSION:
+    version, newest = record[0], len(builds)
+    if not 0 < version <= newest:
+        known = f"versions 1 to {newest}" if newest > 1 else "version 1"
         raise RecordUnreadable(
-            f"{what}: version {record[0]}; this release reads version {VERSION}"
-            + ("; a newer release wrote it" if record[0] > VERSION else "")
+            f"{what}: version {version}; this release reads {known}"
+            + ("; a newer release wrote it" if version > newest else "")
         )
     try:
-        return build(*record[1:])
+        return builds[version - 1](*record[1:])
     except (TypeError, ValueError, KeyError, AttributeError, struct.error) as error:
         raise RecordUnreadable(f"{what}: wrong fields: {error!r}") from error
 
@@ -72,14 +85,18 @@ def _unpack(what: str, data: bytes, build: Callable[..., _T]) -> _T:
 
 
 def encode_extras(extras: Extras | None) -> bytes | None:
-    return None if extras is None else _pack(*extras)
+    return None if extras is None else _pack(*_extras_fields(extras), version=TASK_VERSION)
 
 
 def decode_extras(data: bytes | None) -> Extras | None:
-    return None if not data else _unpack("extras", data, _extras)
+    return None if not data else _unpack("extras", data, _extras_1, _extras)
 
 
-def _extras(
+def _extras_fields(extras: Extras) -> tuple[object, ...]:
+    return extras if extras.retry is None else (*extras[:5], policy_fields(extras.retry))
+
+
+def _extras_1(
     key: str | None,
     tag: str | None,
     properties: dict[str, Any] | None,
@@ -89,17 +106,48 @@ def _extras(
     return Extras(key, tag, properties, priority, ttl_ms)
 
 
+def _extras(
+    key: str | None,
+    tag: str | None,
+    properties: dict[str, Any] | None,
+    priority: int,
+    ttl_ms: int | None,
+    retry: Any,
+) -> Extras:
+    return Extras(key, tag, properties, priority, ttl_ms, policy_of(retry))
+
+
+def encode_settings(settings: GroupSettings | None) -> bytes | None:
+    """None when nothing was ever set, which most groups have."""
+    if settings is None:
+        return None
+    return _pack(*settings_fields(settings), version=GROUP_VERSION)
+
+
+def decode_settings(data: bytes | None) -> GroupSettings | None:
+    return None if not data else _unpack("settings", data, _settings_1, settings_of)
+
+
+def _settings_1() -> GroupSettings:
+    """Groups of version 1 had none."""
+    raise ValueError("settings have no version 1")
+
+
 def encode_failures(failures: tuple[Failure, ...]) -> bytes | None:
     """None when there are none, which is what most rows have."""
-    return _pack(failures) if failures else None
+    return _pack(failures, version=FAILURES_VERSION) if failures else None
 
 
 def decode_failures(data: bytes | None) -> tuple[Failure, ...]:
-    return () if not data else _unpack("failures", data, _failures)
+    return () if not data else _unpack("failures", data, _failures_1, _failures)
 
 
-def _failures(items: tuple[tuple[int, int, str], ...]) -> tuple[Failure, ...]:
+def _failures_1(items: tuple[tuple[int, int, str], ...]) -> tuple[Failure, ...]:
     return tuple(Failure(attempt, at_ms, reason) for attempt, at_ms, reason in items)
+
+
+def _failures(items: tuple[tuple[int, int, str, str], ...]) -> tuple[Failure, ...]:
+    return tuple(Failure(attempt, at_ms, reason, who) for attempt, at_ms, reason, who in items)
 
 
 def encode_outcomes(outcomes: Outcomes) -> bytes:
@@ -139,17 +187,28 @@ def progress_state(value: int) -> ProgressState:
 
 
 def encode_task(row: TaskRow) -> bytes:
-    return _pack(*row)
+    return encode_tasks((row,))[0]
 
 
 def encode_tasks(rows: Iterable[TaskRow]) -> list[bytes]:
     """Each as ``encode_task`` gives it; half the cost a row."""
     pack = msgpack.Packer().pack
-    return [pack((VERSION, *row)) for row in rows]
+    return [
+        pack((TASK_VERSION, *row))
+        if row[4] is None
+        else pack((TASK_VERSION, *row[:4], _extras_fields(row[4])))
+        for row in rows
+    ]
 
 
 def decode_task(data: bytes) -> TaskRow:
-    return _unpack("task", data, _task)
+    return _unpack("task", data, _task_1, _task)
+
+
+def _task_1(
+    task_id: int, due_ms: int, topic: str, body: bytes, extras: Iterable[Any] | None
+) -> TaskRow:
+    return TaskRow(task_id, due_ms, topic, body, None if extras is None else _extras_1(*extras))
 
 
 def _task(
@@ -159,43 +218,63 @@ def _task(
 
 
 def encode_progress(row: ProgressRow) -> bytes:
-    return _pack(*row)
+    return _pack(*row, version=FAILURES_VERSION)
 
 
 def decode_progress(data: bytes) -> ProgressRow:
-    return _unpack("progress", data, _progress)
+    return _unpack("progress", data, partial(_progress, _failures_1), partial(_progress, _failures))
 
 
 def _progress(
-    task_id: int, group: str, state: int, attempt: int, at_ms: int, epoch: int, failures: Any
+    failures_of: Callable[[Any], tuple[Failure, ...]],
+    task_id: int,
+    group: str,
+    state: int,
+    attempt: int,
+    at_ms: int,
+    epoch: int,
+    failures: Any,
 ) -> ProgressRow:
-    return ProgressRow(task_id, group, _STATES[state], attempt, at_ms, epoch, _failures(failures))
+    told = failures_of(failures)
+    return ProgressRow(task_id, group, _STATES[state], attempt, at_ms, epoch, told)
 
 
 def encode_dead(row: DeadRow) -> bytes:
-    return _pack(*row)
+    return _pack(*row, version=FAILURES_VERSION)
 
 
 def decode_dead(data: bytes) -> DeadRow:
-    return _unpack("dead letter", data, _dead)
+    return _unpack("dead letter", data, partial(_dead, _failures_1), partial(_dead, _failures))
 
 
 def _dead(
-    task_id: int, group: str, topic: str, died_ms: int, attempt: int, reason: str, failures: Any
+    failures_of: Callable[[Any], tuple[Failure, ...]],
+    task_id: int,
+    group: str,
+    topic: str,
+    died_ms: int,
+    attempt: int,
+    reason: str,
+    failures: Any,
 ) -> DeadRow:
-    return DeadRow(task_id, group, topic, died_ms, attempt, reason, _failures(failures))
+    return DeadRow(task_id, group, topic, died_ms, attempt, reason, failures_of(failures))
 
 
 def encode_group(row: GroupRow) -> bytes:
-    return _pack(*row)
+    settings = None if row.settings is None else settings_fields(row.settings)
+    return _pack(*row[:3], settings, version=GROUP_VERSION)
 
 
 def decode_group(data: bytes) -> GroupRow:
-    return _unpack("group", data, _group)
+    return _unpack("group", data, _group_1, _group)
 
 
-def _group(topic: str, group: str, since_ms: int) -> GroupRow:
+def _group_1(topic: str, group: str, since_ms: int) -> GroupRow:
     return GroupRow(topic, group, since_ms)
+
+
+def _group(topic: str, group: str, since_ms: int, settings: Iterable[Any] | None) -> GroupRow:
+    return GroupRow(topic, group, since_ms, None if settings is None else settings_of(*settings))
 
 
 def encode_session(row: SessionRow) -> bytes:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from tickwheel.errors import TickwheelError
 from tickwheel.wheel.effects import Effects, ProgressKey
@@ -184,6 +184,20 @@ class Store(Protocol):
         """After a refusal for lack of room: is there room for enqueues again?"""
         ...
 
+    async def verify(self) -> None:
+        """The store may have come back as another: look whether it holds what it confirmed, and
+        set that right. Returns at once where that cannot happen, or while it is away."""
+        ...
+
     async def close(self, clean: bool) -> None:
         """Release everything. ``clean`` is recorded for the next ``open``. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class WorksAhead(Protocol):
+    """A store that can prepare a batch while the one before is on its way."""
+
+    def ahead(self, effects: Effects) -> None:
+        """``effects`` may still change, and need never come to ``commit``. Never fails."""
         ...

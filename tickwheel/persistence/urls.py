@@ -8,7 +8,7 @@ for the one it uses.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tickwheel.persistence.store import Store, StoreUnusable
@@ -62,14 +62,26 @@ def _settings(url: str, query: str) -> list[tuple[str, int]]:
     return found
 
 
+def with_setting(url: str, name: str, value: str) -> str:
+    """``url`` with one setting more in its query; it wins over one that is there."""
+    parts = urlsplit(url)
+    kept = [pair for pair in parts.query.split("&") if pair and pair.partition("=")[0] != name]
+    return parts._replace(query="&".join([*kept, f"{name}={value}"])).geturl()
+
+
 def without_secrets(url: str) -> str:
     """``url`` for messages and logs: user and password are left out."""
     parts = urlsplit(url)
+    if "@" not in parts.netloc:
+        return url  # geturl would take two slashes from sqlite:////absolute.db
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-def open_url(url: str) -> Store:
-    """The store that ``url`` names; its ``open`` has not been called yet."""
+def open_url(url: str, *, resident_bytes_max: int | None = None) -> Store:
+    """The store that ``url`` names; its ``open`` has not been called yet.
+
+    ``resident_bytes_max`` bounds what a store keeps in memory of everything it holds (Redis).
+    """
     parsed = parse(url)
     if parsed.kind == "memory":
         from tickwheel.persistence.memory import MemoryStore
@@ -79,7 +91,10 @@ def open_url(url: str) -> Store:
         from tickwheel.persistence.redis import RedisStore
         from tickwheel.persistence.redis import options_from as redis_options_from
 
-        return RedisStore(redis_options_from(url))
+        options = redis_options_from(url)
+        if resident_bytes_max is not None:
+            options = replace(options, resident_bytes_max=resident_bytes_max)
+        return RedisStore(options)
     from tickwheel.persistence.sqlite import SqliteStore, options_from
 
     return SqliteStore(parsed.path, options_from(url, parsed.settings))

@@ -48,11 +48,16 @@ class FrameType(IntEnum):
     BACKUP = 22
     PING = 23
     BYE = 24
+    STATUS = 25
+    GROUP_CREATE = 26
+    GROUP_DELETE = 27
+    CONFIGURE = 28
 
     OK = 65
     ERROR = 66
     DELIVER = 67
     GOODBYE = 68
+    ENDED = 69
 
 
 @dataclass(frozen=True, slots=True)

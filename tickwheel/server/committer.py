@@ -6,30 +6,35 @@ Invariants:
 * A reply is released when the newest batch that its command could see is durable.
 * ``CommitRefused``: the enqueues of that batch are answered ``refused`` and forgotten; the
   rest joins the next batch under the same number.
-* ``CommitUnknown``: the same number is tried again before anything later is sent.
+* ``CommitUnknown``: the same number is tried again before anything later is sent. Producers are
+  not kept waiting longer than ``outcome_timeout_s``.
 * Any other failure stops the daemon: it never goes on in memory only.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from tickwheel import failpoints
 from tickwheel.clock import Clock
 from tickwheel.errors import OutcomeUnknown, Refused, StoreFull, TickwheelError
-from tickwheel.persistence.store import CommitRefused, CommitUnknown, Store
+from tickwheel.persistence.store import CommitRefused, CommitUnknown, Store, WorksAhead
 from tickwheel.protocol.codec import encode, encode_all
 from tickwheel.protocol.frames import FrameType
+from tickwheel.server.observing import Observed
 from tickwheel.server.reader import Reader
-from tickwheel.wheel.batch import Batch
+from tickwheel.wheel.batch import Batch, Staged
 from tickwheel.wheel.engine import Engine
+from tickwheel.wheel.leases import Dispatch
 from tickwheel.wheel.records import ID_STEP
 
 UNKNOWN_RETRY_S = 0.2
 REFUSED_RETRY_S = 0.2
 ROOM_PROBE_S = 0.5
+STALLED = "the store does not answer; nothing was kept"
 _OK = int(FrameType.OK)
 
 
@@ -55,10 +60,13 @@ class Committer:
         outcome_timeout_s: float,
         landed: Callable[[], None],
         noticed: Callable[[str, str], None],
+        hand_over: Callable[[list[Dispatch]], None] | None = None,
+        observed: Observed | None = None,
     ) -> None:
         self._engine = engine
         self._core = engine.core
         self._store = store
+        self._works_ahead = store if isinstance(store, WorksAhead) else None
         self._reader = reader
         self._clock = clock
         self._owner = owner
@@ -66,12 +74,16 @@ class Committer:
         self._outcome_timeout_s = outcome_timeout_s
         self._landed = landed
         self._noticed = noticed
+        self._hand_over = hand_over
+        self._observed = observed or Observed()
         self._wake = asyncio.Event()
         self._stopping = False
         self._refusals = 0
         self.last_batch = last_batch
         self.full = False
         """The store has no room: enqueues are refused at the door."""
+        self.stalled = False
+        """A batch's fate has been unknown for too long: enqueues are refused at the door."""
         self.trouble: str | None = None
         """Why commits do not go through at the moment."""
 
@@ -85,6 +97,8 @@ class Committer:
 
     def kick(self) -> None:
         """There is something to commit."""
+        if self._works_ahead is not None and self._core.sealed is not None:
+            self._works_ahead.ahead(self._core.open.effects)
         self._wake.set()
 
     def reply(self, peer: Peer, data: bytes) -> None:
@@ -111,10 +125,9 @@ class Committer:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            batch = self._seal()
-            storing: Awaitable[None] | None = self._store_batch(batch) if batch else None
-            while batch is not None and storing is not None:
-                batch, storing = await self._commit(batch, storing)
+            batch, landing = self._seal(), None
+            while batch is not None:
+                batch, landing = await self._commit(batch, landing)
             if self._stopping:
                 return
 
@@ -132,17 +145,24 @@ class Committer:
         return batch
 
     async def _commit(
-        self, batch: Batch, storing: Awaitable[None]
-    ) -> tuple[Batch | None, Awaitable[None] | None]:
-        """See ``batch`` through; the next one, which is with the store already, if there is one.
+        self, batch: Batch, landing: asyncio.Task[None] | None
+    ) -> tuple[Batch | None, asyncio.Task[None] | None]:
+        """See ``batch`` through, ``landing`` of the one before first; the next and its landing.
 
         What a durable batch means in memory is worked out, and its replies are written, while
-        the store has the next.
+        the store has the next: in a task of its own. Were the store's part the task, the answer
+        would reach this one only after another round of reading from everybody.
         """
+        refused: CommitRefused | None = None
         try:
-            await storing
+            await self._store_batch(batch)
         except CommitRefused as error:
-            await self._refused(batch, error)
+            refused = error
+        finally:
+            if landing is not None:
+                await landing
+        if refused is not None:
+            await self._refused(batch, refused)
             return None, None
         failpoints.hit("commit.after")
         self.last_batch += 1
@@ -152,46 +172,64 @@ class Committer:
             self._noticed("store_works_again", "commits go through")
         self._reader.landed(batch.effects)
         self._engine.intake.durable(batch)
-        following, next_storing = self._seal(), None
-        if following is not None:
-            next_storing = asyncio.ensure_future(self._store_batch(following))
-            await asyncio.sleep(0)
+        following = self._seal()
+        if following is None:
+            await self._land(batch)
+            return None, None
+        return following, asyncio.create_task(self._land(batch))
+
+    async def _land(self, batch: Batch) -> None:
         self._engine.intake.landed(batch, self._clock.read().now_ms)
+        if batch.handed and self._hand_over is not None:
+            self._hand_over(batch.handed)
         self._release(batch)
         self._landed()
-        return following, next_storing
 
     async def _store_batch(self, batch: Batch) -> None:
         """Until the fate of the batch is known."""
         loop = asyncio.get_running_loop()
         patience = loop.time() + self._outcome_timeout_s
-        number = self.last_batch + 1
-        while True:
-            try:
-                await self._store.commit(self._epoch, self._owner, number, batch.effects)
-                return
-            except CommitUnknown as error:
-                self._set_trouble(error)
-                if loop.time() >= patience:
-                    self._give_up_waiting(batch)
-                await asyncio.sleep(UNKNOWN_RETRY_S)
+        number, began_s = self.last_batch + 1, time.monotonic()
+        timer: asyncio.TimerHandle | None = None
+        try:
+            while True:
+                try:
+                    await self._store.commit(self._epoch, self._owner, number, batch.effects)
+                    self._observed.committed(batch.effects, time.monotonic() - began_s)
+                    return
+                except CommitUnknown as error:
+                    self._set_trouble(error)
+                    if timer is None:
+                        timer = loop.call_at(patience, self._give_up_waiting, batch)
+                    await asyncio.sleep(UNKNOWN_RETRY_S)
+        finally:
+            self.stalled = False
+            if timer is not None:
+                timer.cancel()
 
     def _give_up_waiting(self, batch: Batch) -> None:
-        """Producers are told that nobody knows; the session keeps the outcome for a resend."""
+        """Producers are told: of the batch with the store that nobody knows (the session keeps
+        the outcome for a resend), of what waits behind it that it was not kept. Acks wait on."""
+        self.stalled = True
         error = OutcomeUnknown("the store has not answered in time; resend to find out")
         for index, (address, session, outcome) in enumerate(batch.staged):
             if address is not None:
                 _send_error(address, outcome[0], error)
                 batch.staged[index] = (None, session, outcome)
+        self._tell_refused(self._engine.intake.withdraw(), Refused(f"{STALLED}: {self.trouble}"))
+
+    @staticmethod
+    def _tell_refused(staged: Iterable[Staged], error: TickwheelError) -> None:
+        for address, _, outcome in staged:
+            if address is not None:
+                _send_error(address, outcome[0], error)
 
     async def _refused(self, batch: Batch, error: CommitRefused) -> None:
         self._set_trouble(error)
         self._engine.intake.refused(batch)
         kind = StoreFull if error.full else Refused
         told = kind(f"the store did not take it: {error.message}")
-        for address, _, outcome in batch.staged:
-            if address is not None:
-                _send_error(address, outcome[0], told)
+        self._tell_refused(batch.staged, told)
         batch.staged = []
         if error.full and not self.full:
             self.full = True
@@ -202,7 +240,8 @@ class Committer:
         self._refusals += 1
         self._wake.set()
 
-    def _set_trouble(self, error: TickwheelError) -> None:
+    def _set_trouble(self, error: CommitRefused | CommitUnknown) -> None:
+        self._observed.store_error(error)
         if self.trouble is None:
             self._noticed("store_trouble", error.message)
         self.trouble = error.message

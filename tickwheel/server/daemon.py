@@ -1,77 +1,111 @@
-"""The daemon: store, engine, shell, listener and HTTP, started and stopped in order.
+"""The daemon: listener, HTTP and the role that it has, started and stopped in order.
 
-Order of a start: lock and open the store (the epoch rises), recover, listen, say so. Order of
-a stop: say goodbye, stop accepting and delivering, commit what is open together with the
-leases in flight, flush, close the store as clean.
+Order of a stop: say goodbye, stop accepting and delivering, commit what is open together with
+the leases in flight, flush, close the store as clean, give the leader's lease back.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
-import json
-import os
-import socket
 import time
-import uuid
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tickwheel.clock import Clock
 from tickwheel.errors import TickwheelError
-from tickwheel.persistence import open_url
-from tickwheel.persistence.store import Opened, StoreBroken, StoreError
-from tickwheel.persistence.urls import parse, without_secrets
-from tickwheel.server.connection import Connection
+from tickwheel.persistence.store import Fenced, StoreBroken, StoreError
+from tickwheel.server.connection import Connection, Handler, RunHandler
 from tickwheel.server.handlers import command_table
 from tickwheel.server.http import Http
+from tickwheel.server.listener import bind, url_of, write_ready_file
 from tickwheel.server.logs import Log
+from tickwheel.server.observing import probe_loop
+from tickwheel.server.roles import Roles
 from tickwheel.server.settings import Settings, split_address
 from tickwheel.server.shell import Shell
-from tickwheel.wheel.control import Known
-from tickwheel.wheel.engine import Engine
+from tickwheel.server.standby import Standby, StandbyConnection
+from tickwheel.server.status import readiness, status_map
+
+if TYPE_CHECKING:
+    from tickwheel.server.exposition import Exposition
 
 GOODBYE_WAIT_S = 1.0
 """After GOODBYE, clients get this long to send what they still have."""
-WARNINGS = frozenset({"store_trouble", "store_full", "clock_jumped", "connection_closed"})
 
 
 class Daemon:
     """``start``, ``wait`` until it should end, ``stop``."""
 
     def __init__(self, settings: Settings, log: Log) -> None:
+        """Raises StoreUnusable, BadRequest."""
         self.settings = settings
         self.log = log
-        self.clock = Clock(int(settings.clock_hold_over_s * 1000))
-        self.store = open_url(settings.store)
         self.url: str | None = None
+        self.draining = False
+        self.started_mono_s = time.monotonic()
+        self.roles: Roles = Roles(
+            settings,
+            log,
+            serving=self._serving,
+            changed=self._role_changed,
+            status=lambda: status_map(self),
+        )
+        self._standby = Standby(
+            settings,
+            settings.limits(),
+            active=lambda: self.roles.other_leader,
+            status=lambda: status_map(self),
+            now_ms=lambda: self.roles.clock.read().now_ms,
+        )
+        self._handlers: tuple[dict[int, Handler], RunHandler] = ({}, lambda *_: 0)
         self._http: Http | None = None
+        self._exposition: Exposition | None = None
+        self._probe: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
-        self._shell: Shell | None = None
-        self._opened = False
+        self._running: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
 
     # --- life ------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises StoreError, OSError (an address is taken)."""
-        settings = self.settings
+        """Until it serves, or stands by. Raises StoreError, OSError (an address is taken)."""
+        settings, roles = self.settings, self.roles
         if settings.http is not None:
-            self._http = Http(*split_address(settings.http, "http"), self.readiness)
-            await self._http.start()
-        listener = self._bind()
+            await self._start_http(*split_address(settings.http, "http"))
+        listener = bind(settings.listen)
         try:
-            self._shell = await self._recover()
+            self.url = url_of(listener)
+            roles.address = settings.advertise or self.url
+            loop = asyncio.get_running_loop()
+            if not roles.shared:
+                await roles.begin()
+            self._server = await loop.create_server(self._protocol, sock=listener, backlog=1024)
+            if roles.shared:
+                # Others are told meanwhile who is active.
+                await roles.begin()
         except BaseException:
             listener.close()
             raise
-        gc.collect()
-        gc.freeze()
-        self._shell.start()
-        await self._listen(listener)
+        self.log.info("serving", url=self.url, http=self._http and self._http.url)
         if settings.ready_file is not None:
-            self._write_ready_file(Path(settings.ready_file))
+            http = self._http.url if self._http is not None else None
+            write_ready_file(Path(settings.ready_file), self.url, http)
+        self._running = asyncio.create_task(roles.run())
+
+    async def _start_http(self, host: str, port: int) -> None:
+        # prometheus-client is not imported where nobody can scrape.
+        from tickwheel.server.exposition import Exposition
+
+        observed = self.roles.observed
+        self._exposition = Exposition(self)
+        observed.ended = self._exposition.ended
+        self._probe = asyncio.create_task(probe_loop(observed.loop_lag_s))
+        self._http = Http(host, port, lambda: readiness(self), self._exposition.render)
+        await self._http.start()
+
+    @property
+    def connection_count(self) -> int:
+        shell = self.roles.shell
+        return len(self._standby.connections) + (len(shell.connections) if shell else 0)
 
     def ask_to_stop(self) -> None:
         """From a signal handler."""
@@ -79,24 +113,31 @@ class Daemon:
 
     async def wait(self) -> None:
         """Until ``ask_to_stop``; raises what made it impossible to go on."""
-        if self._shell is None:
-            raise AssertionError("not started")
+        assert self._running is not None, "not started"
         asked = asyncio.ensure_future(self._stop_asked.wait())
-        failed = self._shell.failed
-        either: set[asyncio.Future[Any]] = {asked, failed}
+        either: set[asyncio.Future[Any]] = {asked, self._running}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         asked.cancel()
-        if failed.done():
-            failed.result()
+        if self._running.done():
+            self._running.result()
 
     async def stop(self) -> None:
         """Drain. Tolerates a daemon that never started; calling it twice does nothing."""
-        shell, self._shell = self._shell, None
+        self.draining = True
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+        self._standby.end("the daemon is shutting down")
+        shell, self.roles.shell = self.roles.shell, None
         clean = False
         try:
             if shell is not None and not shell.failed.done():
                 await self._drain(shell)
                 clean = True
+        except Fenced as error:
+            if not self.roles.shared:
+                raise
+            self.roles.noticed("deposed", error.message)
         finally:
             await self._close(shell, clean)
 
@@ -107,7 +148,7 @@ class Daemon:
         for connection in list(shell.connections):
             connection.say_goodbye("draining", "the daemon is shutting down")
         shell.pause()
-        await _until(lambda: not shell.connections, GOODBYE_WAIT_S)
+        await _until_closed(shell)
         timeout_s = self.settings.drain_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -119,154 +160,40 @@ class Daemon:
             ) from None
         for connection in list(shell.connections):
             connection.close()
-        await _until(lambda: not shell.connections, GOODBYE_WAIT_S)
+        await _until_closed(shell)
 
     async def _close(self, shell: Shell | None, clean: bool) -> None:
         if self._server is not None:
             self._server.close()
-        if shell is not None:
-            for connection in list(shell.connections):
-                connection.abort()
-            if not clean:
-                await shell.kill()
         try:
-            if self._opened:
-                await self.store.close(clean)
+            await self.roles.close_shard(shell, clean)
         finally:
-            self._opened = False
+            await self.roles.close()
+            if self._probe is not None:
+                self._probe.cancel()
             if self._http is not None:
                 await self._http.stop()
 
-    # --- start, step by step ---------------------------------------------------------------
+    # --- connections -------------------------------------------------------------------------
 
-    def _bind(self) -> socket.socket:
-        """Take the address before the work of a recovery, so that a taken one is told at once."""
-        host, port = split_address(self.settings.listen, "listen")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.socket(family, socket.SOCK_STREAM)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind((host, port))
-            listener.setblocking(False)
-        except OSError as error:
-            listener.close()
-            raise OSError(
-                error.errno, f"cannot listen on {host}:{port}: {error.strerror}"
-            ) from None
-        return listener
+    def _serving(self, shell: Shell) -> None:
+        self._handlers = command_table(shell)
+        if self._exposition is not None:
+            self._exposition.serves(shell.core)
 
-    async def _listen(self, listener: socket.socket) -> None:
-        shell = self._shell
-        assert shell is not None
-        table, enqueue_run = command_table(shell)
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(
-            lambda: Connection(shell, table, enqueue_run, shell.connections),
-            sock=listener,
-            backlog=1024,
-        )
-        host, port = listener.getsockname()[:2]
-        self.url = f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-        self.log.info("serving", url=self.url, http=self._http and self._http.url)
+    def _role_changed(self, message: str) -> None:
+        self._standby.end(message)
 
-    async def _recover(self) -> Shell:
-        settings, started_s = self.settings, time.monotonic()
-        now = self.clock.read()
-        owner = f"{settings.node}/{uuid.uuid4().hex[:12]}"
-        opened = await self.store.open(owner, now.now_ms)
-        self._opened = True
-        engine = Engine(settings.engine(), opened.epoch, opened.id_mark, now.now_ms)
-        await self._recover_memory(engine, opened)
-        shell = Shell(
-            settings,
-            engine,
-            self.store,
-            opened,
-            self.clock,
-            owner=owner,
-            backup_folder=self._backup_folder(),
-            noticed=self._noticed,
-        )
-        if parse(settings.store).kind == "redis":
-            self.log.warning(
-                "redis_store_is_a_preview",
-                detail="one daemon at a time; a second one takes over and ends this one",
-            )
-        tell = self.log.info if opened.clean else self.log.warning
-        tell(
-            "recovered" if opened.clean else "recovered_after_unclean_stop",
-            store=without_secrets(settings.store),
-            epoch=opened.epoch,
-            pending=engine.core.scheduled,
-            leases_kept=engine.recovery.leases_kept,
-            ready=sum(
-                g.ready_count for t in engine.core.topics.values() for g in t.groups.values()
-            ),
-            dead=engine.core.dead,
-            seconds=round(time.monotonic() - started_s, 3),
-        )
-        return shell
-
-    async def _recover_memory(self, engine: Engine, opened: Opened) -> None:
-        recovery = engine.recovery
-        small = await self.store.recover_small()
-        recovery.groups(small.groups)
-        recovery.sessions(small.sessions)
-        recovery.endings(small.endings)
-        special = {row.id for row in small.progress} | {row[0] for row in small.dead}
-        # After a crash consumers may be gone; after a clean stop they were told and wait.
-        grace_ms = None if opened.clean else int(self.settings.reconnect_grace_s * 1000)
-        ids = sorted(special)
-        for start in range(0, len(ids), 1000):
-            for task in (await self.store.read(ids[start : start + 1000])).values():
-                known = Known(
-                    task.row, {p.group: p for p in task.progress}, {d.group: d for d in task.dead}
-                )
-                now = self.clock.read()
-                recovery.with_history(known, now.now_ms, now.mono_ms, grace_ms)
-        async for chunk in self.store.recover_handles():
-            recovery.handles(chunk.ids, chunk.dues_ms, chunk.topics, special)
-
-    def _backup_folder(self) -> Path:
-        if self.settings.backup_dir is not None:
-            return Path(self.settings.backup_dir)
-        parsed = parse(self.settings.store)
-        return Path(parsed.path).resolve().parent if parsed.kind == "sqlite" else Path.cwd()
-
-    def _write_ready_file(self, path: Path) -> None:
-        told = {
-            "url": self.url,
-            "http": self._http.url if self._http is not None else None,
-            "pid": os.getpid(),
-        }
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        fresh.write_text(json.dumps(told) + "\n")
-        fresh.replace(path)
-
-    # --- told to others ----------------------------------------------------------------------
-
-    def readiness(self) -> tuple[bool, dict[str, Any]]:
-        """Whether enqueues are taken and deliveries go out, and if not, why."""
-        shell = self._shell
+    def _protocol(self) -> asyncio.Protocol:
+        shell = self.roles.shell
         if shell is None:
-            return False, {"status": "recovering"}
-        if shell.draining:
-            return False, {"status": "draining"}
-        committer = shell.committer
-        if committer.full or committer.trouble is not None:
-            status = "store_full" if committer.full else "store_trouble"
-            return False, {"status": status, "reason": committer.trouble}
-        if self.clock.held:
-            return False, {"status": "clock_held", "reason": "the wall clock jumped ahead"}
-        return True, {"status": "ready", "epoch": shell.epoch}
-
-    def _noticed(self, event: str, text: str) -> None:
-        (self.log.warning if event in WARNINGS else self.log.info)(event, detail=text)
+            return StandbyConnection(self._standby)
+        return Connection(shell, *self._handlers, shell.connections)
 
 
-async def _until(condition: Callable[[], bool], timeout_s: float) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():  # they end one by one, and nobody waits long
+async def _until_closed(shell: Shell) -> None:
+    deadline = time.monotonic() + GOODBYE_WAIT_S
+    while shell.connections:  # they end one by one, and nobody waits long
         if time.monotonic() >= deadline:
             return
         await asyncio.sleep(0.01)

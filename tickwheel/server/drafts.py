@@ -8,12 +8,12 @@ from typing import Any
 
 from tickwheel.errors import BacklogFull, BadRequest, BodyTooLarge, LimitExceeded
 from tickwheel.protocol.frames import Limits
-from tickwheel.server import checks
+from tickwheel.server import checks, policies
 from tickwheel.wheel.core import Core
 from tickwheel.wheel.intake import Draft
 from tickwheel.wheel.records import Extras
 
-_OPTIONS = ("due_ms", "key", "tag", "props", "priority", "ttl_ms")
+_OPTIONS = ("due_ms", "key", "tag", "props", "priority", "ttl_ms", "retry")
 
 
 class Drafts:
@@ -100,7 +100,10 @@ class Drafts:
             checks.integer(ttl_ms, f"{field}.ttl_ms", 1, limits.delay_ms_max)
         priority = checks.integer(options.get("priority", 0), f"{field}.priority", 0, 255)
         properties = self._properties(options.get("props"), field)
-        extras = Extras(key, tag, properties, priority, ttl_ms)
+        retry = options.get("retry")
+        if retry is not None:
+            retry = policies.policy(retry, f"{field}.retry", self._core.policies)
+        extras = Extras(key, tag, properties, priority, ttl_ms, retry)
         return None if extras == _NOTHING else extras
 
     def _properties(self, value: Any, field: str) -> dict[str, Any] | None:

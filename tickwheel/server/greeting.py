@@ -8,10 +8,25 @@ from typing import Any, NamedTuple
 from tickwheel.clock import Now
 from tickwheel.errors import BadRequest, HelloRequired, Unauthorized, VersionUnsupported
 from tickwheel.protocol.codec import Frame
-from tickwheel.protocol.frames import PROTOCOL_VERSION, REQUEST_MAX, SESSION_BYTES, FrameType
+from tickwheel.protocol.frames import (
+    PROTOCOL_VERSION,
+    REQUEST_MAX,
+    SESSION_BYTES,
+    FrameType,
+    Limits,
+)
 from tickwheel.server import checks
+from tickwheel.server.settings import Settings
 from tickwheel.server.shell import Shell
 from tickwheel.wheel.sessions import Session
+
+
+class Hello(NamedTuple):
+    """What a peer said of itself, checked."""
+
+    request: int
+    name: str
+    session: bytes | None
 
 
 class Greeting(NamedTuple):
@@ -25,6 +40,16 @@ class Greeting(NamedTuple):
 
 def greet(shell: Shell, frame: Frame, now: Now) -> Greeting:
     """Raises what forbids the conversation; the session is joined last."""
+    hello = read_hello(frame, shell.settings)
+    session = None
+    if hello.session is not None:
+        session = shell.join_session(hello.session, now.now_ms)
+    answer = hello_answer(shell.settings, shell.limits, now.now_ms, shell.epoch, "active", None)
+    return Greeting(hello.request, hello.name, session, answer)
+
+
+def read_hello(frame: Frame, settings: Settings) -> Hello:
+    """Raises what forbids the conversation."""
     if frame[0] != FrameType.HELLO:
         raise HelloRequired("the first frame must be HELLO (1)")
     checks.arity(frame, 1, "options")
@@ -35,17 +60,27 @@ def greet(shell: Shell, frame: Frame, now: Now) -> Greeting:
         raise VersionUnsupported(
             f"v {checks.shown(version)} is not spoken here; known: {PROTOCOL_VERSION}"
         )
-    _authorize(shell.settings.token, options.get("token"))
+    _authorize(settings.token, options.get("token"))
     name = checks.text(options.get("client", ""), "client", 255)
-    session = _session(shell, options.get("session"), now.now_ms)
-    answer = {
+    session = options.get("session")
+    if session is not None and (type(session) is not bytes or len(session) != SESSION_BYTES):
+        raise BadRequest(f"session must be {SESSION_BYTES} bytes, not {checks.shown(session)}")
+    return Hello(request, name, session)
+
+
+def hello_answer(
+    settings: Settings, limits: Limits, now_ms: int, epoch: int, role: str, active: str | None
+) -> dict[str, Any]:
+    """``active``: the address of the daemon that is, when this one is not."""
+    return {
         "v": PROTOCOL_VERSION,
-        "epoch": shell.epoch,
-        "node": shell.settings.node,
-        "now_ms": now.now_ms,
-        "limits": shell.limits.to_wire(),
+        "epoch": epoch,
+        "node": settings.node,
+        "role": role,
+        "active": active,
+        "now_ms": now_ms,
+        "limits": limits.to_wire(),
     }
-    return Greeting(request, name, session, answer)
 
 
 def _authorize(wanted: str | None, token: object) -> None:
@@ -54,11 +89,3 @@ def _authorize(wanted: str | None, token: object) -> None:
     given = token if isinstance(token, str) else ""
     if not hmac.compare_digest(given.encode(), wanted.encode()):
         raise Unauthorized("the token is wrong" if token else "a token is required")
-
-
-def _session(shell: Shell, key: object, now_ms: int) -> Session | None:
-    if key is None:
-        return None
-    if type(key) is not bytes or len(key) != SESSION_BYTES:
-        raise BadRequest(f"session must be {SESSION_BYTES} bytes, not {checks.shown(key)}")
-    return shell.join_session(key, now_ms)

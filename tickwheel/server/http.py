@@ -1,6 +1,6 @@
-"""Health over HTTP: ``/healthz`` (the process answers) and ``/readyz`` (it takes and gives).
+"""HTTP: ``/healthz`` (the process answers), ``/readyz`` (it takes and gives), ``/metrics``.
 
-Starlette on uvicorn, in the daemon's own event loop. Knows no engine: it asks one function.
+Starlette on uvicorn, in the daemon's own event loop. Knows no engine: it asks two functions.
 """
 
 from __future__ import annotations
@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 Readiness = Callable[[], tuple[bool, dict[str, Any]]]
 """(ready, details)"""
+Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
+"""The Accept header in; body and content type out."""
 
 
 class _Server(uvicorn.Server):
@@ -32,9 +34,10 @@ class _Server(uvicorn.Server):
 class Http:
     """``start`` binds; ``stop`` may be called at any time, and twice."""
 
-    def __init__(self, host: str, port: int, readiness: Readiness) -> None:
+    def __init__(self, host: str, port: int, readiness: Readiness, metrics: Metrics) -> None:
         self._address = (host, port)
         self._readiness = readiness
+        self._metrics = metrics
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
         self.url: str | None = None
@@ -79,4 +82,9 @@ class Http:
             ready, details = self._readiness()
             return JSONResponse(details, status_code=200 if ready else 503)
 
-        return Starlette(routes=[Route("/healthz", healthz), Route("/readyz", readyz)])
+        async def metrics(request: Request) -> Response:
+            body, content_type = await self._metrics(request.headers.get("accept", ""))
+            return Response(body, headers={"content-type": content_type})
+
+        routes = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
+        return Starlette(routes=[Route(path, route) for path, route in routes.items()])

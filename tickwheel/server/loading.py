@@ -44,6 +44,9 @@ class Loader:
             ids = list(dict.fromkeys(core.wants))
             core.wants = []
             self._spawn(self._for_firing(ids))
+        if core.wants_lapsed:
+            ids, core.wants_lapsed = core.wants_lapsed, []
+            self._spawn(self._for_lapsing(ids))
         if core.wants_ready:
             wanted, core.wants_ready = core.wants_ready, {}
             for group, ids in wanted.items():
@@ -53,6 +56,13 @@ class Loader:
         for start in range(0, len(ids), ROWS_PER_LOAD):
             some = ids[start : start + ROWS_PER_LOAD]
             self._delivery.loaded(some, await self._rows(some), self._clock.read().now_ms)
+            self._poke()
+
+    async def _for_lapsing(self, ids: list[int]) -> None:
+        for start in range(0, len(ids), ROWS_PER_LOAD):
+            some = ids[start : start + ROWS_PER_LOAD]
+            known = await self._reader.known(some)
+            self._delivery.lapsed(some, known, self._clock.read().now_ms)
             self._poke()
 
     async def _for_group(self, group: Group, ids: list[int]) -> None:

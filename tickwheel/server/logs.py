@@ -1,4 +1,7 @@
-"""Structured logs: one event a line on stderr, for people or for machines."""
+"""Structured logs: one event a line on stderr, for people or for machines.
+
+What stores and libraries say through ``logging`` comes out the same way, from warnings on.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,27 @@ Log = structlog.typing.FilteringBoundLogger
 
 
 def configure(log_format: Literal["console", "json"], level: str) -> Log:
-    """The daemon's logger. Standard-library loggers of dependencies are kept to warnings."""
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(message)s")
-    processors: list[structlog.typing.Processor] = [
+    """The daemon's logger. Standard-library loggers are kept to warnings."""
+    before: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
-        structlog.processors.format_exc_info,
     ]
+    after: list[structlog.typing.Processor] = [structlog.processors.format_exc_info]
     if log_format == "json":
-        processors.append(structlog.processors.JSONRenderer())
+        after.append(structlog.processors.JSONRenderer())
     else:
-        processors.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()))
+        after.append(structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty()))
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*before, structlog.stdlib.add_logger_name],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *after],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     structlog.configure(
-        processors=processors,
+        processors=[*before, *after],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,

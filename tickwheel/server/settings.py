@@ -20,8 +20,14 @@ from pydantic_settings import (
 
 from tickwheel.errors import BadRequest
 from tickwheel.protocol.frames import Limits
+from tickwheel.server import policies
 from tickwheel.wheel.core import EngineConfig
 from tickwheel.wheel.retry import RetryPolicy
+
+HOT_BYTES_MAX = 256 * 1024 * 1024
+"""Bodies of tasks that are due soon or ready, unless ``resident_bytes_max`` says otherwise."""
+REDIS_RESIDENT_BYTES_MAX = 2 * 1024 * 1024 * 1024
+"""With Redis every body stays in memory, so that a Redis that lost it gets it back."""
 
 
 class Settings(BaseSettings):
@@ -37,9 +43,16 @@ class Settings(BaseSettings):
     token: str | None = Field(default=None, repr=False)
     backup_dir: str | None = None
     ready_file: str | None = None
+    # failover
+    advertise: str | None = None
+    leader_ttl_s: float = Field(default=3.0, ge=0.2, le=3_600)
+    allow_volatile_store: bool = False
     # how it tells
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    metrics_topics_max: int = Field(default=1_000, ge=0)
+    """So many topics, and so many pairs of topic and group, have series of their own."""
+    metrics_lateness_topics_max: int = Field(default=100, ge=0)
     # the wheel
     slots: int = Field(default=3600, ge=2, le=1_000_000)
     tick_ms: int = Field(default=1000, ge=1, le=3_600_000)
@@ -47,7 +60,7 @@ class Settings(BaseSettings):
     delay_max_s: float = Field(default=10 * 365.25 * 86_400, gt=0)
     clock_hold_over_s: float = Field(default=86_400.0, gt=0)
     resident_horizon_s: float = Field(default=60.0, ge=0)
-    resident_bytes_max: int = Field(default=256 * 1024 * 1024, gt=0)
+    resident_bytes_max: int | None = Field(default=None, gt=0)
     # delivery
     lease_default_s: float = Field(default=30.0, gt=0)
     lease_max_s: float = Field(default=43_200.0, gt=0)
@@ -58,6 +71,11 @@ class Settings(BaseSettings):
     retry_cap_s: float = Field(default=7_200.0, ge=0)
     retry_max: int = Field(default=16, ge=0, le=1_000_000)
     retry_jitter: float = Field(default=0.1, ge=0, le=1)
+    retry_policies: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Policies by name, each as on the wire: {"kind": "fixed", "delay_ms": 5000, …}."""
+    dead_retention_s: float = Field(default=3 * 86_400.0, gt=0)
+    broadcast_tasks_max: int = Field(default=10_000, gt=0)
+    broadcast_bytes_max: int = Field(default=32 * 1024 * 1024, gt=0)
     prefetch_max: int = Field(default=65_535, gt=0)
     pull_max: int = Field(default=1_024, gt=0)
     # limits
@@ -79,13 +97,26 @@ class Settings(BaseSettings):
     slow_reader_timeout_s: float = Field(default=30.0, gt=0)
     endings_max: int = Field(default=100_000, gt=1)
     hello_timeout_s: float = Field(default=10.0, gt=0)
-    outcome_timeout_s: float = Field(default=3.0, gt=0)
+    outcome_timeout_s: float = Field(default=2.5, gt=0)
     drain_timeout_s: float = Field(default=10.0, gt=0)
 
     @field_validator("listen")
     @classmethod
     def _listen(cls, value: str) -> str:
         split_address(value, "listen")
+        return value
+
+    @field_validator("retry_policies")
+    @classmethod
+    def _retry_policies(cls, value: dict[str, Any]) -> dict[str, Any]:
+        policies.named(value, RetryPolicy())
+        return value
+
+    @field_validator("advertise")
+    @classmethod
+    def _advertise(cls, value: str | None) -> str | None:
+        if value is not None:
+            split_address(value, "advertise")
         return value
 
     @field_validator("http")
@@ -124,19 +155,23 @@ class Settings(BaseSettings):
 
     def engine(self) -> EngineConfig:
         """The engine's share, in its units."""
+        retry = RetryPolicy(
+            base_ms=int(self.retry_base_s * 1000),
+            factor=self.retry_factor,
+            cap_ms=int(self.retry_cap_s * 1000),
+            retries_max=self.retry_max,
+            jitter=self.retry_jitter,
+        )
         return EngineConfig(
             slots=self.slots,
             tick_ms=self.tick_ms,
             shard=self.shard,
-            retry=RetryPolicy(
-                base_ms=int(self.retry_base_s * 1000),
-                factor=self.retry_factor,
-                cap_ms=int(self.retry_cap_s * 1000),
-                retries_max=self.retry_max,
-                jitter=self.retry_jitter,
-            ),
+            retry=retry,
+            policies=policies.named(self.retry_policies, retry),
+            broadcast_tasks_max=self.broadcast_tasks_max,
+            broadcast_bytes_max=self.broadcast_bytes_max,
             resident_horizon_ms=int(self.resident_horizon_s * 1000),
-            resident_bytes_max=self.resident_bytes_max,
+            resident_bytes_max=self.resident_bytes_max or HOT_BYTES_MAX,
             lease_checkpoint_ms=int(self.lease_checkpoint_s * 1000),
             reconnect_grace_ms=int(self.reconnect_grace_s * 1000),
             endings_max=self.endings_max,

@@ -18,14 +18,15 @@ from tickwheel.errors import TickwheelError, TooManySessions
 from tickwheel.persistence.store import Fenced, Opened, Store, StoreBroken
 from tickwheel.server.commands import Commands
 from tickwheel.server.committer import Committer
+from tickwheel.server.delivering import Delivering
 from tickwheel.server.drafts import Drafts
-from tickwheel.server.lateness import Lateness
 from tickwheel.server.loading import Loader
+from tickwheel.server.observing import Observed
 from tickwheel.server.reader import Reader
 from tickwheel.server.settings import Settings
-from tickwheel.server.wire import delivery_items, task_map
+from tickwheel.server.upkeep import Upkeep
+from tickwheel.server.wire import task_map
 from tickwheel.wheel.control import Known
-from tickwheel.wheel.delivery import Dispatch
 from tickwheel.wheel.engine import Engine
 from tickwheel.wheel.sessions import Session
 
@@ -55,6 +56,9 @@ class Shell:
         owner: str,
         backup_folder: Path,
         noticed: Notice,
+        may_deliver: Callable[[int], bool] | None = None,
+        status: Callable[[], dict[str, Any]] = dict,
+        observed: Observed | None = None,
     ) -> None:
         self.settings = settings
         self.limits = settings.limits()
@@ -64,8 +68,17 @@ class Shell:
         self.clock = clock
         self.epoch = opened.epoch
         self.noticed = noticed
+        self.status = status
+        """What STATUS answers."""
+        self._may_deliver = may_deliver
+        """Whether the leader's lease lasts, by the steady clock; None: nobody else can lead."""
+        self.loaded = asyncio.Event()
+        """Every stored task is in memory: commands that name tasks may run."""
         self.reader = Reader(self.core, store)
         self.commands = Commands(self.reader, settings.commands_max)
+        self.observed = observed or Observed()
+        self.lateness = self.observed.lateness
+        self._delivering = Delivering(self.core, clock, self.lateness)
         self.committer = Committer(
             engine,
             store,
@@ -77,12 +90,14 @@ class Shell:
             outcome_timeout_s=settings.outcome_timeout_s,
             landed=self.poke,
             noticed=noticed,
+            hand_over=self._delivering.hand_over,
+            observed=self.observed,
         )
         if not opened.has_room:
             self.committer.start_full()
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.poke)
         self.drafts = Drafts(self.core, self.limits)
-        self.lateness = Lateness()
+        self.upkeep = Upkeep(self)
         self.connections: set[Connection] = set()
         self.draining = False
         self.started_mono_ms = clock.read().mono_ms
@@ -96,14 +111,24 @@ class Shell:
         self._paused = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the exception that must stop the daemon."""
+        # One that comes after the first is of no interest.
+        self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())
 
     # --- life --------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def start(self, load_rest: Coroutine[Any, Any, None]) -> None:
+        """Begin to serve; ``load_rest`` brings the tasks that are not in memory yet."""
         self._committing = self.spawn(self.committer.run())
-        self.spawn(self.commands.run())
+        self.spawn(self._load(load_rest))
         self.spawn(self.committer.watch_room())
         self.poke()
+
+    async def _load(self, load_rest: Coroutine[Any, Any, None]) -> None:
+        await load_rest
+        self.loaded.set()
+        self.upkeep.start()
+        self.poke()
+        await self.commands.run()
 
     async def stop(self) -> None:
         """Commit what is open, deliveries in flight included. Raises what prevents that."""
@@ -213,13 +238,17 @@ class Shell:
             return
         try:
             now = self.clock.read()
+            if self._may_deliver is not None and not self._may_deliver(now.mono_ms):
+                return  # the renewal of the lease pokes
             more = self.engine.delivery.fire(now.now_ms, FIRE_PER_PULSE)
+            more |= self.engine.delivery.lapse(now.now_ms, FIRE_PER_PULSE)
             self.engine.settlement.expire(*now)
             dispatches, unfinished = self.engine.delivery.dispatch(*now, DISPATCH_PER_PULSE)
             for dispatch in dispatches:
-                self._deliver(dispatch, now.now_ms)
+                self._delivering.write(dispatch, now.now_ms)
             if dispatches:
                 failpoints.hit("deliver.before_checkpoint")
+            self._delivering.tell_cut()
             self._loader.load()
             if not self.core.open.is_empty():
                 self.committer.kick()
@@ -246,9 +275,9 @@ class Shell:
         due_ms = self.core.wheel.next_due_ms(now.now_ms)
         if due_ms is not None and not self._loader.reads_most:
             wake_ms = min(wake_ms, due_ms - now.now_ms)
-        for mono_ms in (self.core.expiry_mono_ms, self.engine.next_checkpoint_mono_ms()):
-            if mono_ms is not None:
-                wake_ms = min(wake_ms, mono_ms - now.mono_ms)
+        other_ms = self.engine.wake_in_ms(*now)
+        if other_ms is not None:
+            wake_ms = min(wake_ms, other_ms)
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
@@ -259,15 +288,3 @@ class Shell:
         if due is not None and due <= self.clock.read().mono_ms:
             self.committer.kick()
         self.poke()
-
-    def _deliver(self, dispatch: Dispatch, now_ms: int) -> None:
-        subscriber, items = dispatch
-        wire = delivery_items(items)
-        note = self.lateness.note
-        for row, attempt in items:
-            late_ms = now_ms - row.due_ms
-            if late_ms < 0:
-                self.core.totals.early += 1
-            elif attempt == 1:
-                note(late_ms)
-        subscriber.owner.deliver(self.epoch, now_ms, wire)  # type: ignore[attr-defined]  # the shell's own

@@ -5,16 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from tickwheel.clock import Now
+from tickwheel.server import policies
 from tickwheel.server.shell import Shell
 from tickwheel.version import __version__
+from tickwheel.wheel.core import Core
 from tickwheel.wheel.groups import Group, Topic
+from tickwheel.wheel.records import GroupSettings
 
 
 def stats_map(shell: Shell, now: Now) -> dict[str, Any]:
     """What ``tickwheel stats`` shows; ``docs/protocol.md`` lists the fields."""
     core = shell.core
     wheel, totals = core.wheel, core.totals
-    topics = {topic.name: topic_map(topic) for topic in core.topics.values()}
+    topics = {topic.name: topic_map(core, topic, now) for topic in core.topics.values()}
     sums = {
         name: sum(topic[name] for topic in topics.values())
         for name in ("ready", "in_flight", "waiting")
@@ -34,6 +37,9 @@ def stats_map(shell: Shell, now: Now) -> dict[str, Any]:
         "pending": core.scheduled,
         **sums,
         "dead": core.dead,
+        "dead_total": totals.dead,
+        "dead_expired": totals.dead_expired,
+        "dropped_once": totals.dropped_once,
         "enqueued": totals.enqueued,
         "delivered": totals.delivered,
         "acked": totals.acked,
@@ -55,9 +61,9 @@ def stats_map(shell: Shell, now: Now) -> dict[str, Any]:
     }
 
 
-def topic_map(topic: Topic) -> dict[str, Any]:
-    """One topic; what is due before any group exists counts as ready."""
-    groups = {group.name: group_map(group) for group in topic.groups.values()}
+def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
+    """One topic. What is due before any group exists counts as ready, and what a group that is
+    being deleted still holds counts, though that group is not listed any more."""
     holders = list(topic.groups.values())
     if topic.unowned is not None:
         holders.append(topic.unowned)
@@ -71,17 +77,41 @@ def topic_map(topic: Topic) -> dict[str, Any]:
         "delivered": topic.delivered,
         "acked": topic.acked,
         "cancelled": topic.cancelled,
-        "groups": groups,
+        "oldest_ready_ms": max(age_ms(group, now) for group in holders),
+        "broadcasters": len(topic.broadcasters),
+        **_settings(core, topic.settings),
+        "groups": {group.name: group_map(core, group, now) for group in topic.live_groups},
     }
 
 
-def group_map(group: Group) -> dict[str, Any]:
+def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
     return {
         "ready": group.ready_count,
         "in_flight": len(group.flight),
         "waiting": len(group.waiting),
+        "retrying": len(group.waiting),
         "dead": group.dead,
         "subscribers": len(group.subscribers),
         "delivered": group.delivered,
         "acked": group.acked,
+        "nacked": group.nacked,
+        "expired": group.expired,
+        "since_ms": group.since_ms,
+        "oldest_ready_ms": age_ms(group, now),
+        **_settings(core, group.settings),
+    }
+
+
+def age_ms(group: Group, now: Now) -> int:
+    """How long the longest waiting ready task has waited, 0 when there is none."""
+    since_ms = group.oldest_since_ms()
+    return max(0, now.now_ms - since_ms) if since_ms is not None else 0
+
+
+def _settings(core: Core, settings: GroupSettings) -> dict[str, Any]:
+    return {
+        "paused": settings.paused,
+        "rate": settings.rate,
+        "burst": settings.burst,
+        "retry": policies.policy_map(settings.retry, core.policies),
     }

@@ -60,6 +60,7 @@ def task_map(
                 "attempt": view.attempt,
                 "at_ms": view.at_ms,
                 "failures": view.failures,
+                "retries_left": view.retries_left,
             }
             for name, view in groups.items()
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.groups import Subscriber
+from tickwheel.wheel.leases import Dispatch, Subscriber
 from tickwheel.wheel.sessions import Outcome, Session
 
 Staged = tuple[object, Session | None, Outcome]
@@ -22,6 +22,8 @@ class Batch:
     staged_bytes: int = 0
     credits: dict[Subscriber, int] = field(default_factory=dict)
     """Deliveries whose end this batch confirms, by subscriber."""
+    handed: list[Dispatch] = field(default_factory=list)
+    """At-most-once deliveries, to be written once their end is durable, before the replies."""
     replies: list[tuple[object, bytes]] = field(default_factory=list)
     """(the shell's reply address, bytes) of answers that rest on this batch, in order."""
 
@@ -58,4 +60,5 @@ def rejoin(older: Batch, newer: Batch) -> None:
     b.position_ms = max(a.position_ms, b.position_ms)
     for subscriber, count in older.credits.items():
         newer.credits[subscriber] = newer.credits.get(subscriber, 0) + count
+    newer.handed[:0] = older.handed
     newer.replies[:0] = older.replies

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tickwheel.wheel.core import Core
-from tickwheel.wheel.delivery import priority_of
-from tickwheel.wheel.groups import Group, Tries
-from tickwheel.wheel.records import DeadRow, Ending, ProgressRow, ProgressState, TaskRow
+from tickwheel.wheel.groups import Group
+from tickwheel.wheel.leases import Tries, priority_of
+from tickwheel.wheel.records import DeadRow, Ending, Failure, ProgressRow, ProgressState, TaskRow
 from tickwheel.wheel.states import State
 
 
@@ -36,7 +36,8 @@ class GroupView(NamedTuple):
     state: str
     attempt: int
     at_ms: int
-    failures: tuple[tuple[int, int, str], ...]
+    failures: tuple[Failure, ...]
+    retries_left: int
 
 
 class Control:
@@ -87,30 +88,40 @@ class Control:
     def view(self, known: Known, mono_to_wall_ms: int) -> dict[str, GroupView]:
         """How each group stands with it; ``mono_to_wall_ms`` turns lease ends into wall time."""
         task_id = known.row.id
+        own = known.row.extras.retry if known.row.extras is not None else None
         views: dict[str, GroupView] = {}
         for name, dead in known.dead.items():
-            failures = tuple(map(tuple, dead.failures))
-            views[name] = GroupView("dead", dead.attempt, dead.died_ms, failures)  # type: ignore[arg-type]  # a Failure is such a tuple
+            views[name] = GroupView("dead", dead.attempt, dead.died_ms, dead.failures, 0)
         topic = self._core.topic(known.row.topic)
         if self._core.is_scheduled(known.row):
             return views
         for group in self.groups_of(known):
             if group is topic.unowned:
                 continue
+            policy = self._core.policy(own, group)
             lease, tries = group.flight.get(task_id), group.tries.get(task_id)
             if lease is not None:
-                end_ms = lease.deadline_mono_ms + mono_to_wall_ms
-                views[group.name] = GroupView("in_flight", lease.attempt, end_ms, lease.failures)
+                views[group.name] = GroupView(
+                    "in_flight",
+                    lease.attempt,
+                    lease.deadline_mono_ms + mono_to_wall_ms,
+                    lease.failures,
+                    policy.retries_left(lease.attempt),
+                )
                 continue
             attempt, failures = (tries.attempt, tries.failures) if tries else (0, ())
             at_ms = group.waiting.get(task_id)
             state = "ready" if at_ms is None else "waiting"
             views[group.name] = GroupView(
-                state, attempt, known.row.due_ms if at_ms is None else at_ms, failures
+                state,
+                attempt,
+                known.row.due_ms if at_ms is None else at_ms,
+                failures,
+                policy.retries_left(attempt),
             )
         for name, progress in known.progress.items():
             if progress.state is ProgressState.DONE:
-                views[name] = GroupView("acked", progress.attempt, progress.at_ms, ())
+                views[name] = GroupView("acked", progress.attempt, progress.at_ms, (), 0)
         return views
 
     # --- cancel, reschedule --------------------------------------------------------------
@@ -169,7 +180,7 @@ class Control:
 
     def _take_out_everywhere(self, known: Known) -> None:
         for group in self.groups_of(known):
-            self._core.leave(group, known.row.id)
+            self._core.leave(group, known.row)
 
     def _postpone(self, known: Known, due_ms: int) -> None:
         core, task_id = self._core, known.row.id
@@ -177,13 +188,14 @@ class Control:
             if task_id in group.flight:
                 continue
             tries = group.tries.get(task_id) or Tries(0, 0, priority_of(known.row), ())
-            core.leave(group, task_id)
+            core.leave(group, known.row)
             group.tries[task_id] = tries
+            core.lifetimes.begin(known.row)
             core.wait(group, task_id, due_ms)
 
     # --- dead letters ------------------------------------------------------------------------
 
-    def requeue(self, task_id: int, name: str, known: Known | None) -> str:
+    def requeue(self, task_id: int, name: str, known: Known | None, now_ms: int) -> str:
         """Back from the dead letters, ready at once, attempts counted anew."""
         group = self._dead_group(name, known)
         if group is None or known is None:
@@ -194,7 +206,8 @@ class Control:
         if owed is not None:
             owed.buried -= 1
             owed.remaining.add(name)
-        group.ready.push(task_id, priority_of(known.row))
+        group.ready.push(task_id, priority_of(known.row), now_ms)
+        core.lifetimes.begin(known.row)
         core.wake(group)
         return "requeued"
 

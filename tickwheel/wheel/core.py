@@ -7,74 +7,30 @@ recovery) is a small class with the verbs of one concern. Nothing here reads a c
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
 from tickwheel.wheel.batch import Batch
+from tickwheel.wheel.config import EngineConfig, Totals
 from tickwheel.wheel.endings import Endings
 from tickwheel.wheel.groups import Group, Lease, Owed, Subscriber, Topic
 from tickwheel.wheel.ids import IdSource
+from tickwheel.wheel.lifetimes import Lifetimes
 from tickwheel.wheel.records import (
     DEFAULT_GROUP,
+    REASON_LENGTH_MAX,
     Ending,
     Failure,
-    GroupRow,
     ProgressRow,
     ProgressState,
     TaskRow,
 )
-from tickwheel.wheel.retry import RetryPolicy
+from tickwheel.wheel.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
 from tickwheel.wheel.sessions import Sessions
 from tickwheel.wheel.timing import TimingWheel
 
+__all__ = ["ROW_OVERHEAD_BYTES", "Core", "EngineConfig", "Totals", "failure_of"]
+
 ROW_OVERHEAD_BYTES = 250
 """What a resident row costs beside its body."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineConfig:
-    """Sizes and limits of the engine; times in ms."""
-
-    slots: int = 3600
-    tick_ms: int = 1000
-    shard: int = 0
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    resident_horizon_ms: int = 60_000
-    """A new task due within this keeps its row in memory."""
-    resident_bytes_max: int = 256 * 1024 * 1024
-    loading_max: int = 20_000
-    """Rows being read for firing at one time."""
-    lease_checkpoint_ms: int = 100
-    """A delivery that is finished sooner never touches the PrepareQueue."""
-    reconnect_grace_ms: int = 5_000
-    endings_max: int = 100_000
-    sessions_max: int = 100_000
-    session_idle_ms_max: int = 86_400_000
-    session_evict_idle_ms_min: int = 60_000
-    topics_max: int = 100_000
-    groups_per_topic_max: int = 1_000
-    pending_max: int = 100_000_000
-    backlog_max: int = 20_000_000
-    """Tasks that are due on one topic that has no group yet."""
-    delivery_frame_tasks_max: int = 512
-    delivery_frame_bytes_max: int = 1024 * 1024
-    dispatch_bytes_max: int = 16 * 1024 * 1024
-    """Bodies handed out by one call of ``dispatch``, about."""
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counted since the start."""
-
-    enqueued: int = 0
-    delivered: int = 0
-    acked: int = 0
-    nacked: int = 0
-    retried: int = 0
-    expired: int = 0
-    cancelled: int = 0
-    leases_over: int = 0
-    early: int = 0
-    """Must stay 0: deliveries stopped at the last check because they were not due."""
 
 
 class Core:
@@ -116,6 +72,15 @@ class Core:
         """No lease of any group ends before this."""
         self.full_topics: dict[str, None] = {}
         """Topics without a group whose backlog is at its limit."""
+        self.lifetimes = Lifetimes(now_ms, config.slots, config.tick_ms)
+        self.wants_lapsed: list[int] = []
+        """Ids whose ttl is over, for ``Delivery.lapsed``."""
+        self.throttled: dict[Group, int] = {}
+        """Groups that could deliver but for a rate → when there is a token, by the steady
+        clock."""
+        self.cut: list[tuple[Subscriber, str, str]] = []
+        """Subscriptions that were ended here, with an error code and a sentence, for the shell."""
+        self.policies = {**BUILT_IN, **config.policies, DEFAULT: config.retry}
         self.totals = Totals()
         self.acted_ms = 0
         """Newest due time of the tasks that were recovered with a history: they are not on the
@@ -150,24 +115,21 @@ class Core:
             found = self.topics[name] = Topic(name)
         return found
 
-    def group(self, topic: Topic, name: str, now_ms: int) -> Group:
-        """The group, made and recorded on first use; the first one gets what waited."""
-        found = topic.groups.get(name)
-        if found is not None:
-            return found
-        if topic.unowned is not None:
-            found, topic.unowned = topic.unowned, None
-            self.full_topics.pop(topic.name, None)
-            found.name, found.since_ms = name, 0
-        else:
-            found = Group(topic, name, now_ms)
-        topic.groups[name] = found
-        self.open.effects.groups[topic.name, name] = GroupRow(topic.name, name, found.since_ms)
-        return found
-
     def find_group(self, topic: str, group: str) -> Group | None:
         found = self.topics.get(topic)
         return found.groups.get(group or DEFAULT_GROUP) if found is not None else None
+
+    def policy(self, own: PolicyRef | None, group: Group) -> RetryPolicy:
+        """The task's own policy, its group's, its topic's, the daemon's: the first there is.
+
+        A name that the settings do not define any more stands for the daemon's.
+        """
+        wanted = own or group.settings.retry or group.topic.settings.retry
+        if wanted is None:
+            return self.config.retry
+        if isinstance(wanted, RetryPolicy):
+            return wanted
+        return self.policies.get(wanted, self.config.retry)
 
     # --- the end of a task ---------------------------------------------------------------
 
@@ -198,14 +160,17 @@ class Core:
         return (
             row.due_ms > max(self.wheel.position_ms, self.acted_ms)
             or row.id in self.firing
+            or row.id in self.topic(row.topic).deferred
             or self.wheel.holds(row.id, row.due_ms)
         )
 
     def unschedule(self, row: TaskRow) -> None:
         """Take a scheduled task off the wheel."""
-        if self.firing.pop(row.id, None) is None:
+        topic = self.topic(row.topic)
+        waits = self.firing.pop(row.id, None) is None and topic.deferred.pop(row.id, None) is None
+        if waits:
             self.wheel.orphan(row.id, row.due_ms)
-        self.topic(row.topic).scheduled -= 1
+        topic.scheduled -= 1
         self.scheduled -= 1
         self.drop(row.id)
 
@@ -246,9 +211,11 @@ class Core:
                 tries.failures,
             )
 
-    def leave(self, group: Group, task_id: int) -> None:
+    def leave(self, group: Group, row: TaskRow) -> None:
         """A task that is ready or waiting in ``group`` is taken out of it."""
+        task_id = row.id
         group.tries.pop(task_id, None)
+        self.lifetimes.end(row)
         at_ms = group.waiting.pop(task_id, None)
         if at_ms is not None:
             self.wheel.orphan(task_id, at_ms)
@@ -279,10 +246,10 @@ class Core:
         self.wake(subscriber.group)
 
     def wake(self, group: Group) -> None:
-        if group.subscribers and group.ready_count:
+        if group.subscribers and group.ready_count and group not in self.throttled:
             self.runnable[group] = None
 
 
-def clip(reason: str | None, attempt: int, now_ms: int, length_max: int) -> Failure:
-    """A failure record with its reason cut to the length that is kept."""
-    return Failure(attempt, now_ms, (reason or "nack")[:length_max])
+def failure_of(lease: Lease, reason: str, now_ms: int) -> Failure:
+    """The failed attempt, with its reason cut to the length that is kept."""
+    return Failure(lease.attempt, now_ms, reason[:REASON_LENGTH_MAX], lease.subscriber.label)

@@ -8,9 +8,11 @@ nothing, awaits nothing and logs nothing. The shell seals the open batch, commit
 from __future__ import annotations
 
 from tickwheel.wheel.batch import Batch, strip_ended
+from tickwheel.wheel.closing import Closing
 from tickwheel.wheel.control import Control
 from tickwheel.wheel.core import Core, EngineConfig
 from tickwheel.wheel.delivery import Delivery
+from tickwheel.wheel.grouping import Grouping
 from tickwheel.wheel.intake import Intake
 from tickwheel.wheel.records import ProgressRow, ProgressState
 from tickwheel.wheel.recovery import Recovery
@@ -23,10 +25,12 @@ class Engine:
     def __init__(self, config: EngineConfig, epoch: int, id_mark: int, now_ms: int) -> None:
         self.core = core = Core(config, epoch, id_mark, now_ms)
         self.intake = Intake(core)
-        self.delivery = Delivery(core)
         self.settlement = Settlement(core)
         self.control = Control(core)
-        self.recovery = Recovery(core)
+        self.delivery = Delivery(core, self.settlement, self.control)
+        self.grouping = Grouping(core, self.control)
+        self.closing = Closing(core, self.grouping)
+        self.recovery = Recovery(core, self.grouping)
 
     def seal(self, now_ms: int, mono_ms: int, *, checkpoint_all: bool = False) -> Batch | None:
         """Close the open batch for the store; None when there is nothing to commit."""
@@ -75,6 +79,23 @@ class Engine:
         if not unsaved:
             return None
         return unsaved[0].since_mono_ms + self.core.config.lease_checkpoint_ms
+
+    def wake_in_ms(self, now_ms: int, mono_ms: int) -> int | None:
+        """How long until something is due, beside what is on the wheel; None: nothing is."""
+        core = self.core
+        times = [
+            at_ms - mono_ms
+            for at_ms in (
+                core.expiry_mono_ms,
+                self.next_checkpoint_mono_ms(),
+                self.delivery.next_token_mono_ms(),
+            )
+            if at_ms is not None
+        ]
+        end_ms = core.lifetimes.next_ms(now_ms)
+        if end_ms is not None and len(core.lifetimes.fired) < core.config.lapsing_max:
+            times.append(end_ms - now_ms)
+        return min(times, default=None)
 
     def sweep(self, now_ms: int) -> None:
         """Once in a while: forget producer sessions that nobody will resume."""

@@ -1,4 +1,4 @@
-"""Topics, groups, subscribers and leases: who is owed what, in memory.
+"""Topics and groups: who is owed what, in memory.
 
 Invariants:
 
@@ -11,147 +11,15 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from tickwheel.wheel.leases import PLAIN, Lease, Subscriber, Traits, Tries
+from tickwheel.wheel.rates import Bucket
+from tickwheel.wheel.ready import ReadyQueue
+from tickwheel.wheel.records import TOPIC_ITSELF, GroupRow, GroupSettings, TaskRow
 
-from tickwheel.wheel.idqueue import IdQueue
-from tickwheel.wheel.records import Failure
-
-
-class Tries(NamedTuple):
-    """Earlier attempts of a task that is not in flight now."""
-
-    attempt: int
-    epoch: int
-    priority: int
-    failures: tuple[Failure, ...]
+__all__ = ["PLAIN", "Group", "Lease", "Owed", "Subscriber", "Topic", "Traits", "Tries"]
 
 
-class ReadyQueue:
-    """Ids that are due, highest priority first, in order of arrival within a priority."""
-
-    __slots__ = ("_by_priority", "_plain")
-
-    def __init__(self) -> None:
-        self._plain = IdQueue()
-        self._by_priority: dict[int, IdQueue] = {}
-
-    def push(self, task_id: int, priority: int) -> None:
-        if priority:
-            self._level(priority).push(task_id)
-        else:
-            self._plain.push(task_id)
-
-    def push_front(self, task_id: int, priority: int) -> None:
-        (self._level(priority) if priority else self._plain).push_front((task_id,))
-
-    def take(self, limit: int) -> list[int]:
-        """Up to ``limit`` ids, removed."""
-        if not self._by_priority:
-            return self._plain.take(limit)
-        taken: list[int] = []
-        for priority in sorted(self._by_priority, reverse=True):
-            level = self._by_priority[priority]
-            taken += level.take(limit - len(taken))
-            if not len(level):
-                del self._by_priority[priority]
-            if len(taken) >= limit:
-                return taken
-        return taken + self._plain.take(limit - len(taken))
-
-    def __len__(self) -> int:
-        return len(self._plain) + sum(map(len, self._by_priority.values()))
-
-    def _level(self, priority: int) -> IdQueue:
-        level = self._by_priority.get(priority)
-        if level is None:
-            level = self._by_priority[priority] = IdQueue()
-        return level
-
-
-class Lease:
-    """One delivery that is not finished."""
-
-    __slots__ = (
-        "attempt",
-        "checkpointed",
-        "deadline_mono_ms",
-        "epoch",
-        "failures",
-        "group",
-        "id",
-        "live",
-        "priority",
-        "since_mono_ms",
-        "subscriber",
-    )
-
-    def __init__(
-        self,
-        task_id: int,
-        group: Group,
-        subscriber: Subscriber,
-        attempt: int,
-        epoch: int,
-        since_mono_ms: int,
-        deadline_mono_ms: int,
-        priority: int,
-        failures: tuple[Failure, ...],
-    ) -> None:
-        self.id = task_id
-        self.group = group
-        self.subscriber = subscriber
-        self.attempt = attempt
-        self.epoch = epoch
-        self.since_mono_ms = since_mono_ms
-        self.deadline_mono_ms = deadline_mono_ms
-        self.priority = priority
-        self.failures = failures
-        self.live = True
-        self.checkpointed = False
-        """Whether a batch that was sealed holds this delivery's progress row."""
-
-
-class Subscriber:
-    """One consumer of one group: a subscription of a connection, or one pull.
-
-    ``owner`` belongs to the shell and is never looked at here. ``outstanding`` counts
-    deliveries whose end is not confirmed yet; it may not exceed ``prefetch``.
-    """
-
-    __slots__ = (
-        "blocked",
-        "gone_mono_ms",
-        "group",
-        "lease_ms",
-        "once",
-        "outstanding",
-        "owner",
-        "prefetch",
-    )
-
-    def __init__(
-        self, owner: object, group: Group, prefetch: int, lease_ms: int, *, once: bool = False
-    ) -> None:
-        self.owner = owner
-        self.group = group
-        self.prefetch = prefetch
-        self.lease_ms = lease_ms
-        self.once = once
-        """A pull: it leaves after its first delivery."""
-        self.outstanding = 0
-        self.blocked = False
-        """The connection's buffer is full."""
-        self.gone_mono_ms: int | None = None
-        """Its connection broke: leases end then at the latest."""
-
-    @property
-    def is_subscribed(self) -> bool:
-        """It may still get deliveries."""
-        return self in self.group.subscribers
-
-    @property
-    def credit(self) -> int:
-        return 0 if self.blocked else self.prefetch - self.outstanding
+NOTHING_SET = GroupSettings()
 
 
 class Group:
@@ -159,14 +27,20 @@ class Group:
 
     __slots__ = (
         "acked",
+        "bucket",
+        "buried",
         "dead",
         "delivered",
         "detached",
+        "expired",
         "expiry_mono_ms",
         "flight",
         "loading",
+        "nacked",
         "name",
         "ready",
+        "retried",
+        "settings",
         "since_ms",
         "stale",
         "stale_count",
@@ -175,12 +49,18 @@ class Group:
         "tries",
         "turn",
         "waiting",
+        "was_restored",
     )
 
     def __init__(self, topic: Topic, name: str, since_ms: int) -> None:
         self.topic = topic
         self.name = name
         self.since_ms = since_ms
+        self.settings = NOTHING_SET
+        self.was_restored = False
+        """Its deletion began before this start of the engine."""
+        self.bucket: Bucket | None = None
+        """Its rate limit."""
         self.ready = ReadyQueue()
         self.stale: dict[int, int] = {}
         self.stale_count = 0
@@ -197,8 +77,50 @@ class Group:
         self.expiry_mono_ms: int | None = None
         """No lease ends before this; found again by a scan when it has come."""
         self.dead = 0
+        """Dead letters that it has; what follows counts since the start."""
         self.delivered = 0
         self.acked = 0
+        self.nacked = 0
+        self.retried = 0
+        self.buried = 0
+        self.expired = 0
+
+    @property
+    def is_held(self) -> bool:
+        """Nothing is handed out: it is paused, or its topic is, or it is being deleted."""
+        return (
+            self.settings.paused
+            or self.topic.settings.paused
+            or self.settings.closed_ms is not None
+        )
+
+    @property
+    def is_closed(self) -> bool:
+        """It is being deleted."""
+        return self.settings.closed_ms is not None
+
+    def owes(self, row: TaskRow) -> bool:
+        """Whether it is owed the task when that comes due."""
+        closed_ms, closed_id = self.settings[4:]
+        if closed_ms is not None and (row.due_ms > closed_ms or row.id > closed_id):
+            return False
+        return self.since_ms <= row.due_ms
+
+    def row(self) -> GroupRow:
+        settings = None if self.settings == NOTHING_SET else self.settings
+        return GroupRow(self.topic.name, self.name, self.since_ms, settings)
+
+    def oldest_since_ms(self) -> int | None:
+        """Since when the ready task waits that has waited longest; None when none is ready."""
+        if not self.ready_count:
+            return None
+        found: list[int] = []
+        for line in self.ready.lines():
+            while self.stale and (head := line.peek(1)) and self.is_stale(head[0]):
+                line.take(1)
+            if line.since_ms is not None and (len(line) or self.loading):
+                found.append(line.since_ms)
+        return min(found, default=None)
 
     @property
     def ready_count(self) -> int:
@@ -239,28 +161,66 @@ class Topic:
 
     __slots__ = (
         "acked",
+        "broadcast",
+        "broadcasters",
+        "bucket",
         "cancelled",
+        "closing",
+        "deferred",
         "delivered",
         "enqueued",
         "groups",
         "name",
         "scheduled",
+        "settings",
         "unowned",
     )
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.settings = NOTHING_SET
+        self.bucket: Bucket | None = None
+        """The rate limit for all its groups together."""
         self.groups: dict[str, Group] = {}
+        """Oldest first; those that are being deleted stay until nothing is left of them."""
+        self.closing = 0
+        """How many of them are being deleted."""
+        self.deferred: dict[int, int] = {}
+        """id → due_ms of what came due while its last group was being deleted: it waits for the
+        end of that, and counts as scheduled."""
         self.unowned: Group | None = Group(self, "", 0)
         """Holder of what is due before any group exists; becomes the first group."""
+        self.broadcasters: dict[Subscriber, None] = {}
+        """They get everything that comes due, and own nothing."""
         self.scheduled = 0
         self.enqueued = 0
         self.delivered = 0
+        self.broadcast = 0
+        """How many of ``delivered`` went to broadcasters."""
         self.acked = 0
         self.cancelled = 0
 
     @property
     def first_group(self) -> Group | None:
-        """The oldest one, which is owed everything. A task that is due and not in ``Core.owed``
-        is owed to it alone."""
+        """The oldest one. A task that is due and not in ``Core.owed`` is owed to it alone."""
         return next(iter(self.groups.values()), None)
+
+    @property
+    def live_groups(self) -> list[Group]:
+        """Those that are not being deleted."""
+        if not self.closing:
+            return list(self.groups.values())
+        return [group for group in self.groups.values() if not group.is_closed]
+
+    @property
+    def earliest(self) -> list[Group]:
+        """The live groups that begin first: what came due before all of them is theirs."""
+        groups = self.live_groups
+        since_ms = min((group.since_ms for group in groups), default=0)
+        return [group for group in groups if group.since_ms == since_ms]
+
+    def row(self) -> GroupRow | None:
+        """The row of its own settings, if there are any."""
+        if self.settings == NOTHING_SET:
+            return None
+        return GroupRow(self.name, TOPIC_ITSELF, 0, self.settings)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
 
-from tickwheel.wheel.batch import Batch, rejoin
+from tickwheel.wheel.batch import Batch, Staged, rejoin
 from tickwheel.wheel.core import ROW_OVERHEAD_BYTES, Core
 from tickwheel.wheel.records import ID_STEP, Extras, TaskRow
 from tickwheel.wheel.sessions import Outcome, Session
@@ -147,6 +147,20 @@ class Intake:
         """
         core = self._core
         core.sealed = None
+        self._forget(batch)
+        rejoin(batch, core.open)
+
+    def withdraw(self) -> list[Staged]:
+        """Forget what is staged in the open batch, which no store has seen; the caller tells
+        the addresses."""
+        batch = self._core.open
+        self._forget(batch)
+        batch.staged_bytes = 0
+        staged, batch.staged = batch.staged, []
+        return staged
+
+    def _forget(self, batch: Batch) -> None:
+        core = self._core
         for _, session, outcome in batch.staged:
             if session is not None:
                 session.outcomes.pop(outcome[0], None)
@@ -156,4 +170,3 @@ class Intake:
             core.dirty_sessions[key] = None
         self.inflight_bytes -= batch.staged_bytes
         batch.effects.enqueued = {}
-        rejoin(batch, core.open)

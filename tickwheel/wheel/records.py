@@ -9,6 +9,8 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import NamedTuple
 
+from tickwheel.wheel.retry import PolicyRef
+
 SHARD_BITS = 10
 SEQUENCE_BITS = 12
 ID_STEP = 1 << SHARD_BITS
@@ -16,6 +18,7 @@ ID_STEP = 1 << SHARD_BITS
 ID_EPOCH_MS = 1_735_689_600_000
 """2025-01-01T00:00:00Z: ids count milliseconds from here, so that 41 bits last until 2094."""
 DEFAULT_GROUP = "default"
+TOPIC_ITSELF = ""
 
 PropertyValue = str | int | float | bool
 
@@ -28,6 +31,8 @@ class Extras(NamedTuple):
     properties: dict[str, PropertyValue] | None = None
     priority: int = 0
     ttl_ms: int | None = None
+    retry: PolicyRef | None = None
+    """The task's own retry policy; it wins over those of its group and topic."""
 
 
 class TaskRow(NamedTuple):
@@ -63,6 +68,8 @@ class Failure(NamedTuple):
     attempt: int
     at_ms: int
     reason: str
+    subscriber: str = ""
+    """Who had it, as the consumer calls itself, and its address; empty when not known."""
 
 
 class ProgressRow(NamedTuple):
@@ -82,6 +89,7 @@ class ProgressRow(NamedTuple):
 
 FAILURES_MAX = 16
 REASON_LENGTH_MAX = 200
+SUBSCRIBER_LENGTH_MAX = 100
 
 
 class DeadRow(NamedTuple):
@@ -96,12 +104,32 @@ class DeadRow(NamedTuple):
     failures: tuple[Failure, ...] = ()
 
 
+class GroupSettings(NamedTuple):
+    """What an operator or a subscriber has set for a group, or for a whole topic."""
+
+    paused: bool = False
+    rate: float | None = None
+    """Deliveries a second at most; None: no limit."""
+    burst: int | None = None
+    """Deliveries at once after a pause; None: as many as in a second, at least 1."""
+    retry: PolicyRef | None = None
+    closed_ms: int | None = None
+    """The group is being deleted since then: it is owed nothing that comes due later,"""
+    closed_id: int = 0
+    """and nothing that was enqueued later."""
+
+
 class GroupRow(NamedTuple):
-    """A subscriber group of a topic. It is owed what comes due from ``since_ms`` on."""
+    """A subscriber group of a topic. It is owed what comes due from ``since_ms`` on.
+
+    The row whose group is ``TOPIC_ITSELF`` is no group: it holds the settings of the topic.
+    """
 
     topic: str
     group: str
     since_ms: int
+    settings: GroupSettings | None = None
+    """None when nothing was ever set."""
 
 
 class SessionRow(NamedTuple):

@@ -7,23 +7,24 @@ from collections.abc import Iterable, Sequence
 
 from tickwheel.wheel.control import Known, is_done
 from tickwheel.wheel.core import Core
-from tickwheel.wheel.delivery import Delivery, priority_of
-from tickwheel.wheel.groups import Group, Lease, Owed, Tries
+from tickwheel.wheel.delivery import Delivery
+from tickwheel.wheel.grouping import Grouping
+from tickwheel.wheel.groups import Group, Owed
+from tickwheel.wheel.leases import Lease, Tries, priority_of, traits_of
 from tickwheel.wheel.records import Ending, GroupRow, ProgressRow, ProgressState, SessionRow
 
 
 class Recovery:
     """Restore groups and sessions first, then tasks with a history, then all the others."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, grouping: Grouping) -> None:
         self._core = core
+        self._grouping = grouping
         self.leases_kept = 0
 
     def groups(self, rows: Iterable[GroupRow]) -> None:
         for row in sorted(rows, key=lambda r: r.since_ms):
-            topic = self._core.topic(row.topic)
-            topic.unowned = None
-            topic.groups[row.group] = Group(topic, row.group, row.since_ms)
+            self._grouping.restore(row)
 
     def sessions(self, rows: Iterable[SessionRow]) -> None:
         for row in rows:
@@ -43,8 +44,8 @@ class Recovery:
                 topic.groups[name].dead += 1
                 core.dead += 1
         core.acted_ms = max(core.acted_ms, row.due_ms)
-        groups = Delivery.groups_owed(topic, row.due_ms)
-        shared = len(groups) > 1
+        groups = Delivery.groups_owed(topic, known)
+        shared = len(groups) > 1 or groups[:1] != [topic.first_group]
         groups = [g for g in groups if g.name not in known.dead and not is_done(known, g)]
         if shared:
             owed = core.owed[row.id] = Owed({group.name for group in groups})
@@ -64,7 +65,8 @@ class Recovery:
     ) -> None:
         core, task_id, priority = self._core, known.row.id, priority_of(known.row)
         if progress is None:
-            group.ready.push(task_id, priority)
+            group.ready.push(task_id, priority, now_ms)
+            core.lifetimes.begin(known.row)
             return
         if progress.state is ProgressState.IN_FLIGHT:
             left_ms = max(0, progress.at_ms - now_ms)
@@ -78,7 +80,7 @@ class Recovery:
                 progress.epoch,
                 mono_ms,
                 mono_ms + left_ms,
-                priority,
+                traits_of(known.row),
                 progress.failures,
             )
             lease.checkpointed = True
@@ -86,13 +88,14 @@ class Recovery:
             core.expires(group, lease.deadline_mono_ms)
             self.leases_kept += 1
             return
+        core.lifetimes.begin(known.row)
         group.tries[task_id] = Tries(progress.attempt, progress.epoch, priority, progress.failures)
         if progress.state is ProgressState.WAITING:
             group.waiting[task_id] = progress.at_ms
             core.retrying.setdefault(task_id, []).append(group)
             core.wheel.add(task_id, progress.at_ms)
         else:
-            group.ready.push(task_id, priority)
+            group.ready.push(task_id, priority, now_ms)
 
     def handles(
         self,

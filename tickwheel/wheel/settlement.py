@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tickwheel.wheel.control import Known, is_done
-from tickwheel.wheel.core import Core, clip
-from tickwheel.wheel.groups import Group, Lease, Tries
+from tickwheel.wheel.core import Core, failure_of
+from tickwheel.wheel.groups import Group
+from tickwheel.wheel.leases import Lease, Tries
 from tickwheel.wheel.records import (
     FAILURES_MAX,
-    REASON_LENGTH_MAX,
     DeadRow,
     Ending,
     Failure,
@@ -94,7 +94,7 @@ class Settlement:
             # Delivered before a crash that forgot the delivery; not fired again yet.
             core.unschedule(row)
         else:
-            core.leave(group, task_id)
+            core.leave(group, row)
         if not core.finish(task_id, group):
             core.note_done(task_id, group, max(attempt, newest[1]), epoch)
         self._count_acked(group, 1)
@@ -114,18 +114,21 @@ class Settlement:
 
     def nack(self, lease: Lease, delay_ms: int | None, reason: str | None, now_ms: int) -> str:
         """The attempt failed: wait for the next, or go to the dead letters."""
-        core = self._core
-        policy = core.config.retry
-        failure = clip(reason, lease.attempt, now_ms, REASON_LENGTH_MAX)
+        core, group = self._core, lease.group
+        policy = core.policy(lease.traits.retry, group)
+        failure = failure_of(lease, reason or "nack", now_ms)
         self._close(lease)
         core.totals.nacked += 1
+        group.nacked += 1
         if not policy.allows(lease.attempt):
             self.bury(lease, failure, now_ms)
             return "dead"
         if delay_ms is None:
             delay_ms = policy.delay_ms(lease.attempt, lease.id)
-        group, failures = lease.group, (*lease.failures, failure)[-FAILURES_MAX:]
-        group.tries[lease.id] = Tries(lease.attempt, lease.epoch, lease.priority, failures)
+        failures = (*lease.failures, failure)[-FAILURES_MAX:]
+        group.tries[lease.id] = Tries(lease.attempt, lease.epoch, lease.traits.priority, failures)
+        if lease.traits.ttl_end_ms is not None:
+            core.lifetimes.add(lease.id, lease.traits.ttl_end_ms)
         core.wait(group, lease.id, now_ms + delay_ms)
         return "retrying"
 
@@ -133,7 +136,8 @@ class Settlement:
         """Straight to the dead letters."""
         self._close(lease)
         self._core.totals.nacked += 1
-        failure = clip(reason or "rejected", lease.attempt, now_ms, REASON_LENGTH_MAX)
+        lease.group.nacked += 1
+        failure = failure_of(lease, reason or "rejected", now_ms)
         self.bury(lease, failure, now_ms)
 
     def release(self, lease: Lease, now_ms: int) -> None:
@@ -167,9 +171,11 @@ class Settlement:
         front: bool,
     ) -> None:
         core, group, task_id = self._core, lease.group, lease.id
-        key = task_id, group.name
+        key, priority = (task_id, group.name), lease.traits.priority
+        if lease.traits.ttl_end_ms is not None:
+            core.lifetimes.add(task_id, lease.traits.ttl_end_ms)
         if attempt > 0:
-            group.tries[task_id] = Tries(attempt, lease.epoch, lease.priority, failures)
+            group.tries[task_id] = Tries(attempt, lease.epoch, priority, failures)
             core.open.effects.progress[key] = ProgressRow(
                 task_id,
                 group.name,
@@ -182,9 +188,9 @@ class Settlement:
         else:
             core.open.effects.progress[key] = None
         if front:
-            group.ready.push_front(task_id, lease.priority)
+            group.ready.push_front(task_id, priority)
         else:
-            group.ready.push(task_id, lease.priority)
+            group.ready.push(task_id, priority, now_ms)
         core.wake(group)
 
     def bury(self, lease: Lease, failure: Failure, now_ms: int) -> None:
@@ -201,7 +207,9 @@ class Settlement:
         )
         core.open.effects.progress[key] = None
         group.dead += 1
+        group.buried += 1
         core.dead += 1
+        core.totals.dead += 1
         owed = core.owed.get(lease.id)
         if owed is not None:
             owed.remaining.discard(group.name)
@@ -251,12 +259,12 @@ class Settlement:
         core = self._core
         gone = lease.subscriber.gone_mono_ms is not None
         reason = "connection lost" if gone else "lease over"
-        failure = Failure(lease.attempt, now_ms, reason)
+        failure = failure_of(lease, reason, now_ms)
         core.totals.leases_over += 1
         lease.live = False
         del lease.group.flight[lease.id]
         core.give_back(lease.subscriber, 1)
-        if not core.config.retry.allows(lease.attempt):
+        if not core.policy(lease.traits.retry, lease.group).allows(lease.attempt):
             self.bury(lease, failure, now_ms)
             return
         failures = (*lease.failures, failure)[-FAILURES_MAX:]

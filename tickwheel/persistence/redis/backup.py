@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from tickwheel.persistence.redis.reader import Reader
 from tickwheel.persistence.redis.writer import Writer
-from tickwheel.persistence.store import Store, StoreError
+from tickwheel.persistence.store import Small, Store, StoreError
 from tickwheel.wheel.effects import Effects
 
 PAGE = 1_000
@@ -28,7 +28,9 @@ Put = Callable[[Effects], Awaitable[None]]
 _T = TypeVar("_T")
 
 
-async def copy_to_sqlite(reader: Reader, writer: Writer, path: str) -> int:
+async def copy_to_sqlite(
+    reader: Reader, small: Callable[[], Awaitable[Small]], writer: Writer, path: str
+) -> int:
     """The copy's size in bytes. Raises StoreError; an existing file is never replaced."""
     from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 
@@ -37,7 +39,7 @@ async def copy_to_sqlite(reader: Reader, writer: Writer, path: str) -> int:
     part = f"{path}.part-{os.getpid()}"
     target = SqliteStore(part, SqliteOptions(reserve_bytes=0))
     try:
-        await _copy(reader, writer, target)
+        await _copy(reader, small, writer, target)
         size_bytes = os.path.getsize(part)
         os.link(part, path)
     except OSError as error:
@@ -49,7 +51,9 @@ async def copy_to_sqlite(reader: Reader, writer: Writer, path: str) -> int:
     return size_bytes
 
 
-async def _copy(reader: Reader, writer: Writer, target: Store) -> None:
+async def _copy(
+    reader: Reader, small: Callable[[], Awaitable[Small]], writer: Writer, target: Store
+) -> None:
     epoch = (await target.open(OWNER, 0)).epoch
     meanwhile: deque[Effects] = deque()
     n = 0
@@ -68,7 +72,7 @@ async def _copy(reader: Reader, writer: Writer, target: Store) -> None:
 
     writer.watchers.append(meanwhile)
     try:
-        await _copy_small(reader, put)
+        await _copy_small(reader, await small(), put)
         after_id = -1
         while page := await reader.scan(after_id, PAGE, None):
             after_id = page[-1].row.id
@@ -81,8 +85,7 @@ async def _copy(reader: Reader, writer: Writer, target: Store) -> None:
         await target.close(clean=True)
 
 
-async def _copy_small(reader: Reader, put: Put) -> None:
-    small = await reader.small()
+async def _copy_small(reader: Reader, small: Small, put: Put) -> None:
     await put(
         Effects(
             ended=dict(small.endings),

@@ -7,12 +7,28 @@ batch. Sentinel and Cluster would be further ways to find the address that ``con
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tickwheel.persistence.redis.options import RedisOptions
 from tickwheel.persistence.store import StoreError, StoreUnusable
 
-Argument = bytes | str | int
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Arguments that are in the protocol's form already. Only as the last of a command."""
+
+    count: int
+    data: bytes
+
+
+Argument = bytes | str | int | Packed
+
+REFUSING = frozenset((
+    "OOM", "LOADING", "READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY", "CLUSTERDOWN",
+    "TRYAGAIN", "MOVED", "ASK", "NOAUTH", "WRONGPASS", "NOPERM",
+))  # fmt: skip
+"""Redis says these before the first write of a script: nothing was changed."""
 
 
 class Away(StoreError):

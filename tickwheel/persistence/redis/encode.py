@@ -2,12 +2,14 @@
 
 An operation is a flat run of arguments: name, number of the key, number of arguments, arguments.
 Scripts hand those on to Redis a thousand at a time, so pairs stay together at even counts.
+``records_of`` and ``Records`` are all that the mirror knows of this.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
+from typing import NamedTuple
 
 from tickwheel.persistence.codec import (
     encode_dead,
@@ -17,6 +19,7 @@ from tickwheel.persistence.codec import (
     encode_session,
     encode_tasks,
 )
+from tickwheel.persistence.redis.drivers import Packed
 from tickwheel.persistence.redis.layout import (
     IN_PREPARE,
     KEY,
@@ -26,88 +29,159 @@ from tickwheel.persistence.redis.layout import (
     member,
     prepare_score,
 )
+from tickwheel.persistence.redis.packing import joined, pack_args
 from tickwheel.wheel.effects import Effects
+from tickwheel.wheel.records import TaskRow
 
 PART_BYTES_MAX = 8 << 20
-PART_ARGS_MAX = 20_000
-"""About 5,000 new tasks: 25 ms of Redis's time. Everybody waits while a script runs."""
+PART_ARGS_MAX = 80_000
+"""About 20,000 new tasks, more than a frame may have: 80 ms of Redis's time. Everybody waits
+while a script runs; but parts cost half as much again, and everybody would wait for those."""
 SLICE_ARGS = 1_000
 
 Op = tuple[bytes, bytes, list[bytes]]
 """Name, number of the key, arguments."""
 
 
-def operations(effects: Effects, endings_max: int) -> list[Op]:
-    """Everything of a batch but its marks."""
-    ops: list[Op] = []
-    _tasks(ops, effects)
-    _progress(ops, effects)
-    _dead(ops, effects)
-    _add(ops, b"HSET", "groups", _pairs(
-        (group_field(*key), encode_group(row))
-        for key, row in effects.groups.items() if row is not None
-    ))  # fmt: skip
-    _add(ops, b"HDEL", "groups", [
-        group_field(*key) for key, row in effects.groups.items() if row is None
-    ])  # fmt: skip
-    _add(ops, b"HSET", "sessions", _pairs(
-        (key.hex().encode(), encode_session(row))
-        for key, row in effects.sessions.items() if row is not None
-    ))  # fmt: skip
-    _add(ops, b"HDEL", "sessions", [
-        key.hex().encode() for key, row in effects.sessions.items() if row is None
-    ])  # fmt: skip
+class Records(NamedTuple):
+    """The encoded rows of a batch, each list in the order of its map; a dropped row is None.
+
+    What is sent to Redis and what the mirror keeps are the same bytes objects.
+    """
+
+    enqueued: list[bytes]
+    updated: list[bytes]
+    progress: list[bytes | None]
+    dead: list[bytes | None]
+    groups: list[bytes | None]
+    sessions: list[bytes | None]
+    endings: tuple[int, bytes] | None
+    """How many endings, at most ``endings_max``, and their record."""
+
+
+def records_of(effects: Effects, endings_max: int, enqueued: list[bytes]) -> Records:
+    """A batch's rows, encoded once; those of its new tasks are there already."""
+    endings = None
     if effects.ended:
-        _add(ops, b"END", "task", [id_text(task_id) for task_id in effects.ended])
         ended = list(effects.ended.items())[-endings_max:]
-        count, record = b"%d" % len(ended), encode_endings(dict(ended))
-        _add(ops, b"ENDING", "endings", [b"%d" % endings_max, count, record])
+        endings = (len(ended), encode_endings(dict(ended)))
+    return Records(
+        enqueued,
+        encode_tasks(effects.updated.values()) if effects.updated else [],
+        [None if row is None else encode_progress(row) for row in effects.progress.values()],
+        [None if row is None else encode_dead(row) for row in effects.dead.values()],
+        [None if row is None else encode_group(row) for row in effects.groups.values()],
+        [None if row is None else encode_session(row) for row in effects.sessions.values()],
+        endings,
+    )
+
+
+def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]:
+    """Everything of a batch but its marks and its new tasks. ``records`` are its own."""
+    ops: list[Op] = []
+    _updated(ops, effects.updated, records.updated)
+    if effects.progress:
+        _progress(ops, effects, records.progress)
+    if effects.dead:
+        _dead(ops, effects, records.dead)
+    _fields(ops, "groups", [group_field(*key) for key in effects.groups], records.groups)
+    _fields(ops, "sessions", [key.hex().encode() for key in effects.sessions], records.sessions)
+    if records.endings is not None:
+        _add(ops, b"END", "task", [id_text(task_id) for task_id in effects.ended])
+        count, record = records.endings
+        _add(ops, b"ENDING", "endings", [b"%d" % endings_max, b"%d" % count, record])
     return ops
 
 
-def _tasks(ops: list[Op], effects: Effects) -> None:
-    for name, rows in ((b"NEW", effects.enqueued), (b"ZADD", effects.updated)):
-        if rows:
-            ids = [b"%019d" % task_id for task_id in rows]
-            dues = [b"%d" % row.due_ms for row in rows.values()]
-            ops.append((name, KEY["store"], _pairs(zip(dues, ids, strict=True))))
-            records = encode_tasks(rows.values())
-            ops.append((b"HSET", KEY["task"], _pairs(zip(ids, records, strict=True))))
+NEW_ROWS = 500
+"""New tasks of one operation: a thousand arguments."""
+NEW_BYTES = 1 << 20
+_DUE_MIN, _DUE_MAX = 10**12, 10**13 - 1
+"""Milliseconds of thirteen digits: from 2001 to 2286."""
 
 
-def _progress(ops: list[Op], effects: Effects) -> None:
-    if not effects.progress:
+def new_tasks(rows: Sequence[TaskRow], records: Sequence[bytes]) -> list[Packed]:
+    """New tasks with their records, formatted as a whole, which is quicker by half.
+
+    Ascending due times: the sorted set finds their places quicker by a fifth.
+    """
+    found: list[Packed] = []
+    for start in range(0, len(rows), NEW_ROWS):
+        _new_slice(found, rows[start : start + NEW_ROWS], records[start : start + NEW_ROWS])
+    return found
+
+
+def _new_slice(found: list[Packed], rows: Sequence[TaskRow], records: Sequence[bytes]) -> None:
+    count, size_bytes = len(rows), sum(map(len, records))
+    if size_bytes > NEW_BYTES and count > 1:
+        middle = count // 2
+        _new_slice(found, rows[:middle], records[:middle])
+        _new_slice(found, rows[middle:], records[middle:])
         return
-    records, queued, gone, dropped, touched = [], [], [], [], []
-    for (task_id, group), row in effects.progress.items():
+    ids = [row[0] for row in rows]
+    pairs = sorted([(row[1], row[0]) for row in rows])
+    size = b"%d" % (2 * count)
+    head = b"$%d\r\n%b\r\n" % (len(size), size)
+    if pairs[0][0] >= _DUE_MIN and pairs[-1][0] <= _DUE_MAX:
+        dues = (b"$13\r\n%d\r\n$19\r\n%019d\r\n" * count) % tuple(chain.from_iterable(pairs))
+    else:
+        texts = _pairs((b"%d" % due_ms, b"%019d" % task_id) for due_ms, task_id in pairs)
+        dues = pack_args(texts).data
+    fields = (b"$19\r\n%019d\r\n$%d\r\n%b\r\n" * count) % tuple(
+        chain.from_iterable(zip(ids, map(len, records), records, strict=True))
+    )
+    data = b"".join((_NEW, head, dues, _HSET, head, fields))
+    found.append(Packed(6 + 4 * count, data))
+
+
+_NEW = pack_args((b"NEW", KEY["store"])).data
+_HSET = pack_args((b"HSET", KEY["task"])).data
+
+
+def _updated(ops: list[Op], rows: dict[int, TaskRow], records: list[bytes]) -> None:
+    if rows:
+        ids = [b"%019d" % task_id for task_id in rows]
+        dues = [b"%d" % row.due_ms for row in rows.values()]
+        ops.append((b"ZADD", KEY["store"], _pairs(zip(dues, ids, strict=True))))
+        ops.append((b"HSET", KEY["task"], _pairs(zip(ids, records, strict=True))))
+
+
+def _progress(ops: list[Op], effects: Effects, records: list[bytes | None]) -> None:
+    written, queued, gone, dropped, touched = [], [], [], [], []
+    for ((task_id, group), row), record in zip(effects.progress.items(), records, strict=True):
         name = member(task_id, group)
-        if row is None:
+        if row is None or record is None:
             dropped.append(name)
             gone.append(name)
             continue
-        records += [name, encode_progress(row)]
+        written += [name, record]
         touched += [id_text(task_id), group_text(group)]
         if row.state in IN_PREPARE:
             queued += [prepare_score(row), name]
         else:
             gone.append(name)
-    _add(ops, b"HSET", "progress", records)
+    _add(ops, b"HSET", "progress", written)
     _add(ops, b"HDEL", "progress", dropped)
     _add(ops, b"ZADD", "prepare", queued)
     _add(ops, b"ZREM", "prepare", gone)
     _add(ops, b"TOUCH", "touched", touched)
 
 
-def _dead(ops: list[Op], effects: Effects) -> None:
-    if not effects.dead:
-        return
-    rows = [(key, row) for key, row in effects.dead.items() if row is not None]
+def _dead(ops: list[Op], effects: Effects, records: list[bytes | None]) -> None:
+    kept = [key for key, row in effects.dead.items() if row is not None]
     gone = [member(*key) for key, row in effects.dead.items() if row is None]
-    _add(ops, b"HSET", "dead_record", _pairs((member(*key), encode_dead(row)) for key, row in rows))
-    _add(ops, b"ZADD", "dead", _pairs((b"0", member(*key)) for key, _ in rows))
-    _add(ops, b"TOUCH", "touched", _pairs((id_text(i), group_text(g)) for (i, g), _ in rows))
-    _add(ops, b"HDEL", "dead_record", gone)
+    _fields(ops, "dead_record", [member(*key) for key in effects.dead], records)
+    _add(ops, b"ZADD", "dead", _pairs((b"0", member(*key)) for key in kept))
+    _add(ops, b"TOUCH", "touched", _pairs((id_text(i), group_text(g)) for i, g in kept))
     _add(ops, b"ZREM", "dead", gone)
+
+
+def _fields(ops: list[Op], key: str, names: list[bytes], records: list[bytes | None]) -> None:
+    """Fields of a hash: set, or dropped when there is no record."""
+    if names:
+        pairs = list(zip(names, records, strict=True))
+        _add(ops, b"HSET", key, _pairs((n, r) for n, r in pairs if r is not None))
+        _add(ops, b"HDEL", key, [name for name, record in pairs if record is None])
 
 
 def _pairs(pairs: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
@@ -119,33 +193,9 @@ def _add(ops: list[Op], name: bytes, key: str, args: list[bytes]) -> None:
         ops.append((name, KEY[key], args))
 
 
-def parts(ops: Sequence[Op]) -> tuple[list[list[bytes]], int]:
-    """Flat arguments of each script that the operations need, and all bytes in them.
-
-    One list, possibly empty, for nearly every batch.
-    """
-    size_bytes = sum(sum(map(len, args)) for _, _, args in ops)
-    if size_bytes <= PART_BYTES_MAX and sum(len(args) for _, _, args in ops) <= PART_ARGS_MAX:
-        return [_flat(ops)], size_bytes
-    found: list[list[bytes]] = []
-    part: list[Op] = []
-    part_args = part_bytes = 0
-    for op in _slices(ops):
-        op_bytes = sum(map(len, op[2]))
-        full = part_args + len(op[2]) > PART_ARGS_MAX or part_bytes + op_bytes > PART_BYTES_MAX
-        if part and full:
-            found.append(_flat(part))
-            part, part_args, part_bytes = [], 0, 0
-        part.append(op)
-        part_args += len(op[2])
-        part_bytes += op_bytes
-    found.append(_flat(part))
-    return found, size_bytes
-
-
-def _slices(ops: Sequence[Op]) -> list[Op]:
+def packed(ops: Iterable[Op]) -> list[Packed]:
     """Operations of a thousand arguments and 8 MiB at most; a pair is never divided."""
-    found: list[Op] = []
+    found: list[Packed] = []
     for name, key, args in ops:
         waiting = [args[i : i + SLICE_ARGS] for i in range(0, len(args), SLICE_ARGS)][::-1]
         while waiting:
@@ -154,13 +204,27 @@ def _slices(ops: Sequence[Op]) -> list[Op]:
                 middle = len(some) // 4 * 2
                 waiting += [some[middle:], some[:middle]]
             else:
-                found.append((name, key, some))
+                found.append(pack_args((name, key, b"%d" % len(some), *some)))
     return found
 
 
-def _flat(ops: Sequence[Op]) -> list[bytes]:
-    flat: list[bytes] = []
-    for name, key, args in ops:
-        flat += (name, key, b"%d" % len(args))
-        flat += args
-    return flat
+def parts(ops: Sequence[Packed]) -> tuple[list[Packed], int]:
+    """What each script gets that the operations need, and all bytes in them.
+
+    One part, possibly empty, for nearly every batch.
+    """
+    found: list[Packed] = []
+    part: list[Packed] = []
+    part_args = part_bytes = size_bytes = 0
+    for op in ops:
+        count, op_bytes = op.count, len(op.data)
+        full = part_args + count > PART_ARGS_MAX or part_bytes + op_bytes > PART_BYTES_MAX
+        if part and full:
+            found.append(joined(part))
+            part, part_args, part_bytes = [], 0, 0
+        part.append(op)
+        part_args += count
+        part_bytes += op_bytes
+        size_bytes += op_bytes
+    found.append(joined(part))
+    return found, size_bytes

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from tickwheel.wheel.effects import Effects
 
 BATCH_BYTES = 200
 """A batch beside what it holds."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """How often Redis had lost something, over all openings of a store."""
+
+    replays: int = 0
+    """The batches kept were enough."""
+    rewrites: int = 0
+    """Everything was written anew from memory."""
 
 
 class History:

@@ -53,6 +53,11 @@ class IdIndex:
         found: list[int] = []
         if self._added is None:
             self._added = []
-        yield found
+        try:
+            yield found
+        except BaseException:
+            if self._ids is None:
+                self._added = None
+            raise
         self._ids = array("q", sorted(set(found)))
         self._used_s = asyncio.get_running_loop().time()

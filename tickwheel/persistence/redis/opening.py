@@ -12,12 +12,16 @@ from typing import Any
 from tickwheel.persistence.redis.drivers import Answer, Away, Lost
 from tickwheel.persistence.redis.layout import LAYOUT, TYPES, Keys
 from tickwheel.persistence.redis.line import Line
+from tickwheel.persistence.redis.mirror_rows import TASK_BYTES
 from tickwheel.persistence.redis.options import RedisOptions
 from tickwheel.persistence.redis.scripts_life import OPEN
 from tickwheel.persistence.store import Opened, StoreUnusable
 
 VERSION_MIN = (6, 2)
 LOAD_POLL_S = 0.25
+SAMPLES = 1_000
+THEIR_TASK_BYTES = 100
+"""What Redis says that a task takes beside its record (measured)."""
 _PASSWORD = ("WRONGPASS", "NOAUTH", "NOPERM")
 
 
@@ -98,6 +102,17 @@ async def begin_epoch(
         created=status == "created",
     )
     return opened, reply[6].decode()
+
+
+async def estimate(line: Line, keys: Keys) -> int:
+    """About what the tasks there are will take of this daemon's memory."""
+    try:
+        count: int = await line.call("HLEN", keys.named["task"])
+        held: int | None
+        held = await line.call("MEMORY", "USAGE", keys.named["task"], "SAMPLES", SAMPLES)
+    except Answer:  # not allowed to this user: it will be known when they are loaded
+        return 0
+    return max(0, (held or 0) + count * (TASK_BYTES - THEIR_TASK_BYTES))
 
 
 def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[str]) -> StoreUnusable:

@@ -46,6 +46,8 @@ class RedisOptions:
     keep_ms: int = 10_000
     """Applied batches are kept this long, to be replayed to a Redis that lost them."""
     keep_bytes: int = 64 * MIB
+    resident_bytes_max: int = 2 << 30
+    """Everything that Redis holds is kept in memory too, up to this much of it."""
     endings_max: int = 100_000
     """For how many finished tasks is known how they ended."""
 

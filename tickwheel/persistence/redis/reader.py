@@ -1,68 +1,55 @@
-"""Reading from Redis beside the writer: rows by id, pages, and what a start needs.
+"""Rows by id, and pages: from the mirror when it is complete, before that from Redis.
 
-On a line of its own, so that reads do not wait for batches. Every script says what it has to
-see at least (incarnation, last confirmed batch); when Redis does not hold that, the writer is
-asked to set it right before the read is tried again.
+Once everything is in memory nothing here waits for Redis, so that deliveries and listings go on
+while it is away.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from tickwheel import failpoints
-from tickwheel.persistence.codec import (
-    decode_dead,
-    decode_endings,
-    decode_group,
-    decode_progress,
-    decode_session,
-    decode_task,
-)
-from tickwheel.persistence.redis.drivers import Answer, Argument, Away, Lost
+from tickwheel.persistence.codec import decode_dead, decode_progress, decode_task
+from tickwheel.persistence.redis.asking import Asker
+from tickwheel.persistence.redis.drivers import Argument
 from tickwheel.persistence.redis.ids import IdIndex
-from tickwheel.persistence.redis.layout import ID_MAX, Keys, id_text, member, split_member
-from tickwheel.persistence.redis.line import Line
-from tickwheel.persistence.redis.lua import Script
-from tickwheel.persistence.redis.options import RedisOptions
-from tickwheel.persistence.redis.scripts_read import DEAD_PAGE, HANDLES, READ
-from tickwheel.persistence.redis.writer import REFUSING, Writer
-from tickwheel.persistence.store import Handles, Small, StoreAway, StoreBroken, StoredTask
-from tickwheel.wheel.effects import ProgressKey
-from tickwheel.wheel.records import DeadRow, Ending
+from tickwheel.persistence.redis.layout import ID_MAX, id_text, member, split_member
+from tickwheel.persistence.redis.mirror import Mirror
+from tickwheel.persistence.redis.scripts_read import DEAD_PAGE, READ
+from tickwheel.persistence.redis.writer import Writer
+from tickwheel.persistence.store import StoredTask
+from tickwheel.wheel.effects import Effects, ProgressKey
+from tickwheel.wheel.records import DeadRow
 
 IDS_A_SCRIPT = 500
 BYTES_A_SCRIPT = 8 << 20
-ROWS_A_SCAN = 500
 IDS_A_SCAN = 5_000
 PAGE_MAX = 1_000
-TRIES = 3
-PAUSE_S = 0.25
 
 
 class Reader:
     """See the module's text."""
 
-    def __init__(self, line: Line, keys: Keys, options: RedisOptions, writer: Writer) -> None:
-        self._line = line
-        self._keys = keys
-        self._options = options
+    def __init__(self, asker: Asker, writer: Writer, mirror: Mirror) -> None:
+        self._asker = asker
         self._writer = writer
+        self._mirror = mirror
         self._index = IdIndex()
-        self._recovering: list[set[int]] = []
+        self._dead_index = IdIndex()
 
-    def committed(self, enqueued: Sequence[int] | dict[int, Any]) -> None:
-        """New tasks were committed: listings under way have to know, recoveries must not."""
-        self._index.add(enqueued)
-        for seen in self._recovering:
-            seen.update(enqueued)
+    def committed(self, effects: Effects) -> None:
+        """A batch was applied: listings under way have to know of what is new."""
+        if effects.enqueued:
+            self._index.add(effects.enqueued)
+        if effects.dead:
+            self._dead_index.add(task_id for task_id, _ in effects.dead)
 
     # --- rows --------------------------------------------------------------------------------
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """See ``Store.read``. More than one script reads with commits held up."""
         wanted = [task_id for task_id in dict.fromkeys(ids) if 0 <= task_id <= ID_MAX]
+        if self._mirror.complete:
+            return self._mirror.read(wanted)
         found: dict[int, StoredTask] = {}
         if not wanted:
             return found
@@ -81,7 +68,7 @@ class Reader:
         """Read some of ``ids`` into ``found``; the ones that are left."""
         some = ids[:IDS_A_SCRIPT]
         args: list[Argument] = [BYTES_A_SCRIPT, *map(id_text, some)]
-        tasks, rows = await self._script(READ, args, locked=locked)
+        tasks, rows = await self._asker.script(READ, args, locked=locked)
         for task_id, record in zip(some, tasks, strict=False):
             if record is not None:
                 found[task_id] = StoredTask(decode_task(record), (), ())
@@ -103,7 +90,7 @@ class Reader:
     # --- pages -------------------------------------------------------------------------------
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """See ``Store.scan``; the first page of a listing reads all ids once."""
+        """See ``Store.scan``; the first page of a listing looks at all ids once."""
         found: list[StoredTask] = []
         while len(found) < limit and after_id < ID_MAX:
             ids = self._index.after(after_id, PAGE_MAX)
@@ -121,147 +108,47 @@ class Reader:
         return found[:limit]
 
     async def _load_index(self) -> None:
-        await self._look()
         with self._index.loading() as ids:
-            async for name, _ in self._pairs("ZSCAN", "store", IDS_A_SCAN):
+            if self._mirror.complete:
+                ids.extend(self._mirror.ids())
+                return
+            await self._asker.look()
+            async for name, _ in self._asker.pairs("ZSCAN", "store", IDS_A_SCAN):
                 ids.append(int(name))
 
     async def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None
     ) -> list[DeadRow]:
+        """See ``Store.scan_dead``."""
         if after[0] > ID_MAX:
             return []
-        start = b"(" + member(*after) if after[0] >= 0 else b"-"
         found: list[DeadRow] = []
         while len(found) < limit:
-            names, records = await self._script(DEAD_PAGE, (start, PAGE_MAX))
-            rows = map(decode_dead, records)
+            page = self._dead_page(after) if self._mirror.complete else await self._ask_dead(after)
+            if page is None:
+                break
+            rows, after = page
             found += [
                 row for row in rows if topic in (None, row.topic) and group in (None, row.group)
             ]
-            if len(names) < PAGE_MAX:
-                break
-            start = b"(" + names[-1]
         return found[:limit]
 
-    # --- recovery ----------------------------------------------------------------------------
+    def _dead_page(self, after: ProgressKey) -> tuple[list[DeadRow], ProgressKey] | None:
+        """Dead letters after ``after``, and where to go on; None when there are no more."""
+        ids = self._dead_index.after(after[0] - 1, PAGE_MAX)
+        if ids is None:
+            with self._dead_index.loading() as every:
+                every.extend(self._mirror.dead_ids())
+            ids = self._dead_index.after(after[0] - 1, PAGE_MAX) or []
+        if not ids:
+            return None
+        rows = [row for task_id in ids for row in self._mirror.dead(task_id)]
+        return [row for row in rows if (row.id, row.group) > after], (ids[-1] + 1, "")
 
-    async def small(self) -> Small:
-        await self._look()
-        dead = [
-            (row.id, row.group, row.topic)
-            async for _, record in self._pairs("HSCAN", "dead_record", ROWS_A_SCAN)
-            for row in (decode_dead(record),)
-        ]
-        # A scan may show a row twice.
-        return Small(
-            groups=await self._rows("groups", decode_group),
-            sessions=await self._rows("sessions", decode_session),
-            progress=await self._rows("progress", decode_progress),
-            dead=sorted(set(dead)),
-            endings=await self._endings(),
-        )
-
-    async def _rows(self, name: str, decode: Callable[[bytes], Any]) -> list[Any]:
-        found = {key: record async for key, record in self._pairs("HSCAN", name, ROWS_A_SCAN)}
-        return [decode(record) for record in found.values()]
-
-    async def _endings(self) -> list[tuple[int, Ending]]:
-        found: list[tuple[int, Ending]] = []
-        for item in await self._call("LRANGE", self._keys.named["endings"], 0, -1):
-            found += decode_endings(item.partition(b":")[2])
-        return found[-self._options.endings_max :]
-
-    async def handles(self, chunk: int) -> AsyncIterator[Handles]:
-        """See ``Store.recover_handles``. Tasks committed meanwhile are left out."""
-        score, name = b"", b""
-        topics: dict[bytes, str] = {}
-        fresh: set[int] = set()
-        self._recovering.append(fresh)
-        first = True
-        try:
-            while True:
-                pairs, texts = await self._script(HANDLES, (score, name, chunk))
-                pairs = pairs[: 2 * len(texts)]
-                if not pairs:
-                    return
-                name, score = pairs[-2], pairs[-1]
-                ids, dues_ms = list(map(int, pairs[::2])), list(map(int, pairs[1::2]))
-                for text in set(texts):
-                    topics.setdefault(text, text.decode())
-                named = [topics[text] for text in texts]
-                if fresh:
-                    kept = [i for i, task_id in enumerate(ids) if task_id not in fresh]
-                    ids, dues_ms = [ids[i] for i in kept], [dues_ms[i] for i in kept]
-                    named = [named[i] for i in kept]
-                if ids:
-                    yield Handles(ids=ids, dues_ms=dues_ms, topics=named)
-                if first:
-                    failpoints.hit("recovery.middle")
-                    first = False
-        finally:
-            self._recovering.remove(fresh)
-
-    # --- calls -------------------------------------------------------------------------------
-
-    async def _pairs(
-        self, command: str, name: str, count: int
-    ) -> AsyncIterator[tuple[bytes, bytes]]:
-        """Fields and values of a hash, or members and scores; one may come twice."""
-        cursor = b"0"
-        while True:
-            key = self._keys.named[name]
-            cursor, items = await self._call(command, key, cursor, "COUNT", count)
-            for pair in zip(items[::2], items[1::2], strict=True):
-                yield pair
-            if cursor == b"0":
-                return
-
-    async def _script(
-        self, script: Script, args: Sequence[Argument], *, locked: bool = False
-    ) -> tuple[Any, Any]:
-        """Both lists of the reply, when Redis holds what was confirmed."""
-        for attempt in range(TRIES):
-            if self._writer.staged and not locked:
-                await self._set_right()
-            sees = (self._writer.incarnation, self._writer.last)
-            reply = await self._trying(self._line.run, script, self._keys.all, (*sees, *args))
-            status = reply[0].decode()
-            if status == "ok":
-                return reply[1], reply[2]
-            if status == "damaged":
-                raise StoreBroken(
-                    f"{self._options.name}: task {int(reply[1])} has no record in"
-                    f" {self._keys.shard}:task"
-                )
-            if locked or attempt == TRIES - 1:
-                break
-            await self._set_right()
-        raise StoreAway(f"{self._options.name} does not hold what it confirmed ({status})")
-
-    async def _look(self) -> None:
-        """Before commands that do not look themselves: what was confirmed is there, and whole."""
-        await self._script(READ, (BYTES_A_SCRIPT,))
-
-    async def _set_right(self) -> None:
-        """Let the writer look again: it replays, or raises StoreBehind, StoreLost, Fenced."""
-        try:
-            await self._writer.verify()
-        except (Away, Lost, Answer) as error:
-            raise StoreAway(error.message) from error
-
-    async def _call(self, *args: Argument) -> Any:
-        return await self._trying(self._line.call, *args)
-
-    async def _trying(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Reads change nothing, so a broken connection is tried again a few times."""
-        for attempt in range(TRIES):
-            try:
-                return await call(*args)
-            except (Away, Lost, Answer) as error:
-                if isinstance(error, Answer) and error.kind not in REFUSING:
-                    raise StoreBroken(f"{self._options.name}: {error.message}") from error
-                if attempt == TRIES - 1:
-                    raise StoreAway(error.message) from error
-            await asyncio.sleep(PAUSE_S)
-        raise AssertionError("unreachable")
+    async def _ask_dead(self, after: ProgressKey) -> tuple[list[DeadRow], ProgressKey] | None:
+        """The same from Redis."""
+        start = b"(" + member(*after) if after[0] >= 0 else b"-"
+        names, records = await self._asker.script(DEAD_PAGE, (start, PAGE_MAX))
+        if not names:
+            return None
+        return list(map(decode_dead, records)), split_member(names[-1])

@@ -8,10 +8,10 @@ CLAIM = Script(
     "claim",
     PRELUDE
     + """
--- epoch, owner, incarnation. A connection claims the shard before it writes: what an older
--- connection sent is void from here on, so that the last batch read here is final.
+-- epoch, owner, incarnation, newest claim known. A connection claims the shard before it writes:
+-- what an older connection sent is void from here on, so that the last batch read here is final.
 local w = redis.call('HMGET', WHEEL, 'epoch', 'owner', 'incarnation', 'last', 'parts', 'part',
-  'rewriting')
+  'rewriting', 'link')
 if not w[1] then return {'gone'} end
 if w[3] ~= ARGV[3] then return {'other', w[3] or '', w[1], w[2]} end
 local epoch, mine = tonumber(w[1]), tonumber(ARGV[1])
@@ -19,8 +19,10 @@ if epoch > mine or (epoch == mine and w[2] ~= ARGV[2]) then return {'fenced', w[
 begin(true)
 -- A lower epoch: Redis lost the last opening too.
 if epoch < mine then redis.call('HSET', WHEEL, 'epoch', ARGV[1], 'owner', ARGV[2], 'clean', 0) end
-local link = redis.call('HINCRBY', WHEEL, 'link', 1)
-return {'ok', tostring(link), w[4], w[5] or '', w[6] or '', w[7] or ''}
+-- Redis may have come back with a lower number: no claim is given twice.
+local link = math.max(tonumber(w[8] or '0'), tonumber(ARGV[4])) + 1
+redis.call('HSET', WHEEL, 'link', link)
+return {'ok', tostring(link), w[4], w[5] or '', w[6] or '', w[7] or '', w[1]}
 """,
 )
 
@@ -76,17 +78,21 @@ REWRITE = Script(
     "rewrite",
     PRELUDE
     + """
--- epoch, owner, incarnation, layout, phase (begin/end), last batch, now. Between begin and end
--- commits count from 1; nobody else opens the shard meanwhile.
-local w = redis.call('HMGET', WHEEL, 'epoch', 'owner', 'incarnation', 'rewriting', 'link')
+-- epoch, owner, incarnation, layout, phase (begin/end), last batch, now, newest claim known,
+-- batches written. Between begin and end commits count from 1, and nobody else opens the shard.
+local w = redis.call('HMGET', WHEEL, 'epoch', 'owner', 'incarnation', 'rewriting', 'link',
+  'last', 'parts')
 if w[1] then
   local epoch, mine = tonumber(w[1]), tonumber(ARGV[1])
   if w[3] ~= ARGV[3] or epoch > mine or (epoch == mine and w[2] ~= ARGV[2]) then
     return {'fenced', w[1], w[2]}
   end
+  -- A late one must not remove what was written since.
+  if w[5] ~= ARGV[8] then return {'stale'} end
 end
 if ARGV[5] == 'end' then
   if not w[4] then return {'gone'} end
+  if w[6] ~= ARGV[9] or w[7] then return {'behind'} end
   begin(true)
   redis.call('HSET', WHEEL, 'last', ARGV[6])
   redis.call('HDEL', WHEEL, 'rewriting')
@@ -94,10 +100,9 @@ if ARGV[5] == 'end' then
 end
 begin(false)
 redis.call('UNLINK', unpack(KEYS))
-local link = tonumber(w[5] or '0') + 1
 redis.call('HSET', WHEEL, 'layout', ARGV[4], 'incarnation', ARGV[3], 'epoch', ARGV[1],
   'owner', ARGV[2], 'last', 0, 'id_mark', '0000000000000000000', 'position_ms', 0, 'clean', 0,
-  'opened_ms', ARGV[7], 'link', link, 'endings', 0, 'rewriting', ARGV[2])
+  'opened_ms', ARGV[7], 'link', tonumber(ARGV[8]) + 1, 'endings', 0, 'rewriting', ARGV[2])
 return {'applied'}
 """,
 )

@@ -65,9 +65,9 @@ HANDLES = Script(
     PRELUDE
     + _SEES
     + """
--- incarnation, last, score and member to go on after ('' at first), how many at most. The member
--- may be gone by now, and many tasks may share the score: the place is found by halving. Records
--- are copied to be looked into, so 64 MiB of them end a chunk.
+-- incarnation, last, score and member to go on after ('' at first), how many at most, bytes of
+-- records at which to stop. The member may be gone by now, and many tasks may share the score:
+-- the place is found by halving. Each task's topic and record are returned.
 local refused = blind(ARGV[1], ARGV[2])
 if refused then return refused end
 local at = 0
@@ -94,14 +94,14 @@ local function topic(record)
   return string.sub(record, k + 3, k + 2 + size)
 end
 local found = redis.call('ZRANGE', STORE, at, at + tonumber(ARGV[5]) - 1, 'WITHSCORES')
-local topics, size = {}, 0
+local values, size, max = {}, 0, tonumber(ARGV[6])
 for k = 1, #found, 2 do
-  if size > 67108864 then break end
+  if size > max then break end
   local record = redis.call('HGET', TASK, found[k])
   if not record then return {'damaged', found[k]} end
   size = size + #record
-  topics[#topics + 1] = topic(record)
+  values[k], values[k + 1] = topic(record), record
 end
-return {'ok', found, topics}
+return {'ok', found, values}
 """,
 )

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tickwheel.persistence.redis.drivers import Answer, Argument, Away
+from tickwheel.persistence.redis.drivers import Answer, Argument, Away, Packed
 from tickwheel.persistence.redis.encode import PART_BYTES_MAX
 from tickwheel.persistence.redis.layout import Keys, id_text
 from tickwheel.persistence.redis.line import Line
@@ -42,9 +42,7 @@ class Sender:
         self.staged = False
         """A large batch is being applied: what is read now may be half of it."""
 
-    async def send(
-        self, n: int, effects: Effects, flat: Sequence[list[bytes]], size_bytes: int
-    ) -> None:
+    async def send(self, n: int, effects: Effects, flat: Sequence[Packed], size_bytes: int) -> None:
         """Returns when the batch is applied. Raises Again, Away, Lost, Answer."""
         id_mark = id_text(max(self.id_mark, effects.id_mark))
         position_ms = b"%d" % effects.position_ms
@@ -52,11 +50,11 @@ class Sender:
         if len(flat) == 1:
             lowest = id_text(min(effects.enqueued)) if effects.enqueued else b""
             marks = (n, makes_tasks, lowest, id_mark, position_ms)
-            await self._decide(COMMIT, n, (), (*marks, *flat[0]), 1 + (size_bytes >> 20))
+            await self._decide(COMMIT, n, (), (*marks, flat[0]), 1 + (size_bytes >> 20))
             return
         stages = tuple(self._keys.stage(i) for i in range(1, len(flat) + 1))
         for key, part in zip(stages, flat, strict=True):
-            await self._decide(STAGE, n, (key,), (n, makes_tasks, *part), PART_PATIENCE)
+            await self._decide(STAGE, n, (key,), (n, makes_tasks, part), PART_PATIENCE)
         self.staged = True
         await self._decide(SEAL, n, stages, (n, id_mark, position_ms))
         await self.apply_parts(len(flat), 0)

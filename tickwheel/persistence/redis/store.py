@@ -6,20 +6,25 @@ own ``appendonly`` and ``appendfsync`` make it survive, or ``wait_replicas`` of 
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from tickwheel.persistence.redis import opening
+from tickwheel.persistence.redis.asking import Asker
 from tickwheel.persistence.redis.backup import copy_to_sqlite
 from tickwheel.persistence.redis.drivers import Answer, Away, Lost, check
-from tickwheel.persistence.redis.layout import LAYOUT, Keys
+from tickwheel.persistence.redis.history import Tally
+from tickwheel.persistence.redis.layout import Keys
 from tickwheel.persistence.redis.line import Line
+from tickwheel.persistence.redis.mirror import Mirror
 from tickwheel.persistence.redis.options import RedisOptions
 from tickwheel.persistence.redis.reader import Reader
-from tickwheel.persistence.redis.scripts_life import REWRITE
+from tickwheel.persistence.redis.recovering import Recovering
+from tickwheel.persistence.redis.rewriter import Rewriter
+from tickwheel.persistence.redis.watch import Watch
 from tickwheel.persistence.redis.writer import Writer
 from tickwheel.persistence.store import (
-    Fenced,
     Handles,
     Opened,
     Small,
@@ -46,12 +51,20 @@ class RedisStore:
         self.options = options
         self.keys = Keys(options.prefix, options.namespace, options.shard)
         self._is_open = False
+        self._tally = Tally()
         self._renew()
 
     def _renew(self) -> None:
-        self._writing, self._reading = Line(self.options), Line(self.options)
-        self._writer = Writer(self._writing, self.keys, self.options)
-        self._reader = Reader(self._reading, self.keys, self.options, self._writer)
+        options, keys = self.options, self.keys
+        self._writing, self._reading = Line(options), Line(options)
+        self._mirror = Mirror(options.endings_max, options.resident_bytes_max)
+        self._writer = Writer(self._writing, keys, options, self._mirror, self._tally)
+        what = f"store {options.name}: {keys.shard}"
+        self._rewriter = Rewriter(self._writer, self._mirror, self._tally, what)
+        asker = Asker(self._reading, keys, options, self._writer, self._rewriter.verify)
+        self._reader = Reader(asker, self._writer, self._mirror)
+        self._recovering = Recovering(asker, keys, self._writer, self._mirror)
+        self._watch = Watch(asker, self._rewriter)
 
     @property
     def name(self) -> str:
@@ -66,7 +79,17 @@ class RedisStore:
     @property
     def replays(self) -> int:
         """How often batches were replayed to a Redis that had lost them."""
-        return self._writer.replays
+        return self._tally.replays
+
+    @property
+    def rewrites(self) -> int:
+        """How often everything was written again to a Redis that had lost more than that."""
+        return self._tally.rewrites
+
+    @property
+    def resident_bytes(self) -> int:
+        """About how much memory it takes to know everything that Redis holds."""
+        return self._mirror.bytes_held
 
     async def open(self, owner: str, now_ms: int, *, may_create: bool = True) -> Opened:
         """See ``Store.open``. ``may_create`` False: an empty Redis is refused (a standby that
@@ -80,6 +103,10 @@ class RedisStore:
                 line, self.keys, self.options, owner, now_ms, may_create
             )
             await self._writer.begin(owner, opened, incarnation)
+            if opened.created:
+                self._mirror.is_new()
+            else:
+                self._mirror.expect(await opening.estimate(line, self.keys))
         except (Away, Lost, Answer) as error:
             await line.close()
             raise StoreUnusable(f"store {self.name}: {error.message}") from error
@@ -87,23 +114,37 @@ class RedisStore:
             await line.close()
             raise
         self._is_open = True
+        self._watch.start()
+        if not self._mirror.has_room:
+            log.warning(
+                "store %s: its tasks take about %d bytes of memory, the limit is %d"
+                " (resident_bytes_max); all are loaded, and new ones are refused",
+                self.name,
+                self._mirror.bytes_held,
+                self.options.resident_bytes_max,
+            )
+            opened.has_room = False
         return opened
 
     async def recover_small(self) -> Small:
         self._check_open()
-        return await self._reader.small()
+        return await self._recovering.small(self.options.endings_max)
 
     async def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
         self._check_open()
-        async for handles in self._reader.handles(chunk):
+        async for handles in self._recovering.handles(chunk):
             yield handles
 
+    def ahead(self, effects: Effects) -> None:
+        """See ``WorksAhead``."""
+        self._writer.ahead.add(effects.enqueued)
+
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
-        """See ``Store.commit``; also raises StoreBehind and StoreLost."""
+        """See ``Store.commit``; also raises StoreBehind and StoreLost, unless everything is in
+        memory: then CommitRefused, while it is written to Redis again."""
         self._check_open()
-        applied = await self._writer.commit(epoch, owner, n, effects)
-        if effects.enqueued:
-            self._reader.committed(effects.enqueued)
+        applied = await self._rewriter.commit(epoch, owner, n, effects)
+        self._reader.committed(effects)
         return applied
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
@@ -123,10 +164,12 @@ class RedisStore:
     async def backup(self, path: str) -> int:
         """Into a SQLite store, which a daemon can be started on."""
         self._check_open()
-        return await copy_to_sqlite(self._reader, self._writer, path)
+        return await copy_to_sqlite(self._reader, self.recover_small, self._writer, path)
 
     async def probe_room(self) -> bool:
         self._check_open()
+        if not self._mirror.has_room:
+            return False
         try:
             text: bytes = await self._reading.call("INFO", "memory")
         except (Away, Lost, Answer):
@@ -136,41 +179,21 @@ class RedisStore:
         limit, used = int(info["maxmemory"]), int(info["used_memory"])
         return limit == 0 or limit - used >= max(ROOM_BYTES_MIN, limit // ROOM_PART)
 
-    async def rewrite(self, batches: AsyncIterable[Effects]) -> None:
-        """Lay the shard out anew and write what this daemon holds; after StoreBehind, StoreLost.
-
-        ``batches`` hold everything: tasks, progress, dead letters, groups, sessions. The batch
-        numbers go on as if nothing had happened. Refused (Fenced) while another owner, or
-        another incarnation, is there. Cut short, it can be called again.
-        """
+    async def verify(self) -> None:
+        """See ``Store.verify``."""
         self._check_open()
-        writer, line = self._writer, self._writing
-        last = writer.last
-
-        async def phase(name: str) -> None:
-            args = (writer.epoch, writer.owner.encode(), writer.incarnation, LAYOUT, name, last, 0)
-            reply = await line.run(REWRITE, self.keys.all, args)
-            if reply[0] != b"applied":
-                raise Fenced(f"{self.name}: {[part.decode() for part in reply]}")
-
-        async with writer.rewriting():
-            try:
-                await phase("begin")
-                n = 0
-                async for effects in batches:
-                    n += 1
-                    await writer.commit_alone(n, effects)
-                await phase("end")
-            except (Away, Lost, Answer) as error:
-                raise StoreAway(f"writing anew was cut short: {error.message}") from error
-        log.warning("store %s: %s was written anew from memory", self.name, self.keys.shard)
+        with contextlib.suppress(StoreAway, Away, Lost, Answer):
+            await self._rewriter.verify()
 
     async def close(self, clean: bool) -> None:
         """``clean`` is recorded when Redis can be reached; else the next start is unclean."""
         if not self._is_open:
             return
         self._is_open = False
+        await self._watch.stop()
         try:
+            clean = clean and not self._rewriter.active
+            await self._rewriter.close()
             if clean:
                 await self._writer.end()
         except StoreError as error:

@@ -14,17 +14,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 
-from tickwheel.persistence.redis.drivers import Answer, Away, Lost
-from tickwheel.persistence.redis.encode import operations, parts
-from tickwheel.persistence.redis.history import History
+from tickwheel.persistence.redis.ahead import Ahead
+from tickwheel.persistence.redis.claims import Claimant
+from tickwheel.persistence.redis.drivers import REFUSING, Answer, Away, Lost
+from tickwheel.persistence.redis.history import History, Tally
 from tickwheel.persistence.redis.layout import Keys
 from tickwheel.persistence.redis.line import Line
+from tickwheel.persistence.redis.mirror import Mirror
 from tickwheel.persistence.redis.options import RedisOptions
-from tickwheel.persistence.redis.scripts_life import CLAIM, CLOSE
+from tickwheel.persistence.redis.prepared import Prepared, prepare
+from tickwheel.persistence.redis.scripts_life import CLOSE
 from tickwheel.persistence.redis.sender import Again, Sender
 from tickwheel.persistence.store import (
     CommitRefused,
@@ -40,11 +42,6 @@ from tickwheel.wheel.effects import Effects
 
 log = logging.getLogger(__name__)
 
-REFUSING = frozenset((
-    "OOM", "LOADING", "READONLY", "MASTERDOWN", "MISCONF", "NOREPLICAS", "BUSY", "CLUSTERDOWN",
-    "TRYAGAIN", "MOVED", "ASK", "NOAUTH", "WRONGPASS", "NOPERM",
-))  # fmt: skip
-"""Redis says these before the first write of a script: nothing was changed."""
 ROUNDS_MAX = 5
 """Tries to bring one batch home before its fate is left to the next call."""
 
@@ -52,22 +49,32 @@ ROUNDS_MAX = 5
 class Writer:
     """The only one that changes the shard while this daemon owns it."""
 
-    def __init__(self, line: Line, keys: Keys, options: RedisOptions) -> None:
+    def __init__(
+        self, line: Line, keys: Keys, options: RedisOptions, mirror: Mirror, tally: Tally
+    ) -> None:
         self._line = line
         self._keys = keys
         self._options = options
+        self._endings_max = options.endings_max
+        self._mirror = mirror
+        self._tally = tally
+        self._claimant = Claimant(line, keys, options.name)
         self._sender = Sender(line, keys)
         self._history = History(options.keep_ms, options.keep_bytes)
+        self.ahead = Ahead()
         self._claimed = 0
         self._unreplicated = False
-        self._rewriting = False
+        self._replaying = False
+        self._found = 0
+        """The batch after the last, which turned out to be applied; nobody was told yet."""
         self.lock = asyncio.Lock()
         """Held while a batch is on its way; a reader that needs several scripts takes it too."""
         self.incarnation = ""
-        self.last = 0
+        self.last = self.base = 0
+        """The last batch that is confirmed, and the one before the first of this epoch."""
         self.position_ms = 0
-        self.replays = 0
-        """How often batches were replayed to a Redis that had lost them."""
+        self.rewriting = False
+        """Everything is written anew, in batches from 1 on; nothing is read or confirmed."""
         self.watchers: list[deque[Effects]] = []
         """Get every batch that lands (a backup)."""
 
@@ -84,24 +91,25 @@ class Writer:
         return self._sender.id_mark
 
     @property
-    def staged(self) -> bool:
-        """A large batch is being applied: what is read now may be half of it."""
-        return self._sender.staged
+    def unsettled(self) -> bool:
+        """What is read from Redis now may be half of a batch, or of the shard."""
+        return self._sender.staged or self.rewriting
 
     async def begin(self, owner: str, opened: Opened, incarnation: str) -> None:
         """An epoch was opened; what its predecessor left unfinished is applied."""
         sender = self._sender = Sender(self._line, self._keys)
         sender.owner, sender.epoch, sender.id_mark = owner, opened.epoch, opened.id_mark
         self.incarnation = incarnation
-        self.last, self.position_ms = opened.last_batch, opened.position_ms
-        self._claimed, self._unreplicated = 0, False
+        self.last = self.base = opened.last_batch
+        self.position_ms = opened.position_ms
+        self._claimed, self._found, self._unreplicated = 0, 0, False
         self._history.clear()
         await self.verify()
 
     async def end(self) -> None:
         """Record a clean end. Raises StoreError."""
         async with self.lock:
-            await self._ready(0, None)
+            await self._ready()
             status, _ = await self._sender.run(CLOSE, (), ())
         if status != "applied":
             raise StoreError(f"{self._options.name} is no longer this daemon's ({status})")
@@ -124,19 +132,23 @@ class Writer:
                 raise CommitRefused(f"batch {n}: {error.message}", full=kind == "OOM") from error
 
     async def _commit(self, n: int, effects: Effects) -> bool:
-        prepared: tuple[list[list[bytes]], int] | None = None
+        prepared: Prepared | None = None
         lost = False
         for _ in range(ROUNDS_MAX):
-            await self._ready(n, effects)
+            await self._ready()
+            if 0 < n == self._found:
+                self._landed(n, effects, prepare(effects, self._endings_max))
             if n <= self.last:
                 await self._replicated(n)
                 return False
             if n > self.last + 1:
                 raise CommitRefused(f"batch {n} does not follow batch {self.last}")
             if prepared is None:
-                prepared = parts(operations(effects, self._options.endings_max))
+                prepared = prepare(effects, self._endings_max, self.ahead)
+                if effects.enqueued and not self.rewriting:
+                    self._mirror.admit(n, prepared.records)
             try:
-                await self._sender.send(n, effects, *prepared)
+                await self._sender.send(n, effects, prepared.flat, prepared.size_bytes)
             except Again:
                 self._claimed = 0
                 continue
@@ -146,25 +158,28 @@ class Writer:
                     raise
                 lost = True
                 continue
-            self._landed(n, effects, prepared[1])
+            self._landed(n, effects, prepared)
             await self._replicated(n)
             return True
         raise CommitUnknown(f"batch {n}: {self._options.name} keeps changing hands")
 
-    def _landed(self, n: int, effects: Effects, size_bytes: int) -> None:
+    def _landed(self, n: int, effects: Effects, prepared: Prepared) -> None:
         sender = self._sender
-        self.last = n
+        self.last, self._found = n, 0
         sender.unknown = 0
         sender.id_mark = max(sender.id_mark, effects.id_mark)
-        self.position_ms = effects.position_ms
         self._unreplicated = bool(self._options.wait_replicas)
-        self._history.add(n, effects, size_bytes, asyncio.get_running_loop().time())
+        self._history.add(n, effects, prepared.size_bytes, asyncio.get_running_loop().time())
+        if self.rewriting:
+            return
+        self.position_ms = effects.position_ms
+        self._mirror.landed(effects, prepared.records)
         for watcher in self.watchers:
             watcher.append(effects)
 
     async def _replicated(self, n: int) -> None:
         """With ``wait_replicas``: until that many have everything sent on this connection."""
-        if not self._unreplicated:
+        if self.rewriting or not self._unreplicated:
             return
         wanted, wait_ms = self._options.wait_replicas, self._options.wait_ms
         why = ""
@@ -188,19 +203,16 @@ class Writer:
         """
         async with self.lock:
             self._claimed = 0
-            await self._ready(0, None)
+            await self._ready()
 
-    async def _ready(self, n: int, effects: Effects | None) -> None:
-        """Claimed, nothing half applied, and every batch up to ``last`` there.
-
-        ``n`` and ``effects`` are the batch to be committed: it may turn out to be applied.
-        """
+    async def _ready(self) -> None:
+        """Claimed, nothing half applied, and every batch up to ``last`` there."""
         lost = False
         for _ in range(ROUNDS_MAX):
             if self._line.connected and self._claimed == self._line.connections:
                 return
             try:
-                await self._claim(n, effects)
+                await self._claim()
             except Again:
                 self._claimed = 0
             except Lost as error:
@@ -210,38 +222,24 @@ class Writer:
         if self._claimed != self._line.connections:
             raise Lost(f"{self._options.name} keeps changing hands")
 
-    async def _claim(self, n: int, effects: Effects | None) -> None:
-        sender, name, shard = self._sender, self._options.name, self._keys.shard
-        mine = (sender.epoch, sender.owner.encode(), self.incarnation)
-        reply: list[Any] = await self._line.run(CLAIM, self._keys.all, mine)
-        status, *rest = [part.decode() for part in reply]
-        if status == "fenced":
-            raise Fenced(
-                f"epoch {sender.epoch} of {sender.owner!r} is over:"
-                f" epoch {rest[0]} of {rest[1]!r} began"
-            )
-        if status == "gone":
-            raise StoreLost(f"{name} came back empty: {shard} is gone")
-        if status == "other":
-            raise StoreLost(
-                f"{name}: {shard} was laid out anew (incarnation {rest[0]},"
-                f" epoch {rest[1]} of {rest[2]!r})"
-            )
-        if rest[4] and not self._rewriting:
-            raise StoreBehind(
-                f"{name}: writing {shard} anew was cut short", last_seen=0, last_known=self.last
-            )
-        sender.link, last = reply[1], int(rest[1])
+    async def _claim(self) -> None:
+        sender, name = self._sender, self._options.name
+        claim = await self._claimant.take(self._sender, self.incarnation)
+        last = claim.last
+        claim.check(f"{name}: {self._keys.shard}", self)
         self._claimed = self._line.connections
-        if rest[2]:
-            await sender.apply_parts(int(rest[2]), int(rest[3]))
+        if claim.parts:
+            await sender.apply_parts(claim.parts, claim.part)
         sender.staged = False
-        if last == self.last + 1 == sender.unknown == n and effects is not None:
-            self._landed(n, effects, sum(len(row.body) for row in effects.enqueued.values()))
-        elif last < self.last:
+        # Whatever was under way is void now, so that this is final.
+        sender.unknown = self._found = last if last == self.last + 1 == sender.unknown else 0
+        if last < self.last:
             await self._replay(last)
-        elif last > self.last and last != sender.unknown:
-            raise StoreBroken(f"{name} holds batch {last}; {self.last} was the last one sent")
+        elif last > self.last and not self._found:
+            told = f"{name} holds batch {last}; {self.last} was the last one sent"
+            if self.rewriting:  # of a former try
+                raise StoreBehind(told, last_seen=last, last_known=self.last)
+            raise StoreBroken(told)
 
     async def _replay(self, last: int) -> None:
         """Send again what Redis had confirmed and lost: absolute states, in order."""
@@ -253,35 +251,49 @@ class Writer:
                 last_seen=last,
                 last_known=self.last,
             )
-        log.warning(
-            "store %s came back older: replaying batches %d to %d", name, last + 1, self.last
-        )
+        if not self._replaying:
+            self._replaying = True
+            log.warning(
+                "store %s came back older: replaying batches %d to %d", name, last + 1, self.last
+            )
         unknown = self._sender.unknown
         try:
             for n, effects in self._history.since(last + 1):
-                some = parts(operations(effects, self._options.endings_max))
-                await self._sender.send(n, effects, *some)
+                prepared = prepare(effects, self._endings_max)
+                await self._sender.send(n, effects, prepared.flat, prepared.size_bytes)
         finally:
             self._sender.unknown = unknown
-        self._claimed = self._line.connections
-        self.replays += 1
+        self._claimed, self._replaying = self._line.connections, False
+        self._tally.replays += 1
 
     # --- writing everything anew ---------------------------------------------------------------
 
     @asynccontextmanager
-    async def rewriting(self) -> AsyncIterator[None]:
-        """While a shard is laid out anew: nothing else is sent, batches count from 1."""
-        async with self.lock:
-            last, self._rewriting = self.last, True
-            self.last = self._claimed = 0
-            self._history.clear()
-            try:
-                yield
-            finally:
-                self.last, self._rewriting, self._claimed = last, False, 0
-                self._sender.unknown = 0
-                self._history.clear()
+    async def write_anew(self) -> AsyncIterator[Callable[[Effects], Awaitable[None]]]:
+        """Empties the shard; what the function given writes is all of it when this ends well.
 
-    async def commit_alone(self, n: int, effects: Effects) -> None:
-        """One batch while ``rewriting``. Raises Away, Lost, Answer."""
-        await self._commit(n, effects)
+        Raises Fenced, StoreLost, StoreBehind, Away, Lost, Answer; so does the function.
+        """
+        async with self.lock:
+            sender, claimant = self._sender, self._claimant
+            last, id_mark = self.last, sender.id_mark
+            with suppress(StoreLost):
+                await claimant.take(sender, self.incarnation)
+            self._start_over(0, 0, rewriting=True)
+            try:
+                await claimant.frame(sender, self.incarnation, "begin", 0, last)
+                yield self._write
+                await self._write(Effects(id_mark=id_mark, position_ms=self.position_ms))
+                await claimant.frame(sender, self.incarnation, "end", self.last, last)
+            finally:
+                self._start_over(last, id_mark, rewriting=False)
+
+    async def _write(self, effects: Effects) -> None:
+        await self._commit(self.last + 1, effects)
+
+    def _start_over(self, last: int, id_mark: int, *, rewriting: bool) -> None:
+        sender = self._sender
+        self.last, self.rewriting, self._claimed, self._found = last, rewriting, 0, 0
+        sender.id_mark, sender.unknown, sender.staged = id_mark, 0, False
+        self._unreplicated = bool(self._options.wait_replicas)
+        self._history.clear()

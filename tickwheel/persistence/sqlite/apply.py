@@ -15,6 +15,7 @@ from tickwheel.persistence.sqlite.packs import Pack, PackValues, pack_bytes
 from tickwheel.persistence.sqlite.rows import (
     STATEMENT_BYTES_MAX,
     dead_values,
+    group_values,
     progress_values,
     session_values,
     task_rows_max,
@@ -50,9 +51,8 @@ def write(connection: sqlite3.Connection, effects: Effects) -> None:
         gone = [(key,) for key, row in effects.sessions.items() if row is None]
         sql.DELETE_SESSIONS.run(connection, gone)
     if effects.groups:
-        sql.REPLACE_GROUPS.run(
-            connection, [row for row in effects.groups.values() if row is not None]
-        )
+        groups = [row for row in effects.groups.values() if row is not None]
+        sql.REPLACE_GROUPS.run(connection, group_values(groups))
         sql.DELETE_GROUPS.run(
             connection, [key for key, row in effects.groups.items() if row is None]
         )

@@ -15,9 +15,9 @@ from itertools import chain, starmap
 from tickwheel.persistence.codec import decode_endings
 from tickwheel.persistence.sqlite.connection import snapshot
 from tickwheel.persistence.sqlite.packs import dues_of, ids_of, topics_of
-from tickwheel.persistence.sqlite.rows import progress_row, session_row
+from tickwheel.persistence.sqlite.rows import group_row, progress_row, session_row
 from tickwheel.persistence.store import Handles, Small
-from tickwheel.wheel.records import ID_STEP, Ending, GroupRow
+from tickwheel.wheel.records import ID_STEP, Ending
 
 PACKS_AT_ONCE = 1_000
 
@@ -37,7 +37,7 @@ def read_small(connection: sqlite3.Connection, endings_max: int) -> Small:
     """As of one moment."""
     with snapshot(connection):
         return Small(
-            groups=[GroupRow(*row) for row in connection.execute("SELECT * FROM grp")],
+            groups=[group_row(*row) for row in connection.execute("SELECT * FROM grp")],
             sessions=[session_row(*row) for row in connection.execute("SELECT * FROM session")],
             progress=[progress_row(*row) for row in connection.execute("SELECT * FROM prepare")],
             dead=list(connection.execute("SELECT id, grp, topic FROM dead ORDER BY id, grp")),

@@ -14,13 +14,15 @@ from tickwheel.persistence.codec import (
     decode_extras,
     decode_failures,
     decode_outcomes,
+    decode_settings,
     encode_extras,
     encode_failures,
     encode_outcomes,
+    encode_settings,
     progress_state,
 )
 from tickwheel.persistence.sqlite.statements import ROWS_MAX
-from tickwheel.wheel.records import DeadRow, ProgressRow, SessionRow, TaskRow
+from tickwheel.wheel.records import DeadRow, GroupRow, ProgressRow, SessionRow, TaskRow
 
 STATEMENT_BYTES_MAX = 1 << 20
 """SQLite copies the values of a statement and keeps them until its next use."""
@@ -65,6 +67,10 @@ def dead_values(rows: Iterable[DeadRow]) -> Iterator[Sequence[object]]:
     return ((*row[:6], encode_failures(row.failures)) for row in rows)
 
 
+def group_values(rows: Iterable[GroupRow]) -> Iterator[Sequence[object]]:
+    return ((*row[:3], encode_settings(row.settings)) for row in rows)
+
+
 def session_values(rows: Iterable[SessionRow]) -> Iterator[Sequence[object]]:
     return ((*row[:3], encode_outcomes(row.outcomes)) for row in rows)
 
@@ -81,6 +87,11 @@ def dead_row(
     task_id: int, group: str, topic: str, died_ms: int, attempt: int, reason: str, failures: Any
 ) -> DeadRow:
     return DeadRow(task_id, group, topic, died_ms, attempt, reason, decode_failures(failures))
+
+
+def group_row(topic: str, group: str, since_ms: int, settings: bytes | None = None) -> GroupRow:
+    """Without its last column it is a row of a layout below 3."""
+    return GroupRow(topic, group, since_ms, decode_settings(settings))
 
 
 def session_row(session: bytes, floor: int, seen_ms: int, outcomes: bytes) -> SessionRow:

@@ -15,13 +15,16 @@ from tickwheel.persistence.store import StoreUnusable
 
 APPLICATION_ID = 0x5457_4845
 """'TWHE', in the file's header, where ``file`` and ``PRAGMA application_id`` find it."""
-LAYOUT = 2
+LAYOUT = 3
 LAYOUT_WITH_PACKS = 2
 _PACK = """CREATE TABLE pack(
         first INTEGER PRIMARY KEY, count INTEGER, head BLOB, topics TEXT, bodies BLOB,
         extras BLOB)"""
 _GONE = "CREATE TABLE gone(first INTEGER PRIMARY KEY, mask INTEGER)"
-UPGRADES: dict[int, tuple[str, ...]] = {1: (_PACK, _GONE)}
+UPGRADES: dict[int, tuple[str, ...]] = {
+    1: (_PACK, _GONE),
+    2: ("ALTER TABLE grp ADD COLUMN settings BLOB",),
+}
 """From a layout to the next: the statements that do it, in one transaction."""
 
 TABLES = (
@@ -40,8 +43,10 @@ TABLES = (
     """CREATE TABLE dead(
         id INTEGER, grp TEXT, topic TEXT, died_ms INTEGER, attempt INTEGER, reason TEXT,
         failures BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
+    # A topic's own settings are the row with an empty grp.
     """CREATE TABLE grp(
-        topic TEXT, grp TEXT, since_ms INTEGER, PRIMARY KEY(topic, grp)) WITHOUT ROWID""",
+        topic TEXT, grp TEXT, since_ms INTEGER, settings BLOB, PRIMARY KEY(topic, grp))
+        WITHOUT ROWID""",
     "CREATE TABLE session(session BLOB PRIMARY KEY, floor INTEGER, seen_ms INTEGER, outcomes BLOB)",
     # How tasks ended, a row a batch. upto counts the endings written so far, this row's included.
     "CREATE TABLE ending(batch INTEGER PRIMARY KEY, upto INTEGER, data BLOB)",

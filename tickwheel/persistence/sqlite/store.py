@@ -123,6 +123,9 @@ class SqliteStore:
             raise StoreBroken("the store is not open")
         return await _run(self._writing, self._writer.probe_room)
 
+    async def verify(self) -> None:
+        """Nothing but this process changes it."""
+
     async def close(self, clean: bool) -> None:
         """Waits for what is under way; a backup is given up."""
         self._closing = True

@@ -6,6 +6,7 @@ from tickwheel.protocol.frames import FrameType
 from tickwheel.server.connection import Handler, RunHandler
 from tickwheel.server.handlers.consuming import Consuming
 from tickwheel.server.handlers.controlling import Controlling
+from tickwheel.server.handlers.grouping import Grouping
 from tickwheel.server.handlers.listing import Listing
 from tickwheel.server.handlers.producing import Producing
 from tickwheel.server.handlers.settling import Settling
@@ -15,7 +16,7 @@ from tickwheel.server.shell import Shell
 def command_table(shell: Shell) -> tuple[dict[int, Handler], RunHandler]:
     """Handlers of one daemon by frame type, and the one for runs of plain enqueues."""
     produce, consume, settle = Producing(shell), Consuming(shell), Settling(shell)
-    control, show = Controlling(shell), Listing(shell)
+    control, show, groups = Controlling(shell), Listing(shell), Grouping(shell)
     table: dict[int, Handler] = {
         FrameType.HELLO: produce.second_hello,
         FrameType.ENQUEUE: produce.enqueue,
@@ -36,10 +37,14 @@ def command_table(shell: Shell) -> tuple[dict[int, Handler], RunHandler]:
         FrameType.LOOKUP: control.lookup,
         FrameType.DEAD_REQUEUE: control.dead_requeue,
         FrameType.DEAD_DELETE: control.dead_delete,
+        FrameType.GROUP_CREATE: groups.create,
+        FrameType.GROUP_DELETE: groups.delete,
+        FrameType.CONFIGURE: groups.configure,
         FrameType.LIST: show.tasks,
         FrameType.STATS: show.stats,
         FrameType.DEAD_LIST: show.dead,
         FrameType.BACKUP: show.backup,
         FrameType.PING: show.ping,
+        FrameType.STATUS: show.status,
     }
     return table, produce.enqueue_run

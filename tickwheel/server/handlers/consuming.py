@@ -6,18 +6,23 @@ import asyncio
 from typing import Any
 
 from tickwheel.clock import Now
-from tickwheel.errors import Conflict, Draining, LimitExceeded, NotFound
+from tickwheel.errors import BadRequest, Conflict, Draining, LimitExceeded, NotFound
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
-from tickwheel.server import checks
+from tickwheel.server import checks, policies
 from tickwheel.server.connection import Connection
+from tickwheel.server.handlers.grouping import find_room
 from tickwheel.server.shell import Shell
-from tickwheel.wheel.groups import Group, Subscriber
+from tickwheel.wheel.broadcast import Broadcaster
+from tickwheel.wheel.groups import Group
+from tickwheel.wheel.leases import Subscriber
 
 SUBSCRIPTION_NUMBER_MAX = 2**32 - 1
 LOADING_WAIT_S = 1.0
 """A pull whose tasks are being read waits for them this much longer."""
-_DELIVER, _OK = int(FrameType.DELIVER), int(FrameType.OK)
+_DELIVER, _OK, _ENDED = int(FrameType.DELIVER), int(FrameType.OK), int(FrameType.ENDED)
+_OPTIONS = ("lease_ms", "retry", "ack", "broadcast")
+_ACKS = ("manual", "on_delivery")
 
 
 class Subscription:
@@ -26,9 +31,15 @@ class Subscription:
     def __init__(self, connection: Connection, number: int) -> None:
         self._connection = connection
         self._number = number
+        self.label = label(connection)
 
     def deliver(self, epoch: int, now_ms: int, items: list[Any]) -> None:
         self._connection.send(encode((_DELIVER, self._number, epoch, now_ms, items)))
+
+    def cut(self, code: str, message: str) -> None:
+        """The engine ended it."""
+        self._connection.subscribers.pop(self._number, None)
+        self._connection.send(encode((_ENDED, self._number, code, message)))
 
     def closed(self) -> None:
         """Nothing to stop."""
@@ -58,17 +69,28 @@ class Pull:
     def _over(self) -> None:
         self._timer = None
         group = self._subscriber.group
-        if self._patience and (group.loading or group.ready_count):
+        waits = group.is_held or group in self._shell.core.throttled
+        if self._patience and (group.loading or group.ready_count) and not waits:
             self._patience -= 1
             self._later(LOADING_WAIT_S)
             return
         self._shell.engine.delivery.unsubscribe(self._subscriber)
         self._connection.ok(self._request, (self._shell.epoch, self._shell.clock.read().now_ms, ()))
 
+    def cut(self, code: str, message: str) -> None:
+        """The engine ended it: its group was deleted."""
+        self.closed()
+        self._connection.refuse(self._request, NotFound(message))
+
     def closed(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+
+
+def label(connection: Connection) -> str:
+    """Who a failed attempt is put down to."""
+    return f"{connection.name} {connection.peer}".strip()
 
 
 class Consuming:
@@ -86,7 +108,6 @@ class Consuming:
         checks.request_number(request)
         checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)
         checks.integer(prefetch, "prefetch", 0, self._limits.prefetch_max)
-        lease_ms = self._lease_ms(options)
         if number in peer.subscribers:
             raise Conflict(f"sub {number} is in use on this connection")
         if len(peer.subscribers) >= self._limits.subscriptions_max:
@@ -94,11 +115,69 @@ class Consuming:
                 f"{len(peer.subscribers)} subscriptions are open on this connection; the"
                 f" limit is {self._limits.subscriptions_max} (subscriptions_max)"
             )
-        found = self._group(topic, group, now.now_ms)
-        subscriber = Subscriber(Subscription(peer, number), found, prefetch, lease_ms)
+        wanted = checks.options(options, _OPTIONS)
+        owner = Subscription(peer, number)
+        if wanted.get("broadcast", False) is not False:
+            subscriber = self._broadcaster(owner, topic, group, prefetch, wanted)
+        else:
+            subscriber = self._member(owner, topic, group, prefetch, wanted, now)
         peer.subscribers[number] = subscriber
         self._shell.engine.delivery.subscribe(subscriber)
-        peer.ok(request, {"lease_ms": lease_ms})
+        peer.ok(request, {"lease_ms": subscriber.lease_ms})
+
+    def _member(
+        self,
+        owner: Subscription,
+        topic: object,
+        group: object,
+        prefetch: int,
+        wanted: dict[str, Any],
+        now: Now,
+    ) -> Subscriber:
+        """A subscriber of a group."""
+        lease_ms = self._lease_ms(wanted)
+        ack = wanted.get("ack", "manual")
+        if ack not in _ACKS:
+            checks.wrong("ack", " or ".join(_ACKS), ack)
+        retry, known = wanted.get("retry"), self._core.policies
+        if retry is not None:
+            retry = policies.policy(retry, "retry", known)
+        found = self._group(topic, group, now.now_ms)
+        if retry is not None:
+            own = found.settings.retry
+            if own is None:
+                after = found.settings._replace(retry=retry)
+                self._shell.engine.grouping.set(found, after, now.mono_ms)
+            elif not policies.equal(own, retry, known):
+                raise Conflict(
+                    f"group {found.name} of topic {found.topic.name} has the retry policy"
+                    f" {policies.told(own)}, not {policies.told(retry)}; CONFIGURE changes it"
+                )
+        at_most_once = ack == "on_delivery"
+        return Subscriber(
+            owner, found, prefetch, lease_ms, at_most_once=at_most_once, label=owner.label
+        )
+
+    def _broadcaster(
+        self,
+        owner: Subscription,
+        topic: object,
+        group: object,
+        prefetch: int,
+        wanted: dict[str, Any],
+    ) -> Subscriber:
+        """A subscriber that owns nothing."""
+        if wanted["broadcast"] is not True:
+            checks.wrong("broadcast", "true or false", wanted["broadcast"])
+        others = [name for name in ("retry", "ack") if wanted.get(name) not in (None, "manual")]
+        if group not in (None, "") or others:
+            found = ", ".join(["group"] * (group not in (None, "")) + others)
+            raise BadRequest(
+                f"a broadcast has no acks, no retries and no group, but {found} is given"
+            )
+        self._check_draining()
+        found_topic, _ = find_room(self._core, checks.name(topic, "topic"), None)
+        return Broadcaster(owner, found_topic, prefetch)
 
     def prefetch(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         checks.arity(frame, 2, "sub, prefetch")
@@ -106,6 +185,7 @@ class Consuming:
         subscriber = self._subscriber(peer, frame[2])
         subscriber.prefetch = checks.integer(frame[3], "prefetch", 0, self._limits.prefetch_max)
         self._core.wake(subscriber.group)
+        self._shell.poke()
         peer.ok(request, None)
 
     def unsubscribe(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
@@ -123,11 +203,13 @@ class Consuming:
         checks.request_number(request)
         checks.integer(count, "max", 1, self._limits.pull_max)
         checks.integer(wait_ms, "wait_ms", 0, self._limits.lease_ms_max)
-        lease_ms = self._lease_ms(options)
+        lease_ms = self._lease_ms(checks.options(options, ("lease_ms",)))
         known = self._core.find_group(checks.name(topic, "topic"), checks.group_name(group))
+        if known is not None and known.is_closed:
+            known = None
         found = known or self._group(topic, group, now.now_ms)
         pull = Pull(self._shell, peer, request)
-        subscriber = Subscriber(pull, found, count, lease_ms, once=True)
+        subscriber = Subscriber(pull, found, count, lease_ms, once=True, label=label(peer))
         if known is not None:
             self._start(peer, pull, subscriber, wait_ms)
             return
@@ -153,9 +235,8 @@ class Consuming:
             raise NotFound(f"sub {number} is not subscribed on this connection")
         return subscriber  # type: ignore[no-any-return]  # follows from the line above
 
-    def _lease_ms(self, options: object) -> int:
-        found = checks.options(options, ("lease_ms",))
-        lease_ms = found.get("lease_ms")
+    def _lease_ms(self, options: dict[str, Any]) -> int:
+        lease_ms = options.get("lease_ms")
         if lease_ms is None:
             return self._lease_default_ms
         limits = self._limits
@@ -165,20 +246,10 @@ class Consuming:
         """The group by its names, made if there is room for another."""
         topic_name = checks.name(topic, "topic")
         group_name = checks.group_name(group)
+        self._check_draining()
+        found, known = find_room(self._core, topic_name, group_name)
+        return known or self._shell.engine.grouping.create(found, group_name, now_ms)
+
+    def _check_draining(self) -> None:
         if self._shell.draining:
             raise Draining("the daemon is shutting down")
-        core, config = self._core, self._core.config
-        known = core.topics.get(topic_name)
-        if known is None and len(core.topics) >= config.topics_max:
-            raise LimitExceeded(
-                f"topic {topic_name} is new and there are {len(core.topics)} topics;"
-                f" the limit is {config.topics_max} (topics_max)"
-            )
-        if known is not None and group_name not in known.groups:
-            if len(known.groups) >= config.groups_per_topic_max:
-                raise LimitExceeded(
-                    f"group {group_name} is new and topic {topic_name} has"
-                    f" {len(known.groups)} groups; the limit is"
-                    f" {config.groups_per_topic_max} (groups_per_topic_max)"
-                )
-        return core.group(core.topic(topic_name), group_name, now_ms)

@@ -106,7 +106,12 @@ class Controlling:
         self._shell.commands.put(ids, action)
 
     def dead_requeue(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
-        self._dead(peer, frame, self._control.requeue)
+        shell = self._shell
+
+        def requeue(task_id: int, group: str, found: Known | None) -> str:
+            return self._control.requeue(task_id, group, found, shell.clock.read().now_ms)
+
+        self._dead(peer, frame, requeue)
 
     def dead_delete(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         self._dead(peer, frame, self._control.delete_dead)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,14 @@ from tickwheel.server.connection import Connection
 from tickwheel.server.shell import Shell
 from tickwheel.server.stats import stats_map
 from tickwheel.server.wire import dead_map
+from tickwheel.wheel.records import DeadRow
 from tickwheel.wheel.states import State
 
 PAGE_MAX = 1000
 PAGE_DEFAULT = 100
 SCANNED_PER_REQUEST_MAX = 20_000
 """A filter that matches little ends its page here; ``next`` says where to go on."""
+_DEAD_OPTIONS = ("topic", "group", "after", "limit", "since_ms", "until_ms", "reason")
 _LIVE = (State.SCHEDULED, State.READY, State.IN_FLIGHT, State.WAITING, State.DEAD)
 
 
@@ -40,6 +42,12 @@ class Listing:
     def stats(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         checks.arity(frame, 0, "none")
         peer.ok(checks.request_number(frame[1]), stats_map(self._shell, now))
+
+    def status(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
+        """Like PING it does not wait for the store."""
+        checks.arity(frame, 0, "none")
+        request = checks.request_number(frame[1])
+        peer.send(encode((int(FrameType.OK), request, self._shell.status())))
 
     def tasks(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         checks.arity(frame, 1, "options")
@@ -82,7 +90,7 @@ class Listing:
     def dead(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         checks.arity(frame, 1, "options")
         request = checks.request_number(frame[1])
-        options = checks.options(frame[2], ("topic", "group", "after", "limit"))
+        options = checks.options(frame[2], _DEAD_OPTIONS)
         topic, group = options.get("topic"), options.get("group")
         for value, field in ((topic, "topic"), (group, "group")):
             if value is not None:
@@ -95,15 +103,39 @@ class Listing:
             checks.wrong("after", "[id, group]", after)
         checks.integer(after[0], "after[0]", 0, ID_MAX)
         checks.text(after[1], "after[1]", 255)
-        self._answer(peer, request, self._dead_page(after, limit, topic, group))
+        since_ms = checks.integer(options.get("since_ms", 0), "since_ms", 0, ID_MAX)
+        until_ms = checks.integer(options.get("until_ms", ID_MAX), "until_ms", 0, ID_MAX)
+        reason = checks.text(options.get("reason", ""), "reason", 255).casefold()
+
+        def wanted(row: DeadRow) -> bool:
+            return since_ms <= row.died_ms <= until_ms and reason in row.reason.casefold()
+
+        self._answer(peer, request, self._dead_page(after, limit, topic, group, wanted))
 
     async def _dead_page(
-        self, after: tuple[int, str], limit: int, topic: str | None, group: str | None
+        self,
+        after: tuple[int, str],
+        limit: int,
+        topic: str | None,
+        group: str | None,
+        wanted: Callable[[DeadRow], bool],
     ) -> dict[str, Any]:
         await self._shell.committer.barrier()
-        rows = await self._shell.store.scan_dead(after, limit, topic, group)
-        last = (rows[-1].id, rows[-1].group) if len(rows) == limit else None
-        return {"dead": [dead_map(row) for row in rows], "next": last}
+        found: list[dict[str, Any]] = []
+        scanned = 0
+        while True:
+            rows = await self._shell.store.scan_dead(after, PAGE_MAX, topic, group)
+            for row in rows:
+                if len(found) >= limit:
+                    return {"dead": found, "next": after}
+                after = row.id, row.group
+                if wanted(row):
+                    found.append(dead_map(row))
+            scanned += len(rows)
+            if len(rows) < PAGE_MAX:
+                return {"dead": found, "next": None}
+            if len(found) >= limit or scanned >= SCANNED_PER_REQUEST_MAX:
+                return {"dead": found, "next": after}
 
     def backup(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         checks.arity(frame, 1, "name")
@@ -130,6 +162,7 @@ class Listing:
 
         async def run() -> None:
             try:
+                await self._shell.loaded.wait()
                 result = await work
             except TickwheelError as error:
                 if self._shell.is_fatal(error):

@@ -12,6 +12,7 @@ from tickwheel.errors import (
     Draining,
     Overloaded,
     ProtocolError,
+    Refused,
     RequestForgotten,
     StoreFull,
     WindowFull,
@@ -19,7 +20,7 @@ from tickwheel.errors import (
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import REQUEST_MAX, FrameType
 from tickwheel.server import checks
-from tickwheel.server.committer import enqueue_reply
+from tickwheel.server.committer import STALLED, enqueue_reply
 from tickwheel.server.connection import Connection
 from tickwheel.server.shell import Shell
 from tickwheel.wheel.intake import Draft
@@ -120,6 +121,7 @@ class Producing:
         return not (
             self._shell.draining
             or self._committer.full
+            or self._committer.stalled
             or core.full_topics
             or core.scheduled >= core.config.pending_max
             or self._intake.inflight_bytes >= self._staged_bytes_max
@@ -149,6 +151,8 @@ class Producing:
             raise Draining("the daemon is shutting down; nothing was kept")
         if self._committer.full:
             raise StoreFull(f"the store has no room: {self._committer.trouble}")
+        if self._committer.stalled:
+            raise Refused(f"{STALLED}: {self._committer.trouble}")
         if self._intake.inflight_bytes >= self._staged_bytes_max:
             raise Overloaded(
                 f"{self._intake.inflight_bytes} bytes wait for the store; the limit is"

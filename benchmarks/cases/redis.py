@@ -1,0 +1,186 @@
+"""The cases of ``--store redis``: what the daemon makes of Redis, beside redis-py alone.
+
+The burst and lateness cases are those of the embedded store, on this one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+from benchmarks.cases.enqueue import put_tasks
+from benchmarks.cases.pending import fill, until_pending
+from benchmarks.consume import TickwheelConsumer
+from benchmarks.context import Contestant, Context, Result, alternate, measured, rates
+from benchmarks.redis_server import Redis, TickwheelOnRedis
+from benchmarks.scale import BODY_BYTES, CONNECTIONS, REDIS_PIPELINE, WINDOW
+from benchmarks.wire import WrongAnswer
+
+PEERS = {
+    "redis_py": f"redis.asyncio, pipelines of {REDIS_PIPELINE} tasks, {CONNECTIONS} connections",
+    "redis_py_untimed": "redis.asyncio, the same, socket_timeout=None",
+    "redis_py_sync": f"redis.Redis, pipelines of {REDIS_PIPELINE} tasks, 1 connection",
+}
+"""All ZADD + HSET a task. The first is redis-py with its defaults, and what the bound is about."""
+_RECOVERY_TIMEOUT_S = 60.0
+_POLL_S = 0.02
+_OVERDUE_SEED = 200
+
+
+def redis_enqueue(context: Context) -> Result:
+    """Durable enqueues through the daemon, and the same tasks through redis-py pipelines."""
+    result = Result("redis_enqueue")
+    scale = context.scale
+    count = scale.redis_tasks
+    ours = {
+        "frame": ("tickwheel, one task a frame", 1, WINDOW),
+        "batched": (
+            f"tickwheel, {scale.redis_tasks_per_frame} tasks a frame",
+            scale.redis_tasks_per_frame,
+            scale.redis_frames_window,
+        ),
+    }
+
+    def tickwheel(per_frame: int, window: int) -> Contestant:
+        def run(seed: int) -> dict[str, Any]:
+            with context.tickwheel() as daemon:
+                assert isinstance(daemon, TickwheelOnRedis)
+                return _with_redis(
+                    daemon.redis, lambda: put_tasks(daemon, count, per_frame, window, seed)
+                )
+
+        return run
+
+    def peer(job: str, **more: object) -> Contestant:
+        def run(seed: int) -> dict[str, Any]:
+            with context.redis() as redis:
+                return _with_redis(
+                    redis, lambda: measured(redis, job, count=count, seed=seed, **more)
+                )
+
+        return run
+
+    contestants: dict[str, Contestant] = {
+        name: tickwheel(per_frame, window) for name, (_, per_frame, window) in ours.items()
+    }
+    if context.peers:
+        contestants["redis_py"] = peer("redis_py_async")
+        contestants["redis_py_untimed"] = peer("redis_py_async", untimed=True)
+        contestants["redis_py_sync"] = peer("redis_py_sync")
+    told = alternate(context, result.case, contestants)
+    for name, rounds in told.items():
+        what = ours[name][0] if name in ours else PEERS[name]
+        result.rate(name, what, rates(rounds), _busy(rounds, daemon=name in ours))
+        result.metric(f"{name}_redis_us", _redis_us(rounds))
+    rate = {name: result.metrics[f"{result.case}.{name}"] for name in told}
+    for name in ours if context.peers else ():
+        for other, theirs in PEERS.items():
+            suffix, what = other.removeprefix("redis_py"), f"{ours[name][0]} / {theirs}"
+            result.ratio(f"ratio_{name}{suffix}", what, rate[name] / rate[other])
+    if not context.peers:
+        result.missing.append(f"redis-py: {context.peers_missing}")
+    return result
+
+
+def _with_redis(redis: Redis, load: Any) -> dict[str, Any]:
+    cpu_s = redis.cpu_s()
+    figures: dict[str, Any] = load()
+    return {**figures, "redis_cpu_s": redis.cpu_s() - cpu_s}
+
+
+def _redis_us(rounds: Sequence[dict[str, Any]]) -> float:
+    """Processor time of redis-server for a task, the best round's."""
+    best: float = min(figures["redis_cpu_s"] / figures["count"] for figures in rounds)
+    return best * 1e6
+
+
+def _busy(rounds: Sequence[dict[str, Any]], *, daemon: bool) -> str:
+    elapsed_s = sum(figures["elapsed_s"] for figures in rounds)
+    names = ("redis", "server", "client") if daemon else ("redis", "client")
+    shares = [
+        f"{'load' if name == 'client' else 'daemon' if name == 'server' else name}"
+        f" {sum(figures[f'{name}_cpu_s'] for figures in rounds) / elapsed_s:.0%}"
+        for name in names
+    ]
+    return f"; CPU: {', '.join(shares)}; Redis {_redis_us(rounds):.1f} us a task"
+
+
+def redis_memory(context: Context) -> Result:
+    """The daemon's memory a pending task, whose bodies all are in it, and Redis's own."""
+    result = Result("redis_memory")
+    count = context.scale.pending
+    with context.tickwheel() as daemon:
+        assert isinstance(daemon, TickwheelOnRedis)
+        empty = daemon.quiet_memory_bytes(context.scale.quiet_s)
+        redis_empty = int(daemon.redis.info()["used_memory"])
+        fill(context, daemon)
+        full = daemon.quiet_memory_bytes(context.scale.quiet_s)
+        redis_full = int(daemon.redis.info()["used_memory"])
+        pending = daemon.stats()["pending"]
+    assert pending == count, f"{pending} pending instead of {count}"
+    ours = (full["VmRSS"] - empty["VmRSS"]) / count
+    theirs = (redis_full - redis_empty) / count
+    result.metric("bytes_per_task", ours)
+    result.metric("redis_bytes_per_task", theirs)
+    result.details["moments"] = {"at 0": empty, f"at {count:,}": full}
+    result.row(f"the daemon, a pending task of {BODY_BYTES} B", f"{ours:.1f} B")
+    result.row("redis-server (used_memory), the same", f"{theirs:.1f} B")
+    return result
+
+
+def redis_recovery(context: Context) -> Result:
+    """SIGKILL at n pending and some due; start again at once, on a Redis that stayed up.
+
+    From the start of the process until it leads, which it may when its predecessor's lease has
+    run out; until a consumer that subscribes then has its first delivery; until everything is
+    loaded, which is when the stats count n.
+    """
+    result = Result("redis_recovery")
+    scale = context.scale
+    folder = context.fresh_folder("tickwheel")
+    with (
+        context.redis() as redis,
+        TickwheelOnRedis(folder, redis, context.daemon_command) as daemon,
+    ):
+        fill(context, daemon)
+        measured(
+            daemon,
+            "tickwheel_put",
+            count=scale.redis_overdue,
+            tasks_per_frame=scale.tasks_per_frame,
+            window=scale.frames_window,
+            seed=_OVERDUE_SEED,
+            due_ms=int(time.time() * 1000) + scale.redis_overdue_lead_ms,
+        )
+        daemon.kill()
+        with TickwheelOnRedis(folder, redis, context.daemon_command) as again:
+            consumer = _consumer(again, scale.redis_overdue)
+            active_s = time.perf_counter() - again.started_s
+            with closing(consumer):
+                consumer.run(scale.redis_overdue, _RECOVERY_TIMEOUT_S)
+            started_s = time.time() - (time.perf_counter() - again.started_s)
+            first_s = consumer.first_s - started_s
+            loaded_s = until_pending(again, scale.pending)
+    figures = {"active_s": active_s, "first_delivery_s": first_s, "loaded_s": loaded_s}
+    for name, value in figures.items():
+        result.metric(name, value)
+    result.metric("early", consumer.early)
+    what = f"{scale.pending:,} pending, SIGKILL, start at once, until it leads"
+    result.row(f"{what} (a lease of 3 s runs out first)", f"{active_s:.2f} s")
+    result.row("until the first delivery of what is due", f"{first_s:.2f} s")
+    result.row(f"until the first stats that say {scale.pending:,} pending", f"{loaded_s:.2f} s")
+    return result
+
+
+def _consumer(daemon: TickwheelOnRedis, prefetch: int) -> TickwheelConsumer:
+    """As soon as the daemon takes one: before, it answers that it stands by."""
+    deadline_s = time.monotonic() + _RECOVERY_TIMEOUT_S
+    while True:
+        try:
+            return TickwheelConsumer(daemon.port, 1, prefetch)
+        except WrongAnswer as error:
+            if "not_active" not in str(error) or time.monotonic() > deadline_s:
+                raise
+        time.sleep(_POLL_S)

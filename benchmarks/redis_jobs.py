@@ -1,0 +1,125 @@
+"""The peer of the Redis cases: a program that keeps its delayed tasks in Redis by itself.
+
+The common recipe, a sorted set of due times and a hash of bodies, through redis-py: ``ZADD`` and
+``HSET`` for each task, in pipelines without MULTI, which is their fastest. Keys, members, due
+times and bodies are what Tickwheel writes, without the record around the body; they are made
+before the clock starts, so what is measured is redis-py and Redis.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator
+from typing import Any
+
+from benchmarks import payload
+from benchmarks.client_jobs import loop_factory
+from benchmarks.scale import CONNECTIONS, REDIS_PIPELINE
+
+STORE_QUEUE = b"{tw:peer:0}:store"
+TASK = b"{tw:peer:0}:task"
+
+Task = tuple[bytes, int, bytes]
+"""Id, due in milliseconds, body."""
+
+
+def _tasks(count: int, seed: int, first_id: int) -> list[Task]:
+    texts = payload.bodies(seed)
+    delays = payload.delays_s(count, seed)
+    now_ms = int(time.time() * 1000)
+    return [
+        (b"%019d" % (first_id + i), now_ms + int(delays[i] * 1000), texts[i % len(texts)])
+        for i in range(count)
+    ]
+
+
+def _shares(count: int, seed: int, connections: int) -> list[list[Task]]:
+    share, odd = divmod(count, connections)
+    first_id = time.time_ns() // 1_000_000 << 20
+    shares = []
+    for index in range(connections):
+        size = share + (index < odd)
+        shares.append(_tasks(size, seed + index, first_id))
+        first_id += size
+    return shares
+
+
+def _check(replies: list[Any], tasks: int) -> None:
+    if len(replies) != 2 * tasks or any(reply != 1 for reply in replies):
+        raise AssertionError(f"{tasks} tasks: {replies!r:.200}")
+
+
+def redis_py_async(
+    port: int, count: int, seed: int, connections: int = CONNECTIONS, untimed: bool = False
+) -> Generator[None, None, dict[str, Any]]:
+    """``redis.asyncio``: connections at the same time, each a pipeline after the other.
+
+    ``untimed``: without the time-out that redis-py from 8.0 on sets unless told otherwise. It
+    costs a timer for each of the two replies of a task.
+    """
+    import redis.asyncio as redis
+
+    async def put(client: Any, tasks: list[Task]) -> None:
+        for start in range(0, len(tasks), REDIS_PIPELINE):
+            some = tasks[start : start + REDIS_PIPELINE]
+            pipeline = client.pipeline(transaction=False)
+            for member, due_ms, body in some:
+                pipeline.zadd(STORE_QUEUE, {member: due_ms})
+                pipeline.hset(TASK, member, body)
+            _check(await pipeline.execute(), len(some))
+
+    async def connect() -> list[Any]:
+        told: dict[str, Any] = {"socket_timeout": None} if untimed else {}
+        clients = [
+            redis.Redis(port=port, single_connection_client=True, **told)
+            for _ in range(connections)
+        ]
+        for client in clients:
+            await client.initialize()
+            await client.ping()
+        return clients
+
+    async def run(clients: list[Any], shares: list[list[Task]]) -> None:
+        await asyncio.gather(*map(put, clients, shares))
+
+    async def close(clients: list[Any]) -> None:
+        for client in clients:
+            await client.aclose()
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        clients = runner.run(connect())
+        shares = _shares(count, seed, connections)
+        yield
+        cpu_s, started_s = time.process_time(), time.perf_counter()
+        runner.run(run(clients, shares))
+        told = {
+            "elapsed_s": time.perf_counter() - started_s,
+            "client_cpu_s": time.process_time() - cpu_s,
+            "count": count,
+        }
+        runner.run(close(clients))
+        return told
+
+
+def redis_py_sync(port: int, count: int, seed: int) -> Generator[None, None, dict[str, Any]]:
+    """``redis.Redis``: one connection, one pipeline after the other."""
+    import redis
+
+    with redis.Redis(port=port) as client:
+        client.ping()
+        (tasks,) = _shares(count, seed, 1)
+        yield
+        cpu_s, started_s = time.process_time(), time.perf_counter()
+        for start in range(0, len(tasks), REDIS_PIPELINE):
+            some = tasks[start : start + REDIS_PIPELINE]
+            pipeline = client.pipeline(transaction=False)
+            for member, due_ms, body in some:
+                pipeline.zadd(STORE_QUEUE, {member: due_ms})
+                pipeline.hset(TASK, member, body)
+            _check(pipeline.execute(), len(some))
+        return {
+            "elapsed_s": time.perf_counter() - started_s,
+            "client_cpu_s": time.process_time() - cpu_s,
+            "count": count,
+        }

@@ -1,0 +1,118 @@
+"""A redis-server of one's own, and a daemon on it: what the Redis cases measure.
+
+Every server has a free port and a fresh folder. Both sides of a comparison get the same settings:
+those that Tickwheel asks for, an append-only file synced each second. Its rewrite is off, which
+would start in the middle of some runs and not of others.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.servers import DAEMON_COMMAND, Server, ServerFailed, Tickwheel
+from benchmarks.wire import connect
+
+PROGRAMS = ("redis-server", "valkey-server")
+SETTINGS = {
+    "bind": "127.0.0.1",
+    "save": "",
+    "appendonly": "yes",
+    "appendfsync": "everysec",
+    "auto-aof-rewrite-percentage": "0",
+    "maxmemory-policy": "noeviction",
+}
+_START_TIMEOUT_S = 20.0
+_POLL_S = 0.005
+
+
+class Redis(Server):
+    """One redis-server."""
+
+    def __init__(self, folder: Path, program: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        command = [program, "--port", str(self.port), "--dir", str(folder)]
+        for name, value in SETTINGS.items():
+            command += [f"--{name}", value]
+        super().__init__(folder, command)
+        try:
+            self._wait()
+        except BaseException:
+            self.stop()
+            raise
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def info(self) -> dict[str, str]:
+        """``INFO``, all of it."""
+        with connect(self.port) as sock:
+            sock.sendall(b"INFO everything\r\n")
+            data = sock.recv(1 << 16)
+            size = int(data[1 : data.index(b"\r\n")])
+            while len(data) < size + data.index(b"\r\n") + 4:
+                data += sock.recv(1 << 16)
+        rows = (row.split(":", 1) for row in data.decode().splitlines() if ":" in row)
+        return dict(rows)
+
+    def _wait(self) -> None:
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while True:
+            self.check_alive()
+            try:
+                with connect(self.port) as sock:
+                    sock.sendall(b"PING\r\n")
+                    if sock.recv(64).startswith(b"+PONG"):
+                        return
+            except OSError:
+                pass
+            if time.monotonic() > deadline_s:
+                raise ServerFailed(f"redis-server did not answer within {_START_TIMEOUT_S:.0f} s")
+            time.sleep(_POLL_S)
+
+
+class TickwheelOnRedis(Tickwheel):
+    """A daemon on a redis-server of its own; both end together, unless the server was given."""
+
+    def __init__(self, folder: Path, redis: Redis, command: Sequence[str] = DAEMON_COMMAND) -> None:
+        self.redis = redis
+        super().__init__(folder, command, redis.url)
+
+    def stop(self) -> None:
+        try:
+            super().stop()
+        finally:
+            self.redis.stop()
+
+
+def find_redis() -> tuple[str, str] | None:
+    """(path, version), or None when none is installed."""
+    for name in PROGRAMS:
+        program = shutil.which(name)
+        if program is not None:
+            told = subprocess.run(
+                [program, "--version"], capture_output=True, text=True, timeout=10, check=False
+            ).stdout
+            number = next((word[2:] for word in told.split() if word.startswith("v=")), "?")
+            return program, f"{name} {number}"
+    return None
+
+
+def describe_redis(server_version: str) -> dict[str, Any]:
+    """Versions of all that take part."""
+    told = {"server": server_version}
+    for name in ("redis", "hiredis", "uvloop"):
+        try:
+            told[name] = version(name)
+        except PackageNotFoundError:
+            told[name] = "none"
+    return told

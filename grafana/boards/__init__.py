@@ -1,0 +1,1 @@
+"""The dashboards as tables; ``grafana.generate`` makes JSON of them."""

@@ -1,0 +1,115 @@
+"""Is it well?"""
+
+from __future__ import annotations
+
+from grafana.boards.parts import (
+    JOB,
+    LATE,
+    RATE,
+    Dashboard,
+    Panel,
+    Row,
+    heat,
+    quantiles,
+    rate,
+    stat,
+    total,
+)
+
+OVERVIEW = Dashboard(
+    "tickwheel-overview",
+    "Tickwheel: overview",
+    "Is it well? What comes in, what goes out, how late.",
+    [],
+    [
+        Row(
+            [
+                stat("Active daemons", total("tickwheel_leader"), red_below=1),
+                stat("Serving", total("tickwheel_serving"), red_below=1),
+                stat("Early, must be 0", total("tickwheel_early_total"), red_above=1),
+                stat("Pending", total("tickwheel_pending_tasks")),
+                stat("Ready", total("tickwheel_ready_tasks")),
+                stat("In flight", total("tickwheel_in_flight_tasks")),
+                stat("Waiting for a retry", total("tickwheel_waiting_tasks")),
+                stat("Dead letters", total("tickwheel_dead_tasks"), red_above=1),
+            ],
+            4,
+        ),
+        Row(
+            [
+                Panel(
+                    "Tasks a second",
+                    [
+                        (f"sum(rate(tickwheel_{what}_total{{{JOB}}}[{RATE}]))", what)
+                        for what in ("enqueued", "delivered", "acked", "broadcast")
+                    ],
+                    "ops",
+                ),
+                Panel(
+                    "How late first deliveries are",
+                    quantiles(LATE, JOB, 0.5, 0.99, 0.999),
+                    "s",
+                ),
+            ]
+        ),
+        Row(
+            [
+                heat("Lateness", LATE, JOB),
+                Panel(
+                    "Later than 100 ms, share of the last hour (allowed: 0.1 %)",
+                    [("job:tickwheel_deliveries_late:ratio_rate1h{" + JOB + "}", "1 h")],
+                    "percentunit",
+                    red_above=0.001,
+                ),
+            ]
+        ),
+        Row(
+            [
+                Panel(
+                    "What did not go straight",
+                    [
+                        (f"sum(rate(tickwheel_{what}_total{{{JOB}}}[{RATE}]))", what)
+                        for what in (
+                            "nacked",
+                            "retried",
+                            "leases_over",
+                            "dead",
+                            "expired",
+                            "cancelled",
+                            "dropped_once",
+                            "dead_expired",
+                        )
+                    ],
+                    "ops",
+                ),
+                Panel(
+                    "Connected",
+                    [
+                        (total("tickwheel_connections"), "connections"),
+                        (total("tickwheel_subscribers"), "subscriptions"),
+                        (total("tickwheel_broadcasters"), "broadcast subscriptions"),
+                        (total("tickwheel_sessions"), "producer sessions remembered"),
+                    ],
+                ),
+            ]
+        ),
+        Row(
+            [
+                Panel(
+                    "Processor",
+                    [(rate("process_cpu_seconds_total", JOB, "instance"), "{{instance}}")],
+                    "percentunit",
+                ),
+                Panel(
+                    "Memory",
+                    [
+                        (f"process_resident_memory_bytes{{{JOB}}}", "{{instance}} process"),
+                        (f"tickwheel_resident_bytes{{{JOB}}}", "{{instance}} bodies"),
+                        (f"tickwheel_wheel_bytes{{{JOB}}}", "{{instance}} wheel"),
+                    ],
+                    "bytes",
+                ),
+            ]
+        ),
+    ],
+)

@@ -1,0 +1,122 @@
+"""The store, and who leads."""
+
+from __future__ import annotations
+
+from grafana.boards.parts import JOB, NODE, RATE, Dashboard, Panel, Row, heat, quantiles, rate, stat
+
+STORE = Dashboard(
+    "tickwheel-store",
+    "Tickwheel: store and failover",
+    "Who is active, since when, how quick the store is, and what it refused.",
+    [("instance", "label_values(tickwheel_build_info{" + JOB + "}, instance)")],
+    [
+        Row(
+            [
+                stat("Active daemons", f"sum(tickwheel_leader{{{JOB}}})", red_below=1),
+                stat("Epoch", f"max(tickwheel_epoch{{{JOB}}})"),
+                stat(
+                    "The active one is so since",
+                    f"max(time() - (tickwheel_role_start_time_seconds{{{JOB}}}"
+                    f" and tickwheel_leader{{{JOB}}} == 1))",
+                    "s",
+                ),
+                stat(
+                    "Store",
+                    f"min(tickwheel_store_up{{{JOB}}} and tickwheel_leader{{{JOB}}} == 1)",
+                    red_below=1,
+                ),
+                stat("Store full", f"max(tickwheel_store_full{{{JOB}}})", red_above=1),
+                stat("Clock held", f"max(tickwheel_clock_held{{{JOB}}})", red_above=1),
+            ],
+            4,
+        ),
+        Row(
+            [
+                Panel(
+                    "Active (1) or standing by (0)",
+                    [(f"tickwheel_leader{{{NODE}}}", "{{instance}}")],
+                    about="With several daemons on one Redis exactly one line is at 1.",
+                ),
+                Panel(
+                    "Taken over, stepped down",
+                    [
+                        (f"tickwheel_failovers_total{{{NODE}}}", "{{instance}} took over"),
+                        (f"tickwheel_deposed_total{{{NODE}}}", "{{instance}} stepped down"),
+                    ],
+                ),
+                Panel(
+                    "The last recovery",
+                    [
+                        (f"tickwheel_recovery_seconds{{{NODE}}}", "{{instance}} until it served"),
+                        (f"tickwheel_load_seconds{{{NODE}}}", "{{instance}} until all was there"),
+                    ],
+                    "s",
+                ),
+            ]
+        ),
+        Row(
+            [
+                Panel(
+                    "Commit: until a batch is durable",
+                    quantiles("tickwheel_commit_seconds", NODE, 0.5, 0.99, 0.999),
+                    "s",
+                ),
+                heat("Commit", "tickwheel_commit_seconds", NODE),
+            ]
+        ),
+        Row(
+            [
+                Panel(
+                    "Rows a batch",
+                    quantiles("tickwheel_batch_changes", NODE, 0.5, 0.99),
+                ),
+                Panel(
+                    "Batches and rows a second",
+                    [
+                        (f"sum(rate(tickwheel_commit_seconds_count{{{NODE}}}[{RATE}]))", "batches"),
+                        (f"sum(rate(tickwheel_batch_changes_sum{{{NODE}}}[{RATE}]))", "rows"),
+                    ],
+                    "ops",
+                ),
+                Panel(
+                    "Enqueues on their way to the store",
+                    [(f"tickwheel_staged_bytes{{{NODE}}}", "{{instance}}")],
+                    "bytes",
+                ),
+            ]
+        ),
+        Row(
+            [
+                Panel(
+                    "Store errors",
+                    [(rate("tickwheel_store_errors_total", NODE, "instance, kind"), "{{kind}}")],
+                    "ops",
+                    stacked=True,
+                ),
+                Panel(
+                    "A Redis that had lost something",
+                    [
+                        (f"tickwheel_store_replays_total{{{NODE}}}", "{{instance}} replayed"),
+                        (f"tickwheel_store_rewrites_total{{{NODE}}}", "{{instance}} rewritten"),
+                    ],
+                ),
+                Panel(
+                    "Loaded at the last start",
+                    [(f"tickwheel_loaded_tasks{{{NODE}}}", "{{instance}}")],
+                ),
+            ]
+        ),
+        Row(
+            [
+                Panel("Daemons", [(f"tickwheel_build_info{{{NODE}}}", "")], kind="table"),
+                Panel(
+                    "Descriptors",
+                    [
+                        (f"process_open_fds{{{NODE}}}", "{{instance}} open"),
+                        (f"process_max_fds{{{NODE}}}", "{{instance}} allowed"),
+                    ],
+                ),
+            ]
+        ),
+    ],
+)

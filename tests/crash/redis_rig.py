@@ -1,0 +1,160 @@
+"""The Redis of a torture run: a real server of its own, and all the ways in which it goes wrong.
+
+Each fault is over, and Redis is well again, when its call returns. Which of them may lose what
+Redis had confirmed, and so need a daemon that lives through them, stands in ``LOSSY``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from redis_proxy import Proxy
+from redis_server import RedisServer
+
+ALWAYS, EVERYSEC = "always", "everysec"
+LOSSY = {
+    ALWAYS: frozenset(("wipe",)),
+    # A write that waits for a sync under way is answered before the kernel has it.
+    EVERYSEC: frozenset(("kill", "truncate", "older", "wipe")),
+}
+ONLY_EVERYSEC = frozenset(("truncate", "older"))
+TAIL_S_MAX = 1.5
+"""What is cut off was written within such a time, as with a real ``everysec``."""
+NOBODY = "1"
+"""A port at which nobody answers."""
+KEYS = ("store", "task", "prepare", "progress", "touched", "dead", "dead_record")
+"""Of the shard: those that are gone when nothing is pending."""
+
+
+class RedisRig:
+    """One server with its own port and folder, behind a proxy when ``proxied``."""
+
+    def __init__(self, folder: Path, query: str = "", *, proxied: bool = False) -> None:
+        self.server = RedisServer(folder / "redis", appendfsync=ALWAYS)
+        self._query = query
+        self._proxied = proxied
+        self._proxy: Proxy | None = None
+        self.disturbed = 0
+        """Odd while a fault is under way."""
+        self.faults: dict[str, Callable[[random.Random, float], Awaitable[None]]] = {
+            "stop": self._stop,
+            "kill": self._kill,
+            "pause": self._pause,
+            "cut": self._cut,
+            "full": self._full,
+            "readonly": self._readonly,
+            "hole": self._hole,
+            "truncate": self._truncate,
+            "older": self._older,
+            "wipe": self._wipe,
+        }
+
+    @property
+    def url(self) -> str:
+        address = self.server.url(self._query)
+        if self._proxy is None:
+            return address
+        return address.replace(f":{self.server.port}", f":{self._proxy.port}")
+
+    async def start(self) -> None:
+        await asyncio.to_thread(self.server.start)
+        if self._proxied:
+            self._proxy = await Proxy(self.server.port).start()
+
+    async def stop(self) -> None:
+        if self._proxy is not None:
+            await self._proxy.stop()
+        await asyncio.to_thread(self.server.kill)
+
+    async def sync(self, mode: str) -> None:
+        """``appendfsync`` from now on, restarts included."""
+        self.server.options["appendfsync"] = mode
+        await self._call("CONFIG", "SET", "appendfsync", mode)
+
+    async def left(self) -> list[str]:
+        """Keys that should be gone when nothing is pending."""
+        names = [f"{{tw:default:0}}:{name}" for name in KEYS]
+        return [name for name in names if await self._call("EXISTS", name) != b":0\r\n"]
+
+    async def _call(self, *args: str) -> bytes:
+        return await asyncio.to_thread(self.server.call, *args)
+
+    # --- the faults: random numbers, how long it lasts at most ---------------------------------
+
+    async def suffer(self, name: str, rnd: random.Random, hold_s: float) -> None:
+        self.disturbed += 1
+        try:
+            await self.faults[name](rnd, hold_s)
+        finally:
+            self.disturbed += 1
+
+    async def _stop(self, rnd: random.Random, hold_s: float) -> None:
+        await asyncio.to_thread(self.server.stop)
+        await asyncio.sleep(hold_s / 2)
+        await asyncio.to_thread(self.server.start)
+
+    async def _kill(self, rnd: random.Random, hold_s: float) -> None:
+        async with self._down():
+            await asyncio.sleep(hold_s / 2)
+
+    async def _pause(self, rnd: random.Random, hold_s: float) -> None:
+        self.server.signal(signal.SIGSTOP)
+        await asyncio.sleep(hold_s)
+        self.server.signal(signal.SIGCONT)
+        await self._call("PING")
+
+    async def _cut(self, rnd: random.Random, hold_s: float) -> None:
+        for _ in range(rnd.randint(2, 8)):
+            await self._call("CLIENT", "KILL", "TYPE", "normal")
+            await asyncio.sleep(hold_s / 8 * rnd.random())
+
+    async def _full(self, rnd: random.Random, hold_s: float) -> None:
+        await self._call("CONFIG", "SET", "maxmemory", "1")
+        await asyncio.sleep(hold_s)
+        await self._call("CONFIG", "SET", "maxmemory", "0")
+
+    async def _readonly(self, rnd: random.Random, hold_s: float) -> None:
+        await self._call("REPLICAOF", "127.0.0.1", NOBODY)
+        await asyncio.sleep(hold_s)
+        await self._call("REPLICAOF", "NO", "ONE")
+
+    async def _hole(self, rnd: random.Random, hold_s: float) -> None:
+        """Nothing arrives; later, perhaps only on new connections at first, all of it does."""
+        assert self._proxy is not None
+        self._proxy.hold()
+        await asyncio.sleep(hold_s)
+        if rnd.random() < 0.5:
+            self._proxy.let_new_through()
+            await asyncio.sleep(hold_s * rnd.random())
+        self._proxy.let_go()
+
+    async def _truncate(self, rnd: random.Random, hold_s: float) -> None:
+        """The end of its log is gone after a crash."""
+        log, kept_bytes = self.server.log_tail(), os.path.getsize(self.server.log_tail())
+        await asyncio.sleep(min(hold_s, TAIL_S_MAX))
+        async with self._down():
+            os.truncate(log, rnd.randint(kept_bytes, os.path.getsize(log)))
+
+    async def _older(self, rnd: random.Random, hold_s: float) -> None:
+        """As from a stale replica: what it was some seconds ago."""
+        before = await asyncio.to_thread(self.server.snapshot)
+        await asyncio.sleep(hold_s)
+        await asyncio.to_thread(self.server.restart_from, before)
+
+    async def _wipe(self, rnd: random.Random, hold_s: float) -> None:
+        await asyncio.sleep(hold_s / 4)
+        await asyncio.to_thread(self.server.restart_from, None)
+
+    @asynccontextmanager
+    async def _down(self) -> AsyncIterator[None]:
+        await asyncio.to_thread(self.server.kill)
+        try:
+            yield
+        finally:
+            await asyncio.to_thread(self.server.start)

@@ -1,0 +1,37 @@
+"""Torture over a real Redis: the runs that `make torture STORE=redis` makes longer.
+
+Nothing acknowledged is lost, nothing comes early or after its confirmed end: under kills of the
+daemon, under every way in which Redis goes wrong, and while two daemons take turns.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+import pytest
+from redis_server import program
+
+from crash.torture_run import Options, Run
+
+SHORT = {"kills": 0, "every_place": False}
+"""Each kind of trouble once."""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({"kills": 10}, id="kills"),
+        pytest.param({"faults": True, "hold_s_max": 1.5, **SHORT}, id="faults"),
+        pytest.param({"daemons": 2, **SHORT}, id="failover"),
+        pytest.param({"kills": 100}, id="100-kills", marks=pytest.mark.slow),
+        pytest.param({"kills": 100, "faults": True}, id="100-faults", marks=pytest.mark.slow),
+        pytest.param({"kills": 50, "daemons": 2}, id="50-changes", marks=pytest.mark.slow),
+    ],
+)
+async def test_all_promises_hold(tmp_path: Path, how: dict[str, int | float]) -> None:
+    program()
+    run = Run(Options(seed=secrets.randbelow(2**31), store="redis", **how), tmp_path)  # type: ignore[arg-type]  # fields of each type
+    print(f"torture: seed {run.plan.seed}")  # noqa: T201  # shown when it fails
+    await run.go()
+    assert run.good, run.report()

@@ -1,0 +1,85 @@
+"""Torture from the command line.
+
+    python -m tests.crash.torture --kills 200 --seed 7
+    python -m tests.crash.torture --store redis [--faults redis | --daemons 2] [--kills 100]
+
+Exit code 1 when any promise was broken, something that should have happened never did, or
+something is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import secrets
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from redis_server import PROGRAMS
+
+from crash.torture_run import Options, Run
+
+LOG_SHOWN = 4_000
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = _parser().parse_args(arguments)
+    seed = given.seed if given.seed is not None else secrets.randbelow(2**31)
+    options = Options(
+        given.kills,
+        seed,
+        given.store,
+        faults=given.faults is not None,
+        daemons=given.daemons,
+        driver=given.driver,
+        hold_s_max=given.hold,
+        every_place=given.kills > 0,
+        without=frozenset(given.without.split(",")),
+    )
+    if (options.faults or options.daemons > 1) and options.store != "redis":
+        _say("torture: --faults and --daemons 2 need --store redis")
+        return 2
+    if options.store == "redis" and not any(map(shutil.which, PROGRAMS)):
+        _say(f"torture: none of {', '.join(PROGRAMS)} is installed")
+        return 2
+    _say(f"torture: seed {seed}, {given.kills} {'faults' if options.faults else 'kills'}")
+    with tempfile.TemporaryDirectory(prefix="tickwheel-torture-") as made:
+        run = Run(options, given.keep or Path(made))
+        started_s = time.monotonic()
+        try:
+            asyncio.run(run.go())
+        except BaseExceptionGroup as group:
+            run.problems += [f"a client failed: {error!r}" for error in _leaves(group)]
+        _say(f"{run.report()} ({time.monotonic() - started_s:.1f} s)")
+        if not run.good:
+            print(run.log_text()[-LOG_SHOWN:], file=sys.stderr)  # noqa: T201
+    return 0 if run.good else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="torture", description=__doc__.partition("\n")[0])
+    parser.add_argument("--kills", type=int, default=200, help="how often (with faults: those)")
+    parser.add_argument("--seed", type=int, default=None, help="default: a new one, printed")
+    parser.add_argument("--store", default="sqlite", help="sqlite, redis, or a store URL")
+    parser.add_argument("--faults", choices=["redis"], default=None, help="Redis goes wrong too")
+    parser.add_argument("--daemons", type=int, choices=[1, 2], default=1, help="on one Redis")
+    parser.add_argument("--driver", default="redis", help="of the Redis store")
+    parser.add_argument("--hold", type=float, default=6.0, help="seconds a fault lasts at most")
+    parser.add_argument("--without", default="", help="faults to leave out, with commas")
+    parser.add_argument("--keep", type=Path, default=None, help="folder for store and log")
+    return parser
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)  # noqa: T201  # its output
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
+    for error in group.exceptions:
+        found += _leaves(error) if isinstance(error, BaseExceptionGroup) else [error]
+    return found

@@ -1,0 +1,121 @@
+"""What the end-to-end tests of groups share: a daemon on either store, and a raw consumer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from daemon import Daemon
+from raw import Raw
+from redis_server import RedisServer
+
+from tickwheel.protocol.codec import Frame
+from tickwheel.protocol.frames import FrameType as T
+
+SOON_S = 10.0
+SILENCE_S = 0.3
+SETTINGS = {
+    "lease_checkpoint_s": 0,
+    "reconnect_grace_s": 0.2,
+    "retry_base_s": 0.05,
+    "retry_factor": 1,
+    "retry_jitter": 0,
+    "retry_max": 3,
+    "leader_ttl_s": 0.5,
+}
+"""Of every daemon here, unless a test says otherwise."""
+
+
+@contextmanager
+def daemon_on(store: str, folder: Path, **settings: Any) -> Iterator[Daemon]:
+    """A running daemon on ``sqlite`` or ``redis``."""
+    wanted = {**SETTINGS, **settings}
+    if store == "sqlite":
+        with Daemon(folder / "daemon", **wanted) as made:
+            yield made
+        return
+    server = RedisServer(folder / "redis").start()
+    try:
+        with Daemon(folder / "daemon", store=server.url(), **wanted) as made:
+            yield made
+    finally:
+        server.kill()
+
+
+class Peer(Raw):
+    """A raw connection with the few verbs that these tests say again and again."""
+
+    def do(self, kind: int, *fields: Any) -> Any:
+        """The result; an ERROR fails the test."""
+        answer = self.call(kind, *fields)
+        assert answer[0] == T.OK, answer
+        return answer[2]
+
+    def refused(self, kind: int, *fields: Any) -> tuple[str, str]:
+        """Code and message of the ERROR."""
+        answer = self.call(kind, *fields)
+        assert answer[0] == T.ERROR, answer
+        return answer[2], answer[3]
+
+    def put(self, topic: str, *bodies: bytes, **options: Any) -> list[int]:
+        """Ids of tasks that are due at once."""
+        delay_ms = options.pop("delay_ms", 0)
+        tasks = [(topic, body, delay_ms, options) for body in bodies]
+        answer = self.enqueue(*tasks)
+        assert answer[0] == T.OK, answer
+        return list(answer[2][1])
+
+    def sub(self, number: int, topic: str, group: str | None, **options: Any) -> None:
+        prefetch = options.pop("prefetch", 100)
+        self.do(T.SUBSCRIBE, number, topic, group, prefetch, options or None)
+
+    def deliveries(self, count: int) -> list[tuple[int, tuple[Any, ...]]]:
+        """(sub, delivery) of the next ``count``; fails when they do not come."""
+        found: list[tuple[int, tuple[Any, ...]]] = []
+        while len(found) < count:
+            frame = self.next()
+            assert frame[0] == T.DELIVER, frame
+            self.epoch = frame[2]
+            found += [(frame[1], item) for item in frame[4]]
+        assert len(found) == count, found
+        return found
+
+    def silent(self) -> bool:
+        """Whether nothing comes for a moment, and a PING after it is the next thing."""
+        self.socket.settimeout(SILENCE_S)
+        try:
+            frame: Frame | None = self.next()
+        except TimeoutError:
+            frame = None
+        self.socket.settimeout(10.0)
+        assert frame is None, frame
+        return True
+
+    def ack(self, topic: str, group: str | None, *items: tuple[Any, ...]) -> Any:
+        ids, attempts = [item[0] for item in items], [item[1] for item in items]
+        return self.do(T.ACK, topic, group, self.epoch, ids, attempts)
+
+    def nack(self, topic: str, group: str | None, item: tuple[Any, ...], **how: Any) -> Any:
+        receipt = (item[0], self.epoch, item[1], how.get("delay_ms"), how.get("reason"))
+        return self.do(T.NACK, topic, group, [receipt])[0]
+
+    def words(self, *ids: int) -> list[str]:
+        return [found["state"] for found in self.do(T.LOOKUP, list(ids))]
+
+    def topic(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.do(T.STATS)["topics"][name]
+        return found
+
+    def dead(self, **options: Any) -> list[dict[str, Any]]:
+        return list(self.do(T.DEAD_LIST, options)["dead"])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Until the daemon has done in the background what it is to do."""
+    deadline = time.monotonic() + SOON_S
+    while not condition():
+        assert time.monotonic() < deadline, "it does not happen"
+        time.sleep(0.01)  # asking it is all that a client can do

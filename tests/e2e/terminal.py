@@ -1,0 +1,74 @@
+"""A command on a terminal of its own, for what it does only there: ask, draw, follow."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import os
+import pty
+import re
+import select
+import subprocess
+import time
+from typing import Self
+
+TIMEOUT_S = 30.0
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|[\r\x07]")
+
+
+class Terminal:
+    """``read_until`` a text has been shown, ``type`` an answer, ``end``."""
+
+    def __init__(self, command: list[str], *, lines: int = 40, columns: int = 160) -> None:
+        self._parent, child = pty.openpty()
+        env = {
+            **os.environ, "TERM": "xterm", "LINES": str(lines), "COLUMNS": str(columns),
+            "NO_COLOR": "1",
+        }  # fmt: skip
+        self.process = subprocess.Popen(
+            command, stdin=child, stdout=child, stderr=child, env=env, start_new_session=True
+        )
+        os.close(child)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.text = ""
+
+    def read_until(self, text: str) -> str:
+        """What was shown up to there; the next call begins behind it."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while text not in self.text:
+            assert time.monotonic() < deadline, f"{text!r} was never shown:\n{self.text}"
+            assert self._read(), f"it ended without {text!r}:\n{self.text}"
+        shown, _, self.text = self.text.partition(text)
+        return shown + text
+
+    def type(self, text: str) -> None:
+        os.write(self._parent, text.encode())
+
+    def end(self, number: int | None = None) -> int:
+        """Its exit code, after signal ``number`` if one is given."""
+        if number is not None:
+            self.process.send_signal(number)
+        # A full terminal would keep it from ending.
+        while self._read():
+            pass
+        return self.process.wait(TIMEOUT_S)
+
+    def _read(self) -> bool:
+        if not select.select([self._parent], [], [], TIMEOUT_S)[0]:
+            return False
+        try:
+            data = os.read(self._parent, 65_536)
+        except OSError:  # the other end is closed
+            return False
+        self.text += _CONTROL.sub("", self._decoder.decode(data))
+        return bool(data)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(TIMEOUT_S)
+        with contextlib.suppress(OSError):
+            os.close(self._parent)

@@ -1,0 +1,238 @@
+"""The client's groups, policies and kinds of subscriptions against a real daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from daemon import Daemon
+
+from tickwheel import Client, Delivery, Retry, Task, errors
+
+WAIT_S = 10.0
+ROCKETMQ_MS = (
+    10_000, 30_000, 60_000, 120_000, 180_000, 240_000, 300_000, 360_000, 420_000, 480_000,
+    540_000, 600_000, 1_200_000, 1_800_000, 3_600_000, 7_200_000,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("groups"), retry_base_s=0.05, retry_jitter=0) as daemon:
+        yield daemon
+        assert "Traceback" not in daemon.log_text()
+
+
+@pytest.fixture
+async def client(running: Daemon) -> AsyncIterator[Client]:
+    async with Client(running.url) as client:
+        yield client
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    return str(request.node.name).replace("[", "-").replace("]", "")
+
+
+async def soon(awaitable: Any) -> Any:
+    async with asyncio.timeout(WAIT_S):
+        return await awaitable
+
+
+async def one(client: Client, topic: str, group: str = "default") -> Delivery:
+    [delivery] = await soon(client.pull(topic, group=group, max=1, wait=WAIT_S))
+    found: Delivery = delivery
+    return found
+
+
+# --- policies --------------------------------------------------------------------------------
+
+
+async def test_a_tasks_policy_wins_over_its_groups_and_topics(client: Client, topic: str) -> None:
+    await client.configure(topic, retry=Retry.fixed(0.01, 2))
+    await client.create_group(topic, "g", retry=Retry.fixed(0.01, 1))
+    for policy, attempts in ((None, 2), (Retry.none(), 1), (Retry.fixed(0.01, 3), 4)):
+        receipt = await client.enqueue(topic, b"x", retry=policy)
+        words, left = [], []
+        while not words or words[-1] != "dead":
+            delivery = await one(client, topic, "g")
+            left.append((await client.lookup(receipt.id)).groups["g"].retries_left)
+            words.append(await delivery.nack(reason="no"))
+        assert words == ["retrying"] * (attempts - 1) + ["dead"]
+        assert left == list(range(attempts))[::-1]
+
+
+async def test_what_the_daemon_makes_of_a_policy(client: Client, topic: str) -> None:
+    for policy in (
+        Retry.exponential(1, 3, 50, 4, 0.5), Retry.fixed(2.5, 3), Retry.table([1, 2, 3]),
+        Retry.none(),
+    ):  # fmt: skip
+        told = (await client.configure(topic, retry=policy)).retry
+        assert told is not None and told.to_wire() == policy.to_wire()
+    named = (await client.configure(topic, retry=Retry.table("rocketmq"))).retry
+    assert named is not None
+    assert (named.name, named.kind, named.delays_ms) == ("rocketmq", "table", ROCKETMQ_MS)
+    assert (await client.configure(topic, retry=None)).retry is None
+    partly = (await client.configure(topic, retry=Retry.of({"kind": "fixed", "delay_ms": 5}))).retry
+    assert partly is not None and (partly.delay_ms, partly.retries) == (5, 16)
+    with pytest.raises(errors.BadRequest):
+        await client.configure(topic, retry=Retry.named("nobody-knows-it"))
+
+
+async def test_a_subscriber_brings_the_policy_of_a_group_that_has_none(
+    client: Client, topic: str
+) -> None:
+    async with client.subscribe(topic, group="g", retry=Retry.fixed(9, 1)):
+        stats = (await client.stats()).topics[topic].groups["g"]
+        assert stats.retry is not None and stats.retry.delay_ms == 9000
+        async with client.subscribe(topic, group="g", retry=Retry.fixed(9, 1)):
+            pass
+        with pytest.raises(errors.Conflict, match="9000"):
+            await client.subscribe(topic, group="g", retry=Retry.none()).start()
+
+
+async def test_a_policy_that_was_changed_meanwhile_ends_the_subscription(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon().start()
+    async with Client(daemon.url) as client, Client(daemon.url) as other:
+        subscription = client.subscribe("t", group="g", retry=Retry.fixed(9, 1))
+        await subscription.start()
+        reading = asyncio.ensure_future(anext(subscription))
+        await other.configure("t", "g", retry=Retry.none())
+        await daemon.arestart()
+        with pytest.raises(errors.Conflict):
+            await soon(reading)
+
+
+# --- groups ----------------------------------------------------------------------------------
+
+
+async def test_a_group_from_its_making_to_its_end(client: Client, topic: str) -> None:
+    made = await client.create_group(topic, "g", rate=1000, burst=5, retry=Retry.none())
+    assert (made.created, made.topic, made.group, made.rate, made.burst) == (
+        *(True, topic, "g", 1000.0, 5),
+    )
+    again = await client.create_group(topic, "g", paused=True)
+    assert (again.created, again.paused, again.rate) == (False, False, 1000.0)
+    await client.enqueue_many([Task(topic, b"x")] * 3)
+    await (await one(client, topic, "g")).reject("no")
+    delivery = await one(client, topic, "g")
+    with pytest.raises(errors.Conflict, match="1 ready"):
+        await client.delete_group(topic, "g")
+    assert await client.delete_group(topic, "g", force=True) == {
+        "ready": 1, "in_flight": 1, "waiting": 0, "dead": 1,
+    }  # fmt: skip
+    assert await delivery.ack() != "acked"
+    with pytest.raises(errors.NotFound):
+        await client.delete_group(topic, "g")
+    with pytest.raises(errors.NotFound):
+        await client.configure(topic, "g", paused=True)
+
+
+async def test_a_subscriber_of_a_group_that_is_deleted_is_told(client: Client, topic: str) -> None:
+    async with client.subscribe(topic, group="g") as deliveries:
+        reading = asyncio.ensure_future(anext(deliveries))
+        await client.delete_group(topic, "g", force=True)
+        with pytest.raises(errors.NotFound):
+            await soon(reading)
+
+
+async def test_when_a_group_begins(client: Client, topic: str) -> None:
+    await client.create_group(topic, "first")
+    receipt = await client.enqueue(topic, b"before")
+    await client.create_group(topic, "now")
+    await client.create_group(topic, "all", start="first")
+    await client.create_group(topic, "at", start=receipt.due)
+    await client.create_group(topic, "later", start=receipt.due + timedelta(milliseconds=1))
+    for group in ("first", "all", "at"):
+        assert (await one(client, topic, group)).body == b"before"
+    assert await client.pull(topic, group="later") == []
+    since_ms = (await client.stats()).topics[topic].groups["now"].since_ms
+    assert since_ms >= receipt.due_ms, "it is owed what comes due in this very millisecond"
+    assert len(await client.pull(topic, group="now")) == (since_ms == receipt.due_ms)
+
+
+async def test_pause_and_resume(client: Client, topic: str) -> None:
+    await client.create_group(topic, "g")
+    for group in ("g", None):
+        assert (await client.pause(topic, group)).paused
+        await client.enqueue(topic, b"x")
+        assert await client.pull(topic, group="g", wait=0.1) == []
+        stats = (await client.stats()).topics[topic]
+        assert (stats.paused, stats.groups["g"].paused) == (group is None, group == "g")
+        assert stats.groups["g"].ready == 1
+        reading = asyncio.ensure_future(one(client, topic, "g"))
+        assert not (await client.resume(topic, group)).paused
+        await (await soon(reading)).ack()
+
+
+async def test_dead_letters_by_time_and_reason(client: Client, topic: str) -> None:
+    began = datetime.now(UTC) - timedelta(minutes=1)
+    for reason in ("Timeout of the bank", "no such order"):
+        await client.enqueue(topic, b"x")
+        await (await one(client, topic)).reject(reason)
+
+    async def reasons(**options: Any) -> list[str]:
+        return [letter.reason async for letter in client.dead_list(topic=topic, **options)]
+
+    assert len(await reasons()) == 2
+    assert await reasons(reason="TIMEOUT") == ["Timeout of the bank"]
+    assert await reasons(since=began, reason="order") == ["no such order"]
+    assert await reasons(until=began) == []
+    assert await reasons(since=datetime.now(UTC) + timedelta(minutes=1)) == []
+
+
+# --- kinds of subscriptions ------------------------------------------------------------------
+
+
+async def test_at_most_once(client: Client, topic: str) -> None:
+    receipts = await client.enqueue_many(Task(topic, b"%d" % i) for i in range(2000))
+    got: list[int] = []
+    async with client.subscribe(topic, ack="on_delivery", prefetch=50) as deliveries:
+        async for delivery in deliveries:
+            got.append(delivery.id)
+            if len(got) == 1:
+                assert (await client.lookup(delivery.id)).state == "acked", "before it is seen"
+                assert await delivery.nack() == "done"
+            if len(got) == len(receipts):
+                break
+    assert sorted(got) == sorted(receipt.id for receipt in receipts)
+    counts = (await client.stats()).topics[topic]
+    assert (counts.ready, counts.in_flight, counts.acked) == (0, 0, 2000)
+
+
+async def test_a_broadcast_reaches_everybody_and_owns_nothing(client: Client, topic: str) -> None:
+    async with (
+        client.subscribe(topic, broadcast=True) as first,
+        client.subscribe(topic, broadcast=True) as second,
+        client.subscribe(topic, group="g") as member,
+    ):
+        assert (await client.stats()).topics[topic].broadcasters == 2
+        receipt = await client.enqueue(topic, b"x", key="k")
+        for subscription in (first, second, member):
+            delivery = await soon(anext(subscription))
+            assert (delivery.id, delivery.key, delivery.attempt) == (receipt.id, "k", 1)
+            await delivery.ack()
+        assert (await client.lookup(receipt.id)).state == "acked"
+
+
+async def test_auto_ack(client: Client, topic: str) -> None:
+    receipts = await client.enqueue_many(Task(topic, b"%d" % i) for i in range(5))
+
+    async def consume() -> None:
+        async with client.subscribe(topic, auto_ack=True) as deliveries:
+            async for delivery in deliveries:
+                if delivery.body == b"4":
+                    raise ValueError("no such order")
+
+    with pytest.raises(ValueError, match="no such order"):
+        await soon(consume())
+    again = await one(client, topic)
+    found = await client.lookup_many(receipt.id for receipt in receipts)
+    assert [task.state for task in found] == ["acked"] * 4 + ["in_flight"]
+    assert (again.body, again.attempt) == (b"4", 2)
+    assert found[4].groups["default"].failures[0][2] == "ValueError: no such order"

@@ -1,0 +1,89 @@
+"""Every example runs against a real daemon, says what it is there to show, and ends well."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from daemon import Daemon
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+TIMEOUT_S = 30
+
+# What each must print, in this order, as patterns of whole lines.
+EXPECTED = {
+    "order_timeout": [
+        r"order 1001: to be paid until \d\d:\d\d:\d\d\.\d+",
+        r"order 1002: paid, its time-out is cancelled",
+        r"order 100[13]: not paid in time, closed \(\d+ ms late\)",
+        r"order 100[13]: not paid in time, closed \(\d+ ms late\)",
+    ],
+    "retry_dead_letters": [
+        r"attempt 1: the mail server does not answer; retrying",
+        r"attempt 2: the mail server does not answer; retrying",
+        r"attempt 3: the mail server does not answer; dead",
+        r"dead letter of mailer: the mail server does not answer",
+        r"  attempt 3: the mail server does not answer",
+        r"the mail server is repaired",
+        r"dead letter: requeued",
+        r"attempt 1: sent to ann@example\.com",
+        r"the task is acked",
+    ],
+    "fan_out": [r"billing did 6 of 6, shipping 6 of 6"],
+    "idempotent_consumer": [
+        r"order 7001: the bank does not answer; retrying",
+        r"order 7001: charged \(attempt \d\)",
+        r"charged: 7001, 7002",
+    ],
+    "worker_app": [
+        r"report (early|broken|endless): printed at attempt 2",
+        r"dead letter: there is no such report",
+    ],
+}
+ALSO = {
+    "fan_out": [r"billing-1: order \d", r"billing-2: order \d", r"shipping-1: order \d"],
+    "idempotent_consumer": [r"order 7001: was charged before, nothing to do"],
+    "worker_app": [
+        r"report monthly: printed at attempt 1",
+        r"report early: printed at attempt 2",
+        r"report broken: printed at attempt 2",
+        r"report endless: printed at attempt 2",
+        r"cleaned /var/spool/reports",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("examples")) as daemon:
+        yield daemon
+        assert "Traceback" not in daemon.log_text()
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_an_example_shows_what_it_says(name: str, running: Daemon) -> None:
+    environment = {**os.environ, "TICKWHEEL_URL": running.url, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        env=environment, capture_output=True, text=True, timeout=TIMEOUT_S,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = iter(done.stdout.splitlines())
+    for pattern in [*EXPECTED[name], "done"]:
+        found = any(re.fullmatch(pattern, line) for line in lines)
+        assert found, f"{pattern!r} is not in:\n{done.stdout}{done.stderr}"
+    for pattern in ALSO.get(name, ()):
+        assert re.search(f"^{pattern}$", done.stdout, re.MULTILINE), (pattern, done.stdout)
+
+
+def test_every_example_is_tested_and_named_in_the_readme() -> None:
+    names = {path.stem for path in EXAMPLES.glob("*.py")}
+    assert names == set(EXPECTED)
+    readme = (EXAMPLES / "README.md").read_text()
+    assert {name for name in names if f"]({name}.py)" in readme} == names

@@ -1,0 +1,215 @@
+"""Several daemons on one Redis: one is active, the others stand by and take over."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon import Daemon
+from raw import Raw
+from redis_server import RedisServer
+
+from tickwheel.persistence.redis.initialise import lay_out, look
+from tickwheel.persistence.redis.options import options_from
+from tickwheel.protocol.frames import FrameType as T
+
+DAY_MS = 86_400_000
+TAKEOVER_S = 5.0
+"""What is promised, with the default time to live of 3 s."""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    made = RedisServer(tmp_path / "redis").start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def pair(server: RedisServer, tmp_path: Path) -> Iterator[tuple[Daemon, Daemon]]:
+    """The active one and the one that stands by."""
+    options: dict[str, Any] = {"store": server.url(), "lease_checkpoint_s": 0, "http": True}
+    # Nobody has to wait for an owner of the empty store to come back.
+    asyncio.run(_lay_out(server))
+    with (
+        Daemon(tmp_path / "first", **options) as first,
+        Daemon(tmp_path / "second", **options) as second,
+    ):
+        yield first, second
+
+
+async def _lay_out(server: RedisServer) -> None:
+    options = options_from(server.url())
+    await lay_out(options, await look(options), int(time.time() * 1000), watch_s=0)
+
+
+def status(daemon: Daemon) -> dict[str, Any]:
+    with Raw(daemon.port) as raw:
+        answer: dict[str, Any] = raw.call(T.STATUS)[2]
+        return answer
+
+
+def until(what: Callable[[], bool], timeout_s: float = TAKEOVER_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not what():  # another process changes it
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(0.02)
+
+
+def is_active(daemon: Daemon) -> bool:
+    try:
+        return bool(status(daemon)["role"] == "active")
+    except (OSError, EOFError):
+        return False  # its role is changing
+
+
+def test_a_standby_says_who_is_active_and_takes_no_work(pair: tuple[Daemon, Daemon]) -> None:
+    active, standby = pair
+    told = status(active)
+    assert (told["role"], told["state"], told["active"]["address"]) == (
+        "active",
+        "ready",
+        active.url,
+    )
+    assert told["active"]["since_ms"] <= told["now_ms"]
+    told = status(standby)
+    assert (told["role"], told["state"]) == ("standby", "standby")
+    assert told["active"]["address"] == active.url
+    with Raw(standby.port, hello=False) as raw:
+        hello = raw.hello()[2]
+        assert (hello["role"], hello["active"]) == ("standby", active.url)
+        assert raw.call(T.PING)[0] == T.OK
+        refused = raw.enqueue(("t", b"x", 0))
+        assert (refused[0], refused[2]) == (T.ERROR, "not_active")
+        assert active.url in refused[3]
+        assert raw.call(T.PING)[0] == T.OK, "the connection survives"
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+def test_the_standby_delivers_when_the_active_one_is_gone(
+    pair: tuple[Daemon, Daemon], how: str
+) -> None:
+    active, standby = pair
+    epoch = status(active)["epoch"]
+    with Raw(active.port) as raw:
+        ids = raw.enqueue(("t", b"soon", 200), ("t", b"far", DAY_MS))[2][1]
+    if how == "killed":
+        active.kill()
+    else:
+        active.pause()
+    until(lambda: is_active(standby))
+    with Raw(standby.port) as raw:
+        new_epoch, delivered_ms, items = raw.call(T.PULL, "t", "g", 10, 3_000, {})[2]
+        assert [(item[0], item[3]) for item in items] == [(ids[0], b"soon")]
+        assert new_epoch > epoch
+        assert delivered_ms >= items[0][2]
+        assert raw.call(T.ACK, "t", "g", new_epoch, [ids[0]], [1])[2] is None
+        assert raw.call(T.STATS)[2]["pending"] == 1
+
+
+def test_a_deposed_daemon_delivers_nothing_and_its_batch_is_refused(
+    pair: tuple[Daemon, Daemon], server: RedisServer
+) -> None:
+    active, standby = pair
+    with Raw(active.port) as old:
+        ids = old.enqueue(*[("t", b"%d" % n, 1_000) for n in range(20)])[2][1]
+        old.call(T.SUBSCRIBE, 1, "t", "g", 100, {})
+        active.pause()
+        # It waits in the socket of a process that stands still: the late batch.
+        request = old.send(T.ENQUEUE, 0, [("t", b"late", DAY_MS)])
+        until(lambda: is_active(standby))
+        with Raw(standby.port) as raw:
+            taken: list[int] = []
+            while len(taken) < len(ids):
+                epoch, _, items = raw.call(T.PULL, "t", "g", 100, 3_000, {})[2]
+                some = [item[0] for item in items]
+                raw.call(T.ACK, "t", "g", epoch, some, [item[1] for item in items])
+                taken += some
+            assert sorted(taken) == sorted(ids)
+            active.go_on()
+            until(lambda: not is_active(active))
+            seen: list[Any] = []
+            with pytest.raises((EOFError, ConnectionError)):
+                while True:
+                    seen.append(old.next())
+            assert not [frame for frame in seen if frame[0] == T.DELIVER]
+            assert not [frame for frame in seen if frame[:2] == (T.OK, request)]
+            assert raw.call(T.STATS)[2]["pending"] == 0, "the late batch changed nothing"
+        until(lambda: status(active)["state"] == "standby")
+        until(lambda: (status(active)["active"] or {}).get("address") == standby.url)
+        assert "deposed" in active.log_text()
+        assert "Traceback" not in active.log_text()
+
+
+def test_a_clean_stop_hands_over_at_once(pair: tuple[Daemon, Daemon]) -> None:
+    active, standby = pair
+    with Raw(active.port) as raw:
+        raw.enqueue(("t", b"x", DAY_MS))
+    assert active.terminate() == 0
+    until(lambda: is_active(standby), 2.0)
+    with Raw(standby.port) as raw:
+        assert raw.call(T.STATS)[2]["pending"] == 1
+    active.start()
+    assert status(active)["role"] == "standby"
+
+
+def test_consumers_that_survive_may_still_ack(pair: tuple[Daemon, Daemon]) -> None:
+    active, standby = pair
+    with Raw(active.port) as raw:
+        (task_id,) = raw.enqueue(("t", b"x", 0))[2][1]
+        epoch, _, items = raw.call(T.PULL, "t", "g", 1, 2_000, {"lease_ms": 60_000})[2]
+        raw.enqueue(("t", b"far", DAY_MS))  # the lease's checkpoint is in this batch or before
+        raw.enqueue(("t", b"far", DAY_MS))
+    active.kill()
+    until(lambda: is_active(standby))
+    with Raw(standby.port) as raw:
+        assert raw.call(T.ACK, "t", "g", epoch, [task_id], [items[0][1]])[2] is None
+        assert raw.call(T.LOOKUP, [task_id])[2][0]["state"] == "acked"
+
+
+@pytest.mark.parametrize("place", ["takeover.elected", "takeover.opened", "recovery.middle"])
+def test_a_takeover_that_is_cut_short_is_taken_over(
+    server: RedisServer, tmp_path: Path, place: str
+) -> None:
+    with Daemon(tmp_path / "first", store=server.url(), leader_ttl_s=0.5) as first:
+        with Raw(first.port) as raw:
+            raw.enqueue(("t", b"x", DAY_MS))
+        first.terminate()
+        first.failpoints = f"{place}=1"
+        first.spawn()
+        first.wait()
+        assert first.hits == [place]
+        with Daemon(tmp_path / "second", store=server.url(), leader_ttl_s=0.5) as second:
+            until(lambda: is_active(second))
+            with Raw(second.port) as raw:
+                assert raw.call(T.STATS)[2]["pending"] == 1
+
+
+def test_a_daemon_alone_serves_again_while_redis_was_away(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    """Longer than its lease: it delivers nothing meanwhile, and everything afterwards."""
+    with Daemon(tmp_path / "one", store=server.url(), leader_ttl_s=0.5) as daemon:
+        with Raw(daemon.port) as raw:
+            raw.enqueue(("t", b"due meanwhile", 500), ("t", b"later", 4_000))
+            raw.call(T.SUBSCRIBE, 1, "t", "g", 100, {})
+            server.kill()
+            server.start()
+            first, second = raw.next(), raw.next()
+            assert first[0] == second[0] == T.DELIVER
+        assert is_active(daemon)
+
+
+def test_a_standby_does_not_lay_out_a_store_that_came_back_empty(
+    pair: tuple[Daemon, Daemon], server: RedisServer
+) -> None:
+    active, standby = pair
+    active.kill()
+    server.call("FLUSHALL")
+    until(lambda: "store_came_back_empty" in standby.log_text())
+    assert status(standby)["role"] == "standby"
+    assert server.call("EXISTS", "{tw:default:0}:wheel") == b":0\r\n"

@@ -1,0 +1,139 @@
+"""The client, ``status`` and ``init`` with two real daemons on one real Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon import Daemon
+from redis_server import RedisServer
+
+from tickwheel import Client, Delivery
+from tickwheel.client import Status, statuses
+
+TAKEOVER_S = 5.0
+"""Until the standby delivers, with the default time to live of 3 s."""
+TIMEOUT_S = 60.0
+Pair = tuple[Daemon, Daemon]
+End = Callable[[Daemon], Any]
+
+
+@pytest.fixture
+async def pair(tmp_path: Path) -> AsyncIterator[Pair]:
+    """The active daemon and the one that stands by."""
+    server = await asyncio.to_thread(RedisServer(tmp_path / "redis").start)
+    options: dict[str, Any] = {"store": server.url()}
+    try:
+        # Laid out before: nobody has to wait for an owner of the empty store to come back.
+        first = Daemon(tmp_path / "first", leader_ttl_s=0.5, **options)
+        await first.astart()
+        await first.aterminate()
+        first.settings.pop("leader_ttl_s")
+        async with first, Daemon(tmp_path / "second", **options) as second:
+            yield first, second
+    finally:
+        server.kill()
+
+
+def addresses(*daemons: Daemon) -> str:
+    return ",".join(daemon.url for daemon in daemons)
+
+
+async def until(found: Callable[[], Any], timeout_s: float = TAKEOVER_S) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not found():  # noqa: ASYNC110  # another process changes it
+            await asyncio.sleep(0.02)
+
+
+async def command(*words: str, expect: int) -> str:
+    """A call of the command line; what it says on both streams."""
+    done = await asyncio.to_thread(
+        subprocess.run,
+        [sys.executable, "-m", "tickwheel", *words],
+        capture_output=True, timeout=TIMEOUT_S, check=False, text=True,
+    )  # fmt: skip
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("end", [Daemon.kill, Daemon.pause], ids=["SIGKILL", "SIGSTOP"])
+async def test_who_only_subscribes_gets_its_tasks_from_the_standby(pair: Pair, end: End) -> None:
+    active, standby = pair
+    got: list[Delivery] = []
+
+    async def consume(client: Client) -> None:
+        async for delivery in client.subscribe("t"):
+            got.append(delivery)
+            delivery.ack_nowait()
+
+    async with Client(addresses(active, standby)) as client:
+        await client.enqueue("t", b"before")
+        await client.enqueue("t", b"after", delay=1.0)
+        consuming = asyncio.create_task(consume(client))
+        await until(lambda: got)
+        end(active)
+        await until(lambda: len(got) == 2)
+        consuming.cancel()
+        assert [delivery.body for delivery in got] == [b"before", b"after"]
+        assert got[1].epoch > got[0].epoch
+        assert (await client.status()).address == standby.url
+        if end is Daemon.pause:
+            active.go_on()
+            await until(lambda: "deposed" in active.log_text() or "standby" in active.log_text())
+            found = await statuses(addresses(active, standby))
+            roles = [told.role for told in found.values() if isinstance(told, Status)]
+            assert roles == ["standby", "active"]
+        assert len(got) == 2, "nothing that was acked comes again"
+
+
+@pytest.mark.parametrize("end", [Daemon.kill, Daemon.pause], ids=["SIGKILL", "SIGSTOP"])
+async def test_enqueues_under_way_are_stored_once(pair: Pair, end: End) -> None:
+    active, standby = pair
+    async with Client(addresses(standby, active), retries=4) as client:
+        futures = []
+        for number in range(300):
+            futures.append(client.enqueue_nowait("t", b"%d" % number, delay=3600))
+            if number == 100:
+                end(active)
+            await asyncio.sleep(0.005)  # so that they are many frames
+        receipts = await asyncio.gather(*futures)
+        assert len({receipt.id for receipt in receipts}) == 300
+        stored = [task async for task in client.list_tasks(topic="t")]
+        assert sorted(task.id for task in stored) == sorted(receipt.id for receipt in receipts)
+
+
+async def test_the_address_of_a_standby_is_enough(pair: Pair) -> None:
+    active, standby = pair
+    async with Client(standby.url) as client:
+        assert (await client.status()).address == active.url
+
+
+async def test_status_shows_who_is_active_and_init_touches_nothing(pair: Pair) -> None:
+    active, standby = pair
+    out = await command("status", "--json", "--url", standby.url, expect=0)
+    told = {line["url"]: line for line in map(json.loads, out.splitlines())}
+    assert told[standby.url]["role"] == "standby"
+    assert told[active.url]["role"] == "active"
+    assert told[active.url]["epoch"] == told[standby.url]["active"]["epoch"]
+    said = await command("init", "--store", active.store, "--force", "--yes", expect=1)
+    assert f"at {active.url} leads" in said
+    active.kill()
+    standby.kill()
+    assert "unreachable" in await command("status", "--url", standby.url, expect=3)
+
+
+async def test_without_an_active_one_status_ends_with_1(pair: Pair) -> None:
+    active, standby = pair
+    active.pause()
+    try:
+        out = await command("status", "--url", standby.url, expect=1)
+        assert "standby" in out
+        assert "unreachable" in out
+    finally:
+        active.go_on()

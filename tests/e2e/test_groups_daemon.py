@@ -1,0 +1,393 @@
+"""Groups, policies, dead letters and the like over a real daemon, on both stores, each with a
+``kill -9`` in the middle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from daemon import Daemon
+from groups_rig import Peer, daemon_on, until
+
+from tickwheel.protocol.frames import FrameType as T
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def daemon(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Daemon]:
+    with daemon_on(request.param, tmp_path) as made:
+        yield made
+
+
+# --- groups --------------------------------------------------------------------------------------
+
+
+def test_each_group_gets_each_task_once_and_acks_outlast_a_kill(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer:
+        for number, group in enumerate("ab"):
+            peer.sub(number, "t", group)
+        ids = peer.put("t", b"1", b"2", b"3")
+        got = peer.deliveries(6)
+        assert sorted((sub, item[0]) for sub, item in got) == sorted(
+            (sub, task_id) for sub in (0, 1) for task_id in ids
+        )
+        assert peer.ack("t", "a", *(item for sub, item in got if sub == 0)) is None
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        peer.sub(0, "t", "a")
+        peer.sub(1, "t", "b")
+        got = peer.deliveries(3)
+        assert {sub for sub, _ in got} == {1}
+        assert peer.ack("t", "b", *(item for _, item in got)) is None
+        assert peer.words(*ids) == ["acked"] * 3
+        assert peer.topic("t")["groups"].keys() == {"a", "b"}
+
+
+def test_a_group_is_made_with_settings_that_outlast_a_kill(daemon: Daemon) -> None:
+    wanted = {"since": "now", "paused": True, "rate": 5, "burst": 2, "retry": "rocketmq"}
+    with Peer(daemon.port) as peer:
+        made = peer.do(T.GROUP_CREATE, "t", "g", wanted)
+        assert made["created"] is True
+        again = peer.do(T.GROUP_CREATE, "t", "g", {"paused": False})
+        assert (again["created"], again["paused"]) == (False, True)
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        found = peer.do(T.CONFIGURE, "t", "g", {})
+        assert found == {name: made[name] for name in found}
+        assert (found["rate"], found["burst"], found["retry"]["name"]) == (5.0, 2, "rocketmq")
+        assert peer.refused(T.CONFIGURE, "t", "x", {})[0] == "not_found"
+
+
+def test_a_group_from_the_first_task_on(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer:
+        peer.sub(0, "t", "a")
+        ids = peer.put("t", b"1", b"2")
+        got = peer.deliveries(2)
+        peer.ack("t", "a", got[0][1])
+        peer.do(T.GROUP_CREATE, "t", "b", {"since": "first"})
+        until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 1)
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        peer.sub(1, "t", "b")
+        ((_, item),) = peer.deliveries(1)
+        assert item[0] == got[1][1][0]
+        assert peer.ack("t", "b", item) is None
+        assert peer.words(*ids).count("acked") == 1
+
+
+def test_deleting_a_group_lets_go_of_what_it_held_and_of_nothing_else(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer:
+        peer.do(T.GROUP_CREATE, "t", "other", {})
+        peer.sub(0, "t", "g", prefetch=3)
+        ids = peer.put("t", *(b"%d" % n for n in range(6)))
+        (_, one), (_, two), (_, _) = peer.deliveries(3)
+        peer.nack("t", "g", one, delay_ms=60_000)
+        peer.do(T.REJECT, "t", "g", [(two[0], peer.epoch, two[1], "bad")])
+        code, message = peer.refused(T.GROUP_DELETE, "t", "g", False)
+        assert code == "conflict"
+        assert "1 waiting, 1 dead" in message
+        held = peer.do(T.GROUP_DELETE, "t", "g", True)
+        assert sum(held.values()) == 6
+        assert (held["waiting"], held["dead"]) == (1, 1)
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        until(lambda: peer.call(T.GROUP_CREATE, "t", "g", {})[0] == T.OK)
+        groups = peer.topic("t")["groups"]
+        assert (groups["g"]["ready"], groups["other"]["ready"]) == (0, 6)
+        assert peer.dead() == []
+        assert peer.words(*ids) == ["ready"] * 6
+
+
+def test_deleting_the_last_group_keeps_what_is_scheduled(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer:
+        peer.do(T.GROUP_CREATE, "t", "g", {})
+        ready = peer.put("t", *(b"%d" % n for n in range(1_500)))
+        (later,) = peer.put("t", b"later", delay_ms=1_000)
+        until(lambda: peer.topic("t")["ready"] == 1_500)
+        peer.do(T.GROUP_DELETE, "t", "g", True)
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        until(lambda: peer.words(ready[0], ready[-1]) == ["deleted", "deleted"])
+        until(lambda: not peer.topic("t")["groups"] and peer.topic("t")["ready"] == 1)
+        peer.sub(0, "t", "next")
+        ((_, item),) = peer.deliveries(1)
+        assert item[0] == later
+
+
+def test_subscribers_of_a_deleted_group_are_told(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer, Peer(daemon.port) as other:
+        peer.sub(7, "t", "g")
+        other.do(T.GROUP_DELETE, "t", "g", True)
+        assert peer.next() == (T.ENDED, 7, "not_found", "group g of topic t was deleted")
+        until(lambda: peer.call(T.SUBSCRIBE, 7, "t", "g", 1, None)[0] == T.OK)
+
+
+# --- retries -------------------------------------------------------------------------------------
+
+
+def test_policies_of_task_group_and_topic_outlast_a_kill(daemon: Daemon) -> None:
+    fixed = {"kind": "fixed", "delay_ms": 200, "retries": 1}
+    with Peer(daemon.port) as peer:
+        peer.do(T.CONFIGURE, "t", None, {"retry": "none"})
+        peer.sub(0, "t", "by-topic")
+        peer.sub(1, "t", "by-group", retry=fixed)
+        (task_id,) = peer.put("t", b"1")
+        (own,) = peer.put("t", b"2", retry={"kind": "table", "delays_ms": [100], "retries": 1})
+        names = {0: "by-topic", 1: "by-group"}
+        words = [
+            (item[0] == own, sub, peer.nack("t", names[sub], item, reason="no"))
+            for sub, item in peer.deliveries(4)
+        ]
+        assert sorted(words) == [
+            (False, 0, "dead"), (False, 1, "retrying"), (True, 0, "retrying"),
+            (True, 1, "retrying"),
+        ]  # fmt: skip
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        for number, name in names.items():
+            peer.sub(number, "t", name)
+        got = peer.deliveries(3)
+        assert {item[1] for _, item in got} == {2}
+        assert {peer.nack("t", names[sub], item) for sub, item in got} == {"dead"}
+        letters = peer.dead()
+        assert sorted((x["id"] == own, x["group"], x["attempt"]) for x in letters) == [
+            (False, "by-group", 2), (False, "by-topic", 1), (True, "by-group", 2),
+            (True, "by-topic", 2),
+        ]  # fmt: skip
+        view = peer.do(T.LOOKUP, [task_id])[0]["groups"]["by-group"]
+        assert (view["state"], view["retries_left"]) == ("dead", 0)
+        failure = view["failures"][0]
+        assert failure[0] == 1
+        assert failure[2] == "no"
+        assert failure[3].startswith("raw 127.0.0.1:")
+
+
+def test_a_group_has_one_policy(daemon: Daemon) -> None:
+    fixed = {"kind": "fixed", "delay_ms": 5, "retries": 1, "jitter": 0}
+    with Peer(daemon.port) as peer:
+        peer.sub(0, "t", "g")
+        peer.sub(1, "t", "g", retry=fixed)
+        peer.sub(2, "t", "g", retry=dict(reversed(fixed.items())))
+        code, message = peer.refused(T.SUBSCRIBE, 3, "t", "g", 1, {"retry": "none"})
+        assert code == "conflict"
+        assert "'fixed'" in message
+        assert "not 'none'" in message
+        assert peer.do(T.CONFIGURE, "t", "g", {"retry": None})["retry"] is None
+        peer.sub(3, "t", "g", retry="none")
+
+
+def test_poison_ends_in_the_dead_letters(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer:
+        (task_id,) = peer.put("t", b"poison")
+    for attempt in range(1, 5):
+        with Peer(daemon.port) as victim:
+            victim.sub(0, "t", "g")
+            ((_, item),) = victim.deliveries(1)
+            assert item[:2] == (task_id, attempt)
+        if attempt == 2:
+            with Peer(daemon.port) as peer:
+                until(lambda: peer.topic("t")["ready"] == 1)
+            daemon.restart()
+    with Peer(daemon.port) as peer:
+        until(lambda: len(peer.dead()) == 1)
+        (letter,) = peer.dead()
+        assert (letter["attempt"], letter["reason"]) == (4, "connection lost")
+        assert peer.words(task_id) == ["dead"]
+
+
+# --- dead letters --------------------------------------------------------------------------------
+
+
+def test_dead_letters_are_filtered_requeued_and_deleted_across_a_kill(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer:
+        peer.sub(0, "t", "g")
+        ids = peer.put("t", b"1", b"2", b"3")
+        for (_, item), reason in zip(
+            peer.deliveries(3), ["Time-out", "bad data", "TIME-OUT again"], strict=True
+        ):
+            peer.do(T.REJECT, "t", "g", [(item[0], peer.epoch, item[1], reason)])
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        times = [letter["died_ms"] for letter in peer.dead()]
+        assert len(times) == 3
+        assert [x["id"] for x in peer.dead(reason="time-out")] == [ids[0], ids[2]]
+        assert peer.dead(since_ms=max(times) + 1) == []
+        assert len(peer.dead(since_ms=min(times), until_ms=max(times))) == 3
+        assert peer.dead(until_ms=min(times) - 1) == []
+        assert peer.dead(topic="x") + peer.dead(group="x") == []
+        page = peer.do(T.DEAD_LIST, {"limit": 2})
+        assert page["next"] == (ids[1], "g")
+        rest = peer.do(T.DEAD_LIST, {"limit": 2, "after": page["next"]})
+        assert [x["id"] for x in rest["dead"]] == [ids[2]]
+        assert peer.do(T.DEAD_REQUEUE, [(ids[0], "g")]) == ("requeued",)
+        assert peer.do(T.DEAD_DELETE, [(ids[1], "g")]) == ("deleted",)
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        assert [x["id"] for x in peer.dead()] == [ids[2]]
+        peer.sub(0, "t", "g")
+        ((_, item),) = peer.deliveries(1)
+        assert item[:2] == (ids[0], 1)
+        assert peer.words(ids[1]) == ["deleted"]
+
+
+@pytest.mark.parametrize("store", ["sqlite", "redis"])
+def test_dead_letters_are_kept_for_their_retention(store: str, tmp_path: Path) -> None:
+    with daemon_on(store, tmp_path, dead_retention_s=2) as daemon:
+        with Peer(daemon.port) as peer:
+            peer.do(T.GROUP_CREATE, "t", "other", {})
+            peer.sub(0, "t", "g", retry="none")
+            alone, shared = peer.put("t", b"1", b"2")
+            for _, item in peer.deliveries(2):
+                peer.nack("t", "g", item)
+            peer.sub(1, "t", "other", prefetch=1)
+            ((_, item),) = peer.deliveries(1)
+            peer.ack("t", "other", item)
+            assert len(peer.dead()) == 2
+        daemon.restart()
+        with Peer(daemon.port) as peer:
+            until(lambda: peer.dead() == [])
+            assert peer.do(T.STATS)["dead_expired"] == 2
+            assert peer.words(alone, shared) == ["deleted", "ready"]
+
+
+# --- at most once, broadcast ---------------------------------------------------------------------
+
+
+def test_at_most_once_is_finished_before_it_is_sent(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer:
+        peer.sub(0, "t", "g", ack="on_delivery")
+        ids = peer.put("t", b"1", b"2")
+        got = peer.deliveries(2)
+        assert peer.words(*ids) == ["acked", "acked"]
+        assert peer.ack("t", "g", *(item for _, item in got)) is None
+        assert peer.topic("t")["groups"]["g"]["in_flight"] == 0
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        peer.sub(0, "t", "g", ack="on_delivery")
+        assert peer.silent()
+        assert peer.words(*ids) == ["acked", "acked"]
+
+
+def test_a_kill_between_the_commit_and_the_frame_never_sends_it_twice(daemon: Daemon) -> None:
+    # The first commit makes the group, the second takes the task, the third ends it.
+    daemon.kill()
+    daemon.failpoints = "commit.after=3"
+    daemon.start()
+    with Peer(daemon.port) as peer:
+        peer.sub(0, "t", "g", ack="on_delivery")
+        (task_id,) = peer.put("t", b"1")
+        assert peer.closed(), "killed when the end was durable"
+    daemon.wait()
+    daemon.start()
+    with Peer(daemon.port) as peer:
+        peer.sub(0, "t", "g")
+        assert peer.silent()
+        assert peer.words(task_id) == ["acked"]
+
+
+def test_a_broadcast_owns_nothing(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer, Peer(daemon.port) as other:
+        peer.sub(0, "t", None, broadcast=True)
+        other.sub(0, "t", "", broadcast=True)
+        (task_id,) = peer.put("t", b"1", key="k")
+        for one in (peer, other):
+            ((_, item),) = one.deliveries(1)
+            assert (item[0], item[1], item[4]) == (task_id, 1, {"key": "k"})
+        found = peer.topic("t")
+        assert (found["broadcasters"], found["ready"], found["groups"]) == (2, 1, {})
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        peer.sub(0, "t", "g")
+        ((_, item),) = peer.deliveries(1)
+        assert item[0] == task_id
+        code, message = peer.refused(T.SUBSCRIBE, 1, "t", "g", 1, {"broadcast": True})
+        assert (code, "group" in message) == ("bad_request", True)
+        peer.do(T.UNSUBSCRIBE, 0)
+
+
+@pytest.mark.parametrize("store", ["sqlite"])
+def test_a_slow_broadcast_is_ended_and_says_why(store: str, tmp_path: Path) -> None:
+    with daemon_on(store, tmp_path, broadcast_tasks_max=10) as daemon, Peer(daemon.port) as peer:
+        peer.sub(5, "t", None, broadcast=True, prefetch=0)
+        peer.put("t", *[b"x"] * 11)
+        kind, sub, code, message = peer.next()
+        assert (kind, sub, code) == (T.ENDED, 5, "limit_exceeded")
+        assert "the limit is 10 (broadcast_tasks_max)" in message
+        peer.sub(5, "t", None, broadcast=True)
+        assert peer.do(T.PING) is None
+
+
+# --- priority, ttl, pause, rate ------------------------------------------------------------------
+
+
+def test_priorities_and_their_share_for_the_others(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer:
+        peer.do(T.GROUP_CREATE, "t", "g", {})
+        low = peer.put("t", *[b"low"] * 5)
+        high = peer.put("t", *[b"high"] * 40, priority=9)
+        until(lambda: peer.topic("t")["ready"] == 45)
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        until(lambda: peer.topic("t")["ready"] == 45)
+        peer.sub(0, "t", "g", prefetch=32)
+        got = [item[0] for _, item in peer.deliveries(32)]
+        assert [i for i, task_id in enumerate(got) if task_id in low] == [15, 31]
+        assert set(got) - set(low) < set(high)
+
+
+def test_a_ttl_ends_with_nobody_there(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer:
+        peer.do(T.GROUP_CREATE, "t", "g", {"paused": True})
+        (held,) = peer.put("t", b"1", ttl_ms=500)
+        (alone,) = peer.put("nobody", b"1", ttl_ms=500)
+        (kept,) = peer.put("t", b"2", ttl_ms=3_600_000)
+        assert peer.words(held, alone, kept) == ["ready"] * 3
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        until(lambda: peer.words(held, alone) == ["expired", "expired"])
+        stats = peer.do(T.STATS)
+        assert (stats["expired"], stats["topics"]["t"]["groups"]["g"]["expired"]) == (2, 1)
+        assert peer.words(kept) == ["ready"]
+
+
+@pytest.mark.parametrize("group", [None, "g"])
+def test_a_pause_outlasts_a_kill(daemon: Daemon, group: str | None) -> None:
+    with Peer(daemon.port) as peer:
+        peer.sub(0, "t", "g")
+        (first,) = peer.put("t", b"1")
+        ((_, item),) = peer.deliveries(1)
+        assert peer.do(T.CONFIGURE, "t", group, {"paused": True})["paused"] is True
+        (second,) = peer.put("t", b"2")
+        assert peer.ack("t", "g", item) is None
+        assert peer.silent()
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        peer.sub(0, "t", "g")
+        assert peer.silent()
+        assert peer.words(first, second) == ["acked", "ready"]
+        assert peer.topic("t")["oldest_ready_ms"] > 0
+        assert peer.do(T.PULL, "t", "g", 5, 0, None)[2] == ()
+        peer.do(T.CONFIGURE, "t", group, {"paused": False})
+        ((_, item),) = peer.deliveries(1)
+        assert item[0] == second
+
+
+def test_a_rate_holds_after_a_kill(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer:
+        peer.do(T.CONFIGURE, "t", None, {"rate": 20, "burst": 2})
+        peer.do(T.GROUP_CREATE, "t", "g", {})
+        peer.put("t", *[b"x"] * 12)
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        until(lambda: peer.topic("t")["ready"] == 12)
+        peer.sub(0, "t", "g")
+        stamps: list[int] = []
+        while len(stamps) < 12:
+            frame = peer.next()
+            assert frame[0] == T.DELIVER
+            stamps += [frame[3]] * len(frame[4])
+        assert stamps[1] - stamps[0] <= 1, "the burst"
+        # Ten more at twenty a second; a millisecond of rounding at either end.
+        earliest = [stamps[0] + 50 * (n - 1) - 2 for n in range(12)]
+        assert all(stamp >= least for stamp, least in zip(stamps, earliest, strict=True))
+        assert stamps[-1] - stamps[0] < 3_000

@@ -1,0 +1,262 @@
+"""The lease, its licence and its end, with an election that the test holds in its hands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from tickwheel.clock import Clock
+from tickwheel.persistence.election import Leader, Seen
+from tickwheel.persistence.store import StoreAway
+from tickwheel.server import leadership as module
+from tickwheel.server.leadership import Deposed, Leadership
+
+NOW_MS = 1_800_000_000_000
+TTL_MS = 3_000
+ME, ADDRESS = "here/1", "tcp://here:1"
+OTHER = Leader("there/2", "tcp://there:2", NOW_MS, 7)
+
+
+class Sources:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.mono = 1_000
+
+    def wall_ms(self) -> int:
+        return NOW_MS + self.mono
+
+    def mono_ms(self) -> int:
+        return self.mono
+
+
+class TableElection:
+    """What a store says, as plain attributes."""
+
+    def __init__(self) -> None:
+        self.leader: Leader | None = None
+        self.incarnation = "x"
+        self.epoch = 0
+        self.owner = ""
+        self.away = False
+        self.connections = 1
+        self.released: list[str] = []
+
+    def _ask(self) -> None:
+        if self.away:
+            raise StoreAway("no answer")
+
+    async def prepare(self) -> None:
+        self._ask()
+
+    async def look(self) -> Seen:
+        self._ask()
+        return Seen(self.leader, TTL_MS, self.incarnation, self.epoch, self.owner)
+
+    async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
+        self._ask()
+        if self.leader is not None and self.leader.owner != me.owner:
+            if self.leader != instead_of:
+                return False
+        self.leader = me
+        return True
+
+    async def renew(self, me: Leader) -> bool:
+        self._ask()
+        return self.leader is not None and self.leader.owner == me.owner
+
+    async def release(self, me: Leader) -> None:
+        self._ask()
+        self.released.append(me.owner)
+        self.leader = None
+
+    async def close(self) -> None:
+        pass
+
+
+class Rig:
+    """A leadership whose sleeps are steps of the test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sources = Sources()
+        self.table = TableElection()
+        self.events: list[str] = []
+        self.renewals = 0
+        self.slept: list[float] = []
+        self.script: list[Callable[[], None]] = []
+        self.leadership = Leadership(
+            self.table,
+            TTL_MS,
+            Clock(10**12, self.sources),
+            noticed=lambda event, text: self.events.append(event),
+            renewed=self._renewed,
+        )
+
+        async def sleep(seconds: float) -> None:
+            self.slept.append(seconds)
+            if not self.script:
+                raise asyncio.CancelledError
+            self.script.pop(0)()
+
+        monkeypatch.setattr(module.asyncio, "sleep", sleep)
+
+    def _renewed(self) -> None:
+        self.renewals += 1
+
+    async def hold(self, *steps: Callable[[], None]) -> int:
+        """Each step runs before one renewal; how often the store had to be looked at."""
+        self.script = list(steps)
+        looked: list[int] = []
+        with pytest.raises(asyncio.CancelledError):
+            await self.leadership.hold(lambda: looked.append(1))
+        return len(looked)
+
+    def later(self, ms: int) -> Callable[[], None]:
+        def step() -> None:
+            self.sources.mono += ms
+
+        return step
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(monkeypatch)
+
+
+async def test_the_licence_lasts_less_than_the_lease(rig: Rig) -> None:
+    assert not rig.leadership.may_deliver(rig.sources.mono)
+    assert await rig.leadership.acquire(ME, ADDRESS)
+    start = rig.sources.mono
+    assert rig.leadership.may_deliver(start + 2_499)
+    assert not rig.leadership.may_deliver(start + 2_500)
+
+
+async def test_renewals_extend_it_from_when_they_were_sent(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    assert await rig.hold(rig.later(750), rig.later(750)) == 0
+    assert rig.leadership.may_deliver(rig.sources.mono + 2_499)
+    assert rig.renewals == 3
+    assert rig.slept[0] == TTL_MS / 1000 / module.RENEWALS_PER_TTL
+
+
+async def test_a_store_that_is_away_extends_nothing_and_is_told_once(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    until = rig.sources.mono + 2_500
+
+    def away() -> None:
+        rig.table.away = True
+        rig.sources.mono += 1_000
+
+    def back() -> None:
+        rig.table.away = False
+        rig.sources.mono += 1_000
+
+    await rig.hold(away, rig.later(1_000), back)
+    assert rig.events == ["election_trouble", "election_works_again"]
+    assert rig.leadership.may_deliver(until + 1)
+
+
+async def test_a_lease_that_ran_out_is_taken_again_and_the_store_looked_at(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    rig.leadership.opened(4)
+    rig.table.owner, rig.table.epoch = ME, 4
+
+    def gone() -> None:
+        rig.table.leader = None
+        rig.sources.mono += 5_000
+
+    assert await rig.hold(gone) == 1
+    assert rig.leadership.may_deliver(rig.sources.mono)
+    assert rig.table.leader is not None
+
+
+async def test_a_new_connection_has_the_store_looked_at(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    original = rig.table.renew
+
+    async def reconnecting(me: Leader) -> bool:
+        rig.table.connections += 1
+        return await original(me)
+
+    rig.table.renew = reconnecting  # type: ignore[method-assign]  # this once
+    assert await rig.hold(rig.later(750)) == 1
+
+
+@pytest.mark.parametrize("how", ["leads", "led"])
+async def test_another_leader_deposes(rig: Rig, how: str) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    rig.leadership.opened(4)
+
+    def other() -> None:
+        rig.table.leader = OTHER if how == "leads" else None
+        rig.table.owner, rig.table.epoch = OTHER.owner, 5
+
+    rig.script = [other]
+    with pytest.raises(Deposed):
+        await rig.leadership.hold(lambda: None)
+    assert rig.table.leader == (OTHER if how == "leads" else None)
+
+
+async def test_a_lease_lost_before_the_store_was_opened_is_lost(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+
+    def gone() -> None:
+        rig.table.leader = None
+
+    rig.script = [gone]
+    with pytest.raises(Deposed):
+        await rig.leadership.hold(lambda: None)
+
+
+async def test_an_empty_store_is_laid_out_after_one_time_to_live(rig: Rig) -> None:
+    rig.table.incarnation = ""
+    assert not await rig.leadership.look()
+    rig.sources.mono += TTL_MS - 1
+    assert not await rig.leadership.look()
+    rig.sources.mono += 1
+    assert await rig.leadership.look()
+
+
+async def test_a_store_that_was_seen_with_data_is_never_laid_out_anew(rig: Rig) -> None:
+    rig.table.leader = OTHER
+    assert not await rig.leadership.look()
+    rig.table.leader, rig.table.incarnation = None, ""
+    for _ in range(3):
+        rig.sources.mono += 10 * TTL_MS
+        assert not await rig.leadership.look()
+    assert rig.events == ["store_came_back_empty"]
+    rig.table.incarnation = "written again by its owner, or laid out by an operator"
+    assert await rig.leadership.look()
+
+
+async def test_the_first_campaign_does_not_wait_for_one_that_died_here(rig: Rig) -> None:
+    rig.table.leader = replace(OTHER, owner="here/0", address=ADDRESS)
+    assert await rig.leadership.first_campaign(ME, ADDRESS)
+    assert rig.table.leader.owner == ME
+
+
+@pytest.mark.parametrize("owner", ["there/2", "here/0"])
+async def test_the_first_campaign_yields_to_a_living_leader(rig: Rig, owner: str) -> None:
+    rig.table.leader = replace(OTHER, owner=owner)
+    assert not await rig.leadership.first_campaign(ME, ADDRESS)
+    assert rig.leadership.leader == rig.table.leader
+
+
+async def test_resigning_gives_the_lease_back(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    await rig.leadership.resign()
+    assert rig.table.released == [ME]
+    assert not rig.leadership.may_deliver(rig.sources.mono)
+    await rig.leadership.resign()
+    assert rig.table.released == [ME]
+
+
+async def test_who_was_fenced_releases_nothing(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    rig.leadership.forfeit(for_good=True)
+    rig.table.leader = OTHER
+    await rig.leadership.resign()
+    assert rig.table.leader == OTHER

@@ -1,0 +1,168 @@
+"""Retry policies: arithmetic, and what a client or the settings may say of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.server import policies
+from tickwheel.server.settings import Settings, load
+from tickwheel.wheel.records import GroupSettings
+from tickwheel.wheel.retry import BUILT_IN, RetryPolicy
+
+DEFAULT = RetryPolicy(jitter=0.0)
+KNOWN = {**BUILT_IN, "default": DEFAULT, "slow": RetryPolicy(base_ms=60_000, retries_max=2)}
+
+
+def delays(policy: RetryPolicy, count: int) -> list[int]:
+    return [policy.delay_ms(attempt, 7) for attempt in range(1, count + 1)]
+
+
+def parsed(value: Any) -> RetryPolicy:
+    found = policies.policy(value, "retry", KNOWN)
+    assert isinstance(found, RetryPolicy)
+    return found
+
+
+def test_exponential_doubles_up_to_its_cap() -> None:
+    assert delays(DEFAULT, 12) == [
+        10_000, 20_000, 40_000, 80_000, 160_000, 320_000, 640_000, 1_280_000, 2_560_000,
+        5_120_000, 7_200_000, 7_200_000,
+    ]  # fmt: skip
+    assert DEFAULT.delay_ms(10**6, 7) == 7_200_000
+
+
+def test_the_sixteen_steps_and_two_hours_beyond_them() -> None:
+    minutes = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30, 60, 120, 120, 120]
+    expected = [10_000, 30_000, *(60_000 * m for m in minutes)]
+    assert delays(BUILT_IN["rocketmq"], 18) == expected
+    assert BUILT_IN["rocketmq"].allows(16)
+    assert not BUILT_IN["rocketmq"].allows(17)
+
+
+def test_retries_left_count_down_from_all_to_none() -> None:
+    left = [DEFAULT.retries_left(attempt) for attempt in range(19)]
+    assert left == [16, 16, 15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0]
+
+
+def test_fixed_and_none() -> None:
+    fixed = parsed({"kind": "fixed", "delay_ms": 5, "retries": 2, "jitter": 0})
+    assert delays(fixed, 3) == [5, 5, 5]
+    assert [fixed.allows(n) for n in (2, 3)] == [True, False]
+    assert not parsed({"kind": "none"}).allows(1)
+
+
+def test_jitter_stays_in_its_share_and_is_repeatable() -> None:
+    policy = parsed({"kind": "fixed", "delay_ms": 10_000, "jitter": 0.5})
+    found = {policy.delay_ms(1, task_id) for task_id in range(0, 10**6, 1_009)}
+    assert 5_000 <= min(found) < 6_000
+    assert 14_000 < max(found) <= 15_000
+    assert policy.delay_ms(3, 9) == policy.delay_ms(3, 9)
+    capped = RetryPolicy(base_ms=1_000, cap_ms=1_000, jitter=1.0)
+    assert max(capped.delay_ms(1, i) for i in range(999)) <= 1_000
+
+
+def test_numbers_that_are_left_out_are_the_defaults() -> None:
+    assert parsed({"kind": "exponential"}) == DEFAULT
+    assert parsed({"kind": "exponential", "base_ms": 10**8}).cap_ms == 10**8
+    assert parsed({"kind": "table", "delays_ms": (1, 2)}).retries_max == 16
+    assert parsed({"kind": "fixed", "retries": None}).base_ms == 10_000
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (5, "a policy's name or a map"),
+        ("never", "'never' is not known; known: default, none, rocketmq, slow"),
+        ({}, "retry.kind must be one of"),
+        ({"kind": ["table"]}, "retry.kind must be one of"),
+        ({"kind": "fixed", "base_ms": 1}, "unknown key 'base_ms'"),
+        ({"kind": "none", "retries": 1}, "unknown key 'retries'"),
+        ({"kind": "fixed", "delay_ms": -1}, "retry.delay_ms must be an integer of 0"),
+        ({"kind": "fixed", "delay_ms": 315_576_000_001}, "retry.delay_ms"),
+        ({"kind": "fixed", "delay_ms": True}, "retry.delay_ms"),
+        ({"kind": "fixed", "retries": 65_536}, "retry.retries must be an integer of 0 to 65535"),
+        ({"kind": "fixed", "jitter": 1.1}, "retry.jitter must be a number of 0 to 1"),
+        ({"kind": "fixed", "jitter": float("nan")}, "retry.jitter"),
+        ({"kind": "exponential", "factor": 0.9}, "retry.factor must be a number of 1 to 1e"),
+        ({"kind": "exponential", "base_ms": 5, "cap_ms": 4}, "less than base_ms"),
+        ({"kind": "table"}, "retry.delays_ms must be an array"),
+        ({"kind": "table", "delays_ms": ()}, "retry.delays_ms must be an array"),
+        ({"kind": "table", "delays_ms": (1,) * 1_025}, "the limit is 1024"),
+        ({"kind": "table", "delays_ms": (1, "x")}, r"retry.delays_ms\[1\]"),
+    ],
+)
+def test_what_is_wrong_is_named(value: Any, said: str) -> None:
+    with pytest.raises(BadRequest, match=said):
+        policies.policy(value, "retry", KNOWN)
+
+
+def test_limits_themselves_are_allowed() -> None:
+    parsed({"kind": "fixed", "delay_ms": 315_576_000_000, "retries": 65_535, "jitter": 1})
+    parsed({"kind": "table", "delays_ms": (0,) * 1_024, "retries": 0})
+
+
+def test_a_policy_is_answered_with_all_its_numbers_and_its_name() -> None:
+    assert policies.policy_map(None, KNOWN) is None
+    assert policies.policy_map("slow", KNOWN) == {
+        "kind": "exponential", "name": "slow", "base_ms": 60_000, "factor": 2.0,
+        "cap_ms": 7_200_000, "retries": 2, "jitter": 0.1,
+    }  # fmt: skip
+    assert policies.policy_map(BUILT_IN["none"], KNOWN) == {"kind": "none"}
+    told = policies.policy_map("gone", KNOWN)
+    assert told is not None
+    assert (told["name"], told["base_ms"]) == ("gone", 10_000), "the daemon's own holds"
+    for ref in ("default", "rocketmq", "slow"):
+        told = policies.policy_map(ref, KNOWN) or {}
+        del told["name"]
+        assert policies.policy(told, "retry", KNOWN) == KNOWN[ref], "what is told can be said"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"paused": 1}, "paused must be true or false"),
+        ({"rate": 0}, "rate must be a number of 1e-06 to 1e"),
+        ({"rate": float("inf")}, "rate must be"),
+        ({"rate": "5"}, "rate must be"),
+        ({"burst": 0}, "burst must be an integer of 1"),
+        ({"burst": 2.0}, "burst must be an integer of 1"),
+        ({"retry": "x"}, "not known"),
+    ],
+)
+def test_wrong_settings_are_named(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(TickwheelError, match=said):
+        policies.settings(given, GroupSettings(), KNOWN)
+
+
+def test_settings_change_what_is_named_and_nothing_else() -> None:
+    before = GroupSettings(True, 5.0, 7, "slow")
+    assert policies.settings({}, before, KNOWN) == before
+    assert policies.settings({"rate": None}, before, KNOWN) == before._replace(rate=None)
+    assert policies.settings({"rate": 3}, before, KNOWN).rate == 3.0
+    assert policies.settings({"retry": None, "paused": False}, before, KNOWN) == (
+        GroupSettings(False, 5.0, 7, None)
+    )
+
+
+def test_the_settings_define_policies_by_name() -> None:
+    given = {"slow": {"kind": "fixed", "delay_ms": 60_000}}
+    settings = Settings(retry_policies=given, retry_max=3)
+    assert settings.engine().policies["slow"] == RetryPolicy(60_000, 1.0, 0, 3, 0.1, "fixed")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("rocketmq", {"kind": "none"}, "defined already"),
+        ("default", {"kind": "none"}, "defined already"),
+        ("a b", {"kind": "none"}, "a policy's name is"),
+        ("x", {"kind": "often"}, "retry_policies.x.kind must be one of"),
+        ("x", "none", "retry_policies"),
+    ],
+)
+def test_wrong_policies_of_the_settings_are_named(name: str, value: Any, said: str) -> None:
+    with pytest.raises(BadRequest, match=said):
+        load(None, {"retry_policies": {name: value}})

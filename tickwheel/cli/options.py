@@ -1,0 +1,86 @@
+"""Arguments and options that several commands have, each with one meaning and one help text."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from tickwheel.cli.call import typed
+from tickwheel.cli.policies import SPEC_HELP, SPEC_METAVAR, parse_policy
+from tickwheel.cli.values import parse_at, parse_duration, parse_id
+
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+MaybeGroup = Annotated[
+    str | None,
+    typer.Option("--group", metavar="GROUP", help="One group of it; without, the topic."),
+]
+
+# --- tasks -----------------------------------------------------------------------------------
+
+Ids = Annotated[
+    list[int], typer.Argument(parser=typed(parse_id), metavar="ID...", help="The tasks' ids.")
+]
+DelayOption = Annotated[
+    float | None,
+    typer.Option(
+        "--delay",
+        parser=typed(parse_duration),
+        metavar="DURATION",
+        help="From now: 30s, 5m, 1h30m, 500ms, 2d. A bare number is seconds.",
+    ),
+]
+AtOption = Annotated[
+    datetime | None,
+    typer.Option(
+        "--at",
+        parser=typed(parse_at),
+        metavar="TIME",
+        help="ISO-8601, for example 2030-01-31T09:00+01:00; without a zone it is local time.",
+    ),
+]
+
+# --- retry policies --------------------------------------------------------------------------
+
+SpecParser = typed(parse_policy)
+RetryOption = Annotated[
+    Any, typer.Option("--retry", parser=SpecParser, metavar=SPEC_METAVAR, help=SPEC_HELP)
+]
+
+# --- dead letters ----------------------------------------------------------------------------
+
+
+def parse_moment(text: str) -> datetime:
+    """A time, or how long ago: ``2h`` is two hours ago by this machine's clock."""
+    try:
+        ago_s = parse_duration(text)
+    except ValueError:
+        try:
+            return parse_at(text)
+        except ValueError:
+            raise ValueError(
+                f"{text!r:.60} is neither an ISO-8601 time nor a duration such as 2h (ago)"
+            ) from None
+    return datetime.fromtimestamp(time.time() - ago_s, UTC)
+
+
+def _moment(name: str, help_: str) -> Any:
+    return typer.Option(name, parser=typed(parse_moment), metavar="TIME|AGO", help=help_)
+
+
+TopicOption = Annotated[str | None, typer.Option("--topic", help="Only this topic's.")]
+GroupOption = Annotated[
+    str | None, typer.Option("--group", help="Only this group's. Default: every group's.")
+]
+SinceOption = Annotated[
+    datetime | None, _moment("--since", "Only what died since: ISO-8601, or 2h for two hours ago.")
+]
+UntilOption = Annotated[
+    datetime | None, _moment("--until", "Only what died before: ISO-8601, or 2h for 2 hours ago.")
+]
+ReasonOption = Annotated[
+    str | None,
+    typer.Option("--reason", metavar="TEXT", help="Only with this in its last failure's reason."),
+]

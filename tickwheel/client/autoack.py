@@ -1,0 +1,103 @@
+"""``auto_ack=True``: deliveries are acked by coming back for the next one.
+
+An ``async for`` does not tell its iterator how the loop's body ended; what can be known is this:
+
+* An ``async for`` (or ``aiter()``, or ``batches()``) that asks for the next delivery is done with
+  what it got before: acked, also when the body caught an exception itself. The same holds for a
+  new ``async for`` in the same task of the event loop.
+* ``async with`` that is left without an exception (``break``, ``return``, the end): what that
+  task got is acked.
+* ``async with`` that is left by an exception: what that task got is nacked, with "Type: text" as
+  the reason; when the task was cancelled it is released.
+* Without ``async with`` nobody hears of a ``break`` or an exception, nor of other tasks' bodies:
+  the lease ends by itself, and the task is delivered again.
+
+What the body settled on its own (``ack``, ``nack``, …) is left alone. Leases are not kept up while
+a body runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Self
+
+from tickwheel.client.delivery import Delivery
+from tickwheel.errors import TickwheelError
+
+REASON_CHARACTERS_MAX = 1000
+"""Of an exception's text that is sent; the daemon keeps still less."""
+
+
+def reason_of(error: BaseException) -> str:
+    """ "Type: text", on its way to the dead letters."""
+    text = str(error)
+    name = type(error).__name__
+    return (f"{name}: {text}" if text else name)[:REASON_CHARACTERS_MAX]
+
+
+class Reader:
+    """One ``async for``, and what its body works on."""
+
+    def __init__(self, take: Callable[[], Coroutine[Any, Any, Delivery]]) -> None:
+        self._take = take
+        self._held: Sequence[Delivery] = ()
+        self.task = asyncio.current_task()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delivery:
+        self.ack()
+        delivery = await self._take()
+        self.took((delivery,))
+        return delivery
+
+    def took(self, deliveries: Sequence[Delivery]) -> None:
+        """The body gets these."""
+        self._held, self.task = deliveries, asyncio.current_task()
+
+    def ack(self) -> None:
+        """The body is done."""
+        for delivery in self.open():
+            with suppress(TickwheelError):  # closed: the lease ends by itself
+                delivery.ack_nowait()
+
+    def open(self) -> list[Delivery]:
+        """What it works on and has not settled; no more after this."""
+        held, self._held = self._held, ()
+        return [delivery for delivery in held if not delivery.settled]
+
+
+class AutoAck:
+    """The readers of one subscription."""
+
+    def __init__(self) -> None:
+        self._readers: list[Reader] = []
+
+    def reader(self, take: Callable[[], Coroutine[Any, Any, Delivery]]) -> Reader:
+        """A new ``async for``: the body of an earlier one in the same task is over."""
+        task = asyncio.current_task()
+        for reader in self._readers:
+            if reader.task is task:
+                reader.ack()
+        # Bodies of tasks that have ended are nobody's any more; their leases end by themselves.
+        others = [r for r in self._readers if r.task is not None and not r.task.done()]
+        made = Reader(take)
+        self._readers = [*(reader for reader in others if reader.task is not task), made]
+        return made
+
+    async def left(self, error: BaseException | None) -> None:
+        """The task that runs now leaves the ``async with``."""
+        task = asyncio.current_task()
+        for reader in [reader for reader in self._readers if reader.task is task]:
+            if error is None:
+                reader.ack()
+                continue
+            for delivery in reader.open():
+                with suppress(TickwheelError):
+                    if isinstance(error, Exception):
+                        await delivery.nack(reason=reason_of(error))
+                    else:
+                        await delivery.release()

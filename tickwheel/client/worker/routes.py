@@ -1,0 +1,103 @@
+"""What ``worker.on`` was told, checked where it is written."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tickwheel.client.delivery import Delivery
+from tickwheel.client.retry import Retry, policy_wire
+from tickwheel.client.tasks import TaskChecker
+from tickwheel.client.times import Duration, duration_ms, shown
+from tickwheel.errors import BadRequest
+
+Handler = Callable[[Delivery], Awaitable[Any]] | Callable[[Delivery], Any]
+CONCURRENCY_DEFAULT = 32
+CONCURRENCY_MAX = 65_535
+"""As many deliveries as a subscription can have out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One handler: of which topic and group, how many at a time, for how long."""
+
+    handler: Handler
+    topic: str
+    group: str
+    concurrency: int
+    prefetch: int | None
+    """Deliveries that may be out here; None: as many as may run."""
+    retry: Retry | None
+    timeout_s: float | None
+    lease: Duration | None
+
+    @property
+    def is_async(self) -> bool:
+        """Whether it is awaited; else it runs in a thread."""
+        call = getattr(self.handler, "__call__", None)  # noqa: B004  # objects with async __call__
+        return inspect.iscoroutinefunction(self.handler) or inspect.iscoroutinefunction(call)
+
+    @property
+    def name(self) -> str:
+        """For logs."""
+        return f"{self.topic} ({self.group})"
+
+    def limited(self, concurrency: int | None) -> Route:
+        """The same with another concurrency."""
+        if concurrency is None:
+            return self
+        return replace(self, concurrency=checked_concurrency(concurrency))
+
+
+def route(
+    handler: Handler,
+    topic: str,
+    *,
+    group: str,
+    concurrency: int,
+    prefetch: int | None,
+    retry: Retry | None,
+    timeout: Duration | None,
+    lease: Duration | None,
+) -> Route:
+    """Checked. Raises BadRequest naming field and value."""
+    if not callable(handler):
+        raise BadRequest(f"a handler must be a function of a delivery, not {shown(handler)}")
+    checker = TaskChecker()
+    checked_concurrency(concurrency)
+    if prefetch is not None:
+        _integer(prefetch, "prefetch", 1, checker.limits.prefetch_max)
+    if retry is not None:
+        policy_wire(retry, "retry")
+    if lease is not None:
+        duration_ms(lease, "lease")
+    return Route(
+        handler,
+        checker.name(topic, "topic"),
+        checker.name(group, "group"),
+        concurrency,
+        prefetch,
+        retry,
+        None if timeout is None else seconds(timeout, "timeout"),
+        lease,
+    )
+
+
+def checked_concurrency(value: Any) -> int:
+    return _integer(value, "concurrency", 1, CONCURRENCY_MAX)
+
+
+def seconds(value: Any, field: str, *, zero: bool = False) -> float:
+    """A length of time as seconds. Raises BadRequest."""
+    found_ms = duration_ms(value, field)
+    if found_ms <= 0 and not zero:
+        raise BadRequest(f"{field} must be more than 0 s, not {shown(value)}")
+    return found_ms / 1000
+
+
+def _integer(value: Any, field: str, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise BadRequest(f"{field} must be an integer of {low} to {high}, not {shown(value)}")
+    return value

@@ -1,0 +1,192 @@
+"""``Worker``: handlers registered by ``on``, run by ``run`` until ``stop`` or a signal.
+
+Invariants: after ``stop`` nothing new is begun; ``run`` returns when every handler has ended or was
+given up, and every settlement is answered; it takes at most ``grace`` seconds and a few more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from typing import Any, TypeVar
+
+from tickwheel.client.client import Client
+from tickwheel.client.retry import Retry
+from tickwheel.client.times import Duration, shown
+from tickwheel.client.worker.job import LOGGER
+from tickwheel.client.worker.lane import Lane
+from tickwheel.client.worker.routes import CONCURRENCY_DEFAULT, Handler, Route, route, seconds
+from tickwheel.client.worker.signals import on_signals
+from tickwheel.client.worker.threads import Threads
+from tickwheel.errors import BadRequest, TickwheelError
+
+GRACE_S = 30.0
+
+H = TypeVar("H", bound=Handler)
+
+
+class Worker:
+    """Runs handlers as tasks come due.
+
+    A handler is ``async def`` (or a plain function, which runs in a thread) and gets the
+    ``Delivery``. What becomes of it:
+
+    ============================  ==========================================================
+    it returns                    ack
+    it raises an exception        nack, "Type: text" as the reason; the retry policy decides
+    ``raise RetryLater(delay)``   nack with a delay of its own
+    ``raise Reject("why")``       to the dead letters at once
+    it takes over ``timeout``     cancelled; nack, "timed out after 30 s"
+    its lease is lost             cancelled; nothing: another one has the task by now
+    it settled the delivery       nothing more
+    ============================  ==========================================================
+
+    While it runs its lease is kept up. A function in a thread cannot be cancelled: its delivery
+    is settled as above, its place stays taken until it returns.
+
+    ``client``: one that is not connected is connected, and closed at the end; one that is stays
+    open. ``grace``: how long running handlers may take after ``stop``. ``signals``: whether
+    SIGTERM and SIGINT stop it (the second one ends the grace).
+    """
+
+    def __init__(self, client: Client, *, grace: Duration = GRACE_S, signals: bool = True) -> None:
+        if not isinstance(client, Client):
+            raise BadRequest(f"a worker needs a Client, not {shown(client)}")
+        self._client = client
+        self._grace_s = seconds(grace, "grace", zero=True)
+        self._signals = signals
+        self._routes: list[Route] = []
+        self._stopping = False
+        self._asked: asyncio.Event | None = None
+        self._hurry: asyncio.Event | None = None
+
+    def on(
+        self,
+        topic: str,
+        *,
+        group: str = "default",
+        concurrency: int = CONCURRENCY_DEFAULT,
+        retry: Retry | None = None,
+        timeout: Duration | None = None,
+        prefetch: int | None = None,
+        lease: Duration | None = None,
+    ) -> Callable[[H], H]:
+        """Register a handler for what comes due on ``topic`` for ``group``.
+
+        At most ``concurrency`` of its handlers run at a time. ``prefetch``: deliveries that may
+        be out here, running or waiting (default: ``concurrency``, so that none waits here while
+        another worker is idle; more for many short tasks). ``retry``: the policy of a group
+        that has none. ``lease``: after how long without a sign of life from this worker others
+        get the task (default: the daemon's 30 s); it is kept up while a handler runs.
+        """
+        if self._asked is not None:
+            raise BadRequest("the worker runs already; register handlers before")
+
+        def register(handler: H) -> H:
+            made = route(
+                handler, topic, group=group, concurrency=concurrency, prefetch=prefetch,
+                retry=retry, timeout=timeout, lease=lease,
+            )  # fmt: skip
+            if any((r.topic, r.group) == (made.topic, made.group) for r in self._routes):
+                raise BadRequest(f"topic {topic!r}, group {group!r} has a handler already")
+            self._routes.append(made)
+            return handler
+
+        return register
+
+    def stop(self) -> None:
+        """Take no more, let what runs finish. Returns at once; harmless at any time, from the
+        event loop's thread."""
+        self._stopping = True
+        if self._asked is not None:
+            self._asked.set()
+
+    async def run(self, *, concurrency: int | None = None, grace: Duration | None = None) -> None:
+        """Work until ``stop`` or a signal; once. ``concurrency`` and ``grace``: instead of what
+        handlers and worker were made with.
+
+        Raises what the daemon objects to when it subscribes, then or later (Conflict: the group
+        has another retry policy), and Unreachable when there is no connection at the start.
+        """
+        if self._asked is not None:
+            raise BadRequest("a worker runs once; make a new one")
+        if not self._routes:
+            raise BadRequest("the worker has no handlers: register some with @worker.on(topic)")
+        routes = [found.limited(concurrency) for found in self._routes]
+        if grace is not None:
+            self._grace_s = seconds(grace, "grace", zero=True)
+        self._asked, self._hurry = asyncio.Event(), asyncio.Event()
+        if self._stopping:
+            return
+        ours = self._client._state == "new"
+        if ours:
+            await self._client.connect()
+        try:
+            watched = on_signals(self.stop, self._hurry.set) if self._signals else nullcontext()
+            with watched:
+                await self._work(routes)
+        finally:
+            if ours:
+                await self._client.close()
+
+    async def _work(self, routes: Iterable[Route]) -> None:
+        threads = Threads("tickwheel-worker")
+        lanes = [Lane(self._client, found, threads) for found in routes]
+        try:
+            await _all(lane.start() for lane in lanes)
+            for lane in lanes:
+                LOGGER.info("works on %s, %d at a time", lane.route.name, lane.route.concurrency)
+            await self._read(lanes)
+            await self._wind_down(lanes)
+        finally:
+            # Also when it was cancelled, or could not begin: then without any grace.
+            await _all((lane.close() for lane in lanes), quiet=True)
+            await _all((lane.finish() for lane in lanes), quiet=True)
+            threads.stop()
+
+    async def _read(self, lanes: list[Lane]) -> None:
+        """Until it is to stop. Raises why a lane could not go on, after the grace."""
+        assert self._asked is not None, "it runs"
+        readers = [asyncio.create_task(lane.read()) for lane in lanes]
+        asked = asyncio.create_task(self._asked.wait())
+        try:
+            await asyncio.wait((*readers, asked), return_when=asyncio.FIRST_COMPLETED)
+            failed = [r.exception() for r in readers if r.done() and not r.cancelled()]
+        finally:
+            for task in (*readers, asked):
+                task.cancel()
+            await asyncio.gather(*readers, asked, return_exceptions=True)
+        for error in filter(None, failed):
+            LOGGER.error("stops: %s", error)
+            await self._wind_down(lanes)
+            raise error
+
+    async def _wind_down(self, lanes: list[Lane]) -> None:
+        """Take no more, give back what was not started, and wait for what runs."""
+        assert self._hurry is not None, "it runs"
+        running = sum(lane.running for lane in lanes)
+        LOGGER.info("stops; %d handlers run, grace %g s", running, self._grace_s)
+        closing = asyncio.create_task(_all((lane.close() for lane in lanes), quiet=True))
+        drained = asyncio.create_task(_all(lane.drained() for lane in lanes))
+        hurry = asyncio.create_task(self._hurry.wait())
+        try:
+            await asyncio.wait(
+                (drained, hurry), timeout=self._grace_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not drained.done():
+                left = sum(lane.running for lane in lanes)
+                LOGGER.warning("%d handlers are not done; they are cancelled", left)
+            await closing
+        finally:
+            for task in (closing, drained, hurry):
+                task.cancel()
+            await asyncio.gather(closing, drained, hurry, return_exceptions=True)
+
+
+async def _all(works: Iterable[Any], *, quiet: bool = False) -> None:
+    """All of them at once, to their ends; the first error, unless ``quiet``."""
+    ends = await asyncio.gather(*works, return_exceptions=True)
+    for end in ends:
+        if isinstance(end, BaseException) and not (quiet and isinstance(end, TickwheelError)):
+            raise end

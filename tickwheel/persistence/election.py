@@ -1,0 +1,90 @@
+"""Who leads: the contract between daemons that share one store, only one of which may act.
+
+A lease with a time to live in the store itself. It keeps daemons polite; it is not what makes
+a deposed one harmless: that is the fence (epoch, owner and number of every batch). Stores that
+one process has for itself (SQLite, memory) have no election.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tickwheel.persistence.store import Opened, Store
+from tickwheel.persistence.urls import parse
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """What the one who leads says of itself."""
+
+    owner: str
+    address: str
+    since_ms: int
+    epoch: int
+    """0 until it has opened the store."""
+
+    @property
+    def node(self) -> str:
+        return self.owner.rpartition("/")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at the store by somebody who does not lead."""
+
+    leader: Leader | None
+    ttl_ms: int
+    """How long the leader's lease still runs; 0 without a leader."""
+    incarnation: str
+    """Of the data that is there; empty when there is none."""
+    epoch: int
+    owner: str
+    """Who opened the store last."""
+
+
+class Election(Protocol):
+    """All calls raise StoreError when the store cannot be asked at the moment."""
+
+    @property
+    def connections(self) -> int:
+        """Made so far: the store that answers on a new one may be another."""
+        ...
+
+    async def prepare(self) -> None:
+        """Once, before taking part. Raises StoreUnusable naming what to change in the store."""
+        ...
+
+    async def look(self) -> Seen: ...
+
+    async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
+        """Lead for the time to live, if nobody does, or only this one that is known dead."""
+        ...
+
+    async def renew(self, me: Leader) -> bool:
+        """Lead for another time to live. False: the lease is gone, or another's."""
+        ...
+
+    async def release(self, me: Leader) -> None:
+        """Give the lease back, if it is still mine."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class SharedStore(Store, Protocol):
+    """A store that more than one daemon can open."""
+
+    async def open(self, owner: str, now_ms: int, *, may_create: bool = True) -> Opened:
+        """``may_create`` False: an empty store is refused (StoreUnusable)."""
+        ...
+
+
+def open_election(url: str, ttl_ms: int) -> Election | None:
+    """The election of the store at ``url``; None when only one daemon can have that store."""
+    if parse(url).kind != "redis":
+        return None
+    from tickwheel.persistence.redis.leader import RedisElection
+    from tickwheel.persistence.redis.options import options_from
+
+    return RedisElection(options_from(url), ttl_ms)

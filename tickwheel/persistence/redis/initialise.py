@@ -1,0 +1,210 @@
+"""Laying a shard out on an operator's word: an empty one, or one whose data is given up.
+
+For ``tickwheel init``; a daemon lays out its shard by itself (``opening``), but never one that
+may belong to another. Invariants: nothing is done while a daemon leads the shard; nothing is
+removed but what was looked at before, nor any key that is not ours; whoever used the shard
+before is fenced, by the incarnation and by the epoch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from tickwheel.persistence.redis import opening
+from tickwheel.persistence.redis.drivers import Answer, Away, Lost, check
+from tickwheel.persistence.redis.layout import LAYOUT, TYPES, Keys
+from tickwheel.persistence.redis.line import Line
+from tickwheel.persistence.redis.lua import PRELUDE, Script
+from tickwheel.persistence.redis.options import RedisOptions
+from tickwheel.persistence.store import StoreUnusable
+
+OWNER = "init"
+LEADER_WATCH_S = 4.0
+"""A daemon that lives renews its lease within the time to live, 3 s: so long its key is looked
+for, as a Redis that came back empty has forgotten it."""
+WATCH_STEP_S = 0.25
+COUNTED = ("tasks", "in_flight_or_waiting", "dead", "groups", "sessions")
+
+# Both scripts: the keys of the shard, then that of the leader.
+_LOOK = """
+local LEADER = KEYS[#KEYS]
+local function seen(first)
+  local any = '0'
+  for k = 1, #KEYS - 1 do
+    local kind = redis.call('TYPE', KEYS[k]).ok
+    if kind ~= 'none' then
+      if kind ~= ARGV[first + k] then return {'foreign', KEYS[k]} end
+      any = '1'
+    end
+  end
+  local w = redis.call('HMGET', WHEEL, 'layout', 'epoch', 'incarnation', 'owner', 'rewriting',
+    'parts', 'link', 'last', 'id_mark', 'position_ms', 'clean')
+  if any == '1' and w[1] and tonumber(w[1]) > tonumber(ARGV[1]) then
+    return {'newer', w[1]}
+  end
+  local whole = '1'
+  for _, k in ipairs({1, 2, 3, 7, 8, 9, 10, 11}) do if not w[k] then whole = '0' end end
+  return nil, any, w, whole
+end
+"""
+LOOK = Script(
+    "init_look",
+    PRELUDE
+    + _LOOK
+    + """
+-- layout, types of the keys …
+local refused, any, w, whole = seen(1)
+if refused then return refused end
+return {'seen', any, whole, w[2] or '0', w[3] or '', w[4] or '', w[5] or '', w[6] or '0',
+  redis.call('HLEN', TASK), redis.call('ZCARD', PREPARE), redis.call('ZCARD', DEAD),
+  redis.call('HLEN', KEYS[9]), redis.call('HLEN', KEYS[10])}
+""",
+)
+LAY_OUT = Script(
+    "init_lay_out",
+    PRELUDE
+    + _LOOK
+    + """
+-- layout, anything may be there (0/1), epoch and incarnation as seen, the new incarnation, owner,
+-- now, types of the keys …
+local leader = redis.call('GET', LEADER)
+if leader then return {'led', leader} end
+local refused, any, w, whole = seen(7)
+if refused then return refused end
+if any == '1' and ARGV[2] == '0' then return {'changed'} end
+if (w[2] or '0') ~= ARGV[3] or (w[3] or '') ~= ARGV[4] then return {'changed'} end
+begin(any == '1')
+redis.call('UNLINK', unpack(KEYS))
+local epoch = tonumber(w[2] or '0')
+if any == '1' then epoch = epoch + 1 end
+redis.call('HSET', WHEEL, 'layout', ARGV[1], 'incarnation', ARGV[5], 'epoch', epoch,
+  'owner', ARGV[6], 'last', 0, 'id_mark', '0000000000000000000', 'position_ms', 0, 'clean', 1,
+  'opened_ms', ARGV[7], 'link', tonumber(w[7] or '0') + 1, 'endings', 0)
+return {'laid out'}
+""",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a shard holds."""
+
+    store: str
+    """The server's address without secrets."""
+    shard: str
+    exists: bool
+    whole: bool
+    """False: fields without which no daemon opens it are missing."""
+    rewriting: str
+    """Who was writing it anew when that was cut short; empty when nobody was."""
+    epoch: int
+    incarnation: str
+    counts: dict[str, int]
+    """By the names in ``COUNTED``."""
+    parts: int = 0
+    """Of a large batch that is being applied."""
+
+    @property
+    def state(self) -> str:
+        """In words."""
+        if not self.exists:
+            return "empty"
+        held = ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in self.counts.items())
+        trouble = "" if self.whole else "; it is damaged"
+        if self.rewriting:
+            trouble += f"; it was being written anew by {self.rewriting} and is not whole"
+        return f"laid out (epoch {self.epoch}): {held}{trouble}"
+
+
+async def look(options: RedisOptions) -> Found:
+    """Raises StoreUnusable when this server or this shard must not be touched."""
+    keys = Keys(options.prefix, options.namespace, options.shard)
+    async with _line(options) as line:
+        await opening.inspect(line, options)
+        reply: list[Any] = await line.run(LOOK, (*keys.all, keys.leader), (LAYOUT, *TYPES))
+    status, *rest = reply
+    if status != b"seen":
+        raise _refused(options, keys, status.decode(), rest)
+    exists, whole, epoch, incarnation, _, rewriting, parts, *counts = rest
+    return Found(
+        store=options.name,
+        shard=keys.shard,
+        exists=exists == b"1",
+        whole=whole == b"1" or exists == b"0",
+        rewriting=rewriting.decode(),
+        epoch=int(epoch),
+        incarnation=incarnation.decode(),
+        counts=dict(zip(COUNTED, map(int, counts), strict=True)),
+        parts=int(parts),
+    )
+
+
+async def lay_out(
+    options: RedisOptions, found: Found, now_ms: int, *, watch_s: float | None = None
+) -> str:
+    """Remove what ``found`` tells of, and lay the shard out; its new incarnation.
+
+    Looks for a living daemon for ``watch_s`` first (default: LEADER_WATCH_S). Raises
+    StoreUnusable: one leads the shard, or it is not any more as it was found.
+    """
+    keys = Keys(options.prefix, options.namespace, options.shard)
+    incarnation = secrets.token_hex(8)
+    async with _line(options) as line:
+        await _watch(line, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
+        args = (LAYOUT, int(found.exists), found.epoch, found.incarnation, incarnation, OWNER,
+                now_ms, *TYPES)  # fmt: skip
+        status, *rest = await line.run(LAY_OUT, (*keys.all, keys.leader), args)
+        if status != b"laid out":
+            raise _refused(options, keys, status.decode(), rest)
+        part = 1
+        while await line.call("UNLINK", keys.stage(part)) or part < found.parts:
+            part += 1
+    return incarnation
+
+
+async def _watch(line: Line, options: RedisOptions, keys: Keys, watch_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + watch_s
+    while True:
+        value = await line.call("GET", keys.leader)
+        if value is not None:
+            raise _refused(options, keys, "led", [value])
+        left_s = until_s - loop.time()
+        if left_s <= 0:
+            return
+        await asyncio.sleep(min(WATCH_STEP_S, left_s))
+
+
+@asynccontextmanager
+async def _line(options: RedisOptions) -> AsyncIterator[Line]:
+    check(options)
+    line = Line(options)
+    try:
+        yield line
+    except (Away, Lost, Answer) as error:
+        raise StoreUnusable(f"store {options.name}: {error.message}") from error
+    finally:
+        await line.close()
+
+
+def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[Any]) -> StoreUnusable:
+    first = rest[0].decode(errors="replace") if rest else ""
+    if status == "led":
+        owner, _, other = first.partition("|")
+        address = other.partition("|")[0]
+        why = f"{owner} at {address} leads {keys.shard}; stop it, and all that stand by, first"
+    elif status == "foreign":
+        why = f"the key {first} is not ours; choose another ?prefix= or ?namespace=, or remove it"
+    elif status == "newer":
+        why = (
+            f"{keys.shard} has layout {first}; this release knows layouts up to {LAYOUT}: run a"
+            " newer release"
+        )
+    else:
+        why = f"{keys.shard} has changed since it was looked at; look again"
+    return StoreUnusable(f"store {options.name}: {why}")

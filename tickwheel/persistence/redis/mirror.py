@@ -1,0 +1,285 @@
+"""What this daemon knows to be durable in its shard, so that Redis may lose it.
+
+Filled while the daemon recovers, changed by every batch that lands, never by one that is only on
+its way. Holds the very bytes that Redis holds; rows are decoded when somebody asks. Knows
+nothing of connections, scripts or keys. Invariants:
+
+* When ``complete``, it holds exactly what the newest confirmed batch left in the shard.
+* Before that, what it holds of a task is right, but tasks may be missing: nobody reads from it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, islice
+from typing import NamedTuple, TypeVar
+
+from tickwheel.persistence.codec import (
+    decode_dead,
+    decode_endings,
+    decode_group,
+    decode_progress,
+    decode_session,
+    decode_task,
+)
+from tickwheel.persistence.redis.encode import Records
+from tickwheel.persistence.redis.mirror_rows import GroupRecords, TaskRecords
+from tickwheel.persistence.store import CommitRefused, Small, StoredTask
+from tickwheel.wheel.effects import Effects, GroupKey, ProgressKey
+from tickwheel.wheel.records import DeadRow, Ending
+
+ROOM_PART = 64
+"""There is room again when 1/64 of the limit is free."""
+ROWS_A_BATCH = 1_000
+"""Of a shard that is written anew: the event loop waits while so many are decoded and encoded."""
+BYTES_A_BATCH = 4 << 20
+
+_K = TypeVar("_K")
+_T = TypeVar("_T")
+
+
+class Counts(NamedTuple):
+    """What would have to be written to lay the shard out anew."""
+
+    tasks: int
+    progress: int
+    dead: int
+    groups: int
+    sessions: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.tasks} tasks, {self.progress} rows of progress, {self.dead} dead letters,"
+            f" {self.groups} groups, {self.sessions} sessions"
+        )
+
+
+class SmallRecords(NamedTuple):
+    """Everything but tasks, as Redis holds it."""
+
+    groups: list[bytes]
+    sessions: list[bytes]
+    progress: list[tuple[ProgressKey, bytes]]
+    dead: list[tuple[ProgressKey, bytes]]
+    endings: list[tuple[int, bytes]]
+
+
+class Filling:
+    """One stream of the tasks that Redis holds, beside which batches land."""
+
+    def __init__(self) -> None:
+        self.new: set[int] = set()
+        """Tasks made since the stream began."""
+        self.newer: set[int] = set()
+        """Tasks of batches that landed since the chunk under way was asked for."""
+        self.ended: set[int] = set()
+        """Those of them that ended."""
+
+    def ask(self) -> None:
+        """The next chunk is asked for."""
+        self.newer, self.ended = set(), set()
+
+
+class Mirror:
+    """See the module's text."""
+
+    def __init__(self, endings_max: int, bytes_max: int) -> None:
+        self._tasks = TaskRecords()
+        self._progress = GroupRecords()
+        self._dead = GroupRecords()
+        self._groups: dict[GroupKey, bytes] = {}
+        self._sessions: dict[bytes, bytes] = {}
+        self._endings: deque[tuple[int, bytes]] = deque()
+        self._endings_count = 0
+        self._endings_max = endings_max
+        self._bytes_max = bytes_max
+        self._fillings: list[Filling] = []
+        self._has_small = self._has_tasks = False
+        self._expected_bytes = 0
+
+    @property
+    def complete(self) -> bool:
+        return self._has_small and self._has_tasks
+
+    @property
+    def bytes_held(self) -> int:
+        """About what it takes of memory; while it is filled, what it is expected to take."""
+        rows_bytes = self._progress.bytes_held + self._dead.bytes_held
+        return max(self._tasks.bytes_held, self._expected_bytes) + rows_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Room for more than the next few tasks."""
+        return self.bytes_held <= self._bytes_max - self._bytes_max // ROOM_PART
+
+    def admit(self, n: int, records: Records) -> None:
+        """Raises CommitRefused when the new tasks of batch ``n`` would be too much."""
+        needed = self.bytes_held + self._tasks.bytes_of(records.enqueued)
+        if needed > self._bytes_max:
+            raise CommitRefused(
+                f"batch {n}: tasks in memory would take {needed} bytes;"
+                f" the limit is {self._bytes_max} (resident_bytes_max)",
+                full=True,
+            )
+
+    def counts(self) -> Counts:
+        return Counts(
+            len(self._tasks),
+            len(self._progress),
+            len(self._dead),
+            len(self._groups),
+            len(self._sessions),
+        )
+
+    # --- batches -----------------------------------------------------------------------------
+
+    def landed(self, effects: Effects, records: Records) -> None:
+        """A batch is in the shard."""
+        for filling in self._fillings:
+            filling.new.update(effects.enqueued)
+            filling.newer.update(effects.enqueued, effects.updated, effects.ended)
+            filling.ended.update(effects.ended)
+        if effects.enqueued:
+            # Until everything is here, a stream may have brought them before.
+            put = self._tasks.add if self._has_tasks else self._tasks.put
+            put(list(effects.enqueued), records.enqueued)
+        if effects.updated:
+            self._tasks.put(effects.updated, records.updated)
+        if effects.progress:
+            self._progress.change(effects.progress, records.progress)
+        if effects.dead:
+            self._dead.change(effects.dead, records.dead)
+        _change(self._groups, effects.groups, records.groups)
+        _change(self._sessions, effects.sessions, records.sessions)
+        if records.endings is not None:
+            self._tasks.drop(effects.ended)
+            self._progress.drop(effects.ended)
+            self._dead.drop(effects.ended)
+            self._remember(*records.endings)
+
+    def _remember(self, count: int, record: bytes) -> None:
+        """As Redis does: whole batches of endings, until all but the oldest are enough."""
+        self._endings.append((count, record))
+        self._endings_count += count
+        while self._endings_count - self._endings[0][0] >= self._endings_max:
+            self._endings_count -= self._endings.popleft()[0]
+
+    # --- filling -----------------------------------------------------------------------------
+
+    def is_new(self) -> None:
+        """The shard was laid out just now: there is nothing in it."""
+        self._has_small = self._has_tasks = True
+
+    def expect(self, size_bytes: int) -> None:
+        """What the tasks will take, estimated."""
+        self._expected_bytes = size_bytes
+
+    def begin_filling(self) -> Filling:
+        filling = Filling()
+        self._fillings.append(filling)
+        return filling
+
+    def fill(self, filling: Filling, ids: Sequence[int], records: Sequence[bytes]) -> None:
+        """A chunk has come; of what landed meanwhile the batches know better."""
+        if self._has_tasks:
+            return
+        if not filling.newer.isdisjoint(ids):
+            kept = [i for i, task_id in enumerate(ids) if task_id not in filling.newer]
+            ids, records = [ids[i] for i in kept], [records[i] for i in kept]
+        self._tasks.put(ids, records)
+
+    def end_filling(self, filling: Filling, *, whole: bool) -> None:
+        """The stream is over; ``whole``: it has come to its end."""
+        self._fillings.remove(filling)
+        if whole:
+            self._has_tasks, self._expected_bytes = True, 0
+
+    def fill_small(self, small: SmallRecords) -> None:
+        """No batch landed while these were read."""
+        if self._has_small:
+            return
+        for record in small.groups:
+            row = decode_group(record)
+            self._groups[row.topic, row.group] = record
+        for record in small.sessions:
+            self._sessions[decode_session(record).session] = record
+        for rows, pairs in ((self._progress, small.progress), (self._dead, small.dead)):
+            rows.clear()
+            rows.change([key for key, _ in pairs], [record for _, record in pairs])
+        self._endings.clear()
+        self._endings_count = 0
+        for count, record in small.endings:
+            self._remember(count, record)
+        self._has_small = True
+
+    # --- reading -----------------------------------------------------------------------------
+
+    def read(self, ids: Iterable[int]) -> dict[int, StoredTask]:
+        """See ``Store.read``."""
+        found: dict[int, StoredTask] = {}
+        get, progress, dead = self._tasks.get, self._progress, self._dead
+        for task_id in ids:
+            record = get(task_id)
+            if record is not None:
+                found[task_id] = StoredTask(
+                    decode_task(record),
+                    tuple(map(decode_progress, progress.get(task_id))),
+                    tuple(map(decode_dead, dead.get(task_id))),
+                )
+        return found
+
+    def ids(self) -> Iterable[int]:
+        return self._tasks
+
+    def dead_ids(self) -> Iterable[int]:
+        """Of the tasks that have a dead letter."""
+        return self._dead.ids()
+
+    def dead(self, task_id: int) -> list[DeadRow]:
+        """The dead letters of a task by group."""
+        return [decode_dead(record) for record in self._dead.get(task_id)]
+
+    def endings(self) -> Iterator[tuple[int, Ending]]:
+        """The newest, oldest first."""
+        found = chain.from_iterable(decode_endings(record) for _, record in self._endings)
+        return islice(found, max(0, self._endings_count - self._endings_max), None)
+
+    def small(self) -> Small:
+        """See ``Store.recover_small``."""
+        return Small(
+            groups=[decode_group(record) for record in self._groups.values()],
+            sessions=[decode_session(record) for record in self._sessions.values()],
+            progress=[decode_progress(record) for record in self._progress],
+            dead=sorted((row.id, row.group, row.topic) for row in map(decode_dead, self._dead)),
+            endings=list(self.endings()),
+        )
+
+    def batches(self) -> Iterator[Effects]:
+        """Everything, in batches of a size that Redis takes at once; none may land meanwhile."""
+        for endings in _chunks(self.endings()):
+            yield Effects(ended=dict(endings))
+        groups = (decode_group(record) for record in self._groups.values())
+        yield Effects(groups={(row.topic, row.group): row for row in groups})
+        for sessions in _chunks(map(decode_session, self._sessions.values())):
+            yield Effects(sessions={row.session: row for row in sessions})
+        for records in self._tasks.chunks(ROWS_A_BATCH, BYTES_A_BATCH):
+            rows = map(decode_task, records)
+            yield Effects(enqueued={row.id: row for row in rows})
+        for progress in _chunks(map(decode_progress, self._progress)):
+            yield Effects(progress={(row.id, row.group): row for row in progress})
+        for dead in _chunks(map(decode_dead, self._dead)):
+            yield Effects(dead={(row.id, row.group): row for row in dead})
+
+
+def _change(held: dict[_K, bytes], keys: Iterable[_K], records: Sequence[bytes | None]) -> None:
+    for key, record in zip(keys, records, strict=True):
+        if record is None:
+            held.pop(key, None)
+        else:
+            held[key] = record
+
+
+def _chunks(items: Iterator[_T]) -> Iterator[list[_T]]:
+    while some := list(islice(items, ROWS_A_BATCH)):
+        yield some

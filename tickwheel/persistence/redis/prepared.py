@@ -1,0 +1,27 @@
+"""A batch made ready to be sent, encoded once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tickwheel.persistence.redis.ahead import Ahead
+from tickwheel.persistence.redis.drivers import Packed
+from tickwheel.persistence.redis.encode import Records, operations, packed, parts, records_of
+from tickwheel.wheel.effects import Effects
+
+
+class Prepared(NamedTuple):
+    """What goes to Redis, and the records in it, which the mirror keeps when it has landed."""
+
+    records: Records
+    flat: list[Packed]
+    """The arguments of each script."""
+    size_bytes: int
+
+
+def prepare(effects: Effects, endings_max: int, ahead: Ahead | None = None) -> Prepared:
+    """``ahead`` may have begun already."""
+    enqueued, new = (ahead or Ahead()).finish(effects.enqueued)
+    records = records_of(effects, endings_max, enqueued)
+    rest = packed(operations(effects, endings_max, records))
+    return Prepared(records, *parts([*new, *rest]))

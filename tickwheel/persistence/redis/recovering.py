@@ -1,0 +1,125 @@
+"""What a start needs from Redis: the small tables whole, then every task in due order.
+
+All of it goes into the mirror as it passes. Batches may land meanwhile: they know better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+from tickwheel import failpoints
+from tickwheel.persistence.codec import (
+    decode_dead,
+    decode_endings,
+    decode_group,
+    decode_progress,
+    decode_session,
+)
+from tickwheel.persistence.redis.asking import Asker
+from tickwheel.persistence.redis.layout import Keys, split_member
+from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords
+from tickwheel.persistence.redis.scripts_read import HANDLES
+from tickwheel.persistence.redis.writer import Writer
+from tickwheel.persistence.store import Handles, Small
+from tickwheel.wheel.records import Ending
+
+ROWS_A_SCAN = 500
+BYTES_A_CHUNK = 8 << 20
+
+
+class Recovering:
+    """See the module's text."""
+
+    def __init__(self, asker: Asker, keys: Keys, writer: Writer, mirror: Mirror) -> None:
+        self._asker = asker
+        self._keys = keys
+        self._writer = writer
+        self._mirror = mirror
+
+    async def small(self, endings_max: int) -> Small:
+        """See ``Store.recover_small``. No batch lands while it is read."""
+        if self._mirror.complete:
+            return self._mirror.small()
+        await self._asker.look()
+        async with self._writer.lock:
+            small = SmallRecords(
+                groups=await self._records("groups"),
+                sessions=await self._records("sessions"),
+                progress=await self._rows("progress"),
+                dead=await self._rows("dead_record"),
+                endings=await self._endings(),
+            )
+            # What was there at the beginning is still there.
+            await self._asker.look(locked=True)
+            self._mirror.fill_small(small)
+        endings: list[tuple[int, Ending]] = []
+        for _, record in small.endings:
+            endings += decode_endings(record)
+        return Small(
+            groups=list(map(decode_group, small.groups)),
+            sessions=list(map(decode_session, small.sessions)),
+            progress=[decode_progress(record) for _, record in small.progress],
+            dead=sorted(
+                (row.id, row.group, row.topic)
+                for row in (decode_dead(record) for _, record in small.dead)
+            ),
+            endings=endings[-endings_max:],
+        )
+
+    async def _records(self, name: str) -> list[bytes]:
+        """The values of a hash. A scan may show a row twice."""
+        return list(dict([p async for p in self._asker.pairs("HSCAN", name, ROWS_A_SCAN)]).values())
+
+    async def _rows(self, name: str) -> list[tuple[tuple[int, str], bytes]]:
+        pairs = dict([p async for p in self._asker.pairs("HSCAN", name, ROWS_A_SCAN)])
+        return [(split_member(key), record) for key, record in pairs.items()]
+
+    async def _endings(self) -> list[tuple[int, bytes]]:
+        items = await self._asker.call("LRANGE", self._keys.named["endings"], 0, -1)
+        parts = (item.partition(b":") for item in items)
+        return [(int(count), record) for count, _, record in parts]
+
+    async def handles(self, chunk: int) -> AsyncIterator[Handles]:
+        """See ``Store.recover_handles``. Tasks committed meanwhile are left out."""
+        filling = self._mirror.begin_filling()
+        whole = False
+        score, name = b"", b""
+        topics: dict[bytes, str] = {}
+        first = True
+        try:
+            while True:
+                filling.ask()
+                args = (score, name, chunk, BYTES_A_CHUNK)
+                pairs, values = await self._asker.script(HANDLES, args)
+                texts, records = values[::2], values[1::2]
+                pairs = pairs[: 2 * len(texts)]
+                if not pairs:
+                    whole = True
+                    return
+                name, score = pairs[-2], pairs[-1]
+                ids, dues_ms = list(map(int, pairs[::2])), list(map(int, pairs[1::2]))
+                self._mirror.fill(filling, ids, records)
+                for text in set(texts):
+                    topics.setdefault(text, text.decode())
+                handles = _without(filling, Handles(ids, dues_ms, [topics[text] for text in texts]))
+                if handles.ids:
+                    yield handles
+                if first:
+                    failpoints.hit("recovery.middle")
+                    first = False
+        finally:
+            self._mirror.end_filling(filling, whole=whole)
+
+
+def _without(filling: Filling, handles: Handles) -> Handles:
+    """Left out: what was made since the stream began, and what ended since it was asked."""
+    gone: Any = filling.new | filling.ended if filling.ended else filling.new
+    if not gone:
+        return handles
+    kept = [i for i, task_id in enumerate(handles.ids) if task_id not in gone]
+    return Handles(
+        [handles.ids[i] for i in kept],
+        [handles.dues_ms[i] for i in kept],
+        [handles.topics[i] for i in kept],
+    )

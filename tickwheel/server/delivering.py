@@ -1,0 +1,47 @@
+"""Writing deliveries: the engine's values to the owners of the subscriptions they are for."""
+
+from __future__ import annotations
+
+from tickwheel.clock import Clock
+from tickwheel.server.lateness import Lateness
+from tickwheel.server.wire import delivery_items
+from tickwheel.wheel.core import Core
+from tickwheel.wheel.leases import Dispatch
+
+
+class Delivering:
+    """Also counts how late they are, and any that would be early."""
+
+    def __init__(self, core: Core, clock: Clock, lateness: Lateness) -> None:
+        self._core = core
+        self._clock = clock
+        self._lateness = lateness
+
+    def write(self, dispatch: Dispatch, now_ms: int) -> None:
+        subscriber, items = dispatch
+        wire = delivery_items(items)
+        late_ms = [
+            now_ms - row.due_ms for row, attempt in items if attempt == 1 or row.due_ms > now_ms
+        ]
+        if late_ms and min(late_ms) < 0:
+            self._core.totals.early += sum(late < 0 for late in late_ms)
+            late_ms = [late for late in late_ms if late >= 0]
+        if late_ms:
+            self._lateness.note(subscriber.group.topic.name, late_ms)
+        subscriber.owner.deliver(self._core.epoch, now_ms, wire)  # type: ignore[attr-defined]  # the shell's own
+
+    def hand_over(self, dispatches: list[Dispatch]) -> None:
+        """At-most-once deliveries whose end is durable now."""
+        now_ms = self._clock.read().now_ms
+        for dispatch in dispatches:
+            if dispatch.subscriber.gone_mono_ms is not None:
+                self._core.totals.dropped_once += len(dispatch.items)
+            else:
+                # The clock may have gone back since they were taken.
+                self.write(dispatch, max(now_ms, *(row.due_ms for row, _ in dispatch.items)))
+
+    def tell_cut(self) -> None:
+        """Subscriptions that the engine ended."""
+        cut, self._core.cut = self._core.cut, []
+        for subscriber, code, message in cut:
+            subscriber.owner.cut(code, message)  # type: ignore[attr-defined]  # the shell's own

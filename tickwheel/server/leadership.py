@@ -1,0 +1,213 @@
+"""Leading a shard: waiting for one's turn, holding the lease, noticing that it is over.
+
+The lease is a promise about time: whoever sent its last renewal less than the time to live ago
+(minus a margin, on a clock that also counts suspension) is alone. Only then may deliveries be
+written, which ``may_deliver`` tells. Writes to the store need no licence: they are fenced.
+
+A daemon lays out an empty store only after it has been empty and leaderless for a whole time to
+live, and never when it has seen data there: an owner that lives writes its memory back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from tickwheel.clock import Clock
+from tickwheel.persistence.election import Election, Leader, Seen
+from tickwheel.persistence.store import StoreError
+
+POLL_S_MAX = 0.25
+TROUBLE_RETRY_S = 0.2
+RENEWALS_PER_TTL = 4
+MARGIN_PART = 6
+"""The licence ends a sixth of the time to live before the lease does."""
+
+Notice = Callable[[str, str], None]
+
+
+class Deposed(StoreError):
+    """Another daemon leads now, or may: stop delivering at once."""
+
+
+class Leadership:
+    """One daemon's part in the election of one shard."""
+
+    def __init__(
+        self,
+        election: Election,
+        ttl_ms: int,
+        clock: Clock,
+        *,
+        noticed: Notice,
+        renewed: Callable[[], None],
+    ) -> None:
+        self._election = election
+        self._ttl_ms = ttl_ms
+        self._poll_s = min(POLL_S_MAX, ttl_ms / 4000)
+        self._clock = clock
+        self._noticed = noticed
+        self._renewed = renewed
+        self._until_mono_ms = 0
+        self._empty_since_mono_ms: int | None = None
+        self._trouble = False
+        self._told_empty = False
+        self.me: Leader | None = None
+        """Set while this daemon leads."""
+        self.leader: Leader | None = None
+        """Who leads, as last seen."""
+        self.incarnation = ""
+        """Of the data last seen in the store."""
+
+    def may_deliver(self, mono_ms: int) -> bool:
+        return mono_ms < self._until_mono_ms
+
+    # --- standing by -------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Raises StoreUnusable when this store must not be used."""
+        await self._election.prepare()
+
+    async def look(self) -> bool:
+        """One look; whether it is this daemon's turn. Raises StoreError."""
+        seen = await self._election.look()
+        self._well()
+        self.leader = seen.leader
+        if seen.incarnation:
+            self.incarnation = seen.incarnation
+        return seen.leader is None and self._may_begin(seen)
+
+    def _may_begin(self, seen: Seen) -> bool:
+        mono_ms = self._clock.read().mono_ms
+        if seen.incarnation:
+            self._empty_since_mono_ms, self._told_empty = None, False
+            return True
+        if self._empty_since_mono_ms is None:
+            self._empty_since_mono_ms = mono_ms
+        if self.incarnation:
+            if not self._told_empty:
+                self._told_empty = True
+                self._noticed(
+                    "store_came_back_empty",
+                    f"it held incarnation {self.incarnation}, whose owner may still live and"
+                    " write it again; if it does not: tickwheel init --force",
+                )
+            return False
+        return mono_ms - self._empty_since_mono_ms >= self._ttl_ms
+
+    async def first_campaign(self, owner: str, address: str) -> bool:
+        """Until this daemon leads, or another one does. Raises StoreError.
+
+        Whoever led from this node at the address that this process has just bound is dead; its
+        lease need not be waited for.
+        """
+        node = owner.rpartition("/")[0]
+        while True:
+            turn, before = await self.look(), self.leader
+            if before is not None:
+                turn = (before.node, before.address) == (node, address)
+            if turn and await self.acquire(owner, address, before):
+                return True
+            if self.leader is not None:
+                return False
+            await asyncio.sleep(self._poll_s)
+
+    async def campaign(self, owner: str, address: str) -> None:
+        """Until this daemon leads."""
+        while True:
+            try:
+                if await self.look() and await self.acquire(owner, address):
+                    return
+            except StoreError as error:
+                self._ill(error)
+            await asyncio.sleep(self._poll_s)
+
+    async def acquire(self, owner: str, address: str, instead_of: Leader | None = None) -> bool:
+        now = self._clock.read()
+        me = Leader(owner, address, now.now_ms, 0)
+        if not await self._election.acquire(me, instead_of):
+            return False
+        self.me = self.leader = me
+        self._licensed(now.mono_ms)
+        return True
+
+    # --- leading -----------------------------------------------------------------------------
+
+    def opened(self, epoch: int) -> None:
+        """The store was opened: the epoch that others are told."""
+        assert self.me is not None
+        self.me = self.leader = replace(self.me, epoch=epoch)
+
+    async def hold(self, regained: Callable[[], None]) -> None:
+        """Renew for ever. Raises Deposed. ``regained``: the lease was gone for a while, or the
+        connection was, so the store may have lost more."""
+        pause_s = self._ttl_ms / 1000 / RENEWALS_PER_TTL
+        while True:
+            await asyncio.sleep(pause_s if not self._trouble else TROUBLE_RETRY_S)
+            mono_ms = self._clock.read().mono_ms
+            me, connections = self._lead(), self._election.connections
+            try:
+                renewed = await self._election.renew(me)
+                if not renewed:
+                    await self._regain(me)
+                if not renewed or self._election.connections > connections:
+                    regained()
+            except Deposed:
+                raise
+            except StoreError as error:
+                self._ill(error)
+                continue
+            self._well()
+            self._licensed(mono_ms)
+
+    async def _regain(self, me: Leader) -> None:
+        """The lease ran out while the store, or this process, stood still."""
+        if me.epoch and await self._election.acquire(me):
+            seen = await self._election.look()
+            stranger = seen.owner != me.owner and seen.epoch >= me.epoch
+            if not (seen.incarnation and stranger):
+                return
+            await self._election.release(me)
+        raise Deposed("the lease is over, and another daemon leads or has led since")
+
+    def _licensed(self, sent_mono_ms: int) -> None:
+        self._until_mono_ms = sent_mono_ms + self._ttl_ms - self._ttl_ms // MARGIN_PART
+        self._renewed()
+
+    def _lead(self) -> Leader:
+        assert self.me is not None
+        return self.me
+
+    async def resign(self) -> None:
+        """Give the lease back, so that a standby need not wait for its end."""
+        me, self.me = self.me, None
+        self._until_mono_ms = 0
+        if me is None:
+            return
+        self.leader = None
+        try:
+            await self._election.release(me)
+        except StoreError as error:
+            self._ill(error)
+
+    def forfeit(self, *, for_good: bool) -> None:
+        """No deliveries from now on. ``for_good``: another one leads, nothing is to give back."""
+        self._until_mono_ms = 0
+        if for_good:
+            self.me = None
+
+    async def close(self) -> None:
+        await self._election.close()
+
+    # --- one line when it begins, one when it ends ---------------------------------------------
+
+    def _ill(self, error: StoreError) -> None:
+        if not self._trouble:
+            self._trouble = True
+            self._noticed("election_trouble", error.message)
+
+    def _well(self) -> None:
+        if self._trouble:
+            self._trouble = False
+            self._noticed("election_works_again", "the lease can be asked for")

@@ -1,0 +1,100 @@
+"""From the store back to a working engine: first what is due soonest, the rest beside the work.
+
+``begin`` restores groups, sessions, everything that was handed out before, and the first handles
+in due order: after it the shard can serve. ``rest`` loads the other handles while deliveries,
+enqueues and acks go on; commands that name tasks wait for its end (``Shell.loaded``), because a
+task that is not loaded has no place in memory that they could change.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+from tickwheel.clock import Clock
+from tickwheel.persistence.store import Handles, Opened, Store
+from tickwheel.server.logs import Log
+from tickwheel.wheel.control import Known
+from tickwheel.wheel.engine import Engine
+
+IDS_PER_READ = 1_000
+FIRST_CHUNK = 10_000
+
+
+class Recovering:
+    """One recovery of one engine."""
+
+    def __init__(
+        self, store: Store, engine: Engine, opened: Opened, clock: Clock, grace_ms: int
+    ) -> None:
+        self._store = store
+        self._engine = engine
+        self._opened = opened
+        self._clock = clock
+        self._grace_ms = grace_ms
+        self._special: set[int] = set()
+        self._chunks: AsyncIterator[Handles] | None = None
+        self.loaded = 0
+        """Handles so far."""
+
+    async def begin(self) -> None:
+        """Raises StoreError."""
+        recovery = self._engine.recovery
+        small = await self._store.recover_small()
+        recovery.groups(small.groups)
+        recovery.sessions(small.sessions)
+        recovery.endings(small.endings)
+        self._special = {row.id for row in small.progress} | {row[0] for row in small.dead}
+        # After a crash consumers may be gone; after a clean stop they were told and wait.
+        grace_ms = None if self._opened.clean else self._grace_ms
+        ids = sorted(self._special)
+        for start in range(0, len(ids), IDS_PER_READ):
+            for task in (await self._store.read(ids[start : start + IDS_PER_READ])).values():
+                known = Known(
+                    task.row, {p.group: p for p in task.progress}, {d.group: d for d in task.dead}
+                )
+                now = self._clock.read()
+                recovery.with_history(known, now.now_ms, now.mono_ms, grace_ms)
+        self._chunks = aiter(self._store.recover_handles(FIRST_CHUNK))
+        first = await anext(self._chunks, None)
+        if first is not None:
+            self._add(first)
+
+    def tell(self, log: Log, store: str, elapsed_s: float) -> None:
+        """One line about what ``begin`` found."""
+        core, is_clean = self._engine.core, self._opened.clean
+        groups = [group for topic in core.topics.values() for group in topic.groups.values()]
+        (log.info if is_clean else log.warning)(
+            "recovered" if is_clean else "recovered_after_unclean_stop",
+            store=store,
+            epoch=self._opened.epoch,
+            pending=core.scheduled,
+            leases_kept=self._engine.recovery.leases_kept,
+            ready=sum(group.ready_count for group in groups),
+            dead=core.dead,
+            seconds=round(elapsed_s, 3),
+        )
+
+    @property
+    def is_small(self) -> bool:
+        """``begin`` had it all."""
+        return self.loaded < FIRST_CHUNK
+
+    async def rest(self) -> None:
+        """Raises StoreError."""
+        assert self._chunks is not None
+        async for chunk in self._chunks:
+            self._add(chunk)
+            await asyncio.sleep(0)
+
+    def _add(self, chunk: Handles) -> None:
+        ids, dues_ms, topics = chunk.ids, chunk.dues_ms, chunk.topics
+        mark = self._opened.id_mark
+        if ids and max(ids) > mark:
+            # Enqueued since this recovery began, and on the wheel already.
+            kept = [index for index, task_id in enumerate(ids) if task_id <= mark]
+            ids = [ids[index] for index in kept]
+            dues_ms = [dues_ms[index] for index in kept]
+            topics = [topics[index] for index in kept]
+        self._engine.recovery.handles(ids, dues_ms, topics, self._special)
+        self.loaded += len(ids)

@@ -1,0 +1,290 @@
+"""The shard and this daemon's role for it: taking over, serving, stepping down.
+
+With a store of its own (SQLite, memory) a daemon leads from the start to the end. With a store
+that several daemons share it stands by until it is elected, serves until it is deposed, and
+stands by again. Order of taking over: acquire the lease, open the store (the epoch rises),
+recover, serve.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+import uuid
+from collections.abc import Callable
+from typing import Any, cast
+
+from tickwheel import failpoints
+from tickwheel.clock import Clock
+from tickwheel.persistence.election import Leader, SharedStore, open_election
+from tickwheel.persistence.store import Fenced, Opened, StoreAway, StoreBroken, StoreError
+from tickwheel.persistence.urls import without_secrets
+from tickwheel.server.leadership import Leadership
+from tickwheel.server.logs import Log
+from tickwheel.server.observing import Observed
+from tickwheel.server.recovering import Recovering
+from tickwheel.server.settings import Settings
+from tickwheel.server.shell import Shell
+from tickwheel.server.stores import backup_folder, open_store
+from tickwheel.wheel.engine import Engine
+
+TAKEOVER_RETRY_S = 1.0
+"""After a takeover that failed, another daemon gets its chance."""
+GOODBYE_WAIT_S = 1.0
+WARNINGS = frozenset(
+    (
+        "store_trouble", "store_full", "clock_jumped", "connection_closed", "deposed",
+        "election_trouble", "store_came_back_empty", "takeover_failed",
+    )
+)  # fmt: skip
+
+
+class Roles:
+    """``begin``, then ``run`` for ever; ``close`` gives everything back.
+
+    ``serving`` is called with each new shell before it starts, ``changed`` when connections of
+    the role that ends should go.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        log: Log,
+        *,
+        serving: Callable[[Shell], None],
+        changed: Callable[[str], None],
+        status: Callable[[], dict[str, Any]],
+    ) -> None:
+        """Raises StoreUnusable, BadRequest."""
+        self.settings = settings
+        self.log = log
+        self.clock = Clock(int(settings.clock_hold_over_s * 1000))
+        self.store, self._engine_config = open_store(settings)
+        self.observed = Observed(settings.metrics_lateness_topics_max)
+        self.shell: Shell | None = None
+        """The shard, while this daemon leads."""
+        self.role = "starting"
+        self.role_since_ms = self.clock.read().now_ms
+        self.address = settings.advertise or settings.listen
+        """Where others are told to find this daemon."""
+        self._serving = serving
+        self._changed = changed
+        self._status = status
+        self._leadership: Leadership | None = None
+        ttl_ms = int(settings.leader_ttl_s * 1000)
+        election = open_election(settings.store, ttl_ms)
+        if election is not None:
+            self._leadership = Leadership(
+                election, ttl_ms, self.clock, noticed=self.noticed, renewed=self._poke
+            )
+        self._recovering: Recovering | None = None
+        self._told_failure = ""
+        self._opened = False
+        self._hold: asyncio.Task[None] | None = None
+
+    # --- what others may know ------------------------------------------------------------------
+
+    @property
+    def shared(self) -> bool:
+        """Several daemons may have this store."""
+        return self._leadership is not None
+
+    @property
+    def leader(self) -> Leader | None:
+        """Who is active, as far as is known here."""
+        if self._leadership is not None:
+            return self._leadership.leader
+        if self.shell is None:
+            return None
+        owner = f"{self.settings.node}/"
+        return Leader(owner, self.address, self.role_since_ms, self.shell.epoch)
+
+    @property
+    def other_leader(self) -> str | None:
+        """The address of the daemon that is active, if it is another one."""
+        leader = self.leader
+        return leader.address if leader is not None and leader.address != self.address else None
+
+    @property
+    def loaded(self) -> int:
+        """Tasks brought to memory by the recovery under way, or the last one."""
+        return self._recovering.loaded if self._recovering is not None else 0
+
+    # --- roles -----------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Until it serves, or stands by. Raises StoreError."""
+        leadership = self._leadership
+        if leadership is not None:
+            await leadership.prepare()
+            if not await leadership.first_campaign(self._new_owner(), self.address):
+                self._enter("standby")
+                return
+            self._hold = asyncio.create_task(leadership.hold(self._verify))
+        await self._take_over()
+
+    async def run(self) -> None:
+        """For ever. Raises what must end the daemon."""
+        while True:
+            if self.shell is not None:
+                try:
+                    await self._serve(self.shell)
+                except StoreError as error:
+                    if self._leadership is None or isinstance(error, StoreBroken):
+                        raise
+                    await self._step_down(error)
+            assert self._leadership is not None
+            await self._leadership.campaign(self._new_owner(), self.address)
+            self._hold = asyncio.create_task(self._leadership.hold(self._verify))
+            try:
+                await self._take_over()
+                self.observed.failovers += 1
+            except StoreError as error:
+                if error.message != self._told_failure:
+                    self._told_failure = error.message
+                    self.noticed("takeover_failed", f"{error.message}; trying on")
+                await self.close_shard(None, clean=False)
+                self._enter("standby")
+                await asyncio.sleep(TAKEOVER_RETRY_S)
+
+    async def _serve(self, shell: Shell) -> None:
+        """Until it cannot go on, which is raised."""
+        ends: set[asyncio.Future[Any]] = {shell.failed}
+        if self._hold is not None:
+            ends.add(self._hold)
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for future in done:
+            future.result()
+
+    async def _step_down(self, error: StoreError) -> None:
+        """Somebody else leads, or the store cannot be used: deliver nothing more, and wait."""
+        shell, self.shell = self.shell, None
+        assert shell is not None and self._leadership is not None
+        shell.pause()
+        self._leadership.forfeit(for_good=isinstance(error, Fenced))
+        self.noticed("deposed", error.message)
+        self._enter("standby")
+        for connection in list(shell.connections):
+            connection.say_goodbye("not_active", "this daemon is not the active one any more")
+            connection.close()
+            # For those who do not read it.
+            asyncio.get_running_loop().call_later(GOODBYE_WAIT_S, connection.abort)
+        shell.connections.clear()
+        await self.close_shard(shell, clean=False)
+        self.observed.ended(shell.core)
+        self._recovering = None
+        gc.unfreeze()
+
+    async def _take_over(self) -> None:
+        """Open the store, recover what is due soon, serve. Raises StoreError."""
+        self._enter("starting")
+        failpoints.hit("takeover.elected")
+        settings, started_s = self.settings, time.monotonic()
+        now = self.clock.read()
+        owner, opened = await self._open_store(now.now_ms)
+        self._opened = True
+        failpoints.hit("takeover.opened")
+        engine = Engine(self._engine_config, opened.epoch, opened.id_mark, now.now_ms)
+        grace_ms = int(settings.reconnect_grace_s * 1000)
+        recovering = Recovering(self.store, engine, opened, self.clock, grace_ms)
+        self._recovering = recovering
+        await recovering.begin()
+        shell = Shell(
+            settings,
+            engine,
+            self.store,
+            opened,
+            self.clock,
+            owner=owner,
+            backup_folder=backup_folder(settings),
+            noticed=self.noticed,
+            may_deliver=self._leadership.may_deliver if self._leadership is not None else None,
+            status=self._status,
+            observed=self.observed,
+        )
+        self._serving(shell)
+        self.shell = shell
+        shell.start(self._load_rest(shell, recovering, started_s))
+        self._enter("active")
+        self._changed("this daemon is the active one now: connect again")
+        self.observed.recovery_s = time.monotonic() - started_s
+        recovering.tell(self.log, without_secrets(settings.store), self.observed.recovery_s)
+
+    async def _open_store(self, now_ms: int) -> tuple[str, Opened]:
+        leadership = self._leadership
+        if leadership is None:
+            owner = self._new_owner()
+            return owner, await self.store.open(owner, now_ms)
+        assert leadership.me is not None
+        owner = leadership.me.owner
+        # One that has seen data here must not lay out an empty store: see leadership.
+        store = cast(SharedStore, self.store)
+        opened = await store.open(owner, now_ms, may_create=not leadership.incarnation)
+        leadership.opened(opened.epoch)
+        return owner, opened
+
+    async def _load_rest(self, shell: Shell, recovering: Recovering, started_s: float) -> None:
+        await recovering.rest()
+        gc.collect()
+        gc.freeze()
+        self.observed.load_s = time.monotonic() - started_s
+        if recovering.is_small:
+            return
+        self.log.info("loaded", tasks=recovering.loaded, seconds=round(self.observed.load_s, 3))
+
+    # --- the end of a tenure -------------------------------------------------------------------
+
+    async def close_shard(self, shell: Shell | None, clean: bool) -> None:
+        """Give back what a daemon has while it leads, in whatever state it is."""
+        if shell is not None:
+            for connection in list(shell.connections):
+                connection.abort()
+            if not clean:
+                await shell.kill()
+        opened, self._opened = self._opened, False
+        try:
+            if opened:
+                await self.store.close(clean)
+        finally:
+            hold, self._hold = self._hold, None
+            if hold is not None:
+                hold.cancel()
+                await asyncio.gather(hold, return_exceptions=True)
+            if self._leadership is not None:
+                await self._leadership.resign()
+
+    async def close(self) -> None:
+        """After ``close_shard``."""
+        if self._leadership is not None:
+            await self._leadership.close()
+
+    # --- details -----------------------------------------------------------------------------
+
+    def _enter(self, role: str) -> None:
+        if role != self.role:
+            self.role, self.role_since_ms = role, self.clock.read().now_ms
+            if self.shared and role != "starting":
+                self.log.info("role", role=role, active=self.other_leader)
+
+    def _verify(self) -> None:
+        """The lease was gone, or the connection: the store may have lost more than that."""
+        if self.shell is not None:
+            self.shell.spawn(self._look_at_store())
+
+    async def _look_at_store(self) -> None:
+        # One that is away, or being written anew, is looked at again by the next commit.
+        with contextlib.suppress(StoreAway):
+            await self.store.verify()
+
+    def _poke(self) -> None:
+        if self.shell is not None:
+            self.shell.poke()
+
+    def _new_owner(self) -> str:
+        return f"{self.settings.node}/{uuid.uuid4().hex[:12]}"
+
+    def noticed(self, event: str, text: str) -> None:
+        self.observed.notice(event)
+        (self.log.warning if event in WARNINGS else self.log.info)(event, detail=text)

@@ -1,0 +1,85 @@
+"""What a daemon says of itself: STATUS, ``/readyz``. Reads, changes nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.persistence.election import Leader
+from tickwheel.persistence.urls import without_secrets
+from tickwheel.version import __version__
+
+if TYPE_CHECKING:
+    from tickwheel.server.daemon import Daemon
+
+NOT_READY = frozenset(
+    ("starting", "recovering", "standby", "draining", "store_full", "store_trouble", "clock_held")
+)
+"""States in which a load balancer should send nobody here. While loading it takes and gives."""
+
+
+def state_of(daemon: Daemon) -> tuple[str, str | None]:
+    """(state, why)"""
+    shell = daemon.roles.shell
+    if daemon.draining:
+        return "draining", None
+    if shell is None:
+        if daemon.roles.role == "standby":
+            return "standby", None
+        return "recovering", None
+    committer = shell.committer
+    if committer.full:
+        return "store_full", committer.trouble
+    if committer.trouble is not None:
+        return "store_trouble", committer.trouble
+    if daemon.roles.clock.held:
+        return "clock_held", "the wall clock jumped ahead"
+    if not shell.loaded.is_set():
+        return "loading", None
+    return "ready", None
+
+
+def status_map(daemon: Daemon) -> dict[str, Any]:
+    """The answer to STATUS; ``docs/protocol.md`` lists the fields."""
+    state, detail = state_of(daemon)
+    shell = daemon.roles.shell
+    now = daemon.roles.clock.read()
+    leader = daemon.roles.leader
+    return {
+        "node": daemon.settings.node,
+        "version": __version__,
+        "role": daemon.roles.role,
+        "state": state,
+        "detail": detail,
+        "epoch": shell.epoch if shell is not None else 0,
+        "address": daemon.roles.address,
+        "since_ms": daemon.roles.role_since_ms,
+        "active": _leader_map(leader) if leader is not None else None,
+        "store": without_secrets(daemon.settings.store),
+        "store_ok": shell is None or shell.committer.trouble is None,
+        "now_ms": now.now_ms,
+        "uptime_s": round(time.monotonic() - daemon.started_mono_s, 3),
+        "loaded": daemon.roles.loaded,
+    }
+
+
+def _leader_map(leader: Leader) -> dict[str, Any]:
+    return {
+        "node": leader.node,
+        "address": leader.address,
+        "epoch": leader.epoch,
+        "since_ms": leader.since_ms,
+    }
+
+
+def readiness(daemon: Daemon) -> tuple[bool, dict[str, Any]]:
+    """Whether enqueues are taken and deliveries go out, and if not, why."""
+    state, detail = state_of(daemon)
+    told: dict[str, Any] = {"status": state, "role": daemon.roles.role}
+    if detail is not None:
+        told["reason"] = detail
+    if daemon.roles.shell is not None:
+        told["epoch"] = daemon.roles.shell.epoch
+    elif daemon.roles.leader is not None:
+        told["active"] = daemon.roles.leader.address
+    return state not in NOT_READY, told

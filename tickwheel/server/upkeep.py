@@ -1,0 +1,153 @@
+"""What the daemon does beside its work, in bounded steps: deleting groups, handing stored tasks
+to a new group, sweeping dead letters whose retention is over.
+
+Each runs as a task of its own, a chunk at a time with a commit between, so that nothing of it
+makes a large batch or holds a delivery up for long. All of it can be cut off anywhere: what a
+restart finds half done it goes on with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from tickwheel.persistence.store import StoreAway
+from tickwheel.wheel.effects import ProgressKey
+from tickwheel.wheel.groups import Group
+
+if TYPE_CHECKING:
+    from tickwheel.server.shell import Shell
+
+CHUNK = 500
+AWAY_RETRY_S = 0.5
+COMING_DUE_S = 0.05
+"""A group that is being deleted waits for what it held before a restart to come due anew."""
+SWEEP_S_MIN = 1.0
+SWEEP_S_MAX = 600.0
+
+
+class Upkeep:
+    """``start`` once everything is loaded."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._retention_ms = int(shell.settings.dead_retention_s * 1000)
+
+    def start(self) -> None:
+        """Go on with what was under way when the daemon ended last."""
+        for topic in self._shell.core.topics.values():
+            for group in topic.groups.values():
+                if group.is_closed:
+                    self.drain(group)
+        self._shell.spawn(self._sweep_for_ever())
+
+    # --- deleting a group ----------------------------------------------------------------------
+
+    def drain(self, group: Group) -> None:
+        """``group`` was closed: let go of what it holds, then of the group."""
+        self._shell.spawn(self._drain(group))
+
+    async def _drain(self, group: Group) -> None:
+        shell, closing = self._shell, self._shell.engine.closing
+        await shell.loaded.wait()
+        place = (0, "")
+        while not closing.is_drained(group, shell.clock.read().now_ms):
+            ids = closing.some(group, CHUNK)
+            if not ids and group.dead:
+                ids = await self._some_dead(group, place)
+                # From the beginning again, when a task died behind the place.
+                place = (ids[-1], group.name) if ids else (0, "")
+            if not ids:
+                await asyncio.sleep(COMING_DUE_S)
+                continue
+            async with shell.reader.read(ids) as view:
+                closing.drop(group, ids, view(ids))
+            shell.committer.kick()
+            await shell.committer.barrier()
+        closing.finish(group)
+        shell.committer.kick()
+        shell.poke()
+
+    async def _some_dead(self, group: Group, after: ProgressKey) -> list[int]:
+        """Ids of its next dead letters, which only the store knows."""
+        shell = self._shell
+        await shell.committer.barrier()
+        while True:
+            try:
+                rows = await shell.store.scan_dead(after, CHUNK, group.topic.name, group.name)
+            except StoreAway:
+                await asyncio.sleep(AWAY_RETRY_S)
+            else:
+                return [row.id for row in rows]
+
+    # --- tasks for a new group -----------------------------------------------------------------
+
+    def replay(self, group: Group) -> None:
+        """``group`` begins in the past: it is owed what came due since and is still there."""
+        self._shell.spawn(self._replay(group))
+
+    async def _replay(self, group: Group) -> None:
+        shell = self._shell
+        await shell.loaded.wait()
+        after: int | None = 0
+        while after is not None and not group.is_closed:
+            try:
+                page, after = await shell.reader.scan(after, CHUNK, group.topic.name)
+            except StoreAway:
+                await asyncio.sleep(AWAY_RETRY_S)
+                continue
+            now_ms = shell.clock.read().now_ms
+            for known in page:
+                shell.engine.grouping.join(group, known, now_ms)
+            shell.poke()
+            await asyncio.sleep(0)
+
+    # --- dead letters --------------------------------------------------------------------------
+
+    async def _sweep_for_ever(self) -> None:
+        """Scan when the oldest letter can have become too old, and not otherwise."""
+        shell = self._shell
+        pause_s = min(SWEEP_S_MAX, max(SWEEP_S_MIN, self._retention_ms / 10_000))
+        next_ms = 0
+        while True:
+            now_ms = shell.clock.read().now_ms
+            if shell.core.dead and now_ms >= next_ms:
+                next_ms = await self.sweep_dead(now_ms) + self._retention_ms
+            await asyncio.sleep(pause_s)
+
+    async def sweep_dead(self, now_ms: int) -> int:
+        """Delete what died more than the retention before ``now_ms``; when the oldest of the
+        others died (or ``now_ms``)."""
+        shell, oldest_ms = self._shell, now_ms
+        await shell.committer.barrier()
+        after = (0, "")
+        while True:
+            try:
+                rows = await shell.store.scan_dead(after, CHUNK, None, None)
+            except StoreAway:
+                await asyncio.sleep(AWAY_RETRY_S)
+                continue
+            if not rows:
+                return oldest_ms
+            after = rows[-1].id, rows[-1].group
+            limit_ms = now_ms - self._retention_ms
+            over = [(row.id, row.group) for row in rows if row.died_ms <= limit_ms]
+            kept_ms = (row.died_ms for row in rows if row.died_ms > limit_ms)
+            oldest_ms = min([oldest_ms, *kept_ms])
+            if over:
+                await self._delete_over(over, limit_ms)
+
+    async def _delete_over(self, keys: list[tuple[int, str]], limit_ms: int) -> None:
+        """Those of them that died by ``limit_ms`` and have not come back since."""
+        shell = self._shell
+        async with shell.reader.read(list({task_id for task_id, _ in keys})) as view:
+            for task_id, group in keys:
+                # Looked at one by one: a task with letters of two groups changes with the first.
+                found = view([task_id]).get(task_id)
+                dead = found.dead.get(group) if found is not None else None
+                if dead is None or dead.died_ms > limit_ms:
+                    continue
+                if shell.engine.control.delete_dead(task_id, group, found) == "deleted":
+                    shell.core.totals.dead_expired += 1
+        shell.committer.kick()
+        await shell.committer.barrier()

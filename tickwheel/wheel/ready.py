@@ -1,0 +1,153 @@
+"""Ready tasks in the order in which they are handed out: small handles, eight bytes each.
+
+Higher priorities first, but nobody starves: as long as tasks of lower priorities wait, one of
+every ``FAIR_EVERY`` taken is of a lower one, of that whose turn was longest ago. With n
+priorities waiting, each gets at least one of every ``FAIR_EVERY * (n - 1)`` taken. Within a
+priority tasks go in order of arrival. Time is an argument; knows nothing of tasks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from tickwheel.wheel.idqueue import IdQueue
+
+FAIR_EVERY = 16
+MARK_GAP_MS = 100
+MARKS_MAX = 512
+
+
+class Line(IdQueue):
+    """A queue that knows about since when its first entry has waited.
+
+    Instead of a time for each entry it keeps marks (number of an entry, time of its arrival),
+    one every 100 ms, and half as many whenever there are too many: the age it tells is right
+    within 100 ms or a hundredth, and never too low.
+    """
+
+    __slots__ = ("_gap_ms", "_marks", "_next_ms", "_taken")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._marks: deque[tuple[int, int]] = deque()
+        self._taken = 0
+        self._next_ms = 0
+        self._gap_ms = MARK_GAP_MS
+
+    def arrive(self, task_id: int, now_ms: int) -> None:
+        """To the end."""
+        self._ids.append(task_id)
+        if now_ms >= self._next_ms:
+            self._mark(now_ms)
+
+    def _mark(self, now_ms: int) -> None:
+        marks = self._marks
+        if len(self) == 1:
+            marks.clear()
+            self._gap_ms = MARK_GAP_MS
+        marks.append((self._taken + len(self) - 1, now_ms))
+        if len(marks) > MARKS_MAX:
+            self._marks = deque(mark for i, mark in enumerate(marks) if i % 2 == 0)
+            self._gap_ms = max(2 * self._gap_ms, 2 * (now_ms - marks[0][1]) // MARKS_MAX)
+        self._next_ms = now_ms + self._gap_ms
+
+    def take(self, limit: int) -> list[int]:
+        taken = super().take(limit)
+        self._taken += len(taken)
+        if not len(self):
+            self._next_ms = 0
+        marks = self._marks
+        while len(marks) > 1 and marks[1][0] <= self._taken:
+            marks.popleft()
+        return taken
+
+    def push_front(self, ids: Iterable[int]) -> None:
+        before = len(self)
+        super().push_front(ids)
+        self._taken -= len(self) - before
+
+    @property
+    def since_ms(self) -> int | None:
+        """When the first entry arrived, or shortly before; also of the last one that left."""
+        return self._marks[0][1] if self._marks else None
+
+
+class ReadyQueue:
+    """Ids that are due; an id may stand in it more than once (see ``Group.stale``)."""
+
+    __slots__ = ("_by_priority", "_picks", "_plain", "_served", "_turn")
+
+    def __init__(self) -> None:
+        self._plain = Line()
+        self._by_priority: dict[int, Line] = {}
+        self._turn = 0
+        """Taken from the highest priority since a lower one had its turn."""
+        self._picks = 0
+        self._served: dict[int, int] = {}
+        """priority → number of the pick at which it had its turn."""
+
+    def push(self, task_id: int, priority: int, now_ms: int) -> None:
+        if priority:
+            self._level(priority).arrive(task_id, now_ms)
+        else:
+            self._plain.arrive(task_id, now_ms)
+
+    def push_front(self, task_id: int, priority: int) -> None:
+        (self._level(priority) if priority else self._plain).push_front((task_id,))
+
+    def take(self, limit: int) -> list[int]:
+        """Up to ``limit`` ids, removed."""
+        if not self._by_priority:
+            return self._plain.take(limit)
+        taken: list[int] = []
+        while len(taken) < limit and self._by_priority:
+            highest = max(self._by_priority)
+            if len(self._by_priority) == 1 and not len(self._plain):
+                taken += self._take(highest, limit - len(taken))
+                self._turn = 0
+                continue
+            some = self._take(highest, min(limit - len(taken), FAIR_EVERY - 1 - self._turn))
+            taken += some
+            self._turn += len(some)
+            if self._turn >= FAIR_EVERY - 1 and len(taken) < limit:
+                taken += self._take_lower(highest)
+        return taken + self._plain.take(limit - len(taken))
+
+    def _take(self, priority: int, limit: int) -> list[int]:
+        line = self._by_priority[priority]
+        taken = line.take(limit)
+        if not len(line):
+            del self._by_priority[priority]
+        return taken
+
+    def _take_lower(self, highest: int) -> list[int]:
+        """One of the priority below ``highest`` whose turn was longest ago."""
+        self._turn = 0
+        lower = [priority for priority in self._by_priority if priority < highest]
+        if len(self._plain):
+            lower.append(0)
+        if not lower:
+            return []
+        priority = min(lower, key=lambda p: (self._served.get(p, 0), -p))
+        self._picks += 1
+        self._served[priority] = self._picks
+        return self._take(priority, 1) if priority else self._plain.take(1)
+
+    def lines(self) -> list[Line]:
+        """Highest priority first."""
+        levels = sorted(self._by_priority, reverse=True)
+        return [*(self._by_priority[priority] for priority in levels), self._plain]
+
+    def __len__(self) -> int:
+        if not self._by_priority:
+            return len(self._plain)
+        return len(self._plain) + sum(map(len, self._by_priority.values()))
+
+    def _level(self, priority: int) -> Line:
+        level = self._by_priority.get(priority)
+        if level is None:
+            level = self._by_priority[priority] = Line()
+            # As if it had just had its turn: one that comes and goes must not push in.
+            self._served[priority] = max(self._served.get(priority, 0), self._picks)
+        return level
