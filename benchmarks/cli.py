@@ -64,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         default=True,
         help="peers beside: beanstalkd, redis-py",
     )
+    waits = "wait so long before each round of a comparison for an otherwise idle machine"
+    add("--patience", metavar="SECONDS", type=float, default=0.0, help=waits)
     add("--dir", metavar="FOLDER", help="where databases and logs go: a real disk")
     add(
         "--daemon",
@@ -87,6 +89,7 @@ def _context(options: argparse.Namespace, folder: Path) -> tuple[Context, str]:
         daemon_command=tuple(shlex.split(options.daemon)),
         redis_server=on_redis[0] if on_redis is not None else None,
         peers=options.peers,
+        patience_s=options.patience,
     )
     if on_redis is not None:
         versions = describe_redis(on_redis[1])

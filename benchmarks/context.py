@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.environment import wait_until_idle
 from benchmarks.load import run_load
 from benchmarks.redis_server import Redis, TickwheelOnRedis
 from benchmarks.scale import Scale
@@ -66,6 +67,8 @@ class Context:
     peers: bool = True
     """Whether peers are wanted."""
     quiet: bool = False
+    patience_s: float = 0.0
+    """How long a round may wait for a machine that is idle otherwise."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     def tickwheel(self) -> Tickwheel:
@@ -103,6 +106,8 @@ def alternate(context: Context, case: str, contestants: dict[str, Contestant]) -
     told: Rounds = {name: [] for name in contestants}
     for number in range(context.scale.rounds):
         for name, contestant in contestants.items():
+            if context.patience_s and not wait_until_idle(context.patience_s):
+                context.say(f"{case}: the machine was never idle")
             figures = contestant(number)
             told[name].append(figures)
             rate = figures["count"] / figures["elapsed_s"]

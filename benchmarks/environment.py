@@ -12,6 +12,8 @@ from typing import Any
 
 _VOLATILE = ("tmpfs", "ramfs", "devtmpfs")
 _SYNCS = 200
+_LOOK_S = 1.0
+_IDLE = 0.85
 
 
 class NoDisk(Exception):
@@ -54,6 +56,25 @@ def sync_latency_ms(folder: Path) -> dict[str, float]:
         os.close(descriptor)
         path.unlink()
     return {"median": statistics.median(took), "p99": sorted(took)[int(_SYNCS * 0.99)]}
+
+
+def wait_until_idle(patience_s: float) -> bool:
+    """Until others leave the processors alone for a second, or patience is over."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        before = _processor_times()
+        time.sleep(_LOOK_S)
+        idle, total = (b - a for a, b in zip(before, _processor_times(), strict=True))
+        if idle >= _IDLE * total:
+            return True
+        if time.monotonic() > deadline_s:
+            return False
+
+
+def _processor_times() -> tuple[int, int]:
+    """Ticks idle, and all of them."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return ticks[3] + ticks[4], sum(ticks)
 
 
 def describe(folder: Path) -> dict[str, Any]:

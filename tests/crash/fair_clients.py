@@ -26,8 +26,8 @@ _BEGIN = datetime.fromtimestamp(0, UTC)
 @asynccontextmanager
 async def _client(plan: Plan, name: str) -> AsyncIterator[Client]:
     """The real client, connected as soon as there is a daemon."""
-    client = Client(plan.url, send_timeout=1.0, retries=3, name=name)
     while True:
+        client = Client(plan.url, send_timeout=1.0, retries=3, name=name)
         try:
             await client.connect()
             break

@@ -22,7 +22,7 @@ SHORT = {"kills": 0, "every_place": False}
     "how",
     [
         pytest.param({"kills": 10}, id="kills"),
-        pytest.param({"faults": True, "hold_s_max": 1.5, **SHORT}, id="faults"),
+        pytest.param({"faults": True, "hold_s_max": 1.2, **SHORT}, id="faults"),
         pytest.param({"daemons": 2, **SHORT}, id="failover"),
         pytest.param({"kills": 100}, id="100-kills", marks=pytest.mark.slow),
         pytest.param({"kills": 100, "faults": True}, id="100-faults", marks=pytest.mark.slow),

@@ -40,8 +40,8 @@ KEEP_MS = 600
 """So that a Redis that came back older is mended in both ways, by the batches and from memory."""
 LINES_MAX = 25
 """In the log about one start or one fault."""
-LEADER_TTL_S = {1: 0.5, 2: 1.0}
-"""By the number of daemons: the one who takes over after a kill has to wait so long."""
+LEADER_TTL_S = 1.0
+"""The one who takes over after a kill has to wait so long."""
 
 
 class Havoc(Protocol):
@@ -93,12 +93,11 @@ class Run:
             self.redis = RedisRig(folder, query, proxied=options.faults)
         elif store == "sqlite":
             store = f"sqlite:///{folder / 'store.db'}?{SQLITE}&endings_max={ENDINGS_MAX}"
-        ttl_s = LEADER_TTL_S[options.daemons]
         self.daemons = [
             Daemon(
                 folder / f"daemon-{i}",
                 store=store,
-                leader_ttl_s=ttl_s,
+                leader_ttl_s=LEADER_TTL_S,
                 endings_max=ENDINGS_MAX,
                 **SETTINGS,
             )
@@ -133,8 +132,7 @@ class Run:
         every = options.every_place
         victim: Killer | Failover
         if options.daemons > 1:
-            ttl_s = LEADER_TTL_S[options.daemons]
-            victim = Failover(self.daemons, *common, ttl_s=ttl_s, every_place=every)
+            victim = Failover(self.daemons, *common, ttl_s=LEADER_TTL_S, every_place=every)
         else:
             victim = Killer(self.daemons[0], *common, every_place=every)
         if redis is None or not options.faults:

@@ -285,6 +285,23 @@ def test_a_kill_between_the_commit_and_the_frame_never_sends_it_twice(daemon: Da
         assert peer.words(task_id) == ["acked"]
 
 
+def test_a_kill_before_the_commit_sends_nothing(daemon: Daemon) -> None:
+    daemon.kill()
+    daemon.failpoints = "commit.before=3"
+    daemon.start()
+    with Peer(daemon.port) as peer:
+        peer.sub(0, "t", "g", ack="on_delivery")
+        peer.put("t", b"1")
+        with pytest.raises((EOFError, ConnectionError)):
+            peer.next()
+    daemon.wait()
+    daemon.start()
+    with Peer(daemon.port) as peer:
+        peer.sub(0, "t", "g", ack="on_delivery")
+        ((_, item),) = peer.deliveries(1)
+        assert item[3] == b"1"
+
+
 def test_a_broadcast_owns_nothing(daemon: Daemon) -> None:
     with Peer(daemon.port) as peer, Peer(daemon.port) as other:
         peer.sub(0, "t", None, broadcast=True)

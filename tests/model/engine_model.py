@@ -114,6 +114,9 @@ class Model:
                 standings.setdefault(group, Standing())
             for group, standing in standings.items():
                 self._restore(standing, ends_mono_ms.get((task.id, group), 0))
+        for task in list(self.now.tasks.values()):
+            if task.standings and not task.holds():
+                self._end(task, "deleted")
 
     @staticmethod
     def _restore(standing: Standing, end_mono_ms: int) -> None:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from engine_model import SCAN_MS
 from engine_model_content import Task
-from engine_model_rules import ROOMY, TIGHT, StoreRules, groups, steps_ms, topics, ttls_ms
+from engine_model_rules import (
+    ROOMY,
+    TIGHT,
+    StoreRules,
+    groups,
+    policies,
+    steps_ms,
+    topics,
+    ttls_ms,
+)
 from engine_recount import recount
 from engine_rig import Got
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
 from tickwheel.wheel.core import EngineConfig
+from tickwheel.wheel.retry import RetryPolicy
 from tickwheel.wheel.states import State
 
 LEASE_MS = 400
@@ -79,11 +89,13 @@ class DeliveryRules(StoreRules):
         self.expire()
         self.dispatch(loads=True)
 
-    @rule(count=st.integers(1, 3), group=groups, ttl_ms=ttls_ms)
-    def enqueue_and_deliver(self, count: int, group: str, ttl_ms: int | None) -> None:
+    @rule(count=st.integers(1, 3), group=groups, ttl_ms=ttls_ms, retry=policies)
+    def enqueue_and_deliver(
+        self, count: int, group: str, ttl_ms: int | None, retry: RetryPolicy | None
+    ) -> None:
         """What happens to deliveries is the most interesting, so there shall be many."""
         for _ in range(count):
-            self.stage("a", 0, ttl_ms=ttl_ms)
+            self.stage("a", 0, ttl_ms=ttl_ms, retry=retry)
         self.commit()
         if not any(s.group.name == group for s in self.subscribers):
             self.subscribe("a", group, 100, once=False)
@@ -146,6 +158,7 @@ class DeliveryRules(StoreRules):
 
     def _see_deliveries(self, got: list[Got], handed: list[Got], *, everything: bool) -> None:
         model, rig = self.model, self.rig
+        assert not any(one.subscriber.at_most_once for one in got), "sent before its end"
         for one in (*got, *handed):
             task = model.now.tasks[one.id]
             assert task.due_ms == one.due_ms <= rig.now_ms, "delivered early"

@@ -20,11 +20,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-DAY_MS = 86_400_000
-PASSES_MAX = 100
-
 from tickwheel.wheel.groups import Group
 from tickwheel.wheel.retry import RetryPolicy
+
+DAY_MS = 86_400_000
+PASSES_MAX = 100
 
 T = TypeVar("T")
 

@@ -31,9 +31,12 @@ MAY_IMPORT = {
     "protocol": {"protocol", "errors"},
     "client": {"client", "protocol", "errors", "version"},
     "persistence": {"persistence", "wheel", "failpoints", "errors"},
+    "history": {"history", "wheel", "persistence", "errors"},
     "server": {
         "server", "wheel", "persistence", "protocol", "clock", "errors", "failpoints", "version",
+        "history",
     },
+    "reports": {"reports"},
     "cli": {"cli", "client", "protocol", "errors", "version"},
 }  # fmt: skip
 WHEEL_FOR_PERSISTENCE = {
@@ -116,6 +119,16 @@ def test_persistence_sees_of_the_wheel_only_records_and_effects() -> None:
         for path in _modules("persistence")
         for name in _imports(path)
         if _ours(name) == "wheel" and name not in WHEEL_FOR_PERSISTENCE
+    ]
+    assert not wrong
+
+
+def test_of_the_history_only_the_restore_knows_stores_and_records() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in _modules("history")
+        for name in _imports(path)
+        if "restore" not in path.parts and _ours(name) in {"wheel", "persistence"}
     ]
     assert not wrong
 

@@ -291,3 +291,21 @@ def test_subscriptions_of_a_deleted_group_are_told() -> None:
     assert rig.core.cut == [(subscriber, "not_found", "group a of topic t was deleted")]
     rig.enqueue()
     assert rig.pulse() == []
+
+
+def test_a_task_whose_groups_are_missing_from_the_store_waits_for_the_next() -> None:
+    """A store that somebody edited: nothing of it may be lost."""
+    rig = Rig()
+    rig.subscribe(group="a")
+    task_id = rig.enqueue()
+    rig.nack(rig.one(), 5)
+    rig.commit()
+    rig.rows.groups.clear()
+    rig.crash()
+    assert rig.state(task_id) == "ready"
+    rig.subscribe(group="b")
+    got = rig.one()
+    assert got.id == task_id
+    assert rig.ack(got) == "acked"
+    rig.commit()
+    assert rig.rows.is_empty()

@@ -41,6 +41,8 @@ class TableElection:
         self.incarnation = "x"
         self.epoch = 0
         self.owner = ""
+        self.clean = True
+        self.up_s = 3_600
         self.away = False
         self.connections = 1
         self.released: list[str] = []
@@ -54,7 +56,9 @@ class TableElection:
 
     async def look(self) -> Seen:
         self._ask()
-        return Seen(self.leader, TTL_MS, self.incarnation, self.epoch, self.owner)
+        return Seen(
+            self.leader, TTL_MS, self.incarnation, self.epoch, self.owner, self.clean, self.up_s
+        )
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
         self._ask()
@@ -232,6 +236,23 @@ async def test_a_store_that_was_seen_with_data_is_never_laid_out_anew(rig: Rig) 
     assert await rig.leadership.look()
 
 
+async def test_a_store_that_has_just_come_back_is_its_owners_first(rig: Rig) -> None:
+    """It may be older than what its owner, if it lives, has in memory."""
+    rig.table.clean, rig.table.up_s = False, 3
+    assert not await rig.leadership.look()
+    rig.table.up_s = 4
+    assert await rig.leadership.look()
+    rig.table.connections += 1  # a replica that was promoted, or a network that came back
+    assert not await rig.leadership.look()
+    rig.sources.mono += TTL_MS
+    assert await rig.leadership.look()
+
+
+async def test_a_store_that_was_closed_is_anybodys(rig: Rig) -> None:
+    rig.table.up_s = 0
+    assert await rig.leadership.look()
+
+
 async def test_the_first_campaign_does_not_wait_for_one_that_died_here(rig: Rig) -> None:
     rig.table.leader = replace(OTHER, owner="here/0", address=ADDRESS)
     assert await rig.leadership.first_campaign(ME, ADDRESS)
@@ -260,3 +281,9 @@ async def test_who_was_fenced_releases_nothing(rig: Rig) -> None:
     rig.table.leader = OTHER
     await rig.leadership.resign()
     assert rig.table.leader == OTHER
+
+
+async def test_the_first_campaign_leaves_a_store_that_is_away_to_the_next(rig: Rig) -> None:
+    rig.table.away = True
+    assert not await rig.leadership.first_campaign(ME, ADDRESS)
+    assert rig.events == ["election_trouble"]

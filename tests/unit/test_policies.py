@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,3 +167,14 @@ def test_the_settings_define_policies_by_name() -> None:
 def test_wrong_policies_of_the_settings_are_named(name: str, value: Any, said: str) -> None:
     with pytest.raises(BadRequest, match=said):
         load(None, {"retry_policies": {name: value}})
+
+
+def test_policies_in_the_configuration_file(tmp_path: Path) -> None:
+    config = tmp_path / "tickwheel.toml"
+    config.write_text(
+        "[retry_policies.payments]\nkind = 'table'\ndelays_ms = [1_000, 60_000]\nretries = 3\n"
+        "[retry_policies.once-more]\nkind = 'fixed'\ndelay_ms = 30_000\nretries = 1\njitter = 0\n"
+    )
+    known = load(str(config)).engine().policies
+    assert delays(known["payments"], 3) == [1_000, 60_000, 60_000]
+    assert known["once-more"] == RetryPolicy(30_000, 1.0, 0, 1, 0.0, "fixed")

@@ -10,6 +10,8 @@ import typer
 
 from tickwheel.cli import views
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, command
+from tickwheel.cli.flow import show_flow
+from tickwheel.cli.history import DIR_ENV, DIR_HELP
 from tickwheel.cli.options import AtOption, DelayOption, Ids
 from tickwheel.cli.values import format_time, iso_time
 from tickwheel.errors import BadRequest
@@ -59,8 +61,19 @@ async def _move(call: Call, ids: list[int], delay: float | None, at: datetime | 
     return verdict(statuses, {"scheduled"})
 
 
-async def show(call: Call, ids: Ids) -> int:
+async def show(
+    call: Call,
+    ids: Ids,
+    flow: Annotated[
+        bool, typer.Option("--flow", help="What happened to them, also after their end.")
+    ] = False,
+    history: Annotated[
+        str | None, typer.Option(envvar=DIR_ENV, metavar="DIR", help=f"For --flow. {DIR_HELP}")
+    ] = None,
+) -> int:
     """Everything about tasks: state, due time, slot and rotations left, attempts, failures."""
+    if flow:
+        return await show_flow(call, ids, history)
     states = []
     async with call.client() as client:
         for task_id in ids:

@@ -41,6 +41,10 @@ class Seen:
     epoch: int
     owner: str
     """Who opened the store last."""
+    clean: bool = True
+    """It was closed: nobody has anything in memory that the store may have lost."""
+    up_s: int = 0
+    """For how long the store's server has been running, rounded down."""
 
 
 class Election(Protocol):
@@ -75,7 +79,9 @@ class Election(Protocol):
 class SharedStore(Store, Protocol):
     """A store that more than one daemon can open."""
 
-    async def open(self, owner: str, now_ms: int, *, may_create: bool = True) -> Opened:
+    async def open(
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, may_create: bool = True
+    ) -> Opened:
         """``may_create`` False: an empty store is refused (StoreUnusable)."""
         ...
 

@@ -67,10 +67,10 @@ class MemoryStore:
         other._clean = self._clean
         return other
 
-    async def open(self, owner: str, now_ms: int) -> Opened:
+    async def open(self, owner: str, now_ms: int, *, epoch_min: int = 1) -> Opened:
         created = self._epoch == 0
         clean = self._clean
-        self._epoch += 1
+        self._epoch = max(self._epoch + 1, epoch_min)
         self._owner = owner
         self._clean = False
         self._is_open = True

@@ -147,7 +147,9 @@ class Audit:
 class Store(Protocol):
     """See the module's text. All calls are made from one event loop."""
 
-    async def open(self, owner: str, now_ms: int) -> Opened: ...
+    async def open(self, owner: str, now_ms: int, *, epoch_min: int = 1) -> Opened:
+        """``epoch_min``: the epoch is not below it; for a store that takes another's place."""
+        ...
 
     async def recover_small(self) -> Small: ...
 

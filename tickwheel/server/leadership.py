@@ -53,6 +53,9 @@ class Leadership:
         self._empty_since_mono_ms: int | None = None
         self._trouble = False
         self._told_empty = False
+        self._connection = 0
+        self._first_connection = True
+        self._since_mono_ms = 0
         self.me: Leader | None = None
         """Set while this daemon leads."""
         self.leader: Leader | None = None
@@ -80,9 +83,12 @@ class Leadership:
 
     def _may_begin(self, seen: Seen) -> bool:
         mono_ms = self._clock.read().mono_ms
+        if self._election.connections != self._connection:
+            self._first_connection = self._connection == 0
+            self._connection, self._since_mono_ms = self._election.connections, mono_ms
         if seen.incarnation:
             self._empty_since_mono_ms, self._told_empty = None, False
-            return True
+            return seen.clean or self._owner_had_time(seen, mono_ms)
         if self._empty_since_mono_ms is None:
             self._empty_since_mono_ms = mono_ms
         if self.incarnation:
@@ -96,19 +102,30 @@ class Leadership:
             return False
         return mono_ms - self._empty_since_mono_ms >= self._ttl_ms
 
+    def _owner_had_time(self, seen: Seen, mono_ms: int) -> bool:
+        """A store that came back may have lost its newest batches and the lease with them; an
+        owner that lives writes them again, and is to get the lease before anybody else does."""
+        if seen.up_s * 1000 < self._ttl_ms + 1000:
+            return False
+        return self._first_connection or mono_ms - self._since_mono_ms >= self._ttl_ms
+
     async def first_campaign(self, owner: str, address: str) -> bool:
-        """Until this daemon leads, or another one does. Raises StoreError.
+        """Until this daemon leads, or another one does, or the store cannot be asked.
 
         Whoever led from this node at the address that this process has just bound is dead; its
         lease need not be waited for.
         """
         node = owner.rpartition("/")[0]
         while True:
-            turn, before = await self.look(), self.leader
-            if before is not None:
-                turn = (before.node, before.address) == (node, address)
-            if turn and await self.acquire(owner, address, before):
-                return True
+            try:
+                turn, before = await self.look(), self.leader
+                if before is not None:
+                    turn = (before.node, before.address) == (node, address)
+                if turn and await self.acquire(owner, address, before):
+                    return True
+            except StoreError as error:  # it was there a moment ago: ``campaign`` tries on
+                self._ill(error)
+                return False
             if self.leader is not None:
                 return False
             await asyncio.sleep(self._poll_s)

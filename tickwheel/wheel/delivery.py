@@ -139,7 +139,8 @@ class Delivery(Dispatching):
         if len(groups) == 1:
             return list(groups.values())
         owed = [group for group in groups.values() if group.owes(known.row)] or topic.earliest
-        return [g for g in groups.values() if g in owed or g.name in known.progress]
+        recorded = known.progress.keys() | known.dead.keys()
+        return [group for group in groups.values() if group in owed or group.name in recorded]
 
     def _retry_due(self, task_id: int, at_ms: int, now_ms: int) -> bool:
         """A handle fired: the group whose wait it ends, if there is one, gets the task again."""

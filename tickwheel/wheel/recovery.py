@@ -47,6 +47,15 @@ class Recovery:
         groups = Delivery.groups_owed(topic, known)
         shared = len(groups) > 1 or groups[:1] != [topic.first_group]
         groups = [g for g in groups if g.name not in known.dead and not is_done(known, g)]
+        if topic.unowned is not None:
+            # Its records name groups that are not there: it waits for the first one.
+            topic.unowned.ready.push(row.id, priority_of(row), now_ms)
+            core.lifetimes.begin(row)
+            return
+        if not groups and not known.dead:
+            # Whoever else owed it was being deleted, and nobody can tell any more that it did.
+            core.end(row.id, Ending.DELETED)
+            return
         if shared:
             owed = core.owed[row.id] = Owed({group.name for group in groups})
             owed.buried = len(known.dead)

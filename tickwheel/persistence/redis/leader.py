@@ -31,8 +31,10 @@ LOOK = Script(
     "look",
     _MINE
     + """
-local w = redis.call('HMGET', WHEEL, 'incarnation', 'epoch', 'owner')
-return {found or '', redis.call('PTTL', LEADER), w[1] or '', w[2] or '0', w[3] or ''}
+local w = redis.call('HMGET', WHEEL, 'incarnation', 'epoch', 'owner', 'clean')
+local up_s = string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)')
+return {found or '', redis.call('PTTL', LEADER), w[1] or '', w[2] or '0', w[3] or '',
+  w[4] or '1', up_s}
 """,
 )
 ACQUIRE = Script(
@@ -100,13 +102,16 @@ class RedisElection:
             await line.close()
 
     async def look(self) -> Seen:
-        value, ttl_ms, incarnation, epoch, owner = await self._line.run(LOOK, self._keys, ())
+        reply = await self._line.run(LOOK, self._keys, ())
+        value, ttl_ms, incarnation, epoch, owner, clean, up_s = reply
         return Seen(
             leader=_leader(value.decode(errors="replace")),
             ttl_ms=max(0, ttl_ms),
             incarnation=incarnation.decode(),
             epoch=int(epoch),
             owner=owner.decode(errors="replace"),
+            clean=clean == b"1",
+            up_s=int(up_s),
         )
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:

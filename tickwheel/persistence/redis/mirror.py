@@ -257,8 +257,13 @@ class Mirror:
 
     def batches(self) -> Iterator[Effects]:
         """Everything, in batches of a size that Redis takes at once; none may land meanwhile."""
-        for endings in _chunks(self.endings()):
-            yield Effects(ended=dict(endings))
+        ended: dict[int, Ending] = {}
+        for task_id, ending in self.endings():
+            if task_id in ended or len(ended) >= ROWS_A_BATCH:
+                yield Effects(ended=ended)
+                ended = {}
+            ended[task_id] = ending
+        yield Effects(ended=ended)
         groups = (decode_group(record) for record in self._groups.values())
         yield Effects(groups={(row.topic, row.group): row for row in groups})
         for sessions in _chunks(map(decode_session, self._sessions.values())):

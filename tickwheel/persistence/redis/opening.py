@@ -83,11 +83,17 @@ async def _info(line: Line, options: RedisOptions) -> dict[str, str]:
 
 
 async def begin_epoch(
-    line: Line, keys: Keys, options: RedisOptions, owner: str, now_ms: int, may_create: bool
+    line: Line,
+    keys: Keys,
+    options: RedisOptions,
+    owner: str,
+    now_ms: int,
+    may_create: bool,
+    epoch_min: int = 1,
 ) -> tuple[Opened, str]:
     """What the wheel said before, and the incarnation. Raises StoreUnusable, Away, Lost, Answer."""
     fresh = secrets.token_hex(8)
-    args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), *TYPES)
+    args = (owner.encode(), now_ms, fresh, LAYOUT, int(may_create), epoch_min, *TYPES)
     reply: list[Any] = await line.run(OPEN, keys.all, args)
     status = reply[0].decode()
     if status not in ("created", "opened"):

@@ -31,7 +31,7 @@ from tickwheel.wheel.effects import Effects
 log = logging.getLogger(__name__)
 
 RETRY_S = 0.2
-RETRY_S_MAX = 5.0
+RETRY_S_MAX = 2.0
 
 
 class Rewriter:

@@ -91,7 +91,9 @@ class RedisStore:
         """About how much memory it takes to know everything that Redis holds."""
         return self._mirror.bytes_held
 
-    async def open(self, owner: str, now_ms: int, *, may_create: bool = True) -> Opened:
+    async def open(
+        self, owner: str, now_ms: int, *, epoch_min: int = 1, may_create: bool = True
+    ) -> Opened:
         """See ``Store.open``. ``may_create`` False: an empty Redis is refused (a standby that
         has seen data here must not lay out an empty shard while its owner may live)."""
         check(self.options)
@@ -100,7 +102,7 @@ class RedisStore:
         try:
             await opening.inspect(line, self.options)
             opened, incarnation = await opening.begin_epoch(
-                line, self.keys, self.options, owner, now_ms, may_create
+                line, self.keys, self.options, owner, now_ms, may_create, epoch_min
             )
             await self._writer.begin(owner, opened, incarnation)
             if opened.created:

@@ -35,25 +35,40 @@ def _begin_of(path: str) -> bytes:
 
 
 def begin_epoch(
-    connection: sqlite3.Connection, path: str, layout: int, owner: str, now_ms: int, room: Room
-) -> dict[str, int | str]:
-    """What meta said before; the new epoch is durable when it returns."""
+    connection: sqlite3.Connection,
+    path: str,
+    layout: int,
+    owner: str,
+    now_ms: int,
+    room: Room,
+    epoch_min: int = 1,
+) -> tuple[dict[str, int | str], int]:
+    """What meta said before, and the new epoch, which is durable when it returns."""
     try:
-        before = _begin_epoch(connection, path, layout, owner, now_ms)
+        before = _begin_epoch(connection, path, layout, owner, now_ms, epoch_min)
     except sqlite3.Error as error:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         if not is_full(error, path):
             raise
         room.give_up()
-        before = _begin_epoch(connection, path, layout, owner, now_ms)
+        before = _begin_epoch(connection, path, layout, owner, now_ms, epoch_min)
     if not layout:
         _sync_folder(path)
-    return before
+    return before, _next_epoch(before, epoch_min)
+
+
+def _next_epoch(before: dict[str, int | str], epoch_min: int) -> int:
+    return max(int(before["epoch"]) + 1, epoch_min)
 
 
 def _begin_epoch(
-    connection: sqlite3.Connection, path: str, layout: int, owner: str, now_ms: int
+    connection: sqlite3.Connection,
+    path: str,
+    layout: int,
+    owner: str,
+    now_ms: int,
+    epoch_min: int,
 ) -> dict[str, int | str]:
     connection.execute("BEGIN IMMEDIATE")
     if layout:
@@ -62,7 +77,7 @@ def _begin_epoch(
         schema.create(connection)
     before = schema.read_meta(connection, path)
     values: dict[str, int | str] = {
-        "epoch": int(before["epoch"]) + 1,
+        "epoch": _next_epoch(before, epoch_min),
         "owner": owner,
         "clean": 0,
         "opened_ms": now_ms,

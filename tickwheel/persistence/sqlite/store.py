@@ -50,11 +50,11 @@ class SqliteStore:
         """False from a refusal for lack of room until ``probe_room`` finds some."""
         return self._writer.has_room
 
-    async def open(self, owner: str, now_ms: int) -> Opened:
+    async def open(self, owner: str, now_ms: int, *, epoch_min: int = 1) -> Opened:
         self._closing = False
         writing = ThreadPoolExecutor(1, "tickwheel-sqlite-write")
         try:
-            opened = await _run(writing, lambda: self._writer.open(owner, now_ms))
+            opened = await _run(writing, lambda: self._writer.open(owner, now_ms, epoch_min))
         except BaseException:
             writing.shutdown(wait=False)
             raise

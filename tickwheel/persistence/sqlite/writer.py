@@ -66,18 +66,18 @@ class Writer:
 
     # --- opening and closing -----------------------------------------------------------------
 
-    def open(self, owner: str, now_ms: int) -> Opened:
+    def open(self, owner: str, now_ms: int, epoch_min: int = 1) -> Opened:
         """Raises StoreUnusable; the lock and the connection are then released again."""
         self._lock.acquire(owner)
         try:
-            return self._open(owner, now_ms)
+            return self._open(owner, now_ms, epoch_min)
         except BaseException as error:
             self._release()
             if isinstance(error, sqlite3.Error | OSError):
                 raise StoreUnusable(f"cannot open {self._path}: {describe(error)}") from error
             raise
 
-    def _open(self, owner: str, now_ms: int) -> Opened:
+    def _open(self, owner: str, now_ms: int, epoch_min: int) -> Opened:
         layout = identify(self._path, self._wanted.busy_ms)
         options = self._wanted.fitted(disk_bytes(self._path))
         # The log may exceed its limit by a batch without being cut.
@@ -87,7 +87,9 @@ class Writer:
         )
         make_durable(connection)
         self._room = Room(self._path, options.reserve_bytes, options.wal_bytes)
-        before = begin_epoch(connection, self._path, layout, owner, now_ms, self._room)
+        before, epoch = begin_epoch(
+            connection, self._path, layout, owner, now_ms, self._room, epoch_min
+        )
         (upto,) = connection.execute("SELECT max(upto) FROM ending").fetchone()
         self._endings_upto = upto or 0
         self._look(connection)
@@ -96,7 +98,7 @@ class Writer:
         self._upkeep = Upkeep(connection, self._path, options, self._room)
         self._upkeep.start()
         return Opened(
-            epoch=int(before["epoch"]) + 1,
+            epoch=epoch,
             last_batch=int(before["last_batch"]),
             id_mark=int(before["id_mark"]),
             position_ms=int(before["position_ms"]),

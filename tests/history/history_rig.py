@@ -1,0 +1,142 @@
+"""For the tests of the history: records as a daemon makes them, a writer, what the files hold."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tickwheel.history import segments
+from tickwheel.history.launch import writer_command
+from tickwheel.history.names import state_folder
+from tickwheel.history.records import Kind
+from tickwheel.history.retention import Limits
+from tickwheel.history.segments import Event, Tally
+from tickwheel.history.spool import Spool
+from tickwheel.history.writer import Writer
+from tickwheel.wheel.records import id_floor
+
+NODE = "node-1"
+HOUR_MS = 3_600_000
+NOW_MS = 1_795_255_200_000
+"""2026-11-21T10:00:00Z: the beginning of an hour."""
+
+Record = Sequence[Any]
+
+
+def make_id(index: int, at_ms: int = NOW_MS) -> int:
+    """A task's id of that time."""
+    return id_floor(at_ms, 0) + index * 1024
+
+
+def enqueued(
+    ids: Sequence[int],
+    due_ms: int = NOW_MS,
+    topic: Any = "t",
+    *,
+    time_ms: int = NOW_MS,
+    extras: dict[int, Any] | None = None,
+    bodies: Sequence[bytes] | None = None,
+) -> Record:
+    dues = [due_ms] * len(ids)
+    return [Kind.ENQUEUED, time_ms, "shop@1.2.3.4:5", list(ids), dues, topic, extras or {}, bodies]
+
+
+def delivered(
+    ids: Sequence[int], attempt: int = 1, *, group: str = "g", topic: str = "t",
+    time_ms: int = NOW_MS + 2, due_ms: int = NOW_MS,
+) -> Record:  # fmt: skip
+    count = len(ids)
+    return [Kind.DELIVERED, time_ms, topic, group, "w@1", list(ids), [attempt] * count,
+            [due_ms] * count]  # fmt: skip
+
+
+def acked(
+    ids: Sequence[int], attempt: int = 1, *, group: str = "g", topic: str = "t",
+    time_ms: int = NOW_MS + 5, delivered_ms: int | None = NOW_MS + 2, epoch: int = 1,
+) -> Record:  # fmt: skip
+    count = len(ids)
+    return [Kind.ACKED, time_ms, topic, group, "w@1", epoch, list(ids), [attempt] * count,
+            [delivered_ms] * count]  # fmt: skip
+
+
+def spool_of(folder: Path, epoch: int = 1, *, shard: int = 0, bytes_max: int = 64 << 20) -> Spool:
+    return Spool(state_folder(folder, NODE, shard), epoch, bytes_max)
+
+
+def fill(folder: Path, batches: Iterable[Sequence[Record]], epoch: int = 1) -> None:
+    """Batches into a spool that is closed afterwards."""
+    spool = spool_of(folder, epoch)
+    for n, records in enumerate(batches, 1):
+        assert spool.append(n, records)
+    spool.close()
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self, now_ms: int = NOW_MS) -> None:
+        self.now_ms = now_ms
+
+    def __call__(self) -> int:
+        return self.now_ms
+
+
+def writer_of(
+    folder: Path, *, segment_bytes: int = 64 << 20, limits: Limits | None = None,
+    clock: Clock | None = None, log: list[str] | None = None, clean_hour: int = 4,
+) -> Writer:  # fmt: skip
+    """A writer in this process."""
+    state_folder(folder, NODE, 0).mkdir(parents=True, exist_ok=True)
+    told = log if log is not None else []
+    return Writer(
+        folder,
+        NODE,
+        0,
+        segment_bytes=segment_bytes,
+        limits=limits or Limits(None, None),
+        clean_hour=clean_hour,
+        log=told.append,
+        now_ms=clock or Clock(),
+    )
+
+
+def drain(folder: Path, **options: Any) -> list[str]:
+    """All that is in the spools, written and sealed; what the writer had to say."""
+    log: list[str] = []
+    writer = writer_of(folder, log=log, **options)
+    assert writer.finish()
+    writer.close()
+    return log
+
+
+def write(folder: Path, batches: Iterable[Sequence[Record]], epoch: int = 1) -> None:
+    """Batches as sealed segments."""
+    fill(folder, batches, epoch)
+    drain(folder)
+
+
+def start_writer(folder: Path, **options: Any) -> subprocess.Popen[bytes]:
+    """A writer's process, with a pipe to its standard input."""
+    command = writer_command(str(folder), NODE, 0, **{"retention_s": None, **options})
+    assert command[0] == sys.executable
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def read_all(folder: Path, tally: Tally | None = None) -> list[Event]:
+    """Every line of every segment, as it lies there."""
+    tally = tally if tally is not None else Tally()
+    return [
+        event for segment in segments.find(folder) for event in segments.events(segment.path, tally)
+    ]
+
+
+def numbers(events: Iterable[Event]) -> list[tuple[int, int]]:
+    return [(event["epoch"], event["seq"]) for event in events]
+
+
+def segment_names(folder: Path) -> list[str]:
+    """All files outside ``_state``, as their names say."""
+    return sorted(path.name for path in folder.glob("dt=*/hour=*/*"))

@@ -1,0 +1,208 @@
+"""Records as lines: every event with its fields, and valid JSON whatever a string holds."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tickwheel.history.lines import MALFORMED, Renderer, to_json
+from tickwheel.history.records import EVENTS, FIELDS, Kind
+
+T = 1_795_255_200_000
+END = {"node": "n", "shard": 3, "epoch": 9}
+ANY = st.text(st.characters(), max_size=40)
+"""Surrogates included."""
+
+
+def render(record: list[Any], seq: int = 1) -> list[dict[str, Any]]:
+    lines = Renderer("n", 3, 9).render(record, seq)
+    found = []
+    for number, line in enumerate(lines, seq):
+        assert line.endswith("}\n") and line.count("\n") == 1 and line.isascii()
+        event = json.loads(line)
+        assert {name: event.pop(name) for name in END} == END
+        assert event.pop("seq") == number and event.pop("v") == 1 and event.pop("time_ms") == T
+        assert None not in event.values()
+        found.append(event)
+    return found
+
+
+TASK = {"task_id": "5", "topic": "t"}
+CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
+    (
+        [Kind.ENQUEUED, T, "p", [5, 6], [T, T + 1], "t", {}, None],
+        [
+            {"event": "enqueued", **TASK, "due_ms": T, "producer": "p"},
+            {"event": "enqueued", "task_id": "6", "topic": "t", "due_ms": T + 1, "producer": "p"},
+        ],
+    ),
+    (
+        [Kind.ENQUEUED, T, "", [5, 6], [T, T], ["t", "u"], {1: {"key": "k", "ttl_ms": 0}}, None],
+        [
+            {"event": "enqueued", **TASK, "due_ms": T},
+            {
+                "event": "enqueued", "task_id": "6", "topic": "u", "due_ms": T, "key": "k",
+                "ttl_ms": 0,
+            },
+        ],
+    ),
+    (
+        [Kind.ENQUEUED, T, "p", [5], [T], "t", {0: ["k", "", {"a": 1}, 7, 9, "slow"]}, [b"\x00"]],
+        [
+            {
+                "event": "enqueued", **TASK, "due_ms": T, "producer": "p", "key": "k", "tag": "",
+                "props": {"a": 1}, "priority": 7, "ttl_ms": 9, "retry": "slow", "body": "AA==",
+            }
+        ],
+    ),
+    (
+        [Kind.DELIVERED, T, "t", "g", "w", [5], [1], [T - 4]],
+        [
+            {
+                "event": "delivered", **TASK, "group": "g", "due_ms": T - 4, "attempt": 1,
+                "lateness_ms": 4, "subscriber": "w",
+            }
+        ],
+    ),
+    (
+        [Kind.DELIVERED, T, "t", None, "", [5, 5], [2, 1], [T, T + 9]],
+        [
+            {"event": "delivered", **TASK, "due_ms": T, "attempt": 2},
+            {"event": "delivered", **TASK, "due_ms": T + 9, "attempt": 1, "lateness_ms": 0},
+        ],
+    ),
+    (
+        [Kind.ACKED, T, "t", "g", "w", 9, [5], [2], [T - 7]],
+        [
+            {
+                "event": "acked", **TASK, "group": "g", "attempt": 2, "ack_ms": 7,
+                "subscriber": "w",
+            }
+        ],
+    ),
+    (
+        [Kind.ACKED, T, "t", "g", "w", 9, [5, 6], [2, 1], [None, T + 3]],
+        [
+            {"event": "acked", **TASK, "group": "g", "attempt": 2, "subscriber": "w"},
+            {
+                "event": "acked", "task_id": "6", "topic": "t", "group": "g", "attempt": 1,
+                "ack_ms": 0, "subscriber": "w",
+            },
+        ],
+    ),
+    (
+        [Kind.NACKED, T, "t", "g", "w", [5], [2], [T + 9], ["no"]],
+        [
+            {
+                "event": "nacked", **TASK, "group": "g", "due_ms": T + 9, "attempt": 2,
+                "reason": "no", "subscriber": "w",
+            }
+        ],
+    ),
+    (
+        [Kind.LEASE_OVER, T, "t", "g", "w", [5], [2], "lease over"],
+        [
+            {
+                "event": "lease_over", **TASK, "group": "g", "attempt": 2,
+                "reason": "lease over", "subscriber": "w",
+            }
+        ],
+    ),
+    (
+        [Kind.RELEASED, T, "t", "g", "w", [5], [2]],
+        [{"event": "released", **TASK, "group": "g", "attempt": 2, "subscriber": "w"}],
+    ),
+    (
+        [Kind.DEAD, T, "t", "g", [5], [2], ["why"]],
+        [{"event": "dead", **TASK, "group": "g", "attempt": 2, "reason": "why"}],
+    ),
+    ([Kind.ENDED, T, "t", None, "cancelled", [5]], [{"event": "cancelled", **TASK}]),
+    ([Kind.ENDED, T, "t", "g", "expired", [5]], [{"event": "expired", **TASK, "group": "g"}]),
+    ([Kind.ENDED, T, "t", "g", "deleted", [5]], [{"event": "deleted", **TASK, "group": "g"}]),
+    (
+        [Kind.RESCHEDULED, T, "t", [5], [T + 1]],
+        [{"event": "rescheduled", **TASK, "due_ms": T + 1}],
+    ),
+    ([Kind.REQUEUED, T, "t", "g", [5]], [{"event": "requeued", **TASK, "group": "g"}]),
+    (
+        [Kind.GROUP, T, "t", "g", "created"],
+        [{"event": "group_created", "topic": "t", "group": "g"}],
+    ),
+    (
+        [Kind.GROUP, T, "t", "g", "created", {"since_ms": 0, "paused": True}],
+        [
+            {
+                "event": "group_created", "topic": "t", "group": "g", "since_ms": 0,
+                "settings": {"paused": True},
+            }
+        ],
+    ),
+    (
+        [Kind.GROUP, T, "t", None, "configured", {"paused": True}],
+        [{"event": "group_configured", "topic": "t", "settings": {"paused": True}}],
+    ),
+    (
+        [Kind.GROUP, T, "t", "g", "deleted"],
+        [{"event": "group_deleted", "topic": "t", "group": "g"}],
+    ),
+    (
+        [Kind.DAEMON, T, "started", {"clean": False, "pending": 3}],
+        [{"event": "started", "clean": False, "details": {"pending": 3}}],
+    ),
+    ([Kind.DAEMON, T, "stopped", {"clean": True}], [{"event": "stopped", "clean": True}]),
+    ([Kind.DROPPED, T, 12], [{"event": "dropped", "count": 12}]),
+    ([Kind.DROPPED, T, None, "why"], [{"event": "dropped", "reason": "why"}]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "events"), CASES, ids=lambda value: str(value)[:40])
+def test_a_record_becomes_its_events(record: list[Any], events: list[dict[str, Any]]) -> None:
+    assert render(record) == events
+    assert render(record, 41) == events
+
+
+def test_the_cases_are_every_event_and_every_field() -> None:
+    made = [event for _, events in CASES for event in events]
+    assert {event["event"] for event in made} == set(EVENTS)
+    fields = {name for event in made for name in event} | {"v", "time_ms", "seq", *END}
+    assert fields == set(FIELDS) - {"synthetic"}
+
+
+@given(ANY, ANY, ANY, ANY, st.binary(max_size=30))
+def test_any_text_comes_back_as_it_was(
+    topic: str, key: str, who: str, reason: str, body: bytes
+) -> None:
+    extras = {"key": key, "tag": reason, "props": {key: who, "n": [reason]}}
+    (event,) = render([Kind.ENQUEUED, T, who, [5], [T], topic, {0: extras}, [body]])
+    assert event["topic"] == topic and event["key"] == key and event["tag"] == reason
+    assert event.get("producer", "") == who
+    assert event["props"] == {key: who, "n": [reason]}
+    assert base64.b64decode(event["body"]) == body
+    (event,) = render([Kind.NACKED, T, topic, key, who, [5], [1], [T], [reason]])
+    assert (event["topic"], event.get("group", "")) == (topic, key)
+    assert (event.get("subscriber", ""), event.get("reason", "")) == (who, reason)
+
+
+@given(st.recursive(st.floats() | ANY | st.integers() | st.booleans(), st.lists, max_leaves=5))
+def test_properties_are_valid_json_even_without_a_word_for_them(value: Any) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    json.loads(to_json({"p": value}), parse_constant=refuse)
+
+
+@given(st.lists(st.integers() | ANY | st.lists(st.integers()) | st.none(), max_size=10))
+def test_a_record_that_is_none_is_refused_and_nothing_else(record: list[Any]) -> None:
+    renderer = Renderer("n", 0, 1)
+    for kind in Kind:
+        try:
+            lines = renderer.render([kind, T, *record], 1)
+        except MALFORMED:
+            continue
+        for line in lines:
+            json.loads(line)

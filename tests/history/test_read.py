@@ -1,0 +1,253 @@
+"""Questions to the history: all that is wanted, once, in order, whatever lies beside it."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from history.history_rig import (
+    HOUR_MS,
+    NODE,
+    NOW_MS,
+    Clock,
+    acked,
+    delivered,
+    enqueued,
+    make_id,
+    numbers,
+    segment_names,
+    spool_of,
+    write,
+    writer_of,
+)
+from tickwheel.errors import LimitExceeded
+from tickwheel.history import read, segments
+from tickwheel.history.names import hour_folder
+from tickwheel.history.read import Follow, Query, flow, newest, search
+from tickwheel.history.records import Kind
+from tickwheel.history.segments import Tally
+
+KEY = 'ключ "1"\n'
+
+
+def some_history(folder: Path) -> list[int]:
+    """Four tasks of two topics over three hours, the last one in two groups."""
+    ids = [make_id(n) for n in range(4)]
+    later = NOW_MS + HOUR_MS
+    write(
+        folder,
+        [
+            [enqueued(ids[:2], later, extras={0: {"key": KEY}}, time_ms=NOW_MS - 5)],
+            [enqueued(ids[2:], later, ["t", "u"], extras={1: {"key": KEY}}, time_ms=NOW_MS)],
+            [delivered(ids[:3], time_ms=later), acked(ids[:2], time_ms=later + 1)],
+            [delivered(ids[3:], topic="u", time_ms=later + 2)],
+            [delivered(ids[3:], topic="u", group="h", time_ms=later + 3)],
+        ],
+    )
+    return ids
+
+
+def told(events: Any) -> list[tuple[str, int]]:
+    return [(event["event"], int(event["task_id"])) for event in events]
+
+
+def find(folder: Path, **wanted: Any) -> list[Any]:
+    return list(search(folder, Query(**wanted), Tally()))
+
+
+def test_everything_oldest_first(tmp_path: Path) -> None:
+    some_history(tmp_path)
+    assert numbers(find(tmp_path)) == [(1, seq) for seq in range(1, 12)]
+
+
+def test_by_id_topic_group_and_event(tmp_path: Path) -> None:
+    ids = some_history(tmp_path)
+    assert told(find(tmp_path, ids=frozenset((ids[1],)))) == [
+        ("enqueued", ids[1]), ("delivered", ids[1]), ("acked", ids[1])
+    ]  # fmt: skip
+    assert told(find(tmp_path, topic="u")) == [
+        ("enqueued", ids[3]), ("delivered", ids[3]), ("delivered", ids[3])
+    ]  # fmt: skip
+    assert told(find(tmp_path, group="h")) == [("delivered", ids[3])]
+    assert told(find(tmp_path, events=frozenset(("acked",)))) == [
+        ("acked", ids[0]), ("acked", ids[1])
+    ]  # fmt: skip
+    assert find(tmp_path, topic="t", group="h") == []
+    assert find(tmp_path, ids=frozenset()) == []
+
+
+def test_by_key_events_that_do_not_hold_it_are_found_too(tmp_path: Path) -> None:
+    ids = some_history(tmp_path)
+    assert told(find(tmp_path, key=KEY)) == [
+        ("enqueued", ids[0]), ("enqueued", ids[3]), ("delivered", ids[0]), ("acked", ids[0]),
+        ("delivered", ids[3]), ("delivered", ids[3]),
+    ]  # fmt: skip
+    assert told(find(tmp_path, key=KEY, topic="u", events=frozenset(("enqueued",)))) == [
+        ("enqueued", ids[3])
+    ]
+    # It was enqueued before the time that is asked for.
+    since_ms = NOW_MS + HOUR_MS + 1
+    assert told(find(tmp_path, key=KEY, since_ms=since_ms))[0] == ("acked", ids[0])
+    assert find(tmp_path, key="1") == []
+
+
+def test_a_key_that_too_many_tasks_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    some_history(tmp_path)
+    monkeypatch.setattr(read, "KEY_IDS_MAX", 1)
+    with pytest.raises(LimitExceeded, match="more than 1 tasks have the key"):
+        find(tmp_path, key=KEY)
+    with pytest.raises(LimitExceeded, match="the limit is"):
+        list(newest(tmp_path, Query(), 10**9, Tally()))
+
+
+def test_times_are_from_and_before(tmp_path: Path) -> None:
+    some_history(tmp_path)
+    assert [e["time_ms"] for e in find(tmp_path, since_ms=NOW_MS, until_ms=NOW_MS + HOUR_MS)] == [
+        NOW_MS, NOW_MS
+    ]  # fmt: skip
+    assert len(find(tmp_path, since_ms=NOW_MS - 5)) == 11
+    assert len(find(tmp_path, until_ms=NOW_MS - 5)) == 0
+
+
+@pytest.mark.parametrize("limit", [0, 1, 5, 11, 50])
+def test_the_newest_first(tmp_path: Path, limit: int) -> None:
+    some_history(tmp_path)
+    found = numbers(newest(tmp_path, Query(), limit, Tally()))
+    assert found == [(1, seq) for seq in range(11, 0, -1)][:limit]
+
+
+def test_hours_that_are_not_asked_for_are_not_opened(tmp_path: Path) -> None:
+    some_history(tmp_path)
+    tally = Tally()
+    assert len(list(newest(tmp_path, Query(), 3, tally))) == 3
+    assert tally.lines == 7
+    list(search(tmp_path, Query(since_ms=NOW_MS, until_ms=NOW_MS + 1), tally))
+    assert tally.lines == 9
+
+
+def test_a_task_whole_story(tmp_path: Path) -> None:
+    ids = some_history(tmp_path)
+    assert [e["event"] for e in flow(tmp_path, ids[0], NOW_MS, Tally())] == [
+        "enqueued", "delivered", "acked"
+    ]  # fmt: skip
+    # An id that says another time than it was enqueued at: everything is looked through.
+    assert len(flow(tmp_path, ids[0], NOW_MS + 500 * HOUR_MS, Tally())) == 3
+    assert flow(tmp_path, make_id(77), NOW_MS, Tally()) == []
+
+
+def test_daemons_side_by_side_are_merged_by_time(tmp_path: Path) -> None:
+    folder = tmp_path / hour_folder(NOW_MS)
+    folder.mkdir(parents=True)
+    for node, start in (("a", 1), ("b", 2)):
+        lines = [
+            json.dumps({"v": 1, "time_ms": NOW_MS + n, "event": "acked", "seq": n, "epoch": 1,
+                        "shard": start, "task_id": str(n)})
+            for n in range(start, 101, 2)
+        ]  # fmt: skip
+        text = "\n".join(lines) + "\n"
+        (folder / f"{node}-s{start}-e1-000001.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    assert [event["time_ms"] - NOW_MS for event in find(tmp_path)] == [*range(1, 101)]
+
+
+def test_what_is_no_history_is_not_looked_at(tmp_path: Path) -> None:
+    some_history(tmp_path)
+    folder = tmp_path / hour_folder(NOW_MS)
+    for name in ("_x.jsonl", ".tmp-n-s0-e1-000009.jsonl.gz", "notes.txt", "x.jsonl", "y.gz"):
+        (folder / name).write_text('{"time_ms":1}\n')
+    (tmp_path / "dt=nonsense").mkdir()
+    (tmp_path / "dt=2026-13-77").mkdir()
+    (folder.parent / "hour=99").mkdir()
+    (tmp_path / "dt=2026-11-22").write_text("a file")
+    assert len(find(tmp_path)) == 11
+
+
+def test_torn_lines_and_segments_are_skipped_and_counted(tmp_path: Path) -> None:
+    folder = tmp_path / hour_folder(NOW_MS)
+    folder.mkdir(parents=True)
+    good = json.dumps({"time_ms": NOW_MS, "event": "acked", "seq": 1})
+    lines = [good, "[1]", '{"time_ms":"x"}', "{}", '{"time_ms":', "\udcff"]
+    data = "\n".join(lines).encode("utf-8", "surrogateescape") + b"\n" + good.encode()
+    (folder / "a-s0-e1-000001.jsonl").write_bytes(data)
+    (folder / "b-s0-e1-000001.jsonl.gz").write_bytes(gzip.compress(f"{good}\n".encode() * 9)[:-9])
+    (folder / "c-s0-e1-000001.jsonl.gz").write_bytes(b"no gzip")
+    tally = Tally()
+    assert len(list(search(tmp_path, Query(), tally))) == 2
+    assert tally.torn == 6
+    assert tally.unreadable == 2
+
+
+def test_what_lies_there_twice_is_given_once(tmp_path: Path) -> None:
+    some_history(tmp_path)
+    for segment in segments.find(tmp_path):
+        text = gzip.decompress(segment.path.read_bytes()).decode()
+        segment.path.with_suffix("").write_text(text)  # as if it had just been sealed
+        twin = segment.name._replace(number=segment.name.number + 50, sealed=False)
+        (segment.path.parent / str(twin)).write_text(text)  # a part of one, after a crash
+    assert numbers(find(tmp_path)) == [(1, seq) for seq in range(1, 12)]
+    assert len(list(newest(tmp_path, Query(), 100, Tally()))) == 11
+
+
+# --- as it comes -------------------------------------------------------------------------------
+
+
+def test_following_gives_what_is_new_once_through_sealing(tmp_path: Path) -> None:
+    spool, clock = spool_of(tmp_path), Clock()
+    writer = writer_of(tmp_path, clock=clock, segment_bytes=600)
+    follow = Follow(tmp_path, Query(), NOW_MS, Tally())
+    found: list[Any] = []
+    for n in range(12):
+        spool.append(n, [enqueued([make_id(n)])])
+        for _ in range(1 + n % 3):
+            writer.step()
+            found += follow.read()
+    spool.close()
+    writer.finish()
+    found += follow.read()
+    assert numbers(found) == [(1, seq) for seq in range(1, 13)]
+    assert follow.read() == []
+    assert len(segment_names(tmp_path)) > 2
+    writer.close()
+
+
+def test_following_does_not_take_half_a_line(tmp_path: Path) -> None:
+    folder = tmp_path / hour_folder(NOW_MS)
+    folder.mkdir(parents=True)
+    path = folder / f"{NODE}-s0-e1-000001.jsonl"
+    line = json.dumps({"time_ms": NOW_MS, "event": "acked", "seq": 1}) + "\n"
+    follow = Follow(tmp_path, Query(), NOW_MS, tally := Tally())
+    path.write_text(line[:10])
+    assert follow.read() == []
+    path.write_text(line)
+    assert len(follow.read()) == 1
+    assert tally.torn == 0
+
+
+def test_following_a_key_learns_its_tasks(tmp_path: Path) -> None:
+    follow = Follow(tmp_path, Query(key="k"), NOW_MS, Tally())
+    one, other = make_id(1), make_id(2)
+    write(
+        tmp_path,
+        [[enqueued([one, other], extras={0: {"key": "k"}, 1: {"key": "x"}})],
+         [delivered([one, other])]],
+    )  # fmt: skip
+    assert told(follow.read()) == [("enqueued", one), ("delivered", one)]
+
+
+def test_following_begins_at_its_time(tmp_path: Path) -> None:
+    some_history(tmp_path)
+    follow = Follow(
+        tmp_path, Query(events=frozenset(("delivered",))), NOW_MS + HOUR_MS + 3, Tally()
+    )
+    assert [event["group"] for event in follow.read()] == ["h"]
+
+
+def test_groups_and_daemons_have_no_task(tmp_path: Path) -> None:
+    write(tmp_path, [[[Kind.DAEMON, NOW_MS, "started", {"clean": True}],
+                      [Kind.GROUP, NOW_MS, "t", "g", "created"]]])  # fmt: skip
+    assert [event["event"] for event in find(tmp_path)] == ["started", "group_created"]
+    assert [event["event"] for event in find(tmp_path, topic="t")] == ["group_created"]
+    assert find(tmp_path, ids=frozenset((1,))) == []

@@ -1,0 +1,185 @@
+"""The spool: whole arrays whatever happens, a bound, and what the writer may believe."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from history.history_rig import enqueued, make_id
+from tickwheel.history import spool as spool_module
+from tickwheel.history import spool_read
+from tickwheel.history.spool import Spool
+from tickwheel.wheel.retry import RetryPolicy
+
+
+def records(count: int = 1, first: int = 0) -> list[Any]:
+    return [enqueued([make_id(first + i) for i in range(count)])]
+
+
+def arrays(folder: Path) -> list[tuple[int, list[Any]]]:
+    found = []
+    for name in spool_read.files(folder):
+        offset = 0
+        while (chunk := spool_read.read_chunk(folder / str(name), offset, 64)).arrays:
+            found += chunk.arrays
+            offset = chunk.offset
+        assert not chunk.damaged
+    return found
+
+
+def test_what_is_appended_is_read_in_order(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "s", 7)
+    batches = [(n, records(n)) for n in range(1, 50)]
+    for n, some in batches:
+        assert spool.append(n, some)
+    assert [(n, [list(r) for r in some]) for n, some in batches] == arrays(tmp_path / "s")
+    assert spool.measure() == sum(p.stat().st_size for p in (tmp_path / "s").glob("spool-7-*"))
+
+
+def test_a_torn_tail_is_no_error_at_any_byte(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 1)
+    for n in range(1, 4):
+        spool.append(n, records(3, n))
+    spool.close()
+    path = tmp_path / str(spool_read.files(tmp_path)[0])
+    data = path.read_bytes()
+    ends = []
+    for size in range(len(data) + 1):
+        path.write_bytes(data[:size])
+        chunk = spool_read.read_chunk(path, 0)
+        assert not chunk.damaged
+        assert [n for n, _ in chunk.arrays] == list(range(1, len(chunk.arrays) + 1))
+        assert chunk.offset <= size
+        ends.append(chunk.offset)
+    assert ends == sorted(ends) and ends[-1] == len(data)
+
+
+def test_files_rotate_and_are_read_one_after_the_other(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 1, bytes_max=4_000)
+    for n in range(1, 31):
+        assert spool.append(n, records())
+    names = spool_read.files(tmp_path)
+    assert [name.number for name in names] == list(range(1, len(names) + 1)) and len(names) >= 2
+    assert [n for n, _ in arrays(tmp_path)] == list(range(1, 31))
+
+
+def test_numbers_of_files_are_never_used_again(tmp_path: Path) -> None:
+    first = Spool(tmp_path, 1)
+    first.append(1, records())
+    first.close()
+    (tmp_path / str(spool_read.files(tmp_path)[0])).unlink()
+    again = Spool(tmp_path, 1)
+    again.append(1, records())
+    assert [name.number for name in spool_read.files(tmp_path)] == [2]
+
+
+def test_over_the_bound_it_refuses_until_there_is_room(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 1, bytes_max=2_000)
+    n = 0
+    while spool.append(n, records()):
+        n += 1
+    total = sum(path.stat().st_size for path in tmp_path.glob("spool-*"))
+    one = total // n
+    assert 2_000 - one < total <= 2_000
+    assert spool.trouble is not None and "2000 bytes" in spool.trouble
+    assert not spool.append(n, records())
+    assert spool.refused == 2
+    oldest = spool_read.files(tmp_path)[0]
+    (tmp_path / str(oldest)).unlink()  # as the writer does
+    assert spool.append(n, records())
+    assert spool.trouble is None
+
+
+@pytest.mark.parametrize("written", [0, 1, 40])
+def test_a_full_disk_leaves_whole_arrays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: int
+) -> None:
+    spool = Spool(tmp_path, 1)
+    assert spool.append(1, records())
+    real = os.write
+
+    def full(fd: int, data: bytes) -> int:
+        if not written:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(fd, data[:written])
+
+    monkeypatch.setattr(spool_module.os, "write", full)
+    assert not spool.append(2, records())
+    monkeypatch.setattr(spool_module.os, "write", real)
+    assert spool.trouble is not None
+    assert [n for n, _ in arrays(tmp_path)] == [1]
+    assert spool.append(3, records())
+    assert [n for n, _ in arrays(tmp_path)] == [1, 3]
+
+
+def test_where_the_rest_cannot_be_cut_off_another_file_is_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = Spool(tmp_path, 1)
+    assert spool.append(1, records())
+    real = os.write
+
+    def broken(*_: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(spool_module.os, "write", lambda fd, data: real(fd, data[:9]))
+    monkeypatch.setattr(spool_module.os, "ftruncate", broken)
+    assert not spool.append(2, records())
+    monkeypatch.undo()
+    assert spool.append(3, records())
+    assert len(spool_read.files(tmp_path)) == 2
+    assert [n for n, _ in arrays(tmp_path)] == [1, 3]
+
+
+def test_a_folder_that_cannot_be_made_is_trouble_and_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    spool = Spool(tmp_path / "file" / "below", 1)
+    assert not spool.append(1, records())
+    assert spool.trouble
+    spool.close()
+
+
+def test_what_cannot_be_packed_is_refused(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 1)
+    assert not spool.append(1, [[1, object()]])
+    assert not spool.append(1, [[1, 2**70]])
+    assert spool.append(1, [[1, "\ud800"]])
+    assert arrays(tmp_path) == [(1, [[1, "\ud800"]])]
+
+
+def test_retry_policies_are_packed_as_the_wire_has_them(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 1)
+    fixed = RetryPolicy(5_000, 1.0, 0, 3, 0.0, "fixed")
+    assert spool.append(1, [[1, {0: {"retry": fixed}}]])
+    told = {"kind": "fixed", "delay_ms": 5_000, "retries": 3, "jitter": 0.0}
+    assert arrays(tmp_path) == [(1, [[1, {0: {"retry": told}}]])]
+
+
+def test_the_writer_sees_whether_its_daemon_lives(tmp_path: Path) -> None:
+    spool = Spool(tmp_path, 1)
+    spool.append(1, records())
+    path = tmp_path / str(spool_read.files(tmp_path)[0])
+    assert spool_read.is_held(path)
+    spool.close(clean=True)
+    assert not spool_read.is_held(path)
+    assert not spool_read.is_held(tmp_path / "gone")
+    assert not spool.append(1, records()) or len(spool_read.files(tmp_path)) == 2
+
+
+@pytest.mark.parametrize("damage", [b"\x00" * 30, b"\xc1", b"\x93\x01\x02\x03", b"\x92\xa1x\x90"])
+def test_damage_is_told_from_a_torn_tail(tmp_path: Path, damage: bytes) -> None:
+    spool = Spool(tmp_path, 1)
+    spool.append(1, records())
+    path = tmp_path / str(spool_read.files(tmp_path)[0])
+    size = path.stat().st_size
+    with path.open("ab") as file:
+        file.write(damage)
+    chunk = spool_read.read_chunk(path, 0)
+    if chunk.arrays and not chunk.damaged:
+        chunk = spool_read.read_chunk(path, chunk.offset)
+    assert chunk.damaged
+    assert chunk.offset == size

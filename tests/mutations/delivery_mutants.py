@@ -1,0 +1,109 @@
+"""Seeded bugs of groups, policies and limits; each must be found by each of its tests."""
+
+from __future__ import annotations
+
+from mutations.mutants import DISPATCHING, SETTLEMENT, Edit, Mutant
+
+DELIVERY = "tickwheel/wheel/delivery.py"
+CLOSING = "tickwheel/wheel/closing.py"
+READY = "tickwheel/wheel/ready.py"
+COMMITTER = "tickwheel/server/committer.py"
+KINDS = "tests/unit/test_engine_kinds.py::"
+SETTINGS = "tests/unit/test_engine_settings.py::"
+CLOSED = "tests/unit/test_engine_closing.py::"
+POLICIES = "tests/unit/test_engine_policies.py::"
+GROUPS = "tests/e2e/test_groups_daemon.py::"
+
+DELIVERY_MUTANTS = (
+    Mutant(
+        "once-is-not-finished-first",
+        "an at-most-once delivery is written at once and stays unfinished",
+        (
+            Edit(
+                DISPATCHING, "            if subscriber.at_most_once:\n", "            if False:\n"
+            ),
+        ),
+        (KINDS + "test_the_end_is_durable_before_the_delivery_is_written",),
+    ),
+    Mutant(
+        "once-is-written-before-its-commit",
+        "the frame of an at-most-once delivery leaves when its batch is sealed",
+        (
+            Edit(
+                COMMITTER,
+                '            failpoints.hit("commit.before")\n',
+                "            if batch.handed and self._hand_over is not None:\n"
+                "                self._hand_over(batch.handed)\n"
+                "                batch.handed = []\n"
+                '            failpoints.hit("commit.before")\n',
+            ),
+        ),
+        (GROUPS + "test_a_kill_before_the_commit_sends_nothing[sqlite]",),
+    ),
+    Mutant(
+        "a-pause-is-passed-over",
+        "a paused group is handed tasks",
+        (Edit(DISPATCHING, " or group.is_held:\n", ":\n"),),
+        (SETTINGS + "test_a_paused_group_does_not_stop_the_others",),
+    ),
+    Mutant(
+        "a-rate-does-not-count",
+        "deliveries take no tokens",
+        (Edit(DISPATCHING, "                bucket.take(len(items))\n", "                pass\n"),),
+        (SETTINGS + "test_a_rate_lets_a_burst_go_and_then_one_after_the_other",),
+    ),
+    Mutant(
+        "low-priorities-starve",
+        "lower priorities have no turn of their own",
+        (Edit(READY, "        lower = [p", "        return []\n        lower = [p"),),
+        (KINDS + "test_low_priorities_get_one_of_sixteen",),
+    ),
+    Mutant(
+        "a-ttl-ends-only-when-somebody-asks",
+        "what comes due has no handle for the end of its ttl",
+        (
+            Edit(
+                DELIVERY,
+                "            core.lifetimes.begin(row)\n        if topic.unowned",
+                "            pass\n        if topic.unowned",
+            ),
+        ),
+        (KINDS + "test_a_ttl_ends_though_nobody_asks[paused]",),
+    ),
+    Mutant(
+        "a-tasks-own-policy-is-passed-over",
+        "retries go by the policy of the group",
+        (
+            Edit(
+                SETTLEMENT,
+                "policy = core.policy(lease.traits.retry, group)",
+                "policy = core.policy(None, group)",
+            ),
+        ),
+        (POLICIES + "test_the_tasks_own_policy_its_groups_its_topics_the_daemons",),
+    ),
+    Mutant(
+        "a-deleted-group-takes-others-tasks-along",
+        "a task ends with the first group that lets go of it",
+        (
+            Edit(
+                CLOSING,
+                "            if owed.remaining or owed.buried:\n",
+                "            if False:\n",
+            ),
+        ),
+        (CLOSED + "test_deleting_one_of_two_groups_drops_its_share_only",),
+    ),
+    Mutant(
+        "what-comes-due-during-a-deletion-is-lost",
+        "a task that comes due while its last group is being deleted is owed to nobody",
+        (
+            Edit(
+                DELIVERY,
+                "            topic.deferred[row.id] = row.due_ms\n",
+                "            topic.scheduled -= 1\n            core.scheduled -= 1\n",
+            ),
+        ),
+        (CLOSED + "test_what_comes_due_while_the_last_group_goes_waits_for_the_next",),
+    ),
+)

@@ -1,0 +1,227 @@
+"""``tickwheel report``: history → Parquet, CSV and one HTML page, with Spark on this machine.
+
+The work is tickwheel.reports'; here are its options, its progress and the summary. Spark is
+imported when the command runs, so that no other command waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tickwheel.cli.call import EXIT_FAILED, JSON_HELP, shared_of
+from tickwheel.cli.output import Grid, Output, remark
+from tickwheel.cli.values import format_duration, parse_duration, printable
+
+if TYPE_CHECKING:
+    from tickwheel.reports.job import Report
+    from tickwheel.reports.settings import ReportSettings
+
+STUCK_AFTER = "1h"
+_HEAP = "2g"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(report)
+
+
+def report(
+    ctx: typer.Context,
+    history: Annotated[
+        str,
+        typer.Option(metavar="DIR", help="The daemon's history_dir, or a URL that Spark knows."),
+    ],
+    out: Annotated[
+        str, typer.Option(metavar="DIR", help="Where table, figures and page are kept.")
+    ],
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="From this time on, by the quarter of an hour."),
+    ] = None,
+    until: Annotated[str | None, typer.Option(metavar="TIME", help="Before this time.")] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option(help="Only these topics; * stands for anything. Repeat it.")
+    ] = None,
+    timezone: Annotated[
+        str, typer.Option(metavar="ZONE", help="Whose hours and days: Europe/Berlin, …")
+    ] = "UTC",
+    slo: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TOPIC=TARGET@SHARE", help="For example 'orders.*=50ms@99.9%'."),
+    ] = None,
+    stuck_after: Annotated[
+        str, typer.Option(metavar="DURATION", help="Overdue for so long is stuck.")
+    ] = STUCK_AFTER,
+    sealed_only: Annotated[
+        bool, typer.Option("--sealed-only", help="Leave out segments that are still written.")
+    ] = False,
+    top: Annotated[int, typer.Option(min=1, max=1000, help="So many of the slowest.")] = 20,
+    batch_mb: Annotated[
+        int, typer.Option(min=1, metavar="MB", help="History loaded at a time, as it lies there.")
+    ] = 256,
+    memory: Annotated[str, typer.Option(metavar="SIZE", help="Spark's heap.")] = _HEAP,
+    master: Annotated[
+        str, typer.Option(metavar="URL", help="Spark's master; for clusters see docs/reports.md.")
+    ] = "local[*]",
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> int:
+    """Make a report of the delivery history: an HTML page, CSV and Parquet.
+
+    Only what is new since the last report into the same folder is loaded.
+    """
+    from tickwheel.reports.session import missing_part, started
+
+    missing = missing_part()
+    if missing is not None:
+        remark(f"missing: {missing}")
+        return EXIT_FAILED
+    from tickwheel.reports.job import at_ms, run
+    from tickwheel.reports.settings import ReportError, ReportSettings, Slo
+
+    output = Output(as_json=as_json or shared_of(ctx).as_json)
+    try:
+        settings = ReportSettings(
+            history=history,
+            out=out,
+            since_ms=at_ms(since, timezone),
+            until_ms=at_ms(until, timezone),
+            topics=tuple(topic or ()),
+            timezone=timezone,
+            slos=tuple(Slo.parse(text) for text in slo or ()),
+            stuck_after_ms=round(_seconds(stuck_after) * 1000),
+            open_segments=not sealed_only,
+            batch_bytes=batch_mb << 20,
+            top=top,
+        )
+        began_s = time.monotonic()
+        with _progress(quiet=output.as_json) as tell:
+            tell("starting", 0, 1)
+            with started(master, memory=memory, quiet=True) as spark:
+                tell("starting", 1, 1)
+                found = run(spark, settings, tell)
+    except ReportError as error:
+        remark(f"report_failed: {' '.join(str(error).split())}")
+        return EXIT_FAILED
+    _show(output, found, settings, time.monotonic() - began_s)
+    return 0
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--stuck-after") from None
+
+
+_STAGES = {
+    "starting": "starting Spark", "loading": "loading history", "figures": "computing figures",
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on a terminal, a line for each stage elsewhere; on stderr, as it is no result."""
+    if quiet:
+        yield lambda stage, done, of: None
+        return
+    if not sys.stderr.isatty():
+        told: set[str] = set()
+
+        def line(stage: str, done: int, of: int) -> None:
+            if stage not in told:
+                told.add(stage)
+                remark(_STAGES[stage] + (f" ({of >> 20} MB)" if stage == "loading" else ""))
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bars: dict[str, Any] = {}
+
+        def bar(stage: str, done: int, of: int) -> None:
+            if stage not in bars:
+                bars[stage] = progress.add_task(_STAGES[stage], total=max(of, 1))
+            # Nothing to do is done.
+            progress.update(bars[stage], completed=done if of else 1)
+
+        yield bar
+
+
+def _show(output: Output, found: Report, settings: ReportSettings, took_s: float) -> None:
+    loaded, whole = found.loaded, (found.rows["all"] or [{}])[0]
+    if output.as_json:
+        output.record(
+            {
+                "page": found.page,
+                "new_events": loaded.rows,
+                "events": loaded.manifest.rows,
+                "duplicates": loaded.manifest.duplicates,
+                "quarantined": sum(row["lines"] for row in found.rows["quarantine"]),
+                "synthetic": bool(loaded.manifest.synthetic),
+                "stuck": len(found.rows["stuck"]),
+                "slo_missed": sum(row["met"] is False for row in found.rows["slo"]),
+                "load_s": round(found.load_s, 3),
+                "figures_s": round(found.figures_s, 3),
+                "all": whole,
+                "topics": found.rows["by_topic"],
+            }
+        )
+        return
+    output.grid(grid(found.rows["by_topic"], found.rows["slo"]))
+    new, every = loaded.rows, loaded.manifest.rows
+    output.line("")
+    output.line(f"{new:,} new events, {every:,} in all, {format_duration(took_s)}: {found.page}")
+    if loaded.manifest.synthetic:
+        output.remark("synthetic data: no figure here was measured")
+    for row in found.rows["quarantine"]:
+        output.remark(f"quarantine: {row['lines']:,} lines {row['reason']}")
+    if found.rows["stuck"]:
+        output.remark(
+            f"stuck: {len(found.rows['stuck']):,} tasks, see {settings.out}/csv/stuck.csv"
+        )
+
+
+def grid(topics: list[dict[str, Any]], slos: list[dict[str, Any]]) -> Grid:
+    """The summary: a row a topic and group."""
+    met = {(row["topic"], row["group"]): row["met"] for row in slos}
+    numbers = (
+        "enqueued", "delivered", "acked", "retried", "dead", "on time", "p50", "p99", "max",
+        "first try",
+    )  # fmt: skip
+    table = Grid(("topic", "group", *numbers, "slo"), right=frozenset(numbers))
+    for row in topics:
+        kept = {None: "-", True: "met", False: "MISSED"}[met.get((row["topic"], row["group"]))]
+        table.rows.append(
+            (
+                printable(row["topic"]),
+                printable(row["group"]),
+                *(f"{row[n]:,}" for n in ("enqueued", "delivered", "acked", "nacked", "dead")),
+                _share(row["on_time_share"]),
+                *(_ms(row[f"late_{n}_ms"]) for n in ("p50", "p99", "max")),
+                _share(row["first_try_share"]),
+                kept,
+            )
+        )
+    return table
+
+
+def _share(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.2f} %"
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else format_duration(value / 1000)

@@ -1,0 +1,45 @@
+"""How the writer process is started: its arguments, for those who start it and for itself."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+SEGMENT_BYTES = 64 << 20
+RETENTION_S = 72 * 3600.0
+CLEAN_HOUR = 4
+
+
+def writer_command(
+    history_dir: str,
+    node: str,
+    shard: int,
+    *,
+    segment_bytes: int = SEGMENT_BYTES,
+    retention_s: float | None = RETENTION_S,
+    bytes_max: int | None = None,
+    clean_hour: int = CLEAN_HOUR,
+) -> list[str]:
+    """The command line of the writer of one daemon. Its standard input is to be a pipe that ends
+    with the daemon; its standard error holds lines for the daemon's log."""
+    command = [sys.executable, "-m", "tickwheel.history.writer", "--dir", history_dir]
+    command += ["--node", node, "--shard", str(shard), "--segment-bytes", str(segment_bytes)]
+    command += ["--clean-hour", str(clean_hour)]
+    if retention_s is not None:
+        command += ["--retention-s", repr(float(retention_s))]
+    if bytes_max is not None:
+        command += ["--bytes-max", str(bytes_max)]
+    return command
+
+
+def parser() -> argparse.ArgumentParser:
+    """What the writer understands. Without --retention-s and --bytes-max nothing is removed."""
+    found = argparse.ArgumentParser(prog="python -m tickwheel.history.writer", description=__doc__)
+    found.add_argument("--dir", required=True)
+    found.add_argument("--node", required=True)
+    found.add_argument("--shard", type=int, default=0)
+    found.add_argument("--segment-bytes", type=int, default=SEGMENT_BYTES)
+    found.add_argument("--retention-s", type=float, default=None)
+    found.add_argument("--bytes-max", type=int, default=None)
+    found.add_argument("--clean-hour", type=int, default=CLEAN_HOUR)
+    return found

@@ -1,0 +1,290 @@
+"""Records as JSON lines: the hot part of the writer, by hand, a record's columns at a time.
+
+What is the same for all tasks of a record is formatted once. Lines are ASCII: every character
+beyond it is escaped, so a line is valid whatever a key or a reason holds. Nothing here reads or
+writes a file.
+"""
+
+from __future__ import annotations
+
+import math
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from json import dumps
+from json.encoder import encode_basestring_ascii as quote
+from typing import Any
+
+from tickwheel.history.records import (
+    DAEMON_EVENTS,
+    ENDINGS,
+    EXTRAS,
+    GROUP_EVENTS,
+    SCHEMA_VERSION,
+    Kind,
+)
+
+MALFORMED = (TypeError, ValueError, IndexError, KeyError, AttributeError)
+"""What a record that is none makes ``render`` raise."""
+
+
+class Renderer:
+    """The lines of one epoch of one shard, as one node writes them."""
+
+    def __init__(self, node: str, shard: int, epoch: int) -> None:
+        self._end = f',"node":{quote(node)},"shard":{shard},"epoch":{epoch},"seq":'
+        self._kinds: dict[int, Callable[[list[Any], int], Iterable[str]]] = {
+            Kind.ENQUEUED: self._enqueued,
+            Kind.DELIVERED: self._delivered,
+            Kind.ACKED: self._acked,
+            Kind.NACKED: self._nacked,
+            Kind.LEASE_OVER: self._lease_over,
+            Kind.RELEASED: self._released,
+            Kind.DEAD: self._dead,
+            Kind.ENDED: self._ended,
+            Kind.RESCHEDULED: self._rescheduled,
+            Kind.REQUEUED: self._requeued,
+            Kind.GROUP: self._group,
+            Kind.DAEMON: self._daemon,
+            Kind.DROPPED: self._dropped,
+        }
+
+    def render(self, record: list[Any], seq: int) -> list[str]:
+        """A line for each event of ``record``; their numbers are ``seq`` and those after it.
+
+        Raises one of MALFORMED.
+        """
+        if type(record[1]) is not int:
+            raise TypeError("the time is no whole number")
+        return list(self._kinds[record[0]](record, seq))
+
+    # --- producers ---------------------------------------------------------------------------
+
+    def _enqueued(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, producer, ids, dues, topics, extras, bodies, *_ = record
+        end = (f',"producer":{quote(producer)}' if producer else "") + self._end
+        start = f'{_start(time_ms, "enqueued")},"task_id":"'
+        numbers = range(seq, seq + len(ids))
+        if not extras and bodies is None and isinstance(topics, str):
+            middle = f'","topic":{quote(topics)},"due_ms":'
+            return [
+                f"{start}{i:d}{middle}{due:d}{end}{n}}}\n"
+                for i, due, n in zip(ids, dues, numbers, strict=True)
+            ]
+        quoted = {name: quote(name) for name in set(_column(topics, 1))}
+        more = [""] * len(ids)
+        for index, one in (extras or {}).items():
+            more[index] = _extras(one)
+        if bodies is not None:
+            for index, body in enumerate(bodies):
+                more[index] += f',"body":"{b64encode(body).decode()}"'
+        return [
+            f'{start}{i:d}","topic":{quoted[topic]},"due_ms":{due:d}{rest}{end}{n}}}\n'
+            for i, topic, due, rest, n in zip(
+                ids, _column(topics, len(ids)), dues, more, numbers, strict=True
+            )
+        ]
+
+    def _rescheduled(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, topic, ids, dues, *_ = record
+        start, middle = self._task(time_ms, "rescheduled", topic, None)
+        end = self._end
+        return [
+            f'{start}{i:d}{middle},"due_ms":{due:d}{end}{n}}}\n'
+            for n, (i, due) in enumerate(zip(ids, dues, strict=True), seq)
+        ]
+
+    # --- consumers ---------------------------------------------------------------------------
+
+    def _delivered(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, topic, group, subscriber, ids, attempts, dues, *_ = record
+        start, middle = self._task(time_ms, "delivered", topic, group)
+        middle += ',"due_ms":'
+        end = _who(subscriber) + self._end
+        attempts = _column(attempts, len(ids))
+        if attempts.count(1) == len(ids):
+            first = ',"attempt":1,"lateness_ms":'
+            lates = [time_ms - due if time_ms > due else 0 for due in dues]
+            return [
+                f"{start}{i:d}{middle}{due:d}{first}{late}{end}{n}}}\n"
+                for n, (i, due, late) in enumerate(zip(ids, dues, lates, strict=True), seq)
+            ]
+        return [
+            f'{start}{i:d}{middle}{due:d},"attempt":{attempt:d}'
+            + (f',"lateness_ms":{max(0, time_ms - due)}' if attempt == 1 else "")
+            + f"{end}{n}}}\n"
+            for n, (i, attempt, due) in enumerate(zip(ids, attempts, dues, strict=True), seq)
+        ]
+
+    def _acked(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, topic, group, subscriber, _, ids, attempts, delivered, *_ = record
+        start, middle = self._task(time_ms, "acked", topic, group)
+        middle += ',"attempt":'
+        end = _who(subscriber) + self._end
+        attempts, delivered = _column(attempts, len(ids)), _column(delivered, len(ids))
+        if None in delivered or 0 in delivered:
+            # Delivered before a restart, which does not know when.
+            tooks = [f',"ack_ms":{max(0, time_ms - at)}' if at else "" for at in delivered]
+            return [
+                f"{start}{i:d}{middle}{attempt:d}{took}{end}{n}}}\n"
+                for n, (i, attempt, took) in enumerate(zip(ids, attempts, tooks, strict=True), seq)
+            ]
+        took = [time_ms - at if time_ms > at else 0 for at in delivered]
+        return [
+            f'{start}{i:d}{middle}{attempt:d},"ack_ms":{ms}{end}{n}}}\n'
+            for n, (i, attempt, ms) in enumerate(zip(ids, attempts, took, strict=True), seq)
+        ]
+
+    def _nacked(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, topic, group, subscriber, ids, attempts, dues, reasons, *_ = record
+        return self._failed(
+            (time_ms, "nacked", topic, group), subscriber, (ids, attempts, reasons), seq, dues
+        )
+
+    def _lease_over(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, topic, group, subscriber, ids, attempts, reasons, *_ = record
+        return self._failed(
+            (time_ms, "lease_over", topic, group), subscriber, (ids, attempts, reasons), seq
+        )
+
+    def _dead(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, topic, group, ids, attempts, reasons, *_ = record
+        return self._failed((time_ms, "dead", topic, group), "", (ids, attempts, reasons), seq)
+
+    def _failed(
+        self,
+        what: tuple[int, str, str, str | None],
+        subscriber: str | None,
+        columns: tuple[Sequence[int], Any, Any],
+        seq: int,
+        dues: Sequence[int] | None = None,
+    ) -> Iterable[str]:
+        ids, attempts, reasons = columns
+        start, middle = self._task(*what)
+        end = _who(subscriber) + self._end
+        count = len(ids)
+        whens = [""] * count if dues is None else [f',"due_ms":{due:d}' for due in dues]
+        whys = [
+            f',"reason":{quote(reason)}' if reason else "" for reason in _column(reasons, count)
+        ]
+        columns_ = zip(ids, _column(attempts, count), whens, whys, strict=True)
+        return [
+            f'{start}{i:d}{middle}{when},"attempt":{attempt:d}{why}{end}{n}}}\n'
+            for n, (i, attempt, when, why) in enumerate(columns_, seq)
+        ]
+
+    def _released(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, topic, group, subscriber, ids, attempts, *_ = record
+        start, middle = self._task(time_ms, "released", topic, group)
+        end = _who(subscriber) + self._end
+        return [
+            f'{start}{i:d}{middle},"attempt":{attempt:d}{end}{n}}}\n'
+            for n, (i, attempt) in enumerate(
+                zip(ids, _column(attempts, len(ids)), strict=True), seq
+            )
+        ]
+
+    # --- ends, groups, the daemon --------------------------------------------------------------
+
+    def _ended(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, topic, group, how, ids, *_ = record
+        if how not in ENDINGS:
+            raise ValueError(f"{how!r} is no ending")
+        return self._plain(time_ms, how, topic, group, ids, seq)
+
+    def _requeued(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, topic, group, ids, *_ = record
+        return self._plain(time_ms, "requeued", topic, group, ids, seq)
+
+    def _plain(
+        self, time_ms: int, event: str, topic: str, group: str | None, ids: Sequence[int], seq: int
+    ) -> Iterable[str]:
+        start, middle = self._task(time_ms, event, topic, group)
+        end = middle + self._end
+        return [f"{start}{i:d}{end}{n}}}\n" for n, i in enumerate(ids, seq)]
+
+    def _group(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, topic, group, what, *rest = record
+        details = dict(rest[0]) if rest and rest[0] else {}
+        since_ms = details.pop("since_ms", None)
+        text = f"{_start(time_ms, GROUP_EVENTS[what])}{_names(topic, group)}"
+        if since_ms is not None:
+            text += f',"since_ms":{since_ms:d}'
+        if details:
+            text += f',"settings":{to_json(details)}'
+        return [f"{text}{self._end}{seq}}}\n"]
+
+    def _daemon(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, what, details, *_ = record
+        if what not in DAEMON_EVENTS:
+            raise ValueError(f"{what!r} is nothing that a daemon does")
+        rest = dict(details or {})
+        text = _start(time_ms, what)
+        if "clean" in rest:
+            text += f',"clean":{"true" if rest.pop("clean") else "false"}'
+        if rest:
+            text += f',"details":{to_json(rest)}'
+        return [f"{text}{self._end}{seq}}}\n"]
+
+    def _dropped(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, count, *rest = record
+        text = _start(time_ms, "dropped")
+        if rest and rest[0]:
+            text += f',"reason":{quote(rest[0])}'
+        if count is not None:
+            text += f',"count":{count:d}'
+        return [f"{text}{self._end}{seq}}}\n"]
+
+    def _task(self, time_ms: int, event: str, topic: str, group: str | None) -> tuple[str, str]:
+        """What stands before a task's id, and what behind it."""
+        return f'{_start(time_ms, event)},"task_id":"', f'"{_names(topic, group)}'
+
+
+def to_json(value: Any) -> str:
+    """Compact. What JSON has no word for (a NaN) becomes text."""
+    try:
+        return dumps(value, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        return dumps(_finite(value), separators=(",", ":"))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _finite(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _start(time_ms: int, event: str) -> str:
+    return f'{{"v":{SCHEMA_VERSION},"time_ms":{time_ms},"event":"{event}"'
+
+
+def _names(topic: str, group: str | None) -> str:
+    return f',"topic":{quote(topic)}' + (f',"group":{quote(group)}' if group else "")
+
+
+def _who(subscriber: str | None) -> str:
+    return f',"subscriber":{quote(subscriber)}' if subscriber else ""
+
+
+def _column(value: Any, count: int) -> list[Any]:
+    """A column as it is; one value stands for as many as there are tasks."""
+    return value if type(value) is list else [value] * count
+
+
+def _extras(extras: Any) -> str:
+    """The fields of an enqueued task that most tasks do not have."""
+    if type(extras) is list:
+        extras = dict(zip(EXTRAS, extras, strict=False))
+    text = ""
+    for name in ("key", "tag"):
+        if (value := extras.get(name)) is not None:
+            text += f',"{name}":{quote(value)}'
+    if priority := extras.get("priority"):
+        text += f',"priority":{priority:d}'
+    if (ttl_ms := extras.get("ttl_ms")) is not None:
+        text += f',"ttl_ms":{ttl_ms:d}'
+    for name in ("props", "retry"):
+        if (value := extras.get(name)) is not None:
+            text += f',"{name}":{to_json(value)}'
+    return text

@@ -1,0 +1,263 @@
+"""Questions to the history: by id, key, topic, group, event and time; newest or oldest first.
+
+In bounded memory: one hour is looked at at a time, its segments side by side. Most lines are
+passed over by their bytes alone and never parsed. A key stands in ``enqueued`` events only, so a
+search by key first looks for the ids that have it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+from itertools import groupby
+from json import dumps
+from pathlib import Path
+
+from tickwheel.errors import LimitExceeded
+from tickwheel.history import segments
+from tickwheel.history.names import HOUR_MS, hour_of
+from tickwheel.history.segments import Event, Segment, Tally
+
+KEY_IDS_MAX = 100_000
+"""A key that more tasks have needs a narrower question."""
+NEWEST_MAX = 1_000_000
+_TASK_ID = re.compile(rb'"task_id"\s*:\s*"(\d+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What an event must have; None: anything. Times: from ``since_ms`` to before ``until_ms``."""
+
+    ids: AbstractSet[int] | None = None
+    key: str | None = None
+    topic: str | None = None
+    group: str | None = None
+    events: frozenset[str] | None = None
+    since_ms: int | None = None
+    until_ms: int | None = None
+
+    def wants(self, event: Event) -> bool:
+        """The key is not looked at: see ``by_ids``."""
+        at_ms = event["time_ms"]
+        return (
+            (self.since_ms is None or at_ms >= self.since_ms)
+            and (self.until_ms is None or at_ms < self.until_ms)
+            and (self.events is None or event.get("event") in self.events)
+            and (self.topic is None or event.get("topic") == self.topic)
+            and (self.group is None or event.get("group") == self.group)
+            and (self.ids is None or task_id(event) in self.ids)
+        )
+
+    def sieve(self) -> Callable[[bytes], bool]:
+        """Whether a line can be wanted, by its bytes. Passes too much rather than too little."""
+        needles = [_spellings(name) for name in (self.topic, self.group) if name is not None]
+        if self.events is not None:
+            needles.append([needle for name in self.events for needle in _spellings(name)])
+        ids = None if self.ids is None else frozenset(str(i).encode() for i in self.ids)
+
+        def may(line: bytes) -> bool:
+            if ids is not None:
+                found = _TASK_ID.search(line)
+                if found is None or found[1] not in ids:
+                    return False
+            return all(any(needle in line for needle in some) for some in needles)
+
+        return may
+
+
+def task_id(event: Event) -> int | None:
+    """The event's task, if it is one of a task."""
+    text = event.get("task_id")
+    return int(text) if isinstance(text, str) and text.isdecimal() else None
+
+
+def search(history_dir: Path, query: Query, tally: Tally) -> Iterator[Event]:
+    """All wanted events, oldest first. Raises LimitExceeded for a key that too many have."""
+    query = by_ids(history_dir, query, tally)
+    for _, hour in _hours(history_dir, query):
+        yield from _merged(hour, query, tally)
+
+
+def newest(history_dir: Path, query: Query, limit: int, tally: Tally) -> Iterator[Event]:
+    """The newest ``limit`` wanted events, newest first. Raises LimitExceeded."""
+    if limit > NEWEST_MAX:
+        raise LimitExceeded(f"the newest {limit} events; the limit is {NEWEST_MAX}")
+    query = by_ids(history_dir, query, tally)
+    left = limit
+    for _, hour in reversed(_hours(history_dir, query)):
+        if left <= 0:
+            return
+        found = deque(_merged(hour, query, tally), maxlen=left)
+        left -= len(found)
+        yield from reversed(found)
+
+
+def by_ids(history_dir: Path, query: Query, tally: Tally) -> Query:
+    """The same question without a key: with the ids of the tasks that have it."""
+    if query.key is None:
+        return query
+    found: set[int] = set()
+    enqueued = Query(
+        ids=query.ids, topic=query.topic, events=frozenset(("enqueued",)), until_ms=query.until_ms
+    )
+    needles = _spellings(query.key)
+    for segment in segments.find(history_dir, until_ms=query.until_ms):
+        for event in segments.events(segment.path, tally, needles):
+            if event.get("key") == query.key and enqueued.wants(event):
+                one = task_id(event)
+                if one is not None:
+                    found.add(one)
+                if len(found) > KEY_IDS_MAX:
+                    raise LimitExceeded(
+                        f"more than {KEY_IDS_MAX} tasks have the key {query.key!r:.60};"
+                        " name a topic, or an earlier end of the time"
+                    )
+    return replace(query, key=None, ids=frozenset(found))
+
+
+def flow(history_dir: Path, wanted: int, since_ms: int, tally: Tally) -> list[Event]:
+    """One task's whole story in the order of its happening. ``since_ms``: when it was enqueued,
+    as its id says; where that finds nothing, everything is looked through."""
+    for start_ms in (since_ms - HOUR_MS, None):
+        query = Query(ids=frozenset((wanted,)), since_ms=start_ms)
+        found = list(search(history_dir, query, tally))
+        if found:
+            return sorted(found, key=_written)
+    return []
+
+
+def _written(event: Event) -> tuple[int, int, int]:
+    epoch, seq = event.get("epoch"), event.get("seq")
+    if type(epoch) is int and type(seq) is int:
+        return epoch, seq, 0
+    return 0, 0, int(event["time_ms"])
+
+
+# --- an hour's segments side by side -----------------------------------------------------------
+
+
+def _hours(history_dir: Path, query: Query) -> list[tuple[int, list[Segment]]]:
+    if query.ids is not None and not query.ids:
+        return []
+    found = segments.find(history_dir, query.since_ms, query.until_ms)
+    return [(hour, list(some)) for hour, some in groupby(found, lambda s: s.hour_ms)]
+
+
+def _merged(hour: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
+    chains = [_chain(some, query, tally) for some in chains_of(hour)]
+    return chains[0] if len(chains) == 1 else heapq.merge(*chains, key=_order)
+
+
+def chains_of(found: Iterable[Segment]) -> list[list[Segment]]:
+    """Segments of one writing daemon and epoch together, in the order of their numbers."""
+    ordered = sorted(found, key=lambda s: s.name)
+    return [list(some) for _, some in groupby(ordered, lambda s: s.name[:3])]
+
+
+def _chain(chain: list[Segment], query: Query, tally: Tally) -> Iterator[Event]:
+    """Wanted events of one daemon's segments of one hour; none twice."""
+    may, last = query.sieve(), 0
+    for segment in chain:
+        for line in segments.raw_lines(segment.path, tally):
+            tally.lines += 1
+            if not may(line):
+                continue
+            event = segments.parse_line(line, tally)
+            if event is None:
+                continue
+            seq = event.get("seq")
+            if type(seq) is int:
+                if seq <= last:
+                    continue
+                last = seq
+            if query.wants(event):
+                yield event
+
+
+def _order(event: Event) -> tuple[int, int, int]:
+    epoch, seq = event.get("epoch"), event.get("seq")
+    return (
+        event["time_ms"],
+        epoch if type(epoch) is int else 0,
+        seq if type(seq) is int else 0,
+    )
+
+
+def _spellings(text: str) -> list[bytes]:
+    """How it stands in a line: escaped as here, or as others may write it."""
+    kinds = {dumps(text), dumps(text, ensure_ascii=False)}
+    return [kind.encode("utf-8", "surrogatepass") for kind in kinds]
+
+
+# --- as it comes -------------------------------------------------------------------------------
+
+
+class Follow:
+    """Wanted events as they are written; ``read`` gives what is new since its last call."""
+
+    def __init__(self, history_dir: Path, query: Query, since_ms: int, tally: Tally) -> None:
+        self._dir = history_dir
+        self._key = query.key
+        self._query = replace(by_ids(history_dir, query, tally), since_ms=since_ms)
+        if self._key is not None:
+            self._ids = set(self._query.ids or ())
+            self._query = replace(self._query, ids=self._ids)
+        self._start_ms = hour_of(since_ms)
+        self._tally = tally
+        self._offsets: dict[Path, int] = {}
+        self._done: set[Path] = set()
+        self._last: dict[tuple[int, str, int, int], int] = {}
+
+    def read(self) -> list[Event]:
+        """Oldest first."""
+        found: list[Event] = []
+        for segment in segments.find(self._dir, self._start_ms):
+            if segment.path in self._done:
+                continue
+            lines = self._sealed(segment) if segment.name.sealed else self._grown(segment)
+            chain = segment.hour_ms, *segment.name[:3]
+            for line in lines:
+                self._tally.lines += 1
+                event = segments.parse_line(line, self._tally)
+                if event is None or self._is_known(chain, event):
+                    continue
+                if self._key is not None and event.get("key") == self._key:
+                    self._learn(event)
+                if self._query.wants(event):
+                    found.append(event)
+        return sorted(found, key=_order)
+
+    def _sealed(self, segment: Segment) -> Iterator[bytes]:
+        self._done.add(segment.path)
+        self._offsets.pop(segment.path.with_suffix(""), None)
+        return segments.raw_lines(segment.path, self._tally)
+
+    def _grown(self, segment: Segment) -> Iterator[bytes]:
+        try:
+            with segment.path.open("rb") as file:
+                file.seek(self._offsets.get(segment.path, 0))
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break  # it is being written
+                    self._offsets[segment.path] = self._offsets.get(segment.path, 0) + len(line)
+                    yield line
+        except FileNotFoundError:
+            return  # sealed meanwhile, and found so the next time
+
+    def _is_known(self, chain: tuple[int, str, int, int], event: Event) -> bool:
+        seq = event.get("seq")
+        if type(seq) is not int:
+            return False
+        if seq <= self._last.get(chain, 0):
+            return True
+        self._last[chain] = seq
+        return False
+
+    def _learn(self, event: Event) -> None:
+        one = task_id(event)
+        if event.get("event") == "enqueued" and one is not None:
+            self._ids.add(one)

@@ -1,0 +1,302 @@
+"""What events mean for tasks: from the state of a backup to the state at the last event.
+
+Events say absolute states, so it does no harm that some of them had happened when the backup was
+made: the newest word on a task and group is the one that counts. Tasks of the backup are brought
+in when an event names them (``needs``), so memory holds what is unfinished and was touched, not
+the whole store. Pure: no file, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+from tickwheel.history.read import task_id
+from tickwheel.history.restore.owners import Owners
+from tickwheel.history.restore.values import body_of, extras_of
+from tickwheel.history.segments import Event
+from tickwheel.wheel.records import (
+    FAILURES_MAX,
+    REASON_LENGTH_MAX,
+    DeadRow,
+    Ending,
+    Failure,
+    ProgressRow,
+    ProgressState,
+    TaskRow,
+)
+
+ENDINGS_MAX = 100_000
+"""So many of the newest ends are remembered, as a store does."""
+
+
+class Task:
+    """One task that an event has named."""
+
+    __slots__ = ("dead", "has_body", "holders", "is_new", "progress", "row")
+
+    def __init__(
+        self,
+        row: TaskRow,
+        progress: Iterable[ProgressRow] = (),
+        dead: Iterable[DeadRow] = (),
+        *,
+        has_body: bool = True,
+        is_new: bool = False,
+    ) -> None:
+        self.row = row
+        self.is_new = is_new
+        """Not of the backup."""
+        self.progress = {one.group: one for one in progress}
+        self.dead = {one.group: one for one in dead}
+        self.holders: dict[str, str] = {}
+        """Who had it last, by group."""
+        self.has_body = has_body
+
+
+class Fold:
+    """``apply`` event after event, having ``put`` the tasks that it ``needs``."""
+
+    def __init__(self, owners: Owners, id_mark: int, epoch: int) -> None:
+        self.owners = owners
+        self.tasks: dict[int, Task] = {}
+        self.gone: set[int] = set()
+        """Tasks of the backup that have ended since."""
+        self.endings: dict[int, Ending] = {}
+        """The newest ones, oldest first."""
+        self.ended = 0
+        self.id_mark = self._backup_mark = id_mark
+        self.epoch = epoch
+        self.unusable = 0
+        """Events that lack what they must have."""
+        self._verbs: dict[str, Callable[[Task, Event], None]] = {
+            "rescheduled": self._rescheduled,
+            "cancelled": self._cancelled,
+            "delivered": self._delivered,
+            "acked": self._acked,
+            "nacked": self._nacked,
+            "lease_over": self._lease_over,
+            "released": self._released,
+            "dead": self._dead,
+            "requeued": self._requeued,
+            "expired": self._expired,
+            "deleted": self._deleted,
+        }
+
+    def needs(self, events: Collection[Event]) -> list[int]:
+        """Tasks that the backup may hold, and that are to be ``put`` before."""
+        found = {task_id(event) for event in events}
+        return sorted(
+            i
+            for i in found
+            if i is not None
+            and i <= self._backup_mark
+            and i not in self.tasks
+            and i not in self.gone
+        )
+
+    def put(self, task: Task) -> None:
+        """A task as the backup has it."""
+        self.tasks[task.row.id] = task
+
+    def apply(self, event: Event) -> None:
+        try:
+            self._apply(event)
+        except (KeyError, TypeError, ValueError):
+            self.unusable += 1
+
+    def _apply(self, event: Event) -> None:
+        self.epoch = max(self.epoch, event["epoch"])
+        kind = event["event"]
+        named = task_id(event)
+        if named is None:
+            self._of_group(kind, event)
+            return
+        self.id_mark = max(self.id_mark, named)
+        if kind == "enqueued":
+            self._enqueued(named, event)
+            return
+        verb, task = self._verbs.get(kind), self.tasks.get(named)
+        if verb is not None and task is not None:
+            if (group := event.get("group")) is not None:
+                self.owners.ensure(task.row, group)
+            verb(task, event)
+
+    def _of_group(self, kind: str, event: Event) -> None:
+        if kind == "group_created":
+            self.owners.created(event)
+        elif kind == "group_configured":
+            self.owners.configured(event)
+        elif kind == "group_deleted":
+            self.owners.deleted(event, self.id_mark)
+
+    # --- producers ---------------------------------------------------------------------------
+
+    def _enqueued(self, named: int, event: Event) -> None:
+        if named in self.tasks or named in self.gone:
+            return
+        body = body_of(event)
+        row = TaskRow(named, int(event["due_ms"]), event["topic"], body or b"", extras_of(event))
+        self.tasks[named] = Task(row, has_body=body is not None, is_new=True)
+
+    def _rescheduled(self, task: Task, event: Event) -> None:
+        due_ms = int(event["due_ms"])
+        if not _has_history(task):
+            task.row = task.row._replace(due_ms=due_ms)
+            task.progress.clear()
+            return
+        for group in self._owing(task):
+            known = task.progress.get(group)
+            attempt, epoch = (known.attempt, known.epoch) if known else (0, 0)
+            failures = known.failures if known else ()
+            self._stand(task, group, ProgressState.WAITING, attempt, due_ms, epoch, failures)
+
+    def _cancelled(self, task: Task, event: Event) -> None:
+        self._end(task, Ending.CANCELLED)
+
+    # --- consumers ---------------------------------------------------------------------------
+
+    def _delivered(self, task: Task, event: Event) -> None:
+        group = event.get("group")
+        if group is None:
+            return  # a broadcast, which owns nothing
+        task.holders[group] = str(event.get("subscriber", ""))
+        failures = _until(task, group, event["time_ms"])
+        self._set(task, event, ProgressState.IN_FLIGHT, event["attempt"], failures)
+
+    def _acked(self, task: Task, event: Event) -> None:
+        self._finish(task, event, Ending.ACKED)
+
+    def _nacked(self, task: Task, event: Event) -> None:
+        failures = self._failed(task, event)
+        self._set(task, event, ProgressState.WAITING, event["attempt"], failures, event["due_ms"])
+
+    def _lease_over(self, task: Task, event: Event) -> None:
+        failures = self._failed(task, event)
+        self._set(task, event, ProgressState.RELEASED, event["attempt"], failures)
+
+    def _released(self, task: Task, event: Event) -> None:
+        group, attempt = event["group"], event["attempt"] - 1
+        failures = _until(task, group, event["time_ms"])
+        if attempt > 0:
+            self._set(task, event, ProgressState.RELEASED, attempt, failures)
+        else:
+            task.progress.pop(group, None)
+            task.dead.pop(group, None)
+
+    def _dead(self, task: Task, event: Event) -> None:
+        group = event["group"]
+        failures = self._failed(task, event)
+        reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
+        task.progress.pop(group, None)
+        task.dead[group] = DeadRow(
+            task.row.id,
+            group,
+            task.row.topic,
+            event["time_ms"],
+            event["attempt"],
+            reason,
+            failures,
+        )
+
+    def _requeued(self, task: Task, event: Event) -> None:
+        task.progress.pop(event["group"], None)
+        task.dead.pop(event["group"], None)
+
+    def _expired(self, task: Task, event: Event) -> None:
+        self._finish(task, event, Ending.EXPIRED)
+
+    def _deleted(self, task: Task, event: Event) -> None:
+        self._finish(task, event, Ending.DELETED)
+
+    # --- steps of several --------------------------------------------------------------------
+
+    def _failed(self, task: Task, event: Event) -> tuple[Failure, ...]:
+        """The attempts that failed, this one included."""
+        group, time_ms, attempt = event["group"], event["time_ms"], event["attempt"]
+        reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
+        who = str(event.get("subscriber") or task.holders.get(group, ""))
+        before = [f for f in _failures(task, group) if (f.at_ms, f.attempt) < (time_ms, attempt)]
+        return (*before, Failure(attempt, time_ms, reason, who))[-FAILURES_MAX:]
+
+    def _set(
+        self,
+        task: Task,
+        event: Event,
+        state: ProgressState,
+        attempt: int,
+        failures: tuple[Failure, ...],
+        at_ms: int | None = None,
+    ) -> None:
+        at_ms = event["time_ms"] if at_ms is None else int(at_ms)
+        self._stand(task, event["group"], state, attempt, at_ms, event["epoch"], failures)
+
+    @staticmethod
+    def _stand(
+        task: Task,
+        group: str,
+        state: ProgressState,
+        attempt: int,
+        at_ms: int,
+        epoch: int,
+        failures: tuple[Failure, ...] = (),
+    ) -> None:
+        task.dead.pop(group, None)
+        row = ProgressRow(task.row.id, group, state, int(attempt), at_ms, epoch, failures)
+        task.progress[group] = row
+
+    def _finish(self, task: Task, event: Event, ending: Ending) -> None:
+        """One group is done with it, or all are."""
+        group = event.get("group")
+        if group is None:
+            self._end(task, ending)
+            return
+        known = task.progress.get(group) or task.dead.get(group)
+        attempt = event.get("attempt") or (known.attempt if known is not None else 0)
+        epoch = event["epoch"] if ending is Ending.ACKED else 0
+        self._stand(task, group, ProgressState.DONE, attempt, 0, epoch)
+        if not task.dead and not self._owing(task):
+            self._end(task, ending)
+
+    def _owing(self, task: Task) -> list[str]:
+        """Groups that are there and not done with it."""
+        topic = task.row.topic
+        return [
+            group
+            for group in self.owners.owing(task.row, task.progress)
+            if self.owners.is_there(topic, group)
+            and group not in task.dead
+            and not is_done(task.progress.get(group))
+        ]
+
+    def _end(self, task: Task, ending: Ending) -> None:
+        named = task.row.id
+        del self.tasks[named]
+        if named <= self._backup_mark:
+            self.gone.add(named)
+        self.ended += 1
+        self.endings.pop(named, None)
+        self.endings[named] = ending
+        if len(self.endings) > ENDINGS_MAX:
+            del self.endings[next(iter(self.endings))]
+
+
+def is_done(row: ProgressRow | None) -> bool:
+    return row is not None and row.state is ProgressState.DONE
+
+
+def _has_history(task: Task) -> bool:
+    """Some group has attempts, an ack or a dead letter to remember."""
+    return bool(task.dead) or any(
+        row.attempt or row.state is ProgressState.DONE for row in task.progress.values()
+    )
+
+
+def _failures(task: Task, group: str) -> tuple[Failure, ...]:
+    known: Any = task.progress.get(group) or task.dead.get(group)
+    found: tuple[Failure, ...] = known.failures if known is not None else ()
+    return found
+
+
+def _until(task: Task, group: str, time_ms: int) -> tuple[Failure, ...]:
+    return tuple(failure for failure in _failures(task, group) if failure.at_ms <= time_ms)

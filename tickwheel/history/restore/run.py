@@ -1,0 +1,283 @@
+"""A restore from beginning to end: backup, events, new store, report."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from tickwheel.errors import BadRequest
+from tickwheel.history.names import HOUR_MS, STATE
+from tickwheel.history.restore.fold import ENDINGS_MAX, Fold, Task
+from tickwheel.history.restore.owners import Owners
+from tickwheel.history.restore.replay import Replay
+from tickwheel.history.restore.report import Report
+from tickwheel.history.restore.source import Backup, open_backup
+from tickwheel.history.restore.target import Filler, check_empty, filling, shard_of
+from tickwheel.history.segments import Event
+from tickwheel.persistence.store import StoredTask
+from tickwheel.persistence.urls import parse
+from tickwheel.wheel.records import (
+    ID_STEP,
+    Ending,
+    ProgressRow,
+    ProgressState,
+    id_floor,
+)
+
+EVENTS_AT_ONCE = 2_000
+MARGIN_MS = HOUR_MS
+"""Events from so long before the backup are applied too: clocks and batches are not exact, and
+it does no harm."""
+EPOCHS_AFTER_CRASH = 16
+"""Starts that no event is left of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is wanted."""
+
+    into: str
+    backup: str | None = None
+    history: tuple[str, ...] = ()
+    ids: frozenset[int] | None = None
+    include_overdue: bool = True
+    allow_missing_bodies: bool = False
+    dry_run: bool = False
+    shard: int | None = None
+
+
+async def restore(plan: Plan, now_ms: int) -> Report:
+    """Raises TickwheelError for what cannot be done; then the target is as it was, or says so."""
+    if plan.backup is None and not plan.history:
+        raise BadRequest("name a backup, a history, or both")
+    for folder in plan.history:
+        if not Path(folder).is_dir():
+            raise BadRequest(f"history {folder}: no such folder")
+    await check_empty(plan.into)
+    async with open_backup(plan.backup, _scratch(plan)) as backup:
+        return await _Run(plan, backup, now_ms).run()
+
+
+def _scratch(plan: Plan) -> str | None:
+    """Where there is room for a store there is room for the copy of its backup."""
+    parsed = parse(plan.into)
+    if parsed.kind != "sqlite":
+        return None
+    return str(Path(parsed.path).absolute().parent)
+
+
+class _Run:
+    def __init__(self, plan: Plan, backup: Backup, now_ms: int) -> None:
+        self._plan, self._backup, self._now_ms = plan, backup, now_ms
+        self._shard = _shard(plan, backup)
+        since_ms = backup.position_ms - MARGIN_MS if backup.position_ms else None
+        folders = [Path(folder) for folder in plan.history]
+        self._replay = Replay(folders, self._shard, since_ms, backup.position_ms)
+        self._fold = Fold(Owners(backup.small.groups), backup.id_mark, self._epoch_of_backup())
+        self._report = Report(
+            dry_run=plan.dry_run,
+            backup=plan.backup,
+            backup_ms=backup.position_ms or None,
+            shard=self._shard,
+            history=bool(plan.history),
+        )
+        self._wanted = set(plan.ids or ())
+
+    def _epoch_of_backup(self) -> int:
+        return max([self._backup.epoch, *(row.epoch for row in self._backup.small.progress)])
+
+    async def run(self) -> Report:
+        if self._plan.history:
+            await self._take_events()
+        await self._look()
+        report = self._report
+        report.refused = bool(report.without_body.count and not self._plan.allow_missing_bodies)
+        if not self._plan.dry_run and not report.refused:
+            await self._fill()
+        return report
+
+    # --- events --------------------------------------------------------------------------------
+
+    async def _take_events(self) -> None:
+        fold = self._fold
+        for some in _some(self._replay.events()):
+            await self._bring(some)
+            for event in some:
+                fold.apply(event)
+        self._tell_events()
+
+    async def _bring(self, events: list[Event]) -> None:
+        """Tasks of the backup that these events name."""
+        for task in await self._backup.read(self._fold.needs(events)):
+            self._fold.put(Task(task.row, task.progress, task.dead))
+
+    def _tell_events(self) -> None:
+        seen, report = self._replay.seen, self._report
+        report.events = seen.events
+        report.first_event_ms, report.last_event_ms = seen.first_ms, seen.last_ms
+        report.spool_events = seen.spool_events
+        report.missing_events = seen.missing
+        report.dropped_events, report.drops = seen.dropped, seen.drops
+        report.lost_bytes = seen.lost_bytes
+        report.torn_lines = seen.tally.torn
+        report.unusable_events = self._fold.unusable
+        report.clean_stop = seen.ends_clean
+        report.crashes = seen.crashes
+        position_ms = self._backup.position_ms
+        report.reaches_back = not position_ms or self._replay.reaches_back(position_ms)
+        if not seen.ends_clean and seen.spool_ms is not None and seen.last_ms is not None:
+            report.tail_ms = max(0, seen.spool_ms - seen.last_ms)
+
+    # --- what is to be stored --------------------------------------------------------------------
+
+    async def _tasks(self) -> AsyncIterator[StoredTask]:
+        """Every task that is to be restored, bodies and all; not by id."""
+        fold, wanted = self._fold, self._plan.ids
+        async for page in self._backup.tasks():
+            for task in page:
+                named = task.row.id
+                if named in fold.gone or named in fold.tasks:
+                    continue
+                if wanted is None or named in wanted:
+                    yield self._tidy(task)
+        for named in sorted(fold.tasks):
+            held = fold.tasks[named]
+            if held.has_body and (wanted is None or named in wanted):
+                yield self._tidy(
+                    StoredTask(held.row, tuple(held.progress.values()), tuple(held.dead.values()))
+                )
+
+    def _tidy(self, task: StoredTask) -> StoredTask:
+        """Nobody has it now; and nothing of groups that were deleted."""
+        topic, owners = task.row.topic, self._fold.owners
+        progress = tuple(
+            _given_back(row) for row in task.progress if owners.is_there(topic, row.group)
+        )
+        dead = tuple(row for row in task.dead if owners.is_there(topic, row.group))
+        return StoredTask(task.row, progress, dead)
+
+    def _goes_out_at_once(self, task: StoredTask) -> bool:
+        """Some group gets it as soon as a daemon serves the new store."""
+        if task.row.due_ms > self._now_ms:
+            return False
+        standing = {row.group: row for row in task.progress}
+        held_back = {row.group for row in task.progress if self._is_held_back(row)}
+        held_back |= {row.group for row in task.dead}
+        owing = self._fold.owners.owing(task.row, standing)
+        return not (task.dead or standing) or any(group not in held_back for group in owing)
+
+    def _is_held_back(self, row: ProgressRow) -> bool:
+        return _is_done(row) or (_waits(row) and row.at_ms > self._now_ms)
+
+    def _is_wanted(self, task: StoredTask) -> bool:
+        return self._plan.include_overdue or not self._goes_out_at_once(task)
+
+    async def _look(self) -> None:
+        """Count everything before anything is written."""
+        report, fold = self._report, self._fold
+        left = set(self._wanted)
+        async for task in self._tasks():
+            named = task.row.id
+            left.discard(named)
+            at_once = self._goes_out_at_once(task)
+            if at_once and not self._plan.include_overdue:
+                report.skipped_overdue.add(named)
+                continue
+            report.restored += 1
+            report.overdue += at_once
+            report.waiting += any(_waits(row) for row in task.progress)
+            report.dead_letters += len(task.dead)
+            is_new = named in fold.tasks and fold.tasks[named].is_new
+            report.from_backup += not is_new
+            report.from_history += is_new
+        for named, held in fold.tasks.items():
+            if not held.has_body and (self._plan.ids is None or named in self._plan.ids):
+                left.discard(named)
+                if self._plan.include_overdue or held.row.due_ms > self._now_ms:
+                    report.without_body.add(named)
+        for named in sorted(left):
+            report.not_found.add(named)
+        report.ended_since = fold.ended
+        report.groups = sum(1 for row in fold.owners.rows() if row.group)
+        report.epoch = fold.epoch + (1 if report.clean_stop else EPOCHS_AFTER_CRASH)
+        # An id that was assigned and lost with the end of the history must not be given again.
+        newest = max(fold.id_mark, id_floor(self._now_ms, self._shard))
+        report.id_mark = str(newest)
+
+    # --- the new store ---------------------------------------------------------------------------
+
+    async def _fill(self) -> None:
+        report = self._report
+        async with filling(self._plan.into, report.epoch, self._now_ms) as filler:
+            await self._begin(filler)
+            async for task in self._tasks():
+                if self._is_wanted(task):
+                    await filler.put(task)
+            await filler.end()
+
+    async def _begin(self, filler: Filler) -> None:
+        small = self._backup.small
+        # The wheel has come as far as the newest event says; later tasks are not due yet.
+        position_ms = max(self._backup.position_ms, self._report.last_event_ms or 0)
+        await filler.begin(
+            self._fold.owners.rows(),
+            self._endings(),
+            int(self._report.id_mark),
+            min(position_ms, self._now_ms),
+        )
+        await filler.sessions(small.sessions)
+
+    def _endings(self) -> list[tuple[int, Ending]]:
+        newer = self._fold.endings
+        older = [pair for pair in self._backup.small.endings if pair[0] not in newer]
+        found = [*older, *newer.items()][-ENDINGS_MAX:]
+        held = self._fold.tasks
+        return [pair for pair in found if pair[0] not in held]
+
+
+def _shard(plan: Plan, backup: Backup) -> int:
+    found = {shard_of(plan.into), plan.shard} - {None}
+    if backup.id_mark:
+        found.add(backup.id_mark % ID_STEP)
+    if len(found) > 1:
+        shards = ", ".join(sorted(map(str, found)))
+        raise BadRequest(f"backup, target and --shard are of different shards: {shards}")
+    for shard in found:
+        assert shard is not None
+        return shard
+    there = {name for folder in plan.history for name in _shards(Path(folder))}
+    if len(there) > 1:
+        shards = ", ".join(map(str, sorted(there)))
+        raise BadRequest(f"the history is of the shards {shards}; name one with --shard")
+    return next(iter(there), 0)
+
+
+def _shards(history_dir: Path) -> set[int]:
+    names = (path.name.rpartition("-s")[2] for path in (history_dir / STATE).glob("*-s*"))
+    found = {int(name) for name in names if name.isdecimal()}
+    if not found:
+        from tickwheel.history import segments
+
+        found = {segment.name.shard for segment in islice(segments.find(history_dir), 10_000)}
+    return found
+
+
+def _some(events: Iterator[Event]) -> Iterator[list[Event]]:
+    while some := list(islice(events, EVENTS_AT_ONCE)):
+        yield some
+
+
+def _given_back(row: ProgressRow) -> ProgressRow:
+    if row.state is not ProgressState.IN_FLIGHT:
+        return row
+    return row._replace(state=ProgressState.RELEASED)
+
+
+def _waits(row: ProgressRow) -> bool:
+    return row.state is ProgressState.WAITING
+
+
+def _is_done(row: ProgressRow) -> bool:
+    return row.state is ProgressState.DONE

@@ -1,0 +1,145 @@
+"""All figures of one report, by the names of the files they are written to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from tickwheel.reports import journeys, schema
+from tickwheel.reports.manifest import Manifest
+from tickwheel.reports.metrics import buckets, compare, service, slowest, waiting
+from tickwheel.reports.settings import ReportSettings
+from tickwheel.reports.table import Table
+
+KEYS = ("topic", "group")
+STUCK_LISTED_MAX = 10_000
+
+
+@dataclass(frozen=True)
+class Figures:
+    """DataFrames by name, and what has to be let go of when they are written."""
+
+    frames: dict[str, DataFrame]
+    held: list[DataFrame]
+    topics: list[str]
+
+    def release(self) -> None:
+        for frame in self.held:
+            frame.unpersist()
+
+
+def figures(
+    spark: SparkSession, table: Table, manifest: Manifest, settings: ReportSettings
+) -> Figures:
+    """What the report says, computed from the table as ``manifest`` describes it."""
+    whole = {name: table.rollup(name, manifest) for name in schema.ROLLUPS}
+    part = {name: wanted(frame, settings) for name, frame in whole.items()}
+    facts = part["facts"].persist()
+    topics = sorted(
+        row.topic
+        for row in facts.select("topic").distinct().collect()
+        if row.topic != schema.NO_TOPIC and settings.wants(row.topic)
+    )
+    targets = _targets(spark, topics, settings)
+    counted = service.with_targets(facts, targets)
+    by_hour = service.service(buckets.hours(counted, settings.timezone), [*buckets.BUCKET, *KEYS])
+    by_day = service.service(buckets.days(counted, settings.timezone), [*buckets.BUCKET, *KEYS])
+    by_hour, by_day = by_hour.persist(), by_day.persist()
+    objectives = targets.drop("target_ms")
+    unfinished = of_topics(table.open_journeys(manifest), settings)
+    waits = of_topics(whole["waits"], settings).unionByName(journeys.waits(unfinished))
+    horizon_ms = min(x for x in (manifest.last_ms or 0, settings.until_ms) if x is not None)
+    frames = {
+        "totals": service.totals(facts.filter(facts.topic.isin(*topics, schema.NO_TOPIC))),
+        "by_hour": by_hour,
+        "by_day": by_day,
+        "by_topic": service.service(counted, KEYS),
+        "all_by_hour": service.service(
+            buckets.hours(counted, settings.timezone), list(buckets.BUCKET)
+        ),
+        "all_by_day": service.service(
+            buckets.days(counted, settings.timezone), list(buckets.BUCKET)
+        ),
+        "all": service.service(counted, []),
+        "attempts": service.attempts(counted, KEYS),
+        "reasons": service.reasons(of_topics(part["reasons"], settings), KEYS, settings.top),
+        "peaks": service.peaks(of_topics(part["rates"], settings), KEYS),
+        "backlog": in_time(waiting.backlog(waits, settings.timezone), settings, "start_ms"),
+        "slowest_keys": slowest.keys(of_topics(part["slow"], settings), settings.top),
+        "producers": slowest.producers(
+            of_topics(part["parties"], settings), of_topics(part["origins"], settings), settings.top
+        ),
+        "subscribers": slowest.subscribers(of_topics(part["parties"], settings), settings.top),
+        "stuck": waiting.stuck(unfinished, horizon_ms, settings.stuck_after_ms).limit(
+            STUCK_LISTED_MAX
+        ),
+        "slo": compare.slo(by_day, by_hour, objectives),
+        "slo_breaches": compare.breaches(by_day, targets),
+        "day_against_day": compare.day_against_day(by_day),
+        "daemon": daemon(facts),
+        "quarantine": quarantine(table.quarantine(manifest)),
+    }
+    return Figures(frames, [facts, by_hour, by_day], topics)
+
+
+def wanted(rows: DataFrame, settings: ReportSettings) -> DataFrame:
+    """The rows of the time asked for."""
+    return in_time(rows, settings, "quarter_ms")
+
+
+def in_time(rows: DataFrame, settings: ReportSettings, column: str) -> DataFrame:
+    """Not before ``since``, and before ``until``."""
+    if settings.since_ms is not None:
+        rows = rows.filter(rows[column] >= settings.since_ms)
+    if settings.until_ms is not None:
+        rows = rows.filter(rows[column] < settings.until_ms)
+    return rows
+
+
+def of_topics(rows: DataFrame, settings: ReportSettings) -> DataFrame:
+    """The rows of the topics asked for."""
+    if not settings.topics:
+        return rows
+    patterns = (
+        "".join(
+            ".*" if c == "*" else "." if c == "?" else c if c.isalnum() else f"\\{c}" for c in p
+        )
+        for p in settings.topics
+    )
+    return rows.filter(rows.topic.rlike("^(?:" + "|".join(patterns) + ")$"))
+
+
+def daemon(facts: DataFrame) -> DataFrame:
+    """Starts (``attempt`` -1: after an unclean end), stops, and history that was dropped."""
+    name = F.when(F.col("attempt") == -1, "started after a crash").otherwise(F.col("event"))
+    return (
+        facts.filter(F.col("event").isin("started", "stopped", "dropped"))
+        .groupBy(name.alias("what"))
+        .agg(F.sum("n").alias("n"))
+        .orderBy("what")
+    )
+
+
+def quarantine(lines: DataFrame) -> DataFrame:
+    """Bad lines by reason, with one of each to look at."""
+    return (
+        lines.groupBy("reason")
+        .agg(
+            F.count(F.lit(1)).alias("lines"),
+            F.sum("bytes").alias("bytes"),
+            F.min("segment").alias("segment"),
+            F.min_by("line", "segment").alias("example"),
+        )
+        .orderBy("reason")
+    )
+
+
+def _targets(spark: SparkSession, topics: list[str], settings: ReportSettings) -> DataFrame:
+    rows = [
+        (topic, slo.target_ms, slo.objective)
+        for topic in topics
+        for slo in (settings.slo_of(topic),)
+    ]
+    return spark.createDataFrame(rows, "topic STRING, target_ms LONG, objective DOUBLE")

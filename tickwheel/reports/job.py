@@ -1,0 +1,136 @@
+"""The whole job: bring the table up to date, compute the figures, write them and the page.
+
+``tickwheel report`` runs it on one machine, spark-submit on a cluster (through submit.py). Paths
+are Hadoop's throughout. See docs/reports.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
+
+from tickwheel.reports import page
+from tickwheel.reports.figures import figures
+from tickwheel.reports.files import Files
+from tickwheel.reports.load import Loader, Outcome
+from tickwheel.reports.session import started
+from tickwheel.reports.settings import HOUR_MS, ReportError, ReportSettings, Slo
+from tickwheel.reports.writing import Rows, write_figures
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+Tell = Callable[[str, int, int], None]
+"""``tell(stage, done, of)``; stages are "loading" (bytes) and "figures"."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What came of it."""
+
+    page: str
+    loaded: Outcome
+    topics: list[str]
+    rows: dict[str, Rows]
+    load_s: float
+    figures_s: float
+    settings: ReportSettings = field(repr=False)
+
+
+def run(spark: SparkSession, settings: ReportSettings, tell: Tell | None = None) -> Report:
+    """One report. Raises ReportError for what a user can put right."""
+    told = tell or (lambda stage, done, of: None)
+    begun_s = time.monotonic()
+    loader = Loader(spark, settings, told)
+    loaded = loader.load()
+    loaded_s = time.monotonic()
+    found = figures(spark, loader.table, loaded.manifest, settings)
+    count = len(found.frames)
+    ready: list[str] = []
+
+    def done(name: str) -> None:
+        ready.append(name)
+        told("figures", len(ready), count)
+
+    told("figures", 0, count)
+    try:
+        rows = write_figures(spark, found.frames, settings.out, done)
+    finally:
+        found.release()
+    place = f"{settings.out.rstrip('/')}/report.html"
+    text = page.render(rows, found.topics, loaded.manifest, settings)
+    Files(spark).write(place, text)
+    ended_s = time.monotonic()
+    return Report(
+        place, loaded, found.topics, rows, loaded_s - begun_s, ended_s - loaded_s, settings
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """For spark-submit; the same options as ``tickwheel report``."""
+    try:
+        settings, master = parse(arguments)
+        with started(master) as spark:
+            report = run(spark, settings)
+    except ReportError as error:
+        print(f"report: {error}", file=sys.stderr)  # noqa: T201  # a program's own output
+        return 1
+    manifest = report.loaded.manifest
+    print(  # noqa: T201
+        f"report: {report.loaded.rows} new rows, {manifest.rows} in all, "
+        f"load {report.load_s:.1f} s, figures {report.figures_s:.1f} s: {report.page}"
+    )
+    return 0
+
+
+def parse(arguments: Sequence[str] | None) -> tuple[ReportSettings, str | None]:
+    """Settings and master from a command line."""
+    parser = argparse.ArgumentParser(prog="submit.py", description=__doc__)
+    parser.add_argument("--history", required=True)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--since", help="ISO-8601, or a date")
+    parser.add_argument("--until", help="ISO-8601, or a date")
+    parser.add_argument("--topic", action="append", default=[])
+    parser.add_argument("--timezone", default="UTC")
+    parser.add_argument("--slo", action="append", default=[], metavar="TOPIC=TARGET@SHARE%%")
+    parser.add_argument("--stuck-after-s", type=float, default=HOUR_MS / 1000)
+    parser.add_argument("--sealed-only", action="store_true")
+    parser.add_argument("--batch-mb", type=int, default=256)
+    parser.add_argument("--top", type=int, default=20)
+    parser.add_argument("--master", help="default: what spark-submit says")
+    given: Any = parser.parse_args(arguments)
+    settings = ReportSettings(
+        history=given.history,
+        out=given.out,
+        since_ms=at_ms(given.since, given.timezone),
+        until_ms=at_ms(given.until, given.timezone),
+        topics=tuple(given.topic),
+        timezone=given.timezone,
+        slos=tuple(map(Slo.parse, given.slo)),
+        stuck_after_ms=int(given.stuck_after_s * 1000),
+        open_segments=not given.sealed_only,
+        batch_bytes=given.batch_mb << 20,
+        top=given.top,
+    )
+    return settings, given.master
+
+
+def at_ms(text: str | None, timezone: str) -> int | None:
+    """ISO-8601; without an offset it is the report's zone's time, as its hours and days are."""
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text.strip())
+        if found.tzinfo is None:
+            found = found.replace(tzinfo=ZoneInfo(timezone))
+        return round(found.timestamp() * 1000)
+    except (ValueError, OverflowError, KeyError):
+        raise ReportError(
+            f"{text!r} is no ISO-8601 time; write for example 2030-01-31 or 2030-01-31T09:00"
+        ) from None

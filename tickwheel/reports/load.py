@@ -1,0 +1,267 @@
+"""Loading history into the table: only what is new, once each, whatever happens meanwhile.
+
+A batch of segments becomes one run: parse, drop what the table holds already, write the rows,
+add their rollups and journeys, and last of all commit the manifest. Killed anywhere before that
+a run leaves nothing but folders that the next one sweeps away. Why not Spark's streaming file
+source: docs/decisions/0009.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Observation, SparkSession, Window
+from pyspark.sql import functions as F
+
+from tickwheel.reports import compact, history, journeys, parse, rollups, schema
+from tickwheel.reports.files import Files
+from tickwheel.reports.history import Segment
+from tickwheel.reports.lock import Lock
+from tickwheel.reports.manifest import Loaded, Manifest, Manifests
+from tickwheel.reports.settings import ReportSettings
+from tickwheel.reports.table import Table
+
+SALT_BYTES = 32 << 20
+"""A unit (date and topic) is written by one task for so many bytes of a batch."""
+BLOCK = 4_096
+"""Events that are compared for duplicates together; fits Spark's buffer in memory."""
+AT_ONCE = 3
+"""Rollups of a batch that are computed side by side: their jobs are short and leave gaps."""
+
+FAILED = (Py4JError, PySparkException)
+"""What a Spark job that failed raises."""
+
+Tell = Callable[[str, int, int], None]
+"""``tell(what, done, of)``: progress for people."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a load did."""
+
+    manifest: Manifest
+    batches: int
+    segments: int
+    rows: int
+    duplicates: int
+
+
+class Loader:
+    """One load of one table. Use it once."""
+
+    def __init__(self, spark: SparkSession, settings: ReportSettings, tell: Tell) -> None:
+        self._spark, self._settings, self._tell = spark, settings, tell
+        self._files = Files(spark)
+        self.table = Table(spark, self._files, settings.table)
+        self._manifests = Manifests(self._files, settings.table)
+
+    def load(self) -> Outcome:
+        """Bring the table up to date with the history."""
+        with Lock(self._files, f"{self._settings.table}/_lock") as lock:
+            before = manifest = self._manifests.newest()
+            self.table.sweep(manifest)
+            segments = history.new(history.listed(self._files, self._settings), manifest)
+            total = sum(segment.bytes for segment in segments)
+            done = batches = 0
+            self._tell("loading", 0, total)
+            for batch in history.batches(segments, self._settings.batch_bytes):
+                manifest = self._load(batch, manifest)
+                lock.refresh()
+                batches += 1
+                done += sum(segment.bytes for segment in batch)
+                self._tell("loading", done, total)
+            manifest = compact.compact(self.table, manifest, self._manifests)
+            self.table.sweep(manifest)
+        return Outcome(
+            manifest,
+            batches,
+            len(segments),
+            manifest.rows - before.rows,
+            manifest.duplicates - before.duplicates,
+        )
+
+    def _load(self, batch: Sequence[Segment], manifest: Manifest) -> Manifest:
+        """One batch, committed. A segment that cannot be unpacked must not keep the others out."""
+        damaged: list[Segment] = []
+        try:
+            return self._commit(batch, damaged, manifest)
+        except FAILED:
+            damaged = [segment for segment in batch if not self._readable(segment)]
+            if not damaged:
+                raise
+        whole = [segment for segment in batch if segment not in damaged]
+        return self._commit(whole, damaged, manifest)
+
+    def _readable(self, segment: Segment) -> bool:
+        try:
+            self._spark.read.text(segment.path).write.format("noop").mode("overwrite").save()
+        except FAILED:
+            return False
+        return True
+
+    def _commit(
+        self, batch: Sequence[Segment], damaged: Sequence[Segment], manifest: Manifest
+    ) -> Manifest:
+        run = manifest.run + 1
+        dates = {segment.date for segment in batch} & set(manifest.events)
+        counts, written = self._write_events(batch, manifest, run, dates)
+        if (written & set(manifest.events)) - dates:
+            # Lines that lie in another day's folder; compare with the days they belong to.
+            self._files.delete(self.table.place("events", run))
+            counts, written = self._write_events(
+                batch, manifest, run, dates | (written & set(manifest.events))
+            )
+        if counts["bad"] or damaged:
+            bad = parse.bad(parse.parse(self._lines(batch)), run)
+            lost = [(s.name, run, parse.DAMAGED, "", s.bytes) for s in damaged]
+            broken = self._spark.createDataFrame(lost, schema.QUARANTINE)
+            self._write(bad.unionByName(broken), "quarantine", run)
+        self._write_parts(manifest, run, written)
+        rows, lines = int(counts["rows"]), int(counts["lines"])
+        loaded = {s.name: Loaded(s.bytes, s.sealed, run) for s in (*batch, *damaged)}
+        changed = replace(
+            manifest,
+            run=run,
+            segments={**manifest.segments, **loaded},
+            events=_with(manifest.events, written, run),
+            rollups=(*manifest.rollups, run),
+            journeys=(*manifest.journeys, run),
+            open=run,
+            quarantine=(*manifest.quarantine, run)
+            if counts["bad"] or damaged
+            else manifest.quarantine,
+            rows=manifest.rows + rows,
+            lines=manifest.lines + lines,
+            duplicates=manifest.duplicates + lines - int(counts["bad"]) - rows,
+            first_ms=_least(manifest.first_ms, counts["first_ms"]),
+            last_ms=_most(manifest.last_ms, counts["last_ms"]),
+            synthetic=manifest.synthetic + int(counts["synthetic"]),
+        )
+        self._manifests.commit(changed)
+        return changed
+
+    # --- rows ------------------------------------------------------------------------------
+
+    def _lines(self, batch: Sequence[Segment]) -> DataFrame:
+        if not batch:
+            return self._spark.createDataFrame([], "value STRING, segment STRING")
+        path = F.col("_metadata.file_path")
+        return self._spark.read.text([segment.path for segment in batch]).select(
+            "value", F.regexp_extract(path, history.SEGMENT_SQL, 1).alias("segment")
+        )
+
+    def _write_events(
+        self, batch: Sequence[Segment], manifest: Manifest, run: int, dates: set[str]
+    ) -> tuple[Mapping[str, Any], set[str]]:
+        """Write the new rows of ``batch``. Returns what was counted, and the dates written."""
+        before, after = Observation(f"lines-{run}"), Observation(f"rows-{run}")
+        parsed = parse.parse(self._lines(batch)).observe(
+            before, F.count(F.lit(1)).alias("lines"), F.count("verdict").alias("bad")
+        )
+        rows = parse.good(parsed)
+        if dates:
+            held = self.table.events(manifest, dates).select("shard", "epoch", "seq")
+            rows = rows.join(held, ["shard", "epoch", "seq"], "left_anti")
+        size = sum(segment.bytes for segment in batch)
+        rows = distinct(rows, min(16, 1 + size // SALT_BYTES)).observe(
+            after,
+            F.count(F.lit(1)).alias("rows"),
+            F.count(F.when(F.col("synthetic"), 1)).alias("synthetic"),
+            F.min("time_ms").alias("first_ms"),
+            F.max("time_ms").alias("last_ms"),
+        )
+        place = self.table.place("events", run)
+        rows.write.mode("overwrite").partitionBy("date", "topic_part").parquet(place)
+        names = self._files.names(place)
+        written = {name.removeprefix("date=") for name in names if name.startswith("date=")}
+        return {**before.get, **after.get}, written
+
+    # --- what follows from them -------------------------------------------------------------
+
+    def _write_parts(self, manifest: Manifest, run: int, dates: set[str]) -> None:
+        """Rollups and journeys of the rows that ``run`` has added."""
+        added = self.table.added(run)
+        kept = None if manifest.open is None else self.table.open_journeys(manifest)
+
+        def travelled() -> None:
+            found = journeys.advance(added, kept)
+            place = self.table.place("journeys", run)
+            found.write.mode("overwrite").partitionBy("closed").parquet(place)
+            closed = self.table.closed_journeys([run])
+            self._write(journeys.slow(closed), "slow", run)
+            self._write(journeys.waits(closed), "waits", run)
+            self._write(journeys.origins(closed), "origins", run)
+
+        def rated() -> None:
+            seen = self._overlapping(added, manifest, dates)
+            self._write(rollups.rates(seen, run), "rates", run)
+
+        work: list[Callable[[], None]] = [
+            travelled,
+            rated,
+            lambda: self._write(rollups.facts(added), "facts", run),
+            lambda: self._write(rollups.reasons(added), "reasons", run),
+            lambda: self._write(rollups.parties(added), "parties", run),
+        ]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for future in [pool.submit(job) for job in work]:
+                future.result()
+
+    def _overlapping(self, added: DataFrame, manifest: Manifest, dates: set[str]) -> DataFrame:
+        """``added``, and what the table held before in the same quarters and topics."""
+        old = dates & set(manifest.events)
+        if not old:
+            return added
+        touched = added.select(
+            rollups.quarter(F.col("time_ms")).alias("quarter_ms"), "date", "topic_part"
+        ).distinct()
+        held = self.table.events(manifest, old).withColumn(
+            "quarter_ms", rollups.quarter(F.col("time_ms"))
+        )
+        same = held.join(F.broadcast(touched), ["quarter_ms", "date", "topic_part"], "left_semi")
+        return added.unionByName(same.drop("quarter_ms"))
+
+    def _write(self, rows: DataFrame, part: str, run: int) -> None:
+        rows.write.mode("overwrite").parquet(self.table.place(part, run))
+
+
+def distinct(rows: DataFrame, salts: int) -> DataFrame:
+    """One row for each (shard, epoch, seq) of a unit, sorted for writing.
+
+    The shuffle and the sort are those that partitioned writing needs anyway. A duplicate is the
+    same event and so has the same date, topic and block.
+    """
+    keyed = rows.withColumns(
+        {
+            "block": F.floor(F.col("seq") / BLOCK),
+            "salt": F.pmod(F.hash("shard", "epoch", F.floor(F.col("seq") / (16 * BLOCK))), salts),
+        }
+    )
+    number = int(str(rows.sparkSession.conf.get("spark.sql.shuffle.partitions")))
+    unit = ("date", "topic_part", "salt")
+    block = Window.partitionBy(*unit, "shard", "epoch", "block").orderBy("seq")
+    return (
+        keyed.repartition(number, *unit)
+        .withColumn("before", F.lag("seq").over(block))
+        .filter(F.col("before").isNull() | (F.col("before") != F.col("seq")))
+        .drop("before", "block", "salt")
+    )
+
+
+def _with(
+    events: Mapping[str, tuple[int, ...]], dates: set[str], run: int
+) -> dict[str, tuple[int, ...]]:
+    return {**events, **{date: (*events.get(date, ()), run) for date in dates}}
+
+
+def _least(one: int | None, other: int | None) -> int | None:
+    return min((x for x in (one, other) if x is not None), default=None)
+
+
+def _most(one: int | None, other: int | None) -> int | None:
+    return max((x for x in (one, other) if x is not None), default=None)

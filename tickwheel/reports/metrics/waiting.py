@@ -1,0 +1,72 @@
+"""What waits: backlogs over time, and tasks that should have ended and did not."""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from tickwheel.reports.journeys import last_event, last_ms
+from tickwheel.reports.metrics import buckets
+
+NEVER = "never delivered"
+STATES = {
+    "delivered": "in flight", "nacked": "waits for its retry", "lease_over": "lease over",
+    "released": "given back", "requeued": "requeued", "rescheduled": NEVER,
+}  # fmt: skip
+
+
+def backlog(waits: DataFrame, timezone: str) -> DataFrame:
+    """Of each hour in which it changed: how many wait at its end, and the most in it.
+
+    Running sums over all of ``waits``, so it must reach back to the first event; an end whose
+    beginning lies before the history cannot make it negative.
+    """
+    name = ("kind", "topic", "group")
+    steps = waits.groupBy("quarter_ms", *name).agg(F.sum("n").alias("n"))
+    so_far = Window.partitionBy(*name).orderBy("quarter_ms")
+    sums = steps.withColumn("sum", F.sum("n").over(so_far))
+    # The lowest the sum ever was tells how many had begun before the history did.
+    before = F.least(F.min("sum").over(Window.partitionBy(*name)), F.lit(0))
+    level = sums.withColumn("level", F.col("sum") - before)
+    return (
+        buckets.hours(level, timezone)
+        .groupBy(*buckets.BUCKET, *name)
+        .agg(
+            F.max_by("level", "quarter_ms").alias("at_end"),
+            F.max("level").alias("most"),
+        )
+        .orderBy("start_ms", *name)
+    )
+
+
+def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
+    """Tasks (in their groups) whose end is overdue by more than ``after_ms`` at ``horizon_ms``.
+
+    Dead letters are not stuck: they wait for people, and are counted as dead. What waits for a
+    retry or was handed out lately is not stuck either: its next step is not overdue yet.
+    """
+    c = F.col
+    event = last_event(c("last_code"))
+    unseen = c("group").isNull() | (c("group") == "")
+    state = F.when(unseen, NEVER).otherwise(
+        F.element_at(F.create_map(*(F.lit(x) for pair in STATES.items() for x in pair)), event)
+    )
+    # A task that a group has seen is judged by what that group did, not by its other rows.
+    due = F.greatest(
+        "due_ms", F.when(unseen, c("planned_ms")), F.when(~unseen, last_ms(c("last_code")))
+    )
+    found = unfinished.filter(c("ended_ms").isNull()).withColumns(
+        {"state": state, "expected_ms": due, "event": event, "unseen": unseen}
+    )
+    overdue = F.lit(horizon_ms) - c("expected_ms")
+    # With a group of its own the row of the task as a whole says nothing new.
+    told = ~c("unseen") | (c("lead") & c("left_ms").isNull())
+    return (
+        found.filter(told & (overdue > after_ms) & (F.coalesce("event", F.lit("")) != "dead"))
+        .select(
+            "task_id", "topic", F.coalesce("group", F.lit("")).alias("group"), "state", "key",
+            "producer", "enqueued_ms", "expected_ms", overdue.alias("overdue_ms"),
+            F.coalesce("attempts", F.lit(0)).alias("attempts"),
+        )
+        .orderBy(F.desc("overdue_ms"), "task_id", "group")
+    )  # fmt: skip

@@ -1,0 +1,202 @@
+"""The report as one page that needs nothing else: no network, no other file.
+
+Tables are plain HTML, made in :mod:`~tickwheel.reports.page_tables`; charts are drawn by the
+page's own script from the data put into it here. Everything that comes from history (topics,
+keys, reasons) is escaped. Pure: rows in, text out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from importlib.resources import files
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from tickwheel.reports import page_tables
+from tickwheel.reports.manifest import Manifest
+from tickwheel.reports.page_tables import count, duration, percent
+from tickwheel.reports.settings import HOUR_MS, ReportSettings
+
+HOURS_MAX = 24 * 15
+"""More buckets than this are no picture; days are drawn instead."""
+
+Rows = list[dict[str, Any]]
+
+_SHORT = {
+    "p50": "late_p50_ms", "p90": "late_p90_ms", "p99": "late_p99_ms", "max": "late_max_ms",
+    "share": "on_time_share", "first": "first_deliveries", "target": "target_ms",
+    "acked": "acked", "nacked": "nacked", "lease_over": "lease_over", "dead": "dead",
+    "expired": "expired", "cancelled": "cancelled",
+}  # fmt: skip
+
+
+def render(
+    rows: Mapping[str, Rows], topics: Sequence[str], manifest: Manifest, settings: ReportSettings
+) -> str:
+    """The page's text."""
+    by_hour, grain = rows["by_hour"], "hour"
+    if len({row["start_ms"] for row in by_hour}) > HOURS_MAX:
+        grain = "day"
+    assets = files("tickwheel.reports") / "assets"
+    filled = {
+        "css": (assets / "report.css").read_text("utf-8"),
+        "charts": (assets / "charts.js").read_text("utf-8"),
+        "script": (assets / "report.js").read_text("utf-8"),
+        "span": escape(_span(rows, topics, settings)),
+        "grain": grain,
+        "notices": _notices(rows, manifest),
+        "cards": _cards(rows),
+        "tables": page_tables.tables(rows, settings),
+        "footer": _footer(manifest, settings),
+        "data": _json(_data(rows, grain, settings.timezone)),
+    }
+    text = (assets / "report.html").read_text("utf-8")
+    head, *parts = text.split("@@")
+    # Filled piece by piece, so that no value is looked through for further placeholders.
+    found = [filled.get(part, part) if i % 2 == 0 else part for i, part in enumerate(parts)]
+    return head + "".join(found)
+
+
+def _data(rows: Mapping[str, Rows], grain: str, timezone: str) -> dict[str, Any]:
+    """What the script needs and no more."""
+    chosen = rows["by_hour"] if grain == "hour" else rows["by_day"]
+    buckets = {row["start_ms"]: row["local"] for row in chosen}
+    if grain == "hour" and buckets:
+        buckets = _hours(min(buckets), max(buckets), timezone) | buckets
+    everything = rows["all_by_hour"] if grain == "hour" else rows["all_by_day"]
+    names = sorted({(row["topic"], row["group"]) for row in chosen if row["group"]})
+    return {
+        "buckets": [
+            {"at": at, "local": local, "short": local[5:16] if grain == "hour" else local[5:]}
+            for at, local in sorted(buckets.items())
+        ],
+        "names": names,
+        "all": [_slim(row) for row in everything],
+        "rows": [{"topic": row["topic"], "group": row["group"], **_slim(row)} for row in chosen],
+        "attempts": rows["attempts"],
+        "reasons": rows["reasons"],
+        "heat": _heat(rows["by_hour"]),
+        "backlog": _backlog(rows["backlog"]),
+    }
+
+
+def _hours(first_ms: int, last_ms: int, timezone: str) -> dict[int, str]:
+    """All hours of a time, so that those without events leave a gap and do not close up."""
+    zone = ZoneInfo(timezone)
+    return {
+        at: datetime.fromtimestamp(at / 1000, zone).isoformat(" ", "minutes")
+        for at in range(first_ms, last_ms, HOUR_MS)
+    }
+
+
+def _slim(row: dict[str, Any]) -> dict[str, Any]:
+    """Without what is nothing, which the script takes for nothing."""
+    found = {short: row[name] for short, name in _SHORT.items() if row[name] not in {None, 0}}
+    return {"at": row["start_ms"], **found, **_zeros(row)}
+
+
+def _zeros(row: dict[str, Any]) -> dict[str, Any]:
+    """A percentile of 0 ms is a figure, not nothing."""
+    names = ("p50", "p90", "p99", "max", "share")
+    return {short: 0 for short in names if row[_SHORT[short]] == 0}
+
+
+def _heat(by_hour: Rows) -> list[dict[str, Any]]:
+    """For each topic 24 cells: the mean deliveries, the worst p99, the mean failures."""
+    found: dict[str, list[list[tuple[int, float | None, int]]]] = {}
+    for row in by_hour:
+        if row["group"]:
+            cells = found.setdefault(row["topic"], [[] for _ in range(24)])
+            failed = row["nacked"] + row["lease_over"] + row["dead"]
+            hour = int(row["local"][11:13])
+            cells[hour].append((row["delivered"], row["late_p99_ms"], failed))
+    days = {row["local"][:10] for row in by_hour}
+    return [
+        {
+            "topic": topic,
+            "delivered": [sum(x[0] for x in c) / len(days) if c else None for c in cells],
+            "late": [max((x[1] for x in c if x[1] is not None), default=None) for c in cells],
+            "failed": [sum(x[2] for x in c) / len(days) if c else None for c in cells],
+        }
+        for topic, cells in sorted(found.items())
+    ]
+
+
+def _backlog(rows: Rows) -> list[dict[str, Any]]:
+    """One entry for each that waits, its levels in the order of time."""
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for row in rows:
+        name = (row["kind"], row["topic"], row["group"])
+        entry = found.setdefault(
+            name, {"kind": name[0], "topic": name[1], "group": name[2], "at": [], "level": []}
+        )
+        entry["at"].append(row["start_ms"])
+        entry["level"].append(row["at_end"])
+    return list(found.values())
+
+
+def _span(rows: Mapping[str, Rows], topics: Sequence[str], settings: ReportSettings) -> str:
+    starts = [row["local"] for row in rows["by_hour"]]
+    if not starts:
+        return "no events in the time asked for"
+    some = f"{len(topics)} topic{'s' if len(topics) != 1 else ''}"
+    return f"{min(starts)[:16]} to {max(starts)[:13]}:59, {settings.timezone}, {some}"
+
+
+def _cards(rows: Mapping[str, Rows]) -> str:
+    whole = rows["all"][0] if rows["all"] else {}
+    if not whole:
+        return ""
+    missed = sum(1 for row in rows["slo"] if row["met"] is False)
+    cards = [
+        ("tasks enqueued", count(whole["enqueued"]), ""),
+        ("deliveries", count(whole["delivered"]), ""),
+        ("on time", percent(whole["on_time_share"]), "bad" if missed else "good"),
+        ("lateness p50", duration(whole["late_p50_ms"]), ""),
+        ("lateness p99", duration(whole["late_p99_ms"]), ""),
+        ("acked at the first try", percent(whole["first_try_share"]), ""),
+        ("dead letters", count(whole["dead"]), "bad" if whole["dead"] else ""),
+        ("stuck tasks", count(len(rows["stuck"])), "bad" if rows["stuck"] else "good"),
+    ]
+    return "".join(
+        f'<div class="card {kind}"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
+        for name, value, kind in cards
+    )
+
+
+def _notices(rows: Mapping[str, Rows], manifest: Manifest) -> str:
+    found = []
+    if manifest.synthetic:
+        share = "All" if manifest.synthetic == manifest.rows else count(manifest.synthetic)
+        text = "of the events were made up by “tickwheel history generate”."
+        found.append(("", f"Synthetic data: {share} {text} No figure here was measured."))
+    dropped = sum(row["n"] for row in rows["daemon"] if row["what"] == "dropped")
+    if dropped:
+        found.append(("bad", f"{count(dropped)} events are missing: the daemon dropped history "
+                             "that its disk could not keep up with."))  # fmt: skip
+    bad = sum(row["lines"] for row in rows["quarantine"])
+    if bad:
+        found.append(("", f"{count(bad)} lines could not be read and are in the quarantine."))
+    return "".join(f'<p class="notice {kind}">{escape(text)}</p>' for kind, text in found)
+
+
+def _footer(manifest: Manifest, settings: ReportSettings) -> str:
+    last = "–"
+    if manifest.last_ms is not None:
+        zone = ZoneInfo(settings.timezone)
+        at = datetime.fromtimestamp(manifest.last_ms / 1000, UTC).astimezone(zone)
+        last = at.strftime("%Y-%m-%d %H:%M:%S %Z")
+    return escape(
+        f"{count(manifest.rows)} events of {count(len(manifest.segments))} segments, the newest of "
+        f"{last}; {count(manifest.duplicates)} duplicates left out. Percentiles are exact. "
+        "Shares count first deliveries (on time) and ended deliveries (success)."
+    )
+
+
+def _json(data: Any) -> str:
+    """Safe inside a script element."""
+    text = json.dumps(data, separators=(",", ":"), ensure_ascii=False)
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -1,0 +1,121 @@
+"""Exact counts by the quarter of an hour, small enough to compute any figure from.
+
+They are additive: the counts of two sets of events are the union of their rows, so a run adds
+the counts of its new events and never touches old ones. Percentiles stay exact because the
+values themselves are counted (milliseconds repeat a lot), not summarised.
+
+The one exception is :func:`rates`: the peak of two halves of a second is not the larger half,
+so a run computes the quarters it touched anew from the whole table, and the newest run's rows of
+a quarter hold.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from tickwheel.reports.schema import NO_TOPIC, REASON_MAX
+from tickwheel.reports.settings import QUARTER_MS
+
+RATED = ("enqueued", "delivered", "acked")
+FAILED = ("nacked", "lease_over", "dead")
+WITH_REASON = ("nacked", "lease_over", "dead", "expired")
+
+
+def quarter(time_ms: Column, span_ms: int = QUARTER_MS) -> Column:
+    """The start of the quarter of an hour (or other UTC span) that holds ``time_ms``."""
+    return time_ms - F.pmod(time_ms, F.lit(span_ms))
+
+
+def _keys() -> list[Column]:
+    return [
+        quarter(F.col("time_ms")).alias("quarter_ms"),
+        F.coalesce("topic", F.lit(NO_TOPIC)).alias("topic"),
+        F.coalesce("group", F.lit("")).alias("group"),
+    ]
+
+
+def facts(events: DataFrame) -> DataFrame:
+    """How often what happened, by attempt and by the value measured.
+
+    ``value_ms`` is the lateness of a first delivery, the time to the ack of an ack, else null.
+    """
+    measured = F.when(F.col("event") == "delivered", F.col("lateness_ms")).when(
+        F.col("event") == "acked", F.col("ack_ms")
+    )
+    counted = F.when(F.col("event") == "dropped", F.coalesce("count", F.lit(1))).otherwise(1)
+    unclean = (F.col("event") == "started") & (F.col("clean") == F.lit(False))
+    return events.groupBy(
+        *_keys(),
+        "event",
+        # A start has no attempt; here it says whether the daemon had ended cleanly before.
+        F.when(unclean, -1).otherwise(F.coalesce("attempt", F.lit(0))).alias("attempt"),
+        measured.alias("value_ms"),
+    ).agg(F.sum(counted).cast("long").alias("n"))
+
+
+def reasons(events: DataFrame) -> DataFrame:
+    """Why deliveries failed. Long numbers in a reason (ids, sizes) are one: ``#``."""
+    told = F.left(F.coalesce("reason", F.lit("(none given)")), F.lit(REASON_MAX))
+    return (
+        events.filter(F.col("event").isin(*WITH_REASON))
+        .groupBy(*_keys(), "event", F.regexp_replace(told, r"\d{4,}", "#").alias("reason"))
+        .agg(F.count(F.lit(1)).alias("n"))
+    )
+
+
+def parties(events: DataFrame) -> DataFrame:
+    """What each producer and subscriber did. A port changes with every connection: left out."""
+    event = F.col("event")
+    who = F.when(event == "enqueued", F.col("producer")).otherwise(F.col("subscriber"))
+    role = F.when(event == "enqueued", "producer").otherwise("subscriber")
+    counted = event.isin("enqueued", "delivered", "acked", *FAILED) & who.isNotNull()
+    took = F.when(event == "acked", F.col("ack_ms"))
+
+    def count(which: Column, name: str) -> Column:
+        return F.count(F.when(which, 1)).alias(name)
+
+    return (
+        events.filter(counted)
+        .groupBy(*_keys(), role.alias("role"), F.regexp_replace(who, r":\d+$", "").alias("name"))
+        .agg(
+            count(event.isin("enqueued", "delivered"), "n"),
+            count(event == "acked", "acked"),
+            count(event.isin(*FAILED), "failed"),
+            F.sum(took).alias("took_sum_ms"),
+            F.max(took).alias("took_max_ms"),
+        )
+    )
+
+
+def rates(events: DataFrame, run: int) -> DataFrame:
+    """The busiest second of each quarter: how many in it, and when it was."""
+    second = F.col("time_ms") - F.pmod(F.col("time_ms"), F.lit(1000))
+    seconds = (
+        events.filter(F.col("event").isin(*RATED))
+        .groupBy(*_keys(), "event", second.alias("second_ms"))
+        .agg(F.count(F.lit(1)).alias("n"))
+    )
+    return (
+        seconds.groupBy("quarter_ms", "topic", "group", "event")
+        .agg(F.max("n").alias("peak"), F.max_by("second_ms", "n").alias("at_ms"))
+        .withColumn("run", F.lit(run))
+    )
+
+
+def newest_rates(found: DataFrame) -> DataFrame:
+    """Of each quarter the rows of the run that saw most of it."""
+    same = Window.partitionBy("quarter_ms", "topic", "group", "event")
+    return found.withColumn("newest", F.max("run").over(same)).filter("run = newest").drop("newest")
+
+
+def merged(name: str, found: DataFrame) -> DataFrame:
+    """The rows of several runs as one run would have written them."""
+    if name == "rates":
+        return newest_rates(found)
+    worst = {"took_max_ms"} & set(found.columns)
+    sums = [c for c in ("n", "acked", "failed", "took_sum_ms") if c in found.columns]
+    keys = [c for c in found.columns if c not in {*sums, *worst}]
+    return found.groupBy(*keys).agg(
+        *(F.sum(c).alias(c) for c in sums), *(F.max(c).alias(c) for c in worst)
+    )

@@ -1,0 +1,84 @@
+"""The shape of a history line, of a row of the table, and the versions that are understood.
+
+A line of version 1 is what the daemon writes. A line without a version, or of version 0, is
+history from before versions were written: the same fields, of one daemon with one shard; what
+is missing is filled in (:data:`UPGRADE_0`). A line of a newer version is not guessed at: it goes
+to the quarantine until a version of this package that knows it loads it.
+"""
+
+from __future__ import annotations
+
+VERSION = 1
+
+TASK_EVENTS = (
+    "enqueued", "rescheduled", "requeued", "delivered", "released", "nacked", "lease_over",
+    "dead", "acked", "cancelled", "expired", "deleted",
+)  # fmt: skip
+"""What happens to a task. The order decides between events of one millisecond: later wins."""
+OTHER_EVENTS = ("group_created", "group_deleted", "started", "stopped", "dropped")
+EVENTS = TASK_EVENTS + OTHER_EVENTS
+TOPIC_EVENTS = (*TASK_EVENTS, "group_created", "group_deleted")
+FINAL = ("acked", "cancelled", "expired", "deleted")
+"""After one of these nothing more becomes of a task in its group."""
+
+UPGRADE_0 = {"shard": 0, "epoch": 0}
+"""Version 0 → 1: the fields that version 0 did not have, and what they were."""
+
+NO_TOPIC = "~"
+"""Stands for the topic where there is none (events of the daemon); no topic can be called so."""
+TOPIC_PATTERN = r"^[A-Za-z0-9._:/-]{1,255}$"
+TIME_MS_MAX = 4_102_444_800_000
+"""1 January 2100. A time beyond is a broken line, not a partition."""
+TIMES = ("time_ms", "due_ms", "lateness_ms", "ack_ms", "count")
+"""What is counted with; from 0 to below that bound."""
+REASON_MAX = 200
+"""Characters of a reason that figures are kept by."""
+
+LINE = """
+    v LONG, time_ms LONG, event STRING, task_id STRING, topic STRING, `group` STRING, key STRING,
+    tag STRING, due_ms LONG, attempt INT, lateness_ms LONG, ack_ms LONG, subscriber STRING,
+    producer STRING, reason STRING, priority INT, ttl_ms LONG, clean BOOLEAN, count LONG,
+    node STRING, shard INT, epoch LONG, seq LONG, synthetic BOOLEAN
+"""
+"""As it is parsed. Bodies, properties and retry policies are not for reports and are left out."""
+
+ROW = """
+    time_ms LONG, event STRING, task_id LONG, topic STRING, `group` STRING, key STRING,
+    tag STRING, due_ms LONG, attempt INT, lateness_ms LONG, ack_ms LONG, subscriber STRING,
+    producer STRING, reason STRING, priority INT, ttl_ms LONG, clean BOOLEAN, count LONG,
+    node STRING, shard INT, epoch LONG, seq LONG, synthetic BOOLEAN
+"""
+PARTITIONS = "date STRING, topic_part STRING"
+"""Folders of the table: the UTC date, and the topic in a form that is fit for a path."""
+
+QUARANTINE = "segment STRING, run INT, reason STRING, line STRING, bytes LONG"
+LINE_KEPT_MAX = 2_000
+"""Characters of a quarantined line that are kept."""
+
+FACTS = """
+    quarter_ms LONG, topic STRING, `group` STRING, event STRING, attempt INT, value_ms LONG, n LONG
+"""
+WAITS = "quarter_ms LONG, topic STRING, `group` STRING, kind STRING, n LONG"
+REASONS = "quarter_ms LONG, topic STRING, `group` STRING, event STRING, reason STRING, n LONG"
+PARTIES = """
+    quarter_ms LONG, topic STRING, `group` STRING, role STRING, name STRING, n LONG, acked LONG,
+    failed LONG, took_sum_ms LONG, took_max_ms LONG
+"""
+RATES = """
+    quarter_ms LONG, topic STRING, `group` STRING, event STRING, peak LONG, at_ms LONG, run INT
+"""
+SLOW = """
+    quarter_ms LONG, topic STRING, `group` STRING, key STRING, task_id LONG, came_due_ms LONG,
+    acked_ms LONG, took_ms LONG, deliveries LONG
+"""
+ROLLUPS = {
+    "facts": FACTS, "reasons": REASONS, "parties": PARTIES, "rates": RATES, "slow": SLOW,
+    "waits": WAITS, "origins": PARTIES,
+}  # fmt: skip
+
+JOURNEY = """
+    task_id LONG, topic STRING, `group` STRING, lead BOOLEAN, left_ms LONG, key STRING,
+    producer STRING, enqueued_ms LONG, planned_ms LONG, due_ms LONG, came_due_ms LONG,
+    first_ms LONG, acked_ms LONG, ended_ms LONG, last_code LONG, deliveries LONG, attempts INT
+"""
+"""One row a task and group. ``group`` is null while no group has seen the task."""

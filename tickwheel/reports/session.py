@@ -1,0 +1,129 @@
+"""Starting Spark, and saying clearly what is missing when it cannot start.
+
+On one machine the settings below make Spark quick and quiet. Under ``spark-submit`` whatever
+the cluster's administrator set wins: only what the job's correctness needs is set there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.reports.settings import ReportError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MEMORY = "2g"
+JAVA_HELP = "reports need Java 17 or newer: on Debian, apt install openjdk-17-jre-headless"
+PYSPARK_HELP = "reports need pyspark: pip install 'tickwheel[reports]'"
+
+NEEDED = {
+    # Dates of the table are UTC whatever the machine's zone; reports convert on their own.
+    "spark.sql.session.timeZone": "UTC",
+    # A topic called 2024 or 1e5 is a text.
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+}
+LOCAL = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
+    # A machine whose name does not resolve must still be able to make a report.
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.parquet.compression.codec": "zstd",
+    "spark.sql.files.maxPartitionBytes": str(16 << 20),
+    "spark.sql.files.openCostInBytes": str(1 << 20),
+    # Listing by a Spark job pays with thousands of remote folders only.
+    "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC",
+}
+
+
+def missing_part() -> str | None:
+    """What has to be installed first; None when nothing."""
+    if importlib.util.find_spec("pyspark") is None:
+        return PYSPARK_HELP
+    home = os.environ.get("JAVA_HOME")
+    if home and (Path(home) / "bin" / "java").exists():
+        return None
+    return None if shutil.which("java") else JAVA_HELP
+
+
+@contextlib.contextmanager
+def started(
+    master: str | None, *, memory: str = MEMORY, quiet: bool = False
+) -> Iterator[SparkSession]:
+    """A session that ends with the block. ``master`` None: what spark-submit says, else local."""
+    missing = missing_part()
+    if missing is not None:
+        raise ReportError(missing)
+    from pyspark import SparkConf
+    from pyspark.sql import SparkSession
+
+    conf = SparkConf()
+    wanted = dict(NEEDED)
+    if master is None and not conf.contains("spark.master"):
+        master = "local[*]"
+    if (master or "").startswith("local"):
+        cores = _cores(str(master))
+        wanted |= LOCAL | {
+            "spark.driver.memory": memory,
+            "spark.sql.shuffle.partitions": str(2 * cores),
+            "spark.default.parallelism": str(cores),
+        }
+    builder = SparkSession.builder.appName("tickwheel report")
+    if master is not None:
+        builder = builder.master(master)
+    for name, value in wanted.items():
+        if name in NEEDED or not conf.contains(name):
+            builder = builder.config(name, value)
+    with _stderr_aside(quiet) as log:
+        try:
+            spark = builder.getOrCreate()
+        except Exception as error:
+            raise ReportError(f"Spark did not start: {_reason(error, log)}") from error
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _cores(master: str) -> int:
+    inside = master.partition("[")[2].partition("]")[0].partition(",")[0]
+    return int(inside) if inside.isdecimal() else (os.cpu_count() or 1)
+
+
+@contextlib.contextmanager
+def _stderr_aside(quiet: bool) -> Iterator[Path | None]:
+    """The JVM keeps the stderr it was started with; its start-up chatter belongs to no user."""
+    if not quiet:
+        yield None
+        return
+    descriptor, name = tempfile.mkstemp(prefix="tickwheel-spark-", suffix=".log")
+    sys.stderr.flush()
+    kept = os.dup(2)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    try:
+        yield Path(name)
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        # The JVM holds it open; the name is not needed any more.
+        Path(name).unlink(missing_ok=True)
+
+
+def _reason(error: Exception, log: Path | None) -> str:
+    lines: list[Any] = []
+    if log is not None:
+        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return " / ".join(lines[-3:]) or str(error)

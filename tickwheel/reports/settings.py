@@ -1,0 +1,94 @@
+"""What a report is asked for, and what is wrong with the asking. Knows no Spark."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+QUARTER_MS = 900_000
+"""The grain of all figures. Every time zone in use is a whole number of quarters off UTC."""
+HOUR_MS = 3_600_000
+TARGET_MS = 100
+OBJECTIVE = 0.99
+_UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS}
+
+
+class ReportError(Exception):
+    """A report cannot be made; the message says why and what to change."""
+
+
+@dataclass(frozen=True)
+class Slo:
+    """Deliveries of the topics that match are on time in this share of cases."""
+
+    pattern: str
+    target_ms: int
+    objective: float = OBJECTIVE
+
+    def __post_init__(self) -> None:
+        if self.target_ms < 0 or not 0 < self.objective <= 1:
+            raise ReportError(f"SLO {self.pattern}: the target is not negative, the share 0-100 %")
+
+    @classmethod
+    def parse(cls, text: str) -> Slo:
+        """``TOPIC=TARGET`` or ``TOPIC=TARGET@SHARE%``; ``*`` in TOPIC stands for anything."""
+        found = re.fullmatch(r"([^=\s]+)=(\d+)(ms|s|m|h)(?:@(\d+(?:\.\d+)?)%)?", text.strip())
+        if found is None:
+            raise ReportError(f"{text!r} is no SLO; write for example 'orders.*=50ms@99.9%'")
+        pattern, number, unit, share = found.groups()
+        objective = OBJECTIVE if share is None else float(share) / 100
+        return cls(pattern, int(number) * _UNITS_MS[unit], objective)
+
+
+@dataclass(frozen=True)
+class ReportSettings:
+    """One report. Paths are anything that Hadoop's file systems know; plain ones are local."""
+
+    history: str
+    out: str
+    since_ms: int | None = None
+    until_ms: int | None = None
+    topics: tuple[str, ...] = ()
+    """Names or patterns with ``*``; none means all."""
+    timezone: str = "UTC"
+    """Hours and days of the report are this zone's."""
+    slos: tuple[Slo, ...] = ()
+    """The first that matches a topic holds; ``TARGET_MS`` and ``OBJECTIVE`` for the others."""
+    stuck_after_ms: int = HOUR_MS
+    open_segments: bool = True
+    """Also read segments that are still being written."""
+    batch_bytes: int = 256 << 20
+    """A run loads the history in batches of so many bytes (as they lie there); each is kept."""
+    top: int = 20
+    """So many of the slowest are listed."""
+
+    def __post_init__(self) -> None:
+        for name in ("since_ms", "until_ms"):
+            value = getattr(self, name)
+            if value is not None and value % QUARTER_MS:
+                raise ReportError(f"{name[:5]}: figures are kept by the quarter of an hour; "
+                                  "name a time at :00, :15, :30 or :45")  # fmt: skip
+        if None not in {self.since_ms, self.until_ms} and self.since_ms >= self.until_ms:  # type: ignore[operator]  # neither is None here
+            raise ReportError("since must be before until")
+        try:
+            ZoneInfo(self.timezone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            raise ReportError(f"{self.timezone!r} is no time zone; write for example "
+                              "Europe/Berlin") from None  # fmt: skip
+        if self.batch_bytes < 1 or self.top < 1 or self.stuck_after_ms < 0:
+            raise ReportError("batch_bytes and top are at least 1, stuck_after is not negative")
+
+    @property
+    def table(self) -> str:
+        return f"{self.out.rstrip('/')}/table"
+
+    def wants(self, topic: str) -> bool:
+        return not self.topics or any(fnmatchcase(topic, pattern) for pattern in self.topics)
+
+    def slo_of(self, topic: str) -> Slo:
+        for slo in self.slos:
+            if fnmatchcase(topic, slo.pattern):
+                return slo
+        return Slo(topic, TARGET_MS)
