@@ -74,6 +74,12 @@ def report(
 
     Only what is new since the last report into the same folder is loaded.
     """
+    said = dict(locals())
+    return _report(Output(as_json=as_json or shared_of(ctx).as_json), said)
+
+
+def _report(output: Output, said: dict[str, Any]) -> int:
+    """``said`` are the options by their names."""
     from tickwheel.reports.session import missing_part, started
 
     missing = missing_part()
@@ -83,25 +89,25 @@ def report(
     from tickwheel.reports.job import at_ms, run
     from tickwheel.reports.settings import ReportError, ReportSettings, Slo
 
-    output = Output(as_json=as_json or shared_of(ctx).as_json)
+    timezone = said["timezone"]
     try:
         settings = ReportSettings(
-            history=history,
-            out=out,
-            since_ms=at_ms(since, timezone),
-            until_ms=at_ms(until, timezone),
-            topics=tuple(topic or ()),
+            history=said["history"],
+            out=said["out"],
+            since_ms=at_ms(said["since"], timezone),
+            until_ms=at_ms(said["until"], timezone),
+            topics=tuple(said["topic"] or ()),
             timezone=timezone,
-            slos=tuple(Slo.parse(text) for text in slo or ()),
-            stuck_after_ms=round(_seconds(stuck_after) * 1000),
-            open_segments=not sealed_only,
-            batch_bytes=batch_mb << 20,
-            top=top,
+            slos=tuple(Slo.parse(text) for text in said["slo"] or ()),
+            stuck_after_ms=round(_seconds(said["stuck_after"]) * 1000),
+            open_segments=not said["sealed_only"],
+            batch_bytes=said["batch_mb"] << 20,
+            top=said["top"],
         )
         began_s = time.monotonic()
         with _progress(quiet=output.as_json) as tell:
             tell("starting", 0, 1)
-            with started(master, memory=memory, quiet=True) as spark:
+            with started(said["master"], memory=said["memory"], quiet=True) as spark:
                 tell("starting", 1, 1)
                 found = run(spark, settings, tell)
     except ReportError as error:

@@ -1,9 +1,8 @@
 """What events mean for tasks: from the state of a backup to the state at the last event.
 
-Events say absolute states, so it does no harm that some of them had happened when the backup was
-made: the newest word on a task and group is the one that counts. Tasks of the backup are brought
-in when an event names them (``needs``), so memory holds what is unfinished and was touched, not
-the whole store. Pure: no file, no clock.
+Events say absolute states, so some may have happened before the backup was made: the newest word
+on a task and group counts. Tasks of the backup are brought in when an event names them
+(``needs``), so memory holds what is unfinished and was touched. Pure: no file, no clock.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from tickwheel.wheel.records import (
     TaskRow,
 )
 
-ENDINGS_MAX = 100_000
-"""So many of the newest ends are remembered, as a store does."""
+ENDINGS_MAX = 100_000  # so many of the newest ends are remembered, as a store does
 
 
 class Task:
