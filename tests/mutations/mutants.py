@@ -157,8 +157,8 @@ MUTANTS = (
         (
             Edit(
                 COMMITTER,
-                "            except CommitUnknown as error:\n",
-                "            except CommitUnknown as error:\n                number += 1\n",
+                "                except CommitUnknown as error:\n",
+                "                except CommitUnknown as error:\n                    number += 1\n",
             ),
         ),
         (UNIT + "test_an_unknown_outcome_is_tried_again_under_the_same_number",),

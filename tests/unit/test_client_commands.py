@@ -151,7 +151,7 @@ async def test_dead_letters() -> None:
         asking = asyncio.ensure_future(collect(client.dead_list(topic="t", group="g")))
         frame = await peer.next(T.DEAD_LIST)
         assert (frame[2]["topic"], frame[2]["group"]) == ("t", "g")
-        failures = ((1, 5, "a"), (2, 6, "b"))
+        failures = ((1, 5, "a", "me"), (2, 6, "b", ""))
         peer.ok(frame, {"dead": [letter | {"failures": failures}], "next": (5, "g")})
         frame = await peer.next(T.DEAD_LIST)
         assert frame[2]["after"] == (5, "g")

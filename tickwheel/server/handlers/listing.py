@@ -41,7 +41,14 @@ class Listing:
 
     def stats(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         checks.arity(frame, 0, "none")
-        peer.ok(checks.request_number(frame[1]), stats_map(self._shell, now))
+        request, shell = checks.request_number(frame[1]), self._shell
+        if shell.loaded.is_set():
+            peer.ok(request, stats_map(shell, now))
+        else:  # counts are true or not told
+            self._answer(peer, request, self._stats_when_loaded())
+
+    async def _stats_when_loaded(self) -> dict[str, Any]:
+        return stats_map(self._shell, self._shell.clock.read())
 
     def status(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         """Like PING it does not wait for the store."""
