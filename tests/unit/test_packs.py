@@ -130,3 +130,15 @@ def test_a_pack_that_stays_sparse_is_named_at_the_second_look() -> None:
     index.drop([FIRST])
     assert [index.sparse(), len(index)] == [[], 0]
     assert index.leaving(ids).loose == ids
+
+
+def test_packs_of_another_shard_may_begin_right_behind() -> None:
+    """The setting ``shard`` may change between two starts on one database."""
+    index = PackIndex()
+    one = split(rows(PACK_TASKS_MIN, first=FIRST + 1))[0]
+    behind = FIRST + PACK_TASKS_MIN * ID_STEP
+    two = split(rows(PACK_TASKS_MIN, first=behind))[0]
+    index.load([(pack[0], pack[1], 0) for pack in (*one, *two)])
+    change = index.leaving([FIRST + 1, behind])
+    assert change.masks == {FIRST + 1: 1, behind: 1}
+    assert change.loose == []

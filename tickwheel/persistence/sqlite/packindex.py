@@ -102,7 +102,7 @@ class PackIndex:
                     continue
                 first = firsts[index]
                 count = counts[index]
-                end = first + count * ID_STEP
+                end = first + (count - 1) * ID_STEP + 1
                 entry = changed.get(first) or [masks.get(first, 0), count]
                 if task_id >= end:
                     loose.append(task_id)
