@@ -113,7 +113,8 @@ def test_a_wake_up_is_heard_and_the_end_of_the_pipe_ends_it(tmp_path: Path) -> N
         until(lambda n=n: len(read_all(tmp_path)) == n + 1, process)  # type: ignore[misc]  # n is bound
     spool.close(clean=True)
     assert end(process) == (0, "")
-    assert [name[-3:] for name in segment_names(tmp_path)] == [".gz"]
+    # One segment, or more when the hour of the events is over and each is sealed at once.
+    assert {name[-3:] for name in segment_names(tmp_path)} == {".gz"}
 
 
 def test_signals_for_the_daemon_do_not_end_it(tmp_path: Path) -> None:

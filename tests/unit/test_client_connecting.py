@@ -484,7 +484,7 @@ async def test_whatever_comes_is_a_sign_of_life() -> None:
 
 async def test_a_line_that_is_only_slow_is_not_given_up() -> None:
     """The PING waits behind bytes that do leave: with the last of them the patience begins."""
-    async with FakeDaemon() as daemon, daemon.client(heartbeat=0.2, send_timeout=0.5) as client:
+    async with FakeDaemon() as daemon, daemon.client(heartbeat=0.6, send_timeout=0.5) as client:
         peer = await daemon.peer()
         peer.stop_reading()
         futures = [client.enqueue_nowait("t", b"x" * 500_000) for _ in range(40)]
