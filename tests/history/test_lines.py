@@ -96,6 +96,22 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
+        [Kind.ACKED, T, "t", "g", "", 9, [5], [2], [T - 7], True],
+        [{"event": "acked", **TASK, "group": "g", "attempt": 2, "ack_ms": 7, "ended": True}],
+    ),
+    (
+        [Kind.ACKED, T, "t", "g", "", 9, [5, 6], 1, T, [False, True]],
+        [
+            {"event": "acked", "task_id": i, "topic": "t", "group": "g", "attempt": 1,
+             "ack_ms": 0, "ended": ended}
+            for i, ended in (("5", False), ("6", True))
+        ],
+    ),
+    (
+        [Kind.ENDED, T, "t", "g", "expired", [5], False],
+        [{"event": "expired", **TASK, "group": "g", "ended": False}],
+    ),
+    (
         [Kind.NACKED, T, "t", "g", "w", [5], [2], [T + 9], ["no"]],
         [
             {

@@ -233,8 +233,11 @@ async def test_groups_of_the_history(tmp_path: Path) -> None:
     )  # fmt: skip
     report = await run(tmp_path, backup)
     found = await held(url(tmp_path))
+    # A daemon that starts on it goes on with the deletion, and finds nothing left to do.
+    deleted = GroupSettings(closed_ms=t(8), closed_id=B)
     assert found.groups == {
         ("t", ""): GroupRow("t", "", 0, GroupSettings(paused=True)),
+        ("t", "g"): GroupRow("t", "g", 0, deleted),
         ("t", "h"): GroupRow("t", "h", t(3), GroupSettings(rate=2.5, retry=BUILT_IN["none"])),
         ("u", "first"): GroupRow("u", "first", 0),
         ("u", "second"): GroupRow("u", "second", t(4)),

@@ -60,6 +60,15 @@ class TestBatches:
             await subject.store.commit(former, OWNER, 1, tasks([10]))
         assert await subject.commit(tasks([10])) is True
 
+    async def test_an_epoch_may_be_asked_to_be_higher(self, subject: Subject) -> None:
+        """For a store that takes a lost one's place."""
+        store, first = subject.store, subject.opened.epoch
+        await store.close(clean=True)
+        assert (await store.open(OWNER, 1, epoch_min=first + 40)).epoch == first + 40
+        await store.close(clean=True)
+        assert (await store.open(OWNER, 1, epoch_min=2)).epoch == first + 41
+        assert await store.commit(first + 41, OWNER, 1, tasks([10])) is True
+
     async def test_an_id_assigned_twice_is_loud(self, subject: Subject) -> None:
         await subject.commit(tasks([10], body=b"first"))
         with pytest.raises(StoreBroken):

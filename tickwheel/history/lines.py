@@ -25,6 +25,7 @@ from tickwheel.history.records import (
 
 MALFORMED = (TypeError, ValueError, IndexError, KeyError, AttributeError)
 """What a record that is none makes ``render`` raise."""
+_ENDED = {None: "", True: ',"ended":true', False: ',"ended":false'}
 
 
 class Renderer:
@@ -116,18 +117,22 @@ class Renderer:
         ]
 
     def _acked(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, subscriber, _, ids, attempts, delivered, *_ = record
+        _, time_ms, topic, group, subscriber, _, ids, attempts, delivered, *more = record
         start, middle = self._task(time_ms, "acked", topic, group)
         middle += ',"attempt":'
         end = _who(subscriber) + self._end
         attempts, delivered = _column(attempts, len(ids)), _column(delivered, len(ids))
-        if None in delivered or 0 in delivered:
-            # Delivered before a restart, which does not know when.
+        ended = more[0] if more else None
+        if type(ended) is list or None in delivered or 0 in delivered:
+            # Delivered before a restart, which does not know when; or some groups still have it.
             tooks = [f',"ack_ms":{max(0, time_ms - at)}' if at else "" for at in delivered]
+            lasts = [_ENDED[last] for last in _column(ended, len(ids))]
+            columns = zip(ids, attempts, tooks, lasts, strict=True)
             return [
-                f"{start}{i:d}{middle}{attempt:d}{took}{end}{n}}}\n"
-                for n, (i, attempt, took) in enumerate(zip(ids, attempts, tooks, strict=True), seq)
+                f"{start}{i:d}{middle}{attempt:d}{took}{last}{end}{n}}}\n"
+                for n, (i, attempt, took, last) in enumerate(columns, seq)
             ]
+        end = _ENDED[ended] + end
         took = [time_ms - at if time_ms > at else 0 for at in delivered]
         return [
             f'{start}{i:d}{middle}{attempt:d},"ack_ms":{ms}{end}{n}}}\n'
@@ -186,19 +191,20 @@ class Renderer:
     # --- ends, groups, the daemon --------------------------------------------------------------
 
     def _ended(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, how, ids, *_ = record
+        _, time_ms, topic, group, how, ids, *more = record
         if how not in ENDINGS:
             raise ValueError(f"{how!r} is no ending")
-        return self._plain(time_ms, how, topic, group, ids, seq)
+        start, middle = self._task(time_ms, how, topic, group)
+        lasts = [_ENDED[last] for last in _column(more[0] if more else None, len(ids))]
+        columns = zip(ids, lasts, strict=True)
+        return [
+            f"{start}{i:d}{middle}{last}{self._end}{n}}}\n"
+            for n, (i, last) in enumerate(columns, seq)
+        ]
 
     def _requeued(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, ids, *_ = record
-        return self._plain(time_ms, "requeued", topic, group, ids, seq)
-
-    def _plain(
-        self, time_ms: int, event: str, topic: str, group: str | None, ids: Sequence[int], seq: int
-    ) -> Iterable[str]:
-        start, middle = self._task(time_ms, event, topic, group)
+        start, middle = self._task(time_ms, "requeued", topic, group)
         end = middle + self._end
         return [f"{start}{i:d}{end}{n}}}\n" for n, i in enumerate(ids, seq)]
 

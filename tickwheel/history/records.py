@@ -21,7 +21,8 @@ class Kind(IntEnum):
     DELIVERED = 2
     """time_ms, topic, group, subscriber, ids, attempts, dues"""
     ACKED = 3
-    """time_ms, topic, group, subscriber, epoch, ids, attempts, delivered_ms"""
+    """time_ms, topic, group, subscriber, epoch, ids, attempts, delivered_ms[, ended]; ``ended``:
+    one or each, whether that ended the task (no other group has it any more)"""
     NACKED = 4
     """time_ms, topic, group, subscriber, ids, attempts, next_ms, reasons"""
     LEASE_OVER = 5
@@ -31,7 +32,7 @@ class Kind(IntEnum):
     DEAD = 7
     """time_ms, topic, group, ids, attempts, reasons"""
     ENDED = 8
-    """time_ms, topic, group | nil, "cancelled" | "expired" | "deleted", ids"""
+    """time_ms, topic, group | nil, "cancelled" | "expired" | "deleted", ids[, ended]"""
     RESCHEDULED = 9
     """time_ms, topic, ids, dues"""
     REQUEUED = 10
@@ -56,9 +57,9 @@ EVENTS = (
 )  # fmt: skip
 FIELDS = (
     "v", "time_ms", "event", "task_id", "topic", "group", "key", "tag", "due_ms", "attempt",
-    "lateness_ms", "ack_ms", "subscriber", "producer", "reason", "body", "priority", "ttl_ms",
-    "props", "retry", "since_ms", "settings", "clean", "details", "count", "node", "shard",
-    "epoch", "seq", "synthetic",
+    "lateness_ms", "ack_ms", "ended", "subscriber", "producer", "reason", "body", "priority",
+    "ttl_ms", "props", "retry", "since_ms", "settings", "clean", "details", "count", "node",
+    "shard", "epoch", "seq", "synthetic",
 )  # fmt: skip
 EXTRAS = ("key", "tag", "props", "priority", "ttl_ms", "retry")
 """The names of an enqueued task's extras when they come as an array."""

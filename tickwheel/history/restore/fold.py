@@ -7,11 +7,17 @@ on a task and group counts. Tasks of the backup are brought in when an event nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from typing import Any
+from collections.abc import Callable, Collection
 
 from tickwheel.history.read import task_id
 from tickwheel.history.restore.owners import Owners
+from tickwheel.history.restore.task import (
+    Task,
+    failures_of,
+    failures_until,
+    has_history,
+    is_done,
+)
 from tickwheel.history.restore.values import body_of, extras_of
 from tickwheel.history.segments import Event
 from tickwheel.wheel.records import (
@@ -26,30 +32,6 @@ from tickwheel.wheel.records import (
 )
 
 ENDINGS_MAX = 100_000  # so many of the newest ends are remembered, as a store does
-
-
-class Task:
-    """One task that an event has named."""
-
-    __slots__ = ("dead", "has_body", "holders", "is_new", "progress", "row")
-
-    def __init__(
-        self,
-        row: TaskRow,
-        progress: Iterable[ProgressRow] = (),
-        dead: Iterable[DeadRow] = (),
-        *,
-        has_body: bool = True,
-        is_new: bool = False,
-    ) -> None:
-        self.row = row
-        self.is_new = is_new
-        """Not of the backup."""
-        self.progress = {one.group: one for one in progress}
-        self.dead = {one.group: one for one in dead}
-        self.holders: dict[str, str] = {}
-        """Who had it last, by group."""
-        self.has_body = has_body
 
 
 class Fold:
@@ -97,18 +79,21 @@ class Fold:
         """A task as the backup has it."""
         self.tasks[task.row.id] = task
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: Event, *, is_old: bool = False) -> None:
+        """``is_old``: it had happened when the backup was made. What became of groups by then
+        the backup knows best, also of those that were deleted."""
         try:
-            self._apply(event)
+            self._apply(event, is_old)
         except (KeyError, TypeError, ValueError):
             self.unusable += 1
 
-    def _apply(self, event: Event) -> None:
+    def _apply(self, event: Event, is_old: bool) -> None:
         self.epoch = max(self.epoch, event["epoch"])
         kind = event["event"]
         named = task_id(event)
         if named is None:
-            self._of_group(kind, event)
+            if not is_old:
+                self._of_group(kind, event)
             return
         self.id_mark = max(self.id_mark, named)
         if kind == "enqueued":
@@ -116,7 +101,10 @@ class Fold:
             return
         verb, task = self._verbs.get(kind), self.tasks.get(named)
         if verb is not None and task is not None:
-            if (group := event.get("group")) is not None:
+            group = event.get("group")
+            if group is not None and not self.owners.knows(task.row.topic, group):
+                if is_old:
+                    return
                 self.owners.ensure(task.row, group)
             verb(task, event)
 
@@ -139,7 +127,7 @@ class Fold:
 
     def _rescheduled(self, task: Task, event: Event) -> None:
         due_ms = int(event["due_ms"])
-        if not _has_history(task):
+        if not has_history(task):
             task.row = task.row._replace(due_ms=due_ms)
             task.progress.clear()
             return
@@ -159,7 +147,7 @@ class Fold:
         if group is None:
             return  # a broadcast, which owns nothing
         task.holders[group] = str(event.get("subscriber", ""))
-        failures = _until(task, group, event["time_ms"])
+        failures = failures_until(task, group, event["time_ms"])
         self._set(task, event, ProgressState.IN_FLIGHT, event["attempt"], failures)
 
     def _acked(self, task: Task, event: Event) -> None:
@@ -175,7 +163,7 @@ class Fold:
 
     def _released(self, task: Task, event: Event) -> None:
         group, attempt = event["group"], event["attempt"] - 1
-        failures = _until(task, group, event["time_ms"])
+        failures = failures_until(task, group, event["time_ms"])
         if attempt > 0:
             self._set(task, event, ProgressState.RELEASED, attempt, failures)
         else:
@@ -205,7 +193,14 @@ class Fold:
         self._finish(task, event, Ending.EXPIRED)
 
     def _deleted(self, task: Task, event: Event) -> None:
-        self._finish(task, event, Ending.DELETED)
+        group = event.get("group")
+        if group is None or not self.owners.is_closed(task.row.topic, group):
+            self._finish(task, event, Ending.DELETED)
+            return
+        task.progress.pop(group, None)
+        task.dead.pop(group, None)
+        task.let_go.add(group)
+        self._end_if_over(task, event, Ending.DELETED)
 
     # --- steps of several --------------------------------------------------------------------
 
@@ -214,7 +209,7 @@ class Fold:
         group, time_ms, attempt = event["group"], event["time_ms"], event["attempt"]
         reason = str(event.get("reason", ""))[:REASON_LENGTH_MAX]
         who = str(event.get("subscriber") or task.holders.get(group, ""))
-        before = [f for f in _failures(task, group) if (f.at_ms, f.attempt) < (time_ms, attempt)]
+        before = [f for f in failures_of(task, group) if (f.at_ms, f.attempt) < (time_ms, attempt)]
         return (*before, Failure(attempt, time_ms, reason, who))[-FAILURES_MAX:]
 
     def _set(
@@ -250,20 +245,28 @@ class Fold:
             self._end(task, ending)
             return
         known = task.progress.get(group) or task.dead.get(group)
-        attempt = event.get("attempt") or (known.attempt if known is not None else 0)
+        # An ack may be of an earlier delivery.
+        attempt = max(event.get("attempt", 0), known.attempt if known is not None else 0)
         epoch = event["epoch"] if ending is Ending.ACKED else 0
         self._stand(task, group, ProgressState.DONE, attempt, 0, epoch)
-        if not task.dead and not self._owing(task):
+        self._end_if_over(task, event, ending)
+
+    def _end_if_over(self, task: Task, event: Event, ending: Ending) -> None:
+        """The event says whether others still have it; one of an older daemon does not."""
+        ended = event.get("ended")
+        if ended is None:
+            ended = not task.dead and not self._owing(task)
+        if ended:
             self._end(task, ending)
 
     def _owing(self, task: Task) -> list[str]:
-        """Groups that are there and not done with it."""
-        topic = task.row.topic
+        """Groups that are not done with it."""
+        recorded = task.progress.keys() | task.dead.keys()
         return [
             group
-            for group in self.owners.owing(task.row, task.progress)
-            if self.owners.is_there(topic, group)
-            and group not in task.dead
+            for group in self.owners.owing(task.row, recorded)
+            if group not in task.dead
+            and group not in task.let_go
             and not is_done(task.progress.get(group))
         ]
 
@@ -277,24 +280,3 @@ class Fold:
         self.endings[named] = ending
         if len(self.endings) > ENDINGS_MAX:
             del self.endings[next(iter(self.endings))]
-
-
-def is_done(row: ProgressRow | None) -> bool:
-    return row is not None and row.state is ProgressState.DONE
-
-
-def _has_history(task: Task) -> bool:
-    """Some group has attempts, an ack or a dead letter to remember."""
-    return bool(task.dead) or any(
-        row.attempt or row.state is ProgressState.DONE for row in task.progress.values()
-    )
-
-
-def _failures(task: Task, group: str) -> tuple[Failure, ...]:
-    known: Any = task.progress.get(group) or task.dead.get(group)
-    found: tuple[Failure, ...] = known.failures if known is not None else ()
-    return found
-
-
-def _until(task: Task, group: str, time_ms: int) -> tuple[Failure, ...]:
-    return tuple(failure for failure in _failures(task, group) if failure.at_ms <= time_ms)

@@ -1,8 +1,9 @@
 """Which groups owe a task an end: the engine's rule, over what is known of groups.
 
-A group owes what comes due from its start on, and, when it was deleted, what was there before
-that. The only group of a topic owes everything; a task that no group's start covers is owed by
-all. Groups that were deleted are kept here: what they had is not another's.
+A group owes what comes due from its start on, and, while it is being deleted, what was there
+before that. The only group of a topic owes everything; what comes due before all groups is the
+earliest ones'. Groups that were deleted stay here, and are restored as being deleted: a daemon
+that starts on them lets go of what they still held, if there is any, and then of them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 
 from tickwheel.history.restore.values import settings_of
 from tickwheel.history.segments import Event
-from tickwheel.wheel.records import TOPIC_ITSELF, GroupRow, TaskRow
+from tickwheel.wheel.records import TOPIC_ITSELF, GroupRow, GroupSettings, TaskRow
 
 
 class Owners:
@@ -19,74 +20,95 @@ class Owners:
 
     def __init__(self, rows: Iterable[GroupRow]) -> None:
         self._topics: dict[str, dict[str, GroupRow]] = {}
-        self._closed: dict[tuple[str, str], tuple[int, int]] = {}
-        """(topic, group) → when it was deleted, and the newest id then."""
+        """The oldest group of a topic comes first."""
         self._own: dict[str, GroupRow] = {}
         """Topics' own settings."""
-        for row in rows:
+        for row in sorted(rows, key=lambda row: row.since_ms):
             if row.group == TOPIC_ITSELF:
                 self._own[row.topic] = row
-                continue
-            self._topics.setdefault(row.topic, {})[row.group] = row
-            if row.settings is not None and row.settings.closed_ms is not None:
-                self._closed[row[:2]] = row.settings.closed_ms, row.settings.closed_id
+            else:
+                self._topics.setdefault(row.topic, {})[row.group] = row
 
     def rows(self) -> list[GroupRow]:
-        """Those that are there, settings of topics included."""
+        """All of them, settings of topics included."""
         groups = [row for rows in self._topics.values() for row in rows.values()]
-        return [*self._own.values(), *(row for row in groups if row[:2] not in self._closed)]
+        return [*self._own.values(), *groups]
 
     def knows(self, topic: str, group: str) -> bool:
-        """It exists, or did."""
         return group in self._topics.get(topic, ())
 
-    def is_there(self, topic: str, group: str) -> bool:
-        return self.knows(topic, group) and (topic, group) not in self._closed
+    def is_closed(self, topic: str, group: str) -> bool:
+        """It is being deleted, or was."""
+        row = self._topics.get(topic, {}).get(group)
+        return row is not None and _is_closed(row)
 
-    def owing(self, row: TaskRow, standing: Iterable[str]) -> list[str]:
-        """The groups that owe the task, or did; ``standing`` have a record of it."""
+    def owing(self, row: TaskRow, recorded: Iterable[str]) -> list[str]:
+        """The groups that owe the task, or did; ``recorded``: those with a record of it."""
         topic = self._topics.get(row.topic, {})
-        there = [name for name in topic if (row.topic, name) not in self._closed]
-        if len(there) == 1 and len(topic) == 1:
-            return there
-        owed = [name for name, group in topic.items() if self._owes(group, row)] or there
-        return [name for name in topic if name in owed or name in standing]
+        if len(topic) == 1:
+            return list(topic)
+        owed = [group for group in topic.values() if _owes(group, row)] or self._earliest(row.topic)
+        return [name for name, group in topic.items() if group in owed or name in recorded]
 
-    def _owes(self, group: GroupRow, row: TaskRow) -> bool:
-        closed = self._closed.get(group[:2])
-        if closed is not None and (row.due_ms > closed[0] or row.id > closed[1]):
-            return False
-        return group.since_ms <= row.due_ms
+    def _earliest(self, topic: str) -> list[GroupRow]:
+        """Those that begin first, of those that are there."""
+        there = [row for row in self._topics.get(topic, {}).values() if not _is_closed(row)]
+        since_ms = min((row.since_ms for row in there), default=0)
+        return [row for row in there if row.since_ms == since_ms]
 
     # --- events ------------------------------------------------------------------------------
 
     def created(self, event: Event) -> None:
-        topic, group = event["topic"], event["group"]
-        since_ms = event.get("since_ms")
-        if since_ms is None and self.is_there(topic, group):
-            return
+        topic, name = event["topic"], event["group"]
+        if self.knows(topic, name) and not self.is_closed(topic, name):
+            return  # the backup has it already, and what became of it
+        since_ms, settings = event.get("since_ms"), settings_of(event.get("settings"))
+        earliest = self._earliest(topic)
         if since_ms is None:
-            alone = not any(self.is_there(topic, name) for name in self._topics.get(topic, ()))
-            since_ms = 0 if alone else event["time_ms"]
-        self._closed.pop((topic, group), None)
-        row = GroupRow(topic, group, since_ms, settings_of(event.get("settings")))
-        self._topics.setdefault(topic, {})[group] = row
+            since_ms = event["time_ms"] if earliest else 0
+        for row in earliest:
+            if row.since_ms > since_ms:
+                # What came due before all groups stays theirs.
+                self._put(row._replace(since_ms=since_ms))
+        self._topics.setdefault(topic, {}).pop(name, None)
+        self._put(GroupRow(topic, name, since_ms, settings))
 
-    def ensure(self, row: TaskRow, group: str) -> None:
+    def ensure(self, task: TaskRow, name: str) -> None:
         """An event of this group and task came; how the group was made may be lost."""
-        if not self.knows(row.topic, group):
-            since_ms = row.due_ms if self._topics.get(row.topic) else 0
-            self._topics.setdefault(row.topic, {})[group] = GroupRow(row.topic, group, since_ms)
+        since_ms = task.due_ms if self._topics.get(task.topic) else 0
+        self._put(GroupRow(task.topic, name, since_ms))
 
     def configured(self, event: Event) -> None:
-        topic, group = event["topic"], event.get("group", TOPIC_ITSELF)
+        topic, name = event["topic"], event.get("group", TOPIC_ITSELF)
         settings = settings_of(event.get("settings"))
-        if group == TOPIC_ITSELF:
-            self._own[topic] = GroupRow(topic, group, 0, settings)
-        elif self.knows(topic, group):
-            self._topics[topic][group] = self._topics[topic][group]._replace(settings=settings)
+        if name == TOPIC_ITSELF:
+            self._own[topic] = GroupRow(topic, name, 0, settings)
+        elif self.knows(topic, name) and not self.is_closed(topic, name):
+            self._put(self._topics[topic][name]._replace(settings=settings))
 
     def deleted(self, event: Event, id_mark: int) -> None:
-        topic, group = event["topic"], event["group"]
-        if self.is_there(topic, group):
-            self._closed[topic, group] = event["time_ms"], id_mark
+        topic, name = event["topic"], event["group"]
+        if not self.knows(topic, name) or self.is_closed(topic, name):
+            return
+        row, told = self._topics[topic][name], event.get("settings") or {}
+        closed_id = int(told.get("closed_id", id_mark))
+        settings = (row.settings or GroupSettings())._replace(
+            closed_ms=told.get("closed_ms", event["time_ms"]), closed_id=closed_id
+        )
+        self._put(row._replace(settings=settings))
+
+    def _put(self, row: GroupRow) -> None:
+        self._topics.setdefault(row.topic, {})[row.group] = row
+
+
+def _is_closed(row: GroupRow) -> bool:
+    return row.settings is not None and row.settings.closed_ms is not None
+
+
+def _owes(group: GroupRow, row: TaskRow) -> bool:
+    """Whether it is owed the task when that comes due."""
+    settings = group.settings
+    if settings is not None and settings.closed_ms is not None:
+        if row.due_ms > settings.closed_ms or row.id > settings.closed_id:
+            return False
+    return group.since_ms <= row.due_ms

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from tickwheel.errors import BadRequest
 from tickwheel.history.names import HOUR_MS, STATE
-from tickwheel.history.restore.fold import ENDINGS_MAX, Fold, Task
+from tickwheel.history.restore.fold import ENDINGS_MAX, Fold
 from tickwheel.history.restore.owners import Owners
 from tickwheel.history.restore.replay import Replay
 from tickwheel.history.restore.report import Report
 from tickwheel.history.restore.source import Backup, open_backup
 from tickwheel.history.restore.target import Filler, check_empty, filling, shard_of
+from tickwheel.history.restore.task import Task
 from tickwheel.history.segments import Event
 from tickwheel.persistence.store import StoredTask
 from tickwheel.persistence.urls import parse
@@ -75,7 +76,8 @@ class _Run:
         since_ms = backup.position_ms - MARGIN_MS if backup.position_ms else None
         folders = [Path(folder) for folder in plan.history]
         self._replay = Replay(folders, self._shard, since_ms, backup.position_ms)
-        self._fold = Fold(Owners(backup.small.groups), backup.id_mark, self._epoch_of_backup())
+        owners, epoch = Owners(backup.small.groups), self._epoch_of_backup()
+        self._fold = Fold(owners, backup.id_mark, epoch)
         self._report = Report(
             dry_run=plan.dry_run,
             backup=plan.backup,
@@ -105,7 +107,7 @@ class _Run:
         for some in _some(self._replay.events()):
             await self._bring(some)
             for event in some:
-                fold.apply(event)
+                fold.apply(event, is_old=event["time_ms"] <= self._backup.position_ms)
         self._tell_events()
 
     async def _bring(self, events: list[Event]) -> None:
@@ -141,22 +143,12 @@ class _Run:
                 if named in fold.gone or named in fold.tasks:
                     continue
                 if wanted is None or named in wanted:
-                    yield self._tidy(task)
+                    yield _given_back(task)
         for named in sorted(fold.tasks):
             held = fold.tasks[named]
             if held.has_body and (wanted is None or named in wanted):
-                yield self._tidy(
-                    StoredTask(held.row, tuple(held.progress.values()), tuple(held.dead.values()))
-                )
-
-    def _tidy(self, task: StoredTask) -> StoredTask:
-        """Nobody has it now; and nothing of groups that were deleted."""
-        topic, owners = task.row.topic, self._fold.owners
-        progress = tuple(
-            _given_back(row) for row in task.progress if owners.is_there(topic, row.group)
-        )
-        dead = tuple(row for row in task.dead if owners.is_there(topic, row.group))
-        return StoredTask(task.row, progress, dead)
+                progress, dead = tuple(held.progress.values()), tuple(held.dead.values())
+                yield _given_back(StoredTask(held.row, progress, dead))
 
     def _goes_out_at_once(self, task: StoredTask) -> bool:
         """Some group gets it as soon as a daemon serves the new store."""
@@ -164,8 +156,9 @@ class _Run:
             return False
         standing = {row.group: row for row in task.progress}
         held_back = {row.group for row in task.progress if self._is_held_back(row)}
-        held_back |= {row.group for row in task.dead}
-        owing = self._fold.owners.owing(task.row, standing)
+        letters = {row.group for row in task.dead}
+        held_back |= letters
+        owing = self._fold.owners.owing(task.row, standing.keys() | letters)
         return not (task.dead or standing) or any(group not in held_back for group in owing)
 
     def _is_held_back(self, row: ProgressRow) -> bool:
@@ -200,7 +193,11 @@ class _Run:
         for named in sorted(left):
             report.not_found.add(named)
         report.ended_since = fold.ended
-        report.groups = sum(1 for row in fold.owners.rows() if row.group)
+        report.groups = sum(
+            1
+            for row in fold.owners.rows()
+            if row.group and not fold.owners.is_closed(row.topic, row.group)
+        )
         report.epoch = fold.epoch + (1 if report.clean_stop else EPOCHS_AFTER_CRASH)
         # An id that was assigned and lost with the end of the history must not be given again.
         newest = max(fold.id_mark, id_floor(self._now_ms, self._shard))
@@ -269,7 +266,12 @@ def _some(events: Iterator[Event]) -> Iterator[list[Event]]:
         yield some
 
 
-def _given_back(row: ProgressRow) -> ProgressRow:
+def _given_back(task: StoredTask) -> StoredTask:
+    """Nobody has it now."""
+    return task._replace(progress=tuple(map(_released, task.progress)))
+
+
+def _released(row: ProgressRow) -> ProgressRow:
     if row.state is not ProgressState.IN_FLIGHT:
         return row
     return row._replace(state=ProgressState.RELEASED)
