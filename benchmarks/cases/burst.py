@@ -91,7 +91,8 @@ def history(context: Context) -> Result:
     }
     result.ratio("ratio", "with a history / without", found["on"] / found["off"])
     cpu_s = {name: sum(one["server_cpu_s"] for one in rounds) for name, rounds in told.items()}
-    result.metric("cpu_ratio", cpu_s["on"] / cpu_s["off"])
+    if cpu_s["off"]:  # a quick run may take less than a tick of the processor's clock
+        result.metric("cpu_ratio", cpu_s["on"] / cpu_s["off"])
     return result
 
 
