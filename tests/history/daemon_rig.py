@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,3 +40,11 @@ def spools(history: Path) -> list[Path]:
     """The spool files that are still there."""
     folders = [path for path in (history / STATE).iterdir() if path.is_dir()]
     return [folder / str(name) for folder in folders for name in spool_read.files(folder)]
+
+
+def metric(daemon: Daemon, name: str) -> float:
+    """A number without labels, as ``/metrics`` has it now."""
+    with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=10) as answer:  # noqa: S310  # our own address
+        found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])

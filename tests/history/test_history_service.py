@@ -6,20 +6,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
 import time
-import urllib.request
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Daemon, DaemonFailed
+from daemon import DaemonFailed
 from redis_server import RedisServer
 from test_committer import Bench, Peer
 
-from history.daemon_rig import daemon_in, spools, taken_up, until
+from history.daemon_rig import daemon_in, metric, spools, taken_up, until
 from history.history_rig import NODE, read_all, segment_names
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
@@ -162,13 +160,6 @@ async def test_a_daemon_whose_folder_goes_away_serves_on_and_tells(tmp_path: Pat
     events = read_all(tmp_path / "history")
     assert sum(event["count"] for event in of_kind(events, "dropped")) == dropped >= 400
     assert events[-1]["event"] == "stopped"
-
-
-def metric(daemon: Daemon, name: str) -> float:
-    with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=10) as answer:  # noqa: S310  # our own address
-        found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
-    assert found is not None
-    return float(found[1])
 
 
 async def enqueue_far(client: Client, count: int) -> set[int]:
