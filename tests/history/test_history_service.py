@@ -285,6 +285,31 @@ async def ended(bench: Bench, folder: Path) -> list[Event]:
     return read_all(folder / "history")
 
 
+class Looking(Peer):
+    """Looks, when it is answered, at how much waits for the writing process."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__()
+        self.history = history
+        self.seen: list[int] = []
+
+    def send(self, data: bytes) -> None:
+        self.seen.append(self.history.spool_bytes)
+        super().send(data)
+
+
+async def test_what_is_answered_is_in_the_spool_already(bench: Bench) -> None:
+    assert bench.history is not None
+    peer, before = Looking(bench.history), bench.history.spool_bytes
+    bench.enqueue(peer, 1)
+    await bench.arrived()
+    assert bench.history.spool_bytes == before
+    bench.let()
+    await peer.next()
+    assert peer.seen == [bench.history.spool_bytes]
+    assert peer.seen[0] > before
+
+
 async def test_a_refused_batch_leaves_no_arrivals(bench: Bench, tmp_path: Path) -> None:
     refused, taken = Peer(), Peer()
     bench.enqueue(refused, 1, "refused")
@@ -313,6 +338,8 @@ async def test_what_was_withdrawn_leaves_nothing_and_what_was_unclear_is_there(
     await bench.arrived()
     for _ in range(3):
         bench.let()
+    await bench.committer.barrier()
+    # Once more: the batch that what was withdrawn would have belonged to.
     await bench.committer.barrier()
     told = of_kind(await ended(bench, tmp_path), "enqueued")
     assert [event["topic"] for event in told] == ["unclear"]
