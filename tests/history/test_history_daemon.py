@@ -252,7 +252,7 @@ async def load(daemon: Daemon, confirmed: set[int], done: set[int]) -> None:
 
     async def produce(client: Client) -> None:
         while True:
-            receipts = await client.enqueue_many(Task("t", b"x") for _ in range(50))
+            receipts = await client.enqueue_many(Task("t", b"x") for _ in range(20))
             confirmed.update(receipt.id for receipt in receipts)
 
     async def consume(client: Client) -> None:

@@ -348,7 +348,9 @@ async def test_what_was_withdrawn_leaves_nothing_and_what_was_unclear_is_there(
 # --- several daemons ------------------------------------------------------------------------------
 
 
-async def test_daemons_of_one_redis_may_share_a_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize("node", ["b", "a"])
+async def test_daemons_of_one_redis_may_share_a_folder(tmp_path: Path, node: str) -> None:
+    """Also on one machine, where both have its name: one writing process at a time."""
     history = tmp_path / "history"
     server = await asyncio.to_thread(RedisServer(tmp_path / "redis").start)
     try:
@@ -356,7 +358,7 @@ async def test_daemons_of_one_redis_may_share_a_folder(tmp_path: Path) -> None:
         await lay_out(options, await look(options), int(time.time() * 1000), watch_s=0)
         shared = {"store": server.url(), "history_dir": history, "leader_ttl_s": 0.5}
         first = daemon_in(tmp_path / "a", node="a", **shared)
-        second = daemon_in(tmp_path / "b", node="b", **shared)
+        second = daemon_in(tmp_path / "b", node=node, **shared)
         async with first, second:
             both = f"{first.url},{second.url.removeprefix('tcp://')}"
             async with Client(both, name="shop") as client:
@@ -364,6 +366,7 @@ async def test_daemons_of_one_redis_may_share_a_folder(tmp_path: Path) -> None:
                 await first.akill()
                 confirmed |= await enqueue_far(client, 500)
             assert await second.aterminate() == 0
+            assert "history_unfinished" not in second.log_text()
         await taken_up(history)
     finally:
         await asyncio.to_thread(server.kill)
@@ -373,7 +376,7 @@ async def test_daemons_of_one_redis_may_share_a_folder(tmp_path: Path) -> None:
     numbers: dict[int, list[int]] = {}
     for event in events:
         numbers.setdefault(event["epoch"], []).append(event["seq"])
-        assert event["node"] == ("a" if event["epoch"] == min(numbers) else "b")
+        assert event["node"] == ("a" if event["epoch"] == min(numbers) else node)
     assert len(numbers) == 2
     for seqs in numbers.values():
         assert sorted(seqs) == list(range(1, len(seqs) + 1))
