@@ -107,6 +107,14 @@ def test_the_page_of_the_command_line_works_as_it_stands(
         assert word in shown, (word, shown)
 
 
+def test_the_examples_of_operations_work_as_they_stand(
+    tmp_path: Path, shell: dict[str, str]
+) -> None:
+    shown = run_as_it_stands("docs/operations.md", tmp_path, shell)
+    for word in ("order-42", "Restored into sqlite:///drilled.db", "all rows agree"):
+        assert word in shown, (word, shown)
+
+
 def test_every_command_is_on_the_page_of_the_command_line() -> None:
     text = (ROOT / "docs/cli.md").read_text()
     missing = [name for name in commands_of(get_command(app)) if f"tickwheel {name}" not in text]

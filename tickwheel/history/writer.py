@@ -260,8 +260,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
     folder = state_folder(told.dir, told.node, told.shard)
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        say(f"cannot begin: {error}")
+        return 1
     fcntl.flock(lock, fcntl.LOCK_EX)
     process = Process(told, say)
     try:
