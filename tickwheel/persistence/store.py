@@ -172,6 +172,10 @@ class Store(Protocol):
         """Up to ``limit`` tasks with an id above ``after_id``, by id; ``topic`` filters."""
         ...
 
+    async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        """Up to ``limit`` tasks with an id below ``before_id``, the highest first."""
+        ...
+
     async def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None
     ) -> list[DeadRow]:
