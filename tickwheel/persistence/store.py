@@ -101,6 +101,8 @@ class Opened:
     """The store was empty and has been laid out now."""
     has_room: bool = True
     """False: enqueues would be refused for lack of room, see ``Store.probe_room``."""
+    no_room: str = "the store was opened without room"
+    """Why, when there is none."""
 
 
 class StoredTask(NamedTuple):
