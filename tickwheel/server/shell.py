@@ -106,13 +106,11 @@ class Shell:
         self.draining = False
         self.started_mono_ms = clock.read().mono_ms
         self._backup_folder = backup_folder
-        self._poked = False
+        self._poked = self._stopped = self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._swept_mono_ms = clock.read().mono_ms
         self._jumps = clock.jumps
-        self._stopped = False
-        self._paused = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the exception that must stop the daemon."""
         # One that comes after the first is of no interest.
