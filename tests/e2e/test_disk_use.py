@@ -58,8 +58,8 @@ def test_new_tasks_are_refused_and_the_rest_goes_on(make_daemon: Callable[..., D
         assert raw.call(T.ACK, "t", "g", deliver[2], [due], [1])[2] is None
         assert raw.call(T.CANCEL, [far])[2] == ("cancelled",)
         assert raw.enqueue(("t", b"new", FAR_MS))[2] == "store_full"
-    lines = [line for line in daemon.log_text().splitlines() if "disk_refuse" in line]
-    assert len(lines) == 1 and "store_full" in lines[0], lines
+    lines = [line for line in daemon.log_text().splitlines() if "[warning" in line]
+    assert len(lines) == 1 and "store_full" in lines[0] and "disk_refuse" in lines[0], lines
     assert "store_full" in Cli(daemon).fails(1, "enqueue", "t", "x")
     assert daemon.terminate() == 0
     daemon.settings["disk_refuse"] = 1
