@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from daemon import ANY_DISK
 from typer.main import get_command
 
 from tickwheel.cli.app import app
@@ -82,6 +83,7 @@ def shell(tmp_path: Path) -> dict[str, str]:
         (commands / name).chmod(0o755)
     return {
         **os.environ,
+        **ANY_DISK,
         "PATH": f"{commands}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "TICKWHEEL_LISTEN": f"tcp://127.0.0.1:{port}",

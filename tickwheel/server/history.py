@@ -170,6 +170,8 @@ class History:
             retention_s=settings.history_retention_s,
             bytes_max=settings.history_bytes_max,
             clean_hour=settings.history_clean_hour,
+            disk_warn=settings.history_disk_warn,
+            disk_clean=settings.history_disk_clean,
         )
         # Its standard input ends with this process, however that ends.
         process = await asyncio.create_subprocess_exec(
