@@ -10,8 +10,9 @@ from tickwheel.persistence.codec import encode_tasks
 from tickwheel.persistence.redis import ahead as ahead_module
 from tickwheel.persistence.redis.ahead import Ahead
 from tickwheel.persistence.redis.drivers import Packed
-from tickwheel.persistence.redis.encode import NEW_ROWS, PART_ARGS_MAX, PART_BYTES_MAX
+from tickwheel.persistence.redis.encode import PART_ARGS_MAX, PART_BYTES_MAX
 from tickwheel.persistence.redis.layout import KEY
+from tickwheel.persistence.redis.new_tasks import NEW_ROWS
 from tickwheel.persistence.redis.packing import joined, pack, pack_args
 from tickwheel.persistence.redis.prepared import Prepared, prepare
 from tickwheel.wheel.effects import Effects
@@ -111,9 +112,15 @@ class TestNewTasks:
         wanted = rows(1, 800, due_ms)
         check_tasks(prepare(Effects(enqueued=wanted), 10), wanted)
 
-    def test_each_operation_ascends_by_due(self) -> None:
-        queue = by_operation(prepare(Effects(enqueued=rows(1, NEW_ROWS)), 10))
+    @pytest.mark.parametrize("due_ms", [DUE_MS, 10**12 - 500])
+    def test_a_batch_ascends_by_due(self, due_ms: int) -> None:
+        ahead, effects = Ahead(), Effects()
+        for first in (1, 700, 2_000):  # encoded at three times, the last of it at the end
+            effects.enqueued.update(rows(first, first + NEW_ROWS + 9, due_ms))
+            ahead.add(effects.enqueued)
+        queue = by_operation(prepare(effects, 10, ahead))
         dues = [int(due) for due in queue[b"NEW", KEY["store"]][::2]]
+        assert len(dues) == 3 * (NEW_ROWS + 9)
         assert dues == sorted(dues)
 
     def test_the_largest_id(self) -> None:

@@ -12,7 +12,7 @@ from operator import is_
 
 from tickwheel.persistence.codec import encode_tasks
 from tickwheel.persistence.redis.drivers import Packed
-from tickwheel.persistence.redis.encode import NEW_ROWS, new_tasks
+from tickwheel.persistence.redis.new_tasks import NEW_ROWS, NewTasks
 from tickwheel.wheel.records import TaskRow
 
 
@@ -23,7 +23,7 @@ class Ahead:
         self._of: dict[int, TaskRow] = {}
         self._rows: list[TaskRow] = []
         self._records: list[bytes] = []
-        self._ops: list[Packed] = []
+        self._tasks = NewTasks()
 
     def add(self, enqueued: dict[int, TaskRow]) -> None:
         """Encode what has come since the last call, if it is worth it."""
@@ -43,18 +43,18 @@ class Ahead:
             return whole.finish(enqueued)
         if len(enqueued) > len(self._rows):
             self._encode(len(enqueued) - len(self._rows))
-        records, ops = self._records, self._ops
+        records, ops = self._records, self._tasks.operations()
         self._begin({})
         return records, ops
 
     def _begin(self, enqueued: dict[int, TaskRow]) -> None:
         self._of = enqueued
-        self._rows, self._records, self._ops = [], [], []
+        self._rows, self._records, self._tasks = [], [], NewTasks()
 
     def _encode(self, count: int) -> None:
         done = len(self._rows)
         rows = list(islice(self._of.values(), done, done + count))
         records = encode_tasks(rows)
-        self._ops += new_tasks(rows, records)
+        self._tasks.add(rows, records)
         self._rows += rows
         self._records += records
