@@ -169,11 +169,12 @@ class Writer:
         sender.unknown = 0
         sender.id_mark = max(sender.id_mark, effects.id_mark)
         self._unreplicated = bool(self._options.wait_replicas)
-        self._history.add(n, effects, prepared.size_bytes, asyncio.get_running_loop().time())
+        now_s, records = asyncio.get_running_loop().time(), prepared.records
+        self._history.add(n, effects, records.enqueued, prepared.size_bytes, now_s)
         if self.rewriting:
             return
         self.position_ms = effects.position_ms
-        self._mirror.landed(effects, prepared.records)
+        self._mirror.landed(effects, records)
         for watcher in self.watchers:
             watcher.append(effects)
 
