@@ -50,6 +50,8 @@ class Records(NamedTuple):
     """
 
     enqueued: list[bytes]
+    enqueued_bytes: int
+    """All of these."""
     updated: list[bytes]
     progress: list[bytes | None]
     dead: list[bytes | None]
@@ -59,7 +61,9 @@ class Records(NamedTuple):
     """How many endings, at most ``endings_max``, and their record."""
 
 
-def records_of(effects: Effects, endings_max: int, enqueued: list[bytes]) -> Records:
+def records_of(
+    effects: Effects, endings_max: int, enqueued: list[bytes], enqueued_bytes: int
+) -> Records:
     """A batch's rows, encoded once; those of its new tasks are there already."""
     endings = None
     if effects.ended:
@@ -67,6 +71,7 @@ def records_of(effects: Effects, endings_max: int, enqueued: list[bytes]) -> Rec
         endings = (len(ended), encode_endings(dict(ended)))
     return Records(
         enqueued,
+        enqueued_bytes,
         encode_tasks(effects.updated.values()) if effects.updated else [],
         [None if row is None else encode_progress(row) for row in effects.progress.values()],
         [None if row is None else encode_dead(row) for row in effects.dead.values()],
