@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hiredis
+import msgpack
 import pytest
 from store_rows import ended, in_flight, tasks
 
@@ -38,9 +39,13 @@ def by_operation(prepared: Prepared) -> dict[tuple[bytes, bytes], list[bytes]]:
         args, at = arguments(part), 0
         while at < len(args):
             name, key, count = args[at], args[at + 1], int(args[at + 2])
-            assert count <= 1_000
-            assert name in (b"END", b"ENDING", b"ZREM", b"HDEL") or count % 2 == 0
-            found.setdefault((name, key), []).extend(args[at + 3 : at + 3 + count])
+            some = args[at + 3 : at + 3 + count]
+            if name in (b"NEW", b"RECORDS"):
+                (one,) = some
+                some = msgpack.unpackb(one, raw=True)
+            assert len(some) <= 1_000
+            assert name in (b"END", b"ENDING", b"ZREM", b"HDEL") or len(some) % 2 == 0
+            found.setdefault((name, key), []).extend(some)
             at += 3 + count
     return found
 
@@ -53,7 +58,7 @@ def rows(first: int, stop: int, due_ms: int = DUE_MS) -> dict[int, TaskRow]:
 def check_tasks(prepared: Prepared, wanted: dict[int, TaskRow]) -> None:
     """Every row once in both keys, and the records in the order of the map."""
     found = by_operation(prepared)
-    queue, fields = found[b"NEW", KEY["store"]], found[b"HSET", KEY["task"]]
+    queue, fields = found[b"NEW", KEY["store"]], found[b"RECORDS", KEY["task"]]
     assert len(queue) == len(fields) == 2 * len(wanted)
     ids = [b"%019d" % i for i in wanted]
     dues = [b"%d" % row.due_ms for row in wanted.values()]
@@ -122,6 +127,13 @@ class TestNewTasks:
         dues = [int(due) for due in queue[b"NEW", KEY["store"]][::2]]
         assert len(dues) == 3 * (NEW_ROWS + 9)
         assert dues == sorted(dues)
+
+    def test_records_of_any_length(self) -> None:
+        sizes = (0, 1, 31, 32, 255, 256, *range(65_490, 65_540), 100_000)
+        wanted = {i: TaskRow(i, DUE_MS, "t", bytes(size)) for i, size in enumerate(sizes, 1)}
+        lengths = set(map(len, encode_tasks(wanted.values())))
+        assert {65_535, 65_536} <= lengths
+        check_tasks(prepare(Effects(enqueued=wanted), 10), wanted)
 
     def test_the_largest_id(self) -> None:
         wanted = {2**63 - 1: TaskRow(2**63 - 1, DUE_MS, "t", b"")}

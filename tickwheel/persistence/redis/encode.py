@@ -1,7 +1,8 @@
 """Effects as operations for the scripts, cut into parts that one script may take.
 
 An operation is a flat run of arguments: name, number of the key, number of arguments, arguments.
-Scripts hand those on to Redis a thousand at a time, so pairs stay together at even counts.
+Scripts hand those on to Redis a thousand at a time, so pairs stay together at even counts. Of new
+tasks (``new_tasks``) one argument holds them all.
 ``records_of`` and ``Records`` are all that the mirror knows of this.
 """
 
@@ -177,13 +178,13 @@ def parts(ops: Sequence[Packed]) -> tuple[list[Packed], int]:
     part: list[Packed] = []
     part_args = part_bytes = size_bytes = 0
     for op in ops:
-        count, op_bytes = op.count, len(op.data)
-        full = part_args + count > PART_ARGS_MAX or part_bytes + op_bytes > PART_BYTES_MAX
+        weight, op_bytes = op.weight or op.count, len(op.data)
+        full = part_args + weight > PART_ARGS_MAX or part_bytes + op_bytes > PART_BYTES_MAX
         if part and full:
             found.append(joined(part))
             part, part_args, part_bytes = [], 0, 0
         part.append(op)
-        part_args += count
+        part_args += weight
         part_bytes += op_bytes
         size_bytes += op_bytes
     found.append(joined(part))

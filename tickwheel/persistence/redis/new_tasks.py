@@ -1,4 +1,8 @@
-"""New tasks as operations for the scripts, in bytes of the protocol at once.
+"""New tasks as operations for the scripts: a thousand arguments packed into one.
+
+That one is a msgpack array, which Lua inside Redis takes apart in one call; as arguments of the
+protocol each would become an object of Redis before it becomes one of Lua, which costs 0.4 µs a
+task. Only forms that every version of it reads are used.
 
 All that depends on one task alone is done when it is added; what is left for ``operations`` is
 to sort and to join. The due times of a batch ascend: the sorted set finds the place of each where
@@ -8,7 +12,7 @@ it just was, in memory that the processor still has at hand.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain, repeat
+from itertools import chain
 
 from tickwheel.persistence.redis.drivers import Packed
 from tickwheel.persistence.redis.layout import KEY
@@ -20,10 +24,9 @@ NEW_ROWS = 500
 NEW_BYTES = 1 << 20
 _DUE_MIN, _DUE_MAX = 10**12, 10**13 - 1
 """Milliseconds of thirteen digits: from 2001 to 2286."""
-_ID_SIZE = len(b"$19\r\n%019d\r\n" % 0)
-_PAIR_SIZE = len(b"$13\r\n%d\r\n" % _DUE_MIN) + _ID_SIZE
-_NEW = pack_args((b"NEW", KEY["store"])).data
-_HSET = pack_args((b"HSET", KEY["task"])).data
+_ID_SIZE, _PAIR_SIZE = 1 + 19, 1 + 13 + 1 + 19
+_NEW = pack_args((b"NEW", KEY["store"], b"1")).data
+_RECORDS = pack_args((b"RECORDS", KEY["task"], b"1")).data
 
 
 class NewTasks:
@@ -59,8 +62,21 @@ class NewTasks:
 
 
 def _operation(name: bytes, pairs: int, data: bytes) -> Packed:
-    size = b"%d" % (2 * pairs)
-    return Packed(3 + 2 * pairs, b"%b$%d\r\n%b\r\n%b" % (name, len(size), size, data))
+    size = (2 * pairs).to_bytes(2, "big")
+    packed = b"%b$%d\r\n\xdc%b%b\r\n" % (name, len(data) + 3, size, data)
+    return Packed(4, packed, weight=3 + 2 * pairs)
+
+
+def _head(size: int) -> bytes:
+    """What a string of this size begins with."""
+    if size < 1 << 16:
+        return b"\xda" + size.to_bytes(2, "big")
+    return b"\xdb" + size.to_bytes(4, "big")
+
+
+def _short(text: bytes) -> bytes:
+    """Up to 31 bytes."""
+    return bytes((0xA0 | len(text),)) + text
 
 
 def _due_pairs(rows: Sequence[TaskRow]) -> list[bytes]:
@@ -68,9 +84,9 @@ def _due_pairs(rows: Sequence[TaskRow]) -> list[bytes]:
     dues = [row[1] for row in rows]
     if min(dues) >= _DUE_MIN and max(dues) <= _DUE_MAX:
         numbers = tuple(chain.from_iterable([(row[1], row[0]) for row in rows]))
-        text = (b"$13\r\n%d\r\n$19\r\n%019d\r\n" * len(rows)) % numbers
+        text = (b"\xad%d\xb3%019d" * len(rows)) % numbers
         return [text[at : at + _PAIR_SIZE] for at in range(0, len(text), _PAIR_SIZE)]
-    return [pack_args((b"%d" % row[1], b"%019d" % row[0])).data for row in rows]
+    return [_short(b"%d" % row[1]) + _short(b"%019d" % row[0]) for row in rows]
 
 
 def _hash(found: list[Packed], ids: Sequence[bytes], records: Sequence[bytes]) -> None:
@@ -82,6 +98,6 @@ def _hash(found: list[Packed], ids: Sequence[bytes], records: Sequence[bytes]) -
         _hash(found, ids[:middle], records[:middle])
         _hash(found, ids[middle:], records[middle:])
         return
-    heads = {size: b"$%d\r\n" % size for size in set(sizes)}
-    pieces = zip(ids, map(heads.__getitem__, sizes), records, repeat(b"\r\n", count), strict=True)
-    found.append(_operation(_HSET, count, b"".join(chain.from_iterable(pieces))))
+    heads = {size: _head(size) for size in set(sizes)}
+    pieces = zip(ids, map(heads.__getitem__, sizes), records, strict=True)
+    found.append(_operation(_RECORDS, count, b"".join(chain.from_iterable(pieces))))
