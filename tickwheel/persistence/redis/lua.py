@@ -57,8 +57,8 @@ local function place(w, n)
 end
 -- The id among those of new tasks that is stored already, or nil.
 local function twice(packed)
-  local pairs, ids = cmsgpack.unpack(packed), {}
-  for k = 2, #pairs, 2 do ids[#ids + 1] = pairs[k] end
+  local args, ids = cmsgpack.unpack(packed), {}
+  for k = 2, #args, 2 do ids[#ids + 1] = args[k] end
   local scores = redis.call('ZMSCORE', STORE, unpack(ids))
   for k = 1, #ids do if scores[k] then return ids[k] end end
 end
