@@ -94,7 +94,8 @@ def _context(options: argparse.Namespace, folder: Path) -> tuple[Context, str]:
     if on_redis is not None:
         versions = describe_redis(on_redis[1])
         names = (f"{name} {number}" for name, number in versions.items() if name != "server")
-        parser = "parsed in C by hiredis" if versions["hiredis"] != "none" else "parsed in Python"
+        in_c = "parsed in C by hiredis, except where a row says without it"
+        parser = in_c if versions["hiredis"] != "none" else "parsed in Python"
         return context, f"{on_redis[1]}, {', '.join(names)} (replies {parser})"
     return context, found[1] if found is not None else f"none, {missing}"
 

@@ -9,6 +9,7 @@ before the clock starts, so what is measured is redis-py and Redis.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import Generator
 from typing import Any
@@ -45,19 +46,36 @@ def _shares(count: int, seed: int, connections: int) -> list[list[Task]]:
     return shares
 
 
+def _without_hiredis() -> None:
+    """From here on redis-py is what installing it alone makes it: no parser in C, nor packer."""
+    if "redis" in sys.modules:
+        raise AssertionError("redis-py was imported already, and found hiredis")
+    sys.modules["hiredis"] = None  # type: ignore[assignment]  # so an import of it fails
+    from redis.utils import HIREDIS_AVAILABLE
+
+    assert not HIREDIS_AVAILABLE
+
+
 def _check(replies: list[Any], tasks: int) -> None:
     if len(replies) != 2 * tasks or any(reply != 1 for reply in replies):
         raise AssertionError(f"{tasks} tasks: {replies!r:.200}")
 
 
 def redis_py_async(
-    port: int, count: int, seed: int, connections: int = CONNECTIONS, untimed: bool = False
+    port: int,
+    count: int,
+    seed: int,
+    connections: int = CONNECTIONS,
+    untimed: bool = False,
+    plain: bool = False,
 ) -> Generator[None, None, dict[str, Any]]:
     """``redis.asyncio``: connections at the same time, each a pipeline after the other.
 
     ``untimed``: without the time-out that redis-py 8.1 sets unless told otherwise (6.4 and 7.1
-    set none). It costs a timer for each of the two replies of a task.
+    set none). It costs a timer for each of the two replies of a task. ``plain``: without hiredis.
     """
+    if plain:
+        _without_hiredis()
     import redis.asyncio as redis
 
     async def put(client: Any, tasks: list[Task]) -> None:
@@ -102,8 +120,12 @@ def redis_py_async(
         return told
 
 
-def redis_py_sync(port: int, count: int, seed: int) -> Generator[None, None, dict[str, Any]]:
-    """``redis.Redis``: one connection, one pipeline after the other."""
+def redis_py_sync(
+    port: int, count: int, seed: int, plain: bool = False
+) -> Generator[None, None, dict[str, Any]]:
+    """``redis.Redis``: one connection, one pipeline after the other. ``plain``: see above."""
+    if plain:
+        _without_hiredis()
     import redis
 
     with redis.Redis(port=port) as client:

@@ -22,8 +22,11 @@ PEERS = {
     "redis_py": f"redis.asyncio, pipelines of {REDIS_PIPELINE} tasks, {CONNECTIONS} connections",
     "redis_py_untimed": "redis.asyncio, the same, socket_timeout=None",
     "redis_py_sync": f"redis.Redis, pipelines of {REDIS_PIPELINE} tasks, 1 connection",
+    "redis_py_plain": "redis.asyncio, the defaults, without hiredis",
+    "redis_py_sync_plain": "redis.Redis, the same, without hiredis",
 }
-"""All ZADD + HSET a task. The first is redis-py with its defaults, and what the bound is about."""
+"""All ZADD + HSET a task. The first is redis-py with its defaults and with hiredis, and what the
+bound is about. Installing redis-py alone does not bring hiredis: the last two are that."""
 _RECOVERY_TIMEOUT_S = 60.0
 _POLL_S = 0.02
 _OVERDUE_SEED = 200
@@ -69,6 +72,8 @@ def redis_enqueue(context: Context) -> Result:
         contestants["redis_py"] = peer("redis_py_async")
         contestants["redis_py_untimed"] = peer("redis_py_async", untimed=True)
         contestants["redis_py_sync"] = peer("redis_py_sync")
+        contestants["redis_py_plain"] = peer("redis_py_async", plain=True)
+        contestants["redis_py_sync_plain"] = peer("redis_py_sync", plain=True)
     told = alternate(context, result.case, contestants)
     for name, rounds in told.items():
         what = ours[name][0] if name in ours else PEERS[name]

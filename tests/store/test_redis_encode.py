@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hiredis
+import msgpack
 import pytest
 from store_rows import ended, in_flight, tasks
 
@@ -10,8 +11,9 @@ from tickwheel.persistence.codec import encode_tasks
 from tickwheel.persistence.redis import ahead as ahead_module
 from tickwheel.persistence.redis.ahead import Ahead
 from tickwheel.persistence.redis.drivers import Packed
-from tickwheel.persistence.redis.encode import NEW_ROWS, PART_ARGS_MAX, PART_BYTES_MAX
+from tickwheel.persistence.redis.encode import PART_ARGS_MAX, PART_BYTES_MAX
 from tickwheel.persistence.redis.layout import KEY
+from tickwheel.persistence.redis.new_tasks import NEW_ROWS
 from tickwheel.persistence.redis.packing import joined, pack, pack_args
 from tickwheel.persistence.redis.prepared import Prepared, prepare
 from tickwheel.wheel.effects import Effects
@@ -37,9 +39,13 @@ def by_operation(prepared: Prepared) -> dict[tuple[bytes, bytes], list[bytes]]:
         args, at = arguments(part), 0
         while at < len(args):
             name, key, count = args[at], args[at + 1], int(args[at + 2])
-            assert count <= 1_000
-            assert name in (b"END", b"ENDING", b"ZREM", b"HDEL") or count % 2 == 0
-            found.setdefault((name, key), []).extend(args[at + 3 : at + 3 + count])
+            some = args[at + 3 : at + 3 + count]
+            if name in (b"NEW", b"RECORDS"):
+                (one,) = some
+                some = msgpack.unpackb(one, raw=True)
+            assert len(some) <= 1_000
+            assert name in (b"END", b"ENDING", b"ZREM", b"HDEL") or len(some) % 2 == 0
+            found.setdefault((name, key), []).extend(some)
             at += 3 + count
     return found
 
@@ -52,7 +58,7 @@ def rows(first: int, stop: int, due_ms: int = DUE_MS) -> dict[int, TaskRow]:
 def check_tasks(prepared: Prepared, wanted: dict[int, TaskRow]) -> None:
     """Every row once in both keys, and the records in the order of the map."""
     found = by_operation(prepared)
-    queue, fields = found[b"NEW", KEY["store"]], found[b"HSET", KEY["task"]]
+    queue, fields = found[b"NEW", KEY["store"]], found[b"RECORDS", KEY["task"]]
     assert len(queue) == len(fields) == 2 * len(wanted)
     ids = [b"%019d" % i for i in wanted]
     dues = [b"%d" % row.due_ms for row in wanted.values()]
@@ -111,10 +117,23 @@ class TestNewTasks:
         wanted = rows(1, 800, due_ms)
         check_tasks(prepare(Effects(enqueued=wanted), 10), wanted)
 
-    def test_each_operation_ascends_by_due(self) -> None:
-        queue = by_operation(prepare(Effects(enqueued=rows(1, NEW_ROWS)), 10))
+    @pytest.mark.parametrize("due_ms", [DUE_MS, 10**12 - 500])
+    def test_a_batch_ascends_by_due(self, due_ms: int) -> None:
+        ahead, effects = Ahead(), Effects()
+        for first in (1, 700, 2_000):  # encoded at three times, the last of it at the end
+            effects.enqueued.update(rows(first, first + NEW_ROWS + 9, due_ms))
+            ahead.add(effects.enqueued)
+        queue = by_operation(prepare(effects, 10, ahead))
         dues = [int(due) for due in queue[b"NEW", KEY["store"]][::2]]
+        assert len(dues) == 3 * (NEW_ROWS + 9)
         assert dues == sorted(dues)
+
+    def test_records_of_any_length(self) -> None:
+        sizes = (0, 1, 31, 32, 255, 256, *range(65_490, 65_540), 100_000)
+        wanted = {i: TaskRow(i, DUE_MS, "t", bytes(size)) for i, size in enumerate(sizes, 1)}
+        lengths = set(map(len, encode_tasks(wanted.values())))
+        assert {65_535, 65_536} <= lengths
+        check_tasks(prepare(Effects(enqueued=wanted), 10), wanted)
 
     def test_the_largest_id(self) -> None:
         wanted = {2**63 - 1: TaskRow(2**63 - 1, DUE_MS, "t", b"")}
@@ -173,5 +192,6 @@ class TestPacking:
     def test_a_packed_end_reads_like_plain_arguments(self) -> None:
         plain = ("EVALSHA", b"x", 7, b"a\r\n", b"", b"b")
         end = joined([pack_args([b"a\r\n", b""]), pack_args([b"b"])])
-        assert pack((*plain[:3], end)) == pack(plain)
-        assert pack((*plain, Packed(0, b""))) == pack(plain)
+        (whole,) = pack(plain)
+        assert b"".join(pack((*plain[:3], end))) == whole
+        assert pack((*plain, Packed(0, b""))) == [whole]

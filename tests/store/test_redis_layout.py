@@ -14,6 +14,7 @@ from redis_server import RedisServer
 from store_rows import ended, everything, tasks
 from store_subject import Subject
 
+from tickwheel.persistence.codec import encode_tasks
 from tickwheel.persistence.redis import RedisStore, options_from
 from tickwheel.persistence.redis.history import History
 from tickwheel.persistence.redis.ids import IdIndex
@@ -156,15 +157,24 @@ class TestHistory:
         history = History(keep_ms=10_000, keep_bytes=10_000)
         assert not history.covers(1, 1)
         for n in range(1, 21):
-            history.add(n, Effects(id_mark=n), 100, now_s=n * 1.0)
+            history.add(n, Effects(id_mark=n), [], 100, now_s=n * 1.0)
         assert history.covers(10, 20)
         assert not history.covers(9, 20), "older than ten seconds"
         assert [n for n, _ in history.since(18)] == [18, 19, 20]
-        history.add(21, Effects(), 9_700, now_s=21.0)
+        history.add(21, Effects(), [], 9_700, now_s=21.0)
         assert history.covers(21, 21)
         assert not history.covers(20, 21), "no bytes left for it"
-        history.add(22, Effects(), 20_000, now_s=21.0)
+        history.add(22, Effects(), [], 20_000, now_s=21.0)
         assert not history.covers(22, 22)
+
+    def test_gives_batches_back_as_they_were(self) -> None:
+        history, effects = History(keep_ms=10_000, keep_bytes=1 << 20), everything()
+        assert effects.enqueued
+        records = encode_tasks(effects.enqueued.values())
+        history.add(1, effects, records, 1_000, now_s=1.0)
+        history.add(2, tasks([]), [], 0, now_s=1.0)
+        assert dict(history.since(1)) == {1: effects, 2: tasks([])}
+        assert next(history.since(1))[1] is not effects, "whose rows take much memory"
 
 
 class TestIdIndex:

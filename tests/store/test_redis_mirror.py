@@ -344,7 +344,8 @@ class TestTheBound:
 class TestContainers:
     def test_count_their_bytes(self) -> None:
         found = TaskRecords()
-        found.add([1, 2], [b"12", b"3"])
+        found.add([1, 2], [b"12", b"3"], 3)
+        assert found.bytes_held == 2 * TASK_BYTES + 3
         found.put([2, 3], [b"4567", b"8"])
         assert found.bytes_held == 3 * TASK_BYTES + 7
         assert [found.get(i) for i in range(5)] == [None, b"12", b"4567", b"8", None]
@@ -369,7 +370,8 @@ class TestContainers:
         for step in (1 << 10, 1 << 15, 1 << 20, 1 << 22, 1 << 30):
             found = TaskRecords()
             ids = range(1 << 50, (1 << 50) + 100_000 * step, step)
-            found.add(ids, [b""] * len(ids))
+            found.add(ids, [b""] * len(ids), 0)
+            found.place()
             sizes = sorted(map(len, found._buckets))
             assert sum(sizes) == len(found) == 100_000
             if step >= 1 << 20:
@@ -386,7 +388,7 @@ class TestContainers:
             for some in (ids[:20], sorted(ids[20:])):
                 some = [task_id for task_id in some if task_id not in expected]
                 records = [b"%d" % task_id for task_id in some]
-                found.add(some, records)
+                found.add(some, records, sum(map(len, records)))
                 expected |= dict(zip(some, records, strict=True))
         assert {task_id: found.get(task_id) for task_id in found} == expected
         found.drop(list(expected)[::2])
@@ -394,9 +396,31 @@ class TestContainers:
         found.drop(expected)
         assert (len(found), found.bytes_held) == (0, 0)
 
+    @pytest.mark.parametrize("ask", ["len", "iter", "get", "put", "drop", "chunks", "add"])
+    def test_what_was_added_last_is_found_by_all(self, ask: str) -> None:
+        found = TaskRecords()
+        found.add([1, 2], [b"1", b"2"], 2)
+        if ask == "len":
+            assert len(found) == 2
+        elif ask == "iter":
+            assert list(found) == [1, 2]
+        elif ask == "get":
+            assert found.get(2) == b"2"
+        elif ask == "put":
+            found.put([2], [b"two"])
+            assert found.bytes_held == 2 * TASK_BYTES + 4
+        elif ask == "drop":
+            found.drop([1, 2])
+            assert (len(found), found.bytes_held) == (0, 0)
+        elif ask == "chunks":
+            assert list(found.chunks(9, 9)) == [[b"1", b"2"]]
+        else:
+            found.add([3], [b"3"], 1)
+            assert sorted(found) == [1, 2, 3]
+
     def test_come_in_chunks(self) -> None:
         found = TaskRecords()
-        found.add(range(1_000), [b"%03d" % i for i in range(1_000)])
+        found.add(range(1_000), [b"%03d" % i for i in range(1_000)], 3_000)
         chunks = list(found.chunks(300, 1 << 20))
         assert [len(chunk) for chunk in chunks] == [300, 300, 300, 100]
         assert sorted(record for chunk in chunks for record in chunk) == [

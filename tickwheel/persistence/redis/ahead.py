@@ -9,11 +9,21 @@ from __future__ import annotations
 
 from itertools import islice
 from operator import is_
+from typing import NamedTuple
 
 from tickwheel.persistence.codec import encode_tasks
 from tickwheel.persistence.redis.drivers import Packed
-from tickwheel.persistence.redis.encode import NEW_ROWS, new_tasks
+from tickwheel.persistence.redis.new_tasks import NEW_ROWS, NewTasks
 from tickwheel.wheel.records import TaskRow
+
+
+class Encoded(NamedTuple):
+    """All new tasks of a batch, in its order."""
+
+    records: list[bytes]
+    records_bytes: int
+    operations: list[Packed]
+    """What stores them."""
 
 
 class Ahead:
@@ -23,7 +33,8 @@ class Ahead:
         self._of: dict[int, TaskRow] = {}
         self._rows: list[TaskRow] = []
         self._records: list[bytes] = []
-        self._ops: list[Packed] = []
+        self._records_bytes = 0
+        self._tasks = NewTasks()
 
     def add(self, enqueued: dict[int, TaskRow]) -> None:
         """Encode what has come since the last call, if it is worth it."""
@@ -33,8 +44,8 @@ class Ahead:
         if fresh >= NEW_ROWS:
             self._encode(fresh // NEW_ROWS * NEW_ROWS)
 
-    def finish(self, enqueued: dict[int, TaskRow]) -> tuple[list[bytes], list[Packed]]:
-        """The records of all tasks, in their order, and the operations that store them."""
+    def finish(self, enqueued: dict[int, TaskRow]) -> Encoded:
+        """All of it."""
         if enqueued is not self._of or not (
             len(self._rows) <= len(enqueued) and all(map(is_, self._rows, enqueued.values()))
         ):
@@ -43,18 +54,20 @@ class Ahead:
             return whole.finish(enqueued)
         if len(enqueued) > len(self._rows):
             self._encode(len(enqueued) - len(self._rows))
-        records, ops = self._records, self._ops
+        encoded = Encoded(self._records, self._records_bytes, self._tasks.operations())
         self._begin({})
-        return records, ops
+        return encoded
 
     def _begin(self, enqueued: dict[int, TaskRow]) -> None:
         self._of = enqueued
-        self._rows, self._records, self._ops = [], [], []
+        self._rows, self._records, self._records_bytes = [], [], 0
+        self._tasks = NewTasks()
 
     def _encode(self, count: int) -> None:
         done = len(self._rows)
         rows = list(islice(self._of.values(), done, done + count))
         records = encode_tasks(rows)
-        self._ops += new_tasks(rows, records)
+        self._tasks.add(rows, records)
         self._rows += rows
         self._records += records
+        self._records_bytes += sum(map(len, records))

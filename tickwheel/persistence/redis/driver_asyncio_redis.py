@@ -24,7 +24,7 @@ class _Protocol(HiRedisProtocol):  # type: ignore[misc]  # the library ships no 
     """Replies as they are: bytes, int, None and lists of them."""
 
     def _send_command(self, args: tuple[Argument, ...]) -> None:
-        self.transport.write(pack(args))
+        self.transport.writelines(pack(args))
 
     def _process_hiredis_item(self, item: Any, cb: Any) -> None:
         # A caller that gave up has cancelled its future; the connection is closed after it.

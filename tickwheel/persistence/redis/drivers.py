@@ -20,6 +20,8 @@ class Packed:
 
     count: int
     data: bytes
+    weight: int = 0
+    """As how many arguments it counts where a script is cut into parts; 0: as many as it has."""
 
 
 Argument = bytes | str | int | Packed

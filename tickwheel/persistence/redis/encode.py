@@ -1,7 +1,8 @@
 """Effects as operations for the scripts, cut into parts that one script may take.
 
 An operation is a flat run of arguments: name, number of the key, number of arguments, arguments.
-Scripts hand those on to Redis a thousand at a time, so pairs stay together at even counts.
+Scripts hand those on to Redis a thousand at a time, so pairs stay together at even counts. Of new
+tasks (``new_tasks``) one argument holds them all.
 ``records_of`` and ``Records`` are all that the mirror knows of this.
 """
 
@@ -50,6 +51,8 @@ class Records(NamedTuple):
     """
 
     enqueued: list[bytes]
+    enqueued_bytes: int
+    """All of these."""
     updated: list[bytes]
     progress: list[bytes | None]
     dead: list[bytes | None]
@@ -59,7 +62,9 @@ class Records(NamedTuple):
     """How many endings, at most ``endings_max``, and their record."""
 
 
-def records_of(effects: Effects, endings_max: int, enqueued: list[bytes]) -> Records:
+def records_of(
+    effects: Effects, endings_max: int, enqueued: list[bytes], enqueued_bytes: int
+) -> Records:
     """A batch's rows, encoded once; those of its new tasks are there already."""
     endings = None
     if effects.ended:
@@ -67,6 +72,7 @@ def records_of(effects: Effects, endings_max: int, enqueued: list[bytes]) -> Rec
         endings = (len(ended), encode_endings(dict(ended)))
     return Records(
         enqueued,
+        enqueued_bytes,
         encode_tasks(effects.updated.values()) if effects.updated else [],
         [None if row is None else encode_progress(row) for row in effects.progress.values()],
         [None if row is None else encode_dead(row) for row in effects.dead.values()],
@@ -91,51 +97,6 @@ def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]
         count, record = records.endings
         _add(ops, b"ENDING", "endings", [b"%d" % endings_max, b"%d" % count, record])
     return ops
-
-
-NEW_ROWS = 500
-"""New tasks of one operation: a thousand arguments."""
-NEW_BYTES = 1 << 20
-_DUE_MIN, _DUE_MAX = 10**12, 10**13 - 1
-"""Milliseconds of thirteen digits: from 2001 to 2286."""
-
-
-def new_tasks(rows: Sequence[TaskRow], records: Sequence[bytes]) -> list[Packed]:
-    """New tasks with their records, formatted as a whole, which is quicker by half.
-
-    Ascending due times: the sorted set finds their places quicker by a fifth.
-    """
-    found: list[Packed] = []
-    for start in range(0, len(rows), NEW_ROWS):
-        _new_slice(found, rows[start : start + NEW_ROWS], records[start : start + NEW_ROWS])
-    return found
-
-
-def _new_slice(found: list[Packed], rows: Sequence[TaskRow], records: Sequence[bytes]) -> None:
-    count, size_bytes = len(rows), sum(map(len, records))
-    if size_bytes > NEW_BYTES and count > 1:
-        middle = count // 2
-        _new_slice(found, rows[:middle], records[:middle])
-        _new_slice(found, rows[middle:], records[middle:])
-        return
-    ids = [row[0] for row in rows]
-    pairs = sorted([(row[1], row[0]) for row in rows])
-    size = b"%d" % (2 * count)
-    head = b"$%d\r\n%b\r\n" % (len(size), size)
-    if pairs[0][0] >= _DUE_MIN and pairs[-1][0] <= _DUE_MAX:
-        dues = (b"$13\r\n%d\r\n$19\r\n%019d\r\n" * count) % tuple(chain.from_iterable(pairs))
-    else:
-        texts = _pairs((b"%d" % due_ms, b"%019d" % task_id) for due_ms, task_id in pairs)
-        dues = pack_args(texts).data
-    fields = (b"$19\r\n%019d\r\n$%d\r\n%b\r\n" * count) % tuple(
-        chain.from_iterable(zip(ids, map(len, records), records, strict=True))
-    )
-    data = b"".join((_NEW, head, dues, _HSET, head, fields))
-    found.append(Packed(6 + 4 * count, data))
-
-
-_NEW = pack_args((b"NEW", KEY["store"])).data
-_HSET = pack_args((b"HSET", KEY["task"])).data
 
 
 def _updated(ops: list[Op], rows: dict[int, TaskRow], records: list[bytes]) -> None:
@@ -217,13 +178,13 @@ def parts(ops: Sequence[Packed]) -> tuple[list[Packed], int]:
     part: list[Packed] = []
     part_args = part_bytes = size_bytes = 0
     for op in ops:
-        count, op_bytes = op.count, len(op.data)
-        full = part_args + count > PART_ARGS_MAX or part_bytes + op_bytes > PART_BYTES_MAX
+        weight, op_bytes = op.weight or op.count, len(op.data)
+        full = part_args + weight > PART_ARGS_MAX or part_bytes + op_bytes > PART_BYTES_MAX
         if part and full:
             found.append(joined(part))
             part, part_args, part_bytes = [], 0, 0
         part.append(op)
-        part_args += count
+        part_args += weight
         part_bytes += op_bytes
         size_bytes += op_bytes
     found.append(joined(part))

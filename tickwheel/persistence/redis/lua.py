@@ -55,21 +55,20 @@ local function place(w, n)
   if tonumber(n) <= last then return {'before', w[4]} end
   if tonumber(n) > last + 1 then return {'gap', w[4]} end
 end
--- The id among args[first], args[first + 2] … that is stored already, or nil.
-local function twice(args, first, stop)
-  for j = first, stop, STEP do
-    local ids = {}
-    for k = j + 1, math.min(j + STEP - 1, stop), 2 do ids[#ids + 1] = args[k] end
-    local scores = redis.call('ZMSCORE', STORE, unpack(ids))
-    for k = 1, #ids do if scores[k] then return ids[k] end end
-  end
+-- The id among those of new tasks that is stored already, or nil.
+local function twice(packed)
+  local args, ids = cmsgpack.unpack(packed), {}
+  for k = 2, #args, 2 do ids[#ids + 1] = args[k] end
+  local scores = redis.call('ZMSCORE', STORE, unpack(ids))
+  for k = 1, #ids do if scores[k] then return ids[k] end end
 end
--- Operations are: name, number of the key, number of arguments, arguments.
+-- Operations are: name, number of the key, number of arguments, arguments. Those of NEW and
+-- RECORDS are packed into one.
 local function find_twice(args, at)
   while at <= #args do
     local size = tonumber(args[at + 2])
     if args[at] == 'NEW' then
-      local id = twice(args, at + 3, at + 2 + size)
+      local id = twice(args[at + 3])
       if id then return id end
     end
     at = at + 3 + size

@@ -24,7 +24,7 @@ from tickwheel.persistence.codec import (
     decode_task,
 )
 from tickwheel.persistence.redis.encode import Records
-from tickwheel.persistence.redis.mirror_rows import GroupRecords, TaskRecords
+from tickwheel.persistence.redis.mirror_rows import TASK_BYTES, GroupRecords, TaskRecords
 from tickwheel.persistence.store import CommitRefused, Small, StoredTask
 from tickwheel.wheel.effects import Effects, GroupKey, ProgressKey
 from tickwheel.wheel.records import DeadRow, Ending
@@ -115,7 +115,8 @@ class Mirror:
 
     def admit(self, n: int, records: Records) -> None:
         """Raises CommitRefused when the new tasks of batch ``n`` would be too much."""
-        needed = self.bytes_held + self._tasks.bytes_of(records.enqueued)
+        new_bytes = records.enqueued_bytes + TASK_BYTES * len(records.enqueued)
+        needed = self.bytes_held + new_bytes
         if needed > self._bytes_max:
             raise CommitRefused(
                 f"batch {n}: tasks in memory would take {needed} bytes;"
@@ -142,8 +143,11 @@ class Mirror:
             filling.ended.update(effects.ended)
         if effects.enqueued:
             # Until everything is here, a stream may have brought them before.
-            put = self._tasks.add if self._has_tasks else self._tasks.put
-            put(list(effects.enqueued), records.enqueued)
+            ids = list(effects.enqueued)
+            if self._has_tasks:
+                self._tasks.add(ids, records.enqueued, records.enqueued_bytes)
+            else:
+                self._tasks.put(ids, records.enqueued)
         if effects.updated:
             self._tasks.put(effects.updated, records.updated)
         if effects.progress:
@@ -157,6 +161,10 @@ class Mirror:
             self._progress.drop(effects.ended)
             self._dead.drop(effects.ended)
             self._remember(*records.endings)
+
+    def place(self) -> None:
+        """Work that the last batch left, and that need not be done before the next is sent."""
+        self._tasks.place()
 
     def _remember(self, count: int, record: bytes) -> None:
         """As Redis does: whole batches of endings, until all but the oldest are enough."""

@@ -29,6 +29,9 @@ class TaskRecords:
 
     They lie in many dictionaries of unequal shares: one alone would stop the event loop for
     120 ms when it grows past a million, and equal ones might all grow in the same batch.
+
+    What was added last counts and is found like all the rest, but has no place in them yet:
+    ``place`` does that, or whoever asks for something first.
     """
 
     def __init__(self) -> None:
@@ -37,27 +40,38 @@ class TaskRecords:
         shares = ((k + 0.5) / SPREAD * ends[-1] for k in range(SPREAD))
         self._buckets = buckets
         self._table = [buckets[bisect_left(ends, share)] for share in shares]
+        self._added: tuple[Sequence[int], Sequence[bytes]] | None = None
         self.bytes_held = 0
 
     def __len__(self) -> int:
+        self.place()
         return sum(map(len, self._buckets))
 
     def __iter__(self) -> Iterator[int]:
+        self.place()
         for bucket in self._buckets:
             yield from bucket
 
-    @staticmethod
-    def bytes_of(records: Sequence[bytes]) -> int:
-        """What new tasks of these records will take."""
-        return sum(map(len, records)) + TASK_BYTES * len(records)
-
     def get(self, task_id: int) -> bytes | None:
+        if self._added is not None:
+            self.place()
         return self._table[(task_id >> BLOCK_BITS) % SPREAD].get(task_id)
 
-    def add(self, ids: Sequence[int], records: Sequence[bytes]) -> None:
-        """Tasks that are certainly not here; ids come in order, or it takes longer."""
+    def add(self, ids: Sequence[int], records: Sequence[bytes], size_bytes: int) -> None:
+        """Tasks that are certainly not here, and the size of their records. None of the three
+        changes any more. Ids come in order, or it takes longer."""
+        self.place()
+        self._added = ids, records
+        self.bytes_held += size_bytes + TASK_BYTES * len(records)
+
+    def place(self) -> None:
+        """Make room for what was added last."""
+        if self._added is None:
+            return
+        (ids, records), self._added = self._added, None
         if not all(map(lt, ids, islice(ids, 1, None))):
-            self.put(ids, records)
+            for task_id, record in zip(ids, records, strict=True):
+                self._table[(task_id >> BLOCK_BITS) % SPREAD][task_id] = record
             return
         start, count = 0, len(ids)
         while start < count:
@@ -66,10 +80,10 @@ class TaskRecords:
             pairs = zip(ids[start:stop], records[start:stop], strict=True)
             self._table[block % SPREAD].update(pairs)
             start = stop
-        self.bytes_held += self.bytes_of(records)
 
     def put(self, ids: Iterable[int], records: Sequence[bytes]) -> None:
         """Tasks that may be here."""
+        self.place()
         table, grown = self._table, 0
         for task_id, record in zip(ids, records, strict=True):
             bucket = table[(task_id >> BLOCK_BITS) % SPREAD]
@@ -79,6 +93,7 @@ class TaskRecords:
         self.bytes_held += grown
 
     def drop(self, ids: Iterable[int]) -> None:
+        self.place()
         table, freed = self._table, 0
         for task_id in ids:
             record = table[(task_id >> BLOCK_BITS) % SPREAD].pop(task_id, None)
@@ -88,6 +103,7 @@ class TaskRecords:
 
     def chunks(self, rows: int, size_bytes: int) -> Iterator[list[bytes]]:
         """All records, about ``rows`` or ``size_bytes`` at a time."""
+        self.place()
         some: list[bytes] = []
         size = 0
         for bucket in self._buckets:

@@ -19,12 +19,13 @@ def joined(some: Sequence[Packed]) -> Packed:
     return Packed(sum([one.count for one in some]), b"".join([one.data for one in some]))
 
 
-def pack(args: tuple[Argument, ...]) -> bytes:
-    """One command in the protocol of Redis."""
+def pack(args: tuple[Argument, ...]) -> list[bytes]:
+    """One command in the protocol of Redis; what is large in it is not copied."""
     last = args[-1]
     if not isinstance(last, Packed):
-        return _command(args)
-    return b"*%d\r\n%b%b" % (len(args) - 1 + last.count, _after_count(args[:-1]), last.data)
+        return [_command(args)]
+    head = b"*%d\r\n%b" % (len(args) - 1 + last.count, _after_count(args[:-1]))
+    return [head, last.data] if last.data else [head]
 
 
 def _command(args: Sequence[Argument]) -> bytes:

@@ -21,7 +21,7 @@ class Prepared(NamedTuple):
 
 def prepare(effects: Effects, endings_max: int, ahead: Ahead | None = None) -> Prepared:
     """``ahead`` may have begun already."""
-    enqueued, new = (ahead or Ahead()).finish(effects.enqueued)
-    records = records_of(effects, endings_max, enqueued)
+    new = (ahead or Ahead()).finish(effects.enqueued)
+    records = records_of(effects, endings_max, new.records, new.records_bytes)
     rest = packed(operations(effects, endings_max, records))
-    return Prepared(records, *parts([*new, *rest]))
+    return Prepared(records, *parts([*new.operations, *rest]))

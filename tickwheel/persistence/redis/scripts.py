@@ -78,8 +78,9 @@ local function apply(args, at)
     if op == 'TOUCH' then touch(args, first, stop)
     elseif op == 'END' then finish(args, first, stop)
     elseif op == 'ENDING' then remember(args, first)
+    elseif op == 'NEW' then redis.call('ZADD', key, unpack(cmsgpack.unpack(args[first])))
+    elseif op == 'RECORDS' then redis.call('HSET', key, unpack(cmsgpack.unpack(args[first])))
     else
-      if op == 'NEW' then op = 'ZADD' end
       for j = first, stop, STEP do
         redis.call(op, key, unpack(args, j, math.min(j + STEP - 1, stop)))
       end

@@ -169,11 +169,13 @@ class Writer:
         sender.unknown = 0
         sender.id_mark = max(sender.id_mark, effects.id_mark)
         self._unreplicated = bool(self._options.wait_replicas)
-        self._history.add(n, effects, prepared.size_bytes, asyncio.get_running_loop().time())
+        loop, records = asyncio.get_running_loop(), prepared.records
+        self._history.add(n, effects, records.enqueued, prepared.size_bytes, loop.time())
         if self.rewriting:
             return
         self.position_ms = effects.position_ms
-        self._mirror.landed(effects, prepared.records)
+        self._mirror.landed(effects, records)
+        loop.call_soon(self._mirror.place)  # when the next batch is on its way
         for watcher in self.watchers:
             watcher.append(effects)
 
@@ -181,8 +183,7 @@ class Writer:
         """With ``wait_replicas``: until that many have everything sent on this connection."""
         if self.rewriting or not self._unreplicated:
             return
-        wanted, wait_ms = self._options.wait_replicas, self._options.wait_ms
-        why = ""
+        wanted, wait_ms, why = self._options.wait_replicas, self._options.wait_ms, ""
         try:
             have = await self._line.call("WAIT", wanted, wait_ms, timeout_ms=wait_ms + 500)
         except StoreError as error:
