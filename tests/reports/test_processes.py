@@ -1,0 +1,209 @@
+"""The job as programs: killed half way, by the command line, by spark-submit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from reports.conftest import QUICK, QUICK_JAVA
+from reports.story import story, write
+from typer.testing import CliRunner
+
+from tickwheel.cli import report as cli_report
+from tickwheel.cli.app import app
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tickwheel.reports.load import Outcome
+
+START_S = 120.0
+IN_BATCHES = """
+import sys
+from tickwheel.reports import ReportSettings
+from tickwheel.reports.job import run
+from tickwheel.reports.session import started
+with started("local[2]", quiet=True) as spark:
+    run(spark, ReportSettings(sys.argv[1], sys.argv[2], batch_bytes=1))
+"""
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> dict[str, str]:
+    """An environment in which a Spark of its own is as quick as the tests' session."""
+    conf = tmp_path / "conf"
+    conf.mkdir()
+    text = "".join(f"{name} {value}\n" for name, value in QUICK.items())
+    (conf / "spark-defaults.conf").write_text(text)
+    return {**os.environ, "SPARK_CONF_DIR": str(conf), "JDK_JAVA_OPTIONS": QUICK_JAVA}
+
+
+def test_a_run_killed_half_way_leaves_nothing_that_counts(
+    spark: SparkSession, quick: dict[str, str], history: Path, tmp_path: Path,
+    load: Callable[..., Outcome],
+) -> None:  # fmt: skip
+    """SIGKILL while the second batch is being written; then the same run again."""
+    from tickwheel.reports.files import Files
+    from tickwheel.reports.manifest import Manifests
+    from tickwheel.reports.table import Table
+
+    events = story().events
+    write(history, events[:12], number=1)
+    write(history, events[12:], number=2)
+    process = subprocess.Popen(
+        [sys.executable, "-c", IN_BATCHES, str(history), str(tmp_path / "out")],
+        env=quick, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    root = tmp_path / "out/table"
+    deadline_s = time.monotonic() + START_S
+    try:
+        while not (root / "events/run=2").exists():
+            assert process.poll() is None, process.stdout.read().decode() if process.stdout else ""
+            assert time.monotonic() < deadline_s
+            time.sleep(0.005)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    killed = Manifests(Files(spark), str(root)).newest()
+    assert killed.run == 1
+    assert (root / "_lock").exists()
+    found = load()
+    table = Table(spark, Files(spark), str(root))
+    assert 0 < killed.rows < found.manifest.rows == len(events)
+    assert table.events(found.manifest).count() == len(events)
+    counted = table.rollup("facts", found.manifest).selectExpr("sum(n)").first()
+    # The event "dropped" counts for the seven that it stands for.
+    assert counted is not None
+    assert counted[0] == len(events) + 6
+    assert not (root / "_lock").exists()
+
+
+@pytest.fixture
+def command(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """``command("report", …)`` in this process, on the tests' Spark: exit code, output, remarks."""
+    from tickwheel.reports import session
+
+    @contextmanager
+    def ours(master: str | None, **options: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(session, "started", ours)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        done = CliRunner().invoke(app, list(arguments), standalone_mode=False)
+        if done.exception is not None:
+            raise done.exception
+        return int(done.return_value or 0), done.stdout, done.stderr
+
+    return run
+
+
+def test_an_empty_history_makes_an_empty_report(
+    command: Callable[..., tuple[int, str, str]], history: Path, tmp_path: Path
+) -> None:
+    place = ["--history", str(history), "--out", str(tmp_path / "out")]
+    code, said, remarks = command("report", *place)
+    assert code == 0
+    assert "0 new events, 0 in all" in said
+    assert "loading history" in remarks
+    page = (tmp_path / "out/report.html").read_text()
+    assert "no events in the time asked for" in page
+    # Something comes; then only a part of it is asked for.
+    write(history, story().events)
+    code, said, _ = command(
+        "report", *place, "--json", "--since", "2026-11-20T10:30", "--until", "2026-11-20T11:00",
+        "--topic", "orders.*", "--stuck-after", "30m",
+    )  # fmt: skip
+    assert code == 0
+    found = json.loads(said)
+    assert found["new_events"] == len(story().events)
+    assert found["all"]["enqueued"] == 0
+    assert (found["all"]["delivered"], found["all"]["acked"]) == (5, 4)
+    assert [row["group"] for row in found["topics"]] == ["audit", "billing"]
+    assert found["stuck"] == 0
+    assert found["synthetic"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--since", "soon"], "ISO-8601"),
+        (["--since", "2026-11-20T10:07"], "quarter"),
+        (["--timezone", "Mars/Olympus"], "time zone"),
+        (["--slo", "nonsense"], "no SLO"),
+        (["--since", "2026-11-21", "--until", "2026-11-20"], "before"),
+    ],
+)
+def test_wrong_options_are_said_in_one_line(
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path, arguments: list[str], reason: str
+) -> None:
+    place = ["--history", str(tmp_path), "--out", str(tmp_path / "out")]
+    code, _, remarks = command("report", *place, *arguments)
+    assert code == 1
+    assert reason in remarks
+    assert remarks.count("\n") == 1
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "java"])
+def test_missing_parts_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str
+) -> None:
+    """No Spark is needed to say that Spark is missing."""
+    from tickwheel.reports import session
+
+    if missing == "pyspark":
+        monkeypatch.setattr(session.importlib.util, "find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr(session.shutil, "which", lambda name: None)
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+    done = CliRunner().invoke(
+        app, ["report", "--history", str(tmp_path), "--out", str(tmp_path)], standalone_mode=False
+    )
+    assert done.return_value == 1
+    assert missing in done.stderr.lower()
+    assert "install" in done.stderr
+
+
+def test_the_summary_names_what_was_missed() -> None:
+    row = {
+        "topic": "t", "group": "g", "enqueued": 0, "delivered": 1234, "acked": 1, "nacked": 2,
+        "dead": 3, "on_time_share": 0.5, "late_p50_ms": 1.0, "late_p99_ms": None,
+        "late_max_ms": 61_000, "first_try_share": 1.0,
+    }  # fmt: skip
+    text = cli_report.grid([row], [{"topic": "t", "group": "g", "met": False}]).plain()
+    assert text.splitlines()[1].split() == [
+        "t", "g", "0", "1,234", "1", "2", "3", "50.00", "%", "1", "ms", "-", "1m", "1s", "100.00",
+        "%", "MISSED",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_spark_submit_runs_the_same_job_on_urls(
+    spark: SparkSession, quick: dict[str, str], history: Path, tmp_path: Path
+) -> None:
+    import pyspark
+
+    from tickwheel.reports import submit
+
+    write(history, story().events)
+    program = Path(pyspark.__file__).parent / "bin/spark-submit"
+    done = subprocess.run(
+        [str(program), "--master", "local[2]", submit.__file__, "--history", history.as_uri(),
+         "--out", (tmp_path / "out").as_uri(), "--timezone", "Europe/Berlin"],
+        env={**quick, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"{len(story().events)} new rows" in done.stdout
+    assert (tmp_path / "out/report.html").stat().st_size > 10_000
