@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as F
-from reports.story import MAIL, Book, story, write
 
+from reports.story import MAIL, Book, story, write
 from tickwheel.reports import ReportError, compact, schema
 from tickwheel.reports.files import Files
 from tickwheel.reports.manifest import Manifest, Manifests
@@ -118,7 +118,7 @@ def reasons(table: Table, manifest: Manifest) -> dict[str, int]:
     return {row.reason: row["count"] for row in found}
 
 
-def test_bad_lines_are_kept_apart_and_counted_by_reason(
+def test_lines_of_other_versions_and_bad_ones_are_told_apart_and_counted(
     load: Load, history: Path, table: Table
 ) -> None:
     book = story()
@@ -144,9 +144,19 @@ def test_bad_lines_are_kept_apart_and_counted_by_reason(
     # Version 0, before versions were written: no number, or 0; no shard and no epoch.
     old = {k: v for k, v in one.items() if k not in {"v", "shard", "epoch"}}
     write(history, [old, old | {"v": 0, "seq": 3}])
+    # Fields of this version that are no figures, one that a later daemon adds, and a topic's own.
+    more = {"settings": {"rate": 5, "retry": {"kind": "none"}}, "since_ms": 5, "added": {"x": [1]}}
+    rate = {"v": 1, "time_ms": one["time_ms"], "event": "group_configured", "topic": "t"}
+    place = {"node": "n1", "shard": 0, "epoch": 2}
+    write(history, [{**rate, **more, **place, "seq": 1},
+                    {**rate, **more, **place, "seq": 2, "event": "group_created", "group": "g"},
+                    {**one, **more, **place, "seq": 3, "body": "eA==", "props": {"a": "}{"}},
+                    ], number=2)  # fmt: skip
     found = load()
     assert reasons(table, found.manifest) == {name: len(group) for name, group in lines.items()}
-    assert seqs(table, found.manifest) == [(0, 0, 2), (0, 0, 3), *whole(len(book.events))]
+    assert seqs(table, found.manifest) == [
+        (0, 0, 2), (0, 0, 3), *whole(len(book.events)), (0, 2, 1), (0, 2, 2), (0, 2, 3),
+    ]  # fmt: skip
     kept = table.quarantine(found.manifest).filter("reason = 'unknown'").collect()
     assert kept[0].line == lines["unknown"][0]
 

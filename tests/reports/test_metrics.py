@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from reports.story import ms
 
+from reports.story import ms
 from tickwheel.reports import journeys, rollups, schema
 from tickwheel.reports.metrics import buckets, compare, service, slowest, waiting
 
@@ -206,6 +206,42 @@ def test_journeys_follow_each_task_to_its_end(spark: SparkSession) -> None:
     assert waits["scheduled", "", T0] == 6 - 4
     assert waits["due", "g", T0] == 4 - 3
     assert waits["due", "h", T0] == 1
+    found.unpersist()
+
+
+def test_a_task_that_some_group_has_not_got_is_not_over(spark: SparkSession) -> None:
+    """``ended`` says whether the last ack was the last; without it, all that were seen is all."""
+    made: list[dict[str, Any]] = []
+    for task, said in ((1, (False, None)), (2, (False, True)), (3, (None, None)), (4, (None,))):
+        made.append({"task_id": task, "time_ms": T0, "event": "enqueued", "due_ms": T0 + 100})
+        for number, ended in enumerate(said):
+            group = f"g{number}"
+            if task == 1 and number:
+                continue  # the other group has never got it
+            made.append({"task_id": task, "time_ms": T0 + 100, "event": "delivered",
+                         "attempt": 1, "due_ms": T0 + 100, "group": group})  # fmt: skip
+            made.append({"task_id": task, "time_ms": T0 + 150 + number, "event": "acked",
+                         "attempt": 1, "group": group, "ended": ended})  # fmt: skip
+    made.append({"task_id": 4, "time_ms": T0 + 9, "event": "rescheduled", "due_ms": T0 + 100})
+    made[-2]["ended"] = False  # task 4, too, and it has a row of its own as a whole
+    whole = events(spark, *made)
+    found = journeys.journeys(whole).persist()
+    assert sorted(set(rows(found.filter("closed"), "task_id"))) == [(2,), (3,)]
+    unfinished = found.filter("not closed").drop("closed")
+    names = ("task_id", "group", "state", "expected_ms", "attempts")
+    assert sorted(rows(waiting.stuck(unfinished, T0 + 2 * HOUR, HOUR), *names)) == [
+        (1, "", waiting.OWED, T0 + 100, 0), (4, "", waiting.OWED, T0 + 100, 0),
+    ]  # fmt: skip
+    # The other group gets it in a later run, and with that it is over.
+    last = {"task_id": 1, "time_ms": T0 + HOUR, "group": "g1", "attempt": 1}
+    later = events(
+        spark,
+        {**last, "event": "delivered", "due_ms": T0 + 100},
+        {**last, "event": "acked", "ended": True},
+    )
+    second = journeys.advance(later, unfinished)
+    assert set(rows(second.filter("closed"), "task_id")) == {(1,)}
+    assert set(rows(second.filter("not closed"), "task_id")) == {(4,)}
     found.unpersist()
 
 

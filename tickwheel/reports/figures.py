@@ -44,9 +44,11 @@ def figures(
     )
     targets = _targets(spark, topics, settings)
     counted = service.with_targets(facts, targets)
-    by_hour = service.service(buckets.hours(counted, settings.timezone), [*buckets.BUCKET, *KEYS])
-    by_day = service.service(buckets.days(counted, settings.timezone), [*buckets.BUCKET, *KEYS])
-    by_hour, by_day = by_hour.persist(), by_day.persist()
+    columns = service.everything()
+    hours = buckets.hours(counted, settings.timezone)
+    days = buckets.days(counted, settings.timezone)
+    by_hour = service.service(hours, [*buckets.BUCKET, *KEYS], columns).persist()
+    by_day = service.service(days, [*buckets.BUCKET, *KEYS], columns).persist()
     objectives = targets.drop("target_ms")
     unfinished = of_topics(table.open_journeys(manifest), settings)
     waits = of_topics(whole["waits"], settings).unionByName(journeys.waits(unfinished))
@@ -55,14 +57,10 @@ def figures(
         "totals": service.totals(facts.filter(facts.topic.isin(*topics, schema.NO_TOPIC))),
         "by_hour": by_hour,
         "by_day": by_day,
-        "by_topic": service.service(counted, KEYS),
-        "all_by_hour": service.service(
-            buckets.hours(counted, settings.timezone), list(buckets.BUCKET)
-        ),
-        "all_by_day": service.service(
-            buckets.days(counted, settings.timezone), list(buckets.BUCKET)
-        ),
-        "all": service.service(counted, []),
+        "by_topic": service.service(counted, KEYS, columns),
+        "all_by_hour": service.service(hours, buckets.BUCKET, columns),
+        "all_by_day": service.service(days, buckets.BUCKET, columns),
+        "all": service.service(counted, [], columns),
         "attempts": service.attempts(counted, KEYS),
         "reasons": service.reasons(of_topics(part["reasons"], settings), KEYS, settings.top),
         "peaks": service.peaks(of_topics(part["rates"], settings), KEYS),

@@ -1,7 +1,8 @@
 """Each task's way from its enqueue to its end, put together from its events.
 
-One row a task and group. A journey is *closed* when the task's enqueue is known and every group
-that was seen has come to an end; what is closed is written once. What is not is carried from
+One row a task and group. A journey is *closed* when the task's enqueue is known and the task has
+ended: the event that ended it said so (``ended``), or, in history without that field, every group
+that was seen has come to an end. What is closed is written once. What is not is carried from
 run to run in ``open``: a run merges its new events into it, closes what it can and writes the
 rest anew. So the work of a run grows with what is new and what is unfinished, not with history,
 and events may arrive in any order. A group that turns up after all others had finished makes a
@@ -24,7 +25,7 @@ _RANK = {event: rank for rank, event in enumerate(TASK_EVENTS)}
 _INFO = ("task_id", "topic", "key", "producer", "enqueued_ms", "planned_ms")
 _LEG = (
     "task_id", "topic", "group", "due_ms", "came_due_ms", "first_ms", "acked_ms", "ended_ms",
-    "last_code", "deliveries", "attempts",
+    "whole_ms", "partly", "last_code", "deliveries", "attempts",
 )  # fmt: skip
 
 
@@ -59,6 +60,9 @@ def legs(events: DataFrame) -> DataFrame:
             F.min(F.when(first, c("time_ms"))).alias("first_ms"),
             F.min(F.when(c("event") == "acked", c("time_ms"))).alias("acked_ms"),
             F.min(F.when(c("event").isin(*FINAL), c("time_ms"))).alias("ended_ms"),
+            # When the whole task had ended; whether an end of this group left it to others.
+            F.min(F.when(c("ended"), c("time_ms"))).alias("whole_ms"),
+            F.coalesce(F.max(~c("ended")), F.lit(False)).alias("partly"),
             F.max(c("time_ms") * CODES + rank[c("event")]).alias("last_code"),
             F.count(F.when(c("event") == "delivered", 1)).alias("deliveries"),
             F.max("attempt").alias("attempts"),
@@ -79,6 +83,8 @@ def merge_legs(found: DataFrame) -> DataFrame:
             F.min("first_ms").alias("first_ms"),
             F.min("acked_ms").alias("acked_ms"),
             F.min("ended_ms").alias("ended_ms"),
+            F.min("whole_ms").alias("whole_ms"),
+            F.max("partly").alias("partly"),
             F.max("last_code").alias("last_code"),
             F.sum("deliveries").alias("deliveries"),
             F.max("attempts").alias("attempts"),
@@ -106,17 +112,26 @@ def journeys(events: DataFrame) -> DataFrame:
 def _joined(told: DataFrame, seen: DataFrame) -> DataFrame:
     c = F.col
     same_task = Window.partitionBy("task_id")
-    # The group "" ends the whole task; the others end each for itself.
-    whole_end = F.min(F.when(c("group") == "", c("ended_ms"))).over(same_task)
+    # The group "" ends the whole task; the others end each for itself, the last one said so.
+    whole = F.coalesce(F.when(c("group") == "", c("ended_ms")), c("whole_ms"))
+    whole_end = F.min(whole).over(same_task)
+    partly = F.coalesce(F.max("partly").over(same_task), F.lit(False))
     all_ended = F.min(F.when(c("group") != "", c("ended_ms").isNotNull())).over(same_task)
     joined = told.join(seen.withColumnRenamed("topic", "seen_topic"), "task_id", "full").withColumn(
         "topic", F.coalesce("topic", "seen_topic")
     )
-    ended = whole_end.isNotNull() | F.coalesce(all_ended, F.lit(False))
+    quiet = F.coalesce(all_ended, F.lit(False))
+    ended = whole_end.isNotNull() | (quiet & ~partly)
+    owed = whole_end.isNull() & quiet & partly
     lead = F.row_number().over(same_task.orderBy(c("group").asc_nulls_first())) == 1
     left = F.min(F.coalesce("came_due_ms", "ended_ms")).over(same_task)
     return joined.drop("seen_topic").withColumns(
-        {"closed": c("enqueued_ms").isNotNull() & ended, "lead": lead, "left_ms": left}
+        {
+            "closed": c("enqueued_ms").isNotNull() & ended,
+            "lead": lead,
+            "left_ms": left,
+            "owed": owed,
+        }
     )
 
 

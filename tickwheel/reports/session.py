@@ -45,6 +45,8 @@ LOCAL = {
     # Listing by a Spark job pays with thousands of remote folders only.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "10000",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+    # Where in Python each expression was made: a debugging aid that doubles the time to make it.
+    "spark.python.sql.dataFrameDebugging.enabled": "false",
     # Percentiles by the hour have many groups; sorting them first costs more than the memory.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
 }
@@ -121,7 +123,7 @@ def little_to_load(settings: ReportSettings) -> bool:
         loaded = sum(segment["bytes"] for segment in held.values())
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return there - loaded < LITTLE_BYTES
+    return bool(there - loaded < LITTLE_BYTES)
 
 
 def _cores(master: str) -> int:
