@@ -133,10 +133,8 @@ def details(part: dict[str, Any]) -> str:
 
 def show(name: str, part: dict[str, Any], more: str) -> None:
     rate = part["events"] / part["total_s"]
-    print(
-        f"{name:<9} {part['events']:>12,} events  {part['total_s']:8.1f} s  {rate:>9,.0f}/s  {more}",
-        flush=True,
-    )
+    seconds = f"{part['total_s']:8.1f} s"
+    print(f"{name:<9} {part['events']:>12,} events  {seconds}  {rate:>9,.0f}/s  {more}", flush=True)
 
 
 if __name__ == "__main__":
