@@ -63,7 +63,7 @@ class RigBase:
     def _start(self, *, clean: bool) -> None:
         self.epoch += 1
         rows = self.rows
-        self.engine = Engine(self.config, self.epoch, rows.id_mark, self.now_ms)
+        self.engine = self.new_engine()
         self.core = self.engine.core
         recovery = self.engine.recovery
         recovery.groups(rows.groups.values())
@@ -75,6 +75,9 @@ class RigBase:
         tasks = sorted(rows.tasks.values(), key=lambda row: (row.due_ms, row.id))
         ids, dues_ms = [row.id for row in tasks], [row.due_ms for row in tasks]
         recovery.handles(ids, dues_ms, [row.topic for row in tasks], special)
+
+    def new_engine(self) -> Engine:
+        return Engine(self.config, self.epoch, self.rows.id_mark, self.now_ms)
 
     def crash(self, *, down_ms: int = 0) -> None:
         """What was not applied to the rows is gone."""

@@ -17,12 +17,10 @@ from tickwheel.history import spool_read
 from tickwheel.history.names import STATE
 from tickwheel.history.restore import Plan, Report, restore
 from tickwheel.history.segments import Event, Tally
-from tickwheel.server.settings import Settings
 from tickwheel.wheel.records import ProgressState
 
 PATIENCE_S = 30.0
 FAR = 3_600.0
-HISTORY_IS_THERE = "history_dir" in Settings.model_fields
 
 
 def daemon_in(folder: Path, **settings: Any) -> Daemon:
@@ -43,7 +41,7 @@ async def some_life(daemon: Daemon) -> str:
     async with Client(daemon.url) as client:
         await client.create_group("t", "g", start="first")
         await half(client, "early")
-        path = str((await client.backup("backup.db")).path)
+        path = str((await client.backup("backup.db"))["path"])
         await client.create_group("t", "h", start="now", paused=True)
         await half(client, "late")
     return path
@@ -98,20 +96,20 @@ def states(found: Held) -> dict[tuple[int, str], tuple[str, int]]:
     return {k: (shown.get(p.state, p.state.name), p.attempt) for k, p in found.progress.items()}
 
 
-async def check_restore_after_a_clean_stop(tmp_path: Path) -> None:
+async def test_restore_after_a_clean_stop(tmp_path: Path) -> None:
     before, after, report = await life_to_restore(tmp_path, kill=False)
     assert len(before.rows) > 60 and before.dead and before.progress
     same(before, after)
     assert report.exact, report.gaps
 
 
-async def check_restore_after_a_kill(tmp_path: Path) -> None:
+async def test_restore_after_a_kill(tmp_path: Path) -> None:
     before, after, report = await life_to_restore(tmp_path, kill=True)
     assert after.rows.keys() >= before.rows.keys()
     assert not report.clean_stop and report.missing_events == 0
 
 
-async def check_killed_under_load_no_complete_line_is_lost(tmp_path: Path) -> None:
+async def test_killed_under_load_no_complete_line_is_lost(tmp_path: Path) -> None:
     history = tmp_path / "history"
     confirmed: set[int] = set()
     done: set[int] = set()
@@ -164,11 +162,3 @@ async def load(daemon: Daemon, confirmed: set[int], done: set[int]) -> None:
         task.cancel()
     await asyncio.gather(*work, return_exceptions=True)
     await client.close()
-
-
-if HISTORY_IS_THERE:
-    test_restore_after_a_clean_stop = check_restore_after_a_clean_stop
-    test_restore_after_a_kill = check_restore_after_a_kill
-    test_killed_under_load_no_complete_line_is_lost = (
-        check_killed_under_load_no_complete_line_is_lost
-    )

@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from test_engine_model import EngineMachine
 
-from history.recording_rig import RecordingRig, told_policy, told_settings
+from history.recording_rig import RecordingRig
 from tickwheel.history.lines import Renderer
+from tickwheel.history.records import policy_map
 from tickwheel.history.restore.fold import Fold
 from tickwheel.history.restore.owners import Owners
 from tickwheel.history.restore.task import Task
+from tickwheel.server.recorder import settings_map
 from tickwheel.wheel.core import EngineConfig
 from tickwheel.wheel.records import (
     DeadRow,
@@ -32,6 +34,7 @@ from tickwheel.wheel.records import (
     ProgressState,
     TaskRow,
 )
+from tickwheel.wheel.retry import PolicyRef, RetryPolicy
 
 S = ProgressState
 AT_ONCE = 7
@@ -154,7 +157,7 @@ def lines(history: Iterable[tuple[int, list[Any]]]) -> list[dict[str, Any]]:
     """As events that were written to files and read again."""
     found: list[dict[str, Any]] = []
     for epoch, record in history:
-        rendered = Renderer("n", 0, epoch).render(plain(record), len(found) + 1)
+        rendered = Renderer("n", 0, epoch).render(record, len(found) + 1)
         found += map(json.loads, rendered)
     return found
 
@@ -165,16 +168,14 @@ def told(row: TaskRow) -> tuple[Any, ...]:
     return (*row[:4], *extras[:5], told_policy(extras.retry))
 
 
+def told_policy(policy: PolicyRef | None) -> Any:
+    return policy_map(policy) if isinstance(policy, RetryPolicy) else policy
+
+
 def told_group(row: GroupRow) -> tuple[Any, ...]:
     found = row.settings or GroupSettings()
-    return (*row[:3], told_settings(found), *found[4:])
-
-
-def plain(value: Any) -> Any:
-    """Tuples as lists, as they come out of a spool."""
-    if isinstance(value, (list, tuple)):
-        return [plain(one) for one in value]
-    return value
+    settings_told = settings_map(found) | {"retry": told_policy(found.retry)}
+    return (*row[:3], settings_told, *found[4:])
 
 
 TestRestore = RestoreMachine.TestCase

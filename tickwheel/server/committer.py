@@ -6,8 +6,8 @@ Invariants:
 * A reply is released when the newest batch that its command could see is durable.
 * ``CommitRefused``: the enqueues of that batch are answered ``refused`` and forgotten; the
   rest joins the next batch under the same number.
-* ``CommitUnknown``: the same number is tried again before anything later is sent. Producers are
-  not kept waiting longer than ``outcome_timeout_s``.
+* ``CommitUnknown``: the same number is tried again before anything later is sent; producers wait
+  ``outcome_timeout_s`` at most.
 * Any other failure stops the daemon: it never goes on in memory only.
 """
 
@@ -31,8 +31,7 @@ from tickwheel.wheel.engine import Engine
 from tickwheel.wheel.leases import Dispatch
 from tickwheel.wheel.records import ID_STEP
 
-UNKNOWN_RETRY_S = 0.2
-REFUSED_RETRY_S = 0.2
+UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
 ROOM_PROBE_S = 0.5
 STALLED = "the store does not answer; nothing was kept"
 _OK = int(FrameType.OK)
@@ -62,6 +61,7 @@ class Committer:
         noticed: Callable[[str, str], None],
         hand_over: Callable[[list[Dispatch]], None] | None = None,
         observed: Observed | None = None,
+        keep: Callable[[int, object], None] | None = None,
     ) -> None:
         self._engine = engine
         self._core = engine.core
@@ -76,6 +76,7 @@ class Committer:
         self._noticed = noticed
         self._hand_over = hand_over
         self._observed = observed or Observed()
+        self._keep = keep
         self._wake = asyncio.Event()
         self._stopping = False
         self._refusals = 0
@@ -174,12 +175,14 @@ class Committer:
         self._engine.intake.durable(batch)
         following = self._seal()
         if following is None:
-            await self._land(batch)
+            await self._land(batch, self.last_batch)
             return None, None
-        return following, asyncio.create_task(self._land(batch))
+        return following, asyncio.create_task(self._land(batch, self.last_batch))
 
-    async def _land(self, batch: Batch) -> None:
+    async def _land(self, batch: Batch, number: int) -> None:
         self._engine.intake.landed(batch, self._clock.read().now_ms)
+        if self._keep is not None:
+            self._keep(number, batch.notes)
         if batch.handed and self._hand_over is not None:
             self._hand_over(batch.handed)
         self._release(batch)

@@ -12,6 +12,14 @@ from typing import Literal
 import structlog
 
 Log = structlog.typing.FilteringBoundLogger
+WARNINGS = frozenset(
+    (
+        "store_trouble", "store_full", "clock_jumped", "connection_closed", "deposed",
+        "election_trouble", "store_came_back_empty", "takeover_failed", "history_dropped",
+        "history_writer_ended", "history_unfinished", "backup_failed",
+    )
+)  # fmt: skip
+"""Notices that are warnings; the others are for information."""
 
 
 def configure(log_format: Literal["console", "json"], level: str) -> Log:

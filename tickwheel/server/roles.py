@@ -21,8 +21,9 @@ from tickwheel.clock import Clock
 from tickwheel.persistence.election import Leader, SharedStore, open_election
 from tickwheel.persistence.store import Fenced, Opened, StoreAway, StoreBroken, StoreError
 from tickwheel.persistence.urls import without_secrets
+from tickwheel.server.history import history_of
 from tickwheel.server.leadership import Leadership
-from tickwheel.server.logs import Log
+from tickwheel.server.logs import WARNINGS, Log
 from tickwheel.server.observing import Observed
 from tickwheel.server.recovering import Recovering
 from tickwheel.server.settings import Settings
@@ -33,12 +34,6 @@ from tickwheel.wheel.engine import Engine
 TAKEOVER_RETRY_S = 1.0
 """After a takeover that failed, another daemon gets its chance."""
 GOODBYE_WAIT_S = 1.0
-WARNINGS = frozenset(
-    (
-        "store_trouble", "store_full", "clock_jumped", "connection_closed", "deposed",
-        "election_trouble", "store_came_back_empty", "takeover_failed",
-    )
-)  # fmt: skip
 
 
 class Roles:
@@ -79,6 +74,7 @@ class Roles:
             self._leadership = Leadership(
                 election, ttl_ms, self.clock, noticed=self.noticed, renewed=self._poke
             )
+        self.history = history_of(settings, self._engine_config.shard, self.clock, self.noticed)
         self._recovering: Recovering | None = None
         self._told_failure = ""
         self._opened = False
@@ -117,6 +113,8 @@ class Roles:
     async def begin(self) -> None:
         """Until it serves, or stands by. Raises StoreError."""
         leadership = self._leadership
+        if self.history is not None:
+            self.history.start()
         if leadership is not None:
             await leadership.prepare()
             if not await leadership.first_campaign(self._new_owner(), self.address):
@@ -186,7 +184,8 @@ class Roles:
         owner, opened = await self._open_store(now.now_ms)
         self._opened = True
         failpoints.hit("takeover.opened")
-        engine = Engine(self._engine_config, opened.epoch, opened.id_mark, now.now_ms)
+        recorder = self.history.begin(opened) if self.history is not None else None
+        engine = Engine(self._engine_config, opened.epoch, opened.id_mark, now.now_ms, recorder)
         grace_ms = int(settings.reconnect_grace_s * 1000)
         recovering = Recovering(self.store, engine, opened, self.clock, grace_ms)
         self._recovering = recovering
@@ -203,6 +202,7 @@ class Roles:
             may_deliver=self._leadership.may_deliver if self._leadership is not None else None,
             status=self._status,
             observed=self.observed,
+            history=self.history,
         )
         self._serving(shell)
         self.shell = shell
@@ -244,10 +244,14 @@ class Roles:
             if not clean:
                 await shell.kill()
         opened, self._opened = self._opened, False
+        closed = False
         try:
             if opened:
                 await self.store.close(clean)
+            closed = clean
         finally:
+            if self.history is not None:
+                self.history.end(closed)
             hold, self._hold = self._hold, None
             if hold is not None:
                 hold.cancel()
@@ -257,8 +261,12 @@ class Roles:
 
     async def close(self) -> None:
         """After ``close_shard``."""
-        if self._leadership is not None:
-            await self._leadership.close()
+        try:
+            if self._leadership is not None:
+                await self._leadership.close()
+        finally:
+            if self.history is not None:
+                await self.history.stop()
 
     # --- details -----------------------------------------------------------------------------
 

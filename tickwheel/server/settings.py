@@ -19,6 +19,8 @@ from pydantic_settings import (
 )
 
 from tickwheel.errors import BadRequest
+from tickwheel.history.launch import CLEAN_HOUR, RETENTION_S, SEGMENT_BYTES
+from tickwheel.history.spool import BYTES_MAX
 from tickwheel.protocol.frames import Limits
 from tickwheel.server import policies
 from tickwheel.wheel.core import EngineConfig
@@ -78,6 +80,17 @@ class Settings(BaseSettings):
     broadcast_bytes_max: int = Field(default=32 * 1024 * 1024, gt=0)
     prefetch_max: int = Field(default=65_535, gt=0)
     pull_max: int = Field(default=1_024, gt=0)
+    # history and backups
+    history_dir: str | None = None
+    history_bodies: bool = False
+    history_segment_bytes: int = Field(default=SEGMENT_BYTES, ge=4_096)
+    history_spool_bytes_max: int = Field(default=BYTES_MAX, ge=65_536)
+    history_retention_s: float = Field(default=RETENTION_S, gt=0)
+    history_bytes_max: int | None = Field(default=None, gt=0)
+    history_clean_hour: int = Field(default=CLEAN_HOUR, ge=0, le=23)
+    backup_daily_hour: int | None = Field(default=None, ge=0, le=23)
+    """By local time. None: no daily backups."""
+    backup_keep: int = Field(default=7, ge=1)
     # limits
     frame_bytes_max: int = Field(default=4 * 1024 * 1024, ge=1024)
     body_bytes_max: int = Field(default=1024 * 1024, gt=0)

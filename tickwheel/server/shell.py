@@ -32,6 +32,7 @@ from tickwheel.wheel.sessions import Session
 
 if TYPE_CHECKING:
     from tickwheel.server.connection import Connection
+    from tickwheel.server.history import History
 
 FIRE_PER_PULSE = 4_096
 DISPATCH_PER_PULSE = 4_096
@@ -59,6 +60,7 @@ class Shell:
         may_deliver: Callable[[int], bool] | None = None,
         status: Callable[[], dict[str, Any]] = dict,
         observed: Observed | None = None,
+        history: History | None = None,
     ) -> None:
         self.settings = settings
         self.limits = settings.limits()
@@ -77,6 +79,7 @@ class Shell:
         self.reader = Reader(self.core, store)
         self.commands = Commands(self.reader, settings.commands_max)
         self.observed = observed or Observed()
+        self.history = history
         self.lateness = self.observed.lateness
         self._delivering = Delivering(self.core, clock, self.lateness)
         self.committer = Committer(
@@ -92,6 +95,7 @@ class Shell:
             noticed=noticed,
             hand_over=self._delivering.hand_over,
             observed=self.observed,
+            keep=history.keep if history is not None else None,
         )
         if not opened.has_room:
             self.committer.start_full()
@@ -102,13 +106,11 @@ class Shell:
         self.draining = False
         self.started_mono_ms = clock.read().mono_ms
         self._backup_folder = backup_folder
-        self._poked = False
+        self._poked = self._stopped = self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._swept_mono_ms = clock.read().mono_ms
         self._jumps = clock.jumps
-        self._stopped = False
-        self._paused = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the exception that must stop the daemon."""
         # One that comes after the first is of no interest.

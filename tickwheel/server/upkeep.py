@@ -1,5 +1,5 @@
 """What the daemon does beside its work, in bounded steps: deleting groups, handing stored tasks
-to a new group, sweeping dead letters whose retention is over.
+to a new group, sweeping dead letters whose retention is over, daily backups.
 
 Each runs as a task of its own, a chunk at a time with a commit between, so that nothing of it
 makes a large batch or holds a delivery up for long. All of it can be cut off anywhere: what a
@@ -12,6 +12,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from tickwheel.persistence.store import StoreAway
+from tickwheel.server.backups import DailyBackups
 from tickwheel.wheel.effects import ProgressKey
 from tickwheel.wheel.groups import Group
 
@@ -40,6 +41,28 @@ class Upkeep:
                 if group.is_closed:
                     self.drain(group)
         self._shell.spawn(self._sweep_for_ever())
+        if self._shell.history is not None:
+            self._shell.spawn(self._shell.history.flush_for_ever(self._shell.core))
+        if self._shell.settings.backup_daily_hour is not None:
+            self._shell.spawn(self._daily_backups(self._shell.settings.backup_daily_hour).run())
+
+    def _daily_backups(self, hour: int) -> DailyBackups:
+        shell = self._shell
+
+        async def backup(path: str) -> int:
+            await shell.committer.barrier()
+            return await shell.store.backup(path)
+
+        return DailyBackups(
+            backup,
+            shell.backup_folder(),
+            hour=hour,
+            keep=shell.settings.backup_keep,
+            shard=shell.core.config.shard,
+            history_dir=shell.settings.history_dir,
+            now_ms=lambda: shell.clock.read().now_ms,
+            noticed=shell.noticed,
+        )
 
     # --- deleting a group ----------------------------------------------------------------------
 

@@ -26,6 +26,8 @@ class Batch:
     """At-most-once deliveries, to be written once their end is durable, before the replies."""
     replies: list[tuple[object, bytes]] = field(default_factory=list)
     """(the shell's reply address, bytes) of answers that rest on this batch, in order."""
+    notes: object = None
+    """What the recorder cut off for it, once it is sealed."""
 
     def is_empty(self) -> bool:
         return not (self.staged or self.credits or self.replies or not self.effects.is_empty())

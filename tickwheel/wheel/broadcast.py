@@ -75,12 +75,14 @@ class Broadcasts:
         said = f"the broadcast of {one.group.topic.name}: {found}; the limit is {allowed}"
         self._core.cut.append((one, "limit_exceeded", f"{said} ({limit})"))
 
-    def flush(self, out: list[Dispatch], bytes_max: int) -> int:
+    def flush(self, out: list[Dispatch], bytes_max: int, now_ms: int) -> int:
         """Frames for those whose connections take them; the bytes in them."""
         total_bytes = 0
         for one in [one for one in self._waiting if one.is_open]:
             while one.buffer and total_bytes < bytes_max:
                 items, size_bytes = self._frame(one)
+                if self._core.recorder is not None:
+                    self._core.recorder.delivered(one.group, one, items, now_ms)
                 out.append(Dispatch(one, items))
                 total_bytes += size_bytes
             # The others first the next time, if the bytes did not suffice for all.

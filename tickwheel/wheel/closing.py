@@ -21,6 +21,7 @@ from tickwheel.wheel.control import Known
 from tickwheel.wheel.core import Core
 from tickwheel.wheel.grouping import Grouping
 from tickwheel.wheel.groups import Group
+from tickwheel.wheel.recording import DELETED
 from tickwheel.wheel.records import Ending
 
 
@@ -38,6 +39,8 @@ class Closing:
         group.settings = group.settings._replace(closed_ms=fired_ms, closed_id=core.ids.last)
         topic.closing += 1
         core.open.effects.groups[topic.name, group.name] = group.row()
+        if core.recorder is not None:
+            core.recorder.group_closed(group)
         core.runnable.pop(group, None)
         core.throttled.pop(group, None)
         for subscriber in group.subscribers:
@@ -91,10 +94,13 @@ class Closing:
             owed.remaining.discard(group.name)
             if not owed.remaining:
                 core.drop(task_id)
-            if owed.remaining or owed.buried:
-                core.open.effects.progress[task_id, group.name] = None
-                return
-        core.end(task_id, Ending.DELETED)
+        last = owed is None or not (owed.remaining or owed.buried)
+        if last:
+            core.end(task_id, Ending.DELETED)
+        else:
+            core.open.effects.progress[task_id, group.name] = None
+        if core.recorder is not None:
+            core.recorder.ended(group.topic.name, group.name, DELETED, task_id, last=last)
 
     def is_drained(self, group: Group, now_ms: int) -> bool:
         """Nothing is left of it. After a restart what it held unrecorded comes due anew first."""

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from tickwheel.wheel.core import Core
 from tickwheel.wheel.groups import Group
 from tickwheel.wheel.leases import Tries, priority_of
+from tickwheel.wheel.recording import CANCELLED, DELETED
 from tickwheel.wheel.records import DeadRow, Ending, Failure, ProgressRow, ProgressState, TaskRow
 from tickwheel.wheel.states import State
 
@@ -143,6 +144,8 @@ class Control:
         core.end(task_id, Ending.CANCELLED)
         core.totals.cancelled += 1
         topic.cancelled += 1
+        if core.recorder is not None:
+            core.recorder.ended(topic.name, None, CANCELLED, task_id, last=True)
         return "cancelled"
 
     def reschedule(
@@ -166,8 +169,10 @@ class Control:
             row = known.row._replace(due_ms=due_ms)
             core.open.effects.updated[task_id] = row
             core.schedule(row, now_ms)
-            return "scheduled", due_ms
-        self._postpone(known, due_ms)
+        else:
+            self._postpone(known, due_ms)
+        if core.recorder is not None:
+            core.recorder.rescheduled(known.row.topic, task_id, due_ms)
         return "scheduled", due_ms
 
     def _has_history(self, known: Known) -> bool:
@@ -209,6 +214,8 @@ class Control:
         group.ready.push(task_id, priority_of(known.row), now_ms)
         core.lifetimes.begin(known.row)
         core.wake(group)
+        if core.recorder is not None:
+            core.recorder.requeued(known.row.topic, name, task_id)
         return "requeued"
 
     def delete_dead(self, task_id: int, name: str, known: Known | None) -> str:
@@ -221,10 +228,13 @@ class Control:
         owed = core.owed.get(task_id)
         if owed is not None:
             owed.buried -= 1
-            if owed.remaining or owed.buried:
-                core.note_done(task_id, group, known.dead[name].attempt, 0)
-                return "deleted"
-        core.end(task_id, Ending.DELETED)
+        last = owed is None or not (owed.remaining or owed.buried)
+        if last:
+            core.end(task_id, Ending.DELETED)
+        else:
+            core.note_done(task_id, group, known.dead[name].attempt, 0)
+        if core.recorder is not None:
+            core.recorder.ended(known.row.topic, name, DELETED, task_id, last=last)
         return "deleted"
 
     def _dead_group(self, name: str, known: Known | None) -> Group | None:

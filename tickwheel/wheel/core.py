@@ -14,6 +14,7 @@ from tickwheel.wheel.endings import Endings
 from tickwheel.wheel.groups import Group, Lease, Owed, Subscriber, Topic
 from tickwheel.wheel.ids import IdSource
 from tickwheel.wheel.lifetimes import Lifetimes
+from tickwheel.wheel.recording import Recorder
 from tickwheel.wheel.records import (
     DEFAULT_GROUP,
     REASON_LENGTH_MAX,
@@ -36,8 +37,16 @@ ROW_OVERHEAD_BYTES = 250
 class Core:
     """Everything the engine remembers."""
 
-    def __init__(self, config: EngineConfig, epoch: int, id_mark: int, now_ms: int) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        epoch: int,
+        id_mark: int,
+        now_ms: int,
+        recorder: Recorder | None = None,
+    ) -> None:
         self.config = config
+        self.recorder = recorder
         self.epoch = epoch
         self.ids = IdSource(config.shard, id_mark)
         self.landed_id = id_mark

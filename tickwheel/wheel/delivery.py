@@ -12,6 +12,7 @@ from tickwheel.wheel.core import Core
 from tickwheel.wheel.dispatching import Dispatching
 from tickwheel.wheel.groups import Group, Owed, Topic
 from tickwheel.wheel.leases import Dispatch, Item, priority_of, ttl_end_ms
+from tickwheel.wheel.recording import DELETED
 from tickwheel.wheel.records import Ending, TaskRow
 from tickwheel.wheel.settlement import Settlement
 
@@ -119,6 +120,8 @@ class Delivery(Dispatching):
         if topic.closing and self._was_closed(topic, row):
             core.lifetimes.end(row)
             core.end(row.id, Ending.DELETED)
+            if core.recorder is not None:
+                core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
             return []
         if len(groups) > 1 or groups[0] is not topic.first_group:
             core.owed[row.id] = Owed({group.name for group in groups})

@@ -20,6 +20,7 @@ from tickwheel.wheel.leases import (
     traits_of,
     ttl_end_ms,
 )
+from tickwheel.wheel.recording import EXPIRED
 from tickwheel.wheel.records import Ending, Failure, TaskRow
 from tickwheel.wheel.settlement import Settlement
 
@@ -43,7 +44,7 @@ class Dispatching:
         self._bytes_left = core.config.dispatch_bytes_max
         if core.throttled:
             self._unthrottle(mono_ms)
-        self._bytes_left -= self._broadcasts.flush(out, self._bytes_left)
+        self._bytes_left -= self._broadcasts.flush(out, self._bytes_left, now_ms)
         while core.runnable and looked_at < limit and self._bytes_left > 0:
             group = next(iter(core.runnable))
             # To the end of the line, so that no group waits for another's backlog.
@@ -160,18 +161,20 @@ class Dispatching:
         else:
             index = len(ids)
         self._bytes_left -= core.config.delivery_frame_bytes_max - size_left
-        self._count_delivered(group, subscriber, len(items), deadline_ms)
+        if items:
+            self._count_delivered(group, subscriber, len(items), deadline_ms)
+            if core.recorder is not None:
+                core.recorder.delivered(group, subscriber, items, now_ms)
         return items, len(ids) - index
 
     def _count_delivered(
         self, group: Group, subscriber: Subscriber, count: int, deadline_ms: int
     ) -> None:
-        if count:
-            subscriber.outstanding += count
-            group.delivered += count
-            group.topic.delivered += count
-            self._core.totals.delivered += count
-            self._core.expires(group, deadline_ms)
+        subscriber.outstanding += count
+        group.delivered += count
+        group.topic.delivered += count
+        self._core.totals.delivered += count
+        self._core.expires(group, deadline_ms)
 
     def _put_back(self, group: Group, ids: list[int]) -> None:
         """No room left in this frame: first in line for the next."""
@@ -200,8 +203,11 @@ class Dispatching:
         core.totals.expired += 1
         group.expired += 1
         tries = group.tries.pop(task_id, None)
-        if not core.finish(task_id, group, Ending.EXPIRED):
+        last = core.finish(task_id, group, Ending.EXPIRED)
+        if not last:
             core.note_done(task_id, group, tries.attempt if tries else 0, 0)
+        if core.recorder is not None:
+            core.recorder.ended(group.topic.name, group.name, EXPIRED, task_id, last=last)
 
     # --- subscribers -----------------------------------------------------------------------
 

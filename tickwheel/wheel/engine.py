@@ -14,6 +14,7 @@ from tickwheel.wheel.core import Core, EngineConfig
 from tickwheel.wheel.delivery import Delivery
 from tickwheel.wheel.grouping import Grouping
 from tickwheel.wheel.intake import Intake
+from tickwheel.wheel.recording import Recorder
 from tickwheel.wheel.records import ProgressRow, ProgressState
 from tickwheel.wheel.recovery import Recovery
 from tickwheel.wheel.settlement import Settlement
@@ -22,8 +23,15 @@ from tickwheel.wheel.settlement import Settlement
 class Engine:
     """The parts share ``core``; their verbs are the engine's commands."""
 
-    def __init__(self, config: EngineConfig, epoch: int, id_mark: int, now_ms: int) -> None:
-        self.core = core = Core(config, epoch, id_mark, now_ms)
+    def __init__(
+        self,
+        config: EngineConfig,
+        epoch: int,
+        id_mark: int,
+        now_ms: int,
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.core = core = Core(config, epoch, id_mark, now_ms, recorder)
         self.intake = Intake(core)
         self.settlement = Settlement(core)
         self.control = Control(core)
@@ -48,6 +56,8 @@ class Engine:
         strip_ended(effects)
         effects.id_mark = core.ids.last
         effects.position_ms = core.wheel.position_ms
+        if core.recorder is not None:
+            batch.notes = core.recorder.cut()
         core.sealed = batch
         core.open = Batch()
         return batch

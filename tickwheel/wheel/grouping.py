@@ -45,6 +45,8 @@ class Grouping:
             made.since_ms = 1 + max(group.settings.closed_ms or 0 for group in closed(topic))
             self.release(topic)
         core.open.effects.groups[topic.name, name] = made.row()
+        if core.recorder is not None:
+            core.recorder.group_created(made)
         return made
 
     def _stay_earliest(self, topic: Topic, since_ms: int) -> None:
@@ -94,6 +96,8 @@ class Grouping:
             core.throttled.pop(group, None)
         group.settings = settings
         core.open.effects.groups[group.topic.name, group.name] = group.row()
+        if core.recorder is not None:
+            core.recorder.configured(group.topic, group)
         core.wake(group)
 
     def set_topic(self, topic: Topic, settings: GroupSettings, mono_ms: int) -> None:
@@ -104,6 +108,8 @@ class Grouping:
                 core.throttled.pop(group, None)
         topic.settings = settings
         core.open.effects.groups[topic.name, TOPIC_ITSELF] = topic.row()
+        if core.recorder is not None:
+            core.recorder.configured(topic, None)
         for group in topic.groups.values():
             core.wake(group)
 

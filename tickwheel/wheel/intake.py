@@ -43,12 +43,19 @@ class Intake:
         drafts: Sequence[Draft],
         size_bytes: int,
         now_ms: int,
+        source: object = None,
     ) -> None:
-        """Stage the tasks of one request; ``address`` gets the outcome when they landed."""
+        """Stage the tasks of one request; ``address`` gets the outcome when they landed.
+
+        ``source`` is whose they are, when nobody wants the outcome.
+        """
         core = self._core
         count = len(drafts)
         first = core.ids.take(count, now_ms)
-        self._stage(range(first, first + count * ID_STEP, ID_STEP), drafts, size_bytes)
+        ids = range(first, first + count * ID_STEP, ID_STEP)
+        self._stage(ids, drafts, size_bytes)
+        if core.recorder is not None:
+            core.recorder.arrived(address or source, ids, drafts, now_ms)
         outcome = (request, first, count, now_ms)
         if session is not None:
             session.outcomes[request] = outcome
@@ -72,6 +79,8 @@ class Intake:
         first = core.ids.take(count, now_ms)
         ids = range(first, first + count * ID_STEP, ID_STEP)
         self._stage(ids, drafts, size_bytes)
+        if core.recorder is not None:
+            core.recorder.arrived(address, ids, drafts, now_ms)
         outcomes = [(r, task_id, 1, now_ms) for r, task_id in zip(requests, ids, strict=True)]
         session.outcomes.update(zip(requests, outcomes, strict=True))
         session.last = requests[-1]
@@ -149,12 +158,16 @@ class Intake:
         core.sealed = None
         self._forget(batch)
         rejoin(batch, core.open)
+        if core.recorder is not None:
+            core.recorder.rejoin(batch.notes)
 
     def withdraw(self) -> list[Staged]:
         """Forget what is staged in the open batch, which no store has seen; the caller tells
         the addresses."""
         batch = self._core.open
         self._forget(batch)
+        if self._core.recorder is not None:
+            self._core.recorder.forget_arrivals()
         batch.staged_bytes = 0
         staged, batch.staged = batch.staged, []
         return staged

@@ -11,6 +11,7 @@ from tickwheel.wheel.delivery import Delivery
 from tickwheel.wheel.grouping import Grouping
 from tickwheel.wheel.groups import Group, Owed
 from tickwheel.wheel.leases import Lease, Tries, priority_of, traits_of
+from tickwheel.wheel.recording import DELETED
 from tickwheel.wheel.records import Ending, GroupRow, ProgressRow, ProgressState, SessionRow
 
 
@@ -55,6 +56,8 @@ class Recovery:
         if not groups and not known.dead:
             # Whoever else owed it was being deleted, and nobody can tell any more that it did.
             core.end(row.id, Ending.DELETED)
+            if core.recorder is not None:
+                core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
             return
         if shared:
             owed = core.owed[row.id] = Owed({group.name for group in groups})

@@ -43,7 +43,8 @@ class Settlement:
         ended, endings = core.open.effects.ended, core.endings
         shared = core.owed
         unresolved: list[int] = []
-        finished = 0
+        finished: list[Lease] = []
+        kept: list[int] = []
         for index, task_id in enumerate(ids):
             lease = flight.get(task_id)
             if lease is None or (epoch, attempts[index]) > (lease.epoch, lease.attempt):
@@ -53,13 +54,16 @@ class Settlement:
             lease.live = False
             subscriber = lease.subscriber
             credits[subscriber] = credits.get(subscriber, 0) + 1
-            finished += 1
+            finished.append(lease)
             if not shared:
                 ended[task_id] = Ending.ACKED
                 endings.add(task_id, Ending.ACKED)
             elif not core.finish(task_id, group):
                 core.note_done(task_id, group, lease.attempt, lease.epoch)
-        self._count_acked(group, finished)
+                kept.append(task_id)
+        self._count_acked(group, len(finished))
+        if finished and core.recorder is not None:
+            core.recorder.acked(group, finished, kept)
         return unresolved
 
     def ack_idle(self, group: Group, epoch: int, task_id: int, attempt: int, known: Known) -> str:
@@ -95,8 +99,12 @@ class Settlement:
             core.unschedule(row)
         else:
             core.leave(group, row)
-        if not core.finish(task_id, group):
-            core.note_done(task_id, group, max(attempt, newest[1]), epoch)
+        attempt = max(attempt, newest[1])
+        ended = core.finish(task_id, group)
+        if not ended:
+            core.note_done(task_id, group, attempt, epoch)
+        if core.recorder is not None:
+            core.recorder.acked_idle(group, task_id, attempt, ended=ended)
         self._count_acked(group, 1)
         return "acked"
 
@@ -130,6 +138,8 @@ class Settlement:
         if lease.traits.ttl_end_ms is not None:
             core.lifetimes.add(lease.id, lease.traits.ttl_end_ms)
         core.wait(group, lease.id, now_ms + delay_ms)
+        if core.recorder is not None:
+            core.recorder.nacked(lease, failure.reason, now_ms + delay_ms, now_ms)
         return "retrying"
 
     def reject(self, lease: Lease, reason: str | None, now_ms: int) -> None:
@@ -144,6 +154,8 @@ class Settlement:
         """Given back unstarted: ready at once, and the attempt does not count."""
         self._close(lease)
         self._back(lease, lease.attempt - 1, lease.failures, now_ms, front=True)
+        if self._core.recorder is not None:
+            self._core.recorder.released(lease, now_ms)
 
     def extend(self, lease: Lease, lease_ms: int, mono_ms: int) -> None:
         """The lease ends ``lease_ms`` from now; the consumer is there, whatever its past."""
@@ -216,6 +228,8 @@ class Settlement:
             owed.buried += 1
             if not owed.remaining:
                 core.drop(lease.id)
+        if core.recorder is not None:
+            core.recorder.died(lease, failure.reason, now_ms)
 
     # --- leases that end by time -----------------------------------------------------------
 
@@ -269,3 +283,5 @@ class Settlement:
             return
         failures = (*lease.failures, failure)[-FAILURES_MAX:]
         self._back(lease, lease.attempt, failures, now_ms, front=False)
+        if core.recorder is not None:
+            core.recorder.lease_over(lease, failure.reason, now_ms)

@@ -170,7 +170,7 @@ class Producing:
         checks.arity(frame, 1, "tasks")
         self._check_door()
         drafts, size = self._parse(self._checked(frame[2]), now.now_ms)
-        self._intake.enqueue(None, None, 0, drafts, size, now.now_ms)
+        self._intake.enqueue(None, None, 0, drafts, size, now.now_ms, peer)
 
     def bye(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         """The client will not resend: its session may be forgotten."""

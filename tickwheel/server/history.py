@@ -1,0 +1,193 @@
+"""The daemon's end of the delivery history: what is noted goes to the spool, batch by batch, and a
+process of its own makes files of it.
+
+Invariants: service comes first. Nothing here raises for what a disk does or waits for it longer
+than one ``write``; what cannot be kept is counted, told once, and leaves a ``dropped`` event. A
+batch is appended before its replies leave, so that SIGKILL costs nothing that anybody was told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Callable
+from typing import Any
+
+from tickwheel.clock import Clock
+from tickwheel.errors import BadRequest
+from tickwheel.history.launch import writer_command
+from tickwheel.history.names import state_folder
+from tickwheel.history.records import Kind
+from tickwheel.history.spool import Spool
+from tickwheel.persistence.store import Opened
+from tickwheel.server.handlers.consuming import label
+from tickwheel.server.recorder import Notes, Recorder, events_in
+from tickwheel.server.settings import Settings
+from tickwheel.version import __version__
+from tickwheel.wheel.core import Core
+
+FLUSH_S = 1.0
+"""What no batch carries (broadcasts) is kept at least so often."""
+RESTART_S = 2.0
+FINISH_S = 10.0
+"""At a stop: for the writing process to end in order. Left alone it goes on by itself."""
+
+
+class History:
+    """``start`` and ``stop`` with the daemon; ``begin`` and ``end`` with each tenure."""
+
+    def __init__(
+        self, settings: Settings, shard: int, clock: Clock, noticed: Callable[[str, str], None]
+    ) -> None:
+        """Raises BadRequest when there can be no files."""
+        assert settings.history_dir is not None
+        self._settings = settings
+        self._shard = shard
+        self._clock = clock
+        self._noticed = noticed
+        self._folder = state_folder(settings.history_dir, settings.node, shard)
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadRequest(
+                f"setting history_dir: cannot make {self._folder}: {error.strerror}"
+            ) from None
+        self._spool: Spool | None = None
+        self._recorder: Recorder | None = None
+        self._number = 0
+        self._missing = 0
+        """Events dropped since the last batch that was kept."""
+        self._writing: asyncio.Task[None] | None = None
+        self._process: Process | None = None
+        self._stopping = False
+        self.dropped = 0
+        """Events that were not kept, since the process began."""
+        self.writer_restarts = 0
+
+    @property
+    def spool_bytes(self) -> int:
+        """How much waits for the writing process."""
+        return self._spool.measure() if self._spool is not None else 0
+
+    # --- a tenure ----------------------------------------------------------------------------
+
+    def begin(self, opened: Opened) -> Recorder:
+        """What the engine of this epoch tells its changes to."""
+        settings = self._settings
+        self._spool = Spool(self._folder, opened.epoch, settings.history_spool_bytes_max)
+        self._number = opened.last_batch
+        self._recorder = recorder = Recorder(
+            opened.epoch, self._clock.read, label, bodies=settings.history_bodies
+        )
+        self._append([self._daemon("started", clean=opened.clean, version=__version__)], 1)
+        return recorder
+
+    def keep(self, number: int, notes: object) -> None:
+        """What belongs to a batch that is durable now."""
+        self._number = number
+        if isinstance(notes, Notes) and self._recorder is not None:
+            self._append(self._recorder.records(notes), events_in(notes))
+
+    async def flush_for_ever(self, core: Core) -> None:
+        """Keep what would wait for a batch that may never come."""
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            if core.sealed is None and core.open.is_empty() and self._recorder is not None:
+                self.keep(self._number, self._recorder.cut())
+
+    def end(self, clean: bool) -> None:
+        """The tenure is over; ``clean``: everything noted is durable."""
+        spool, recorder = self._spool, self._recorder
+        self._spool = self._recorder = None
+        if spool is None or recorder is None:
+            return
+        if clean:
+            notes = recorder.cut()
+            records = recorder.records(notes) if notes is not None else []
+            spool.append(self._number, [*records, self._daemon("stopped", clean=True)])
+        spool.close(clean)
+
+    def _daemon(self, what: str, **details: Any) -> list[Any]:
+        return [Kind.DAEMON, self._clock.read().now_ms, what, details]
+
+    def _append(self, records: list[list[Any]], events: int) -> None:
+        spool = self._spool
+        if spool is None:
+            return
+        if self._missing:
+            reason = spool.trouble or "unknown"
+            now_ms = self._clock.read().now_ms
+            records = [[Kind.DROPPED, now_ms, self._missing, reason], *records]
+        if not spool.append(self._number, records):
+            if not self._missing:
+                self._noticed("history_dropped", f"{spool.trouble}; service goes on without it")
+            self._missing += events
+            self.dropped += events
+        elif self._missing:
+            self._noticed("history_kept_again", f"{self._missing} events are missing")
+            self._missing = 0
+
+    # --- the writing process -------------------------------------------------------------------
+
+    def start(self) -> None:
+        """It works as long as the daemon, also on what an earlier one has left."""
+        self._writing = asyncio.create_task(self._write_for_ever())
+
+    async def stop(self) -> None:
+        """After ``end``: what is in the spool becomes files, as far as time allows."""
+        self._stopping = True
+        writing, self._writing = self._writing, None
+        if writing is None:
+            return
+        if self._process is not None and self._process.stdin is not None:
+            self._process.stdin.close()
+        done, _ = await asyncio.wait((writing,), timeout=FINISH_S)
+        if not done:
+            self._noticed("history_unfinished", "the next start goes on with what is in the spool")
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)
+
+    async def _write_for_ever(self) -> None:
+        while not self._stopping:
+            try:
+                ended = await self._write()
+            except OSError as error:
+                ended = f"cannot be started: {error.strerror}"
+            if not self._stopping:
+                self.writer_restarts += 1
+                self._noticed("history_writer_ended", f"{ended}; starting it again")
+                await asyncio.sleep(RESTART_S)
+
+    async def _write(self) -> str:
+        """One life of the process; how it ended. Raises OSError."""
+        settings = self._settings
+        command = writer_command(
+            str(settings.history_dir),
+            settings.node,
+            self._shard,
+            segment_bytes=settings.history_segment_bytes,
+            retention_s=settings.history_retention_s,
+            bytes_max=settings.history_bytes_max,
+            clean_hour=settings.history_clean_hour,
+        )
+        # Its standard input ends with this process, however that ends.
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=PIPE, stdout=DEVNULL, stderr=PIPE
+        )
+        self._process = process
+        assert process.stderr is not None and process.stdin is not None
+        if self._stopping:
+            process.stdin.close()
+        with contextlib.suppress(ValueError):  # a line without an end
+            async for line in process.stderr:
+                text = line.decode("utf-8", "replace").strip()
+                self._noticed("history_writer", text.removeprefix("history writer: "))
+        return f"exit code {await process.wait()}"
+
+
+def history_of(
+    settings: Settings, shard: int, clock: Clock, noticed: Callable[[str, str], None]
+) -> History | None:
+    """None: it is off. Raises BadRequest."""
+    return History(settings, shard, clock, noticed) if settings.history_dir is not None else None

@@ -1,0 +1,201 @@
+"""What the engine tells, as records of the spool: whole columns, noted as the changes are made.
+
+The other side of ``wheel.recording``. Notes gather in memory with the open batch; ``records`` makes
+of them what is appended to the spool once that batch is durable. Tasks that arrive are noted a
+request at a time, and become columns only then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tickwheel.history.records import Kind
+
+if TYPE_CHECKING:
+    from tickwheel.wheel.groups import Group, Lease, Subscriber, Topic
+    from tickwheel.wheel.intake import Draft
+    from tickwheel.wheel.leases import Item
+    from tickwheel.wheel.records import GroupSettings
+
+Record = list[Any]
+Arrival = tuple[int, object, range, "Sequence[Draft]"]
+"""(time in ms, producer, ids, drafts)"""
+Clock = Callable[[], tuple[int, int]]
+"""(wall clock, steady clock) in ms."""
+
+
+class Notes(NamedTuple):
+    """What was noted for one batch."""
+
+    arrivals: list[Arrival]
+    records: list[Record]
+
+
+class Recorder:
+    """One tenure's notes. ``wheel.recording.Recorder`` says what each call means."""
+
+    def __init__(
+        self, epoch: int, clock: Clock, label: Callable[[Any], str], *, bodies: bool = False
+    ) -> None:
+        """``label`` names a producer; ``bodies``: keep what the tasks carry, too."""
+        self._epoch = epoch
+        self._clock = clock
+        self._label = label
+        self._bodies = bodies
+        self._arrivals: list[Arrival] = []
+        self._records: list[Record] = []
+
+    # --- batches -----------------------------------------------------------------------------
+
+    @property
+    def is_empty(self) -> bool:
+        return not (self._arrivals or self._records)
+
+    def cut(self) -> Notes | None:
+        if self.is_empty:
+            return None
+        notes = Notes(self._arrivals, self._records)
+        self._arrivals, self._records = [], []
+        return notes
+
+    def rejoin(self, notes: object) -> None:
+        if isinstance(notes, Notes):
+            self._records[:0] = notes.records
+
+    def forget_arrivals(self) -> None:
+        self._arrivals = []
+
+    def records(self, notes: Notes) -> list[Record]:
+        """The spool's records, arrivals first: nothing else can have happened to them yet."""
+        return [self._enqueued(*arrival) for arrival in notes.arrivals] + notes.records
+
+    def _enqueued(
+        self, time_ms: int, source: object, ids: range, drafts: Sequence[Draft]
+    ) -> Record:
+        producer = self._label(source) if source is not None else ""
+        topics: Any = [draft[0] for draft in drafts]
+        if topics.count(topics[0]) == len(topics):
+            topics = topics[0]
+        extras = {i: draft[3] for i, draft in enumerate(drafts) if draft[3] is not None}
+        bodies = [draft[2] for draft in drafts] if self._bodies else None
+        dues = [draft[1] for draft in drafts]
+        return [Kind.ENQUEUED, time_ms, producer, list(ids), dues, topics, extras, bodies]
+
+    def _note(self, kind: Kind, time_ms: int, *fields: Any) -> None:
+        self._records.append([kind, time_ms, *fields])
+
+    # --- producers ---------------------------------------------------------------------------
+
+    def arrived(self, source: object, ids: range, drafts: Sequence[Draft], now_ms: int) -> None:
+        self._arrivals.append((now_ms, source, ids, drafts))
+
+    def rescheduled(self, topic: str, task_id: int, due_ms: int) -> None:
+        self._note(Kind.RESCHEDULED, self._clock()[0], topic, [task_id], [due_ms])
+
+    # --- consumers ---------------------------------------------------------------------------
+
+    def delivered(
+        self, group: Group, subscriber: Subscriber, items: Sequence[Item], now_ms: int
+    ) -> None:
+        self._note(
+            Kind.DELIVERED,
+            now_ms,
+            group.topic.name,
+            group.name or None,
+            subscriber.label,
+            [row[0] for row, _ in items],
+            _one_or_each([attempt for _, attempt in items]),
+            [row[1] for row, _ in items],
+        )
+
+    def acked(self, group: Group, leases: Sequence[Lease], kept: Collection[int]) -> None:
+        now_ms, mono_ms = self._clock()
+        to_wall_ms = now_ms - mono_ms
+        for label, some in groupby(leases, lambda lease: lease.subscriber.label):
+            share = list(some)
+            # What was delivered before this start has no time that could be told.
+            delivered = [
+                lease.since_mono_ms + to_wall_ms if lease.epoch == self._epoch else 0
+                for lease in share
+            ]
+            self._note(
+                Kind.ACKED,
+                now_ms,
+                group.topic.name,
+                group.name,
+                label,
+                self._epoch,
+                [lease.id for lease in share],
+                _one_or_each([lease.attempt for lease in share]),
+                delivered,
+                [lease.id not in kept for lease in share] if kept else True,
+            )
+
+    def acked_idle(self, group: Group, task_id: int, attempt: int, *, ended: bool) -> None:
+        now_ms, names = self._clock()[0], (group.topic.name, group.name)
+        self._note(Kind.ACKED, now_ms, *names, "", self._epoch, [task_id], attempt, 0, ended)
+
+    def nacked(self, lease: Lease, reason: str, next_ms: int, now_ms: int) -> None:
+        self._note(Kind.NACKED, now_ms, *_whose(lease), [next_ms], reason)
+
+    def lease_over(self, lease: Lease, reason: str, now_ms: int) -> None:
+        self._note(Kind.LEASE_OVER, now_ms, *_whose(lease), reason)
+
+    def released(self, lease: Lease, now_ms: int) -> None:
+        self._note(Kind.RELEASED, now_ms, *_whose(lease))
+
+    def died(self, lease: Lease, reason: str, now_ms: int) -> None:
+        topic, group, _, ids, attempt = _whose(lease)
+        self._note(Kind.DEAD, now_ms, topic, group, ids, attempt, reason)
+
+    def ended(self, topic: str, group: str | None, how: str, task_id: int, *, last: bool) -> None:
+        told = last if group else None
+        self._note(Kind.ENDED, self._clock()[0], topic, group or None, how, [task_id], told)
+
+    def requeued(self, topic: str, group: str, task_id: int) -> None:
+        self._note(Kind.REQUEUED, self._clock()[0], topic, group, [task_id])
+
+    # --- groups ------------------------------------------------------------------------------
+
+    def group_created(self, group: Group) -> None:
+        self._group(group.topic, group, "created", {"since_ms": group.since_ms})
+
+    def group_closed(self, group: Group) -> None:
+        settings = group.settings
+        # The id as text: it is above what many readers of JSON can count to.
+        closed = {"closed_ms": settings.closed_ms, "closed_id": str(settings.closed_id)}
+        self._group(group.topic, group, "deleted", closed)
+
+    def configured(self, topic: Topic, group: Group | None) -> None:
+        settings = topic.settings if group is None else group.settings
+        self._group(topic, group, "configured", settings_map(settings))
+
+    def _group(self, topic: Topic, group: Group | None, what: str, details: dict[str, Any]) -> None:
+        name = group.name if group is not None else None
+        self._note(Kind.GROUP, self._clock()[0], topic.name, name, what, details)
+
+
+def events_in(notes: Notes) -> int:
+    """How many events the notes would become."""
+    return sum(len(arrival[2]) for arrival in notes.arrivals) + sum(
+        next((len(field) for field in record if type(field) is list), 1) for record in notes.records
+    )
+
+
+def settings_map(settings: GroupSettings) -> dict[str, Any]:
+    """Of a group or a topic: what is set of it."""
+    found = {name: getattr(settings, name) for name in ("paused", "rate", "burst", "retry")}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _whose(lease: Lease) -> tuple[str, str, str, list[int], int]:
+    """topic, group, subscriber, ids, attempt"""
+    group = lease.group
+    return group.topic.name, group.name, lease.subscriber.label, [lease.id], lease.attempt
+
+
+def _one_or_each(column: list[int]) -> int | list[int]:
+    """Most columns of attempts are ones."""
+    return 1 if column.count(1) == len(column) else column

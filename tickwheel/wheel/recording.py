@@ -1,0 +1,83 @@
+"""What the engine tells of every change of a task's state, when a history of it is kept.
+
+The engine calls these where the change is made; a recorder only takes notes. Notes belong to the
+open batch: ``seal`` takes them along, and they are kept when that batch is durable. With no
+recorder nothing of this costs more than the question whether there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from tickwheel.wheel.groups import Group, Lease, Subscriber, Topic
+    from tickwheel.wheel.intake import Draft
+    from tickwheel.wheel.leases import Item
+
+CANCELLED, EXPIRED, DELETED = "cancelled", "expired", "deleted"
+
+
+class Recorder(Protocol):
+    """Whoever keeps the history. Every call is a change that has just been made."""
+
+    # --- batches -----------------------------------------------------------------------------
+
+    def cut(self) -> object:
+        """The notes of the batch that is being sealed; later ones belong to the next."""
+
+    def rejoin(self, notes: object) -> None:
+        """That batch was refused: its arrivals are forgotten, the rest comes before what has
+        been noted since."""
+
+    def forget_arrivals(self) -> None:
+        """The tasks staged in the open batch were withdrawn."""
+
+    # --- tasks -------------------------------------------------------------------------------
+
+    def arrived(self, source: object, ids: range, drafts: Sequence[Draft], now_ms: int) -> None:
+        """Tasks were staged for ``source``, the shell's producer."""
+
+    def delivered(
+        self, group: Group, subscriber: Subscriber, items: Sequence[Item], now_ms: int
+    ) -> None:
+        """Handed out; a broadcast has a group without a name."""
+
+    def acked(self, group: Group, leases: Sequence[Lease], kept: Collection[int]) -> None:
+        """Finished by their consumer. Tasks in ``kept`` other groups still have."""
+
+    def acked_idle(self, group: Group, task_id: int, attempt: int, *, ended: bool) -> None:
+        """Finished by an earlier receipt."""
+
+    def nacked(self, lease: Lease, reason: str, next_ms: int, now_ms: int) -> None:
+        """The attempt failed, the next comes at ``next_ms``."""
+
+    def lease_over(self, lease: Lease, reason: str, now_ms: int) -> None:
+        """It comes back."""
+
+    def released(self, lease: Lease, now_ms: int) -> None:
+        """Given back unstarted."""
+
+    def died(self, lease: Lease, reason: str, now_ms: int) -> None:
+        """A dead letter of its group."""
+
+    def ended(self, topic: str, group: str | None, how: str, task_id: int, *, last: bool) -> None:
+        """CANCELLED, EXPIRED or DELETED, in one group or (None) altogether; ``last``: that ended
+        the task."""
+
+    def rescheduled(self, topic: str, task_id: int, due_ms: int) -> None:
+        """Its next delivery is at ``due_ms``."""
+
+    def requeued(self, topic: str, group: str, task_id: int) -> None:
+        """Back from the dead letters."""
+
+    # --- groups ------------------------------------------------------------------------------
+
+    def group_created(self, group: Group) -> None:
+        """It is there now."""
+
+    def group_closed(self, group: Group) -> None:
+        """It is owed nothing more, and what it holds will be let go of."""
+
+    def configured(self, topic: Topic, group: Group | None) -> None:
+        """Settings of a group, or of the topic itself, were changed."""
