@@ -90,7 +90,11 @@ def test_what_went_wrong_is_listed(made: Report) -> None:
     assert only(rows["attempts"], group="billing", attempt=2)["success_share"] == 1
     assert only(rows["quarantine"])["reason"] == "torn"
     backlog = [r for r in rows["backlog"] if r["kind"] == "due" and r["topic"] == MAIL]
-    assert [r["at_end"] for r in backlog] == [1]  # task 7; task 3 is dead
+    # Task 5, which nobody got, and task 7; task 3 is dead, 8 has expired, 6 is not due yet.
+    assert [(r["group"], r["at_end"]) for r in backlog] == [("", 1), ("default", 1)]
+    assert rows["backlog"][0]["kind"] == "due"
+    later = [r for r in rows["backlog"] if r["kind"] == "scheduled" and r["topic"] == MAIL]
+    assert later[-1]["at_end"] == 1  # task 6
     assert only(rows["producers"], topic=ORDERS)["enqueued"] == 2
     assert only(rows["subscribers"], group="audit")["ack_mean_ms"] == 3.5
 

@@ -200,10 +200,14 @@ def test_journeys_follow_each_task_to_its_end(spark: SparkSession) -> None:
     late = rows(waiting.stuck(unfinished, T0 + 5 * HOUR, HOUR), "task_id")
     assert sorted(late) == [(3,), (4,), (5,), (6,)]
     waits = {
-        (row.kind, row.group, row.quarter_ms): row.n for row in journeys.waits(found).collect()
+        (row.kind, row.group, row.quarter_ms): row.n
+        for row in journeys.waits(found, T0 + 2 * HOUR).collect()
     }
-    # Six were enqueued, four came due in that quarter (and four groups of them did not end).
-    assert waits["scheduled", "", T0] == 6 - 4
+    assert not [name for name in waits if name[2] > T0]  # task 5 is due later than is known
+    # Six were enqueued, four were delivered in that quarter (and three of their groups did not
+    # end); one came due and nobody got it, which only who knows the time can tell.
+    assert waits["scheduled", "", T0] == 6 - 5
+    assert waits["due", "", T0] == 1
     assert waits["due", "g", T0] == 4 - 3
     assert waits["due", "h", T0] == 1
     found.unpersist()

@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from tickwheel.reports.load import Outcome
 
 START_S = 120.0
-IN_BATCHES = """
+LOADING = """
 import sys
 from tickwheel.reports import ReportSettings
 from tickwheel.reports.job import run
 from tickwheel.reports.session import started
 with started("local[2]", quiet=True) as spark:
-    run(spark, ReportSettings(sys.argv[1], sys.argv[2], batch_bytes=1))
+    run(spark, ReportSettings(sys.argv[1], sys.argv[2]))
 """
 
 
@@ -51,16 +51,17 @@ def test_a_run_killed_half_way_leaves_nothing_that_counts(
     spark: SparkSession, quick: dict[str, str], history: Path, tmp_path: Path,
     load: Callable[..., Outcome],
 ) -> None:  # fmt: skip
-    """SIGKILL while the second batch is being written; then the same run again."""
+    """SIGKILL while the second run is writing; then the same run again."""
     from tickwheel.reports.files import Files
     from tickwheel.reports.manifest import Manifests
     from tickwheel.reports.table import Table
 
     events = story().events
     write(history, events[:12], number=1)
+    first = load()
     write(history, events[12:], number=2)
     process = subprocess.Popen(
-        [sys.executable, "-c", IN_BATCHES, str(history), str(tmp_path / "out")],
+        [sys.executable, "-c", LOADING, str(history), str(tmp_path / "out")],
         env=quick, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     root = tmp_path / "out/table"
@@ -74,7 +75,7 @@ def test_a_run_killed_half_way_leaves_nothing_that_counts(
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     killed = Manifests(Files(spark), str(root)).newest()
-    assert killed.run == 1
+    assert killed == first.manifest
     assert (root / "_lock").exists()
     found = load()
     table = Table(spark, Files(spark), str(root))

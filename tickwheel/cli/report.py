@@ -143,7 +143,7 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
         def line(stage: str, done: int, of: int) -> None:
             if stage not in told:
                 told.add(stage)
-                remark(_STAGES[stage] + (f" ({of >> 20} MB)" if stage == "loading" else ""))
+                remark(_STAGES[stage] + (f" ({of / 1e6:.1f} MB)" if stage == "loading" else ""))
 
         yield line
         return

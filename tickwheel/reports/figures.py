@@ -51,8 +51,9 @@ def figures(
     by_day = service.service(days, [*buckets.BUCKET, *KEYS], columns).persist()
     objectives = targets.drop("target_ms")
     unfinished = of_topics(table.open_journeys(manifest), settings)
-    waits = of_topics(whole["waits"], settings).unionByName(journeys.waits(unfinished))
-    horizon_ms = min(x for x in (manifest.last_ms or 0, settings.until_ms) if x is not None)
+    known_ms = manifest.last_ms or 0
+    horizon_ms = known_ms if settings.until_ms is None else min(known_ms, settings.until_ms)
+    waits = of_topics(whole["waits"], settings).unionByName(journeys.waits(unfinished, known_ms))
     frames = {
         "totals": service.totals(facts.filter(facts.topic.isin(*topics, schema.NO_TOPIC))),
         "by_hour": by_hour,

@@ -15,10 +15,12 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from tickwheel.reports import schema
 from tickwheel.reports.rollups import quarter
 from tickwheel.reports.schema import FINAL, TASK_EVENTS
 
 DAY_MS = 86_400_000
+UNTAKEN = "untaken"
 CODES = 32
 """``last_code`` = time_ms × 32 + the event's place in TASK_EVENTS: one number to compare."""
 _RANK = {event: rank for rank, event in enumerate(TASK_EVENTS)}
@@ -164,21 +166,32 @@ def slow(closed: DataFrame, kept: int = 50) -> DataFrame:
     )  # fmt: skip
 
 
-def waits(found: DataFrame) -> DataFrame:
+def waits(found: DataFrame, horizon_ms: int | None = None) -> DataFrame:
     """How many began and ceased to wait, by quarter: additive, so backlogs are running sums.
 
     ``scheduled``: a task from its enqueue until it comes due (or is cancelled). ``due``: a task
-    in a group from its due time to its end, or into the dead letters.
+    in a group from its due time to its end, or into the dead letters; before any group got it
+    it is due in group ``""``. Unfinished journeys need to be told the time up to which they are
+    known.
     """
     c = F.col
+    begun = c("enqueued_ms")
+    # In the row that leads, the group "" has the newest due time, if it was ever changed.
+    planned = F.coalesce(F.when(c("group") == "", c("due_ms")), c("planned_ms"))
+    planned = F.greatest(planned, begun)
+    over_at = F.lit(schema.TIME_MS_MAX if horizon_ms is None else horizon_ms)
+    left = F.greatest(F.least(c("left_ms"), planned), begun)
     dead = F.when(last_event(c("last_code")) == "dead", last_ms(c("last_code")))
     over = F.coalesce(c("ended_ms"), dead)
     of_group = c("came_due_ms").isNotNull()
-    of_task = c("lead") & c("enqueued_ms").isNotNull()
+    of_task = c("lead") & begun.isNotNull()
+    untaken = of_task & (planned <= over_at) & (c("left_ms").isNull() | (c("left_ms") > planned))
     steps = (
-        (of_task, "scheduled", c("enqueued_ms"), 1),
-        (of_task, "scheduled", c("left_ms"), -1),
-        (of_group, "due", c("came_due_ms"), 1),
+        (of_task, "scheduled", begun, 1),
+        (of_task & (left <= over_at), "scheduled", left, -1),
+        (untaken, UNTAKEN, planned, 1),
+        (untaken, UNTAKEN, c("left_ms"), -1),
+        (of_group, "due", F.greatest(c("came_due_ms"), begun), 1),
         (of_group, "due", over, -1),
     )
     told = F.array(
@@ -192,11 +205,12 @@ def waits(found: DataFrame) -> DataFrame:
         )
     )
     group = F.when(c("kind") == "due", F.coalesce("group", F.lit(""))).otherwise("")
+    kind = F.when(c("kind") == UNTAKEN, "due").otherwise(c("kind"))
     return (
         found.select("topic", "group", F.explode(told).alias("told"))
         .select("topic", "group", "told.*")
         .filter("quarter_ms is not null")
-        .groupBy("quarter_ms", "topic", group.alias("group"), "kind")
+        .groupBy("quarter_ms", "topic", group.alias("group"), kind.alias("kind"))
         .agg(F.sum("step").cast("long").alias("n"))
     )
 
