@@ -47,6 +47,7 @@ BOUNDS: tuple[Bound, ...] = (
     _peer("enqueue_batched.ratio_no_log", 2.0, "durable enqueue, batched / put, no log"),
     _peer("burst.ratio_no_log", 1.0, "burst with durable acks / reserve + delete, no log"),
     Bound("burst.early", "==", 0, "early in the burst", any_scale=True),
+    Bound("history.ratio", ">=", 0.9, "delivery with a history / without"),
     Bound("lateness.daemon_p99_ms_at_2000", "<", 5.0, "lateness p99 at 2,000 a second, ms"),
     Bound("lateness.early", "==", 0, "early at a steady rate", any_scale=True),
     Bound("memory.bytes_per_task", "<=", 64.0, "memory a pending task, B"),

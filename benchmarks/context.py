@@ -71,12 +71,13 @@ class Context:
     """How long a round may wait for a machine that is idle otherwise."""
     _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
-    def tickwheel(self) -> Tickwheel:
-        """A fresh daemon on a fresh store."""
+    def tickwheel(self, *, history: bool = False) -> Tickwheel:
+        """A fresh daemon on a fresh store; with ``history`` it keeps one, in its folder."""
         folder = self.fresh_folder("tickwheel")
+        settings = [f"history_dir={(folder / 'history').resolve()}"] if history else []
         if self.redis_server is None:
-            return Tickwheel(folder, self.daemon_command)
-        return TickwheelOnRedis(folder, self.redis(), self.daemon_command)
+            return Tickwheel(folder, self.daemon_command, settings=settings)
+        return TickwheelOnRedis(folder, self.redis(), self.daemon_command, settings)
 
     def redis(self) -> Redis:
         """A fresh redis-server."""

@@ -83,9 +83,15 @@ class Redis(Server):
 class TickwheelOnRedis(Tickwheel):
     """A daemon on a redis-server of its own; both end together, unless the server was given."""
 
-    def __init__(self, folder: Path, redis: Redis, command: Sequence[str] = DAEMON_COMMAND) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        redis: Redis,
+        command: Sequence[str] = DAEMON_COMMAND,
+        settings: Sequence[str] = (),
+    ) -> None:
         self.redis = redis
-        super().__init__(folder, command, redis.url)
+        super().__init__(folder, command, redis.url, settings)
 
     def stop(self) -> None:
         try:

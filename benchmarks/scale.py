@@ -36,6 +36,8 @@ class Scale:
     """Unanswered frames a connection when frames are large."""
     sequential: int
     burst: int
+    history_burst: int
+    """The burst that is compared with and without a history."""
     burst_lead_s: float
     """From the start of a burst's preparation to its due moment."""
     lateness_rates: tuple[int, ...]
@@ -64,6 +66,7 @@ FULL = Scale(
     frames_window=16,
     sequential=3_000,
     burst=50_000,
+    history_burst=200_000,
     burst_lead_s=6.0,
     lateness_rates=(500, 2_000, 10_000),
     lateness_s=20.0,
@@ -85,6 +88,7 @@ QUICK = Scale(
     frames_window=16,
     sequential=50,
     burst=1_000,
+    history_burst=1_000,
     burst_lead_s=2.5,
     lateness_rates=(2_000,),
     lateness_s=1.0,

@@ -107,11 +107,17 @@ class Server:
 
 
 class Tickwheel(Server):
-    """A daemon with its default settings; on the embedded store, unless one is named."""
+    """A daemon with its default settings, but for those that are given; on the embedded store,
+    unless one is named."""
 
     def __init__(
-        self, folder: Path, command: Sequence[str] = DAEMON_COMMAND, store: str | None = None
+        self,
+        folder: Path,
+        command: Sequence[str] = DAEMON_COMMAND,
+        store: str | None = None,
+        settings: Sequence[str] = (),
     ) -> None:
+        """``settings`` as ``NAME=VALUE``."""
         ready = folder / "ready.json"
         ready.unlink(missing_ok=True)
         store = store or f"sqlite:///{(folder / 'store.db').resolve()}"
@@ -121,6 +127,7 @@ class Tickwheel(Server):
                 *command,
                 *("serve", "--store", store, "--listen", "tcp://127.0.0.1:0"),
                 *("--ready-file", str(ready.resolve())),
+                *(word for setting in settings for word in ("--set", setting)),
             ],
         )
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.cases.burst import burst, burst_client
+from benchmarks.cases.burst import burst, burst_client, history
 from benchmarks.cases.enqueue import enqueue_batched, enqueue_frame, enqueue_sequential
 from benchmarks.cases.lateness import lateness
 from benchmarks.cases.pending import memory, rate_pending, recovery
@@ -25,6 +25,7 @@ CASES: dict[str, Cases] = {
         enqueue_sequential,
         burst,
         burst_client,
+        history,
         lateness,
         memory,
         recovery,

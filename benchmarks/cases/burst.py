@@ -67,24 +67,62 @@ def burst_client(context: Context) -> Result:
     return result
 
 
-def _burst(context: Context, seed: int, job: str, **arguments: object) -> dict[str, Any]:
+def history(context: Context) -> Result:
+    """What the delivery history costs: the burst, larger, with a history and without."""
+    result = Result("history")
+    count = context.scale.history_burst
+
+    def run(seed: int, *, kept: bool) -> dict[str, Any]:
+        return _burst(context, seed, "tickwheel_burst", prefetch=WINDOW, count=count, history=kept)
+
+    told = alternate(
+        context,
+        result.case,
+        {
+            "off": lambda seed: run(seed, kept=False),
+            "on": lambda seed: run(seed, kept=True),
+        },
+    )
+    found = {
+        name: result.rate(
+            name, f"tickwheel, {count:,} due at once, history {name}", rates(rounds), busy(rounds)
+        )
+        for name, rounds in told.items()
+    }
+    result.ratio("ratio", "with a history / without", found["on"] / found["off"])
+    cpu_s = {name: sum(one["server_cpu_s"] for one in rounds) for name, rounds in told.items()}
+    if cpu_s["off"]:  # a quick run may take less than a tick of the processor's clock
+        result.metric("cpu_ratio", cpu_s["on"] / cpu_s["off"])
+    return result
+
+
+def _burst(
+    context: Context,
+    seed: int,
+    job: str,
+    *,
+    count: int | None = None,
+    history: bool = False,
+    **arguments: object,
+) -> dict[str, Any]:
     scale = context.scale
-    with context.tickwheel() as daemon:
+    count = count or scale.burst
+    with context.tickwheel(history=history) as daemon:
         due_s = time.time() + scale.burst_lead_s
         due_ms = int(due_s * 1000)
         measured(
             daemon,
             "tickwheel_put",
-            count=scale.burst,
+            count=count,
             tasks_per_frame=scale.tasks_per_frame,
             window=scale.frames_window,
             seed=seed,
             due_ms=due_ms,
         )
-        arguments = {"count": scale.burst, "due_ms": due_ms, **arguments}
+        arguments = {"count": count, "due_ms": due_ms, **arguments}
         with Load(job, port=daemon.port, **arguments) as load:
             if time.time() > due_s - MARGIN_S:
-                raise NotInTime(f"{scale.burst} tasks were not ready {MARGIN_S} s ahead")
+                raise NotInTime(f"{count} tasks were not ready {MARGIN_S} s ahead")
             return _run(daemon, load, due_s)
 
 
