@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+
 from reports.browser import Browser
 from reports.story import MAIL, ORDERS, ms, story, write
-
 from tickwheel.reports import ReportSettings, Slo
 
 if TYPE_CHECKING:
@@ -88,6 +88,16 @@ def test_what_went_wrong_is_listed(made: Report) -> None:
     assert rows["slowest_keys"][0]["took_ms"] == 10_042
     assert only(rows["peaks"], topic=ORDERS, event="enqueued")["per_second"] == 2
     assert only(rows["attempts"], group="billing", attempt=2)["success_share"] == 1
+    hour = {"local": "2026-11-20 12:00+01:00", "group": "default"}
+    assert only(rows["attempts_by_hour"], attempt=1, **hour)["delivered"] == 2
+    assert only(rows["reasons_by_hour"], event="dead", **hour)["n"] == 1
+    assert only(rows["peaks_by_hour"], event="delivered", **hour)["at_ms"] == ms(
+        "2026-11-20T11:00:00"
+    )
+    day = {"local": "2026-11-20", "topic": ORDERS, "group": "billing"}
+    assert only(rows["attempts_by_day"], attempt=1, **day)["success_share"] == 0.5
+    assert only(rows["reasons_by_day"], **day)["reason"] == "card # declined"
+    assert only(rows["peaks_by_day"], event="acked", **day)["per_second"] == 1
     assert only(rows["quarantine"])["reason"] == "torn"
     backlog = [r for r in rows["backlog"] if r["kind"] == "due" and r["topic"] == MAIL]
     # Task 5, which nobody got, and task 7; task 3 is dead, 8 has expired, 6 is not due yet.

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from reports.conftest import QUICK, QUICK_JAVA
-from reports.story import story, write
 from typer.testing import CliRunner
 
+from reports.conftest import QUICK, QUICK_JAVA
+from reports.story import story, write
 from tickwheel.cli import report as cli_report
 from tickwheel.cli.app import app
 

@@ -50,6 +50,7 @@ def figures(
     by_hour = service.service(hours, [*buckets.BUCKET, *KEYS], columns).persist()
     by_day = service.service(days, [*buckets.BUCKET, *KEYS], columns).persist()
     objectives = targets.drop("target_ms")
+    reasons, rates = (of_topics(part[name], settings) for name in ("reasons", "rates"))
     unfinished = of_topics(table.open_journeys(manifest), settings)
     known_ms = manifest.last_ms or 0
     horizon_ms = known_ms if settings.until_ms is None else min(known_ms, settings.until_ms)
@@ -63,8 +64,9 @@ def figures(
         "all_by_day": service.service(days, buckets.BUCKET, columns),
         "all": service.service(counted, [], columns),
         "attempts": service.attempts(counted, KEYS),
-        "reasons": service.reasons(of_topics(part["reasons"], settings), KEYS, settings.top),
-        "peaks": service.peaks(of_topics(part["rates"], settings), KEYS),
+        "reasons": service.reasons(reasons, KEYS, settings.top),
+        "peaks": service.peaks(rates, KEYS),
+        **over_time(counted, reasons, rates, settings),
         "backlog": in_time(waiting.backlog(waits, settings.timezone), settings, "start_ms"),
         "slowest_keys": slowest.keys(of_topics(part["slow"], settings), settings.top),
         "producers": slowest.producers(
@@ -81,6 +83,19 @@ def figures(
         "quarantine": quarantine(table.quarantine(manifest)),
     }
     return Figures(frames, [facts, by_hour, by_day], topics)
+
+
+def over_time(
+    counted: DataFrame, reasons: DataFrame, rates: DataFrame, settings: ReportSettings
+) -> dict[str, DataFrame]:
+    """Attempts, reasons and peak rates by hour and by day."""
+    keys, found = [*buckets.BUCKET, *KEYS], {}
+    for name, split in (("hour", buckets.hours), ("day", buckets.days)):
+        said, seen, fast = (split(rows, settings.timezone) for rows in (counted, reasons, rates))
+        found[f"attempts_by_{name}"] = service.attempts(said, keys)
+        found[f"reasons_by_{name}"] = service.reasons(seen, keys, settings.top)
+        found[f"peaks_by_{name}"] = service.peaks(fast, keys)
+    return found
 
 
 def wanted(rows: DataFrame, settings: ReportSettings) -> DataFrame:
