@@ -6,7 +6,8 @@ memory (of the JVM and of Python, from /proc). Everything is real: gzip segments
 local mode, all figures and the page. What a part says is shown as it ends, and no part may take
 longer than --patience: so a run is bounded. Making the history is not counted.
 
-Disk: about 1.3 GB a 10 million events, below --dir (default: /var/tmp), and given back at the end.
+Disk: history, table and Spark's own files lie below --dir (default: /var/tmp) and are given back
+at the end.
 """
 
 from __future__ import annotations
@@ -70,22 +71,23 @@ def main() -> int:
 
 def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:
     """All three parts; folders of the history hold gzip segments of one hour each."""
-    events, patience_s = given.events, given.patience
+    events = given.events
+    limits: dict[str, Any] = {"patience_s": given.patience, "scratch": folder / "spark"}
     history, aside, out = folder / "history", folder / "aside", folder / "out"
     tasks = max(1, round(events / EVENTS_PER_TASK))
     began_s = time.monotonic()
     made = run(
         "-m", "tickwheel", "--json", "history", "generate", "--tasks", str(tasks),
-        "--days", str(DAYS), "--out", str(history), patience_s=patience_s,
+        "--days", str(DAYS), "--out", str(history), **limits,
     )  # fmt: skip
     made["total_s"] = time.monotonic() - began_s
     show("generate", made, f"{made['bytes'] / 1e6:,.0f} MB")
     hold_back(history, aside, made["events"] * NEW_SHARE, made)
     arguments = ("-c", CHILD, str(history), str(out), given.master, given.memory)
-    first = run(*arguments, patience_s=patience_s)
+    first = run(*arguments, **limits)
     show("first", first, details(first))
     shutil.copytree(aside, history, dirs_exist_ok=True)
-    second = run(*arguments, patience_s=patience_s)
+    second = run(*arguments, **limits)
     show("second", second, details(second))
     table_bytes = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     new, share = second["events"] / second["events_in_all"], second["total_s"] / first["total_s"]
@@ -114,11 +116,13 @@ def hold_back(history: Path, aside: Path, events: float, made: dict[str, Any]) -
         path.rename(place)
 
 
-def run(*arguments: str, patience_s: float) -> dict[str, Any]:
+def run(*arguments: str, patience_s: float, scratch: Path) -> dict[str, Any]:
     """One process; the JSON object that it says last."""
     done = subprocess.run(
-        [sys.executable, *arguments], stdout=subprocess.PIPE, check=True, timeout=patience_s
-    )
+        [sys.executable, *arguments],
+        stdout=subprocess.PIPE, check=True, timeout=patience_s,
+        env={**os.environ, "SPARK_LOCAL_DIRS": str(scratch)},
+    )  # fmt: skip
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 

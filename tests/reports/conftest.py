@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from reports.browser import Browser, found
+from typer.testing import CliRunner
 
+from reports.browser import Browser, found
+from tickwheel.cli.app import app
 from tickwheel.reports import ReportSettings
 from tickwheel.reports.session import missing_part, started
 
@@ -77,6 +80,28 @@ def report(spark: SparkSession, history: Path, tmp_path: Path) -> Callable[..., 
         return run(spark, settings)
 
     return make
+
+
+@pytest.fixture
+def command(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """``command("report", …)`` in this process, on the tests' Spark: exit code, output, remarks."""
+    from tickwheel.reports import session
+
+    @contextmanager
+    def ours(master: str | None, **options: object) -> Iterator[SparkSession]:
+        yield spark
+
+    monkeypatch.setattr(session, "started", ours)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        done = CliRunner().invoke(app, list(arguments), standalone_mode=False)
+        if done.exception is not None:
+            raise done.exception
+        return int(done.return_value or 0), done.stdout, done.stderr
+
+    return run
 
 
 @pytest.fixture

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner
 
+import tickwheel
 from reports.conftest import QUICK, QUICK_JAVA
 from reports.story import story, write
 from tickwheel.cli import report as cli_report
@@ -86,28 +87,6 @@ def test_a_run_killed_half_way_leaves_nothing_that_counts(
     assert counted is not None
     assert counted[0] == len(events) + 6
     assert not (root / "_lock").exists()
-
-
-@pytest.fixture
-def command(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str, str]]:
-    """``command("report", …)`` in this process, on the tests' Spark: exit code, output, remarks."""
-    from tickwheel.reports import session
-
-    @contextmanager
-    def ours(master: str | None, **options: object) -> Iterator[SparkSession]:
-        yield spark
-
-    monkeypatch.setattr(session, "started", ours)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        done = CliRunner().invoke(app, list(arguments), standalone_mode=False)
-        if done.exception is not None:
-            raise done.exception
-        return int(done.return_value or 0), done.stdout, done.stderr
-
-    return run
 
 
 def test_an_empty_history_makes_an_empty_report(
@@ -193,16 +172,28 @@ def test_the_summary_names_what_was_missed() -> None:
 def test_spark_submit_runs_the_same_job_on_urls(
     spark: SparkSession, quick: dict[str, str], history: Path, tmp_path: Path
 ) -> None:
+    """As docs/reports.md says: a zip of the package and msgpack, submit.py from anywhere."""
+    import msgpack
     import pyspark
 
     from tickwheel.reports import submit
 
     write(history, story().events)
+    job = tmp_path / "job"
+    for package in (Path(tickwheel.__file__).parent, Path(msgpack.__file__).parent):
+        shutil.copytree(package, job / package.name, ignore=shutil.ignore_patterns("*.pyc"))
+    shutil.make_archive(str(tmp_path / "tickwheel"), "zip", job)
+    script = tmp_path / "elsewhere/deeper/still/submit.py"
+    script.parent.mkdir(parents=True)
+    shutil.copy(submit.__file__, script)
+    shutil.rmtree(job)
     program = Path(pyspark.__file__).parent / "bin/spark-submit"
     done = subprocess.run(
-        [str(program), "--master", "local[2]", submit.__file__, "--history", history.as_uri(),
+        [str(program), "--master", "local[2]", "--py-files", str(tmp_path / "tickwheel.zip"),
+         str(script), "--history", history.as_uri(),
          "--out", (tmp_path / "out").as_uri(), "--timezone", "Europe/Berlin"],
-        env={**quick, "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable},
+        cwd=tmp_path, env={**quick, "PYTHONPATH": "", "PYSPARK_PYTHON": sys.executable,
+                           "PYSPARK_DRIVER_PYTHON": sys.executable},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
