@@ -88,8 +88,8 @@ DELIVERY_MUTANTS = (
         (
             Edit(
                 CLOSING,
-                "            if owed.remaining or owed.buried:\n",
-                "            if False:\n",
+                "        last = owed is None or not (owed.remaining or owed.buried)\n",
+                "        last = True\n",
             ),
         ),
         (CLOSED + "test_deleting_one_of_two_groups_drops_its_share_only",),
