@@ -14,6 +14,7 @@ from daemon import Daemon
 from prometheus_client.parser import text_string_to_metric_families
 from raw import Raw
 
+from reports.browser import Browser
 from tickwheel import Client, Delivery, Retry, Task
 from tickwheel.history import spool_read
 from tickwheel.history.names import STATE
@@ -167,7 +168,7 @@ async def history_of(folder: Path, history: Path) -> Figures:
 
 
 def test_figures_of_the_report_equal_the_daemons_own_counters(
-    report: Callable[..., Report], history: Path, tmp_path: Path
+    report: Callable[..., Report], browser: Browser, history: Path, tmp_path: Path
 ) -> None:
     told = asyncio.run(history_of(tmp_path / "daemon", history))
     made = report(stuck_after_ms=0)
@@ -190,3 +191,8 @@ def test_figures_of_the_report_equal_the_daemons_own_counters(
     assert not made.rows["quarantine"]
     assert made.loaded.duplicates == 0
     assert {row["what"]: row["n"] for row in made.rows["daemon"]} == {"started": 1, "stopped": 1}
+    # A life within one hour is one point of each line: nothing but a dot would show it.
+    dom = browser.dom(Path(made.page))
+    hours = {row["start_ms"] for row in made.rows["by_hour"]}
+    assert 'data-drawn="all"' in dom
+    assert dom.count('class="dot"') == 6 or len(hours) > 1

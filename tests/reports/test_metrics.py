@@ -246,6 +246,11 @@ def test_a_task_that_some_group_has_not_got_is_not_over(spark: SparkSession) -> 
     second = journeys.advance(later, unfinished)
     assert set(rows(second.filter("closed"), "task_id")) == {(1,)}
     assert set(rows(second.filter("not closed"), "task_id")) == {(4,)}
+    # What comes late of a task that is over is not taken for one that some group lacks.
+    rest = {"task_id": 2, "time_ms": T0 + 99, "group": "g9", "event": "acked", "ended": False}
+    third = journeys.advance(events(spark, rest), None).filter("not closed").drop("closed")
+    assert third.count() == 1
+    assert not rows(waiting.stuck(third, T0 + 2 * HOUR, HOUR))
     found.unpersist()
 
 

@@ -124,7 +124,8 @@ def _joined(told: DataFrame, seen: DataFrame) -> DataFrame:
     )
     quiet = F.coalesce(all_ended, F.lit(False))
     ended = whole_end.isNotNull() | (quiet & ~partly)
-    owed = whole_end.isNull() & quiet & partly
+    # Without its enqueue it may be the late rest of a task that an earlier run has closed.
+    owed = c("enqueued_ms").isNotNull() & whole_end.isNull() & quiet & partly
     lead = F.row_number().over(same_task.orderBy(c("group").asc_nulls_first())) == 1
     left = F.min(F.coalesce("came_due_ms", "ended_ms")).over(same_task)
     return joined.drop("seen_topic").withColumns(
