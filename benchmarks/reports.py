@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ print(json.dumps({"events": report.loaded.rows, "start_s": start_s, "load_s": re
 """
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, show, and write JSON where --json says."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=2_000_000)
@@ -58,7 +59,7 @@ def main() -> int:
     parser.add_argument("--patience", type=float, default=3_600.0, help="seconds for each part")
     parser.add_argument("--check", action="store_true", help="exit code 1 when the bound is missed")
     parser.add_argument("--json", type=Path, metavar="FILE")
-    given = parser.parse_args()
+    given = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="tickwheel-reports-", dir=given.dir))
     try:
         told = measure(folder, given)

@@ -17,6 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tickwheel
+from benchmarks import reports as benchmark
 from reports.conftest import QUICK, QUICK_JAVA
 from reports.story import story, write
 from tickwheel.cli import report as cli_report
@@ -199,3 +200,21 @@ def test_spark_submit_runs_the_same_job_on_urls(
     assert done.returncode == 0, done.stderr[-3000:]
     assert f"{len(story().events)} new rows" in done.stdout
     assert (tmp_path / "out/report.html").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs_and_counts_everything_once(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Small; says nothing about speed. ``spark`` is here for what it says when there is none."""
+    told = tmp_path / "told.json"
+    benchmark.main(["--events", "5000", "--master", "local[2]", "--memory", "1g",
+                    "--dir", str(tmp_path), "--json", str(told)])  # fmt: skip
+    found = json.loads(told.read_text())
+    first, second = found["first"], found["second"]
+    assert 0 < second["events"] < first["events"]
+    assert second["events_in_all"] == first["events"] + second["events"]
+    assert second["events_in_all"] == found["generate"]["events"]
+    assert first["jvm_peak_mb"] > 0
+    assert "new data took" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.glob("tickwheel-reports-*")] == []
