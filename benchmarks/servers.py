@@ -25,6 +25,9 @@ _POLL_S = 0.002
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 DAEMON_COMMAND = (sys.executable, "-m", "tickwheel")
 
+ANY_DISK = {"TICKWHEEL_DISK_REFUSE": "1", "TICKWHEEL_HISTORY_DISK_CLEAN": "1"}
+"""The disk may be nearly full already: a run removes what it makes."""
+
 
 class ServerFailed(Exception):
     """A server did not start or ended by itself."""
@@ -42,7 +45,12 @@ class Server:
         self._log = folder / "log"
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=_project()
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=_project(),
+                env=os.environ | ANY_DISK,
             )
 
     @property

@@ -27,6 +27,12 @@ STOP_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 5.0
 _GLANCE_S = 0.02
 """How long one wait for the process's end lasts while the ready file is looked for."""
+ANY_DISK = {
+    "TICKWHEEL_DISK_REFUSE": "1",
+    "TICKWHEEL_HISTORY_DISK_WARN": "1",
+    "TICKWHEEL_HISTORY_DISK_CLEAN": "1",
+}
+"""The machine's own disk may be nearly full: no test but that of the limits depends on it."""
 
 
 class DaemonFailed(Exception):
@@ -239,7 +245,7 @@ class Daemon:
 
     def _environment(self) -> dict[str, str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith("TICKWHEEL_")}
-        found = {**clean, "PYTHONUNBUFFERED": "1", **self.env}
+        found = {**clean, **ANY_DISK, "PYTHONUNBUFFERED": "1", **self.env}
         if self.failpoints:
             found["TICKWHEEL_FAILPOINTS"] = self.failpoints
             found["TICKWHEEL_FAILPOINTS_LOG"] = str(self._hits_file)

@@ -7,7 +7,7 @@ from grafana.boards.parts import JOB, NODE, RATE, Dashboard, Panel, Row, heat, q
 STORE = Dashboard(
     "tickwheel-store",
     "Tickwheel: store and failover",
-    "Who is active, since when, how quick the store is, and what it refused.",
+    "Who is active, since when, how quick the store is, what it refused; history and backups.",
     [("instance", "label_values(tickwheel_build_info{" + JOB + "}, instance)")],
     [
         Row(
@@ -103,6 +103,42 @@ STORE = Dashboard(
                 Panel(
                     "Loaded at the last start",
                     [(f"tickwheel_loaded_tasks{{{NODE}}}", "{{instance}}")],
+                ),
+            ]
+        ),
+        Row(
+            [
+                Panel(
+                    "History that waits for its writer",
+                    [(f"tickwheel_history_spool_bytes{{{NODE}}}", "{{instance}}")],
+                    "bytes",
+                    about="At history_spool_bytes_max (256 MiB) history is dropped.",
+                ),
+                Panel(
+                    "History: events dropped, writer restarted",
+                    [
+                        (f"tickwheel_history_dropped_total{{{NODE}}}", "{{instance}} dropped"),
+                        (
+                            f"tickwheel_history_writer_restarts_total{{{NODE}}}",
+                            "{{instance}} writer restarted",
+                        ),
+                    ],
+                ),
+                Panel(
+                    "Age of the newest daily backup",
+                    [
+                        (
+                            "time() - (tickwheel_backup_last_success_timestamp_seconds"
+                            f"{{{NODE}}} > 0)",
+                            "{{instance}}",
+                        ),
+                    ],
+                    "s",
+                    about="Nothing when backup_daily_hour is off.",
+                ),
+                Panel(
+                    "Daily backups that failed",
+                    [(f"tickwheel_backup_failures_total{{{NODE}}}", "{{instance}}")],
                 ),
             ]
         ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import subprocess
 import tempfile
 import time
@@ -194,6 +195,42 @@ def test_a_refused_request_may_be_sent_again_under_its_number(disk: Disk) -> Non
         frame = raw.enqueue(("t", b"again", FAR_MS))
         assert frame[0] == FrameType.OK and frame[1] == number, frame
         assert raw.call(FrameType.LOOKUP, list(frame[2][1]))[2][0]["state"] == "scheduled"
+
+
+USED_MOST = 0.9
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind == "small"])
+def test_beyond_its_share_of_the_disk_tasks_are_refused_and_below_taken_again(
+    kind: str, tmp_path: Path
+) -> None:
+    disk = KINDS[kind](tmp_path)
+    daemon = disk.daemon
+    daemon.settings["disk_refuse"] = USED_MOST
+    with contextlib.ExitStack() as stack:
+        stack.callback(disk.remove)
+        stack.callback(daemon.kill)
+        daemon.start()
+        with Raw(daemon.port) as raw:
+            assert raw.enqueue(("t", b"first", FAR_MS))[0] == FrameType.OK
+            filler = disk.folder / "filler"
+            filler.write_bytes(bytes(int(DISK_BYTES * 0.88) - used_bytes(disk.folder)))
+            assert raw.enqueue(("t", b"below", FAR_MS))[0] == FrameType.OK
+            with filler.open("ab") as file:
+                file.write(bytes(int(DISK_BYTES * 0.04)))
+            frame = raw.enqueue(("t", b"above", FAR_MS))
+            assert frame[2] == "store_full", frame
+            assert "full; the limit is 90.0% (disk_refuse)" in frame[3]
+            assert ready(daemon)[1]["status"] == "store_full"
+            filler.unlink()
+            wait_ready(daemon)
+            assert raw.enqueue(("t", b"again", FAR_MS))[0] == FrameType.OK
+            assert raw.call(FrameType.STATS)[2]["pending"] == 3
+
+
+def used_bytes(folder: Path) -> int:
+    disk = os.statvfs(folder)
+    return (disk.f_blocks - disk.f_bfree) * disk.f_frsize
 
 
 # --- a disk that fails -------------------------------------------------------------------------

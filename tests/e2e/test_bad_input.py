@@ -206,6 +206,8 @@ BAD_FIELDS: list[tuple[str, int, tuple[Any, ...], str]] = [
     ("reschedule of a pair", T.RESCHEDULE, ([(1, 5)],), "items[0]"),
     ("lookup of a float", T.LOOKUP, ([1.0],), "ids"),
     ("list of an unknown state", T.LIST, ({"state": "lost"},), "state"),
+    ("list of an empty key", T.LIST, ({"key": ""},), "key"),
+    ("list of a wrong time", T.LIST, ({"until_ms": 1.5},), "until_ms"),
     ("list of nothing", T.LIST, ({"limit": 0},), "limit"),
     ("dead after text", T.DEAD_LIST, ({"after": "x"},), "after"),
     ("requeue of an id", T.DEAD_REQUEUE, ([5],), "pairs[0]"),

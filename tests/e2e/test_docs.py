@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from daemon import ANY_DISK
 from typer.main import get_command
 
 from tickwheel.cli.app import app
@@ -82,6 +83,7 @@ def shell(tmp_path: Path) -> dict[str, str]:
         (commands / name).chmod(0o755)
     return {
         **os.environ,
+        **ANY_DISK,
         "PATH": f"{commands}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
         "TICKWHEEL_LISTEN": f"tcp://127.0.0.1:{port}",
@@ -104,6 +106,14 @@ def test_the_page_of_the_command_line_works_as_it_stands(
 ) -> None:
     shown = run_as_it_stands("docs/cli.md", tmp_path, shell)
     for word in ("closing order 46", "rotations left", "good morning", "1 requeued", "deleted in"):
+        assert word in shown, (word, shown)
+
+
+def test_the_examples_of_operations_work_as_they_stand(
+    tmp_path: Path, shell: dict[str, str]
+) -> None:
+    shown = run_as_it_stands("docs/operations.md", tmp_path, shell)
+    for word in ("order-42", "Restored into sqlite:///drilled.db", "all rows agree"):
         assert word in shown, (word, shown)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tickwheel.history.records import Kind
 from tickwheel.history.retention import Limits
 from tickwheel.history.segments import Event, Tally
 from tickwheel.history.spool import Spool
+from tickwheel.history.upkeep import Use, measure
 from tickwheel.history.writer import Writer
 from tickwheel.wheel.records import id_floor
 
@@ -87,6 +88,7 @@ class Clock:
 def writer_of(
     folder: Path, *, segment_bytes: int = 64 << 20, limits: Limits | None = None,
     clock: Clock | None = None, log: list[str] | None = None, clean_hour: int = 4,
+    disk: Callable[[Path], Use] = measure,
 ) -> Writer:  # fmt: skip
     """A writer in this process."""
     state_folder(folder, NODE, 0).mkdir(parents=True, exist_ok=True)
@@ -100,6 +102,7 @@ def writer_of(
         clean_hour=clean_hour,
         log=told.append,
         now_ms=clock or Clock(),
+        measured=disk,
     )
 
 

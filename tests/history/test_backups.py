@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_daemon import turns
 
 from history.history_rig import HOUR_MS, Clock
 from tickwheel.history.retention import last_backup_ms
@@ -32,6 +34,7 @@ class Rig:
         self.notices: list[tuple[str, str]] = []
         self.folder = folder / "backups"
         self.fail: Exception | None = None
+        self.made_s: list[float] = []
         self.daily = DailyBackups(
             self._backup,
             self.folder,
@@ -41,6 +44,7 @@ class Rig:
             history_dir=str(folder / "history"),
             now_ms=self.clock,
             noticed=lambda event, text: self.notices.append((event, text)),
+            made=self.made_s.append,
         )
 
     async def _backup(self, path: str) -> int:
@@ -65,6 +69,18 @@ async def test_the_first_is_made_at_once_and_the_next_at_the_hour(tmp_path: Path
         assert rig.daily.is_due() is due
     assert await rig.daily.once()
     assert not rig.daily.is_due()
+    assert rig.made_s == [START_MS / 1000, START_MS / 1000 + 40 * 3600]
+
+
+async def test_what_an_earlier_process_made_is_known_and_not_made_again(tmp_path: Path) -> None:
+    await Rig(tmp_path).daily.once()
+    rig = Rig(tmp_path)
+    rig.clock.now_ms += HOUR_MS
+    running = asyncio.create_task(rig.daily.run())
+    await turns()
+    running.cancel()
+    assert rig.made_s == [START_MS / 1000]
+    assert rig.notices == []
 
 
 async def test_so_many_are_kept_and_nothing_else_is_touched(tmp_path: Path) -> None:
@@ -95,6 +111,7 @@ async def test_a_failure_is_told_keeps_the_old_ones_and_moves_no_mark(
     assert not await rig.daily.once()
     assert rig.daily.is_due()
     assert [event for event, _ in rig.notices] == ["backup_made", "backup_failed"]
+    assert rig.made_s == [START_MS / 1000]
     assert rig.names == ["tickwheel-s0-20261121T100000Z.db"]
     assert last_backup_ms(tmp_path / "history", 0) == START_MS
 

@@ -242,3 +242,39 @@ async def test_restore_without_bodies_is_1(tmp_path: Path, capsys: Capture) -> N
     assert not (tmp_path / "new.db").exists()
     assert restore(capsys, tmp_path, "--allow-missing-bodies")[0] == 0
     assert (tmp_path / "new.db").exists()
+
+
+NOBODY = ("--url", "tcp://127.0.0.1:1")
+
+
+def test_a_key_is_looked_up_in_the_history_without_a_daemon(folder: Path, capsys: Capture) -> None:
+    asked = (*NOBODY, "show", "--key", "k1", "--history", str(folder), "--json")
+    code, lines, err = call(capsys, *asked)
+    assert code == 0
+    assert "from the history alone" in err
+    (shown,) = objects(lines)
+    assert shown["id"] == str(A)
+    assert shown["flow"][0]["event"] == "enqueued"
+    code, lines, err = call(capsys, *NOBODY, "show", "--key", "none", "--history", str(folder))
+    assert (code, lines) == (4, [])
+    assert "no task with key 'none' is stored, nor in the history" in err
+    code, _, err = call(capsys, *NOBODY, "show", "--key", "k1")
+    assert code == 3 and "unreachable" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["show"], "ids, or --key"),
+        (["show", "5", "--key", "k"], "one of them"),
+        (["show", "5", "--topic", "t"], "go with --key"),
+        (["show", "5", "--before", "1h"], "go with --key"),
+        (["show", "--key", "k", "--flow"], "--history"),
+        (["show", "--key", "k", "--before", "tomorrow"], "tomorrow"),
+        (["list", "--before", "tomorrow"], "tomorrow"),
+    ],
+)
+def test_how_not_to_show_by_key(capsys: Capture, arguments: list[str], words: str) -> None:
+    code, lines, err = call(capsys, *NOBODY, *arguments)
+    assert (code, lines) == (2, [])
+    assert words in err

@@ -251,3 +251,31 @@ def test_groups_and_daemons_have_no_task(tmp_path: Path) -> None:
     assert [event["event"] for event in find(tmp_path)] == ["started", "group_created"]
     assert [event["event"] for event in find(tmp_path, topic="t")] == ["group_created"]
     assert find(tmp_path, ids=frozenset((1,))) == []
+
+
+def test_the_newest_task_with_a_key(tmp_path: Path) -> None:
+    ids = some_history(tmp_path)
+
+    def found(**wanted: Any) -> int | None:
+        return read.newest_id(tmp_path, Query(key=KEY, **wanted), Tally())
+
+    assert found() == ids[3]
+    assert found(topic="u") == ids[3]
+    assert found(topic="t") == ids[0]
+    assert found(topic="none") is None
+    assert found(until_ms=NOW_MS + 1) == ids[3]
+    assert found(until_ms=NOW_MS) == ids[0]
+    assert found(until_ms=NOW_MS - 5) is None
+    assert read.newest_id(tmp_path, Query(key="none"), Tally()) is None
+
+
+def test_the_newest_of_many_is_found_without_reading_on(tmp_path: Path) -> None:
+    ids = [make_id(n) for n in range(3)]
+    for hour, one in enumerate(ids):
+        at_ms = NOW_MS + hour * HOUR_MS
+        write(tmp_path, [[enqueued([one], extras={0: {"key": KEY}}, time_ms=at_ms)]], hour + 1)
+    oldest, *_ = segments.find(tmp_path)
+    oldest.path.write_bytes(b"not a segment")
+    tally = Tally()
+    assert read.newest_id(tmp_path, Query(key=KEY), tally) == ids[2]
+    assert tally.unreadable == tally.torn == 0

@@ -175,3 +175,12 @@ def test_by_hand_it_finishes_what_a_daemon_left(tmp_path: Path) -> None:
     spool.close()
     assert end(start_writer(tmp_path)) == (0, "")
     assert len(read_all(tmp_path)) == 1
+
+
+def test_without_a_folder_it_says_so_and_ends(tmp_path: Path) -> None:
+    folder = state_folder(tmp_path, NODE, 0)
+    folder.parent.mkdir()
+    folder.write_text("in the way")
+    code, told = end(start_writer(tmp_path))
+    assert code == 1
+    assert told.startswith("history writer: cannot begin: ") and told.count("\n") == 1

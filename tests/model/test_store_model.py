@@ -303,6 +303,20 @@ class StoreMachine(RuleBasedStateMachine):
         for store in self.stores.values():
             assert self.run(store.scan(after, limit, topic)) == expected
 
+    @rule(
+        before=st.integers(-1, 13) | st.integers(-1, 300).map(lambda n: n * ID_STEP + n % 3 - 1),
+        limit=st.sampled_from([1, 2, 5, 15, 100, 1000]),
+        topic=st.none() | topics,
+    )
+    def scan_back(self, before: int, limit: int, topic: str | None) -> None:
+        expected = [
+            self.content.stored(row)
+            for task_id, row in sorted(self.content.tasks.items(), reverse=True)
+            if task_id < before and topic in (None, row.topic)
+        ][:limit]
+        for store in self.stores.values():
+            assert self.run(store.scan_back(before, limit, topic)) == expected
+
     @rule(after=keys, limit=st.integers(1, 15), group=st.none() | groups)
     def scan_dead(self, after: tuple[int, str], limit: int, group: str | None) -> None:
         expected = [

@@ -34,17 +34,24 @@ def main() -> int:
         signal.signal(number, lambda *_: asked.set())
     with (
         tempfile.TemporaryDirectory(prefix="tickwheel-observe-") as folder,
-        Daemon(Path(folder) / "daemon", http=True) as daemon,
+        observed_daemon(Path(folder) / "daemon") as daemon,
         load(daemon.url, options.rate),
         Prometheus(Path(folder) / "prometheus", [daemon.http.removeprefix("http://")]) as server,
     ):
         say(f"daemon      {daemon.url}")
+        say(f"history     {daemon.settings['history_dir']}")
         say(f"metrics     {daemon.http}/metrics")
         say(f"Prometheus  {server.url}/graph")
         say(f"alerts      {server.url}/alerts")
         say("Ctrl-C ends all of them.")
         asked.wait(options.seconds)
     return 0
+
+
+def observed_daemon(folder: Path) -> Daemon:
+    """One that has something to tell by every metric: with a history and daily backups."""
+    history = {"history_dir": folder / "history", "backup_daily_hour": 0}
+    return Daemon(folder, http=True, **history)
 
 
 def say(line: str) -> None:

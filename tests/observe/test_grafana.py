@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Daemon
 
 from grafana.generate import files
 from observe.prometheus import ROOT, RULES, Prometheus, QueryFailed, missing
-from observe.run import load
+from observe.run import load, observed_daemon
 from tickwheel.server import metrics
 
 DASHBOARDS = sorted((ROOT / "grafana" / "dashboards").glob("*.json"))
@@ -30,6 +29,8 @@ ARRIVED = (
     "sum(tickwheel_dead_total) > 0",
     "sum(tickwheel_expired_total) > 0",
     "sum(tickwheel_broadcast_total) > 0",
+    "sum(tickwheel_history_spool_bytes) > 0",
+    "sum(tickwheel_backup_last_success_timestamp_seconds) > 0",
     "job:tickwheel_deliveries_late:ratio_rate3d >= 0",
     "count(count_over_time(instance:tickwheel_commit_seconds:p99_rate5m[10s]) > 2)",
 )
@@ -149,7 +150,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
     """A Prometheus that has scraped a daemon under load for some seconds."""
     need_prometheus()
     folder = tmp_path_factory.mktemp("observe")
-    with Daemon(folder / "daemon", http=True) as daemon, load(daemon.url, 200):
+    with observed_daemon(folder / "daemon") as daemon, load(daemon.url, 200):
         address = daemon.http.removeprefix("http://")
         with Prometheus(folder / "prometheus", [address], "250ms") as prometheus:
             wait_for_data(prometheus)
@@ -216,6 +217,8 @@ def test_nothing_is_early_and_no_alert_of_trouble_fires(server: Prometheus) -> N
         "TickwheelEarly", "TickwheelNoLeader", "TickwheelGone", "TickwheelNotServing",
         "TickwheelStoreDown", "TickwheelStoreFull", "TickwheelStoreLostData",
         "TickwheelStoreErrors", "TickwheelClockHeld", "TickwheelFailedOver",
+        "TickwheelHistoryDropped", "TickwheelHistoryWriterRestarting", "TickwheelBackupFailed",
+        "TickwheelBackupOld",
     }  # fmt: skip
 
 

@@ -302,6 +302,32 @@ class TestScanning:
         assert await subject.store.scan(ID_MAX, 5, None) == []
         assert await subject.store.scan(2**64, 5, None) == []
 
+    async def test_pages_back_from_the_highest_id(self, subject: Subject) -> None:
+        await subject.commit(tasks(range(1, 26), topic="a"))
+        await subject.commit(tasks(range(26, 51), topic=UNICODE))
+        await subject.commit(Effects(ended={48: Ending.ACKED, 3: Ending.CANCELLED}))
+        pages, before = [], 2**64
+        while page := [t.row.id for t in await subject.store.scan_back(before, 7, None)]:
+            pages.append(page)
+            before = page[-1]
+        assert [i for page in pages for i in page] == [
+            i for i in range(50, 0, -1) if i not in {48, 3}
+        ]
+        assert {len(page) for page in pages[:-1]} == {7}
+        found = await subject.store.scan_back(27, 99, UNICODE)
+        assert [task.row.id for task in found] == [26]
+        found = await subject.store.scan_back(2**64, 3, "a")
+        assert [task.row.id for task in found] == [25, 24, 23]
+        assert await subject.store.scan_back(99, 9, "no such") == []
+        assert await subject.store.scan_back(1, 9, None) == []
+        assert await subject.store.scan_back(-5, 9, None) == []
+
+    async def test_back_it_gives_whole_tasks_and_the_last_id(self, subject: Subject) -> None:
+        await subject.commit(everything())
+        assert [t.row.id for t in await subject.store.scan_back(ID_MAX + 1, 1, None)] == [ID_MAX]
+        assert ID_MAX not in [t.row.id for t in await subject.store.scan_back(ID_MAX, 9, None)]
+        assert await subject.store.scan_back(4, 1, None) == [(await subject.store.read([3]))[3]]
+
     async def test_pages_of_dead_letters(self, subject: Subject) -> None:
         rows = [
             DeadRow(i, group, "even" if i % 2 == 0 else "odd", 1, 1, "")

@@ -144,6 +144,29 @@ async def test_a_limit_ends_the_pages() -> None:
         assert peer.nothing()
 
 
+async def test_the_newest_with_a_key_is_looked_for_page_by_page() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(
+            client.find("k", topic="t", not_after=datetime.fromtimestamp(NOW_MS / 1000, UTC))
+        )
+        asked = {"topic": "t", "key": "k", "until_ms": NOW_MS, "newest": True, "limit": 1}
+        frame = await peer.next(T.LIST)
+        assert frame[2] == asked
+        peer.ok(frame, {"tasks": [], "next": 9000})
+        frame = await peer.next(T.LIST)
+        assert frame[2] == asked | {"after": 9000}
+        peer.ok(frame, {"tasks": [TASK | {"id": 8}], "next": 8})
+        found = await soon(asking)
+        assert found is not None and found.id == 8
+        asking = asyncio.ensure_future(client.find("none"))
+        frame = await peer.next(T.LIST)
+        assert frame[2] == {"key": "none", "newest": True, "limit": 1}
+        peer.ok(frame, {"tasks": [], "next": None})
+        assert await soon(asking) is None
+        assert peer.nothing()
+
+
 async def test_dead_letters() -> None:
     letter = {"id": 5, "group": "g", "topic": "t", "died_ms": NOW_MS, "attempt": 3, "reason": "why"}
     async with FakeDaemon() as daemon, daemon.client() as client:

@@ -13,6 +13,7 @@ from tickwheel.persistence.store import CommitRefused, CommitUnknown, StoreBroke
 from tickwheel.protocol.codec import Decoder
 from tickwheel.server import committer as committer_module
 from tickwheel.server.committer import Committer
+from tickwheel.server.history import History
 from tickwheel.server.reader import Reader
 from tickwheel.wheel.batch import Batch
 from tickwheel.wheel.core import EngineConfig
@@ -56,6 +57,8 @@ class GatedStore(MemoryStore):
 class Peer:
     """Frames sent to a client."""
 
+    name, peer = "shop", "1.2.3.4:5"
+
     def __init__(self) -> None:
         self.frames: list[tuple[object, ...]] = []
         self.arrived = asyncio.Event()
@@ -74,10 +77,14 @@ class Peer:
 class Bench:
     """An engine, a store whose commits are gated, and a committer between them."""
 
+    def __init__(self, history: History | None = None) -> None:
+        self.history = history
+
     async def start(self) -> Bench:
-        self.store = GatedStore()
+        self.store, history = GatedStore(), self.history
         opened = await self.store.open("me", NOW_MS)
-        self.engine = Engine(EngineConfig(), opened.epoch, opened.id_mark, NOW_MS)
+        recorder = history.begin(opened) if history is not None else None
+        self.engine = Engine(EngineConfig(), opened.epoch, opened.id_mark, NOW_MS, recorder)
         self.notices: list[str] = []
         self.landings = 0
         self.clock = Clock(86_400_000, Sources())
@@ -92,6 +99,7 @@ class Bench:
             outcome_timeout_s=0.0,
             landed=self._landed,
             noticed=lambda event, text: self.notices.append(event),
+            keep=history.keep if history is not None else None,
         )
         self.running = asyncio.create_task(self.committer.run())
         session = self.engine.core.sessions.open(b"s" * 16, NOW_MS)

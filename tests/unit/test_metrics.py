@@ -294,3 +294,31 @@ def test_store_errors_are_told_apart() -> None:
     seen.notice("election_works_again")
     assert not seen.election_trouble
     assert seen.store_errors == {"refused": 1, "full": 1, "unknown": 2, "election": 1}
+
+
+def told_by(exposition: Exposition, part: str) -> dict[str, float]:
+    return {name: value for (name, _), value in samples(exposition).items() if part in name}
+
+
+async def test_history_and_backups_are_told(tmp_path: Path) -> None:
+    daemon = make_daemon(history_dir=str(tmp_path))
+    exposition, history = Exposition(daemon), daemon.roles.history
+    assert history is not None
+    history.dropped, history.writer_restarts = 7, 2
+    daemon.roles.observed.backed_up(1_800_000_000.0)
+    daemon.roles.observed.notice("backup_failed")
+    assert told_by(exposition, "history") == {
+        "tickwheel_history_dropped_total": 7,
+        "tickwheel_history_spool_bytes": 0,
+        "tickwheel_history_writer_restarts_total": 2,
+    }
+    assert told_by(exposition, "backup") == {
+        "tickwheel_backup_last_success_timestamp_seconds": 1_800_000_000,
+        "tickwheel_backup_failures_total": 1,
+    }
+
+
+async def test_without_history_and_backups_all_of_theirs_are_0() -> None:
+    exposition = Exposition(make_daemon())
+    found = told_by(exposition, "history") | told_by(exposition, "backup")
+    assert len(found) == 5 and set(found.values()) == {0}

@@ -111,3 +111,14 @@ async def test_a_page_goes_on_after_its_last_id() -> None:
     second, following = await reader.scan(following, 10, None)
     assert [k.row.id // 1024 for k in second] == [4, 5, 6, 7]
     assert following is None
+
+
+async def test_a_page_back_goes_on_below_its_last_id() -> None:
+    engine, _, reader = await made(*(row(n) for n in range(1, 8)))
+    engine.core.open.effects.ended[6 * 1024] = Ending.ACKED
+    first, following = await reader.scan(99 * 1024, 3, None, back=True)
+    assert [k.row.id // 1024 for k in first] == [7, 5]
+    assert following == 5 * 1024
+    second, following = await reader.scan(following, 10, None, back=True)
+    assert [k.row.id // 1024 for k in second] == [4, 3, 2, 1]
+    assert following is None

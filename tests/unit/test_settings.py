@@ -52,6 +52,30 @@ def test_a_wrong_setting_is_named_with_its_value(
         assert word in caught.value.message
 
 
+def test_the_shares_of_the_disk_are_in_order() -> None:
+    settings = load()
+    assert (settings.history_disk_warn, settings.history_disk_clean, settings.disk_refuse) == (
+        0.75,
+        0.85,
+        0.90,
+    )
+    load(None, {"disk_refuse": 0.5})  # without history nothing is cleaned first
+    with pytest.raises(BadRequest) as caught:
+        load(None, {"disk_refuse": 0.5, "history_dir": "h"})
+    assert caught.value.message == (
+        "setting settings: Value error, history_disk_clean (0.85) must not be above"
+        " disk_refuse (0.5); 1 turns one off"
+    )
+    with pytest.raises(BadRequest, match=r"history_disk_warn \(0.9\) must not be above"):
+        load(None, {"history_disk_warn": 0.9, "history_dir": "h"})
+    off = {"history_disk_clean": 1, "history_disk_warn": 0.9, "disk_refuse": 0.9}
+    assert load(None, {**off, "history_dir": "h"}).history_disk_clean == 1
+    for name in ("history_disk_warn", "history_disk_clean", "disk_refuse"):
+        for wrong in (0, 1.1, "most"):
+            with pytest.raises(BadRequest, match=name):
+                load(None, {name: wrong})
+
+
 def test_a_missing_or_unreadable_file_is_told(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="no such file"):
         load(str(tmp_path / "absent.toml"))

@@ -23,6 +23,10 @@ MaybeGroup = Annotated[
 Ids = Annotated[
     list[int], typer.Argument(parser=typed(parse_id), metavar="ID...", help="The tasks' ids.")
 ]
+MaybeIds = Annotated[
+    list[int] | None,
+    typer.Argument(parser=typed(parse_id), metavar="[ID...]", help="The tasks' ids."),
+]
 DelayOption = Annotated[
     float | None,
     typer.Option(
@@ -79,6 +83,10 @@ SinceOption = Annotated[
 ]
 UntilOption = Annotated[
     datetime | None, _moment("--until", "Only what died before: ISO-8601, or 2h for 2 hours ago.")
+]
+BeforeOption = Annotated[
+    datetime | None,
+    _moment("--before", "Only what was enqueued then or earlier: ISO-8601, or 2h for 2 hours ago."),
 ]
 ReasonOption = Annotated[
     str | None,

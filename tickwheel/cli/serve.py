@@ -81,6 +81,12 @@ def serve(
     leader_ttl: LeaderTtlOption = None,
     allow_volatile_store: VolatileOption = False,
     resident_bytes_max: ResidentOption = None,
+    history_dir: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DIR", help="Write there what happens to every task. Default: no history."
+        ),
+    ] = None,
     ready_file: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Written once it serves: its addresses, as JSON."),
@@ -110,6 +116,7 @@ def serve(
         "leader_ttl_s": leader_ttl,
         "allow_volatile_store": allow_volatile_store or None,
         "resident_bytes_max": resident_bytes_max,
+        "history_dir": history_dir,
         "ready_file": ready_file,
         "log_format": log_format,
         "log_level": log_level,

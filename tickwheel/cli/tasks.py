@@ -10,9 +10,10 @@ import typer
 
 from tickwheel.cli import views
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, command
+from tickwheel.cli.find import show_key
 from tickwheel.cli.flow import show_flow
 from tickwheel.cli.history import DIR_ENV, DIR_HELP
-from tickwheel.cli.options import AtOption, DelayOption, Ids
+from tickwheel.cli.options import AtOption, BeforeOption, DelayOption, Ids, MaybeIds
 from tickwheel.cli.values import format_time, iso_time
 from tickwheel.errors import BadRequest
 
@@ -63,7 +64,12 @@ async def _move(call: Call, ids: list[int], delay: float | None, at: datetime | 
 
 async def show(
     call: Call,
-    ids: Ids,
+    ids: MaybeIds = None,
+    key: Annotated[
+        str | None, typer.Option(help="Instead of ids: the newest task with this key.")
+    ] = None,
+    topic: Annotated[str | None, typer.Option(help="With --key: only in this topic.")] = None,
+    before: BeforeOption = None,
     flow: Annotated[
         bool, typer.Option("--flow", help="What happened to them, also after their end.")
     ] = False,
@@ -71,7 +77,18 @@ async def show(
         str | None, typer.Option(envvar=DIR_ENV, metavar="DIR", help=f"For --flow. {DIR_HELP}")
     ] = None,
 ) -> int:
-    """Everything about tasks: state, due time, slot and rotations left, attempts, failures."""
+    """Everything about tasks: state, due time, slot and rotations left, attempts, failures.
+
+    By ids, or the newest with a key: of those that are stored, else of the history.
+    """
+    if key is not None:
+        if ids:
+            raise BadRequest("give ids or --key, one of them")
+        return await show_key(call, key, topic, before, flow=flow, history=history)
+    if not ids:
+        raise BadRequest("give the tasks' ids, or --key")
+    if topic is not None or before is not None:
+        raise BadRequest("--topic and --before go with --key")
     if flow:
         return await show_flow(call, ids, history)
     states = []
@@ -79,14 +96,10 @@ async def show(
         for task_id in ids:
             info = await client.lookup(task_id)
             states.append(info.state)
-            if call.out.as_json:
-                call.out.record(views.task_fields(info))
-            elif info.state in NOT_THERE:
+            if info.state in NOT_THERE and not call.out.as_json:
                 call.out.remark(f"not_found: task {task_id} is {info.state}")
             else:
-                call.out.grid(views.task_grid(info))
-                if info.groups:
-                    call.out.grid(views.attempts_grid(info))
+                views.show_task(call.out, info)
     return EXIT_NOT_FOUND if any(state in NOT_THERE for state in states) else 0
 
 
@@ -96,6 +109,13 @@ async def list_(
     state: Annotated[
         str | None, typer.Option(help=f"Only those in this state: {', '.join(STATES)}.")
     ] = None,
+    key: Annotated[
+        str | None, typer.Option(help="Only those with this key. All tasks are looked through.")
+    ] = None,
+    before: BeforeOption = None,
+    newest_first: Annotated[
+        bool, typer.Option("--newest-first", help="The highest id first.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = LIST_DEFAULT,
 ) -> None:
     """Tasks that are stored, by id."""
@@ -103,7 +123,14 @@ async def list_(
         raise BadRequest(f"--state is {state!r}; known are {', '.join(STATES)}")
     grid = views.tasks_grid()
     async with call.client() as client:
-        async for info in client.list_tasks(topic=topic, state=state, limit=limit):
+        async for info in client.list_tasks(
+            topic=topic,
+            state=state,
+            key=key,
+            not_after=before,
+            newest_first=newest_first,
+            limit=limit,
+        ):
             if call.out.as_json:
                 call.out.record(views.task_fields(info))
             else:

@@ -1,4 +1,4 @@
-"""What the client returns, as JSON fields and as tables. No input or output here.
+"""What the client returns, as JSON fields and as tables.
 
 Ids are decimal strings in JSON: readers that keep numbers as doubles lose digits above 2^53.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tickwheel.cli.output import Grid
+from tickwheel.cli.output import Grid, Output
 from tickwheel.cli.policies import describe_policy
 from tickwheel.cli.values import (
     body_fields,
@@ -45,6 +45,16 @@ def task_fields(info: TaskInfo) -> dict[str, Any]:
             for name, group in groups.items()
         }
     return fields
+
+
+def show_task(out: Output, info: TaskInfo) -> None:
+    """One task as the output is wanted."""
+    if out.as_json:
+        out.record(task_fields(info))
+        return
+    out.grid(task_grid(info))
+    if info.groups:
+        out.grid(attempts_grid(info))
 
 
 def failures(found: Any) -> list[dict[str, Any]]:

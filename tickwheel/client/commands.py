@@ -92,12 +92,40 @@ class Commands:
         return _list(answer, len(ids), TaskInfo.of)
 
     async def list_tasks(
-        self, *, topic: str | None = None, state: str | None = None, limit: int | None = None
+        self,
+        *,
+        topic: str | None = None,
+        state: str | None = None,
+        key: str | None = None,
+        not_after: datetime | None = None,
+        newest_first: bool = False,
+        limit: int | None = None,
     ) -> AsyncIterator[TaskInfo]:
-        """Stored tasks in the order of their ids, at most ``limit``, read page by page."""
-        options = {"topic": topic, "state": state}
+        """Stored tasks in the order of their ids (``newest_first``: the other way round), at most
+        ``limit``, read page by page: those with that ``key``, enqueued at ``not_after`` or before.
+        A key has no index: the tasks are looked through."""
+        options = {
+            "topic": topic,
+            "state": state,
+            "key": key,
+            "until_ms": None if not_after is None else moment_ms(not_after, "not_after"),
+            "newest": newest_first or None,
+        }
         async for task in self._pages(FrameType.LIST, options, "tasks", limit):
             yield read(TaskInfo.of, task)
+
+    async def find(
+        self, key: str, *, topic: str | None = None, not_after: datetime | None = None
+    ) -> TaskInfo | None:
+        """The newest task with that key that is stored (not finished; dead letters are), enqueued
+        at ``not_after`` or before. The newest tasks are looked at first; None, when no task has
+        it, is known when all were."""
+        found = None
+        async for task in self.list_tasks(
+            topic=topic, key=key, not_after=not_after, newest_first=True, limit=1
+        ):
+            found = task
+        return found
 
     # --- dead letters ---------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ import sys
 SEGMENT_BYTES = 64 << 20
 RETENTION_S = 72 * 3600.0
 CLEAN_HOUR = 4
+DISK_WARN, DISK_CLEAN = 0.75, 0.85
+"""Shares of the disk that may be used."""
 
 
 def writer_command(
@@ -19,12 +21,15 @@ def writer_command(
     retention_s: float | None = RETENTION_S,
     bytes_max: int | None = None,
     clean_hour: int = CLEAN_HOUR,
+    disk_warn: float = 1.0,
+    disk_clean: float = 1.0,
 ) -> list[str]:
     """The command line of the writer of one daemon. Its standard input is to be a pipe that ends
     with the daemon; its standard error holds lines for the daemon's log."""
     command = [sys.executable, "-m", "tickwheel.history.writer", "--dir", history_dir]
     command += ["--node", node, "--shard", str(shard), "--segment-bytes", str(segment_bytes)]
     command += ["--clean-hour", str(clean_hour)]
+    command += ["--disk-warn", repr(disk_warn), "--disk-clean", repr(disk_clean)]
     if retention_s is not None:
         command += ["--retention-s", repr(float(retention_s))]
     if bytes_max is not None:
@@ -33,7 +38,8 @@ def writer_command(
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the writer understands. Without --retention-s and --bytes-max nothing is removed."""
+    """What the writer understands. Without --retention-s, --bytes-max and --disk-clean nothing
+    is removed."""
     found = argparse.ArgumentParser(prog="python -m tickwheel.history.writer", description=__doc__)
     found.add_argument("--dir", required=True)
     found.add_argument("--node", required=True)
@@ -42,4 +48,6 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--retention-s", type=float, default=None)
     found.add_argument("--bytes-max", type=int, default=None)
     found.add_argument("--clean-hour", type=int, default=CLEAN_HOUR)
+    found.add_argument("--disk-warn", type=float, default=1.0)
+    found.add_argument("--disk-clean", type=float, default=1.0)
     return found

@@ -119,6 +119,25 @@ def by_ids(history_dir: Path, query: Query, tally: Tally) -> Query:
     return replace(query, key=None, ids=frozenset(found))
 
 
+def newest_id(history_dir: Path, query: Query, tally: Tally) -> int | None:
+    """The newest task that was enqueued with ``query.key``, in its topic and time. The newest
+    hours are looked at first, and no more than needed."""
+    assert query.key is not None
+    enqueued = replace(query, events=frozenset(("enqueued",)))
+    needles = _spellings(query.key)
+    for _, hour in reversed(_hours(history_dir, query)):
+        found = [
+            task_id(event)
+            for segment in hour
+            for event in segments.events(segment.path, tally, needles)
+            if event.get("key") == query.key and enqueued.wants(event)
+        ]
+        newest_of_hour = max((one for one in found if one is not None), default=None)
+        if newest_of_hour is not None:
+            return newest_of_hour
+    return None
+
+
 def flow(history_dir: Path, wanted: int, since_ms: int, tally: Tally) -> list[Event]:
     """One task's whole story in the order of its happening. ``since_ms``: when it was enqueued,
     as its id says; where that finds nothing, everything is looked through."""

@@ -27,9 +27,12 @@ class Cleaned:
 
     segments: int = 0
     bytes: int = 0
+    """What the removed ones took."""
     kept_segments: int = 0
-    """Over the limit, but newer than the last backup."""
+    """Over the limit, but newer than the last backup, or being written."""
     left_bytes: int = 0
+    missing_bytes: int = 0
+    """Were to be freed, and could not be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +41,17 @@ class Limits:
 
     retention_ms: int | None = 72 * HOUR_MS
     bytes_max: int | None = None
+    disk_warn: float = 1.0
+    """Shares of the disk that may be used; 1: no limit."""
+    disk_clean: float = 1.0
 
 
 @dataclass(slots=True)
 class _Found:
     segment: segments.Segment
     size: int
+    taken: int
+    """Of the disk; rather too much than too little, where a file system does not say."""
     removable: bool = field(default=True)
 
 
@@ -77,6 +85,23 @@ def clean(
     return cleaned
 
 
+def free(history_dir: Path, bytes_: int, busy: AbstractSet[Path] = frozenset()) -> Cleaned:
+    """Remove the oldest sealed segments until so much of the disk is free; no more than that.
+    Raises OSError."""
+    keep_ms = needed_since_ms(history_dir)
+    cleaned = Cleaned(missing_bytes=bytes_)
+    for found in _measure(history_dir, busy):
+        if cleaned.missing_bytes <= 0:
+            break
+        needed = keep_ms is not None and found.segment.hour_ms + HOUR_MS > keep_ms
+        if found.removable and not needed and found.segment.name.sealed:
+            _remove(found, cleaned)
+            cleaned.missing_bytes -= found.taken
+        else:
+            cleaned.kept_segments += 1
+    return cleaned
+
+
 def total_bytes(history_dir: Path) -> int:
     return sum(found.size for found in _measure(history_dir, frozenset()))
 
@@ -85,8 +110,9 @@ def _measure(history_dir: Path, busy: AbstractSet[Path]) -> list[_Found]:
     found = []
     for segment in segments.find(history_dir):
         with contextlib.suppress(FileNotFoundError):
-            size = segment.path.stat().st_size
-            found.append(_Found(segment, size, segment.path not in busy))
+            status = segment.path.stat()
+            taken = max(status.st_size, status.st_blocks * 512)
+            found.append(_Found(segment, status.st_size, taken, segment.path not in busy))
     return found
 
 

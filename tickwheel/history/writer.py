@@ -23,11 +23,12 @@ from pathlib import Path
 from tickwheel.history import segments, spool_read
 from tickwheel.history.follower import Follower
 from tickwheel.history.launch import parser
-from tickwheel.history.names import HOUR_MS, LOCK, state_folder
+from tickwheel.history.names import LOCK, state_folder
 from tickwheel.history.output import Output
 from tickwheel.history.position import Place, Position, load
-from tickwheel.history.retention import Limits, clean
+from tickwheel.history.retention import Limits
 from tickwheel.history.sealing import Sealer
+from tickwheel.history.upkeep import Upkeep, Use, measure
 
 NICE = 10
 IDLE_S_MIN, IDLE_S_MAX = 0.02, 0.5
@@ -40,7 +41,6 @@ GONE_PATIENCE_S = 5.0
 TROUBLE_PATIENCE_S = 15.0
 """The same while the disk does not take it; the spool keeps what is left."""
 UPKEEP_MS = 1_000
-DAY_MS = 24 * HOUR_MS
 
 
 class Writer:
@@ -57,13 +57,14 @@ class Writer:
         clean_hour: int,
         log: Callable[[str], None],
         now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+        measured: Callable[[Path], Use] = measure,
     ) -> None:
         self._dir = history_dir
         self._folder = state_folder(history_dir, node, shard)
-        self._limits = limits
-        self._clean_hour = clean_hour
-        self._log = log
         self._now_ms = now_ms
+        self._upkeep = Upkeep(
+            history_dir, limits, clean_hour=clean_hour, log=log, measured=measured
+        )
         self.output = Output(history_dir, node, shard, segment_bytes)
         self.sealer = Sealer()
         position = load(self._folder)
@@ -75,7 +76,6 @@ class Writer:
         )
         self.follower.save()
         self._upkeep_ms = 0
-        self._full_told = 0
 
     def step(self) -> int:
         """Some lines and a piece of sealing; the bytes of spool that were dealt with, or 1 when
@@ -84,7 +84,7 @@ class Writer:
         behind = done >= LITTLE_BYTES
         self._ripen(self.follower.newest_ms if behind else self._now_ms())
         if self.sealer.step() and not self.sealer.busy:
-            self._enforce_size()
+            self._upkeep.sealed(self._now_ms(), self._busy())
         return done or int(self.sealer.busy)
 
     def finish(self) -> bool:
@@ -123,35 +123,14 @@ class Writer:
         now_ms = self._now_ms()
         if abs(now_ms - self._upkeep_ms) >= UPKEEP_MS:
             self._upkeep_ms = now_ms
-            self._enforce_daily(now_ms)
+            if self._upkeep.is_hour(now_ms, self.follower.position.cleaned_ms):
+                self.follower.position.cleaned_ms = now_ms
+                self.follower.save()
+                self._upkeep.daily(now_ms, self._busy())
+            self._upkeep.now_and_then(now_ms, self._busy())
 
-    # --- retention ---------------------------------------------------------------------------
-
-    def _enforce_daily(self, now_ms: int) -> None:
-        """At the set hour by this machine's clock, and when a day was missed."""
-        since_ms = now_ms - self.follower.position.cleaned_ms
-        is_hour = time.localtime(now_ms / 1000).tm_hour == self._clean_hour
-        if since_ms < HOUR_MS or (not is_hour and since_ms < DAY_MS):
-            return
-        self.follower.position.cleaned_ms = now_ms
-        self.follower.save()
-        self._clean(self._limits)
-
-    def _enforce_size(self) -> None:
-        if self._limits.bytes_max is not None:
-            self._clean(Limits(None, self._limits.bytes_max))
-
-    def _clean(self, limits: Limits) -> None:
-        busy = self.output.busy | self.sealer.paths
-        cleaned = clean(self._dir, limits, self._now_ms(), busy)
-        if cleaned.segments:
-            self._log(f"removed {cleaned.segments} segments, {cleaned.bytes} bytes")
-        if cleaned.kept_segments > self._full_told:
-            self._log(
-                f"{cleaned.kept_segments} segments are over the limit, and kept because they are"
-                " newer than the last backup, or being written"
-            )
-        self._full_told = cleaned.kept_segments
+    def _busy(self) -> set[Path]:
+        return self.output.busy | self.sealer.paths
 
 
 class Process:
@@ -197,7 +176,10 @@ class Process:
     def _begin(self) -> Writer:
         told = self._arguments
         limits = Limits(
-            None if told.retention_s is None else int(told.retention_s * 1000), told.bytes_max
+            None if told.retention_s is None else int(told.retention_s * 1000),
+            told.bytes_max,
+            told.disk_warn,
+            told.disk_clean,
         )
         self._writer = Writer(
             Path(told.dir),
@@ -260,8 +242,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
     folder = state_folder(told.dir, told.node, told.shard)
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        say(f"cannot begin: {error}")
+        return 1
     fcntl.flock(lock, fcntl.LOCK_EX)
     process = Process(told, say)
     try:

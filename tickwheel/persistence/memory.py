@@ -154,6 +154,18 @@ class MemoryStore:
         )
         return [self._stored(self._tasks[i]) for i in ids]
 
+    async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        self._check_open()
+        ids = heapq.nlargest(
+            limit,
+            (
+                row.id
+                for row in self._tasks.values()
+                if row.id < before_id and topic in (None, row.topic)
+            ),
+        )
+        return [self._stored(self._tasks[i]) for i in ids]
+
     async def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None
     ) -> list[DeadRow]:

@@ -101,6 +101,8 @@ class Opened:
     """The store was empty and has been laid out now."""
     has_room: bool = True
     """False: enqueues would be refused for lack of room, see ``Store.probe_room``."""
+    no_room: str = "the store was opened without room"
+    """Why, when there is none."""
 
 
 class StoredTask(NamedTuple):
@@ -170,6 +172,10 @@ class Store(Protocol):
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         """Up to ``limit`` tasks with an id above ``after_id``, by id; ``topic`` filters."""
+        ...
+
+    async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        """Up to ``limit`` tasks with an id below ``before_id``, the highest first."""
         ...
 
     async def scan_dead(

@@ -77,10 +77,11 @@ def without_secrets(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-def open_url(url: str, *, resident_bytes_max: int | None = None) -> Store:
+def open_url(url: str, *, resident_bytes_max: int | None = None, disk_refuse: float = 1.0) -> Store:
     """The store that ``url`` names; its ``open`` has not been called yet.
 
-    ``resident_bytes_max`` bounds what a store keeps in memory of everything it holds (Redis).
+    ``resident_bytes_max`` bounds what a store keeps in memory of everything it holds (Redis),
+    ``disk_refuse`` how full the disk may be on which new tasks are written (SQLite).
     """
     parsed = parse(url)
     if parsed.kind == "memory":
@@ -97,4 +98,5 @@ def open_url(url: str, *, resident_bytes_max: int | None = None) -> Store:
         return RedisStore(options)
     from tickwheel.persistence.sqlite import SqliteStore, options_from
 
-    return SqliteStore(parsed.path, options_from(url, parsed.settings))
+    sqlite_options = replace(options_from(url, parsed.settings), disk_refuse=disk_refuse)
+    return SqliteStore(parsed.path, sqlite_options)

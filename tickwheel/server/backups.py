@@ -36,8 +36,10 @@ class DailyBackups:
         history_dir: str | None,
         now_ms: Callable[[], int],
         noticed: Callable[[str, str], None],
+        made: Callable[[float], None] = lambda begun_s: None,
     ) -> None:
-        """``backup`` is the store's; ``hour`` is by this machine's local time."""
+        """``backup`` is the store's; ``hour`` is by this machine's local time. ``made`` is told
+        when the newest one was begun (Unix time), whenever that is known anew."""
         self._backup = backup
         self._folder = folder
         self._hour = hour
@@ -46,10 +48,12 @@ class DailyBackups:
         self._history_dir = history_dir
         self._now_ms = now_ms
         self._noticed = noticed
+        self._tell_made = made
         self._name = re.compile(rf"tickwheel-s{shard}-(\d{{8}}T\d{{6}}Z)\.db")
 
     async def run(self) -> None:
         """For ever."""
+        self._tell_newest()
         while True:
             pause_s = LOOK_S
             if self.is_due() and not await self.once():
@@ -75,8 +79,14 @@ class DailyBackups:
             self._noticed("backup_failed", f"daily backup to {path}: {error}")
             return False
         self._noticed("backup_made", f"{path}, {size_bytes} bytes")
+        self._tell_newest()
         self._rotate()
         return True
+
+    def _tell_newest(self) -> None:
+        made = self._made()
+        if made:
+            self._tell_made(made[-1][0].timestamp())
 
     def _rotate(self) -> None:
         for _, path in self._made()[: -self._keep]:

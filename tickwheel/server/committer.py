@@ -88,11 +88,10 @@ class Committer:
         self.trouble: str | None = None
         """Why commits do not go through at the moment."""
 
-    def start_full(self) -> None:
+    def start_full(self, why: str) -> None:
         """The store was opened without room for enqueues."""
-        self.full = True
-        self.trouble = "the store was opened without room"
-        self._noticed("store_full", self.trouble)
+        self.full, self.trouble = True, why
+        self._noticed("store_full", why)
 
     # --- used by sessions --------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from prometheus_client.openmetrics.exposition import generate_latest as generate
 from prometheus_client.registry import Collector as ClientCollector
 
 from tickwheel.server import metrics
+from tickwheel.server.measures import Distribution, kind_of
 from tickwheel.server.observing import Observed
 from tickwheel.server.snapshot import Key, Table, Tables, Values
 from tickwheel.version import __version__
@@ -138,7 +139,7 @@ class Exposition:
         yield from self._of_table(tables.groups, groups)
         for plain in metrics.DAEMON:
             value = plain.read(self._daemon)
-            kind = metrics.kind_of(plain.name)
+            kind = kind_of(plain.name)
             yield Family(plain.name, kind, plain.help, (), [()], [""], [+value])
         for told in metrics.HISTOGRAMS:
             yield _histogram(told, self._observed)
@@ -169,7 +170,7 @@ class Exposition:
                 yield Family(metric.name, metric.kind, about, labels, keys, texts, column)
 
 
-def _histogram(told: metrics.Distribution, observed: Observed) -> Family:
+def _histogram(told: Distribution, observed: Observed) -> Family:
     states = []
     found = told.read(observed)
     for _, histogram in found:

@@ -99,13 +99,12 @@ class History:
     def end(self, clean: bool) -> None:
         """The tenure is over; ``clean``: everything noted is durable."""
         spool, recorder = self._spool, self._recorder
-        self._spool = self._recorder = None
         if spool is None or recorder is None:
             return
         if clean:
-            notes = recorder.cut()
-            records = recorder.records(notes) if notes is not None else []
-            spool.append(self._number, [*records, self._daemon("stopped", clean=True)])
+            self.keep(self._number, recorder.cut())
+            self._append([self._daemon("stopped", clean=True)], 1)
+        self._spool = self._recorder = None
         spool.close(clean)
 
     def _daemon(self, what: str, **details: Any) -> list[Any]:
@@ -149,15 +148,16 @@ class History:
             await asyncio.gather(writing, return_exceptions=True)
 
     async def _write_for_ever(self) -> None:
-        while not self._stopping:
+        while True:
             try:
                 ended = await self._write()
             except OSError as error:
                 ended = f"cannot be started: {error.strerror}"
-            if not self._stopping:
-                self.writer_restarts += 1
-                self._noticed("history_writer_ended", f"{ended}; starting it again")
-                await asyncio.sleep(RESTART_S)
+            if self._stopping:
+                return
+            self.writer_restarts += 1
+            self._noticed("history_writer_ended", f"{ended}; starting it again")
+            await asyncio.sleep(RESTART_S)
 
     async def _write(self) -> str:
         """One life of the process; how it ended. Raises OSError."""
@@ -170,6 +170,8 @@ class History:
             retention_s=settings.history_retention_s,
             bytes_max=settings.history_bytes_max,
             clean_hour=settings.history_clean_hour,
+            disk_warn=settings.history_disk_warn,
+            disk_clean=settings.history_disk_clean,
         )
         # Its standard input ends with this process, however that ends.
         process = await asyncio.create_subprocess_exec(

@@ -10,13 +10,10 @@ only grows. Counters count since the process began, over all its tenures as the 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from tickwheel.persistence.store import Store
-from tickwheel.server.histogram import Histogram
+from tickwheel.server.measures import Distribution, Metric, Plain
 from tickwheel.server.observing import Observed
 from tickwheel.server.status import readiness
 from tickwheel.wheel.core import Core
@@ -24,54 +21,6 @@ from tickwheel.wheel.groups import Group, Topic
 
 if TYPE_CHECKING:
     from tickwheel.server.daemon import Daemon
-
-Subject = TypeVar("Subject")
-
-
-def kind_of(name: str) -> str:
-    return "counter" if name.endswith("_total") else "gauge"
-
-
-class Moment(NamedTuple):
-    """When, and of which engine, a value is read."""
-
-    now_ms: int
-    core: Core
-
-
-@dataclass(frozen=True, slots=True)
-class Metric(Generic[Subject]):
-    """One number of each subject."""
-
-    name: str
-    help: str
-    read: Callable[[Subject, Moment], float]
-    merge: Callable[[float, float], float] = operator.add
-    """How the value of several subjects is made of theirs."""
-
-    @property
-    def kind(self) -> str:
-        return kind_of(self.name)
-
-
-class Plain(NamedTuple):
-    """One number of the process."""
-
-    name: str
-    help: str
-    read: Callable[[Daemon], float]
-
-
-class Distribution(NamedTuple):
-    """A histogram of the process, or one for each value of a label."""
-
-    name: str
-    help: str
-    label: str
-    """Empty: there is one."""
-    read: Callable[[Observed], Sequence[tuple[str, Histogram]]]
-    divisor: float = 1
-    """Kept in milliseconds, told in seconds: 1000."""
 
 
 @runtime_checkable
@@ -114,6 +63,12 @@ def _store_up(daemon: Daemon) -> bool:
 def _store_full(daemon: Daemon) -> bool:
     shell = daemon.roles.shell
     return shell is not None and shell.committer.full
+
+
+def _history(daemon: Daemon) -> tuple[int, int, int]:
+    """Events dropped, bytes that wait, restarts of the writer; nothing of it when it is off."""
+    found = daemon.roles.history
+    return (found.dropped, found.spool_bytes, found.writer_restarts) if found else (0, 0, 0)
 
 
 def _losses(store: Store) -> tuple[int, int]:
@@ -235,6 +190,31 @@ DAEMON: tuple[Plain, ...] = (
         "tickwheel_store_rewrites_total",
         "Times everything was written anew to a store that had lost more.",
         lambda d: _losses(d.roles.store)[1],
+    ),
+    Plain(
+        "tickwheel_history_dropped_total",
+        "Events of the history that were not kept.",
+        lambda d: _history(d)[0],
+    ),
+    Plain(
+        "tickwheel_history_spool_bytes",
+        "What waits for the process that writes the history.",
+        lambda d: _history(d)[1],
+    ),
+    Plain(
+        "tickwheel_history_writer_restarts_total",
+        "Times that process ended and was started again.",
+        lambda d: _history(d)[2],
+    ),
+    Plain(
+        "tickwheel_backup_last_success_timestamp_seconds",
+        "When the newest daily backup was begun (Unix time); 0: none is known.",
+        lambda d: _seen(d).backup_s,
+    ),
+    Plain(
+        "tickwheel_backup_failures_total",
+        "Daily backups that failed.",
+        lambda d: _seen(d).backup_failures,
     ),
     Plain("tickwheel_clock_held", "1: firing is held.", lambda d: d.roles.clock.held),
     Plain("tickwheel_clock_jumps_total", "Jumps noticed.", lambda d: d.roles.clock.jumps),

@@ -43,6 +43,9 @@ class Observed:
         """Of the last taking over, until it served."""
         self.load_s = 0.0
         """The same until everything was in memory."""
+        self.backup_s = 0.0
+        """When the newest daily backup was begun, Unix time; 0: none is known."""
+        self.backup_failures = 0
         self.scrape_s = 0.0
         """How long the last reading of ``/metrics`` took."""
         self.ended: Callable[[Core], None] = lambda core: None
@@ -78,6 +81,12 @@ class Observed:
             self.election_trouble = True
         elif event == "election_works_again":
             self.election_trouble = False
+        elif event == "backup_failed":
+            self.backup_failures += 1
+
+    def backed_up(self, begun_s: float) -> None:
+        """A daily backup is there that was begun then, by Unix time."""
+        self.backup_s = begun_s
 
 
 async def probe_loop(lag_s: Histogram) -> None:

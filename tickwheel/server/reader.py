@@ -59,12 +59,16 @@ class Reader:
                 await asyncio.sleep(AWAY_RETRY_S)
 
     async def scan(
-        self, after_id: int, limit: int, topic: str | None
+        self, after_id: int, limit: int, topic: str | None, *, back: bool = False
     ) -> tuple[list[Known], int | None]:
-        """A page of tasks by id, and the id to go on after (None: this was the last page)."""
+        """A page of tasks by id, and the id to go on after (None: this was the last page).
+
+        ``back``: those below ``after_id``, the highest first.
+        """
+        scan = self._store.scan_back if back else self._store.scan
         self._reading += 1
         try:
-            stored = await self._store.scan(after_id, limit, topic)
+            stored = await scan(after_id, limit, topic)
             ids = [task.row.id for task in stored]
             found = self._overlay(stored, ids)
             following = ids[-1] if len(ids) >= limit else None

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import socket
 import tomllib
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -19,7 +20,7 @@ from pydantic_settings import (
 )
 
 from tickwheel.errors import BadRequest
-from tickwheel.history.launch import CLEAN_HOUR, RETENTION_S, SEGMENT_BYTES
+from tickwheel.history.launch import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
 from tickwheel.history.spool import BYTES_MAX
 from tickwheel.protocol.frames import Limits
 from tickwheel.server import policies
@@ -49,6 +50,9 @@ class Settings(BaseSettings):
     advertise: str | None = None
     leader_ttl_s: float = Field(default=3.0, ge=0.2, le=3_600)
     allow_volatile_store: bool = False
+    # room
+    disk_refuse: float = Field(default=0.90, gt=0, le=1)
+    """SQLite: new tasks are refused while more of its disk than this share is used."""
     # how it tells
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
@@ -87,6 +91,9 @@ class Settings(BaseSettings):
     history_spool_bytes_max: int = Field(default=BYTES_MAX, ge=65_536)
     history_retention_s: float = Field(default=RETENTION_S, gt=0)
     history_bytes_max: int | None = Field(default=None, gt=0)
+    history_disk_warn: float = Field(default=DISK_WARN, gt=0, le=1)
+    history_disk_clean: float = Field(default=DISK_CLEAN, gt=0, le=1)
+    """Shares of the disk with the history that may be used; 1: off."""
     history_clean_hour: int = Field(default=CLEAN_HOUR, ge=0, le=23)
     backup_daily_hour: int | None = Field(default=None, ge=0, le=23)
     """By local time. None: no daily backups."""
@@ -138,6 +145,20 @@ class Settings(BaseSettings):
         if value is not None:
             split_address(value, "http")
         return value
+
+    @model_validator(mode="after")
+    def _disk_shares(self) -> Self:
+        """Who cleans before it warns, or refuses before it cleans, has mixed them up."""
+        names = ("history_disk_warn", "history_disk_clean", "disk_refuse")
+        shares = [(name, getattr(self, name)) for name in names]
+        on = [(name, share) for name, share in shares if share < 1]
+        if self.history_dir is not None:
+            for (low, lower), (high, higher) in pairwise(on):
+                if lower > higher:
+                    raise ValueError(
+                        f"{low} ({lower:g}) must not be above {high} ({higher:g}); 1 turns one off"
+                    )
+        return self
 
     @classmethod
     def settings_customise_sources(
@@ -228,5 +249,7 @@ def _explain(error: ValidationError) -> str:
     parts = []
     for item in error.errors():
         name = ".".join(map(str, item["loc"])) or "settings"
-        parts.append(f"setting {name}: {item['msg']} (got {item['input']!r})")
+        # Of what concerns several settings the message says all, and the input is all of them.
+        got = f" (got {item['input']!r})" if item["loc"] else ""
+        parts.append(f"setting {name}: {item['msg']}{got}")
     return "; ".join(parts)

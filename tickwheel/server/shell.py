@@ -98,7 +98,7 @@ class Shell:
             keep=history.keep if history is not None else None,
         )
         if not opened.has_room:
-            self.committer.start_full()
+            self.committer.start_full(opened.no_room)
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.poke)
         self.drafts = Drafts(self.core, self.limits)
         self.upkeep = Upkeep(self)

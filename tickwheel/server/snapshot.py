@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 
 from tickwheel.server import metrics
 from tickwheel.server.lateness import OTHER
-from tickwheel.server.metrics import Metric, Moment
+from tickwheel.server.measures import Metric, Moment
 from tickwheel.wheel.core import Core
 from tickwheel.wheel.groups import Group, Topic
 

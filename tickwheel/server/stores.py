@@ -25,7 +25,7 @@ def open_store(settings: Settings) -> tuple[Store, EngineConfig]:
     """The store, not opened yet. Raises StoreUnusable, BadRequest."""
     url, config = store_url(settings), settings.engine()
     if parse(url).kind != "redis":
-        return open_url(url), config
+        return open_url(url, disk_refuse=settings.disk_refuse), config
     from tickwheel.persistence.redis import options_from
 
     shard = options_from(url).shard

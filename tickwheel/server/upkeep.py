@@ -62,6 +62,7 @@ class Upkeep:
             history_dir=shell.settings.history_dir,
             now_ms=lambda: shell.clock.read().now_ms,
             noticed=shell.noticed,
+            made=shell.observed.backed_up,
         )
 
     # --- deleting a group ----------------------------------------------------------------------

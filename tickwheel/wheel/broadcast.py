@@ -21,8 +21,8 @@ class Broadcaster(Subscriber):
 
     __slots__ = ("buffer", "size_bytes")
 
-    def __init__(self, owner: object, topic: Topic, prefetch: int) -> None:
-        super().__init__(owner, Group(topic, "", 0), prefetch, 0)
+    def __init__(self, owner: object, topic: Topic, prefetch: int, label: str = "") -> None:
+        super().__init__(owner, Group(topic, "", 0), prefetch, 0, label=label)
         self.buffer: deque[TaskRow] = deque()
         self.size_bytes = 0
 

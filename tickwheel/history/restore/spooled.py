@@ -46,6 +46,8 @@ class Spools:
 
     def __enter__(self) -> Self:
         for folder in sorted((self._history_dir / STATE).glob(f"*-s{self._shard}")):
+            if not folder.is_dir():
+                continue  # the mark of the last backup
             found = self._files[folder] = []
             for name in spool_read.files(folder):
                 with contextlib.suppress(FileNotFoundError):

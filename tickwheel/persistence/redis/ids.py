@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -37,6 +37,13 @@ class IdIndex:
             self._added = []
         start = bisect_right(ids, after_id)
         return list(ids[start : start + limit])
+
+    def before(self, before_id: int, limit: int) -> list[int] | None:
+        """The next ids below ``before_id``, the highest first; None as in ``after``."""
+        if self.after(before_id, 0) is None or self._ids is None:
+            return None
+        end = bisect_left(self._ids, before_id)
+        return list(self._ids[max(0, end - limit) : end])[::-1]
 
     def add(self, ids: Iterable[int]) -> None:
         """Tasks were committed."""

@@ -107,6 +107,25 @@ class Reader:
             found += [task for task in tasks if topic in (None, task.row.topic)]
         return found[:limit]
 
+    async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        """See ``Store.scan_back``; the first page looks at all ids once."""
+        found: list[StoredTask] = []
+        before_id = min(before_id, ID_MAX + 1)
+        while len(found) < limit:
+            ids = self._index.before(before_id, PAGE_MAX)
+            if ids is None:
+                await self._load_index()
+                continue
+            if not ids:
+                break
+            if topic is None:
+                ids = ids[: limit - len(found)]
+            stored = await self.read(ids)
+            before_id = ids[-1]
+            tasks = (stored[task_id] for task_id in ids if task_id in stored)
+            found += [task for task in tasks if topic in (None, task.row.topic)]
+        return found[:limit]
+
     async def _load_index(self) -> None:
         with self._index.loading() as ids:
             if self._mirror.complete:

@@ -157,6 +157,10 @@ class RedisStore:
         self._check_open()
         return await self._reader.scan(after_id, limit, topic)
 
+    async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        self._check_open()
+        return await self._reader.scan_back(before_id, limit, topic)
+
     async def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None
     ) -> list[DeadRow]:

@@ -9,7 +9,7 @@ import sqlite3
 from tickwheel.persistence.sqlite import schema
 from tickwheel.persistence.sqlite.connection import connect_reader, is_full
 from tickwheel.persistence.sqlite.room import Room
-from tickwheel.persistence.store import StoreUnusable
+from tickwheel.persistence.store import Opened, StoreUnusable
 
 IDENTIFY_CACHE_BYTES = 1 << 16
 MAGIC = b"SQLite format 3\0"
@@ -42,8 +42,9 @@ def begin_epoch(
     now_ms: int,
     room: Room,
     epoch_min: int = 1,
-) -> tuple[dict[str, int | str], int]:
-    """What meta said before, and the new epoch, which is durable when it returns."""
+) -> Opened:
+    """What meta said before, and the new epoch, which is durable when it returns. Of room the
+    caller knows more."""
     try:
         before = _begin_epoch(connection, path, layout, owner, now_ms, epoch_min)
     except sqlite3.Error as error:
@@ -55,7 +56,14 @@ def begin_epoch(
         before = _begin_epoch(connection, path, layout, owner, now_ms, epoch_min)
     if not layout:
         _sync_folder(path)
-    return before, _next_epoch(before, epoch_min)
+    return Opened(
+        epoch=_next_epoch(before, epoch_min),
+        last_batch=int(before["last_batch"]),
+        id_mark=int(before["id_mark"]),
+        position_ms=int(before["position_ms"]),
+        clean=bool(before["clean"]),
+        created=not layout,
+    )
 
 
 def _next_epoch(before: dict[str, int | str], epoch_min: int) -> int:

@@ -26,6 +26,10 @@ class SqliteOptions:
     busy_ms: int = 5_000
     """How long to wait for another process (a sqlite3 shell) that holds the write lock."""
 
+    disk_refuse: float = 1.0
+    """Enqueues are refused while more of the disk than this share is used. The daemon's setting;
+    not part of a URL, so that tools which copy a store are not stopped by it."""
+
     def fitted(self, disk_bytes: int) -> SqliteOptions:
         """The same for a disk of that size: a small volume cannot spare what a large one can."""
         return replace(
@@ -37,7 +41,7 @@ class SqliteOptions:
 
 def options_from(url: str, settings: Sequence[tuple[str, int]]) -> SqliteOptions:
     """Options from a URL's query; raises StoreUnusable for one that does not exist."""
-    known = {field.name for field in fields(SqliteOptions)}
+    known = {field.name for field in fields(SqliteOptions)} - {"disk_refuse"}
     for name, _ in settings:
         if name not in known:
             raise StoreUnusable(

@@ -51,6 +51,10 @@ _SCAN = (
     "SELECT json_group_array(id) FROM"
     " (SELECT id FROM task WHERE id > ?1 AND (?2 IS NULL OR topic = ?2) ORDER BY id LIMIT ?3)"
 )
+_SCAN_BACK = (
+    "SELECT json_group_array(id) FROM"
+    " (SELECT id FROM task WHERE id <= ?1 AND (?2 IS NULL OR topic = ?2) ORDER BY id DESC LIMIT ?3)"
+)
 # The packs that the ids may be in, whole: one row again, whatever the number of packs.
 _PACKS = (
     "SELECT json_group_array(json_array(first, count, topics, length(bodies), ifnull(mask, 0))),"
@@ -62,6 +66,11 @@ _SCAN_PACKS = (
     "SELECT json_group_array(json_array(first, count, topics, ifnull(mask, 0))) FROM"
     " (SELECT first, count, topics, mask FROM pack LEFT JOIN gone USING (first)"
     " WHERE first >= ?1 ORDER BY first LIMIT ?2)"
+)
+_SCAN_PACKS_BACK = (
+    "SELECT json_group_array(json_array(first, count, topics, ifnull(mask, 0))) FROM"
+    " (SELECT first, count, topics, mask FROM pack LEFT JOIN gone USING (first)"
+    " WHERE first <= ?1 ORDER BY first DESC LIMIT ?2)"
 )
 _PACK_OF = "SELECT ifnull(max(first), 0) FROM pack WHERE first <= ?"
 PACKS_A_SCAN = 512
@@ -108,15 +117,37 @@ class Reader:
         while len(ids) < limit:
             (text,) = self._connection.execute(_SCAN_PACKS, (position, PACKS_A_SCAN)).fetchone()
             packs = json.loads(text)
-            for first, count, names, mask in packs:
-                here = ids_of(first, count, mask)
-                if topic is not None and names != topic:
-                    topics = topics_of(names, count)
-                    here = [i for i in here if topics[(i - first) // ID_STEP] == topic]
+            for pack in packs:
+                here = _ids_in(topic, *pack)
                 ids += here if here and here[0] > after_id else [i for i in here if i > after_id]
             if len(packs) < PACKS_A_SCAN:
                 break
             position = packs[-1][0] + 1
+        return ids[:limit]
+
+    def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        last_id = before_id - 1
+        with snapshot(self._connection):
+            (ids,) = self._connection.execute(_SCAN_BACK, (last_id, topic, limit)).fetchone()
+            packed = self._scan_packs_back(last_id, limit, topic)
+            found = self._all(sorted(json.loads(ids) + packed, reverse=True)[:limit])
+        return [found[task_id] for task_id in sorted(found, reverse=True)]
+
+    def _scan_packs_back(self, last_id: int, limit: int, topic: str | None) -> list[int]:
+        """Up to ``limit`` ids of packed tasks up to ``last_id``, the highest first."""
+        ids: list[int] = []
+        while len(ids) < limit:
+            columns = (last_id, PACKS_A_SCAN)
+            (text,) = self._connection.execute(_SCAN_PACKS_BACK, columns).fetchone()
+            packs = json.loads(text)
+            for pack in packs:
+                here = reversed(_ids_in(topic, *pack))
+                ids += [i for i in here if i <= last_id]
+                if len(ids) >= limit:
+                    break
+            if len(packs) < PACKS_A_SCAN:
+                break
+            last_id = packs[-1][0] - 1
         return ids[:limit]
 
     def scan_dead(
@@ -199,6 +230,15 @@ class Reader:
         return map(
             TaskRow, task_ids, json.loads(dues_ms), json.loads(topics), bodies, decoded
         ), large
+
+
+def _ids_in(topic: str | None, first: int, count: int, names: str, mask: int) -> Sequence[int]:
+    """Of one pack: the ids that are still in it, by id."""
+    here = ids_of(first, count, mask)
+    if topic is None or names == topic:
+        return here
+    topics = topics_of(names, count)
+    return [i for i in here if topics[(i - first) // ID_STEP] == topic]
 
 
 def _bytes(joined: bytes | str | None) -> bytes:

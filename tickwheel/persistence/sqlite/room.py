@@ -8,6 +8,9 @@ Three sources of room, in this order:
 * Free pages inside the database. A backlog that filled the disk and was worked off leaves the
   file as large as it was; new tasks fit into it (``inside``).
 
+A disk that is used beyond ``disk_refuse`` counts as one without free space, though the reserve is
+kept: others may need what is left.
+
 Knows files and sizes, not SQL. Used by the writer's thread; ``has_room`` is read by others.
 """
 
@@ -15,12 +18,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+from typing import NamedTuple
+
+REFUSE_MARGIN = 0.01
+"""So far the use of the disk must fall below ``disk_refuse`` before enqueues begin again."""
+
+
+class Disk(NamedTuple):
+    """What is free on a disk, and how much of it is used."""
+
+    free_bytes: int
+    """What an ordinary user may still write."""
+    used: float
+    """0 to 1, as ``df`` says it: of what ordinary users may have at all."""
 
 
 class Room:
     """What may be written to the disk of one database."""
 
-    def __init__(self, path: str, reserve_bytes: int, log_bytes: int) -> None:
+    def __init__(
+        self, path: str, reserve_bytes: int, log_bytes: int, disk_refuse: float = 1.0
+    ) -> None:
+        """``disk_refuse``: a share of the disk; 1 refuses only what does not fit."""
+        self._disk_refuse = disk_refuse
         self._reserve_path = path + ".reserve"
         self._reserve_bytes = reserve_bytes
         self._enough_bytes = log_bytes
@@ -30,6 +50,13 @@ class Room:
         self.has_room = True
         self.inside = False
         """Room is in free pages of the database only; the log must not grow either."""
+        self.too_used = ""
+        """Why there is no room although the disk is not full: its use, and the limit."""
+
+    @property
+    def why_not(self) -> str:
+        """What to tell those who are refused."""
+        return self.too_used or "no room on the disk"
 
     def allows(self, task_bytes: int, free_page_bytes: int | None) -> bool:
         """Whether a batch with so many bytes of new tasks may be tried; remembers a no.
@@ -38,13 +65,28 @@ class Room:
         """
         if not self.has_room:
             return False
-        free = free_page_bytes if self.inside else free_bytes(self._reserve_path)
-        self.has_room = free is not None and free >= 2 * task_bytes + self._low_bytes
+        if self.inside:
+            free = free_page_bytes or 0
+        else:
+            disk = measure(self._reserve_path)
+            free = 0 if self._is_too_used(disk) else disk.free_bytes
+        self.has_room = free >= 2 * task_bytes + self._low_bytes
         return self.has_room
+
+    def _is_too_used(self, disk: Disk) -> bool:
+        limit = self._disk_refuse - (REFUSE_MARGIN if self.too_used else 0)
+        is_too_used = self._disk_refuse < 1 and disk.used > limit
+        self.too_used = (
+            f"its disk is {disk.used:.1%} full; the limit is {self._disk_refuse:.1%} (disk_refuse)"
+            if is_too_used
+            else ""
+        )
+        return is_too_used
 
     def find(self, free_page_bytes: int) -> bool:
         """Look for room again; whether there is some."""
-        if self._take_reserve():
+        reserved = self._take_reserve()
+        if not self._is_too_used(measure(self._reserve_path)) and reserved:
             self.inside = False
             self.has_room = True
         else:
@@ -79,13 +121,19 @@ class Room:
         return True
 
 
-def free_bytes(path: str) -> int:
-    """What an ordinary user may still write on the disk that holds ``path``; 0 if unknown."""
+def measure(path: str) -> Disk:
+    """The disk that holds ``path``; one that says nothing of itself counts as full."""
     try:
         disk = os.statvfs(os.path.dirname(path) or ".")
     except OSError:
-        return 0
-    return disk.f_bavail * disk.f_frsize
+        return Disk(0, 1.0)
+    used = disk.f_blocks - disk.f_bfree
+    return Disk(disk.f_bavail * disk.f_frsize, used / max(1, used + disk.f_bavail))
+
+
+def free_bytes(path: str) -> int:
+    """What an ordinary user may still write on the disk that holds ``path``; 0 if unknown."""
+    return measure(path).free_bytes
 
 
 def disk_bytes(path: str) -> int:

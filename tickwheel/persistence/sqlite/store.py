@@ -100,6 +100,10 @@ class SqliteStore:
         after_id = max(-1, min(after_id, ID_MAX))
         return await self._list(lambda reader: reader.scan(after_id, limit, topic))
 
+    async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
+        before_id = max(-1, min(before_id, ID_MAX + 1))
+        return await self._list(lambda reader: reader.scan_back(before_id, limit, topic))
+
     async def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None
     ) -> list[DeadRow]:

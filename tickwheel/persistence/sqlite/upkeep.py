@@ -37,7 +37,7 @@ class Upkeep:
         """Right after opening: write back what a crash left in the log, and look for room."""
         self._checkpoint()
         if not self._find_room():
-            log.warning("store %s: no room on the disk; enqueues are refused", self._path)
+            self._tell("no room on the disk")
 
     def finish(self) -> None:
         """Right before closing."""
@@ -61,9 +61,14 @@ class Upkeep:
             return False
         free = self._free_page_bytes() if room.inside else None
         if not room.allows(task_bytes(tasks), free):
-            log.warning("store %s: little room on the disk; enqueues are refused", self._path)
+            self._tell("little room on the disk")
             self._log.set_limit(self._log_bytes // 4)
         return room.has_room
+
+    def _tell(self, what: str) -> None:
+        """Of a limit that was set, those who are refused hear, and the daemon's log."""
+        if not self._room.too_used:
+            log.warning("store %s: %s; enqueues are refused", self._path, what)
 
     def without_room(self) -> None:
         """Give up the reserve, and with it write the log back, so that it starts over."""

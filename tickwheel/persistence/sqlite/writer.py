@@ -86,26 +86,18 @@ class Writer:
             self._path, options.writer_cache_bytes, options.busy_ms, log_bytes_max
         )
         make_durable(connection)
-        self._room = Room(self._path, options.reserve_bytes, options.wal_bytes)
-        before, epoch = begin_epoch(
-            connection, self._path, layout, owner, now_ms, self._room, epoch_min
-        )
+        room = Room(self._path, options.reserve_bytes, options.wal_bytes, options.disk_refuse)
+        self._room = room
+        opened = begin_epoch(connection, self._path, layout, owner, now_ms, room, epoch_min)
         (upto,) = connection.execute("SELECT max(upto) FROM ending").fetchone()
         self._endings_upto = upto or 0
         self._look(connection)
         self._packs.load(connection.execute(sql.PACK_INDEX))
         self._broken = ""
-        self._upkeep = Upkeep(connection, self._path, options, self._room)
+        self._upkeep = Upkeep(connection, self._path, options, room)
         self._upkeep.start()
-        return Opened(
-            epoch=epoch,
-            last_batch=int(before["last_batch"]),
-            id_mark=int(before["id_mark"]),
-            position_ms=int(before["position_ms"]),
-            clean=bool(before["clean"]),
-            created=not layout,
-            has_room=self._room.has_room,
-        )
+        opened.has_room, opened.no_room = room.has_room, room.why_not
+        return opened
 
     def close(self, clean: bool) -> None:
         """Every reader has been closed before. Does nothing when it is not open."""
@@ -282,7 +274,7 @@ class Writer:
             raise self._break(connection, error) from error
 
     def _full(self, n: int) -> CommitRefused:
-        return CommitRefused(f"batch {n}: no room on the disk of {self._path}", full=True)
+        return CommitRefused(f"batch {n}: {self._path}: {self._room.why_not}", full=True)
 
     def _break(self, connection: sqlite3.Connection, error: BaseException) -> StoreBroken:
         """Refuse everything from here on: after a failed sync a second one proves nothing."""

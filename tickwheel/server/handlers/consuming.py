@@ -177,7 +177,7 @@ class Consuming:
             )
         self._check_draining()
         found_topic, _ = find_room(self._core, checks.name(topic, "topic"), None)
-        return Broadcaster(owner, found_topic, prefetch)
+        return Broadcaster(owner, found_topic, prefetch, owner.label)
 
     def prefetch(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         checks.arity(frame, 2, "sub, prefetch")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,16 @@ from tickwheel.server.connection import Connection
 from tickwheel.server.shell import Shell
 from tickwheel.server.stats import stats_map
 from tickwheel.server.wire import dead_map
-from tickwheel.wheel.records import DeadRow
+from tickwheel.wheel.control import Known
+from tickwheel.wheel.records import DeadRow, id_floor
 from tickwheel.wheel.states import State
 
 PAGE_MAX = 1000
 PAGE_DEFAULT = 100
 SCANNED_PER_REQUEST_MAX = 20_000
 """A filter that matches little ends its page here; ``next`` says where to go on."""
+KEY_LENGTH_MAX = 255
+_TASK_OPTIONS = ("topic", "state", "key", "until_ms", "newest", "after", "limit")
 _DEAD_OPTIONS = ("topic", "group", "after", "limit", "since_ms", "until_ms", "reason")
 _LIVE = (State.SCHEDULED, State.READY, State.IN_FLIGHT, State.WAITING, State.DEAD)
 
@@ -59,35 +63,35 @@ class Listing:
     def tasks(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         checks.arity(frame, 1, "options")
         request = checks.request_number(frame[1])
-        options = checks.options(frame[2], ("topic", "state", "after", "limit"))
-        topic, state = options.get("topic"), options.get("state")
-        if topic is not None:
-            checks.name(topic, "topic")
-        if state is not None and state not in _LIVE:
-            known = ", ".join(_LIVE)
-            raise BadRequest(f"state must be one of {known}, not {checks.shown(state)}")
-        after_id = checks.integer(options.get("after", 0), "after", 0, ID_MAX)
+        options = checks.options(frame[2], _TASK_OPTIONS)
+        wanted = _Wanted.of(options)
         limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
-        self._answer(peer, request, self._page(topic, state, after_id, limit))
+        self._answer(peer, request, self._page(wanted, limit))
 
-    async def _page(
-        self, topic: str | None, state: str | None, after_id: int, limit: int
-    ) -> dict[str, Any]:
+    async def _page(self, wanted: _Wanted, limit: int) -> dict[str, Any]:
         shell = self._shell
         bytes_left = shell.limits.frame_bytes_max // 2
         found: list[dict[str, Any]] = []
-        scanned, position = 0, after_id
+        scanned, position = 0, wanted.start_id
+        # What matches little is looked for in large steps, however few are asked for.
+        step = PAGE_MAX if wanted.is_selective else limit
         while True:
-            page, following = await shell.reader.scan(position, limit, topic)
+            page, following = await shell.reader.scan(
+                position, step, wanted.store_topic, back=wanted.newest
+            )
             for known in page:
+                if known.row.id >= wanted.end_id and not wanted.newest:
+                    return {"tasks": found, "next": None}
                 size = len(known.row.body)
                 if len(found) >= limit or (found and size > bytes_left):
                     return {"tasks": found, "next": position}
                 position = known.row.id
-                if state is None or shell.engine.control.state(known) == state:
+                if wanted.fits(known) and (
+                    wanted.state is None or shell.engine.control.state(known) == wanted.state
+                ):
                     found.append(shell.describe(known))
                     bytes_left -= size
-            scanned += limit
+            scanned += step
             if following is None:
                 return {"tasks": found, "next": None}
             position = following
@@ -181,3 +185,59 @@ class Listing:
                 peer.ok(request, result)
 
         self._shell.spawn(run())
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a LIST asks for."""
+
+    topic: str | None
+    state: str | None
+    key: str | None
+    newest: bool
+    start_id: int
+    """To go on after; below, when the newest come first."""
+    end_id: int
+    """No id from here on was enqueued in time."""
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> _Wanted:
+        """Raises BadRequest, LimitExceeded."""
+        topic, state, key = (options.get(name) for name in ("topic", "state", "key"))
+        if topic is not None:
+            checks.name(topic, "topic")
+        if state is not None and state not in _LIVE:
+            known = ", ".join(_LIVE)
+            raise BadRequest(f"state must be one of {known}, not {checks.shown(state)}")
+        if key is not None and not checks.text(key, "key", KEY_LENGTH_MAX):
+            raise BadRequest("key must be a string of 1 to 255 characters, not ''")
+        newest = options.get("newest", False)
+        if type(newest) is not bool:
+            checks.wrong("newest", "true or false", newest)
+        until_ms = checks.integer(options.get("until_ms", ID_MAX), "until_ms", 0, ID_MAX)
+        # An id says when it was assigned, so a time is a place among the ids.
+        end_id = min(max(0, id_floor(until_ms + 1, 0)), ID_MAX + 1)
+        after_id = options.get("after")
+        if after_id is not None:
+            checks.integer(after_id, "after", 0, ID_MAX)
+        if newest:
+            start_id = end_id if after_id is None else min(after_id, end_id)
+        else:
+            start_id = after_id or 0
+        return cls(topic, state, key, newest, start_id, end_id)
+
+    @property
+    def is_selective(self) -> bool:
+        return self.key is not None or self.state is not None
+
+    @property
+    def store_topic(self) -> str | None:
+        """A store that skips what is of other topics looks at more than is counted here."""
+        return None if self.key is not None else self.topic
+
+    def fits(self, known: Known) -> bool:
+        """All but the state."""
+        row = known.row
+        if self.key is not None and (row.extras is None or row.extras.key != self.key):
+            return False
+        return self.topic is None or row.topic == self.topic

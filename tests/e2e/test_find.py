@@ -1,0 +1,229 @@
+"""Tasks looked up by their key, on SQLite and in memory: wire, client and command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from cli_runner import Cli
+from daemon import Daemon
+from raw import Raw
+
+from tickwheel import Client, Task
+from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server.handlers.listing import SCANNED_PER_REQUEST_MAX
+
+FAR_MS = 3_600_000
+FAR = 3_600.0
+KEY = "kéy 1"
+
+
+@pytest.fixture(scope="module", params=["sqlite", "memory"])
+def running(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[Daemon]:
+    folder = tmp_path_factory.mktemp("find")
+    store = "memory:" if request.param == "memory" else None
+    history = {"history_dir": folder / "history"}
+    with Daemon(folder / "daemon", store=store, **history) as daemon:
+        yield daemon
+        assert "Traceback" not in daemon.log_text()
+
+
+@pytest.fixture
+def raw(running: Daemon) -> Iterator[Raw]:
+    with Raw(running.port) as raw:
+        yield raw
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """One of its own for each test."""
+    return str(request.node.name).replace("[", "-").replace("]", "")
+
+
+def put(raw: Raw, topic: str, *keys: str | None) -> list[int]:
+    """A task each, one request each, so that each has a time of its own."""
+    found = []
+    for key in keys:
+        options = {} if key is None else {"key": key}
+        found += raw.enqueue((topic, b"x", FAR_MS, options))[2][1]
+    return found
+
+
+def pages(raw: Raw, **options: Any) -> list[list[int]]:
+    """Ids, page by page."""
+    found, after = [], None
+    while True:
+        given = options if after is None else {**options, "after": after}
+        frame = raw.call(T.LIST, given)
+        assert frame[0] == T.OK, frame
+        found.append([task["id"] for task in frame[2]["tasks"]])
+        after = frame[2]["next"]
+        if after is None:
+            return found
+
+
+def ids(raw: Raw, **options: Any) -> list[int]:
+    return [task_id for page in pages(raw, **options) for task_id in page]
+
+
+# --- the wire --------------------------------------------------------------------------------
+
+
+def test_only_tasks_with_the_key_and_the_newest_first(raw: Raw, topic: str) -> None:
+    one, _, two, _, three = put(raw, topic, KEY, None, KEY, KEY + "2", KEY)
+    assert ids(raw, key=KEY, topic=topic) == [one, two, three]
+    assert ids(raw, key=KEY, topic=topic, newest=True) == [three, two, one]
+    assert ids(raw, key=KEY, topic=topic, newest=False) == [one, two, three]
+    assert ids(raw, key=KEY, topic="none") == []
+    assert ids(raw, key="kéy", topic=topic) == []
+    assert pages(raw, key=KEY, topic=topic, newest=True, limit=2)[0] == [three, two]
+    assert ids(raw, key=KEY, topic=topic, newest=True, limit=2) == [three, two, one]
+    assert raw.call(T.CANCEL, [three])[2] == ("cancelled",)
+    assert ids(raw, key=KEY, topic=topic, newest=True) == [two, one]
+
+
+def test_enqueued_not_after_a_time(raw: Raw, topic: str) -> None:
+    all_ids: list[int] = []
+    while len({when(raw, one) for one in all_ids}) < 3:
+        all_ids += put(raw, topic, KEY)
+    times = {one: when(raw, one) for one in all_ids}
+    middle_ms = sorted(set(times.values()))[1]
+    for until_ms in (min(times.values()) - 1, middle_ms - 1, middle_ms, max(times.values()) + 1):
+        expected = [one for one in all_ids if times[one] <= until_ms]
+        assert ids(raw, key=KEY, topic=topic, until_ms=until_ms) == expected
+        found = ids(raw, key=KEY, topic=topic, until_ms=until_ms, newest=True)
+        assert found == expected[::-1]
+        # Times are no matter of keys.
+        assert ids(raw, topic=topic, until_ms=until_ms, newest=True) == expected[::-1]
+    for until_ms in (0, 1):
+        assert ids(raw, key=KEY, until_ms=until_ms, newest=True) == []
+        assert ids(raw, key=KEY, until_ms=until_ms) == []
+    assert ids(raw, key=KEY, topic=topic, until_ms=2**63 - 1, newest=True) == all_ids[::-1]
+
+
+def when(raw: Raw, task_id: int) -> int:
+    return int(raw.call(T.LOOKUP, [task_id])[2][0]["enqueued_ms"])
+
+
+def test_a_request_looks_at_a_bounded_number_of_tasks(raw: Raw, topic: str) -> None:
+    (oldest,) = put(raw, topic, "oldest of many")
+    others = 2 * SCANNED_PER_REQUEST_MAX + 10
+    for start in range(0, others, 10_000):
+        count = min(10_000, others - start)
+        assert raw.enqueue(*[(topic, b"x", FAR_MS)] * count)[0] == T.OK
+    found = pages(raw, key="oldest of many", newest=True, limit=1)
+    assert found[:2] == [[], []] and found[2] == [oldest]
+    assert pages(raw, key="oldest of many", limit=1)[-1] == [], "the rest is looked through"
+    assert ids(raw, key="oldest of many") == [oldest]
+
+
+def test_what_is_told_is_what_a_lookup_tells(raw: Raw, topic: str) -> None:
+    # Half a rotation from where the number of rotations changes.
+    one = raw.enqueue((topic, b"x", 3 * FAR_MS // 2, {"key": "told"}))[2][1][0]
+    (task,) = raw.call(T.LIST, {"key": "told", "newest": True})[2]["tasks"]
+    assert task == raw.call(T.LOOKUP, [one])[2][0]
+    assert (task["state"], task["key"], task["cycles"]) == ("scheduled", "told", 1)
+    assert {"slot", "due_ms", "enqueued_ms", "groups"} <= task.keys()
+
+
+def test_a_state_and_a_key(raw: Raw, topic: str) -> None:
+    raw.enqueue((topic, b"x", 0, {"key": KEY}))
+    (later,) = put(raw, topic, KEY)
+    assert ids(raw, key=KEY, topic=topic, state="scheduled") == [later]
+    assert ids(raw, key=KEY, topic=topic, state="dead") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "word"),
+    [
+        ({"key": ""}, "bad_request", "key"),
+        ({"key": 5}, "bad_request", "key"),
+        ({"key": "k" * 256}, "limit_exceeded", "255"),
+        ({"until_ms": -1}, "bad_request", "until_ms"),
+        ({"until_ms": "now"}, "bad_request", "until_ms"),
+        ({"newest": 1}, "bad_request", "newest"),
+        ({"newest": True, "after": -1}, "bad_request", "after"),
+    ],
+)
+def test_wrong_options_are_named(raw: Raw, options: Any, code: str, word: str) -> None:
+    frame = raw.call(T.LIST, options)
+    assert (frame[0], frame[2]) == (T.ERROR, code)
+    assert word in frame[3]
+
+
+def test_the_longest_key_is_found(raw: Raw, topic: str) -> None:
+    key = "k" * 255
+    found = put(raw, topic, key)
+    assert ids(raw, key=key) == found
+
+
+# --- the client --------------------------------------------------------------------------------
+
+
+async def test_find(running: Daemon, topic: str) -> None:
+    async with Client(running.url) as client:
+        first = await client.enqueue(topic, b"1", delay=FAR, key=topic)
+        started = datetime.now(UTC)
+        while datetime.now(UTC) < started + timedelta(milliseconds=2):
+            await client.ping()
+        many = await client.enqueue_many(Task(topic, b"2", delay=FAR, key=topic) for _ in range(3))
+        last = many[-1].id
+        found = await client.find(topic)
+        assert found is not None and (found.id, found.body, found.key) == (last, b"2", topic)
+        found = await client.find(topic, topic=topic, not_after=started)
+        assert found is not None and found.id == first.id
+        assert await client.find(topic, topic="none") is None
+        assert await client.find(topic, not_after=started - timedelta(days=1)) is None
+        listed = [task.id async for task in client.list_tasks(key=topic, newest_first=True)]
+        assert listed == [one.id for one in (first, *many)][::-1]
+        await client.cancel_many(one.id for one in many)
+        found = await client.find(topic)
+        assert found is not None and found.id == first.id
+        await client.cancel(first.id)
+        assert await client.find(topic) is None
+
+
+# --- the command line --------------------------------------------------------------------------
+
+
+def test_list_and_show(running: Daemon, topic: str) -> None:
+    cli = Cli(running)
+    key = f"key of {topic}"
+    old, new = (
+        cli.one("enqueue", topic, text, "--key", key, "--delay", "1h")["id"] for text in "ab"
+    )
+    assert [task["id"] for task in cli.json("list", "--key", key)] == [old, new]
+    newest = cli.json("list", "--key", key, "--newest-first", "--limit", "1")
+    assert [task["id"] for task in newest] == [new]
+    assert cli.json("list", "--key", key, "--before", "1h") == []
+    shown = cli.one("show", "--key", key)
+    assert (shown["id"], shown["state"], shown["body"]) == (new, "scheduled", "b")
+    assert {"slot", "cycles", "due_ms"} <= shown.keys()
+    assert cli.one("show", "--key", key, "--topic", topic, "--before", "0s")["id"] == new
+    assert f"Task {new}" in cli.run("show", "--key", key).stdout.decode()
+    for narrower in (["--topic", "none"], ["--before", "1h"]):
+        assert "no task with key" in cli.fails(4, "show", "--key", key, *narrower)
+    assert cli.json("show", "--key", "none", expect=4) == []
+
+
+def test_flow_by_key_and_ended_tasks_from_the_history(running: Daemon, topic: str) -> None:
+    cli, history = Cli(running), str(running.settings["history_dir"])
+    key = f"key of {topic}"
+    old, new = (
+        cli.one("enqueue", topic, "x", "--key", key, "--delay", "1h")["id"] for _ in range(2)
+    )
+    cli.run("cancel", old, new)
+    while len(cli.json("history", "--dir", history, "--key", key)) < 4:
+        pass
+    assert "no task with key" in cli.fails(4, "show", "--key", key)
+    shown = cli.one("show", "--key", key, "--history", history)
+    assert (shown["id"], shown["state"]) == (new, "cancelled")
+    assert [event["event"] for event in shown["flow"]] == ["enqueued", "cancelled"]
+    narrower = ["--history", history, "--before", "1h"]
+    assert "nor in the history" in cli.fails(4, "show", "--key", key, *narrower)
+    assert cli.json("show", "--key", key, "--topic", "none", "--history", history, expect=4) == []
+    live = cli.one("enqueue", topic, "x", "--key", key, "--delay", "1h")["id"]
+    shown = cli.one("show", "--key", key, "--flow", "--history", history)
+    assert (shown["id"], shown["state"]) == (live, "scheduled")

@@ -1,0 +1,80 @@
+"""The seeded bugs of the daemon's end of the history."""
+
+from __future__ import annotations
+
+from mutations.mutants import COMMITTER, Edit, Mutant
+
+RECORDER = "tickwheel/server/recorder.py"
+HISTORY = "tickwheel/server/history.py"
+SERVICE = "tests/history/test_history_service.py::"
+
+HISTORY_MUTANTS = (
+    Mutant(
+        "reply-before-its-history",
+        "a kill between the answer and the spool loses what somebody was told",
+        (
+            Edit(
+                COMMITTER,
+                "        if self._keep is not None:\n            self._keep(number, batch.notes)\n",
+                "",
+            ),
+            Edit(
+                COMMITTER,
+                "        self._release(batch)\n",
+                "        self._release(batch)\n"
+                "        if self._keep is not None:\n            self._keep(number, batch.notes)\n",
+            ),
+        ),
+        (SERVICE + "test_what_is_answered_is_in_the_spool_already",),
+    ),
+    Mutant(
+        "history-of-a-refused-batch",
+        "tasks that were refused stand in the history",
+        (
+            Edit(
+                RECORDER,
+                "            self._records[:0] = notes.records\n",
+                "            self._records[:0] = notes.records\n"
+                "            self._arrivals[:0] = notes.arrivals\n",
+            ),
+        ),
+        (SERVICE + "test_a_refused_batch_leaves_no_arrivals",),
+    ),
+    Mutant(
+        "history-of-what-was-withdrawn",
+        "tasks that were refused while the store did not answer stand in the history",
+        (
+            Edit(
+                RECORDER,
+                "    def forget_arrivals(self) -> None:\n        self._arrivals = []\n",
+                "    def forget_arrivals(self) -> None:\n        return\n",
+            ),
+        ),
+        (SERVICE + "test_what_was_withdrawn_leaves_nothing_and_what_was_unclear_is_there",),
+    ),
+    Mutant(
+        "history-dropped-and-not-counted",
+        "what was dropped after the first time is missing from the count",
+        (
+            Edit(
+                HISTORY,
+                "            self._missing += events\n",
+                "            self._missing = events\n",
+            ),
+        ),
+        (SERVICE + "test_a_full_spool_drops_history_says_so_once_and_goes_on",),
+    ),
+    Mutant(
+        "history-waits-for-a-batch",
+        "what no batch carries stays in memory",
+        (
+            Edit(
+                HISTORY,
+                "            if core.sealed is None and core.open.is_empty()",
+                "            if core.sealed is not None and core.open.is_empty()",
+            ),
+        ),
+        (SERVICE + "test_broadcasts_reach_the_files_without_a_batch",),
+        slow=True,
+    ),
+)
