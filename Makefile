@@ -1,6 +1,6 @@
 # `make` or `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full check bench torture observe
+.PHONY: help setup demo test test-full check bench torture observe report
 
 PYTHON := .venv/bin/python
 KILLS ?= 200
@@ -36,3 +36,6 @@ torture: setup ## kill -9 a real daemon at random: KILLS=200 SEED=1 STORE=redis 
 
 observe: setup ## a daemon, load and a Prometheus with our rules, until Ctrl-C; prints the addresses
 	@scripts/observe $(ARGS)
+
+report: setup ## a daemon that writes its history under load for 25 s, and the report of it: an HTML page
+	@scripts/report $(ARGS)

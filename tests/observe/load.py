@@ -59,9 +59,13 @@ async def produce(client: Client, per_s: float) -> None:
     """A few tasks every tick; one of ten is cancelled, one of ten is not wanted for long."""
     topics = itertools.cycle([*(one.topic for one in CONSUMERS), UNCONSUMED, BROADCAST])
     delays_s = itertools.cycle([0.0, 0.1, 0.25, 0.5, 1.0, 2.0])
+    customers = itertools.cycle(range(500))
     per_tick = max(6, round(per_s * TICK_S))
     while True:
-        tasks = [Task(topic, b"{}", delay=next(delays_s)) for topic in _some(topics, per_tick)]
+        tasks = [
+            Task(topic, b"{}", delay=next(delays_s), key=f"customer-{next(customers)}")
+            for topic in _some(topics, per_tick)
+        ]
         receipts = await client.enqueue_many(tasks)
         await client.cancel_many([receipt.id for receipt in receipts[::10]])
         await client.enqueue(UNCONSUMED, b"{}", delay=0.2, ttl=0.2)

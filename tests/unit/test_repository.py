@@ -22,6 +22,7 @@ REGISTRIES = [
     )
 ]  # fmt: skip
 PLACES = ["/" + name + "/" for name in ("home", "root", "work", "Users", "workspace")]
+PUBLISHED_AS_ONE_FILE = {"pyspark"}
 LEFT_OPEN = ["TO" + "DO", "FIX" + "ME", "X" * 3]
 
 
@@ -72,7 +73,8 @@ def test_requirements_are_pinned_with_hashes_and_name_no_place() -> None:
         assert len(pinned) > 10
         for entry in pinned:
             assert re.match(r"[a-z0-9._-]+==[^\s]+ ", entry), entry[:80]
-            assert entry.count("--hash=sha256:") >= 2, f"only one file is known: {entry[:80]}"
+            least = 1 if entry.split("==")[0] in PUBLISHED_AS_ONE_FILE else 2
+            assert entry.count("--hash=sha256:") >= least, f"too few files: {entry[:80]}"
 
 
 def test_no_test_is_skipped_without_a_reason() -> None:

@@ -80,7 +80,7 @@ def report(
 
 def _report(output: Output, said: dict[str, Any]) -> int:
     """``said`` are the options by their names."""
-    from tickwheel.reports.session import missing_part, started
+    from tickwheel.reports.session import little_to_load, missing_part, started
 
     missing = missing_part()
     if missing is not None:
@@ -107,7 +107,9 @@ def _report(output: Output, said: dict[str, Any]) -> int:
         began_s = time.monotonic()
         with _progress(quiet=output.as_json) as tell:
             tell("starting", 0, 1)
-            with started(said["master"], memory=said["memory"], quiet=True) as spark:
+            little = little_to_load(settings)
+            session = started(said["master"], memory=said["memory"], quiet=True, little=little)
+            with session as spark:
                 tell("starting", 1, 1)
                 found = run(spark, settings, tell)
     except ReportError as error:
@@ -141,7 +143,7 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
         def line(stage: str, done: int, of: int) -> None:
             if stage not in told:
                 told.add(stage)
-                remark(_STAGES[stage] + (f" ({of >> 20} MB)" if stage == "loading" else ""))
+                remark(_STAGES[stage] + (f" ({of / 1e6:.1f} MB)" if stage == "loading" else ""))
 
         yield line
         return

@@ -44,28 +44,29 @@ def figures(
     )
     targets = _targets(spark, topics, settings)
     counted = service.with_targets(facts, targets)
-    by_hour = service.service(buckets.hours(counted, settings.timezone), [*buckets.BUCKET, *KEYS])
-    by_day = service.service(buckets.days(counted, settings.timezone), [*buckets.BUCKET, *KEYS])
-    by_hour, by_day = by_hour.persist(), by_day.persist()
+    columns = service.everything()
+    hours = buckets.hours(counted, settings.timezone)
+    days = buckets.days(counted, settings.timezone)
+    by_hour = service.service(hours, [*buckets.BUCKET, *KEYS], columns).persist()
+    by_day = service.service(days, [*buckets.BUCKET, *KEYS], columns).persist()
     objectives = targets.drop("target_ms")
+    reasons, rates = (of_topics(part[name], settings) for name in ("reasons", "rates"))
     unfinished = of_topics(table.open_journeys(manifest), settings)
-    waits = of_topics(whole["waits"], settings).unionByName(journeys.waits(unfinished))
-    horizon_ms = min(x for x in (manifest.last_ms or 0, settings.until_ms) if x is not None)
+    known_ms = manifest.last_ms or 0
+    horizon_ms = known_ms if settings.until_ms is None else min(known_ms, settings.until_ms)
+    waits = of_topics(whole["waits"], settings).unionByName(journeys.waits(unfinished, known_ms))
     frames = {
         "totals": service.totals(facts.filter(facts.topic.isin(*topics, schema.NO_TOPIC))),
         "by_hour": by_hour,
         "by_day": by_day,
-        "by_topic": service.service(counted, KEYS),
-        "all_by_hour": service.service(
-            buckets.hours(counted, settings.timezone), list(buckets.BUCKET)
-        ),
-        "all_by_day": service.service(
-            buckets.days(counted, settings.timezone), list(buckets.BUCKET)
-        ),
-        "all": service.service(counted, []),
+        "by_topic": service.service(counted, KEYS, columns),
+        "all_by_hour": service.service(hours, buckets.BUCKET, columns),
+        "all_by_day": service.service(days, buckets.BUCKET, columns),
+        "all": service.service(counted, [], columns),
         "attempts": service.attempts(counted, KEYS),
-        "reasons": service.reasons(of_topics(part["reasons"], settings), KEYS, settings.top),
-        "peaks": service.peaks(of_topics(part["rates"], settings), KEYS),
+        "reasons": service.reasons(reasons, KEYS, settings.top),
+        "peaks": service.peaks(rates, KEYS),
+        **over_time(counted, reasons, rates, settings),
         "backlog": in_time(waiting.backlog(waits, settings.timezone), settings, "start_ms"),
         "slowest_keys": slowest.keys(of_topics(part["slow"], settings), settings.top),
         "producers": slowest.producers(
@@ -82,6 +83,19 @@ def figures(
         "quarantine": quarantine(table.quarantine(manifest)),
     }
     return Figures(frames, [facts, by_hour, by_day], topics)
+
+
+def over_time(
+    counted: DataFrame, reasons: DataFrame, rates: DataFrame, settings: ReportSettings
+) -> dict[str, DataFrame]:
+    """Attempts, reasons and peak rates by hour and by day."""
+    keys, found = [*buckets.BUCKET, *KEYS], {}
+    for name, split in (("hour", buckets.hours), ("day", buckets.days)):
+        said, seen, fast = (split(rows, settings.timezone) for rows in (counted, reasons, rates))
+        found[f"attempts_by_{name}"] = service.attempts(said, keys)
+        found[f"reasons_by_{name}"] = service.reasons(seen, keys, settings.top)
+        found[f"peaks_by_{name}"] = service.peaks(fast, keys)
+    return found
 
 
 def wanted(rows: DataFrame, settings: ReportSettings) -> DataFrame:

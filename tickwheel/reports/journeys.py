@@ -1,7 +1,8 @@
 """Each task's way from its enqueue to its end, put together from its events.
 
-One row a task and group. A journey is *closed* when the task's enqueue is known and every group
-that was seen has come to an end; what is closed is written once. What is not is carried from
+One row a task and group. A journey is *closed* when the task's enqueue is known and the task has
+ended: the event that ended it said so (``ended``), or, in history without that field, every group
+that was seen has come to an end. What is closed is written once. What is not is carried from
 run to run in ``open``: a run merges its new events into it, closes what it can and writes the
 rest anew. So the work of a run grows with what is new and what is unfinished, not with history,
 and events may arrive in any order. A group that turns up after all others had finished makes a
@@ -14,17 +15,19 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from tickwheel.reports import schema
 from tickwheel.reports.rollups import quarter
 from tickwheel.reports.schema import FINAL, TASK_EVENTS
 
 DAY_MS = 86_400_000
+UNTAKEN = "untaken"
 CODES = 32
 """``last_code`` = time_ms × 32 + the event's place in TASK_EVENTS: one number to compare."""
 _RANK = {event: rank for rank, event in enumerate(TASK_EVENTS)}
 _INFO = ("task_id", "topic", "key", "producer", "enqueued_ms", "planned_ms")
 _LEG = (
     "task_id", "topic", "group", "due_ms", "came_due_ms", "first_ms", "acked_ms", "ended_ms",
-    "last_code", "deliveries", "attempts",
+    "whole_ms", "partly", "last_code", "deliveries", "attempts",
 )  # fmt: skip
 
 
@@ -59,6 +62,9 @@ def legs(events: DataFrame) -> DataFrame:
             F.min(F.when(first, c("time_ms"))).alias("first_ms"),
             F.min(F.when(c("event") == "acked", c("time_ms"))).alias("acked_ms"),
             F.min(F.when(c("event").isin(*FINAL), c("time_ms"))).alias("ended_ms"),
+            # When the whole task had ended; whether an end of this group left it to others.
+            F.min(F.when(c("ended"), c("time_ms"))).alias("whole_ms"),
+            F.coalesce(F.max(~c("ended")), F.lit(False)).alias("partly"),
             F.max(c("time_ms") * CODES + rank[c("event")]).alias("last_code"),
             F.count(F.when(c("event") == "delivered", 1)).alias("deliveries"),
             F.max("attempt").alias("attempts"),
@@ -79,6 +85,8 @@ def merge_legs(found: DataFrame) -> DataFrame:
             F.min("first_ms").alias("first_ms"),
             F.min("acked_ms").alias("acked_ms"),
             F.min("ended_ms").alias("ended_ms"),
+            F.min("whole_ms").alias("whole_ms"),
+            F.max("partly").alias("partly"),
             F.max("last_code").alias("last_code"),
             F.sum("deliveries").alias("deliveries"),
             F.max("attempts").alias("attempts"),
@@ -106,17 +114,27 @@ def journeys(events: DataFrame) -> DataFrame:
 def _joined(told: DataFrame, seen: DataFrame) -> DataFrame:
     c = F.col
     same_task = Window.partitionBy("task_id")
-    # The group "" ends the whole task; the others end each for itself.
-    whole_end = F.min(F.when(c("group") == "", c("ended_ms"))).over(same_task)
+    # The group "" ends the whole task; the others end each for itself, the last one said so.
+    whole = F.coalesce(F.when(c("group") == "", c("ended_ms")), c("whole_ms"))
+    whole_end = F.min(whole).over(same_task)
+    partly = F.coalesce(F.max("partly").over(same_task), F.lit(False))
     all_ended = F.min(F.when(c("group") != "", c("ended_ms").isNotNull())).over(same_task)
     joined = told.join(seen.withColumnRenamed("topic", "seen_topic"), "task_id", "full").withColumn(
         "topic", F.coalesce("topic", "seen_topic")
     )
-    ended = whole_end.isNotNull() | F.coalesce(all_ended, F.lit(False))
+    quiet = F.coalesce(all_ended, F.lit(False))
+    ended = whole_end.isNotNull() | (quiet & ~partly)
+    # Without its enqueue it may be the late rest of a task that an earlier run has closed.
+    owed = c("enqueued_ms").isNotNull() & whole_end.isNull() & quiet & partly
     lead = F.row_number().over(same_task.orderBy(c("group").asc_nulls_first())) == 1
     left = F.min(F.coalesce("came_due_ms", "ended_ms")).over(same_task)
     return joined.drop("seen_topic").withColumns(
-        {"closed": c("enqueued_ms").isNotNull() & ended, "lead": lead, "left_ms": left}
+        {
+            "closed": c("enqueued_ms").isNotNull() & ended,
+            "lead": lead,
+            "left_ms": left,
+            "owed": owed,
+        }
     )
 
 
@@ -149,21 +167,32 @@ def slow(closed: DataFrame, kept: int = 50) -> DataFrame:
     )  # fmt: skip
 
 
-def waits(found: DataFrame) -> DataFrame:
+def waits(found: DataFrame, horizon_ms: int | None = None) -> DataFrame:
     """How many began and ceased to wait, by quarter: additive, so backlogs are running sums.
 
     ``scheduled``: a task from its enqueue until it comes due (or is cancelled). ``due``: a task
-    in a group from its due time to its end, or into the dead letters.
+    in a group from its due time to its end, or into the dead letters; before any group got it
+    it is due in group ``""``. Unfinished journeys need to be told the time up to which they are
+    known.
     """
     c = F.col
+    begun = c("enqueued_ms")
+    # In the row that leads, the group "" has the newest due time, if it was ever changed.
+    planned = F.coalesce(F.when(c("group") == "", c("due_ms")), c("planned_ms"))
+    planned = F.greatest(planned, begun)
+    over_at = F.lit(schema.TIME_MS_MAX if horizon_ms is None else horizon_ms)
+    left = F.greatest(F.least(c("left_ms"), planned), begun)
     dead = F.when(last_event(c("last_code")) == "dead", last_ms(c("last_code")))
     over = F.coalesce(c("ended_ms"), dead)
     of_group = c("came_due_ms").isNotNull()
-    of_task = c("lead") & c("enqueued_ms").isNotNull()
+    of_task = c("lead") & begun.isNotNull()
+    untaken = of_task & (planned <= over_at) & (c("left_ms").isNull() | (c("left_ms") > planned))
     steps = (
-        (of_task, "scheduled", c("enqueued_ms"), 1),
-        (of_task, "scheduled", c("left_ms"), -1),
-        (of_group, "due", c("came_due_ms"), 1),
+        (of_task, "scheduled", begun, 1),
+        (of_task & (left <= over_at), "scheduled", left, -1),
+        (untaken, UNTAKEN, planned, 1),
+        (untaken, UNTAKEN, c("left_ms"), -1),
+        (of_group, "due", F.greatest(c("came_due_ms"), begun), 1),
         (of_group, "due", over, -1),
     )
     told = F.array(
@@ -177,11 +206,12 @@ def waits(found: DataFrame) -> DataFrame:
         )
     )
     group = F.when(c("kind") == "due", F.coalesce("group", F.lit(""))).otherwise("")
+    kind = F.when(c("kind") == UNTAKEN, "due").otherwise(c("kind"))
     return (
         found.select("topic", "group", F.explode(told).alias("told"))
         .select("topic", "group", "told.*")
         .filter("quarter_ms is not null")
-        .groupBy("quarter_ms", "topic", group.alias("group"), "kind")
+        .groupBy("quarter_ms", "topic", group.alias("group"), kind.alias("kind"))
         .agg(F.sum("step").cast("long").alias("n"))
     )
 

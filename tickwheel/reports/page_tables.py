@@ -63,6 +63,7 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
             return "–"
         return datetime.fromtimestamp(ms / 1000, UTC).astimezone(zone).strftime("%m-%d %H:%M:%S")
 
+    days = rows["day_against_day"]
     named: list[Column] = [("topic", "topic", text), ("group", "group", text)]
     parts = [
         _table("Topics and groups", "Lateness of first deliveries; time to the ack.",
@@ -72,7 +73,8 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
                rows["slo"], [*named, *_SLO], bad=lambda row: row["met"] is False),
         _table("Days that missed an objective", "", rows["slo_breaches"],
                [("day", "local", text), *named, *_BREACH]),
-        _table("Day against day", "Changes against the day before.", rows["day_against_day"],
+        _table("Day against day", "Changes against the day before.",
+               days if len({row["local"] for row in days}) > 1 else [],
                [("day", "local", text), *named, *_DAYS]),
         _table("Stuck tasks", f"Not ended {duration(settings.stuck_after_ms)} after they should "
                "have been.", rows["stuck"],

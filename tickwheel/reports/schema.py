@@ -3,7 +3,7 @@
 A line of version 1 is what the daemon writes. A line without a version, or of version 0, is
 history from before versions were written: the same fields, of one daemon with one shard; what
 is missing is filled in (:data:`UPGRADE_0`). A line of a newer version is not guessed at: it goes
-to the quarantine until a version of this package that knows it loads it.
+to the quarantine, and a table that is begun anew by a version that knows it has it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ TASK_EVENTS = (
     "dead", "acked", "cancelled", "expired", "deleted",
 )  # fmt: skip
 """What happens to a task. The order decides between events of one millisecond: later wins."""
-OTHER_EVENTS = ("group_created", "group_deleted", "started", "stopped", "dropped")
+GROUP_EVENTS = ("group_created", "group_deleted", "group_configured")
+OTHER_EVENTS = (*GROUP_EVENTS, "started", "stopped", "dropped")
 EVENTS = TASK_EVENTS + OTHER_EVENTS
-TOPIC_EVENTS = (*TASK_EVENTS, "group_created", "group_deleted")
+TOPIC_EVENTS = TASK_EVENTS + GROUP_EVENTS
 FINAL = ("acked", "cancelled", "expired", "deleted")
 """After one of these nothing more becomes of a task in its group."""
 
@@ -37,16 +38,16 @@ REASON_MAX = 200
 LINE = """
     v LONG, time_ms LONG, event STRING, task_id STRING, topic STRING, `group` STRING, key STRING,
     tag STRING, due_ms LONG, attempt INT, lateness_ms LONG, ack_ms LONG, subscriber STRING,
-    producer STRING, reason STRING, priority INT, ttl_ms LONG, clean BOOLEAN, count LONG,
-    node STRING, shard INT, epoch LONG, seq LONG, synthetic BOOLEAN
+    producer STRING, reason STRING, ended BOOLEAN, priority INT, ttl_ms LONG, clean BOOLEAN,
+    count LONG, node STRING, shard INT, epoch LONG, seq LONG, synthetic BOOLEAN
 """
 """As it is parsed. Bodies, properties and retry policies are not for reports and are left out."""
 
 ROW = """
     time_ms LONG, event STRING, task_id LONG, topic STRING, `group` STRING, key STRING,
     tag STRING, due_ms LONG, attempt INT, lateness_ms LONG, ack_ms LONG, subscriber STRING,
-    producer STRING, reason STRING, priority INT, ttl_ms LONG, clean BOOLEAN, count LONG,
-    node STRING, shard INT, epoch LONG, seq LONG, synthetic BOOLEAN
+    producer STRING, reason STRING, ended BOOLEAN, priority INT, ttl_ms LONG, clean BOOLEAN,
+    count LONG, node STRING, shard INT, epoch LONG, seq LONG, synthetic BOOLEAN
 """
 PARTITIONS = "date STRING, topic_part STRING"
 """Folders of the table: the UTC date, and the topic in a form that is fit for a path."""
@@ -79,6 +80,7 @@ ROLLUPS = {
 JOURNEY = """
     task_id LONG, topic STRING, `group` STRING, lead BOOLEAN, left_ms LONG, key STRING,
     producer STRING, enqueued_ms LONG, planned_ms LONG, due_ms LONG, came_due_ms LONG,
-    first_ms LONG, acked_ms LONG, ended_ms LONG, last_code LONG, deliveries LONG, attempts INT
+    first_ms LONG, acked_ms LONG, ended_ms LONG, whole_ms LONG, partly BOOLEAN, owed BOOLEAN,
+    last_code LONG, deliveries LONG, attempts INT
 """
 """One row a task and group. ``group`` is null while no group has seen the task."""

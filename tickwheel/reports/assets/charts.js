@@ -127,6 +127,11 @@ const Charts = (() => {
         if (value === null) { drawn = false; return; }
         path += `${drawn ? "L" : "M"}${place.x(i).toFixed(1)} ${place.y(value).toFixed(1)}`;
         drawn = true;
+        // A value between gaps is no line; without a dot nobody would see it.
+        const alone = (v) => v === null || v === undefined;
+        if (alone(one.values[i - 1]) && alone(one.values[i + 1])) {
+          make("circle", { class: "dot", cx: place.x(i).toFixed(1), cy: place.y(value).toFixed(1), r: 3.2, fill: one.color }, area.svg);
+        }
       });
       if (one.fill && one.values.every((v) => v !== null)) {
         const base = place.y(0);

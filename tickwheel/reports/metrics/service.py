@@ -41,10 +41,16 @@ def outcomes(facts: DataFrame, keys: Sequence[str]) -> DataFrame:
     return _ordered(facts.groupBy(*keys).agg(*_outcomes()), keys)
 
 
-def service(facts: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """All of the above in one pass."""
-    columns = [*_volumes(), *_lateness(), *_ack_times(), *_outcomes()]
-    return _ordered(facts.groupBy(*keys).agg(*columns), keys)
+def everything() -> list[Column]:
+    """All of the above. Made once for several :func:`service`: each column costs round trips."""
+    return [*_volumes(), *_lateness(), *_ack_times(), *_outcomes()]
+
+
+def service(
+    facts: DataFrame, keys: Sequence[str], columns: Sequence[Column] | None = None
+) -> DataFrame:
+    """All of the above in one pass; ``columns`` are :func:`everything`."""
+    return _ordered(facts.groupBy(*keys).agg(*(columns or everything())), keys)
 
 
 def totals(facts: DataFrame) -> DataFrame:

@@ -9,6 +9,7 @@ from tickwheel.reports.journeys import last_event, last_ms
 from tickwheel.reports.metrics import buckets
 
 NEVER = "never delivered"
+OWED = "never delivered to another group"
 STATES = {
     "delivered": "in flight", "nacked": "waits for its retry", "lease_over": "lease over",
     "released": "given back", "requeued": "requeued", "rescheduled": NEVER,
@@ -42,31 +43,40 @@ def backlog(waits: DataFrame, timezone: str) -> DataFrame:
 def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
     """Tasks (in their groups) whose end is overdue by more than ``after_ms`` at ``horizon_ms``.
 
+    Of a task that all groups seen so far are done with, and that had not ended with the last of
+    them, one row says that some other group has not got it.
+
     Dead letters are not stuck: they wait for people, and are counted as dead. What waits for a
     retry or was handed out lately is not stuck either: its next step is not overdue yet.
     """
     c = F.col
     event = last_event(c("last_code"))
     unseen = c("group").isNull() | (c("group") == "")
-    state = F.when(unseen, NEVER).otherwise(
-        F.element_at(F.create_map(*(F.lit(x) for pair in STATES.items() for x in pair)), event)
-    )
+    owed = c("owed") & c("lead")
+    names = F.create_map(*(F.lit(x) for pair in STATES.items() for x in pair))
     # A task that a group has seen is judged by what that group did, not by its other rows.
     due = F.greatest(
         "due_ms", F.when(unseen, c("planned_ms")), F.when(~unseen, last_ms(c("last_code")))
     )
-    found = unfinished.filter(c("ended_ms").isNull()).withColumns(
-        {"state": state, "expected_ms": due, "event": event, "unseen": unseen}
+    found = unfinished.filter(c("ended_ms").isNull() | owed).withColumns(
+        {
+            "state": F.when(owed, OWED).when(unseen, NEVER).otherwise(F.element_at(names, event)),
+            "expected_ms": F.when(owed, c("left_ms")).otherwise(due),
+            "event": event,
+            "unseen": unseen,
+        }
     )
     overdue = F.lit(horizon_ms) - c("expected_ms")
     # With a group of its own the row of the task as a whole says nothing new.
-    told = ~c("unseen") | (c("lead") & c("left_ms").isNull())
+    told = owed | ~c("unseen") | (c("lead") & c("left_ms").isNull())
     return (
         found.filter(told & (overdue > after_ms) & (F.coalesce("event", F.lit("")) != "dead"))
         .select(
-            "task_id", "topic", F.coalesce("group", F.lit("")).alias("group"), "state", "key",
-            "producer", "enqueued_ms", "expected_ms", overdue.alias("overdue_ms"),
-            F.coalesce("attempts", F.lit(0)).alias("attempts"),
+            "task_id", "topic",
+            F.when(owed, "").otherwise(F.coalesce("group", F.lit(""))).alias("group"),
+            "state", "key", "producer", "enqueued_ms", "expected_ms",
+            overdue.alias("overdue_ms"),
+            F.when(owed, 0).otherwise(F.coalesce("attempts", F.lit(0))).alias("attempts"),
         )
         .orderBy(F.desc("overdue_ms"), "task_id", "group")
     )  # fmt: skip

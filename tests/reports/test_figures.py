@@ -1,0 +1,153 @@
+"""A whole report of the morning in story.py; its figures were worked out by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from reports.browser import Browser
+from reports.story import MAIL, ORDERS, ms, story, write
+from tickwheel.reports import ReportSettings, Slo
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tickwheel.reports.job import Report
+
+
+@pytest.fixture(scope="module")
+def made(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """The report; one bad line and one synthetic event are among the history."""
+    from tickwheel.reports.job import run
+
+    folder = tmp_path_factory.mktemp("figures")
+    events = story().events
+    events[1]["synthetic"] = True
+    write(folder / "history", events, tail='{"v":1,"reason":"</script><b>')
+    settings = ReportSettings(
+        str(folder / "history"), str(folder / "out"), slos=(Slo.parse("orders.*=100ms@99%"),),
+        timezone="Europe/Berlin",
+    )  # fmt: skip
+    return run(spark, settings)
+
+
+def only(rows: list[dict[str, Any]], **wanted: Any) -> dict[str, Any]:
+    found = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    assert len(found) == 1, (wanted, rows)
+    return found[0]
+
+
+def test_every_event_is_counted(made: Report) -> None:
+    assert {row["event"]: row["n"] for row in made.rows["totals"]} == {
+        "enqueued": 8, "rescheduled": 1, "delivered": 8, "nacked": 2, "acked": 4, "dead": 1,
+        "cancelled": 1, "expired": 1, "started": 1, "dropped": 7,
+    }  # fmt: skip
+    assert {row["what"]: row["n"] for row in made.rows["daemon"]} == {
+        "started after a crash": 1, "dropped": 7,
+    }  # fmt: skip
+    assert made.topics == [MAIL, ORDERS]
+
+
+def test_each_topic_and_group_by_hand(made: Report) -> None:
+    rows = made.rows["by_topic"]
+    billing = only(rows, topic=ORDERS, group="billing")
+    wanted = {
+        "delivered": 3, "redelivered": 1, "first_deliveries": 2, "acked": 2, "nacked": 1,
+        "on_time": 1, "on_time_share": 0.5, "late_p50_ms": 77.5, "late_max_ms": 150,
+        "ack_p50_ms": 30.0, "ack_max_ms": 40, "first_try_share": 0.5, "dead_share": 0.0,
+        "target_ms": 100,
+    }  # fmt: skip
+    assert {name: billing[name] for name in wanted} == wanted
+    assert billing["late_p99_ms"] == pytest.approx(5 + 0.99 * 145)
+    audit = only(rows, topic=ORDERS, group="audit")
+    assert (audit["late_p50_ms"], audit["on_time_share"], audit["first_try_share"]) == (8, 1, 1)
+    mail = only(rows, topic=MAIL, group="default")
+    assert (mail["dead"], mail["dead_share"], mail["expired"], mail["acked"]) == (1, 1.0, 1, 0)
+    assert only(rows, topic=MAIL, group="")["enqueued"] == 6
+    hour = only(made.rows["by_hour"], topic=ORDERS, group="", local="2026-11-20 11:00+01:00")
+    assert hour["start_ms"] == ms("2026-11-20T10:00:00")
+    assert only(made.rows["by_day"], topic=ORDERS, group="")["local"] == "2026-11-20"
+
+
+def test_what_went_wrong_is_listed(made: Report) -> None:
+    rows = made.rows
+    assert [(r["task_id"], r["state"], r["overdue_ms"]) for r in rows["stuck"]] == [
+        (5, "never delivered", 10_200_000), (7, "in flight", 6_599_997),
+    ]  # fmt: skip
+    assert only(rows["reasons"], event="nacked", topic=ORDERS)["reason"] == "card # declined"
+    assert only(rows["reasons"], event="dead")["reason"] == "mailbox full"
+    slo = only(rows["slo"], topic=ORDERS, group="billing")
+    assert (slo["met"], slo["days_missed"], slo["hours_missed"]) == (False, 1, 1)
+    assert slo["budget_used"] == pytest.approx(50)
+    assert only(rows["slo_breaches"])["group"] == "billing"
+    assert rows["slowest_keys"][0]["key"] == "c-2"
+    assert rows["slowest_keys"][0]["took_ms"] == 10_042
+    assert only(rows["peaks"], topic=ORDERS, event="enqueued")["per_second"] == 2
+    assert only(rows["attempts"], group="billing", attempt=2)["success_share"] == 1
+    hour = {"local": "2026-11-20 12:00+01:00", "group": "default"}
+    assert only(rows["attempts_by_hour"], attempt=1, **hour)["delivered"] == 2
+    assert only(rows["reasons_by_hour"], event="dead", **hour)["n"] == 1
+    assert only(rows["peaks_by_hour"], event="delivered", **hour)["at_ms"] == ms(
+        "2026-11-20T11:00:00"
+    )
+    day = {"local": "2026-11-20", "topic": ORDERS, "group": "billing"}
+    assert only(rows["attempts_by_day"], attempt=1, **day)["success_share"] == 0.5
+    assert only(rows["reasons_by_day"], **day)["reason"] == "card # declined"
+    assert only(rows["peaks_by_day"], event="acked", **day)["per_second"] == 1
+    assert only(rows["quarantine"])["reason"] == "torn"
+    backlog = [r for r in rows["backlog"] if r["kind"] == "due" and r["topic"] == MAIL]
+    # Task 5, which nobody got, and task 7; task 3 is dead, 8 has expired, 6 is not due yet.
+    assert [(r["group"], r["at_end"]) for r in backlog] == [("", 1), ("default", 1)]
+    assert rows["backlog"][0]["kind"] == "due"
+    later = [r for r in rows["backlog"] if r["kind"] == "scheduled" and r["topic"] == MAIL]
+    assert later[-1]["at_end"] == 1  # task 6
+    assert only(rows["producers"], topic=ORDERS)["enqueued"] == 2
+    assert only(rows["subscribers"], group="audit")["ack_mean_ms"] == 3.5
+
+
+def test_figures_are_written_as_parquet_and_csv(made: Report, spark: SparkSession) -> None:
+    out = Path(made.settings.out)
+    for name, rows in made.rows.items():
+        with (out / f"csv/{name}.csv").open() as file:
+            assert len(list(csv.DictReader(file))) == len(rows), name
+    kept = spark.read.parquet(str(out / "metrics/by_topic.parquet"))
+    assert [row.asDict() for row in kept.collect()] == made.rows["by_topic"]
+    assert not list(out.rglob(".*.crc"))
+
+
+def test_the_page_draws_its_charts_and_needs_no_network(made: Report, browser: Browser) -> None:
+    page = Path(made.page)
+    text = page.read_text()
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https://" not in text
+    dom = browser.dom(page)
+    assert 'data-drawn="all"' in dom
+    drawn = {
+        name: int(dom.split(f'id="{name}"')[1].split('data-marks="')[1].split('"')[0])
+        for name in ("lateness", "volume", "attempts", "reasons", "heat", "backlog")
+    }
+    assert drawn == {
+        # Four lines; two hours; two attempts; one reason; one cell a topic and hour; two lines.
+        "lateness": 4, "volume": 2, "attempts": 2, "reasons": 1, "heat": 3, "backlog": 2,
+    }  # fmt: skip
+    assert dom.count('<path class="line"') == 6
+    assert "Synthetic data" in dom
+    assert "7 events are missing" in dom
+    # What came from history is text, whatever it holds.
+    assert "&lt;/script&gt;&lt;b&gt;" in dom
+    assert "<b></td>" not in dom
+
+
+def test_the_data_in_the_page_is_the_figures(made: Report) -> None:
+    text = Path(made.page).read_text()
+    data = json.loads(
+        text.split('<script id="data" type="application/json">')[1].split("</script")[0]
+    )
+    assert [bucket["local"] for bucket in data["buckets"]] == [
+        "2026-11-20 11:00+01:00", "2026-11-20 12:00+01:00",
+    ]  # fmt: skip
+    assert data["names"] == [[MAIL, "default"], [ORDERS, "audit"], [ORDERS, "billing"]]

@@ -1,0 +1,276 @@
+"""The table: each event once, whatever segments arrive in whatever order and state."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F
+
+from reports.story import MAIL, Book, story, write
+from tickwheel.reports import ReportError, compact, schema
+from tickwheel.reports.files import Files
+from tickwheel.reports.manifest import Manifest, Manifests
+from tickwheel.reports.table import Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tickwheel.reports.load import Outcome
+
+Load = Callable[..., "Outcome"]
+
+
+@pytest.fixture
+def table(spark: SparkSession, tmp_path: Path) -> Table:
+    return Table(spark, Files(spark), str(tmp_path / "out/table"))
+
+
+def seqs(table: Table, manifest: Manifest) -> list[tuple[int, int, int]]:
+    rows = table.events(manifest).select("shard", "epoch", "seq").collect()
+    return sorted((row.shard, row.epoch, row.seq) for row in rows)
+
+
+def facts(table: Table, manifest: Manifest) -> dict[tuple[Any, ...], int]:
+    """All facts added up, to compare with."""
+    keys = ("quarter_ms", "topic", "group", "event", "attempt", "value_ms")
+    rows = table.rollup("facts", manifest).groupBy(*keys).agg(F.sum("n").alias("n")).collect()
+    return {tuple(row[k] for k in keys): row.n for row in rows}
+
+
+def whole(count: int) -> list[tuple[int, int, int]]:
+    return [(0, 1, n) for n in range(1, count + 1)]
+
+
+def test_each_event_is_in_the_table_once(load: Load, history: Path, table: Table) -> None:
+    """Twice in one segment, sealed and open at once, again in another, and a run repeated."""
+    book = story()
+    events = book.events
+    write(history, [*events[:10], *events[5:]])
+    write(history, events, sealed=False)  # the open ones of the same segments: passed over
+    write(history, events[3:20], number=2)
+    first = load()
+    assert seqs(table, first.manifest) == whole(len(events))
+    assert (first.rows, first.duplicates) == (len(events), 5 + 17)
+    before = facts(table, first.manifest)
+    again = load()
+    assert (again.batches, again.rows) == (0, 0)
+    assert again.manifest == first.manifest
+    # A later run with nothing but duplicates adds none, even from the folder of another day.
+    write(history, events[:12], number=3)
+    odd = history / "dt=2026-11-27/hour=00"
+    odd.mkdir(parents=True)
+    text = "".join(json.dumps(event) + "\n" for event in events[:5])
+    (odd / "n1-s0-e1-000005.jsonl").write_text(text)
+    third = load()
+    assert (third.rows, third.duplicates) == (0, 17)
+    assert list(third.manifest.events) == ["2026-11-20"]
+    assert facts(table, third.manifest) == before
+    assert seqs(table, third.manifest) == whole(len(events))
+
+
+def test_topics_that_fit_no_path_come_back_as_they_are(
+    load: Load, history: Path, table: Table
+) -> None:
+    topics = ["a/b", "a:b", "a_b", "a~2fb".replace("~", "-"), "2024", "1e5", "..", "_", "x" * 255,
+              "x" * 254 + "/", "__HIVE_DEFAULT_PARTITION__", "A", "a", MAIL]  # fmt: skip
+    book = Book()
+    for number, topic in enumerate(topics, 1):
+        book.task(number, topic, "10:00:00", "10:00:01")
+    write(history, book.events)
+    manifest = load().manifest
+    rows = table.events(manifest).select("topic", "topic_part", "date").collect()
+    assert sorted(row.topic for row in rows) == sorted(topics)
+    assert len({row.topic_part for row in rows}) == len(topics)
+    assert all(len(row.topic_part) < 200 for row in rows)
+    places = list((Path(table.root) / "events/run=1/date=2026-11-20").iterdir())
+    assert len(places) == len(topics)
+
+
+def test_an_open_segment_is_read_again_as_it_grows_until_it_is_sealed(
+    load: Load, history: Path, table: Table
+) -> None:
+    events = story().events[:12]  # all in one hour
+    torn = '{"v":1,"time_ms":17951'
+    (path,) = write(history, events[1:6], sealed=False, tail=torn)
+    first = load()
+    assert first.rows == 5
+    assert reasons(table, first.manifest) == {"torn": 1}
+    write(history, events[1:9], sealed=False, tail=json.dumps(events[9]))
+    second = load()
+    # The last line has no line feed, but it is whole: taken, and taken once.
+    assert (second.rows, second.duplicates) == (4, 5)
+    assert reasons(table, second.manifest) == {}
+    path.unlink()
+    write(history, events[1:])
+    third = load()
+    assert seqs(table, third.manifest) == whole(12)[1:]
+    assert third.manifest.segments.keys() == second.manifest.segments.keys()
+    assert load(open_segments=False).batches == 0
+
+
+def reasons(table: Table, manifest: Manifest) -> dict[str, int]:
+    found = table.quarantine(manifest).groupBy("reason").count().collect()
+    return {row.reason: row["count"] for row in found}
+
+
+def test_lines_of_other_versions_and_bad_ones_are_told_apart_and_counted(
+    load: Load, history: Path, table: Table
+) -> None:
+    book = story()
+    one = book.events[1]
+    lines = {
+        "torn": ['{"v":1,"time_ms":17', json.dumps(one)[:-1] + "}" + json.dumps(one)],
+        "not_json": ["garbage", "[]", "5", '"text"', "\x00\x00\x00"],
+        "wrong_type": [
+            json.dumps(one | {"time_ms": "soon"}), json.dumps(one | {"task_id": "x7"}),
+            json.dumps(one | {"topic": "no good"}), json.dumps(one | {"time_ms": 10**17}),
+            json.dumps(one | {"seq": 1.5}), json.dumps(one | {"due_ms": -(2**63)}),
+        ],
+        "missing": [
+            json.dumps({k: v for k, v in one.items() if k != name})
+            for name in ("time_ms", "event", "task_id", "topic", "shard", "epoch", "seq", "due_ms")
+        ],
+        "unknown": [json.dumps(one | {"event": "teleported"})],
+        "newer": [json.dumps(one | {"v": 2}), json.dumps({"v": 3, "time": {"at": 1}})],
+    }  # fmt: skip
+    write(history, book.events, tail="\n".join(line for group in lines.values() for line in group))
+    (history / "dt=2026-11-20/hour=10/.tmp-n1-s0-e1-000009.jsonl.gz").write_bytes(b"half")
+    (history / "_state").mkdir()
+    # Version 0, before versions were written: no number, or 0; no shard and no epoch.
+    old = {k: v for k, v in one.items() if k not in {"v", "shard", "epoch"}}
+    write(history, [old, old | {"v": 0, "seq": 3}])
+    # Fields of this version that are no figures, one that a later daemon adds, and a topic's own.
+    more = {"settings": {"rate": 5, "retry": {"kind": "none"}}, "since_ms": 5, "added": {"x": [1]}}
+    rate = {"v": 1, "time_ms": one["time_ms"], "event": "group_configured", "topic": "t"}
+    place = {"node": "n1", "shard": 0, "epoch": 2}
+    write(history, [{**rate, **more, **place, "seq": 1},
+                    {**rate, **more, **place, "seq": 2, "event": "group_created", "group": "g"},
+                    {**one, **more, **place, "seq": 3, "body": "eA==", "props": {"a": "}{"}},
+                    ], number=2)  # fmt: skip
+    found = load()
+    assert reasons(table, found.manifest) == {name: len(group) for name, group in lines.items()}
+    assert seqs(table, found.manifest) == [
+        (0, 0, 2), (0, 0, 3), *whole(len(book.events)), (0, 2, 1), (0, 2, 2), (0, 2, 3),
+    ]  # fmt: skip
+    kept = table.quarantine(found.manifest).filter("reason = 'unknown'").collect()
+    assert kept[0].line == lines["unknown"][0]
+
+
+def test_a_segment_that_cannot_be_unpacked_does_not_keep_the_others_out(
+    load: Load, history: Path, table: Table
+) -> None:
+    events = story().events
+    paths = write(history, events)
+    whole_bytes = paths[1].read_bytes()
+    paths[1].write_bytes(whole_bytes[: len(whole_bytes) // 2])
+    first = load()
+    assert reasons(table, first.manifest) == {"damaged": 1}
+    assert 0 < first.rows < len(events)
+    paths[1].write_bytes(whole_bytes)
+    assert seqs(table, load().manifest) == whole(len(events))
+
+
+def test_late_segments_and_many_runs_come_to_the_same_table(
+    load: Load, history: Path, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any order, in batches of any size, before and after runs are made into fewer."""
+    events = story().events
+    write(history, events[15:], number=2)
+    late = load()
+    write(history, events[:15], number=1)
+    write(history, [events[16]], number=3)
+    found = load(batch_bytes=500)
+    assert found.batches > 1
+    assert (found.rows, found.duplicates) == (15, 1)
+    assert seqs(table, found.manifest) == whole(len(events))
+    assert late.manifest.last_ms == found.manifest.last_ms
+    split = everything(table, found.manifest)
+    for name in ("ROLLUP_RUNS_MAX", "EVENT_RUNS_MAX", "JOURNEY_RUNS_MAX"):
+        monkeypatch.setattr(compact, name, 2)
+    fewer = load()
+    assert len(fewer.manifest.rollups) == len(fewer.manifest.journeys) == 1
+    assert [len(runs) for runs in fewer.manifest.events.values()] == [1]
+    assert everything(table, fewer.manifest) == split
+    left = {path.name for path in (Path(table.root) / "events").iterdir()}
+    assert left == {f"run={fewer.manifest.events['2026-11-20'][0]}"}
+    shutil.rmtree(tmp_path / "out")
+    assert everything(table, load().manifest) == split
+
+
+def everything(table: Table, manifest: Manifest) -> dict[str, list[Any]]:
+    """All parts of the table in a form that does not depend on how they came about."""
+    from tickwheel.reports import rollups
+
+    parts = {"facts": facts(table, manifest)}
+    found: dict[str, list[Any]] = {"facts": sorted(map(repr, parts["facts"].items()))}
+    for name in sorted(set(schema.ROLLUPS) - {"facts"}):
+        frame = (
+            rollups.merged(name, table.rollup(name, manifest))
+            if name != "slow"
+            else (table.rollup(name, manifest))
+        )
+        columns = sorted(set(frame.columns) - {"run"})
+        found[name] = sorted(map(repr, frame.select(*columns).collect()))
+    for name, frame in (
+        ("open", table.open_journeys(manifest)),
+        ("closed", table.closed_journeys(manifest.journeys)),
+    ):
+        found[name] = sorted(map(repr, frame.collect()))
+    return found
+
+
+def test_what_a_killed_run_left_is_not_seen_and_is_swept(
+    load: Load, history: Path, table: Table, spark: SparkSession
+) -> None:
+    """Its files, its torn manifest, its lock; the real kill is in test_processes.py."""
+    events = story().events
+    write(history, events[:20])
+    manifest = load().manifest
+    root = Path(table.root)
+    shutil.copytree(root / "events/run=1", root / "events/run=2")
+    shutil.copytree(root / "facts/run=1", root / "facts/run=2")
+    (root / "_manifests/00000002.json").write_text(
+        (root / "_manifests/00000001.json").read_text()[:50]
+    )
+    (root / "_lock").write_text(json.dumps({"host": "elsewhere", "pid": 1})[:9])
+    assert Manifests(Files(spark), table.root).newest() == manifest
+    assert seqs(table, manifest) == whole(20)
+    write(history, events[20:], number=2)
+    # The number of the torn manifest is taken; nothing may be lost by that.
+    with pytest.raises(ReportError, match="another report"):
+        load()
+    (root / "_manifests/00000002.json").unlink()
+    assert seqs(table, load().manifest) == whole(len(events))
+    assert {path.name for path in (root / "facts").iterdir()} == {"run=1", "run=2"}
+
+
+def test_one_report_at_a_time(load: Load, history: Path, table: Table, tmp_path: Path) -> None:
+    (tmp_path / "out/table").mkdir(parents=True)
+    lock = tmp_path / "out/table/_lock"
+    lock.write_text(json.dumps({"host": "elsewhere", "pid": 1}))
+    with pytest.raises(ReportError, match="another report works on this table"):
+        load()
+    lock.unlink()
+    assert load().rows == 0
+    assert not lock.exists()
+
+
+def test_a_table_of_a_newer_version_is_left_alone(
+    load: Load, history: Path, tmp_path: Path
+) -> None:
+    place = tmp_path / "out/table/_manifests"
+    place.mkdir(parents=True)
+    (place / "00000001.json").write_text('{"format": 2, "end": true}')
+    with pytest.raises(ReportError, match="format 2"):
+        load()
+
+
+def test_a_history_that_is_not_there_is_said(load: Load, history: Path) -> None:
+    history.rmdir()
+    with pytest.raises(ReportError, match="history_dir"):
+        load()

@@ -1,0 +1,220 @@
+"""The job as programs: killed half way, by the command line, by spark-submit."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from typer.testing import CliRunner
+
+import tickwheel
+from benchmarks import reports as benchmark
+from reports.conftest import QUICK, QUICK_JAVA
+from reports.story import story, write
+from tickwheel.cli import report as cli_report
+from tickwheel.cli.app import app
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tickwheel.reports.load import Outcome
+
+START_S = 120.0
+LOADING = """
+import sys
+from tickwheel.reports import ReportSettings
+from tickwheel.reports.job import run
+from tickwheel.reports.session import started
+with started("local[2]", quiet=True) as spark:
+    run(spark, ReportSettings(sys.argv[1], sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def quick(tmp_path: Path) -> dict[str, str]:
+    """An environment in which a Spark of its own is as quick as the tests' session."""
+    conf = tmp_path / "conf"
+    conf.mkdir()
+    text = "".join(f"{name} {value}\n" for name, value in QUICK.items())
+    (conf / "spark-defaults.conf").write_text(text)
+    return {**os.environ, "SPARK_CONF_DIR": str(conf), "JDK_JAVA_OPTIONS": QUICK_JAVA}
+
+
+def test_a_run_killed_half_way_leaves_nothing_that_counts(
+    spark: SparkSession, quick: dict[str, str], history: Path, tmp_path: Path,
+    load: Callable[..., Outcome],
+) -> None:  # fmt: skip
+    """SIGKILL while the second run is writing; then the same run again."""
+    from tickwheel.reports.files import Files
+    from tickwheel.reports.manifest import Manifests
+    from tickwheel.reports.table import Table
+
+    events = story().events
+    write(history, events[:12], number=1)
+    first = load()
+    write(history, events[12:], number=2)
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOADING, str(history), str(tmp_path / "out")],
+        env=quick, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+    )  # fmt: skip
+    root = tmp_path / "out/table"
+    deadline_s = time.monotonic() + START_S
+    try:
+        while not (root / "events/run=2").exists():
+            assert process.poll() is None, process.stdout.read().decode() if process.stdout else ""
+            assert time.monotonic() < deadline_s
+            time.sleep(0.005)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+    killed = Manifests(Files(spark), str(root)).newest()
+    assert killed == first.manifest
+    assert (root / "_lock").exists()
+    found = load()
+    table = Table(spark, Files(spark), str(root))
+    assert 0 < killed.rows < found.manifest.rows == len(events)
+    assert table.events(found.manifest).count() == len(events)
+    counted = table.rollup("facts", found.manifest).selectExpr("sum(n)").first()
+    # The event "dropped" counts for the seven that it stands for.
+    assert counted is not None
+    assert counted[0] == len(events) + 6
+    assert not (root / "_lock").exists()
+
+
+def test_an_empty_history_makes_an_empty_report(
+    command: Callable[..., tuple[int, str, str]], history: Path, tmp_path: Path
+) -> None:
+    place = ["--history", str(history), "--out", str(tmp_path / "out")]
+    code, said, remarks = command("report", *place)
+    assert code == 0
+    assert "0 new events, 0 in all" in said
+    assert "loading history" in remarks
+    page = (tmp_path / "out/report.html").read_text()
+    assert "no events in the time asked for" in page
+    # Something comes; then only a part of it is asked for.
+    write(history, story().events)
+    code, said, _ = command(
+        "report", *place, "--json", "--since", "2026-11-20T10:30", "--until", "2026-11-20T11:00",
+        "--topic", "orders.*", "--stuck-after", "30m",
+    )  # fmt: skip
+    assert code == 0
+    found = json.loads(said)
+    assert found["new_events"] == len(story().events)
+    assert found["all"]["enqueued"] == 0
+    assert (found["all"]["delivered"], found["all"]["acked"]) == (5, 4)
+    assert [row["group"] for row in found["topics"]] == ["audit", "billing"]
+    assert found["stuck"] == 0
+    assert found["synthetic"] is False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--since", "soon"], "ISO-8601"),
+        (["--since", "2026-11-20T10:07"], "quarter"),
+        (["--timezone", "Mars/Olympus"], "time zone"),
+        (["--slo", "nonsense"], "no SLO"),
+        (["--since", "2026-11-21", "--until", "2026-11-20"], "before"),
+    ],
+)
+def test_wrong_options_are_said_in_one_line(
+    command: Callable[..., tuple[int, str, str]], tmp_path: Path, arguments: list[str], reason: str
+) -> None:
+    place = ["--history", str(tmp_path), "--out", str(tmp_path / "out")]
+    code, _, remarks = command("report", *place, *arguments)
+    assert code == 1
+    assert reason in remarks
+    assert remarks.count("\n") == 1
+
+
+@pytest.mark.parametrize("missing", ["pyspark", "java"])
+def test_missing_parts_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str
+) -> None:
+    """No Spark is needed to say that Spark is missing."""
+    from tickwheel.reports import session
+
+    if missing == "pyspark":
+        monkeypatch.setattr(session.importlib.util, "find_spec", lambda name: None)
+    else:
+        monkeypatch.setattr(session.shutil, "which", lambda name: None)
+        monkeypatch.delenv("JAVA_HOME", raising=False)
+    done = CliRunner().invoke(
+        app, ["report", "--history", str(tmp_path), "--out", str(tmp_path)], standalone_mode=False
+    )
+    assert done.return_value == 1
+    assert missing in done.stderr.lower()
+    assert "install" in done.stderr
+
+
+def test_the_summary_names_what_was_missed() -> None:
+    row = {
+        "topic": "t", "group": "g", "enqueued": 0, "delivered": 1234, "acked": 1, "nacked": 2,
+        "dead": 3, "on_time_share": 0.5, "late_p50_ms": 1.0, "late_p99_ms": None,
+        "late_max_ms": 61_000, "first_try_share": 1.0,
+    }  # fmt: skip
+    text = cli_report.grid([row], [{"topic": "t", "group": "g", "met": False}]).plain()
+    assert text.splitlines()[1].split() == [
+        "t", "g", "0", "1,234", "1", "2", "3", "50.00", "%", "1", "ms", "-", "1m", "1s", "100.00",
+        "%", "MISSED",
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_spark_submit_runs_the_same_job_on_urls(
+    spark: SparkSession, quick: dict[str, str], history: Path, tmp_path: Path
+) -> None:
+    """As docs/reports.md says: a zip of the package and msgpack, submit.py from anywhere."""
+    import msgpack
+    import pyspark
+
+    from tickwheel.reports import submit
+
+    write(history, story().events)
+    job = tmp_path / "job"
+    for package in (Path(tickwheel.__file__).parent, Path(msgpack.__file__).parent):
+        shutil.copytree(package, job / package.name, ignore=shutil.ignore_patterns("*.pyc"))
+    shutil.make_archive(str(tmp_path / "tickwheel"), "zip", job)
+    script = tmp_path / "elsewhere/deeper/still/submit.py"
+    script.parent.mkdir(parents=True)
+    shutil.copy(submit.__file__, script)
+    shutil.rmtree(job)
+    program = Path(pyspark.__file__).parent / "bin/spark-submit"
+    done = subprocess.run(
+        [str(program), "--master", "local[2]", "--py-files", str(tmp_path / "tickwheel.zip"),
+         str(script), "--history", history.as_uri(),
+         "--out", (tmp_path / "out").as_uri(), "--timezone", "Europe/Berlin"],
+        cwd=tmp_path, env={**quick, "PYTHONPATH": "", "PYSPARK_PYTHON": sys.executable,
+                           "PYSPARK_DRIVER_PYTHON": sys.executable},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"{len(story().events)} new rows" in done.stdout
+    assert (tmp_path / "out/report.html").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs_and_counts_everything_once(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Small; says nothing about speed. ``spark`` is here for what it says when there is none."""
+    told = tmp_path / "told.json"
+    benchmark.main(["--events", "5000", "--master", "local[2]", "--memory", "1g",
+                    "--dir", str(tmp_path), "--json", str(told)])  # fmt: skip
+    found = json.loads(told.read_text())
+    first, second = found["first"], found["second"]
+    assert 0 < second["events"] < first["events"]
+    assert second["events_in_all"] == first["events"] + second["events"]
+    assert second["events_in_all"] == found["generate"]["events"]
+    assert first["jvm_peak_mb"] > 0
+    assert "new data took" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.glob("tickwheel-reports-*")] == []
