@@ -21,7 +21,7 @@ demo: ## set up and watch the main job for a minute, with a kill -9 in the middl
 test: setup ## every promise once: format, lint, types, imports, all tests that are not slow
 	@scripts/test
 
-test-full: setup ## the same with the slow tests
+test-full: setup ## the same with the slow tests, and coverage
 	@scripts/test --full
 
 check: setup ## format, lint, types and import contracts only
