@@ -30,6 +30,7 @@ LONG = (
 """Begun first, so that no process is left with one of them at the end."""
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file stays in one process, which is what ``--dist loadgroup`` goes by."""
     places = {item: _place(item) for item in items}
