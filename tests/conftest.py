@@ -4,10 +4,11 @@ order in which several processes share the work."""
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import hypothesis
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 # The seed of a failing example is printed, so that it can be repeated anywhere.
 hypothesis.settings.register_profile("tickwheel", deadline=None, print_blob=True)
@@ -16,7 +17,6 @@ hypothesis.settings.load_profile("tickwheel")
 for _name in [name for name in os.environ if name.startswith("TICKWHEEL_")]:
     del os.environ[_name]
 
-TESTS = Path(__file__).parent
 TOGETHER = ("reports",)
 """Folders whose tests share something that is dear to start: one Spark for all of them."""
 LONG = (
@@ -30,16 +30,22 @@ LONG = (
 """Begun first, so that no process is left with one of them at the end."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file stays in one process, which is what ``--dist loadgroup`` goes by."""
-    places = {item: _place(item) for item in items}
-    for item, place in places.items():
-        item.add_marker(pytest.mark.xdist_group(place))
     ranks = {place: rank for rank, place in enumerate(LONG)}
-    items.sort(key=lambda item: ranks.get(places[item], len(LONG)))
+    items.sort(key=lambda item: ranks.get(_place(item.nodeid), len(LONG)))
 
 
-def _place(item: pytest.Item) -> str:
-    path = item.path.relative_to(TESTS)
-    return path.parts[0] if path.parts[0] in TOGETHER else str(path)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling:
+    """A file, or a folder that belongs together, stays in one process."""
+    return _InPlaces(config, log)
+
+
+class _InPlaces(LoadFileScheduling):
+    def _split_scope(self, nodeid: str) -> str:
+        return _place(nodeid)
+
+
+def _place(nodeid: str) -> str:
+    path = nodeid.partition("::")[0].removeprefix("tests/")
+    folder = path.partition("/")[0]
+    return folder if folder in TOGETHER else path
