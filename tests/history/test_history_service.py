@@ -215,6 +215,22 @@ async def kill_in_the_middle(service: Service) -> None:
     await until(lambda: history._process is not process)
 
 
+async def test_a_stop_while_the_writer_is_down_has_it_started_once_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history_module, "RESTART_S", 3_600.0)
+    service = Service(tmp_path).begin()
+    history = service.history
+    history.start()
+    await until(lambda: history._process is not None)
+    assert history._process is not None
+    history._process.kill()
+    await until(lambda: service.notices == ["history_writer_ended"])
+    service.batch()
+    events = await service.stop()
+    assert ids_of(events, "enqueued") == service.kept != []
+
+
 async def test_a_clean_stop_leaves_sealed_segments_and_no_spool(tmp_path: Path) -> None:
     async with daemon_in(tmp_path) as daemon:
         async with Client(daemon.url, name="shop") as client:

@@ -60,7 +60,7 @@ class History:
         """Events dropped since the last batch that was kept."""
         self._writing: asyncio.Task[None] | None = None
         self._process: Process | None = None
-        self._stopping = False
+        self._stopping = asyncio.Event()
         self.dropped = 0
         """Events that were not kept, since the process began."""
         self.writer_restarts = 0
@@ -135,7 +135,7 @@ class History:
 
     async def stop(self) -> None:
         """After ``end``: what is in the spool becomes files, as far as time allows."""
-        self._stopping = True
+        self._stopping.set()
         writing, self._writing = self._writing, None
         if writing is None:
             return
@@ -149,18 +149,25 @@ class History:
 
     async def _write_for_ever(self) -> None:
         while True:
+            is_last = self._stopping.is_set()
             try:
-                ended = await self._write()
+                code = await self._write()
+                ended = f"exit code {code}"
             except OSError as error:
-                ended = f"cannot be started: {error.strerror}"
-            if self._stopping:
-                return
+                code, ended = 1, f"cannot be started: {error.strerror}"
+            if self._stopping.is_set():
+                # One that had ended before it could be told gets a successor, once.
+                if is_last or code == 0:
+                    return
+                continue
             self.writer_restarts += 1
             self._noticed("history_writer_ended", f"{ended}; starting it again")
-            await asyncio.sleep(RESTART_S)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RESTART_S):
+                    await self._stopping.wait()
 
-    async def _write(self) -> str:
-        """One life of the process; how it ended. Raises OSError."""
+    async def _write(self) -> int:
+        """One life of the process; its exit code. Raises OSError."""
         settings = self._settings
         command = writer_command(
             str(settings.history_dir),
@@ -179,13 +186,13 @@ class History:
         )
         self._process = process
         assert process.stderr is not None and process.stdin is not None
-        if self._stopping:
+        if self._stopping.is_set():
             process.stdin.close()
         with contextlib.suppress(ValueError):  # a line without an end
             async for line in process.stderr:
                 text = line.decode("utf-8", "replace").strip()
                 self._noticed("history_writer", text.removeprefix("history writer: "))
-        return f"exit code {await process.wait()}"
+        return await process.wait()
 
 
 def history_of(
