@@ -7,7 +7,8 @@ request at a time, and become columns only then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,7 +111,7 @@ class Recorder:
             [row[1] for row, _ in items],
         )
 
-    def acked(self, group: Group, leases: Sequence[Lease], kept: Collection[int]) -> None:
+    def acked(self, group: Group, leases: Sequence[Lease], kept: AbstractSet[int]) -> None:
         now_ms, mono_ms = self._clock()
         to_wall_ms = now_ms - mono_ms
         for label, some in groupby(leases, lambda lease: lease.subscriber.label):

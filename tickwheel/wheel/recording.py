@@ -7,7 +7,8 @@ recorder nothing of this costs more than the question whether there is one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Recorder(Protocol):
     ) -> None:
         """Handed out; a broadcast has a group without a name."""
 
-    def acked(self, group: Group, leases: Sequence[Lease], kept: Collection[int]) -> None:
+    def acked(self, group: Group, leases: Sequence[Lease], kept: AbstractSet[int]) -> None:
         """Finished by their consumer. Tasks in ``kept`` other groups still have."""
 
     def acked_idle(self, group: Group, task_id: int, attempt: int, *, ended: bool) -> None:

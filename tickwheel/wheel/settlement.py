@@ -44,7 +44,7 @@ class Settlement:
         shared = core.owed
         unresolved: list[int] = []
         finished: list[Lease] = []
-        kept: list[int] = []
+        kept: set[int] = set()
         for index, task_id in enumerate(ids):
             lease = flight.get(task_id)
             if lease is None or (epoch, attempts[index]) > (lease.epoch, lease.attempt):
@@ -60,7 +60,7 @@ class Settlement:
                 endings.add(task_id, Ending.ACKED)
             elif not core.finish(task_id, group):
                 core.note_done(task_id, group, lease.attempt, lease.epoch)
-                kept.append(task_id)
+                kept.add(task_id)
         self._count_acked(group, len(finished))
         if finished and core.recorder is not None:
             core.recorder.acked(group, finished, kept)

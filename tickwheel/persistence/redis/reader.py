@@ -6,7 +6,7 @@ while it is away.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from tickwheel.persistence.codec import decode_dead, decode_progress, decode_task
 from tickwheel.persistence.redis.asking import Asker
@@ -24,6 +24,9 @@ IDS_A_SCRIPT = 500
 BYTES_A_SCRIPT = 8 << 20
 IDS_A_SCAN = 5_000
 PAGE_MAX = 1_000
+
+NextIds = Callable[[int, int], list[int] | None]
+"""(position, limit) → ids in order; None: the index has to be loaded first."""
 
 
 class Reader:
@@ -91,28 +94,18 @@ class Reader:
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         """See ``Store.scan``; the first page of a listing looks at all ids once."""
-        found: list[StoredTask] = []
-        while len(found) < limit and after_id < ID_MAX:
-            ids = self._index.after(after_id, PAGE_MAX)
-            if ids is None:
-                await self._load_index()
-                continue
-            if not ids:
-                break
-            if topic is None:
-                ids = ids[: limit - len(found)]
-            stored = await self.read(ids)
-            after_id = ids[-1]
-            tasks = (stored[task_id] for task_id in ids if task_id in stored)
-            found += [task for task in tasks if topic in (None, task.row.topic)]
-        return found[:limit]
+        return await self._page(self._index.after, min(after_id, ID_MAX), limit, topic)
 
     async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """See ``Store.scan_back``; the first page looks at all ids once."""
+        """See ``Store.scan_back``; the same."""
+        return await self._page(self._index.before, min(before_id, ID_MAX + 1), limit, topic)
+
+    async def _page(
+        self, next_ids: NextIds, position: int, limit: int, topic: str | None
+    ) -> list[StoredTask]:
         found: list[StoredTask] = []
-        before_id = min(before_id, ID_MAX + 1)
         while len(found) < limit:
-            ids = self._index.before(before_id, PAGE_MAX)
+            ids = next_ids(position, PAGE_MAX)
             if ids is None:
                 await self._load_index()
                 continue
@@ -121,7 +114,7 @@ class Reader:
             if topic is None:
                 ids = ids[: limit - len(found)]
             stored = await self.read(ids)
-            before_id = ids[-1]
+            position = ids[-1]
             tasks = (stored[task_id] for task_id in ids if task_id in stored)
             found += [task for task in tasks if topic in (None, task.row.topic)]
         return found[:limit]
