@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from daemon import Daemon
 from raw import Raw
+from stand_in import stand_in
 
 from history.history_rig import (
     HOUR_MS,
@@ -24,7 +26,7 @@ from history.history_rig import (
     write,
     writer_of,
 )
-from tickwheel.history import segments
+from tickwheel.history import segments, upkeep
 from tickwheel.history.names import STATE, last_backup_file
 from tickwheel.history.retention import Limits, free, write_last_backup
 from tickwheel.history.segments import Segment
@@ -213,7 +215,7 @@ def test_what_is_measured_is_what_df_says(monkeypatch: pytest.MonkeyPatch, tmp_p
     class Told:
         f_frsize, f_blocks, f_bfree, f_bavail = 4096, 1000, 300, 100
 
-    monkeypatch.setattr("os.statvfs", lambda _: Told)
+    monkeypatch.setattr(upkeep, "os", stand_in(os, statvfs=lambda _: Told))
     assert measure(tmp_path) == Use(700 * 4096, 800 * 4096)
     assert measure(tmp_path).share == 0.875
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_daemon import FakeDaemon
+from stand_in import stand_in
 
 from history.history_rig import NOW_MS, acked, delivered, enqueued, make_id, spool_of, write
 from history.history_rig import writer_of as make_writer
@@ -142,7 +144,7 @@ def test_following_shows_what_comes(
         spool.append(n, [enqueued([make_id(n)])])
         writer.step()
 
-    monkeypatch.setattr(history_command.time, "sleep", next_round)
+    monkeypatch.setattr(history_command, "time", stand_in(time, sleep=next_round))
     since = "2026-11-21T10:00:00+00:00"
     code, lines, _ = call(
         capsys, "history", "--dir", str(tmp_path), "-f", "--json", "--since", since

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import gzip
+import os
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_in import stand_in
 
 from history.history_rig import (
     HOUR_MS,
@@ -95,7 +97,7 @@ def test_a_full_disk_begins_anew_and_leaves_nothing_half(
     sealer = Sealer()
     sealer.add(path)
     with monkeypatch.context() as patch:
-        patch.setattr(sealing.os, "fdatasync", full)
+        patch.setattr(sealing, "os", stand_in(os, fdatasync=full))
         with pytest.raises(OSError, match="No space"):
             while sealer.step():
                 pass

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_in import stand_in
 
 from history.history_rig import enqueued, make_id
 from tickwheel.history import spool as spool_module
@@ -107,9 +108,9 @@ def test_a_full_disk_leaves_whole_arrays(
             raise OSError(errno.ENOSPC, "No space left on device")
         return real(fd, data[:written])
 
-    monkeypatch.setattr(spool_module.os, "write", full)
+    monkeypatch.setattr(spool_module, "os", stand_in(os, write=full))
     assert not spool.append(2, records())
-    monkeypatch.setattr(spool_module.os, "write", real)
+    monkeypatch.undo()
     assert spool.trouble is not None
     assert [n for n, _ in arrays(tmp_path)] == [1]
     assert spool.append(3, records())
@@ -126,8 +127,8 @@ def test_where_the_rest_cannot_be_cut_off_another_file_is_begun(
     def broken(*_: Any) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(spool_module.os, "write", lambda fd, data: real(fd, data[:9]))
-    monkeypatch.setattr(spool_module.os, "ftruncate", broken)
+    torn = stand_in(os, write=lambda fd, data: real(fd, data[:9]), ftruncate=broken)
+    monkeypatch.setattr(spool_module, "os", torn)
     assert not spool.append(2, records())
     monkeypatch.undo()
     assert spool.append(3, records())

@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+from stand_in import stand_in
 
 from history.history_rig import (
     HOUR_MS,
@@ -256,7 +258,7 @@ def test_a_record_that_is_not_understood_stops_nothing(tmp_path: Path, record: A
 
 def _fail_once_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, every: int) -> list[int]:
     """``module.os.name`` fails at every call but each ``every``-th, half done."""
-    real = getattr(module.os, name)
+    real = getattr(os, name)
     calls = [0]
 
     def failing(fd: int, data: Any, *rest: Any) -> int:
@@ -267,7 +269,7 @@ def _fail_once_in(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, every
         written: int = real(fd, data, *rest)
         return written
 
-    monkeypatch.setattr(module.os, name, failing)
+    monkeypatch.setattr(module, "os", stand_in(os, **{name: failing}))
     return calls
 
 

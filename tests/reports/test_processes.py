@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import os
 import shutil
@@ -14,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from stand_in import stand_in
 from typer.testing import CliRunner
 
 import tickwheel
@@ -144,9 +147,10 @@ def test_missing_parts_are_named(
     from tickwheel.reports import session
 
     if missing == "pyspark":
-        monkeypatch.setattr(session.importlib.util, "find_spec", lambda name: None)
+        found = stand_in(importlib.util, find_spec=lambda name: None)
+        monkeypatch.setattr(session, "importlib", stand_in(importlib, util=found))
     else:
-        monkeypatch.setattr(session.shutil, "which", lambda name: None)
+        monkeypatch.setattr(session, "shutil", stand_in(shutil, which=lambda name: None))
         monkeypatch.delenv("JAVA_HOME", raising=False)
     done = CliRunner().invoke(
         app, ["report", "--history", str(tmp_path), "--out", str(tmp_path)], standalone_mode=False

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
+from stand_in import stand_in
 from store_rows import tasks
 from store_subject import Subject
 
@@ -125,11 +127,11 @@ def test_the_use_is_what_df_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     class Told:
         f_frsize, f_blocks, f_bfree, f_bavail = 4096, 1000, 300, 100
 
-    monkeypatch.setattr(room.os, "statvfs", lambda _: Told)
+    monkeypatch.setattr(room, "os", stand_in(os, statvfs=lambda _: Told))
     assert room.measure(str(tmp_path / "x")) == Disk(100 * 4096, 0.875)
 
     def fails(_: str) -> None:
         raise OSError
 
-    monkeypatch.setattr(room.os, "statvfs", fails)
+    monkeypatch.setattr(room, "os", stand_in(os, statvfs=fails))
     assert room.measure(str(tmp_path / "x")) == Disk(0, 1.0)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from stand_in import stand_in
 
 from tickwheel.clock import Clock
 from tickwheel.persistence.election import Leader, Seen
@@ -105,7 +106,7 @@ class Rig:
                 raise asyncio.CancelledError
             self.script.pop(0)()
 
-        monkeypatch.setattr(module.asyncio, "sleep", sleep)
+        monkeypatch.setattr(module, "asyncio", stand_in(asyncio, sleep=sleep))
 
     def _renewed(self) -> None:
         self.renewals += 1

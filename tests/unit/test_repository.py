@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,6 +87,29 @@ def test_no_test_is_skipped_without_a_reason() -> None:
         if _skips_silently(node)
     ]
     assert not wrong
+
+
+def test_no_test_replaces_a_name_in_a_module_that_others_use() -> None:
+    """``setattr(module.time, "sleep", …)`` is met by every thread of the process; see stand_in."""
+    wrong = [
+        f"{name}:{node.lineno}: {ast.unparse(node)[:80]}"
+        for name, text in _texts()
+        if name.startswith("tests/") and name.endswith(".py")
+        for node in ast.walk(ast.parse(text))
+        if _replaces_in_a_library(node)
+    ]
+    assert not wrong
+
+
+def _replaces_in_a_library(node: ast.AST) -> bool:
+    if not isinstance(node, ast.Call) or not ast.unparse(node.func).endswith(".setattr"):
+        return False
+    target = node.args[0]
+    if isinstance(target, ast.Constant):
+        return str(target.value).partition(".")[0] in sys.stdlib_module_names
+    last = ast.unparse(target).rpartition(".")[2]
+    # The streams of the process are what a test of output is about.
+    return last in sys.stdlib_module_names and last != "sys"
 
 
 def _skips_silently(node: ast.AST) -> bool:
