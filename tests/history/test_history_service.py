@@ -10,12 +10,13 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from daemon import DaemonFailed
 from redis_server import RedisServer
-from test_committer import Bench, Peer
+from test_committer import NOW_MS, Bench, Peer
 
 from history.daemon_rig import daemon_in, metric, spools, taken_up, until
 from history.history_rig import NODE, read_all, segment_names
@@ -29,6 +30,7 @@ from tickwheel.persistence.store import CommitRefused, CommitUnknown, Opened
 from tickwheel.server import committer as committer_module
 from tickwheel.server import history as history_module
 from tickwheel.server.history import History
+from tickwheel.server.recorder import Recorder
 from tickwheel.server.settings import Settings
 from tickwheel.wheel.records import ID_STEP
 
@@ -359,6 +361,43 @@ async def test_what_was_withdrawn_leaves_nothing_and_what_was_unclear_is_there(
     await bench.committer.barrier()
     told = of_kind(await ended(bench, tmp_path), "enqueued")
     assert [event["topic"] for event in told] == ["unclear"]
+
+
+async def test_what_comes_again_and_again_without_a_store_is_bounded(
+    bench: Bench, tmp_path: Path
+) -> None:
+    """A lease that ends and is given out again needs no batch that is durable."""
+    history, recorder, core = bench.history, bench.engine.core.recorder, bench.engine.core
+    assert history is not None and isinstance(recorder, Recorder)
+    recorder.repeats_max = 5
+    noticed: list[str] = []
+    history._noticed = lambda event, text: noticed.append(f"{event}: {text}")
+    group: Any = SimpleNamespace(topic=SimpleNamespace(name="t"), name="g")
+    worker = SimpleNamespace(label="w@1")
+    lease: Any = SimpleNamespace(
+        group=group, subscriber=worker, id=1, attempt=1, epoch=1, since_mono_ms=0
+    )
+    flushing = asyncio.create_task(history.flush_for_ever(core))
+    bench.enqueue(Peer(), 1)
+    await bench.arrived()
+    for now_ms in range(NOW_MS, NOW_MS + 9):
+        recorder.lease_over(lease, "the lease ended", now_ms)
+    recorder.acked(group, [lease], frozenset())
+    await until(lambda: history.dropped == 4)
+    assert noticed == [
+        "history_dropped: 5 deliveries and retries wait for the store already; "
+        "service goes on without it"
+    ]
+    bench.let()
+    await bench.committer.barrier()
+    flushing.cancel()
+    told = await ended(bench, tmp_path)
+    assert noticed[1:] == ["history_kept_again: 4 events are missing"]
+    assert len(of_kind(told, "lease_over")) == 5
+    assert len(of_kind(told, "acked")) == 1
+    (dropped,) = of_kind(told, "dropped")
+    assert dropped["count"] == 4
+    assert "5 deliveries and retries" in dropped["reason"]
 
 
 # --- several daemons ------------------------------------------------------------------------------

@@ -58,6 +58,10 @@ class History:
         self._number = 0
         self._missing = 0
         """Events dropped since the last batch that was kept."""
+        self._reason = ""
+        """Of the latest that were dropped."""
+        self._lost = 0
+        """Of those the recorder lost, so many are counted."""
         self._writing: asyncio.Task[None] | None = None
         self._process: Process | None = None
         self._stopping = asyncio.Event()
@@ -80,6 +84,7 @@ class History:
         self._recorder = recorder = Recorder(
             opened.epoch, self._clock.read, label, bodies=settings.history_bodies
         )
+        self._lost = 0
         self._append([self._daemon("started", clean=opened.clean, version=__version__)], 1)
         return recorder
 
@@ -87,13 +92,17 @@ class History:
         """What belongs to a batch that is durable now."""
         self._number = number
         if isinstance(notes, Notes) and self._recorder is not None:
+            self._count_lost(self._recorder)
             self._append(self._recorder.records(notes), events_in(notes))
 
     async def flush_for_ever(self, core: Core) -> None:
         """Keep what would wait for a batch that may never come."""
         while True:
             await asyncio.sleep(FLUSH_S)
-            if core.sealed is None and core.open.is_empty() and self._recorder is not None:
+            if self._recorder is None:
+                continue
+            self._count_lost(self._recorder)
+            if core.sealed is None and core.open.is_empty():
                 self.keep(self._number, self._recorder.cut())
 
     def end(self, clean: bool) -> None:
@@ -115,17 +124,26 @@ class History:
         if spool is None:
             return
         if self._missing:
-            reason = spool.trouble or "unknown"
             now_ms = self._clock.read().now_ms
-            records = [[Kind.DROPPED, now_ms, self._missing, reason], *records]
+            records = [[Kind.DROPPED, now_ms, self._missing, self._reason], *records]
         if not spool.append(self._number, records):
-            if not self._missing:
-                self._noticed("history_dropped", f"{spool.trouble}; service goes on without it")
-            self._missing += events
-            self.dropped += events
+            self._drop(events, spool.trouble or "unknown")
         elif self._missing:
             self._noticed("history_kept_again", f"{self._missing} events are missing")
             self._missing = 0
+
+    def _count_lost(self, recorder: Recorder) -> None:
+        lost, self._lost = recorder.lost - self._lost, recorder.lost
+        if lost:
+            most = recorder.repeats_max
+            self._drop(lost, f"{most} deliveries and retries wait for the store already")
+
+    def _drop(self, events: int, reason: str) -> None:
+        if not self._missing:
+            self._noticed("history_dropped", f"{reason}; service goes on without it")
+        self._missing += events
+        self.dropped += events
+        self._reason = reason
 
     # --- the writing process -------------------------------------------------------------------
 
