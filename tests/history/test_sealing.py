@@ -29,7 +29,7 @@ from history.history_rig import (
     writer_of,
 )
 from tickwheel.history import sealing, segments
-from tickwheel.history.names import hour_folder
+from tickwheel.history.names import hour_folder, last_backup_file, state_folder
 from tickwheel.history.retention import (
     BACKUP_MARGIN_MS,
     Limits,
@@ -183,8 +183,13 @@ def test_what_a_restore_needs_is_never_removed(tmp_path: Path) -> None:
 
 def test_a_mark_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     write_last_backup(tmp_path, 0, 5, "x")
-    (tmp_path / "_state" / "last_backup-s0").write_text("{")
+    last_backup_file(tmp_path, 0).write_text("{")
     assert needed_since_ms(tmp_path) is None
+
+
+@pytest.mark.parametrize("node", ["last_backup", "_last_backup"])
+def test_a_mark_is_in_no_nodes_way(tmp_path: Path, node: str) -> None:
+    assert state_folder(tmp_path, node, 0) != last_backup_file(tmp_path, 0)
 
 
 def test_open_segments_of_the_writer_stay(tmp_path: Path) -> None:
