@@ -23,8 +23,10 @@ from tickwheel.wheel.states import State
 
 PAGE_MAX = 1000
 PAGE_DEFAULT = 100
-SCANNED_PER_REQUEST_MAX = 20_000
+SCANNED_PER_REQUEST_MAX, BYTES_PER_REQUEST_MAX = 20_000, 256 << 20
 """A filter that matches little ends its page here; ``next`` says where to go on."""
+STEP_FIRST, STEP_BYTES = 100, 16 << 20
+"""Rows are read with their bodies: a few at first, then as many as have about so many bytes."""
 KEY_LENGTH_MAX = 255
 _TASK_OPTIONS = ("topic", "state", "key", "until_ms", "newest", "after", "limit")
 _DEAD_OPTIONS = ("topic", "group", "after", "limit", "since_ms", "until_ms", "reason")
@@ -72,13 +74,15 @@ class Listing:
         shell = self._shell
         bytes_left = shell.limits.frame_bytes_max // 2
         found: list[dict[str, Any]] = []
-        scanned, position = 0, wanted.start_id
-        # What matches little is looked for in large steps, however few are asked for.
-        step = PAGE_MAX if wanted.is_selective else limit
+        scanned = scanned_bytes = 0
+        position, step = wanted.start_id, STEP_FIRST
         while True:
+            # What matches little is looked for in large steps, however few are asked for.
+            step = min(step, PAGE_MAX if wanted.is_selective else limit - len(found))
             page, following = await shell.reader.scan(
                 position, step, wanted.store_topic, back=wanted.newest
             )
+            page_bytes = sum(len(known.row.body) for known in page)
             for known in page:
                 if known.row.id >= wanted.end_id and not wanted.newest:
                     return {"tasks": found, "next": None}
@@ -91,12 +95,16 @@ class Listing:
                 ):
                     found.append(shell.describe(known))
                     bytes_left -= size
-            scanned += step
             if following is None:
                 return {"tasks": found, "next": None}
             position = following
-            if len(found) >= limit or scanned >= SCANNED_PER_REQUEST_MAX:
+            scanned += step
+            scanned_bytes += page_bytes
+            is_much = scanned >= SCANNED_PER_REQUEST_MAX or scanned_bytes >= BYTES_PER_REQUEST_MAX
+            if len(found) >= limit or is_much:
                 return {"tasks": found, "next": position}
+            step = min(4 * step, 1 + step * STEP_BYTES // (page_bytes + 1))
+            step = min(step, SCANNED_PER_REQUEST_MAX - scanned)
 
     def dead(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         checks.arity(frame, 1, "options")

@@ -1,0 +1,81 @@
+"""How much of a store one LIST reads at a time: its rows come with their bodies."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tickwheel.server.handlers.listing import (
+    BYTES_PER_REQUEST_MAX,
+    PAGE_MAX,
+    STEP_BYTES,
+    STEP_FIRST,
+    Listing,
+    _Wanted,
+)
+from tickwheel.wheel.control import Known
+from tickwheel.wheel.records import ID_STEP, TaskRow
+
+COUNT = 2_000
+MIB = 1 << 20
+
+
+class Reads:
+    """Rows that share one body; what was asked of them."""
+
+    def __init__(self, body: bytes) -> None:
+        self._rows = [TaskRow(n * ID_STEP, n, "t", body, None) for n in range(1, COUNT + 1)]
+        self.steps: list[int] = []
+
+    async def scan(
+        self, after_id: int, limit: int, topic: str | None, *, back: bool
+    ) -> tuple[list[Known], int | None]:
+        self.steps.append(limit)
+        first = after_id // ID_STEP
+        rows = self._rows[first : first + limit]
+        following = rows[-1].id if len(rows) == limit else None
+        return [Known(row, {}, {}) for row in rows], following
+
+
+def listing_of(reads: Reads) -> Listing:
+    shell: Any = SimpleNamespace(
+        reader=reads,
+        limits=SimpleNamespace(frame_bytes_max=8 * MIB),
+        describe=lambda known: {"id": known.row.id},
+    )
+    return Listing(shell)
+
+
+async def request(reads: Reads, limit: int, **options: Any) -> dict[str, Any]:
+    return await listing_of(reads)._page(_Wanted.of(options), limit)
+
+
+async def test_small_rows_are_looked_through_in_large_steps() -> None:
+    reads = Reads(b"x" * 100)
+    assert await request(reads, 1, key="none") == {"tasks": [], "next": None}
+    assert reads.steps == [STEP_FIRST, 4 * STEP_FIRST, PAGE_MAX, PAGE_MAX]
+
+
+async def test_large_rows_in_small_ones_and_few_a_request() -> None:
+    reads = Reads(bytes(MIB))
+    found = await request(reads, 1, key="none")
+    assert found["tasks"] == [] and found["next"] == sum(reads.steps) * ID_STEP
+    assert max(reads.steps[1:]) * MIB <= STEP_BYTES + MIB
+    assert 0 <= sum(reads.steps) * MIB - BYTES_PER_REQUEST_MAX < STEP_BYTES + MIB
+
+
+@pytest.mark.parametrize(("limit", "steps"), [(5, [5]), (100, [100]), (600, [100, 400, 100])])
+async def test_no_more_is_read_than_is_asked_for(limit: int, steps: list[int]) -> None:
+    reads = Reads(b"x")
+    found = await request(reads, limit)
+    assert len(found["tasks"]) == limit and found["next"] == limit * ID_STEP
+    assert reads.steps == steps
+
+
+async def test_a_page_of_large_ones_ends_at_half_a_frame() -> None:
+    reads = Reads(bytes(MIB))
+    found = await request(reads, PAGE_MAX)
+    assert len(found["tasks"]) == 4 and found["next"] == 4 * ID_STEP
+    assert reads.steps == [STEP_FIRST]
