@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from daemon import Daemon
+
+from tickwheel import Client
 
 
 @pytest.fixture
@@ -28,3 +30,16 @@ def make_daemon(tmp_path: Path) -> Iterator[Callable[..., Daemon]]:
 def daemon(make_daemon: Callable[..., Daemon]) -> Daemon:
     """A running daemon on the embedded store, with HTTP, all settings at their defaults."""
     return make_daemon(http=True).start()
+
+
+@pytest.fixture
+async def client(running: Daemon) -> AsyncIterator[Client]:
+    """Of the daemon that a module's tests share, its own fixture ``running``."""
+    async with Client(running.url) as client:
+        yield client
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """One of its own for each test."""
+    return str(request.node.name).replace("[", "-").replace("]", "")

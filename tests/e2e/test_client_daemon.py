@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from daemon import Daemon
+from waiting import WAIT_S, soon
 
 from tickwheel import Client, Delivery, Task, errors
 from tickwheel.client import Subscription
 
-WAIT_S = 10.0
 HOUR = 3600
 
 
@@ -23,23 +23,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with Daemon(folder, retry_base_s=0.05, retry_jitter=0, retry_max=2) as daemon:
         yield daemon
         assert "Traceback" not in daemon.log_text()
-
-
-@pytest.fixture
-async def client(running: Daemon) -> AsyncIterator[Client]:
-    async with Client(running.url) as client:
-        yield client
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """One of its own for each test."""
-    return str(request.node.name).replace("[", "-").replace("]", "")
-
-
-async def soon(awaitable: Any) -> Any:
-    async with asyncio.timeout(WAIT_S):
-        return await awaitable
 
 
 async def take(subscription: Subscription, count: int = 1) -> list[Delivery]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from daemon import Daemon
+from waiting import WAIT_S, soon
 
 from tickwheel import Client, Delivery, Retry, Task, errors
 
-WAIT_S = 10.0
 ROCKETMQ_MS = (
     10_000, 30_000, 60_000, 120_000, 180_000, 240_000, 300_000, 360_000, 420_000, 480_000,
     540_000, 600_000, 1_200_000, 1_800_000, 3_600_000, 7_200_000,
@@ -24,22 +24,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with Daemon(tmp_path_factory.mktemp("groups"), retry_base_s=0.05, retry_jitter=0) as daemon:
         yield daemon
         assert "Traceback" not in daemon.log_text()
-
-
-@pytest.fixture
-async def client(running: Daemon) -> AsyncIterator[Client]:
-    async with Client(running.url) as client:
-        yield client
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    return str(request.node.name).replace("[", "-").replace("]", "")
-
-
-async def soon(awaitable: Any) -> Any:
-    async with asyncio.timeout(WAIT_S):
-        return await awaitable
 
 
 async def one(client: Client, topic: str, group: str = "default") -> Delivery:

@@ -7,16 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from daemon import Daemon
+from waiting import soon
 
 from tickwheel import Client, Task
 
-WAIT_S = 20.0
 HOUR = 3600
-
-
-async def soon(awaitable: Any) -> Any:
-    async with asyncio.timeout(WAIT_S):
-        return await awaitable
 
 
 async def pending(client: Client, topic: str) -> int:

@@ -36,12 +36,6 @@ def raw(running: Daemon) -> Iterator[Raw]:
         yield raw
 
 
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    """One of its own for each test."""
-    return str(request.node.name).replace("[", "-").replace("]", "")
-
-
 def put(raw: Raw, topic: str, *keys: str | None) -> list[int]:
     """A task each, one request each, so that each has a time of its own."""
     found = []

@@ -8,19 +8,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from daemon import Daemon
 from raw import Raw
+from waiting import WAIT_S, soon
 
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Worker
 from tickwheel.client import TaskInfo
 from tickwheel.protocol.frames import FrameType
 
-WAIT_S = 15.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,22 +30,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     with Daemon(folder, retry_base_s=0.05, retry_jitter=0, retry_max=2) as daemon:
         yield daemon
         assert "Traceback" not in daemon.log_text()
-
-
-@pytest.fixture
-async def client(running: Daemon) -> AsyncIterator[Client]:
-    async with Client(running.url) as client:
-        yield client
-
-
-@pytest.fixture
-def topic(request: pytest.FixtureRequest) -> str:
-    return str(request.node.name).replace("[", "-").replace("]", "")
-
-
-async def soon(awaitable: Any) -> Any:
-    async with asyncio.timeout(WAIT_S):
-        return await awaitable
 
 
 async def look(client: Client, task_id: int, for_what: Callable[[TaskInfo], bool]) -> TaskInfo:

@@ -17,12 +17,13 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, cast
 
+from waiting import WAIT_S
+
 from tickwheel.client import Client
 from tickwheel.protocol.codec import Decoder, Frame, encode
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.protocol.frames import Limits
 
-WAIT_S = 5.0
 NOW_MS = 1_790_000_000_000
 ID_STEP = 1024
 
@@ -247,9 +248,3 @@ async def turns(count: int = 5) -> None:
     """Let the event loop go round, so that what is ready happens."""
     for _ in range(count):
         await asyncio.sleep(0)
-
-
-async def soon(awaitable: Any) -> Any:
-    """The result, within a bounded time."""
-    async with asyncio.timeout(WAIT_S):
-        return await awaitable

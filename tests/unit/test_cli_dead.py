@@ -7,7 +7,8 @@ import json
 from typing import Any
 
 import pytest
-from fake_daemon import NOW_MS, FakeDaemon, soon
+from fake_daemon import NOW_MS, FakeDaemon
+from waiting import soon
 
 from tickwheel.cli import dead_select
 from tickwheel.cli.call import Call

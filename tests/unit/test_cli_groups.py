@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from fake_daemon import FakeDaemon, soon
+from fake_daemon import FakeDaemon
+from waiting import soon
 
 from tickwheel.cli import groups, policy, topics
 from tickwheel.cli.call import Call

@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from fake_daemon import NOW_MS, FakeDaemon, soon, turns
+from fake_daemon import NOW_MS, FakeDaemon, turns
+from waiting import soon
 
 from tickwheel import errors
 from tickwheel.protocol.frames import FrameType as T

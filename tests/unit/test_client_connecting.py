@@ -7,7 +7,8 @@ import contextlib
 import socket
 
 import pytest
-from fake_daemon import FakeDaemon, Peer, soon, turns
+from fake_daemon import FakeDaemon, Peer, turns
+from waiting import soon
 
 from tickwheel import Client, errors
 from tickwheel.protocol.codec import Frame

@@ -8,7 +8,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from fake_daemon import NOW_MS, FakeDaemon, Peer, soon, turns
+from fake_daemon import NOW_MS, FakeDaemon, Peer, turns
+from waiting import soon
 
 from tickwheel import Client, Receipt, Task, errors
 from tickwheel.protocol.codec import Frame, encode

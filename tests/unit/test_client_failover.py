@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from fake_daemon import FakeDaemon, Peer, soon, turns
+from fake_daemon import FakeDaemon, Peer, turns
+from waiting import soon
 
 from tickwheel import Client, errors
 from tickwheel.client import Subscription

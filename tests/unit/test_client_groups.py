@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from fake_daemon import NOW_MS, FakeDaemon, soon
+from fake_daemon import NOW_MS, FakeDaemon
+from waiting import soon
 
 from tickwheel import Client, Retry, errors
 from tickwheel.client import GroupSettings

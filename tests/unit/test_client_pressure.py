@@ -6,7 +6,8 @@ import asyncio
 import contextlib
 
 import pytest
-from fake_daemon import FakeDaemon, Peer, soon, turns
+from fake_daemon import FakeDaemon, Peer, turns
+from waiting import soon
 
 from tickwheel import Client, Receipt, Task, errors
 from tickwheel.client import Partly

@@ -8,7 +8,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from fake_daemon import FakeDaemon, soon
+from fake_daemon import FakeDaemon
+from waiting import soon
 
 from tickwheel import Retry, Task, errors
 from tickwheel.protocol.frames import FrameType as T

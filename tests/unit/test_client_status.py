@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from fake_daemon import NOW_MS, FakeDaemon, Peer, soon
+from fake_daemon import NOW_MS, FakeDaemon, Peer
+from waiting import soon
 
 from tickwheel import errors
 from tickwheel.client import Active, Status, status_at, statuses

@@ -6,7 +6,8 @@ import asyncio
 from typing import Any
 
 import pytest
-from fake_daemon import FakeDaemon, Peer, soon, turns
+from fake_daemon import FakeDaemon, Peer, turns
+from waiting import soon
 
 from tickwheel import Client, Retry, errors
 from tickwheel.client import Subscription

@@ -7,7 +7,8 @@ import sys
 from typing import Any
 
 import pytest
-from fake_daemon import FakeDaemon, soon, turns
+from fake_daemon import FakeDaemon, turns
+from waiting import soon
 
 from tickwheel import Delivery, errors
 from tickwheel.client import marks

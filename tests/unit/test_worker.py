@@ -13,7 +13,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from fake_daemon import FakeDaemon, Peer, soon, turns
+from fake_daemon import FakeDaemon, Peer, turns
+from waiting import soon
 
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Worker, errors
 from tickwheel.protocol.codec import Frame
