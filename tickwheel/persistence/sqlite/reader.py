@@ -12,7 +12,7 @@ import json
 import sqlite3
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from typing import Any
 
 from tickwheel.persistence.codec import decode_extras
@@ -105,50 +105,49 @@ class Reader:
 
     def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         with snapshot(self._connection):
-            (ids,) = self._connection.execute(_SCAN, (after_id, topic, limit)).fetchone()
-            packed = self._scan_packs(after_id, limit, topic)
-            found = self._all(sorted(json.loads(ids) + packed)[:limit])
-        return [found[task_id] for task_id in sorted(found)]
-
-    def _scan_packs(self, after_id: int, limit: int, topic: str | None) -> list[int]:
-        """Up to ``limit`` ids of packed tasks above ``after_id``, by id; inside a snapshot."""
-        ids: list[int] = []
-        (position,) = self._connection.execute(_PACK_OF, (after_id,)).fetchone()
-        while len(ids) < limit:
-            (text,) = self._connection.execute(_SCAN_PACKS, (position, PACKS_A_SCAN)).fetchone()
-            packs = json.loads(text)
-            for pack in packs:
-                here = _ids_in(topic, *pack)
-                ids += here if here and here[0] > after_id else [i for i in here if i > after_id]
-            if len(packs) < PACKS_A_SCAN:
-                break
-            position = packs[-1][0] + 1
-        return ids[:limit]
+            (first,) = self._connection.execute(_PACK_OF, (after_id,)).fetchone()
+            packed = (i for ids in self._packs(topic, first) for i in ids if i > after_id)
+            return self._page(_SCAN, (after_id, topic, limit), packed)
 
     def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         last_id = before_id - 1
         with snapshot(self._connection):
-            (ids,) = self._connection.execute(_SCAN_BACK, (last_id, topic, limit)).fetchone()
-            packed = self._scan_packs_back(last_id, limit, topic)
-            found = self._all(sorted(json.loads(ids) + packed, reverse=True)[:limit])
-        return [found[task_id] for task_id in sorted(found, reverse=True)]
+            packed = (
+                i
+                for ids in self._packs(topic, last_id, back=True)
+                for i in reversed(ids)
+                if i <= last_id
+            )
+            return self._page(_SCAN_BACK, (last_id, topic, limit), packed, back=True)
 
-    def _scan_packs_back(self, last_id: int, limit: int, topic: str | None) -> list[int]:
-        """Up to ``limit`` ids of packed tasks up to ``last_id``, the highest first."""
-        ids: list[int] = []
-        while len(ids) < limit:
-            columns = (last_id, PACKS_A_SCAN)
-            (text,) = self._connection.execute(_SCAN_PACKS_BACK, columns).fetchone()
+    def _packs(
+        self, topic: str | None, position: int, *, back: bool = False
+    ) -> Iterator[Sequence[int]]:
+        """The ids of ``topic`` in each pack from ``position`` on; inside a snapshot."""
+        statement, step = (_SCAN_PACKS_BACK, -1) if back else (_SCAN_PACKS, 1)
+        while True:
+            columns = (position, PACKS_A_SCAN)
+            (text,) = self._connection.execute(statement, columns).fetchone()
             packs = json.loads(text)
-            for pack in packs:
-                here = reversed(_ids_in(topic, *pack))
-                ids += [i for i in here if i <= last_id]
-                if len(ids) >= limit:
-                    break
+            yield from (_ids_in(topic, *pack) for pack in packs)
             if len(packs) < PACKS_A_SCAN:
-                break
-            last_id = packs[-1][0] - 1
-        return ids[:limit]
+                return
+            position = packs[-1][0] + step
+
+    def _page(
+        self,
+        statement: str,
+        columns: tuple[int, str | None, int],
+        packed: Iterator[int],
+        *,
+        back: bool = False,
+    ) -> list[StoredTask]:
+        """Up to a limit of tasks, in packs or not, by id; inside a snapshot."""
+        limit = columns[2]
+        (alone,) = self._connection.execute(statement, columns).fetchone()
+        ids = sorted(chain(json.loads(alone), islice(packed, limit)), reverse=back)[:limit]
+        found = self._all(ids)
+        return [found[task_id] for task_id in ids]
 
     def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None
