@@ -58,8 +58,8 @@ HISTORY_MUTANTS = (
         (
             Edit(
                 HISTORY,
-                "            self._missing += events\n",
-                "            self._missing = events\n",
+                "        self._missing += events\n",
+                "        self._missing = events\n",
             ),
         ),
         (SERVICE + "test_a_full_spool_drops_history_says_so_once_and_goes_on",),
