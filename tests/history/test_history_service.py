@@ -23,6 +23,7 @@ from history.history_rig import NODE, read_all, segment_names
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
 from tickwheel.history.names import STATE
+from tickwheel.history.records import Kind
 from tickwheel.history.segments import Event
 from tickwheel.persistence.redis.initialise import lay_out, look
 from tickwheel.persistence.redis.options import options_from
@@ -435,3 +436,23 @@ async def test_daemons_of_one_redis_may_share_a_folder(tmp_path: Path, node: str
     assert len(numbers) == 2
     for seqs in numbers.values():
         assert sorted(seqs) == list(range(1, len(seqs) + 1))
+
+
+def test_what_a_store_refuses_over_and_over_stays_bounded() -> None:
+    """What is put back waits again, and counts again."""
+    recorder = Recorder(1, lambda: (NOW_MS, 0), str)
+    recorder.repeats_max = 5
+    group = SimpleNamespace(topic=SimpleNamespace(name="t"), name="g")
+    lease: Any = SimpleNamespace(
+        group=group, subscriber=SimpleNamespace(label="w@1"), id=1, attempt=1
+    )
+    for _ in range(3):
+        for _ in range(4):
+            recorder.nacked(lease, "no", NOW_MS, NOW_MS)
+        recorder.requeued("t", "g", 1)
+        recorder.rejoin(recorder.cut())
+    notes = recorder.cut()
+    assert notes is not None
+    assert [record[0] for record in notes.records].count(Kind.NACKED) == 5
+    assert [record[0] for record in notes.records].count(Kind.REQUEUED) == 3
+    assert recorder.lost == 3 * 4 - 5
