@@ -28,7 +28,7 @@ from history.history_rig import (
 )
 from tickwheel.history import segments, upkeep
 from tickwheel.history.names import STATE, last_backup_file
-from tickwheel.history.retention import Limits, free, write_last_backup
+from tickwheel.history.retention import Limits, clean, free, write_last_backup
 from tickwheel.history.segments import Segment
 from tickwheel.history.upkeep import LOOK_MS, Use, measure
 
@@ -173,6 +173,16 @@ def test_what_a_restore_needs_is_kept_and_that_is_said_once(folder: Path) -> Non
         f"{why}, and no history is left that may be removed: 3 segments are newer than the last"
         " backup, or being written"
     ]
+
+
+def test_a_mark_of_a_backup_that_cannot_be_read_keeps_everything(folder: Path) -> None:
+    mark = last_backup_file(folder, 0)
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.write_text('{"time_')
+    assert free(folder, 1).segments == 0
+    assert clean(folder, Limits(HOUR_MS, 1), NOW_MS + 24 * HOUR_MS).segments == 0
+    mark.unlink()
+    assert free(folder, 1).segments == 1
 
 
 def test_an_open_segment_is_kept(tmp_path: Path) -> None:
