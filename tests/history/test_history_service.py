@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -108,6 +109,27 @@ async def test_a_full_spool_drops_history_says_so_once_and_goes_on(tmp_path: Pat
     (dropped,) = of_kind(events, "dropped")
     assert dropped["count"] == 600
     assert f"{SPOOL_BYTES} bytes" in dropped["reason"]
+
+
+async def test_a_folder_that_is_removed_is_told_counted_and_begun_anew(tmp_path: Path) -> None:
+    """Linux keeps a file that is open: what is appended goes nowhere, without an error."""
+    service = Service(tmp_path).begin()
+    service.history.start()
+    service.batch(3)
+    await until(lambda: segment_names(service.folder))
+    shutil.rmtree(service.folder)
+    service.batch(4)
+    core: Any = SimpleNamespace(sealed=None, open=SimpleNamespace(is_empty=lambda: True))
+    flushing = asyncio.create_task(service.history.flush_for_ever(core))
+    await until(lambda: service.history.dropped)
+    assert "history_dropped" in service.notices
+    assert service.history.dropped >= 4
+    await until(lambda: service.history.writer_restarts)
+    service.batch(5)
+    flushing.cancel()
+    events = await service.stop()
+    assert [event["event"] for event in events] == ["dropped", *["enqueued"] * 5, "stopped"]
+    assert "removed or moved" in events[0]["reason"] and "count" not in events[0]
 
 
 async def test_what_was_dropped_last_is_told_at_a_clean_stop(tmp_path: Path) -> None:

@@ -62,6 +62,8 @@ class History:
         """Of the latest that were dropped."""
         self._lost = 0
         """Of those the recorder lost, so many are counted."""
+        self._recent = 0
+        """Events appended since the spool was looked at."""
         self._writing: asyncio.Task[None] | None = None
         self._process: Process | None = None
         self._stopping = asyncio.Event()
@@ -101,6 +103,7 @@ class History:
             await asyncio.sleep(FLUSH_S)
             if self._recorder is None:
                 continue
+            self._look_after()
             self._count_lost(self._recorder)
             if core.sealed is None and core.open.is_empty():
                 self.keep(self._number, self._recorder.cut())
@@ -111,6 +114,7 @@ class History:
         if spool is None or recorder is None:
             return
         if clean:
+            self._look_after()
             self.keep(self._number, recorder.cut())
             self._append([self._daemon("stopped", clean=True)], 1)
         self._spool = self._recorder = None
@@ -128,9 +132,22 @@ class History:
             records = [[Kind.DROPPED, now_ms, self._missing, self._reason], *records]
         if not spool.append(self._number, records):
             self._drop(events, spool.trouble or "unknown")
-        elif self._missing:
+            return
+        self._recent += events
+        if self._missing:
             self._noticed("history_kept_again", f"{self._missing} events are missing")
             self._missing = 0
+
+    def _look_after(self) -> None:
+        """A file that was removed takes what is written to it all the same."""
+        recent, self._recent = self._recent, 0
+        if self._spool is None or not self._spool.is_lost():
+            return
+        reason = "the folder of the spool was removed or moved"
+        self._noticed("history_dropped", f"{reason}; it begins anew")
+        # How many nobody knows: of what is older, some stands in files, and those may be gone too.
+        self.dropped += max(1, recent)
+        self._append([[Kind.DROPPED, self._clock.read().now_ms, None, reason]], 1)
 
     def _count_lost(self, recorder: Recorder) -> None:
         lost, self._lost = recorder.lost - self._lost, recorder.lost
