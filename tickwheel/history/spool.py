@@ -52,10 +52,20 @@ class Spool:
 
     def append(self, n: int, records: Sequence[Sequence[Any]]) -> bool:
         """Append one batch. False: it was not kept, see ``trouble``; nothing of it is there."""
+        data = self.pack(n, records)
+        return data is not None and self.append_packed(data)
+
+    def pack(self, n: int, records: Sequence[Sequence[Any]]) -> bytes | None:
+        """What is to be appended; None when it cannot be, see ``trouble``."""
         try:
             data: bytes = self._pack((n, records))
         except (TypeError, ValueError, OverflowError) as error:
-            return self._refuse(f"the records cannot be packed: {error}")
+            self._refuse(f"the records cannot be packed: {error}")
+            return None
+        return data
+
+    def append_packed(self, data: bytes) -> bool:
+        """The same for what ``pack`` made."""
         try:
             if self._fd is None or self._length >= self._rotate_bytes:
                 self._rotate()
