@@ -17,7 +17,7 @@ from history.daemon_rig import daemon_in, until
 from history.history_rig import NODE, read_all
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
-from tickwheel.history.names import PENDING, state_folder
+from tickwheel.history.names import PENDING, STATE, state_folder
 from tickwheel.history.pending import Pending, take
 from tickwheel.history.segments import Event
 from tickwheel.persistence.store import Opened
@@ -151,6 +151,8 @@ async def test_a_batch_that_was_with_the_store_is_appended_by_the_next(
     second = Tenure(tmp_path, 2, last_batch)
     second.history.keep(3, second.prepare(3))
     await second.stop()
+    left = (tmp_path / STATE).glob(f"*/{PENDING}*")
+    assert [path.stat().st_size for path in left] == [0, 0]
     assert batches(read_all(tmp_path)) == expected
 
 

@@ -68,10 +68,14 @@ class Pending:
             else:
                 os.pwrite(self._fds[n % 2], bytes(len(header)), 0)
 
-    def close(self) -> None:
+    def close(self, clean: bool = False) -> None:
+        """``clean``: nothing of it is needed any more."""
         fds, self._fds = self._fds, []
         self._noted.clear()
         for fd in fds:
+            if clean:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(fd, 0)
             os.close(fd)
 
 

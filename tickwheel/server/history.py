@@ -162,7 +162,7 @@ class History:
         self._spool = self._recorder = None
         self._prepared.clear()
         if self._pending is not None:
-            self._pending.close()
+            self._pending.close(clean)
         spool.close(clean)
 
     def _daemon(self, what: str, **details: Any) -> list[Any]:
