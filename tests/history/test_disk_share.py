@@ -26,11 +26,13 @@ from history.history_rig import (
     write,
     writer_of,
 )
-from tickwheel.history import segments, upkeep
+from tickwheel import disk
+from tickwheel.disk import Use, measure
+from tickwheel.history import segments
 from tickwheel.history.names import STATE, last_backup_file
 from tickwheel.history.retention import Limits, clean, free, write_last_backup
 from tickwheel.history.segments import Segment
-from tickwheel.history.upkeep import LOOK_MS, Use, measure
+from tickwheel.history.upkeep import LOOK_MS
 
 BLOCK = 4096
 ANY = "0.0000001"
@@ -225,7 +227,7 @@ def test_what_is_measured_is_what_df_says(monkeypatch: pytest.MonkeyPatch, tmp_p
     class Told:
         f_frsize, f_blocks, f_bfree, f_bavail = 4096, 1000, 300, 100
 
-    monkeypatch.setattr(upkeep, "os", stand_in(os, statvfs=lambda _: Told))
+    monkeypatch.setattr(disk, "os", stand_in(os, statvfs=lambda _: Told))
     assert measure(tmp_path) == Use(700 * 4096, 800 * 4096)
     assert measure(tmp_path).share == 0.875
 

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tickwheel.disk import Use, measure
 from tickwheel.history import segments, spool_read
 from tickwheel.history.follower import Follower
 from tickwheel.history.launch import parser
@@ -29,7 +30,7 @@ from tickwheel.history.output import Output
 from tickwheel.history.position import Place, Position, load
 from tickwheel.history.retention import Limits
 from tickwheel.history.sealing import Sealer
-from tickwheel.history.upkeep import Upkeep, Use, measure
+from tickwheel.history.upkeep import Upkeep
 
 NICE = 10
 IDLE_S_MIN, IDLE_S_MAX = 0.02, 0.5
