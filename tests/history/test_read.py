@@ -192,6 +192,15 @@ def test_what_lies_there_twice_is_given_once(tmp_path: Path) -> None:
     assert len(list(newest(tmp_path, Query(), 100, Tally()))) == 11
 
 
+def test_a_large_body_is_read_back(tmp_path: Path) -> None:
+    """``body_bytes_max`` can be set as high as one likes."""
+    body = bytes(15 << 20)
+    write(tmp_path, [[enqueued([make_id(1)], bodies=[body])]])
+    tally = Tally()
+    (event,) = search(tmp_path, Query(), tally)
+    assert len(event["body"]) == 20 << 20 and tally.torn == 0
+
+
 # --- as it comes -------------------------------------------------------------------------------
 
 
