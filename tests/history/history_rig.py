@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from tickwheel.disk import Use, measure
 from tickwheel.history import segments
 from tickwheel.history.launch import writer_command
 from tickwheel.history.names import state_folder
@@ -15,7 +16,6 @@ from tickwheel.history.records import Kind
 from tickwheel.history.retention import Limits
 from tickwheel.history.segments import Event, Tally
 from tickwheel.history.spool import Spool
-from tickwheel.history.upkeep import Use, measure
 from tickwheel.history.writer import Writer
 from tickwheel.wheel.records import id_floor
 

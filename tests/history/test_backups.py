@@ -116,6 +116,20 @@ async def test_a_failure_is_told_keeps_the_old_ones_and_moves_no_mark(
     assert last_backup_ms(tmp_path / "history", 0) == START_MS
 
 
+async def test_one_whose_mark_could_not_be_written_is_made_again(tmp_path: Path) -> None:
+    """As when the history's disk is full, and that of the backups is not."""
+    rig = Rig(tmp_path)
+    in_the_way = tmp_path / "history"
+    in_the_way.write_text("")
+    assert not await rig.daily.once()
+    assert rig.daily.is_due()
+    in_the_way.unlink()
+    rig.clock.now_ms += 600_000
+    assert await rig.daily.once()
+    assert not rig.daily.is_due()
+    assert last_backup_ms(in_the_way, 0) == START_MS + 600_000
+
+
 async def test_a_store_backup_can_be_opened(tmp_path: Path) -> None:
     store = SqliteStore(str(tmp_path / "store.db"), SqliteOptions(reserve_bytes=0))
     await store.open("tester", START_MS)

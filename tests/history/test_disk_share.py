@@ -26,11 +26,13 @@ from history.history_rig import (
     write,
     writer_of,
 )
-from tickwheel.history import segments, upkeep
+from tickwheel import disk
+from tickwheel.disk import Use, measure
+from tickwheel.history import segments
 from tickwheel.history.names import STATE, last_backup_file
-from tickwheel.history.retention import Limits, free, write_last_backup
+from tickwheel.history.retention import Limits, clean, free, write_last_backup
 from tickwheel.history.segments import Segment
-from tickwheel.history.upkeep import LOOK_MS, Use, measure
+from tickwheel.history.upkeep import LOOK_MS
 
 BLOCK = 4096
 ANY = "0.0000001"
@@ -175,6 +177,16 @@ def test_what_a_restore_needs_is_kept_and_that_is_said_once(folder: Path) -> Non
     ]
 
 
+def test_a_mark_of_a_backup_that_cannot_be_read_keeps_everything(folder: Path) -> None:
+    mark = last_backup_file(folder, 0)
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.write_text('{"time_')
+    assert free(folder, 1).segments == 0
+    assert clean(folder, Limits(HOUR_MS, 1), NOW_MS + 24 * HOUR_MS).segments == 0
+    mark.unlink()
+    assert free(folder, 1).segments == 1
+
+
 def test_an_open_segment_is_kept(tmp_path: Path) -> None:
     spool = spool_of(tmp_path)
     assert spool.append(1, [enqueued([make_id(1)])])
@@ -215,7 +227,7 @@ def test_what_is_measured_is_what_df_says(monkeypatch: pytest.MonkeyPatch, tmp_p
     class Told:
         f_frsize, f_blocks, f_bfree, f_bavail = 4096, 1000, 300, 100
 
-    monkeypatch.setattr(upkeep, "os", stand_in(os, statvfs=lambda _: Told))
+    monkeypatch.setattr(disk, "os", stand_in(os, statvfs=lambda _: Told))
     assert measure(tmp_path) == Use(700 * 4096, 800 * 4096)
     assert measure(tmp_path).share == 0.875
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import time
 from collections.abc import AsyncIterator, Iterable
@@ -23,6 +24,7 @@ from history.history_rig import NODE, read_all, segment_names
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
 from tickwheel.history.names import STATE
+from tickwheel.history.records import Kind
 from tickwheel.history.segments import Event
 from tickwheel.persistence.redis.initialise import lay_out, look
 from tickwheel.persistence.redis.options import options_from
@@ -107,6 +109,27 @@ async def test_a_full_spool_drops_history_says_so_once_and_goes_on(tmp_path: Pat
     (dropped,) = of_kind(events, "dropped")
     assert dropped["count"] == 600
     assert f"{SPOOL_BYTES} bytes" in dropped["reason"]
+
+
+async def test_a_folder_that_is_removed_is_told_counted_and_begun_anew(tmp_path: Path) -> None:
+    """Linux keeps a file that is open: what is appended goes nowhere, without an error."""
+    service = Service(tmp_path).begin()
+    service.history.start()
+    service.batch(3)
+    await until(lambda: segment_names(service.folder))
+    shutil.rmtree(service.folder)
+    service.batch(4)
+    core: Any = SimpleNamespace(sealed=None, open=SimpleNamespace(is_empty=lambda: True))
+    flushing = asyncio.create_task(service.history.flush_for_ever(core))
+    await until(lambda: service.history.dropped)
+    assert "history_dropped" in service.notices
+    assert service.history.dropped >= 4
+    await until(lambda: service.history.writer_restarts)
+    service.batch(5)
+    flushing.cancel()
+    events = await service.stop()
+    assert [event["event"] for event in events] == ["dropped", *["enqueued"] * 5, "stopped"]
+    assert "removed or moved" in events[0]["reason"] and "count" not in events[0]
 
 
 async def test_what_was_dropped_last_is_told_at_a_clean_stop(tmp_path: Path) -> None:
@@ -435,3 +458,23 @@ async def test_daemons_of_one_redis_may_share_a_folder(tmp_path: Path, node: str
     assert len(numbers) == 2
     for seqs in numbers.values():
         assert sorted(seqs) == list(range(1, len(seqs) + 1))
+
+
+def test_what_a_store_refuses_over_and_over_stays_bounded() -> None:
+    """What is put back waits again, and counts again."""
+    recorder = Recorder(1, lambda: (NOW_MS, 0), str)
+    recorder.repeats_max = 5
+    group = SimpleNamespace(topic=SimpleNamespace(name="t"), name="g")
+    lease: Any = SimpleNamespace(
+        group=group, subscriber=SimpleNamespace(label="w@1"), id=1, attempt=1
+    )
+    for _ in range(3):
+        for _ in range(4):
+            recorder.nacked(lease, "no", NOW_MS, NOW_MS)
+        recorder.requeued("t", "g", 1)
+        recorder.rejoin(recorder.cut())
+    notes = recorder.cut()
+    assert notes is not None
+    assert [record[0] for record in notes.records].count(Kind.NACKED) == 5
+    assert [record[0] for record in notes.records].count(Kind.REQUEUED) == 3
+    assert recorder.lost == 3 * 4 - 5

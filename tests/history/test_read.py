@@ -29,6 +29,7 @@ from tickwheel.history import read, segments
 from tickwheel.history.names import hour_folder
 from tickwheel.history.read import Follow, Query, flow, newest, search
 from tickwheel.history.records import Kind
+from tickwheel.history.sealing import Sealer
 from tickwheel.history.segments import Tally
 
 KEY = 'ключ "1"\n'
@@ -191,6 +192,15 @@ def test_what_lies_there_twice_is_given_once(tmp_path: Path) -> None:
     assert len(list(newest(tmp_path, Query(), 100, Tally()))) == 11
 
 
+def test_a_large_body_is_read_back(tmp_path: Path) -> None:
+    """``body_bytes_max`` can be set as high as one likes."""
+    body = bytes(15 << 20)
+    write(tmp_path, [[enqueued([make_id(1)], bodies=[body])]])
+    tally = Tally()
+    (event,) = search(tmp_path, Query(), tally)
+    assert len(event["body"]) == 20 << 20 and tally.torn == 0
+
+
 # --- as it comes -------------------------------------------------------------------------------
 
 
@@ -211,6 +221,33 @@ def test_following_gives_what_is_new_once_through_sealing(tmp_path: Path) -> Non
     assert follow.read() == []
     assert len(segment_names(tmp_path)) > 2
     writer.close()
+
+
+def test_following_misses_nothing_that_is_sealed_as_it_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder was listed with two open segments; then the first is sealed."""
+    spool = spool_of(tmp_path)
+    writer = writer_of(tmp_path, segment_bytes=1)
+    follow = Follow(tmp_path, Query(), NOW_MS, Tally())
+    for n in range(2):
+        spool.append(n, [enqueued([make_id(n)])])
+        writer.follower.step()
+        if not n:
+            writer.output.ripen(NOW_MS)
+    listed = segments.find(tmp_path)
+    assert [segment.name.sealed for segment in listed] == [False, False]
+    sealer = Sealer()
+    sealer.add(listed[0].path)
+    while sealer.step():
+        pass
+    with monkeypatch.context() as patched:
+        patched.setattr("tickwheel.history.read.segments.find", lambda *_: listed)
+        found = follow.read()
+    found += follow.read()
+    assert numbers(found) == [(1, 1), (1, 2)]
+    writer.close()
+    spool.close()
 
 
 def test_following_does_not_take_half_a_line(tmp_path: Path) -> None:

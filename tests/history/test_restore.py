@@ -317,6 +317,7 @@ async def test_without_bodies_nothing_is_written_unless_told(tmp_path: Path) -> 
     assert not (tmp_path / "new.db").exists()
     report = await run(tmp_path, backup, allow_missing_bodies=True)
     assert not report.refused and report.without_body.count == 1
+    assert report.clean_stop and not report.gaps and not report.exact
     assert set((await held(url(tmp_path))).rows) == {A}
 
 

@@ -325,3 +325,18 @@ def test_a_name_of_a_node_that_is_no_file_name() -> None:
 @pytest.mark.parametrize("name", ["_x-s0-e1-000001.jsonl", ".x-s0-e1-1.jsonl", "x.jsonl", "a.gz"])
 def test_names_that_are_no_segments(name: str) -> None:
     assert parse_segment(name) is None
+
+
+def test_lines_go_on_in_another_file_when_an_open_one_is_removed(tmp_path: Path) -> None:
+    spool = spool_of(tmp_path)
+    writer = writer_of(tmp_path)
+    for n in (1, 2):
+        spool.append(n, [enqueued([make_id(n)])])
+        assert writer.step()
+        (segment,) = segments.find(tmp_path)
+        if n == 1:
+            segment.path.unlink()
+    spool.close()
+    writer.finish()
+    writer.close()
+    assert numbers(read_all(tmp_path)) == [(1, 2)]

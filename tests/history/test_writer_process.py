@@ -25,7 +25,7 @@ from history.history_rig import (
     start_writer,
 )
 from tickwheel.history import segments, spool_read
-from tickwheel.history.names import state_folder
+from tickwheel.history.names import POSITION, STATE, state_folder
 from tickwheel.history.segments import Tally
 
 PATIENCE_S = 30.0
@@ -146,6 +146,60 @@ def test_a_second_writer_waits_for_the_end_of_the_first(tmp_path: Path) -> None:
     spool.close()
     assert end(second) == (0, "")
     assert numbers(read_all(tmp_path)) == [(1, 1), (1, 2), (1, 3)]
+
+
+def test_a_second_writer_ends_with_its_own_daemon(tmp_path: Path) -> None:
+    """A standby of the same name: what is there is the work of the active one's writer."""
+    spool = spool_of(tmp_path)
+    spool.append(1, [enqueued([make_id(1)])])
+    first = start_writer(tmp_path)
+    until(lambda: len(read_all(tmp_path)) == 1, first)
+    assert end(start_writer(tmp_path)) == (0, "")
+    spool.append(2, [enqueued([make_id(2)])])
+    spool.close()
+    assert end(first) == (0, "")
+    assert numbers(read_all(tmp_path)) == [(1, 1), (1, 2)]
+
+
+def test_a_second_writer_does_not_leave_what_only_a_dead_one_holds(tmp_path: Path) -> None:
+    """The first stands still with something of a daemon that is gone before it."""
+    spool = spool_of(tmp_path)
+    first = start_writer(tmp_path)
+    position = state_folder(tmp_path, NODE, 0) / POSITION
+    until(position.exists, first)
+    first.send_signal(signal.SIGSTOP)
+    spool.append(1, [enqueued([make_id(1)])])
+    spool.close()
+    second = start_writer(tmp_path)
+    assert second.stdin is not None
+    second.stdin.close()
+    with pytest.raises(subprocess.TimeoutExpired):
+        second.wait(1)
+    first.kill()
+    first.communicate()
+    assert second.wait(PATIENCE_S) == 0
+    assert second.stderr is not None
+    second.stderr.close()
+    assert numbers(read_all(tmp_path)) == [(1, 1)]
+
+
+def test_a_folder_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
+    spool = spool_of(tmp_path)
+    spool.append(1, [enqueued([make_id(1)])])
+    first = start_writer(tmp_path)
+    until(lambda: len(read_all(tmp_path)) == 1, first)
+    assert not spool.is_lost()
+    (tmp_path / STATE).rename(tmp_path / "away")
+    assert first.wait(PATIENCE_S) == 1
+    assert b"removed or moved" in first.communicate()[1]
+    assert spool.is_lost()
+    assert spool.append(2, [enqueued([make_id(2)])])
+    assert not spool.is_lost()
+    second = start_writer(tmp_path)
+    until(lambda: len(read_all(tmp_path)) == 2, second)
+    spool.close()
+    assert end(second) == (0, "")
+    assert numbers(read_all(tmp_path)) == [(1, 1), (1, 2)]
 
 
 def test_a_disk_that_does_not_take_it_is_told_once_and_tried_on(tmp_path: Path) -> None:

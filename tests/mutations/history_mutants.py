@@ -6,6 +6,7 @@ from mutations.mutants import COMMITTER, Edit, Mutant
 
 RECORDER = "tickwheel/server/recorder.py"
 HISTORY = "tickwheel/server/history.py"
+PENDING = "tests/history/test_pending.py::"
 SERVICE = "tests/history/test_history_service.py::"
 
 HISTORY_MUTANTS = (
@@ -26,6 +27,19 @@ HISTORY_MUTANTS = (
             ),
         ),
         (SERVICE + "test_what_is_answered_is_in_the_spool_already",),
+    ),
+    Mutant(
+        "history-behind-the-store",
+        "a kill after the store had a batch loses what the next daemon tells who asks again",
+        (
+            Edit(
+                COMMITTER,
+                "            self._prepare(number, batch.notes)\n",
+                "            self._prepare(number, None)\n",
+            ),
+        ),
+        (PENDING + "test_a_client_that_resends_is_told_only_what_is_in_the_history",),
+        slow=True,
     ),
     Mutant(
         "history-of-a-refused-batch",

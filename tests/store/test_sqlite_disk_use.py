@@ -10,6 +10,7 @@ from stand_in import stand_in
 from store_rows import tasks
 from store_subject import Subject
 
+from tickwheel import disk
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, options_from, room
 from tickwheel.persistence.sqlite.room import REFUSE_MARGIN, Disk
 from tickwheel.persistence.store import CommitRefused, StoreUnusable
@@ -127,11 +128,11 @@ def test_the_use_is_what_df_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     class Told:
         f_frsize, f_blocks, f_bfree, f_bavail = 4096, 1000, 300, 100
 
-    monkeypatch.setattr(room, "os", stand_in(os, statvfs=lambda _: Told))
+    monkeypatch.setattr(disk, "os", stand_in(os, statvfs=lambda _: Told))
     assert room.measure(str(tmp_path / "x")) == Disk(100 * 4096, 0.875)
 
     def fails(_: str) -> None:
         raise OSError
 
-    monkeypatch.setattr(room, "os", stand_in(os, statvfs=fails))
+    monkeypatch.setattr(disk, "os", stand_in(os, statvfs=fails))
     assert room.measure(str(tmp_path / "x")) == Disk(0, 1.0)

@@ -100,6 +100,7 @@ class Bench:
             landed=self._landed,
             noticed=lambda event, text: self.notices.append(event),
             keep=history.keep if history is not None else None,
+            prepare=history.prepare if history is not None else None,
         )
         self.running = asyncio.create_task(self.committer.run())
         session = self.engine.core.sessions.open(b"s" * 16, NOW_MS)

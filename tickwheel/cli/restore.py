@@ -143,7 +143,8 @@ def _rows(report: Report) -> list[tuple[str, str]]:
     if report.history:
         rows.append(("events applied", f"{report.events:,}"))
         rows.append(("newest event", format_time(report.last_event_ms)))
-        rows.append(("exact", "yes" if report.exact else "no: at least once"))
+        why_not = "tasks without a body" if report.without_body.count else "at least once"
+        rows.append(("exact", "yes" if report.exact else f"no: {why_not}"))
     rows.append(("epoch", str(report.epoch)))
     return rows
 

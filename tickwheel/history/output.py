@@ -92,6 +92,7 @@ class Output:
         Raises OSError: then nothing counts as written until ``keep`` is called, and the same
         lines may be written again.
         """
+        self._forget_removed()
         lengths = self.lengths()
         for hour_ms, lines in texts.items():
             segment = self._open.get((epoch, hour_ms)) or self._create(epoch, hour_ms)
@@ -110,6 +111,13 @@ class Output:
 
     def lengths(self) -> dict[str, int]:
         return {self._key(s.path): s.length for s in self._open.values()}
+
+    def _forget_removed(self) -> None:
+        """Somebody may remove an open file; what follows is for one that readers find."""
+        for key, segment in list(self._open.items()):
+            if not os.fstat(segment.fd).st_nlink:
+                os.close(segment.fd)
+                del self._open[key]
 
     def _create(self, epoch: int, hour_ms: int) -> OpenSegment:
         folder = self._dir / hour_folder(hour_ms)

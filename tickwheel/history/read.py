@@ -265,7 +265,9 @@ class Follow:
                     self._offsets[segment.path] = self._offsets.get(segment.path, 0) + len(line)
                     yield line
         except FileNotFoundError:
-            return  # sealed meanwhile, and found so the next time
+            # Sealed meanwhile. Not left for the next time: the segment behind it is read in this
+            # one, and what has lower numbers would be taken for known then.
+            yield from segments.raw_lines(segment.path, self._tally)
 
     def _is_known(self, chain: tuple[int, str, int, int], event: Event) -> bool:
         seq = event.get("seq")

@@ -148,9 +148,10 @@ def last_backup_ms(history_dir: str | Path, shard: int) -> int | None:
 
 def needed_since_ms(history_dir: Path) -> int | None:
     """History from then on is needed by a restore of some shard; None: by none."""
-    times = [_read(file) for file in (history_dir / STATE).glob(f"{LAST_BACKUP}-s*")]
-    found = [time_ms for time_ms in times if time_ms is not None]
-    return min(found) - BACKUP_MARGIN_MS if found else None
+    marks = list((history_dir / STATE).glob(f"{LAST_BACKUP}-s*"))
+    # A mark that cannot be read still says that there is a backup: nothing goes until it can be.
+    times = [_read(mark) or 0 for mark in marks if os.path.lexists(mark)]
+    return min(times) - BACKUP_MARGIN_MS if times else None
 
 
 def _read(file: Path) -> int | None:

@@ -27,8 +27,9 @@ from tickwheel.history.names import (
 )
 
 DAY_MS = 24 * HOUR_MS
-LINE_BYTES_MAX = 16 << 20
-"""A task's body, its base64 and its key fit in many times."""
+LINE_BYTES_MAX = 1 << 30
+"""As long as a batch of the spool may be: how large a body is, is a setting without a limit. What
+is longer, or a damaged file without line feeds, is not taken into memory whole."""
 
 Event = dict[str, Any]
 

@@ -41,6 +41,7 @@ class Spool:
         # Surrogates cannot come over the wire; a spool must not fail for one all the same.
         self._pack = msgpack.Packer(unicode_errors="surrogatepass", default=policy_map).pack
         self._fd: int | None = None
+        self._path = self._folder
         self._length = 0
         self._others_bytes = 0
         """All other files of the folder when they were looked at last; the writer removes them."""
@@ -51,10 +52,20 @@ class Spool:
 
     def append(self, n: int, records: Sequence[Sequence[Any]]) -> bool:
         """Append one batch. False: it was not kept, see ``trouble``; nothing of it is there."""
+        data = self.pack(n, records)
+        return data is not None and self.append_packed(data)
+
+    def pack(self, n: int, records: Sequence[Sequence[Any]]) -> bytes | None:
+        """What is to be appended; None when it cannot be, see ``trouble``."""
         try:
             data: bytes = self._pack((n, records))
         except (TypeError, ValueError, OverflowError) as error:
-            return self._refuse(f"the records cannot be packed: {error}")
+            self._refuse(f"the records cannot be packed: {error}")
+            return None
+        return data
+
+    def append_packed(self, data: bytes) -> bool:
+        """The same for what ``pack`` made."""
         try:
             if self._fd is None or self._length >= self._rotate_bytes:
                 self._rotate()
@@ -76,6 +87,21 @@ class Spool:
             if clean:
                 os.fsync(self._fd)
         self._release()
+
+    def is_lost(self) -> bool:
+        """Whether nobody would read what is appended: the file, or its folder, was removed or
+        moved. Asked now and then; the next append after a yes begins another file."""
+        if self._fd is None:
+            return False
+        try:
+            is_lost = not os.path.samestat(os.stat(self._path), os.fstat(self._fd))
+        except (FileNotFoundError, NotADirectoryError):
+            is_lost = True
+        except OSError:
+            return False
+        if is_lost:
+            self._release()
+        return is_lost
 
     @property
     def bytes_held(self) -> int:
@@ -139,7 +165,7 @@ class Spool:
             with contextlib.suppress(OSError):
                 os.unlink(part)
         self._release()
-        self._fd, self._length = fd, 0
+        self._fd, self._path, self._length = fd, path, 0
         with contextlib.suppress(OSError):
             counter = self._folder / COUNTER
             counter.with_name(PART + COUNTER).write_text(str(number))

@@ -8,36 +8,17 @@ systems give blocks back later.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import NamedTuple
 
+from tickwheel.disk import Use, measure
 from tickwheel.history.names import HOUR_MS
 from tickwheel.history.retention import Cleaned, Limits, clean, free
 
 LOOK_MS = 60_000
 DAY_MS = 24 * HOUR_MS
-
-
-class Use(NamedTuple):
-    """How much of a disk is used, as ``df`` says it: of what ordinary users may have at all."""
-
-    used_bytes: int
-    bytes: int
-
-    @property
-    def share(self) -> float:
-        return self.used_bytes / max(1, self.bytes)
-
-
-def measure(folder: Path) -> Use:
-    """Raises OSError."""
-    disk = os.statvfs(folder)
-    used = disk.f_blocks - disk.f_bfree
-    return Use(used * disk.f_frsize, (used + disk.f_bavail) * disk.f_frsize)
 
 
 class Upkeep:

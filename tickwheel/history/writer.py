@@ -5,13 +5,13 @@ daemon that is gone has left. Standard input is a pipe from the daemon: a byte i
 its end says that the daemon is gone. Then what is there is written, sealed when no daemon holds
 the spool any more, and the process ends.
 
-One writer has a state folder at a time; another one waits for its end.
+One writer has a state folder at a time; another one waits for its end, or for that of its own
+daemon. When the folder is removed or moved it ends, to be started anew.
 """
 
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import select
 import signal
@@ -20,15 +20,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tickwheel.disk import Use, measure
 from tickwheel.history import segments, spool_read
 from tickwheel.history.follower import Follower
 from tickwheel.history.launch import parser
-from tickwheel.history.names import LOCK, state_folder
+from tickwheel.history.lock import Lock
+from tickwheel.history.names import state_folder
 from tickwheel.history.output import Output
 from tickwheel.history.position import Place, Position, load
 from tickwheel.history.retention import Limits
 from tickwheel.history.sealing import Sealer
-from tickwheel.history.upkeep import Upkeep, Use, measure
+from tickwheel.history.upkeep import Upkeep
 
 NICE = 10
 IDLE_S_MIN, IDLE_S_MAX = 0.02, 0.5
@@ -136,18 +138,27 @@ class Writer:
 class Process:
     """The loop: work, wait, and the end of standard input."""
 
-    def __init__(self, arguments: argparse.Namespace, log: Callable[[str], None]) -> None:
+    def __init__(
+        self, arguments: argparse.Namespace, lock: Lock, log: Callable[[str], None]
+    ) -> None:
         self._arguments = arguments
+        self._lock = lock
         self._log = log
         self._writer: Writer | None = None
         self._stdin_ended_s: float | None = None
         self._trouble = ""
 
     def run(self) -> int:
-        """0: everything is written and sealed; 1: something is left in the spool."""
+        """0: everything is written and sealed, or another writer has it; 1: something is left in
+        the spool, or the folder is gone."""
         wait_s, idle_s, trouble_s = 0.0, IDLE_S_MIN, TROUBLE_S_MIN
+        if not self._lock.take(self._is_alone):
+            return 0
         while True:
             self._wait(wait_s)
+            if self._lock.is_gone:
+                self._log("its folder was removed or moved; what was in it is left alone")
+                return int(self._stdin_ended_s is None)
             try:
                 writer = self._writer or self._begin()
                 if self._stdin_ended_s is not None and writer.finish():
@@ -209,6 +220,11 @@ class Process:
         else:
             self._stdin_ended_s = time.monotonic()
 
+    def _is_alone(self, wait_s: float) -> bool:
+        """After so many seconds at most: whether the daemon is gone."""
+        self._wait(wait_s)
+        return self._stdin_ended_s is not None
+
     def _is_over(self) -> bool:
         if self._stdin_ended_s is None:
             return False
@@ -243,13 +259,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.nice(NICE)
     folder = state_folder(told.dir, told.node, told.shard)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        process = Process(told, Lock(folder), say)
     except OSError as error:
         say(f"cannot begin: {error}")
         return 1
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    process = Process(told, say)
     try:
         return process.run()
     finally:

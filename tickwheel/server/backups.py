@@ -49,6 +49,7 @@ class DailyBackups:
         self._now_ms = now_ms
         self._noticed = noticed
         self._tell_made = made
+        self._failed = False
         self._name = re.compile(rf"tickwheel-s{shard}-(\d{{8}}T\d{{6}}Z)\.db")
 
     async def run(self) -> None:
@@ -61,9 +62,10 @@ class DailyBackups:
             await asyncio.sleep(pause_s)
 
     def is_due(self) -> bool:
-        """Whether the hour has come since the newest backup was made."""
+        """Whether the hour has come since the newest backup was made, or the last one failed:
+        one that is there without its mark did, too."""
         made = self._made()
-        return not made or made[-1][0] < self._last_hour()
+        return self._failed or not made or made[-1][0] < self._last_hour()
 
     async def once(self) -> bool:
         """One backup now; whether it was made. Never raises for what a disk or a store does."""
@@ -76,8 +78,10 @@ class DailyBackups:
             if self._history_dir is not None:
                 write_last_backup(self._history_dir, self._shard, begun_ms, str(path))
         except (StoreError, OSError) as error:
+            self._failed = True
             self._noticed("backup_failed", f"daily backup to {path}: {error}")
             return False
+        self._failed = False
         self._noticed("backup_made", f"{path}, {size_bytes} bytes")
         self._tell_newest()
         self._rotate()

@@ -62,6 +62,7 @@ class Committer:
         hand_over: Callable[[list[Dispatch]], None] | None = None,
         observed: Observed | None = None,
         keep: Callable[[int, object], None] | None = None,
+        prepare: Callable[[int, object], None] | None = None,
     ) -> None:
         self._engine = engine
         self._core = engine.core
@@ -77,6 +78,7 @@ class Committer:
         self._hand_over = hand_over
         self._observed = observed or Observed()
         self._keep = keep
+        self._prepare = prepare
         self._wake = asyncio.Event()
         self._stopping = False
         self._refusals = 0
@@ -138,8 +140,7 @@ class Committer:
         await task
 
     def _seal(self) -> Batch | None:
-        now = self._clock.read()
-        batch = self._engine.seal(*now, checkpoint_all=self._stopping)
+        batch = self._engine.seal(*self._clock.read(), checkpoint_all=self._stopping)
         if batch is not None:
             failpoints.hit("commit.before")
         return batch
@@ -189,10 +190,11 @@ class Committer:
 
     async def _store_batch(self, batch: Batch) -> None:
         """Until the fate of the batch is known."""
-        loop = asyncio.get_running_loop()
-        patience = loop.time() + self._outcome_timeout_s
+        patience = (loop := asyncio.get_running_loop()).time() + self._outcome_timeout_s
         number, began_s = self.last_batch + 1, time.monotonic()
         timer: asyncio.TimerHandle | None = None
+        if self._prepare is not None:
+            self._prepare(number, batch.notes)
         try:
             while True:
                 try:
@@ -229,9 +231,8 @@ class Committer:
     async def _refused(self, batch: Batch, error: CommitRefused) -> None:
         self._set_trouble(error)
         self._engine.intake.refused(batch)
-        kind = StoreFull if error.full else Refused
-        told = kind(f"the store did not take it: {error.message}")
-        self._tell_refused(batch.staged, told)
+        told = f"the store did not take it: {error.message}"
+        self._tell_refused(batch.staged, StoreFull(told) if error.full else Refused(told))
         batch.staged = []
         if error.full and not self.full:
             self.full = True

@@ -3,7 +3,8 @@ process of its own makes files of it.
 
 Invariants: service comes first. Nothing here raises for what a disk does or waits for it longer
 than one ``write``; what cannot be kept is counted, told once, and leaves a ``dropped`` event. A
-batch is appended before its replies leave, so that SIGKILL costs nothing that anybody was told.
+batch is appended before its replies leave, and noted before the store has it, so that SIGKILL
+costs nothing that anybody was told, or is told by the next daemon.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ import asyncio
 import contextlib
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tickwheel.clock import Clock
 from tickwheel.errors import BadRequest
 from tickwheel.history.launch import writer_command
 from tickwheel.history.names import state_folder
+from tickwheel.history.pending import Pending, take
 from tickwheel.history.records import Kind
 from tickwheel.history.spool import Spool
 from tickwheel.persistence.store import Opened
@@ -55,13 +58,18 @@ class History:
             ) from None
         self._spool: Spool | None = None
         self._recorder: Recorder | None = None
-        self._number = 0
+        self._pending: Pending | None = None
+        self._prepared: dict[int, bytes] = {}
+        """Batches that are with the store, packed."""
+        self._epoch = self._number = 0
         self._missing = 0
         """Events dropped since the last batch that was kept."""
         self._reason = ""
         """Of the latest that were dropped."""
         self._lost = 0
         """Of those the recorder lost, so many are counted."""
+        self._recent = 0
+        """Events appended since the spool was looked at."""
         self._writing: asyncio.Task[None] | None = None
         self._process: Process | None = None
         self._stopping = asyncio.Event()
@@ -85,15 +93,51 @@ class History:
             opened.epoch, self._clock.read, label, bodies=settings.history_bodies
         )
         self._lost = 0
+        self._take_over(opened)
         self._append([self._daemon("started", clean=opened.clean, version=__version__)], 1)
         return recorder
+
+    def _take_over(self, opened: Opened) -> None:
+        """What the daemon before had no time to append, though its batch was durable."""
+        assert self._spool is not None and self._settings.history_dir is not None
+        folder = Path(self._settings.history_dir)
+        left = take(folder, self._shard, opened.epoch, opened.last_batch)
+        for _, data in left:
+            if not self._spool.append_packed(data):
+                self._drop(1, self._spool.trouble or "unknown")
+        self._epoch = opened.epoch
+        self._renew_pending()
+
+    def _renew_pending(self) -> None:
+        if self._pending is not None:
+            self._pending.close()
+        with contextlib.suppress(OSError):
+            self._folder.mkdir(parents=True, exist_ok=True)
+        self._pending = Pending(self._folder, self._epoch)
+
+    def prepare(self, number: int, notes: object) -> None:
+        """What belongs to a batch that the store is about to get."""
+        spool, pending, recorder = self._spool, self._pending, self._recorder
+        if isinstance(notes, Notes) and spool is not None and pending and recorder is not None:
+            data = spool.pack(number, recorder.records(notes))
+            if data is not None:
+                self._prepared[number] = data
+                pending.note(number, data)
 
     def keep(self, number: int, notes: object) -> None:
         """What belongs to a batch that is durable now."""
         self._number = number
+        data, pending = self._prepared.pop(number, None), self._pending
         if isinstance(notes, Notes) and self._recorder is not None:
             self._count_lost(self._recorder)
-            self._append(self._recorder.records(notes), events_in(notes))
+            if pending is not None and pending.is_taken(number):
+                return
+            if data is not None and not self._missing:
+                self._append_packed(data, events_in(notes))
+            else:
+                self._append(self._recorder.records(notes), events_in(notes))
+        if pending is not None:
+            pending.kept(number)
 
     async def flush_for_ever(self, core: Core) -> None:
         """Keep what would wait for a batch that may never come."""
@@ -101,6 +145,7 @@ class History:
             await asyncio.sleep(FLUSH_S)
             if self._recorder is None:
                 continue
+            self._look_after()
             self._count_lost(self._recorder)
             if core.sealed is None and core.open.is_empty():
                 self.keep(self._number, self._recorder.cut())
@@ -111,9 +156,13 @@ class History:
         if spool is None or recorder is None:
             return
         if clean:
+            self._look_after()
             self.keep(self._number, recorder.cut())
             self._append([self._daemon("stopped", clean=True)], 1)
         self._spool = self._recorder = None
+        self._prepared.clear()
+        if self._pending is not None:
+            self._pending.close(clean)
         spool.close(clean)
 
     def _daemon(self, what: str, **details: Any) -> list[Any]:
@@ -128,9 +177,30 @@ class History:
             records = [[Kind.DROPPED, now_ms, self._missing, self._reason], *records]
         if not spool.append(self._number, records):
             self._drop(events, spool.trouble or "unknown")
-        elif self._missing:
+            return
+        self._recent += events
+        if self._missing:
             self._noticed("history_kept_again", f"{self._missing} events are missing")
             self._missing = 0
+
+    def _append_packed(self, data: bytes, events: int) -> None:
+        assert self._spool is not None
+        if self._spool.append_packed(data):
+            self._recent += events
+        else:
+            self._drop(events, self._spool.trouble or "unknown")
+
+    def _look_after(self) -> None:
+        """A file that was removed takes what is written to it all the same."""
+        recent, self._recent = self._recent, 0
+        if self._spool is None or not self._spool.is_lost():
+            return
+        reason = "the folder of the spool was removed or moved"
+        self._noticed("history_dropped", f"{reason}; it begins anew")
+        self._renew_pending()
+        # How many nobody knows: of what is older, some stands in files, and those may be gone too.
+        self.dropped += max(1, recent)
+        self._append([[Kind.DROPPED, self._clock.read().now_ms, None, reason]], 1)
 
     def _count_lost(self, recorder: Recorder) -> None:
         lost, self._lost = recorder.lost - self._lost, recorder.lost

@@ -27,6 +27,7 @@ REPEATS_MAX = 1_000_000
 """Events that may wait for a batch and come again and again while a store is away: deliveries,
 leases that end, retries. All else is bounded by the tasks there are. One that is noted alone takes
 about 300 bytes, and a nack's reason."""
+REPEATS = frozenset((Kind.DELIVERED, Kind.NACKED, Kind.LEASE_OVER, Kind.RELEASED))
 Clock = Callable[[], tuple[int, int]]
 """(wall clock, steady clock) in ms."""
 
@@ -74,6 +75,8 @@ class Recorder:
     def rejoin(self, notes: object) -> None:
         if isinstance(notes, Notes):
             self._records[:0] = notes.records
+            # They wait again: a store that refuses over and over must not begin the count anew.
+            self._repeats += sum(map(_events_of, filter(_is_repeat, notes.records)))
 
     def forget_arrivals(self) -> None:
         self._arrivals = []
@@ -198,9 +201,15 @@ class Recorder:
 
 def events_in(notes: Notes) -> int:
     """How many events the notes would become."""
-    return sum(len(arrival[2]) for arrival in notes.arrivals) + sum(
-        next((len(field) for field in record if type(field) is list), 1) for record in notes.records
-    )
+    return sum(len(arrival[2]) for arrival in notes.arrivals) + sum(map(_events_of, notes.records))
+
+
+def _events_of(record: Record) -> int:
+    return next((len(field) for field in record if type(field) is list), 1)
+
+
+def _is_repeat(record: Record) -> bool:
+    return record[0] in REPEATS
 
 
 def settings_map(settings: GroupSettings) -> dict[str, Any]:

@@ -96,6 +96,7 @@ class Shell:
             hand_over=self._delivering.hand_over,
             observed=self.observed,
             keep=history.keep if history is not None else None,
+            prepare=history.prepare if history is not None else None,
         )
         if not opened.has_room:
             self.committer.start_full(opened.no_room)

@@ -76,8 +76,9 @@ class Report:
 
     @property
     def exact(self) -> bool:
-        """The store is as it was when it was last written, as far as can be known."""
-        return self.history and self.clean_stop and not self.gaps
+        """The store is as it was when it was last written, as far as can be known, but for what
+        was left out on demand."""
+        return self.history and self.clean_stop and not self.gaps and not self.without_body.count
 
     @property
     def gaps(self) -> list[str]:

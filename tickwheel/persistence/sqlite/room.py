@@ -20,6 +20,8 @@ import contextlib
 import os
 from typing import NamedTuple
 
+from tickwheel import disk
+
 REFUSE_MARGIN = 0.01
 """So far the use of the disk must fall below ``disk_refuse`` before enqueues begin again."""
 
@@ -68,16 +70,16 @@ class Room:
         if self.inside:
             free = free_page_bytes or 0
         else:
-            disk = measure(self._reserve_path)
-            free = 0 if self._is_too_used(disk) else disk.free_bytes
+            found = measure(self._reserve_path)
+            free = 0 if self._is_too_used(found) else found.free_bytes
         self.has_room = free >= 2 * task_bytes + self._low_bytes
         return self.has_room
 
-    def _is_too_used(self, disk: Disk) -> bool:
+    def _is_too_used(self, found: Disk) -> bool:
         limit = self._disk_refuse - (REFUSE_MARGIN if self.too_used else 0)
-        is_too_used = self._disk_refuse < 1 and disk.used > limit
+        is_too_used = self._disk_refuse < 1 and found.used > limit
         self.too_used = (
-            f"its disk is {disk.used:.1%} full; the limit is {self._disk_refuse:.1%} (disk_refuse)"
+            f"its disk is {found.used:.1%} full; the limit is {self._disk_refuse:.1%} (disk_refuse)"
             if is_too_used
             else ""
         )
@@ -124,11 +126,10 @@ class Room:
 def measure(path: str) -> Disk:
     """The disk that holds ``path``; one that says nothing of itself counts as full."""
     try:
-        disk = os.statvfs(os.path.dirname(path) or ".")
+        use = disk.measure(os.path.dirname(path) or ".")
     except OSError:
         return Disk(0, 1.0)
-    used = disk.f_blocks - disk.f_bfree
-    return Disk(disk.f_bavail * disk.f_frsize, used / max(1, used + disk.f_bavail))
+    return Disk(use.free_bytes, use.share)
 
 
 def free_bytes(path: str) -> int:
@@ -138,5 +139,5 @@ def free_bytes(path: str) -> int:
 
 def disk_bytes(path: str) -> int:
     """The size of the disk that holds ``path``."""
-    disk = os.statvfs(os.path.dirname(path) or ".")
-    return disk.f_blocks * disk.f_frsize
+    found = os.statvfs(os.path.dirname(path) or ".")
+    return found.f_blocks * found.f_frsize
