@@ -16,14 +16,16 @@ HISTORY_MUTANTS = (
         (
             Edit(
                 COMMITTER,
-                "        if self._keep is not None:\n            self._keep(number, batch.notes)\n",
+                "        if self._keeper is not None:\n"
+                "            self._keeper.keep(number, batch.notes)\n",
                 "",
             ),
             Edit(
                 COMMITTER,
-                "        self._release(batch)\n",
-                "        self._release(batch)\n"
-                "        if self._keep is not None:\n            self._keep(number, batch.notes)\n",
+                "        release(batch)\n",
+                "        release(batch)\n"
+                "        if self._keeper is not None:\n"
+                "            self._keeper.keep(number, batch.notes)\n",
             ),
         ),
         (SERVICE + "test_what_is_answered_is_in_the_spool_already",),
@@ -34,8 +36,8 @@ HISTORY_MUTANTS = (
         (
             Edit(
                 COMMITTER,
-                "            self._prepare(number, batch.notes)\n",
-                "            self._prepare(number, None)\n",
+                "            self._keeper.prepare(number, batch.notes)\n",
+                "            self._keeper.prepare(number, None)\n",
             ),
         ),
         (PENDING + "test_a_client_that_resends_is_told_only_what_is_in_the_history",),

@@ -51,7 +51,7 @@ MUTANTS = (
             Edit(
                 COMMITTER,
                 '        failpoints.hit("commit.before")\n',
-                '        failpoints.hit("commit.before")\n        self._release(batch)\n',
+                '        failpoints.hit("commit.before")\n        release(batch)\n',
             ),
         ),
         (UNIT + "test_an_enqueue_is_answered_only_when_its_batch_is_durable", OWN_BYTES),

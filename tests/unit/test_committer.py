@@ -15,7 +15,6 @@ from tickwheel.server import committer as committer_module
 from tickwheel.server.committer import Committer
 from tickwheel.server.history import History
 from tickwheel.server.reader import Reader
-from tickwheel.wheel.batch import Batch
 from tickwheel.wheel.core import EngineConfig
 from tickwheel.wheel.effects import Effects
 from tickwheel.wheel.engine import Engine
@@ -99,8 +98,7 @@ class Bench:
             outcome_timeout_s=0.0,
             landed=self._landed,
             noticed=lambda event, text: self.notices.append(event),
-            keep=history.keep if history is not None else None,
-            prepare=history.prepare if history is not None else None,
+            keeper=history,
         )
         self.running = asyncio.create_task(self.committer.run())
         session = self.engine.core.sessions.open(b"s" * 16, NOW_MS)
@@ -306,18 +304,17 @@ async def test_a_barrier_passes_when_everything_before_it_is_durable(bench: Benc
 
 
 async def test_the_next_batch_is_with_the_store_while_replies_are_written(bench: Bench) -> None:
-    first, second = Peer(), Peer()
+    seen: list[int] = []
+
+    class Looking(Peer):
+        def send(self, data: bytes) -> None:
+            seen.append(bench.store.arrived.qsize())
+            super().send(data)
+
+    first, second = Looking(), Peer()
     bench.enqueue(first, 1)
     number, _ = await bench.arrived()
     bench.enqueue(second, 2)
-    seen: list[int] = []
-    released = bench.committer._release
-
-    def release(batch: Batch) -> None:
-        seen.append(bench.store.arrived.qsize())
-        released(batch)
-
-    bench.committer._release = release  # type: ignore[method-assign]  # to look at that moment
     bench.let()
     await first.next()
     assert seen == [1]

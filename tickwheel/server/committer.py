@@ -16,31 +16,32 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 from tickwheel import failpoints
 from tickwheel.clock import Clock
 from tickwheel.errors import OutcomeUnknown, Refused, StoreFull, TickwheelError
 from tickwheel.persistence.store import CommitRefused, CommitUnknown, Store, WorksAhead
-from tickwheel.protocol.codec import encode, encode_all
-from tickwheel.protocol.frames import FrameType
 from tickwheel.server.observing import Observed
 from tickwheel.server.reader import Reader
+from tickwheel.server.replies import Peer, release, send_error
 from tickwheel.wheel.batch import Batch, Staged
 from tickwheel.wheel.engine import Engine
 from tickwheel.wheel.leases import Dispatch
-from tickwheel.wheel.records import ID_STEP
 
 UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
 ROOM_PROBE_S = 0.5
 STALLED = "the store does not answer; nothing was kept"
-_OK = int(FrameType.OK)
 
 
-class Peer(Protocol):
-    """Where a reply goes; a closed one swallows it."""
+class Keeper(Protocol):
+    """Keeps a history of what the batches did."""
 
-    def send(self, data: bytes) -> None: ...
+    def prepare(self, number: int, notes: object) -> None:
+        """What belongs to a batch that the store is about to get."""
+
+    def keep(self, number: int, notes: object) -> None:
+        """What belongs to a batch that is durable now."""
 
 
 class Committer:
@@ -61,8 +62,7 @@ class Committer:
         noticed: Callable[[str, str], None],
         hand_over: Callable[[list[Dispatch]], None] | None = None,
         observed: Observed | None = None,
-        keep: Callable[[int, object], None] | None = None,
-        prepare: Callable[[int, object], None] | None = None,
+        keeper: Keeper | None = None,
     ) -> None:
         self._engine = engine
         self._core = engine.core
@@ -77,8 +77,7 @@ class Committer:
         self._noticed = noticed
         self._hand_over = hand_over
         self._observed = observed or Observed()
-        self._keep = keep
-        self._prepare = prepare
+        self._keeper = keeper
         self._wake = asyncio.Event()
         self._stopping = False
         self._refusals = 0
@@ -140,7 +139,8 @@ class Committer:
         await task
 
     def _seal(self) -> Batch | None:
-        batch = self._engine.seal(*self._clock.read(), checkpoint_all=self._stopping)
+        now = self._clock.read()
+        batch = self._engine.seal(*now, checkpoint_all=self._stopping)
         if batch is not None:
             failpoints.hit("commit.before")
         return batch
@@ -181,20 +181,21 @@ class Committer:
 
     async def _land(self, batch: Batch, number: int) -> None:
         self._engine.intake.landed(batch, self._clock.read().now_ms)
-        if self._keep is not None:
-            self._keep(number, batch.notes)
+        if self._keeper is not None:
+            self._keeper.keep(number, batch.notes)
         if batch.handed and self._hand_over is not None:
             self._hand_over(batch.handed)
-        self._release(batch)
+        release(batch)
         self._landed()
 
     async def _store_batch(self, batch: Batch) -> None:
         """Until the fate of the batch is known."""
-        patience = (loop := asyncio.get_running_loop()).time() + self._outcome_timeout_s
+        loop = asyncio.get_running_loop()
+        patience = loop.time() + self._outcome_timeout_s
         number, began_s = self.last_batch + 1, time.monotonic()
         timer: asyncio.TimerHandle | None = None
-        if self._prepare is not None:
-            self._prepare(number, batch.notes)
+        if self._keeper is not None:
+            self._keeper.prepare(number, batch.notes)
         try:
             while True:
                 try:
@@ -218,7 +219,7 @@ class Committer:
         error = OutcomeUnknown("the store has not answered in time; resend to find out")
         for index, (address, session, outcome) in enumerate(batch.staged):
             if address is not None:
-                _send_error(address, outcome[0], error)
+                send_error(address, outcome[0], error)
                 batch.staged[index] = (None, session, outcome)
         self._tell_refused(self._engine.intake.withdraw(), Refused(f"{STALLED}: {self.trouble}"))
 
@@ -226,13 +227,14 @@ class Committer:
     def _tell_refused(staged: Iterable[Staged], error: TickwheelError) -> None:
         for address, _, outcome in staged:
             if address is not None:
-                _send_error(address, outcome[0], error)
+                send_error(address, outcome[0], error)
 
     async def _refused(self, batch: Batch, error: CommitRefused) -> None:
         self._set_trouble(error)
         self._engine.intake.refused(batch)
-        told = f"the store did not take it: {error.message}"
-        self._tell_refused(batch.staged, StoreFull(told) if error.full else Refused(told))
+        kind = StoreFull if error.full else Refused
+        told = kind(f"the store did not take it: {error.message}")
+        self._tell_refused(batch.staged, told)
         batch.staged = []
         if error.full and not self.full:
             self.full = True
@@ -258,22 +260,6 @@ class Committer:
                 self._noticed("store_has_room", "enqueues are accepted again")
                 self._wake.set()
 
-    def _release(self, batch: Batch) -> None:
-        confirmed: dict[object, list[tuple[Any, ...]]] = {}
-        for address, _, (request, first, count, accepted_ms) in batch.staged:
-            ids = (first,) if count == 1 else _ids(first, count)
-            frame = (_OK, request, (accepted_ms, ids))
-            if address in confirmed:
-                confirmed[address].append(frame)
-            else:
-                confirmed[address] = [frame]
-        confirmed.pop(None, None)
-        chunks = {peer: [encode_all(frames)] for peer, frames in confirmed.items()}
-        for peer, data in batch.replies:
-            chunks.setdefault(peer, []).append(data)
-        for peer, parts in chunks.items():
-            peer.send(b"".join(parts))  # type: ignore[attr-defined]  # every address is a Peer
-
 
 class _Barrier:
     """A peer whose reply is a wake-up."""
@@ -284,17 +270,3 @@ class _Barrier:
     def send(self, data: bytes) -> None:
         if not self._done.done():
             self._done.set_result(None)
-
-
-def enqueue_reply(request: int, first: int, count: int, accepted_ms: int) -> bytes:
-    """The OK frame of an ENQUEUE."""
-    return encode((_OK, request, (accepted_ms, _ids(first, count))))
-
-
-def _ids(first: int, count: int) -> tuple[int, ...]:
-    return tuple(range(first, first + count * ID_STEP, ID_STEP))
-
-
-def _send_error(peer: object, request: int, error: TickwheelError) -> None:
-    data = encode((FrameType.ERROR, request, error.code, error.message))
-    peer.send(data)  # type: ignore[attr-defined]  # every address is a Peer

@@ -95,8 +95,7 @@ class Shell:
             noticed=noticed,
             hand_over=self._delivering.hand_over,
             observed=self.observed,
-            keep=history.keep if history is not None else None,
-            prepare=history.prepare if history is not None else None,
+            keeper=history,
         )
         if not opened.has_room:
             self.committer.start_full(opened.no_room)

@@ -20,8 +20,9 @@ from tickwheel.errors import (
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import REQUEST_MAX, FrameType
 from tickwheel.server import checks
-from tickwheel.server.committer import STALLED, enqueue_reply
+from tickwheel.server.committer import STALLED
 from tickwheel.server.connection import Connection
+from tickwheel.server.replies import enqueue_reply
 from tickwheel.server.shell import Shell
 from tickwheel.wheel.intake import Draft
 from tickwheel.wheel.sessions import Session
