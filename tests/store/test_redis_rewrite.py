@@ -14,7 +14,8 @@ from store_rows import ended, everything, in_flight, tasks
 from store_subject import OWNER, Subject
 
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.redis import RedisStore, rewriter, watch
+from tickwheel.persistence.redis import RedisStore, options_from, rewriter, watch
+from tickwheel.persistence.redis.leader import RedisElection
 from tickwheel.persistence.redis.writer import Writer
 from tickwheel.persistence.store import (
     CommitRefused,
@@ -303,8 +304,12 @@ class TestCutShort:
         with pytest.raises(CommitRefused):
             await subject.commit(tasks([10_000]))
         await reached.wait()
+        election = RedisElection(options_from(redis_server.url()), 3_000)
+        assert (await election.look()).rewriting == OWNER, "no standby may take it from him"
         await subject.store.close(clean=True)
         assert "closed before it was whole again" in caplog.text
+        assert (await election.look()).rewriting == OWNER
+        await election.close()
         with pytest.raises(StoreUnusable, match=f"written anew by {OWNER} and is not whole"):
             await make().open("other")
 

@@ -11,7 +11,7 @@ from stand_in import stand_in
 
 from tickwheel.clock import Clock
 from tickwheel.persistence.election import Leader, Seen
-from tickwheel.persistence.store import StoreAway
+from tickwheel.persistence.store import StoreAway, StoreUnusable
 from tickwheel.server import leadership as module
 from tickwheel.server.leadership import Deposed, Leadership
 
@@ -44,6 +44,7 @@ class TableElection:
         self.owner = ""
         self.clean = True
         self.up_s = 3_600
+        self.rewriting = ""
         self.away = False
         self.connections = 1
         self.released: list[str] = []
@@ -58,7 +59,14 @@ class TableElection:
     async def look(self) -> Seen:
         self._ask()
         return Seen(
-            self.leader, TTL_MS, self.incarnation, self.epoch, self.owner, self.clean, self.up_s
+            self.leader,
+            TTL_MS,
+            self.incarnation,
+            self.epoch,
+            self.owner,
+            self.clean,
+            self.up_s,
+            self.rewriting,
         )
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
@@ -247,6 +255,30 @@ async def test_a_store_that_has_just_come_back_is_its_owners_first(rig: Rig) -> 
     assert not await rig.leadership.look()
     rig.sources.mono += TTL_MS
     assert await rig.leadership.look()
+
+
+async def test_a_store_that_is_being_written_anew_is_left_to_its_owner(rig: Rig) -> None:
+    # FLUSHALL took the lease too; taking it now would depose the only one who has everything.
+    rig.table.rewriting, rig.table.clean, rig.table.up_s = OTHER.owner, False, 3_600
+    for _ in range(10):
+        assert not await rig.leadership.look()
+        rig.sources.mono += TTL_MS
+    assert rig.events == ["store_is_partial"], "its owner is not there: told once"
+    rig.table.leader = OTHER
+    assert not await rig.leadership.look()
+    rig.table.leader = None
+    assert not await rig.leadership.look()
+    assert rig.events == ["store_is_partial"], "it may come back"
+    rig.table.rewriting = ""
+    assert await rig.leadership.look()
+
+
+async def test_a_start_on_a_store_in_part_ends_when_its_owner_does_not_come(rig: Rig) -> None:
+    rig.table.rewriting = OTHER.owner
+    rig.script = [rig.later(TTL_MS // 2)] * 3
+    with pytest.raises(StoreUnusable, match=f"{OTHER.owner}.*tickwheel init --force"):
+        await rig.leadership.first_campaign(ME, ADDRESS)
+    assert rig.table.leader is None, "its lease was never asked for"
 
 
 async def test_a_store_that_was_closed_is_anybodys(rig: Rig) -> None:

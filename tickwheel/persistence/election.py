@@ -45,6 +45,8 @@ class Seen:
     """It was closed: nobody has anything in memory that the store may have lost."""
     up_s: int = 0
     """For how long the store's server has been running, rounded down."""
+    rewriting: str = ""
+    """Who writes it anew from memory and is not done: the only one who knows all of it."""
 
 
 class Election(Protocol):
