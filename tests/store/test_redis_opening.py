@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -33,6 +34,14 @@ def clean_redis(shared_redis: RedisServer) -> RedisServer:
 async def _refused(store: RedisStore, match: str) -> None:
     with pytest.raises(StoreUnusable, match=match):
         await store.open("me", 0)
+
+
+class _Http(asyncio.Protocol):
+    """Whom Redis's own address may belong to by mistake."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 class TestAServerThatWouldLoseTasks:
@@ -109,6 +118,17 @@ class TestAServerThatCannotBeUsed:
         await _refused(_store(redis_server, "load_ms=1"), "LOADING|loading")
         assert (await subject.open()).last_batch == 100
         await subject.store.close(clean=True)
+
+    @pytest.mark.parametrize("driver", DRIVERS)
+    async def test_one_that_is_no_redis(
+        self, driver: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        other = await asyncio.get_running_loop().create_server(_Http, "127.0.0.1", 0)
+        port = other.sockets[0].getsockname()[1]
+        store = RedisStore(options_from(f"redis://127.0.0.1:{port}/0?driver={driver}"))
+        await _refused(store, 'Protocol error, got "H"')
+        other.close()
+        assert "Traceback" not in caplog.text
 
     async def test_a_database_there_is_not(self, clean_redis: RedisServer) -> None:
         url = clean_redis.url().replace("/0", "/99")
