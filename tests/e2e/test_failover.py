@@ -204,6 +204,19 @@ def test_a_daemon_alone_serves_again_while_redis_was_away(
         assert is_active(daemon)
 
 
+def test_a_standby_names_no_epoch_of_one_that_takes_over(
+    pair: tuple[Daemon, Daemon], server: RedisServer
+) -> None:
+    active, standby = pair
+    epoch = status(active)["epoch"]
+    active.kill()
+    server.call("SET", "{tw:default:0}:leader", "new/1|tcp://127.0.0.1:9|5|0", "PX", 60_000)
+    told = {"node": "new", "address": "tcp://127.0.0.1:9", "epoch": None, "since_ms": 5}
+    until(lambda: bool(status(standby)["active"] == told))
+    server.call("HSET", "{tw:default:0}:wheel", "owner", "new/1", "epoch", epoch + 1)
+    until(lambda: bool(status(standby)["active"] == told | {"epoch": epoch + 1}))
+
+
 def test_a_standby_does_not_lay_out_a_store_that_came_back_empty(
     pair: tuple[Daemon, Daemon], server: RedisServer
 ) -> None:

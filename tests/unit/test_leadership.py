@@ -286,6 +286,23 @@ async def test_a_store_that_was_closed_is_anybodys(rig: Rig) -> None:
     assert await rig.leadership.look()
 
 
+async def test_the_epoch_of_one_that_takes_over_is_known_once_it_has_opened_the_store(
+    rig: Rig,
+) -> None:
+    rig.table.leader, rig.table.owner, rig.table.epoch = replace(OTHER, epoch=0), "before/1", 6
+    await rig.leadership.look()
+    assert rig.leadership.leader == replace(OTHER, epoch=0), "that was its predecessor's"
+    rig.table.owner, rig.table.epoch = OTHER.owner, 7
+    await rig.leadership.look()
+    assert rig.leadership.leader == OTHER
+
+
+async def test_one_that_died_here_before_it_told_its_epoch_is_replaced_at_once(rig: Rig) -> None:
+    rig.table.leader = Leader("here/0", ADDRESS, NOW_MS, 0)
+    rig.table.owner, rig.table.epoch = "here/0", 3
+    assert await rig.leadership.first_campaign(ME, ADDRESS)
+
+
 async def test_the_first_campaign_does_not_wait_for_one_that_died_here(rig: Rig) -> None:
     rig.table.leader = replace(OTHER, owner="here/0", address=ADDRESS)
     assert await rig.leadership.first_campaign(ME, ADDRESS)

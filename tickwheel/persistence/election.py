@@ -7,7 +7,7 @@ one process has for itself (SQLite, memory) have no election.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tickwheel.persistence.store import Opened, Store
@@ -47,6 +47,14 @@ class Seen:
     """For how long the store's server has been running, rounded down."""
     rewriting: str = ""
     """Who writes it anew from memory and is not done: the only one who knows all of it."""
+
+    @property
+    def known_leader(self) -> Leader | None:
+        """The leader with its epoch, though it may not have told that itself yet."""
+        leader = self.leader
+        if leader is None or leader.epoch or leader.owner != self.owner:
+            return leader
+        return replace(leader, epoch=self.epoch)
 
 
 class Election(Protocol):

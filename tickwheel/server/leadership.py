@@ -64,6 +64,8 @@ class Leadership:
         """Set while this daemon leads."""
         self.leader: Leader | None = None
         """Who leads, as last seen."""
+        self._found: Leader | None = None
+        """The same as it stands in the store."""
         self.incarnation = ""
         """Of the data last seen in the store."""
 
@@ -80,7 +82,7 @@ class Leadership:
         """One look; whether it is this daemon's turn. Raises StoreError."""
         seen = await self._election.look()
         self._well()
-        self.leader = seen.leader
+        self._found, self.leader = seen.leader, seen.known_leader
         if seen.incarnation:
             self.incarnation = seen.incarnation
         if seen.leader is not None or not seen.rewriting:
@@ -140,7 +142,7 @@ class Leadership:
         node = owner.rpartition("/")[0]
         while True:
             try:
-                turn, before = await self.look(), self.leader
+                turn, before = await self.look(), self._found
                 if before is not None:
                     turn = (before.node, before.address) == (node, address)
                 if turn and await self.acquire(owner, address, before):
