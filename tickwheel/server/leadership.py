@@ -127,8 +127,8 @@ class Leadership:
         if not self._partial and mono_ms - self._partial_since_mono_ms >= self._ttl_ms:
             self._partial = (
                 f"{seen.rewriting} was writing it anew from memory and is not there: if it lives,"
-                " it goes on once it reaches the store; if not: tickwheel init --force, or restore"
-                " a backup"
+                " it goes on once it reaches the store; if not: tickwheel init --force, then"
+                " restore a backup if there is one"
             )
             self._noticed("store_is_partial", self._partial)
 
