@@ -106,10 +106,18 @@ def options_from(url: str) -> RedisOptions:
         else:
             given[key] = bool(int(text)) if kind == "bool" else int(text)
     options = replace(options, **given)
+    why = _objection(options)
+    if why:
+        raise wrong(why)
+    return options
+
+
+def _objection(options: RedisOptions) -> str:
+    """What is wrong with them; empty when nothing is."""
     if options.driver not in DRIVERS:
-        raise wrong(f"driver={options.driver!r} is not one of {', '.join(DRIVERS)}")
+        return f"driver={options.driver!r} is not one of {', '.join(DRIVERS)}"
     if options.shard >> SHARD_BITS:
-        raise wrong(f"shard={options.shard} must be 0 to {(1 << SHARD_BITS) - 1}")
+        return f"shard={options.shard} must be 0 to {(1 << SHARD_BITS) - 1}"
     for key in ("prefix", "namespace"):
         text = getattr(options, key)
         if (
@@ -117,5 +125,5 @@ def options_from(url: str) -> RedisOptions:
             or set(text) & set("{}:*?[]\\ ")
             or not text.isascii()
         ):
-            raise wrong(f"{key}={text!r} must be 1 to {NAME_LENGTH_MAX} letters, digits, . _ or -")
-    return options
+            return f"{key}={text!r} must be 1 to {NAME_LENGTH_MAX} letters, digits, . _ or -"
+    return ""
