@@ -313,6 +313,15 @@ class TestCutShort:
         with pytest.raises(StoreUnusable, match=f"written anew by {OWNER} and is not whole"):
             await make().open("other")
 
+    async def test_by_somebody_who_removed_the_number_of_the_last_batch(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        redis_server.call("HDEL", f"{S}:wheel", "last")
+        redis_server.call("CLIENT", "KILL", "TYPE", "normal")
+        await _both(pair, tasks([10_000]))
+        assert _redis(pair[0]).rewrites + _redis(pair[0]).replays == 1
+        await _compare(pair)
+
     async def test_by_no_memory_it_waits_for_some(
         self, pair: tuple[Subject, Subject], redis_server: RedisServer
     ) -> None:
@@ -399,6 +408,13 @@ class TestWhatIsLate:
 
 
 class TestWhoMayNot:
+    async def test_when_nobody_is_named_as_the_owner(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        redis_server.call("HDEL", f"{S}:wheel", "owner")
+        with pytest.raises(Fenced):
+            await pair[0].commit(tasks([10_000]))
+
     async def test_with_a_part_in_memory(
         self, pair: tuple[Subject, Subject], redis_server: RedisServer
     ) -> None:
