@@ -15,6 +15,7 @@ from store_subject import Subject
 
 from tickwheel.persistence import StoreUnusable, open_url
 from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
+from tickwheel.persistence.redis.leader import RedisElection
 from tickwheel.persistence.urls import without_secrets
 
 DRIVERS = ("redis", "asyncio-redis")
@@ -95,8 +96,12 @@ class TestAServerThatCannotBeUsed:
             server.kill()
 
     async def test_that_is_a_replica(self, clean_redis: RedisServer) -> None:
+        election = RedisElection(options_from(clean_redis.url()), 3_000)
+        assert not (await election.look()).is_replica
         clean_redis.call("REPLICAOF", "127.0.0.1", "1")
         try:
+            assert (await election.look()).is_replica
+            await election.close()
             await _refused(_store(clean_redis), "replica of 127.0.0.1:1; name the primary")
         finally:
             clean_redis.call("REPLICAOF", "NO", "ONE")

@@ -45,6 +45,7 @@ class TableElection:
         self.clean = True
         self.up_s = 3_600
         self.rewriting = ""
+        self.is_replica = False
         self.away = False
         self.connections = 1
         self.released: list[str] = []
@@ -67,6 +68,7 @@ class TableElection:
             self.clean,
             self.up_s,
             self.rewriting,
+            self.is_replica,
         )
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
@@ -254,6 +256,20 @@ async def test_a_store_that_has_just_come_back_is_its_owners_first(rig: Rig) -> 
     rig.table.connections += 1  # a replica that was promoted, or a network that came back
     assert not await rig.leadership.look()
     rig.sources.mono += TTL_MS
+    assert await rig.leadership.look()
+
+
+async def test_a_replica_that_was_promoted_is_its_owners_first(rig: Rig) -> None:
+    rig.table.clean, rig.table.is_replica = False, True
+    for _ in range(3):
+        rig.sources.mono += TTL_MS
+        with pytest.raises(StoreAway, match="replica"):
+            await rig.leadership.look()
+    rig.table.is_replica = False
+    assert not await rig.leadership.look()
+    rig.sources.mono += TTL_MS - 1
+    assert not await rig.leadership.look()
+    rig.sources.mono += 1
     assert await rig.leadership.look()
 
 

@@ -48,6 +48,9 @@ class Seen:
     rewriting: str = ""
     """Who writes it anew from memory and is not done: the only one who knows all of it."""
 
+    is_replica: bool = False
+    """The server takes no writes; it may lack the newest ones when it does one day."""
+
     @property
     def known_leader(self) -> Leader | None:
         """The leader with its epoch, though it may not have told that itself yet."""

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from tickwheel.clock import Clock
 from tickwheel.persistence.election import Election, Leader, Seen
-from tickwheel.persistence.store import StoreError, StoreUnusable
+from tickwheel.persistence.store import StoreAway, StoreError, StoreUnusable
 
 POLL_S_MAX = 0.25
 TROUBLE_RETRY_S = 0.2
@@ -81,6 +81,11 @@ class Leadership:
     async def look(self) -> bool:
         """One look; whether it is this daemon's turn. Raises StoreError."""
         seen = await self._election.look()
+        if seen.is_replica:
+            # One that is promoted may lack what its owner still has, like one that came back.
+            self._connection, self._first_connection = self._election.connections, False
+            self._since_mono_ms = self._clock.read().mono_ms
+            raise StoreAway("the server is a replica, which takes no writes")
         self._well()
         self._found, self.leader = seen.leader, seen.known_leader
         if seen.incarnation:
