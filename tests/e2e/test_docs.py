@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -115,6 +116,33 @@ def test_the_examples_of_operations_work_as_they_stand(
     shown = run_as_it_stands("docs/operations.md", tmp_path, shell)
     for word in ("order-42", "Restored into sqlite:///drilled.db", "all rows agree"):
         assert word in shown, (word, shown)
+
+
+DOCUMENTS = ("README.md", "docs/*.md", "docs/decisions/*.md", "grafana/*.md")
+SPANS = {
+    span: path.name
+    for pattern in DOCUMENTS
+    for path in ROOT.glob(pattern)
+    for span in re.findall(r"`tickwheel ([^`]+)`", path.read_text())
+    if "COMMAND" not in span and "--install-completion" not in span
+}
+
+
+@pytest.mark.parametrize("span", sorted(SPANS))
+def test_a_command_in_a_sentence_is_one_that_there_is(span: str) -> None:
+    """Only parsed; a name may stand without the arguments that it needs."""
+    name, words, command = "tickwheel", shlex.split(span), get_command(app)
+    context: Any = None
+    try:
+        while True:
+            context = command.make_context(name, words, parent=context)
+            if not getattr(command, "commands", None):
+                return
+            rest = [*context._protected_args, *context.args]
+            name, command, words = command.resolve_command(context, rest)
+    except Exception as error:  # typer brings its own click, or uses click's
+        if type(error).__name__ != "MissingParameter":
+            raise
 
 
 def test_every_command_is_on_the_page_of_the_command_line() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -202,6 +203,38 @@ def test_a_daemon_alone_serves_again_while_redis_was_away(
             first, second = raw.next(), raw.next()
             assert first[0] == second[0] == T.DELIVER
         assert is_active(daemon)
+
+
+def test_takeovers_that_fail_over_and_over_are_told_once(
+    pair: tuple[Daemon, Daemon], server: RedisServer
+) -> None:
+    active, standby = pair
+    active.kill()
+    server.call("SET", "{tw:default:0}:groups", "theirs")
+
+    def tries() -> int:
+        found = re.search(rb"cmdstat_set:calls=(\d+)", server.call("INFO", "commandstats"))
+        return int(found[1]) if found else 0
+
+    until(lambda: "takeover_failed" in standby.log_text())
+    before = tries()
+    until(lambda: tries() >= before + 3, 10)
+    log = standby.log_text()
+    assert log.count("takeover_failed") == 1
+    assert len(re.findall(r" role  .*role=standby", log)) <= 2, "at its start, and after the first"
+
+
+def test_a_standby_names_no_epoch_of_one_that_takes_over(
+    pair: tuple[Daemon, Daemon], server: RedisServer
+) -> None:
+    active, standby = pair
+    epoch = status(active)["epoch"]
+    active.kill()
+    server.call("SET", "{tw:default:0}:leader", "new/1|tcp://127.0.0.1:9|5|0", "PX", 60_000)
+    told = {"node": "new", "address": "tcp://127.0.0.1:9", "epoch": None, "since_ms": 5}
+    until(lambda: bool(status(standby)["active"] == told))
+    server.call("HSET", "{tw:default:0}:wheel", "owner", "new/1", "epoch", epoch + 1)
+    until(lambda: bool(status(standby)["active"] == told | {"epoch": epoch + 1}))
 
 
 def test_a_standby_does_not_lay_out_a_store_that_came_back_empty(

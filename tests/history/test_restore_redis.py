@@ -13,6 +13,8 @@ from history.restore_rig import LATER_MS, STARTED, held, make_backup, run, stopp
 from tickwheel.errors import BadRequest, Conflict
 from tickwheel.history.restore import target
 from tickwheel.persistence.election import Leader, open_election
+from tickwheel.persistence.redis import options_from
+from tickwheel.persistence.redis.initialise import lay_out, look
 from tickwheel.persistence.store import StoreUnusable
 from tickwheel.wheel.records import DeadRow, GroupRow, ProgressRow, ProgressState, TaskRow
 
@@ -49,6 +51,20 @@ async def test_all_rows_come_into_an_empty_shard(tmp_path: Path, redis: RedisSer
     assert found.opened.clean and found.opened.id_mark == int(report.id_mark)
     with pytest.raises(Conflict, match="laid out"):
         await run(tmp_path, backup, into=url)
+
+
+async def test_a_shard_that_was_laid_out_anew_is_filled(tmp_path: Path, redis: RedisServer) -> None:
+    backup = await make_backup(tmp_path, [TaskRow(A, DUE, "t", b"a")])
+    url, options = redis.url(""), options_from(redis.url(""))
+    redis.call("HSET", "{tw:default:0}:wheel", "layout", "1", "rewriting", "gone/1")
+    with pytest.raises(Conflict, match="not whole.*tickwheel init --force --store"):
+        await run(tmp_path, backup, into=url, history=())
+    incarnation = await lay_out(options, await look(options), NOW_MS, watch_s=0)
+    await run(tmp_path, backup, into=url, history=())
+    assert set((await held(url)).rows) == {A}
+    assert (await look(options)).incarnation == incarnation
+    with pytest.raises(Conflict, match="1 tasks"):
+        await run(tmp_path, backup, into=url, history=())
 
 
 async def test_a_shard_that_a_daemon_leads_is_left_alone(

@@ -1,17 +1,22 @@
-"""A TCP proxy before a Redis server that can hold what a client sends, and deliver it late."""
+"""A TCP proxy before a Redis server that can hold what a client sends, and deliver it late.
+
+With a context it speaks TLS to its clients, as a Redis with ``tls-port`` does.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 
 
 class Proxy:
     """``hold`` keeps all that comes from now on; ``let_go`` delivers it, even if the client is
     gone by then; ``let_new_through`` lets connections made later pass meanwhile."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, tls: ssl.SSLContext | None = None) -> None:
         self._target = port
+        self._tls = tls
         self._holding = False
         self._go = asyncio.Event()
         self._go.set()
@@ -20,7 +25,7 @@ class Proxy:
         """Something was delivered late, and answered."""
 
     async def start(self) -> Proxy:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=self._tls)
         self.port: int = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -449,8 +449,10 @@ class TestOpening:
 class TestBackup:
     async def test_is_a_store_of_the_same_content(self, subject: Subject, tmp_path: Path) -> None:
         await subject.commit(everything())
-        path = tmp_path / "copy.db"
+        path = tmp_path / "backups" / "copy.db"
+        path.parent.mkdir()
         assert await subject.store.backup(str(path)) == path.stat().st_size
+        assert list(path.parent.iterdir()) == [path], "nothing is left beside it"
         await subject.commit(tasks([100]))
         copy = Subject(open_url(f"sqlite:///{path}"))
         opened = await copy.open()

@@ -19,7 +19,7 @@ from tickwheel.persistence.redis.mirror_rows import ROW_BYTES, TASK_BYTES, Group
 from tickwheel.persistence.redis.options import RedisOptions, options_from
 from tickwheel.persistence.redis.prepared import prepare
 from tickwheel.persistence.redis.scripts_read import HANDLES
-from tickwheel.persistence.store import CommitRefused, CommitUnknown, StoredTask
+from tickwheel.persistence.store import CommitRefused, CommitUnknown, StoreAway, StoredTask
 from tickwheel.persistence.urls import open_url
 from tickwheel.wheel.effects import Effects
 from tickwheel.wheel.records import DeadRow, GroupRow, SessionRow, TaskRow
@@ -125,6 +125,45 @@ class TestFilling:
         assert len(set(found)) == 80
         assert max(found) < NEW
         await _compare(subject, reference)
+
+    async def test_an_absence_meanwhile_is_waited_for_and_what_was_lost_replayed(
+        self, subject: Subject, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await subject.commit(tasks(range(1, 101)))
+        await subject.reopen()
+        await subject.store.recover_small()
+        asker = _redis(subject)._recovering._asker
+        ask, back = asker.script, [redis_server.snapshot()]
+
+        async def away(script: Any, args: Sequence[Any], **options: Any) -> Any:
+            try:
+                return await ask(script, args, **options)
+            except StoreAway:
+                redis_server.restart_from(back.pop())
+                raise
+
+        monkeypatch.setattr(asker, "script", away)
+        found: list[int] = []
+        async for handles in subject.store.recover_handles(10):
+            if not found:
+                await subject.commit(tasks([1_000]))
+                redis_server.kill()
+            found += handles.ids
+        assert found == list(range(1, 101))
+        assert back == [], "it was away"
+        await subject.reopen()
+        assert await subject.ids() == [*range(1, 101), 1_000]
+
+    async def test_one_that_is_away_at_the_first_chunk_is_told(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        await subject.commit(tasks(range(1, 101)))
+        await subject.reopen()
+        await subject.store.recover_small()
+        redis_server.kill()
+        with pytest.raises(StoreAway):
+            await anext(aiter(subject.store.recover_handles(10)))
+        redis_server.start()
 
     async def test_a_redis_that_lost_the_rest_meanwhile_is_told(
         self, subject: Subject, redis_server: RedisServer
@@ -311,6 +350,7 @@ class TestTheBound:
         small = make("resident_bytes_max=100000")
         opened = await small.open()
         assert opened.has_room is False
+        assert opened.no_room.endswith("the limit is 100000 (resident_bytes_max)")
         assert "the limit is 100000 (resident_bytes_max); all are loaded" in caplog.text
         assert await small.store.probe_room() is False
         assert len(await _recover(small)) == 5_000

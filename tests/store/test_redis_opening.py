@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from store_subject import Subject
 
 from tickwheel.persistence import StoreUnusable, open_url
 from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
+from tickwheel.persistence.redis.leader import RedisElection
 from tickwheel.persistence.urls import without_secrets
 
 DRIVERS = ("redis", "asyncio-redis")
@@ -33,6 +35,14 @@ def clean_redis(shared_redis: RedisServer) -> RedisServer:
 async def _refused(store: RedisStore, match: str) -> None:
     with pytest.raises(StoreUnusable, match=match):
         await store.open("me", 0)
+
+
+class _Http(asyncio.Protocol):
+    """Whom Redis's own address may belong to by mistake."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
 
 class TestAServerThatWouldLoseTasks:
@@ -86,8 +96,12 @@ class TestAServerThatCannotBeUsed:
             server.kill()
 
     async def test_that_is_a_replica(self, clean_redis: RedisServer) -> None:
+        election = RedisElection(options_from(clean_redis.url()), 3_000)
+        assert not (await election.look()).is_replica
         clean_redis.call("REPLICAOF", "127.0.0.1", "1")
         try:
+            assert (await election.look()).is_replica
+            await election.close()
             await _refused(_store(clean_redis), "replica of 127.0.0.1:1; name the primary")
         finally:
             clean_redis.call("REPLICAOF", "NO", "ONE")
@@ -109,6 +123,17 @@ class TestAServerThatCannotBeUsed:
         await _refused(_store(redis_server, "load_ms=1"), "LOADING|loading")
         assert (await subject.open()).last_batch == 100
         await subject.store.close(clean=True)
+
+    @pytest.mark.parametrize("driver", DRIVERS)
+    async def test_one_that_is_no_redis(
+        self, driver: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        other = await asyncio.get_running_loop().create_server(_Http, "127.0.0.1", 0)
+        port = other.sockets[0].getsockname()[1]
+        store = RedisStore(options_from(f"redis://127.0.0.1:{port}/0?driver={driver}"))
+        await _refused(store, 'Protocol error, got "H"')
+        other.close()
+        assert "Traceback" not in caplog.text
 
     async def test_a_database_there_is_not(self, clean_redis: RedisServer) -> None:
         url = clean_redis.url().replace("/0", "/99")
@@ -222,6 +247,10 @@ class TestUrls:
             ("redis://h:99999", "the port"),
             ("redis://h?wait_replica=1", "unknown setting 'wait_replica'"),
             ("redis://h?wait_replicas=many", "not a whole number"),
+            ("redis://h?endings_max=0", "endings_max must be at least 1"),
+            ("redis://h?wait_replicas=1&wait_ms=0", "wait_ms must be at least 1"),
+            ("redis://h?call_ms=0", "call_ms must be at least 1"),
+            ("redis://h?shard=1024", "shard=1024 must be 0 to 1023"),
             ("redis://h?driver=aioredis", "not one of redis, asyncio-redis"),
             ("redis://h?namespace=a:b", "must be 1 to 64"),
             ("redis://h?prefix=", "must be 1 to 64"),

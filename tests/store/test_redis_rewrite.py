@@ -14,7 +14,8 @@ from store_rows import ended, everything, in_flight, tasks
 from store_subject import OWNER, Subject
 
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.redis import RedisStore, rewriter, watch
+from tickwheel.persistence.redis import RedisStore, options_from, rewriter, watch
+from tickwheel.persistence.redis.leader import RedisElection
 from tickwheel.persistence.redis.writer import Writer
 from tickwheel.persistence.store import (
     CommitRefused,
@@ -303,10 +304,23 @@ class TestCutShort:
         with pytest.raises(CommitRefused):
             await subject.commit(tasks([10_000]))
         await reached.wait()
+        election = RedisElection(options_from(redis_server.url()), 3_000)
+        assert (await election.look()).rewriting == OWNER, "no standby may take it from him"
         await subject.store.close(clean=True)
         assert "closed before it was whole again" in caplog.text
+        assert (await election.look()).rewriting == OWNER
+        await election.close()
         with pytest.raises(StoreUnusable, match=f"written anew by {OWNER} and is not whole"):
             await make().open("other")
+
+    async def test_by_somebody_who_removed_the_number_of_the_last_batch(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        redis_server.call("HDEL", f"{S}:wheel", "last")
+        redis_server.call("CLIENT", "KILL", "TYPE", "normal")
+        await _both(pair, tasks([10_000]))
+        assert _redis(pair[0]).rewrites + _redis(pair[0]).replays == 1
+        await _compare(pair)
 
     async def test_by_no_memory_it_waits_for_some(
         self, pair: tuple[Subject, Subject], redis_server: RedisServer
@@ -394,6 +408,13 @@ class TestWhatIsLate:
 
 
 class TestWhoMayNot:
+    async def test_when_nobody_is_named_as_the_owner(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        redis_server.call("HDEL", f"{S}:wheel", "owner")
+        with pytest.raises(Fenced):
+            await pair[0].commit(tasks([10_000]))
+
     async def test_with_a_part_in_memory(
         self, pair: tuple[Subject, Subject], redis_server: RedisServer
     ) -> None:

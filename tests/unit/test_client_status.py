@@ -62,6 +62,9 @@ async def test_a_standby_is_asked_without_following_it() -> None:
         standby.told(role="standby", state="standby", active=told)
         found = await soon(status_at(standby.url, token="secret"))
         assert found.active == Active("other", active.url, 4, 9)
+        standby.told(role="standby", state="standby", active=told | {"epoch": None})
+        found = await soon(status_at(standby.url, token="secret"))
+        assert found.active == Active("other", active.url, None, 9), "it is taking over"
         assert active.connections == 0
         peer = await standby.peer()
         assert peer.hello["token"] == "secret"

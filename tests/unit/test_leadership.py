@@ -11,7 +11,7 @@ from stand_in import stand_in
 
 from tickwheel.clock import Clock
 from tickwheel.persistence.election import Leader, Seen
-from tickwheel.persistence.store import StoreAway
+from tickwheel.persistence.store import StoreAway, StoreUnusable
 from tickwheel.server import leadership as module
 from tickwheel.server.leadership import Deposed, Leadership
 
@@ -44,6 +44,8 @@ class TableElection:
         self.owner = ""
         self.clean = True
         self.up_s = 3_600
+        self.rewriting = ""
+        self.is_replica = False
         self.away = False
         self.connections = 1
         self.released: list[str] = []
@@ -58,7 +60,15 @@ class TableElection:
     async def look(self) -> Seen:
         self._ask()
         return Seen(
-            self.leader, TTL_MS, self.incarnation, self.epoch, self.owner, self.clean, self.up_s
+            self.leader,
+            TTL_MS,
+            self.incarnation,
+            self.epoch,
+            self.owner,
+            self.clean,
+            self.up_s,
+            self.rewriting,
+            self.is_replica,
         )
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
@@ -249,9 +259,64 @@ async def test_a_store_that_has_just_come_back_is_its_owners_first(rig: Rig) -> 
     assert await rig.leadership.look()
 
 
+async def test_a_replica_that_was_promoted_is_its_owners_first(rig: Rig) -> None:
+    rig.table.clean, rig.table.is_replica = False, True
+    for _ in range(3):
+        rig.sources.mono += TTL_MS
+        with pytest.raises(StoreAway, match="replica"):
+            await rig.leadership.look()
+    rig.table.is_replica = False
+    assert not await rig.leadership.look()
+    rig.sources.mono += TTL_MS - 1
+    assert not await rig.leadership.look()
+    rig.sources.mono += 1
+    assert await rig.leadership.look()
+
+
+async def test_a_store_that_is_being_written_anew_is_left_to_its_owner(rig: Rig) -> None:
+    # FLUSHALL took the lease too; taking it now would depose the only one who has everything.
+    rig.table.rewriting, rig.table.clean, rig.table.up_s = OTHER.owner, False, 3_600
+    for _ in range(10):
+        assert not await rig.leadership.look()
+        rig.sources.mono += TTL_MS
+    assert rig.events == ["store_is_partial"], "its owner is not there: told once"
+    rig.table.leader = OTHER
+    assert not await rig.leadership.look()
+    rig.table.leader = None
+    assert not await rig.leadership.look()
+    assert rig.events == ["store_is_partial"], "it may come back"
+    rig.table.rewriting = ""
+    assert await rig.leadership.look()
+
+
+async def test_a_start_on_a_store_in_part_ends_when_its_owner_does_not_come(rig: Rig) -> None:
+    rig.table.rewriting = OTHER.owner
+    rig.script = [rig.later(TTL_MS // 2)] * 3
+    with pytest.raises(StoreUnusable, match=f"{OTHER.owner}.*tickwheel init --force"):
+        await rig.leadership.first_campaign(ME, ADDRESS)
+    assert rig.table.leader is None, "its lease was never asked for"
+
+
 async def test_a_store_that_was_closed_is_anybodys(rig: Rig) -> None:
     rig.table.up_s = 0
     assert await rig.leadership.look()
+
+
+async def test_the_epoch_of_one_that_takes_over_is_known_once_it_has_opened_the_store(
+    rig: Rig,
+) -> None:
+    rig.table.leader, rig.table.owner, rig.table.epoch = replace(OTHER, epoch=0), "before/1", 6
+    await rig.leadership.look()
+    assert rig.leadership.leader == replace(OTHER, epoch=0), "that was its predecessor's"
+    rig.table.owner, rig.table.epoch = OTHER.owner, 7
+    await rig.leadership.look()
+    assert rig.leadership.leader == OTHER
+
+
+async def test_one_that_died_here_before_it_told_its_epoch_is_replaced_at_once(rig: Rig) -> None:
+    rig.table.leader = Leader("here/0", ADDRESS, NOW_MS, 0)
+    rig.table.owner, rig.table.epoch = "here/0", 3
+    assert await rig.leadership.first_campaign(ME, ADDRESS)
 
 
 async def test_the_first_campaign_does_not_wait_for_one_that_died_here(rig: Rig) -> None:

@@ -35,13 +35,14 @@ class Active:
 
     node: str
     address: str
-    epoch: int
+    epoch: int | None
+    """None while it takes over."""
     since_ms: int
 
     @classmethod
     def of(cls, raw: Map) -> Active:
-        names = (str(raw["node"]), str(raw["address"]))
-        return cls(*names, int(raw["epoch"]), int(raw["since_ms"]))
+        names, epoch = (str(raw["node"]), str(raw["address"])), raw["epoch"]
+        return cls(*names, None if epoch is None else int(epoch), int(raw["since_ms"]))
 
 
 @dataclass(frozen=True, slots=True)

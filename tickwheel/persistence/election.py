@@ -7,7 +7,7 @@ one process has for itself (SQLite, memory) have no election.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tickwheel.persistence.store import Opened, Store
@@ -45,6 +45,19 @@ class Seen:
     """It was closed: nobody has anything in memory that the store may have lost."""
     up_s: int = 0
     """For how long the store's server has been running, rounded down."""
+    rewriting: str = ""
+    """Who writes it anew from memory and is not done: the only one who knows all of it."""
+
+    is_replica: bool = False
+    """The server takes no writes; it may lack the newest ones when it does one day."""
+
+    @property
+    def known_leader(self) -> Leader | None:
+        """The leader with its epoch, though it may not have told that itself yet."""
+        leader = self.leader
+        if leader is None or leader.epoch or leader.owner != self.owner:
+            return leader
+        return replace(leader, epoch=self.epoch)
 
 
 class Election(Protocol):

@@ -6,6 +6,7 @@ Held to the same conformance suite as every other store. What it holds survives 
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
 from collections import deque
@@ -196,6 +197,9 @@ class MemoryStore:
             await target.commit(opened.epoch, self._owner, 1, self._everything())
         finally:
             await target.close(clean=True)
+            for rest in (".lock", ".reserve"):  # whoever opens it makes its own
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(f"{path}{rest}")
         return os.path.getsize(path)
 
     def _everything(self) -> Effects:

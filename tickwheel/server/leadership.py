@@ -5,7 +5,8 @@ The lease is a promise about time: whoever sent its last renewal less than the t
 written, which ``may_deliver`` tells. Writes to the store need no licence: they are fenced.
 
 A daemon lays out an empty store only after it has been empty and leaderless for a whole time to
-live, and never when it has seen data there: an owner that lives writes its memory back.
+live, and never when it has seen data there: an owner that lives writes its memory back. While
+it does, nobody asks for its lease, which the store may have lost as well.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import replace
 
 from tickwheel.clock import Clock
 from tickwheel.persistence.election import Election, Leader, Seen
-from tickwheel.persistence.store import StoreError
+from tickwheel.persistence.store import StoreAway, StoreError, StoreUnusable
 
 POLL_S_MAX = 0.25
 TROUBLE_RETRY_S = 0.2
@@ -53,6 +54,9 @@ class Leadership:
         self._empty_since_mono_ms: int | None = None
         self._trouble = False
         self._told_empty = False
+        self._partial_since_mono_ms: int | None = None
+        self._partial = ""
+        """Whose absence leaves the store in part, with nobody to complete it."""
         self._connection = 0
         self._first_connection = True
         self._since_mono_ms = 0
@@ -60,6 +64,8 @@ class Leadership:
         """Set while this daemon leads."""
         self.leader: Leader | None = None
         """Who leads, as last seen."""
+        self._found: Leader | None = None
+        """The same as it stands in the store."""
         self.incarnation = ""
         """Of the data last seen in the store."""
 
@@ -75,10 +81,17 @@ class Leadership:
     async def look(self) -> bool:
         """One look; whether it is this daemon's turn. Raises StoreError."""
         seen = await self._election.look()
+        if seen.is_replica:
+            # One that is promoted may lack what its owner still has, like one that came back.
+            self._connection, self._first_connection = self._election.connections, False
+            self._since_mono_ms = self._clock.read().mono_ms
+            raise StoreAway("the server is a replica, which takes no writes")
         self._well()
-        self.leader = seen.leader
+        self._found, self.leader = seen.leader, seen.known_leader
         if seen.incarnation:
             self.incarnation = seen.incarnation
+        if seen.leader is not None or not seen.rewriting:
+            self._partial_since_mono_ms, self._partial = None, ""
         return seen.leader is None and self._may_begin(seen)
 
     def _may_begin(self, seen: Seen) -> bool:
@@ -88,6 +101,9 @@ class Leadership:
             self._connection, self._since_mono_ms = self._election.connections, mono_ms
         if seen.incarnation:
             self._empty_since_mono_ms, self._told_empty = None, False
+            if seen.rewriting:
+                self._wait_for_the_rest(seen, mono_ms)
+                return False
             return seen.clean or self._owner_had_time(seen, mono_ms)
         if self._empty_since_mono_ms is None:
             self._empty_since_mono_ms = mono_ms
@@ -109,16 +125,29 @@ class Leadership:
             return False
         return self._first_connection or mono_ms - self._since_mono_ms >= self._ttl_ms
 
+    def _wait_for_the_rest(self, seen: Seen, mono_ms: int) -> None:
+        """Its owner has all of it in memory; were it deposed, the rest would be gone."""
+        if self._partial_since_mono_ms is None:
+            self._partial_since_mono_ms = mono_ms
+        if not self._partial and mono_ms - self._partial_since_mono_ms >= self._ttl_ms:
+            self._partial = (
+                f"{seen.rewriting} was writing it anew from memory and is not there: if it lives,"
+                " it goes on once it reaches the store; if not: tickwheel init --force, then"
+                " restore a backup if there is one"
+            )
+            self._noticed("store_is_partial", self._partial)
+
     async def first_campaign(self, owner: str, address: str) -> bool:
         """Until this daemon leads, or another one does, or the store cannot be asked.
 
         Whoever led from this node at the address that this process has just bound is dead; its
-        lease need not be waited for.
+        lease need not be waited for. Raises StoreUnusable for a store whose owner died while it
+        wrote it anew.
         """
         node = owner.rpartition("/")[0]
         while True:
             try:
-                turn, before = await self.look(), self.leader
+                turn, before = await self.look(), self._found
                 if before is not None:
                     turn = (before.node, before.address) == (node, address)
                 if turn and await self.acquire(owner, address, before):
@@ -128,6 +157,8 @@ class Leadership:
                 return False
             if self.leader is not None:
                 return False
+            if self._partial:
+                raise StoreUnusable(f"the store is not whole: {self._partial}")
             await asyncio.sleep(self._poll_s)
 
     async def campaign(self, owner: str, address: str) -> None:

@@ -76,7 +76,7 @@ class Roles:
             )
         self.history = history_of(settings, self._engine_config.shard, self.clock, self.noticed)
         self._recovering: Recovering | None = None
-        self._told_failure = ""
+        self._told_failure = self._told_role = ""
         self._opened = False
         self._hold: asyncio.Task[None] | None = None
 
@@ -273,7 +273,9 @@ class Roles:
     def _enter(self, role: str) -> None:
         if role != self.role:
             self.role, self.role_since_ms = role, self.clock.read().now_ms
-            if self.shared and role != "starting":
+            told = f"{role} {self.other_leader}"  # a takeover that fails is tried each second
+            if self.shared and role != "starting" and told != self._told_role:
+                self._told_role = told
                 self.log.info("role", role=role, active=self.other_leader)
 
     def _verify(self) -> None:

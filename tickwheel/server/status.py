@@ -67,7 +67,7 @@ def _leader_map(leader: Leader) -> dict[str, Any]:
     return {
         "node": leader.node,
         "address": leader.address,
-        "epoch": leader.epoch,
+        "epoch": leader.epoch or None,
         "since_ms": leader.since_ms,
     }
 

@@ -121,9 +121,10 @@ async def check_empty(url: str) -> None:
     from tickwheel.persistence.redis import initialise, options_from
 
     found = await initialise.look(options_from(url))
-    if found.exists:
+    if found.exists and not found.unused:
         raise Conflict(
-            f"{found.shard} in {found.store} is {found.state}; a restore goes into an empty store"
+            f"{found.shard} in {found.store} is {found.state}; a restore goes into an empty store:"
+            f" tickwheel init --force --store {without_secrets(url)} empties it"
         )
 
 
@@ -153,7 +154,7 @@ async def filling(url: str, epoch_min: int, now_ms: int) -> AsyncIterator[Filler
         opened = await store.open(owner, now_ms, epoch_min=epoch_min)
         clean = False
         try:
-            if not opened.created:
+            if opened.last_batch:
                 raise Conflict(f"{without_secrets(url)} is not empty any more")
             yield Filler(store, owner, opened, lease)
             clean = True
@@ -187,9 +188,9 @@ async def _sqlite(url: str, owner: str, epoch_min: int, now_ms: int) -> AsyncIte
             raise Conflict(f"{path} exists already; a restore goes into a new store") from None
         _sync_folder(os.path.dirname(path))
     finally:
-        for name in (part, f"{part}.lock", f"{part}-wal", f"{part}-shm"):
+        for rest in ("", ".lock", ".reserve", "-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
+                os.unlink(f"{part}{rest}")
 
 
 def _sync_folder(folder: str) -> None:

@@ -45,9 +45,9 @@ async def copy_to_sqlite(
     except OSError as error:
         raise StoreError(f"backup to {path} failed: {error}") from error
     finally:
-        for name in (part, f"{part}.lock", f"{part}-wal", f"{part}-shm"):
+        for rest in ("", ".lock", ".reserve", "-wal", "-shm"):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(name)
+                os.unlink(f"{part}{rest}")
     return size_bytes
 
 

@@ -26,6 +26,15 @@ class _Protocol(HiRedisProtocol):  # type: ignore[misc]  # the library ships no 
     def _send_command(self, args: tuple[Argument, ...]) -> None:
         self.transport.writelines(pack(args))
 
+    broken = "the connection was closed"
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            super().data_received(data)
+        except hiredis.HiredisError as error:  # whoever answers there is no Redis
+            self.broken = str(error)
+            self.transport.abort()
+
     def _process_hiredis_item(self, item: Any, cb: Any) -> None:
         # A caller that gave up has cancelled its future; the connection is closed after it.
         if self._queue and self._queue[0].done():
@@ -73,7 +82,7 @@ class AsyncioRedisWire:
         except ErrorReply as error:
             raise answer(str(error)) from error
         except (ConnectionLostError, NotConnectedError, OSError) as error:
-            raise Lost("the connection was closed") from error
+            raise Lost(protocol.broken) from error
 
     async def close(self) -> None:
         transport = self._connection.transport

@@ -8,6 +8,7 @@ batch. Sentinel and Cluster would be further ways to find the address that ``con
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from tickwheel.persistence.redis.options import RedisOptions
@@ -97,6 +98,14 @@ def check(options: RedisOptions) -> None:
             f"store {options.name}: the driver asyncio-redis has no TLS;"
             " leave ?driver=asyncio-redis out, or use redis://"
         )
+    for setting in ("tls_ca", "tls_cert", "tls_key"):
+        path = getattr(options, setting)
+        if path and not options.tls:
+            raise StoreUnusable(
+                f"store {options.name}: {setting} is for TLS; use rediss://, or leave it out"
+            )
+        if path and not Path(path).is_file():
+            raise StoreUnusable(f"store {options.name}: {setting}: there is no file {path}")
 
 
 def answer(text: str) -> Answer:

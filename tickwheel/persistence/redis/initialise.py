@@ -61,6 +61,7 @@ LOOK = Script(
 local refused, any, w, whole = seen(1)
 if refused then return refused end
 return {'seen', any, whole, w[2] or '0', w[3] or '', w[4] or '', w[5] or '', w[6] or '0',
+  w[8] or '0',
   redis.call('HLEN', TASK), redis.call('ZCARD', PREPARE), redis.call('ZCARD', DEAD),
   redis.call('HLEN', KEYS[9]), redis.call('HLEN', KEYS[10])}
 """,
@@ -108,6 +109,13 @@ class Found:
     """By the names in ``COUNTED``."""
     parts: int = 0
     """Of a large batch that is being applied."""
+    last: int = 0
+    """The number of the last batch."""
+
+    @property
+    def unused(self) -> bool:
+        """Laid out, and nothing was ever kept in it."""
+        return self.exists and self.whole and not self.rewriting and self.last == 0
 
     @property
     def state(self) -> str:
@@ -130,7 +138,7 @@ async def look(options: RedisOptions) -> Found:
     status, *rest = reply
     if status != b"seen":
         raise _refused(options, keys, status.decode(), rest)
-    exists, whole, epoch, incarnation, _, rewriting, parts, *counts = rest
+    exists, whole, epoch, incarnation, _, rewriting, parts, last, *counts = rest
     return Found(
         store=options.name,
         shard=keys.shard,
@@ -141,6 +149,7 @@ async def look(options: RedisOptions) -> Found:
         incarnation=incarnation.decode(),
         counts=dict(zip(COUNTED, map(int, counts), strict=True)),
         parts=int(parts),
+        last=int(last),
     )
 
 

@@ -31,10 +31,11 @@ LOOK = Script(
     "look",
     _MINE
     + """
-local w = redis.call('HMGET', WHEEL, 'incarnation', 'epoch', 'owner', 'clean')
+local w = redis.call('HMGET', WHEEL, 'incarnation', 'epoch', 'owner', 'clean', 'rewriting')
 local up_s = string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)')
+local role = string.match(redis.call('INFO', 'replication'), 'role:(%a+)')
 return {found or '', redis.call('PTTL', LEADER), w[1] or '', w[2] or '0', w[3] or '',
-  w[4] or '1', up_s}
+  w[4] or '1', up_s, w[5] or '', role or ''}
 """,
 )
 ACQUIRE = Script(
@@ -103,7 +104,7 @@ class RedisElection:
 
     async def look(self) -> Seen:
         reply = await self._line.run(LOOK, self._keys, ())
-        value, ttl_ms, incarnation, epoch, owner, clean, up_s = reply
+        value, ttl_ms, incarnation, epoch, owner, clean, up_s, rewriting, role = reply
         return Seen(
             leader=_leader(value.decode(errors="replace")),
             ttl_ms=max(0, ttl_ms),
@@ -112,6 +113,8 @@ class RedisElection:
             owner=owner.decode(errors="replace"),
             clean=clean == b"1",
             up_s=int(up_s),
+            rewriting=rewriting.decode(errors="replace"),
+            is_replica=role == b"slave",
         )
 
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 from typing import Any
 
+from tickwheel.persistence.redis import rights
 from tickwheel.persistence.redis.drivers import Answer, Away, Lost
 from tickwheel.persistence.redis.layout import LAYOUT, TYPES, Keys
 from tickwheel.persistence.redis.line import Line
@@ -37,6 +38,7 @@ async def inspect(line: Line, options: RedisOptions) -> None:
             f"it is a replica of {info.get('master_host')}:{info.get('master_port')};"
             " name the primary",
         )
+    await _may_do_all(line, options)
     if options.allow_volatile:
         return
     if info.get("aof_enabled") != "1":
@@ -56,6 +58,22 @@ async def inspect(line: Line, options: RedisOptions) -> None:
         )
 
 
+async def _may_do_all(line: Line, options: RedisOptions) -> None:
+    try:
+        missing = await rights.missing(line, options)
+    except (Away, Lost) as error:
+        raise _unusable(options, error.message) from error
+    except Answer as error:
+        raise _refusal(options, error) from error
+    if missing:
+        user = options.username or "default"
+        raise _unusable(
+            options,
+            f"it does not let user {user!r} run {', '.join(missing)};"
+            f" ACL SETUSER {user} {' '.join(f'+{name}' for name in missing)}",
+        )
+
+
 async def _info(line: Line, options: RedisOptions) -> dict[str, str]:
     """What the server says of itself; waited for while it loads its data."""
     loop = asyncio.get_running_loop()
@@ -70,13 +88,7 @@ async def _info(line: Line, options: RedisOptions) -> dict[str, str]:
             if loop.time() >= patience_s:
                 raise _unusable(options, "it is still loading its data")
         except Answer as error:
-            if error.kind in _PASSWORD:
-                raise _unusable(
-                    options,
-                    f"it refused user {options.username or 'default'!r}: {error.message};"
-                    " check user and password in the store's URL, and the user's ACL",
-                ) from error
-            raise _unusable(options, error.message) from error
+            raise _refusal(options, error) from error
         except (Away, Lost) as error:
             raise _unusable(options, error.message) from error
         await asyncio.sleep(LOAD_POLL_S)
@@ -134,5 +146,15 @@ def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[str]) ->
     return _unusable(options, told.format(*rest, shard=keys.shard, layout=LAYOUT))
 
 
+def _refusal(options: RedisOptions, error: Answer) -> StoreUnusable:
+    if error.kind not in _PASSWORD:
+        return _unusable(options, error.message)
+    return _unusable(
+        options,
+        f"it refused user {options.username or 'default'!r}: {error.message};"
+        " check user and password in the store's URL, and the user's ACL",
+    )
+
+
 def _unusable(options: RedisOptions, why: str) -> StoreUnusable:
-    return StoreUnusable(f"store {options.name}: {why}")
+    return StoreUnusable(f"store {options.name}: {why.removeprefix(f'{options.name}: ')}")

@@ -7,11 +7,14 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tickwheel.persistence.store import StoreUnusable
+from tickwheel.wheel.records import SHARD_BITS
 
 MIB = 1 << 20
 PORT = 6379
 DRIVERS = ("redis", "asyncio-redis")
 NAME_LENGTH_MAX = 64
+NEVER_ZERO = ("call_ms", "connect_ms", "wait_ms", "resident_bytes_max", "endings_max")
+"""WAIT takes 0 for ever; each batch keeps its own endings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +101,23 @@ def options_from(url: str) -> RedisOptions:
             given[key] = text
         elif not text.isdecimal():
             raise wrong(f"{key}={text!r} is not a whole number")
+        elif key in NEVER_ZERO and not int(text):
+            raise wrong(f"{key} must be at least 1")
         else:
             given[key] = bool(int(text)) if kind == "bool" else int(text)
     options = replace(options, **given)
+    why = _objection(options)
+    if why:
+        raise wrong(why)
+    return options
+
+
+def _objection(options: RedisOptions) -> str:
+    """What is wrong with them; empty when nothing is."""
     if options.driver not in DRIVERS:
-        raise wrong(f"driver={options.driver!r} is not one of {', '.join(DRIVERS)}")
+        return f"driver={options.driver!r} is not one of {', '.join(DRIVERS)}"
+    if options.shard >> SHARD_BITS:
+        return f"shard={options.shard} must be 0 to {(1 << SHARD_BITS) - 1}"
     for key in ("prefix", "namespace"):
         text = getattr(options, key)
         if (
@@ -110,5 +125,5 @@ def options_from(url: str) -> RedisOptions:
             or set(text) & set("{}:*?[]\\ ")
             or not text.isascii()
         ):
-            raise wrong(f"{key}={text!r} must be 1 to {NAME_LENGTH_MAX} letters, digits, . _ or -")
-    return options
+            return f"{key}={text!r} must be 1 to {NAME_LENGTH_MAX} letters, digits, . _ or -"
+    return ""

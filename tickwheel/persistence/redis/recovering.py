@@ -1,11 +1,14 @@
 """What a start needs from Redis: the small tables whole, then every task in due order.
 
-All of it goes into the mirror as it passes. Batches may land meanwhile: they know better.
+All of it goes into the mirror as it passes. Batches may land meanwhile: they know better. From the
+first chunk on a Redis that is away is waited for: this daemon serves, and what it has confirmed
+since is kept by it alone if Redis comes back older.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from tickwheel import failpoints
@@ -17,15 +20,17 @@ from tickwheel.persistence.codec import (
     decode_session,
 )
 from tickwheel.persistence.redis.asking import Asker
+from tickwheel.persistence.redis.drivers import Argument
 from tickwheel.persistence.redis.layout import Keys, split_member
 from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords
 from tickwheel.persistence.redis.scripts_read import HANDLES
 from tickwheel.persistence.redis.writer import Writer
-from tickwheel.persistence.store import Handles, Small
+from tickwheel.persistence.store import Handles, Small, StoreAway
 from tickwheel.wheel.records import Ending
 
 ROWS_A_SCAN = 500
 BYTES_A_CHUNK = 8 << 20
+AWAY_RETRY_S = 0.5
 
 
 class Recovering:
@@ -91,7 +96,7 @@ class Recovering:
             while True:
                 filling.ask()
                 args = (score, name, chunk, BYTES_A_CHUNK)
-                pairs, values = await self._asker.script(HANDLES, args)
+                pairs, values = await self._page(args, waits=not first)
                 texts, records = values[::2], values[1::2]
                 pairs = pairs[: 2 * len(texts)]
                 if not pairs:
@@ -110,6 +115,15 @@ class Recovering:
                     first = False
         finally:
             self._mirror.end_filling(filling, whole=whole)
+
+    async def _page(self, args: Sequence[Argument], *, waits: bool) -> tuple[Any, Any]:
+        while True:
+            try:
+                return await self._asker.script(HANDLES, args)
+            except StoreAway:
+                if not waits:
+                    raise
+            await asyncio.sleep(AWAY_RETRY_S)
 
 
 def _without(filling: Filling, handles: Handles) -> Handles:

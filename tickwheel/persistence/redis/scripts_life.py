@@ -15,14 +15,14 @@ local w = redis.call('HMGET', WHEEL, 'epoch', 'owner', 'incarnation', 'last', 'p
 if not w[1] then return {'gone'} end
 if w[3] ~= ARGV[3] then return {'other', w[3] or '', w[1], w[2]} end
 local epoch, mine = tonumber(w[1]), tonumber(ARGV[1])
-if epoch > mine or (epoch == mine and w[2] ~= ARGV[2]) then return {'fenced', w[1], w[2]} end
+if epoch > mine or (epoch == mine and w[2] ~= ARGV[2]) then return {'fenced', w[1], w[2] or ''} end
 begin(true)
 -- A lower epoch: Redis lost the last opening too.
 if epoch < mine then redis.call('HSET', WHEEL, 'epoch', ARGV[1], 'owner', ARGV[2], 'clean', 0) end
 -- Redis may have come back with a lower number: no claim is given twice.
 local link = math.max(tonumber(w[8] or '0'), tonumber(ARGV[4])) + 1
 redis.call('HSET', WHEEL, 'link', link)
-return {'ok', tostring(link), w[4], w[5] or '', w[6] or '', w[7] or '', w[1]}
+return {'ok', tostring(link), w[4] or '0', w[5] or '', w[6] or '', w[7] or '', w[1]}
 """,
 )
 
@@ -87,7 +87,7 @@ local w = redis.call('HMGET', WHEEL, 'epoch', 'owner', 'incarnation', 'rewriting
 if w[1] then
   local epoch, mine = tonumber(w[1]), tonumber(ARGV[1])
   if w[3] ~= ARGV[3] or epoch > mine or (epoch == mine and w[2] ~= ARGV[2]) then
-    return {'fenced', w[1], w[2]}
+    return {'fenced', w[1], w[2] or ''}
   end
   -- A late one must not remove what was written since.
   if w[5] ~= ARGV[8] then return {'stale'} end

@@ -118,14 +118,14 @@ class RedisStore:
         self._is_open = True
         self._watch.start()
         if not self._mirror.has_room:
-            log.warning(
-                "store %s: its tasks take about %d bytes of memory, the limit is %d"
-                " (resident_bytes_max); all are loaded, and new ones are refused",
-                self.name,
-                self._mirror.bytes_held,
-                self.options.resident_bytes_max,
-            )
             opened.has_room = False
+            opened.no_room = (
+                f"its tasks take about {self._mirror.bytes_held} bytes of memory; the limit is"
+                f" {self.options.resident_bytes_max} (resident_bytes_max)"
+            )
+            log.warning(
+                "store %s: %s; all are loaded, and new ones are refused", self.name, opened.no_room
+            )
         return opened
 
     async def recover_small(self) -> Small:
