@@ -67,7 +67,7 @@ def _data(rows: Mapping[str, Rows], grain: str, timezone: str) -> dict[str, Any]
     if grain == "hour" and buckets:
         buckets = _hours(min(buckets), max(buckets), timezone) | buckets
     everything = rows["all_by_hour"] if grain == "hour" else rows["all_by_day"]
-    names = sorted({(row["topic"], row["group"]) for row in chosen if row["group"]})
+    names = _names(chosen)
     return {
         "buckets": [
             {"at": at, "local": local, "short": local[5:16] if grain == "hour" else local[5:]}
@@ -81,6 +81,14 @@ def _data(rows: Mapping[str, Rows], grain: str, timezone: str) -> dict[str, Any]
         "heat": _heat(rows["by_hour"]),
         "backlog": _backlog(rows["backlog"]),
     }
+
+
+def _names(rows: Rows) -> list[tuple[str, str]]:
+    """What can be chosen: each group of a topic; the topic itself where there is none, as when it
+    is only broadcast."""
+    found = {(row["topic"], row["group"]) for row in rows if row["group"]}
+    grouped = {topic for topic, _ in found}
+    return sorted(found | {(row["topic"], "") for row in rows if row["topic"] not in grouped})
 
 
 def _hours(first_ms: int, last_ms: int, timezone: str) -> dict[int, str]:
@@ -108,7 +116,7 @@ def _heat(by_hour: Rows) -> list[dict[str, Any]]:
     """For each topic 24 cells: the mean deliveries, the worst p99, the mean failures."""
     found: dict[str, list[list[tuple[int, float | None, int]]]] = {}
     for row in by_hour:
-        if row["group"]:
+        if row["group"] or row["delivered"]:
             cells = found.setdefault(row["topic"], [[] for _ in range(24)])
             failed = row["nacked"] + row["lease_over"] + row["dead"]
             hour = int(row["local"][11:13])
@@ -191,7 +199,8 @@ def _footer(manifest: Manifest, settings: ReportSettings) -> str:
         last = at.strftime("%Y-%m-%d %H:%M:%S %Z")
     return escape(
         f"{count(manifest.rows)} events of {count(len(manifest.segments))} segments, the newest of "
-        f"{last}; {count(manifest.duplicates)} duplicates left out. Percentiles are exact. "
+        f"{last}; {count(manifest.duplicates)} lines that were there twice, or read again as their "
+        "segment grew, count once. Percentiles are exact. "
         "Shares count first deliveries (on time) and ended deliveries (success)."
     )
 
