@@ -135,7 +135,6 @@ def test_an_empty_history_makes_an_empty_report(
         (["--history", "foo://bucket/history"], 'No FileSystem for scheme "foo"'),
         (["--history", "1:2"], "Relative path in absolute URI"),
         (["--out", "/dev/null/report"], "/dev/null"),
-        (["--timezone", "posixrules"], "posixrules"),
     ],
 )
 def test_wrong_options_are_said_in_one_line(
@@ -198,6 +197,22 @@ def test_missing_parts_are_named(
     assert done.return_value == 1
     assert missing in done.stderr.lower()
     assert "install" in done.stderr
+
+
+def test_why_spark_did_not_start_is_said_without_a_stack(tmp_path: Path) -> None:
+    from tickwheel.reports.session import _reason
+
+    log = tmp_path / "log"
+    log.write_text(
+        "WARNING: Using incubator modules\n26/11/21 15:53:49 WARN Utils: a name\n"
+        'Exception in thread "main" org.apache.spark.SparkException: What is x?\n'
+        "\tat org.apache.spark.A.b(C.scala:1)\n"
+        "\tat org.apache.spark.A.c(C.scala:2)\n"
+    )
+    assert _reason(RuntimeError("gateway exited"), log) == (
+        'Exception in thread "main" org.apache.spark.SparkException: What is x?'
+    )
+    assert _reason(RuntimeError("gateway exited"), None) == "gateway exited"
 
 
 def test_the_summary_names_what_was_missed() -> None:

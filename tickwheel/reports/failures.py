@@ -9,6 +9,7 @@ from pyspark.errors import PySparkException
 
 FAILED = (Py4JError, PySparkException)
 """What a Spark job, or a call into its JVM, raises."""
+CAUSES_MAX = 20
 _REASON_MAX = 400
 _MEMORY = "OutOfMemoryError"
 _NO_FILE = "java.io.FileNotFoundException"
@@ -31,11 +32,14 @@ def is_no_file(error: Py4JJavaError) -> bool:
 
 def _causes(error: BaseException) -> list[str]:
     """From the outside in; nothing when it is not the JVM's."""
-    # pyspark keeps the JVM's exception in a private attribute; py4j in a public one.
-    found: Any = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    found = getattr(found, "java_exception", found)
+    found: Any = None
+    if isinstance(error, Py4JJavaError):
+        found = error.java_exception
+    elif isinstance(error, PySparkException):
+        # pyspark keeps the JVM's exception to itself.
+        found = getattr(error, "_origin", None)
     causes: list[str] = []
-    while found is not None and len(causes) < 20 and hasattr(found, "getCause"):
+    while found is not None and len(causes) < CAUSES_MAX:
         causes.append(str(found.toString()))
         found = found.getCause()
     return causes

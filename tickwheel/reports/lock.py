@@ -19,6 +19,8 @@ from typing import Self
 from tickwheel.reports.files import Files
 from tickwheel.reports.settings import ReportError
 
+_HELD: set[object] = set()
+"""The locks of this process."""
 STALE_S = 1_800.0
 """A run refreshes the lock with every batch; one that did not for so long is dead."""
 
@@ -38,6 +40,7 @@ class Lock:
             self._files.delete(self._path)
         if not self._files.create(self._path, json.dumps(self._mine)):
             raise self._refusal()
+        _HELD.add(self._mine["id"])
         return self
 
     def __exit__(
@@ -46,6 +49,7 @@ class Lock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        _HELD.discard(self._mine["id"])
         if self._is_ours():
             self._files.delete(self._path)
 
@@ -72,7 +76,8 @@ class Lock:
         except (ValueError, KeyError, TypeError):
             return False  # torn: its writer was killed
         if host == self._mine["host"]:
-            return pid != self._mine["pid"] and _alive(pid)
+            # Our own number may have been another's before the machine was started anew.
+            return owner.get("id") in _HELD if pid == self._mine["pid"] else _alive(pid)
         return self._files.age_s(self._path, time.time_ns() // 1_000_000) < STALE_S
 
 
