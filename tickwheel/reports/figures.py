@@ -118,26 +118,23 @@ def of_topics(rows: DataFrame, settings: ReportSettings) -> DataFrame:
 def daemon(facts: DataFrame) -> DataFrame:
     """Starts (``attempt`` -1: after an unclean end), stops, and history that was dropped."""
     name = F.when(F.col("attempt") == -1, "started after a crash").otherwise(F.col("event"))
-    return (
+    found = (
         facts.filter(F.col("event").isin("started", "stopped", "dropped"))
         .groupBy(name.alias("what"))
         .agg(F.sum("n").alias("n"))
-        .orderBy("what")
     )
+    return buckets.ordered(found, "what")
 
 
 def quarantine(lines: DataFrame) -> DataFrame:
     """Bad lines by reason, with one of each to look at."""
-    return (
-        lines.groupBy("reason")
-        .agg(
-            F.count(F.lit(1)).alias("lines"),
-            F.sum("bytes").alias("bytes"),
-            F.min("segment").alias("segment"),
-            F.min_by("line", "segment").alias("example"),
-        )
-        .orderBy("reason")
+    found = lines.groupBy("reason").agg(
+        F.count(F.lit(1)).alias("lines"),
+        F.sum("bytes").alias("bytes"),
+        F.min("segment").alias("segment"),
+        F.min_by("line", "segment").alias("example"),
     )
+    return buckets.ordered(found, "reason")
 
 
 def _targets(spark: SparkSession, topics: list[str], settings: ReportSettings) -> DataFrame:

@@ -42,15 +42,15 @@ def backlog(
         level = level.filter(F.col("quarter_ms") < until_ms)
     if since_ms is not None:
         level = _since(level, name, since_ms)
-    return (
+    hours = (
         buckets.hours(level, timezone)
         .groupBy(*buckets.BUCKET, *name)
         .agg(
             F.max_by("level", "quarter_ms").alias("at_end"),
             F.max(F.greatest("level", "held")).alias("most"),
         )
-        .orderBy("start_ms", *name)
     )
+    return buckets.ordered(hours, "start_ms", *name)
 
 
 def _since(level: DataFrame, name: Sequence[str], since_ms: int) -> DataFrame:
