@@ -178,6 +178,19 @@ def test_a_page_of_days_shows_the_backlog_of_each_days_end(
     assert '<option value="news\n">news</option>' in dom
 
 
+def test_the_heat_map_has_the_busiest_of_many_topics(made: Report) -> None:
+    from tickwheel.reports import page
+
+    row = {**made.rows["by_hour"][0], "group": "g"}
+    topics = [f"t{n:03d}" for n in range(page.HEAT_TOPICS_MAX + 3)]
+    hours = [{**row, "topic": topic, "delivered": n} for n, topic in enumerate(topics)]
+    text = page.render({**made.rows, "by_hour": hours}, topics, made.loaded.manifest, made.settings)
+    assert f" topic, the {page.HEAT_TOPICS_MAX} busiest<small>" in text
+    data = json.loads(text.split('type="application/json">')[1].split("</script")[0])
+    assert [one["topic"] for one in data["heat"]] == topics[3:]
+    assert "busiest" not in Path(made.page).read_text()
+
+
 def test_the_data_in_the_page_is_the_figures(made: Report) -> None:
     text = Path(made.page).read_text()
     data = json.loads(

@@ -24,6 +24,8 @@ HOURS_MAX = 24 * 15
 """More buckets than this are no picture; days are drawn instead."""
 
 Rows = list[dict[str, Any]]
+HEAT_TOPICS_MAX = 60
+"""The busiest; more rows than this are no picture."""
 
 _SHORT = {
     "p50": "late_p50_ms", "p90": "late_p90_ms", "p99": "late_p99_ms", "max": "late_max_ms",
@@ -47,6 +49,7 @@ def render(
         "script": (assets / "report.js").read_text("utf-8"),
         "span": escape(_span(rows, topics, settings)),
         "grain": grain,
+        "busiest": f", the {HEAT_TOPICS_MAX} busiest" if len(topics) > HEAT_TOPICS_MAX else "",
         "notices": _notices(rows, manifest),
         "cards": _cards(rows),
         "tables": page_tables.tables(rows, settings),
@@ -113,7 +116,7 @@ def _zeros(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _heat(by_hour: Rows) -> list[dict[str, Any]]:
-    """For each topic 24 cells: the mean deliveries, the worst p99, the mean failures."""
+    """24 cells for each of the busiest topics: mean deliveries, worst p99, mean failures."""
     found: dict[str, list[list[tuple[int, float | None, int]]]] = {}
     for row in by_hour:
         if row["group"] or row["delivered"]:
@@ -122,6 +125,8 @@ def _heat(by_hour: Rows) -> list[dict[str, Any]]:
             hour = int(row["local"][11:13])
             cells[hour].append((row["delivered"], row["late_p99_ms"], failed))
     days = {row["local"][:10] for row in by_hour}
+    most = sorted(found, key=lambda topic: -sum(x[0] for cell in found[topic] for x in cell))
+    shown = {topic: found[topic] for topic in most[:HEAT_TOPICS_MAX]}
     return [
         {
             "topic": topic,
@@ -129,7 +134,7 @@ def _heat(by_hour: Rows) -> list[dict[str, Any]]:
             "late": [max((x[1] for x in c if x[1] is not None), default=None) for c in cells],
             "failed": [sum(x[2] for x in c) / len(days) if c else None for c in cells],
         }
-        for topic, cells in sorted(found.items())
+        for topic, cells in sorted(shown.items())
     ]
 
 

@@ -158,7 +158,7 @@ const Charts = (() => {
     if (!most) return empty(element, "nothing in this time");
     const area = sheet(element, options.height || 230, labels.length);
     const place = frame(area, labels, linear(most), number);
-    const width = Math.max(1, place.step * 0.78);
+    const width = Math.max(1, Math.min(64, place.step * 0.78));
     labels.forEach((_, i) => {
       let below = 0;
       for (const one of series) {
