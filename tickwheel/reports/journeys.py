@@ -166,7 +166,10 @@ def slow(closed: DataFrame, kept: int = SLOW_KEPT) -> DataFrame:
     slowest = Window.partitionBy(*name).orderBy(F.desc("took_ms"), "task_id")
     return (
         closed.filter("acked_ms is not null and came_due_ms is not null and key is not null")
-        .groupBy(quarter(F.col("acked_ms")).alias("quarter_ms"), "topic", "group", "key")
+        .withColumn("quarter_ms", quarter(F.col("acked_ms")))
+        # One shuffle for both steps.
+        .repartition(*name)
+        .groupBy(*name, "key")
         .agg(F.max(worst).alias("worst"))
         .select(*name, "key", "worst.*")
         .withColumn("place", F.row_number().over(slowest))
