@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -135,11 +136,59 @@ def test_the_page_draws_its_charts_and_needs_no_network(made: Report, browser: B
         "lateness": 4, "volume": 2, "attempts": 2, "reasons": 1, "heat": 3, "backlog": 2,
     }  # fmt: skip
     assert dom.count('<path class="line"') == 6
+    for name in ("Lateness of first deliveries", "Volume by outcome", "Backlog"):
+        assert f'aria-label="{name}, a chart' in dom
+    # The worst was 150 ms late: marks that people have names for; and no part of a task.
+    lateness, rest = dom.split('id="lateness"')[1].split('id="volume"')
+    assert all(f">{mark}</text>" in lateness for mark in ("0 ms", "1 ms", "100 ms", "1 s"))
+    marks = re.findall(r'text-anchor="end">([\d.]+)</text>', rest)
+    assert marks
+    assert all(mark.isdecimal() for mark in marks)
     assert "Synthetic data" in dom
     assert "7 events are missing" in dom
     # What came from history is text, whatever it holds.
     assert "&lt;/script&gt;&lt;b&gt;" in dom
     assert "<b></td>" not in dom
+
+
+def test_a_page_of_days_shows_the_backlog_of_each_days_end(
+    made: Report, browser: Browser, tmp_path: Path
+) -> None:
+    """And a topic that has no group, as when it is only broadcast, can be chosen."""
+    from tickwheel.reports import page
+
+    day_ms, at_ms = 24 * 3_600_000, ms("2026-11-01T00:00:00")
+    row = {**made.rows["by_hour"][0], "topic": "news", "group": "", "delivered": 1}
+    days = [{**row, "start_ms": at_ms + n * day_ms, "local": f"2026-11-{n + 1:02d}"}
+            for n in range(20)]  # fmt: skip
+    hours = [{**row, "start_ms": at_ms + n * 3_600_000, "local": f"2026-11-01 {n % 24:02d}:00"}
+             for n in range(page.HOURS_MAX + 1)]  # fmt: skip
+    waits = {"kind": "due", "topic": "news", "group": "", "most": 8}
+    backlog = [{**waits, "start_ms": at_ms + 19 * day_ms + 9 * 3_600_000, "at_end": 8}]
+    rows = {**made.rows, "by_hour": hours, "by_day": days, "all_by_day": days, "backlog": backlog}
+    place = tmp_path / "report.html"
+    place.write_text(page.render(rows, ["news"], made.loaded.manifest, made.settings))
+    dom = browser.dom(place)
+    assert "tasks at the end of each day" in dom
+    assert "11-20" in dom
+    (due,) = re.findall(r'<path class="line" d="([^"]+)" stroke="var\(--bad\)"', dom)
+    *before, last = [float(y) for _, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", due)]
+    assert len(set(before)) == 1
+    assert last < before[0]
+    assert '<option value="news\n">news</option>' in dom
+
+
+def test_the_heat_map_has_the_busiest_of_many_topics(made: Report) -> None:
+    from tickwheel.reports import page
+
+    row = {**made.rows["by_hour"][0], "group": "g"}
+    topics = [f"t{n:03d}" for n in range(page.HEAT_TOPICS_MAX + 3)]
+    hours = [{**row, "topic": topic, "delivered": n} for n, topic in enumerate(topics)]
+    text = page.render({**made.rows, "by_hour": hours}, topics, made.loaded.manifest, made.settings)
+    assert f" topic, the {page.HEAT_TOPICS_MAX} busiest<small>" in text
+    data = json.loads(text.split('type="application/json">')[1].split("</script")[0])
+    assert [one["topic"] for one in data["heat"]] == topics[3:]
+    assert " busiest<small>" not in Path(made.page).read_text()
 
 
 def test_the_data_in_the_page_is_the_figures(made: Report) -> None:

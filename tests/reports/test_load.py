@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +15,9 @@ from pyspark.sql import functions as F
 
 from reports.story import MAIL, Book, story, write
 from tickwheel.reports import ReportError, compact, schema
+from tickwheel.reports import history as segments
 from tickwheel.reports.files import Files
+from tickwheel.reports.lock import Lock
 from tickwheel.reports.manifest import Manifest, Manifests
 from tickwheel.reports.table import Table
 
@@ -241,12 +245,11 @@ def test_what_a_killed_run_left_is_not_seen_and_is_swept(
     assert Manifests(Files(spark), table.root).newest() == manifest
     assert seqs(table, manifest) == whole(20)
     write(history, events[20:], number=2)
-    # The number of the torn manifest is taken; nothing may be lost by that.
-    with pytest.raises(ReportError, match="another report"):
-        load()
-    (root / "_manifests/00000002.json").unlink()
+    (root / "_manifests/.tmp-1-00000002.json").write_text("{")
     assert seqs(table, load().manifest) == whole(len(events))
     assert {path.name for path in (root / "facts").iterdir()} == {"run=1", "run=2"}
+    names = {path.name for path in (root / "_manifests").iterdir()}
+    assert names == {"00000001.json", "00000002.json"}
 
 
 def test_one_report_at_a_time(load: Load, history: Path, table: Table, tmp_path: Path) -> None:
@@ -274,3 +277,74 @@ def test_a_history_that_is_not_there_is_said(load: Load, history: Path) -> None:
     history.rmdir()
     with pytest.raises(ReportError, match="history_dir"):
         load()
+
+
+def test_of_many_that_make_a_file_at_once_one_does(spark: SparkSession, tmp_path: Path) -> None:
+    """A lock and a commit rest on this."""
+    files, at_once = Files(spark), 6
+    for number in range(20):
+        path = tmp_path / f"{number}.json"
+        together = threading.Barrier(at_once)
+
+        def make(text: str, path: Path = path, together: threading.Barrier = together) -> bool:
+            together.wait()
+            return files.create(str(path), text)
+
+        with ThreadPoolExecutor(at_once) as pool:
+            made = list(pool.map(make, map(str, range(at_once))))
+        assert made.count(True) == 1
+        assert path.read_text() == str(made.index(True))
+    assert len(list(tmp_path.iterdir())) == 20
+
+
+def test_a_lock_that_was_taken_over_is_not_taken_back(spark: SparkSession, tmp_path: Path) -> None:
+    files, path = Files(spark), tmp_path / "_lock"
+    with pytest.raises(ReportError, match="elsewhere"), Lock(files, str(path)) as lock:
+        lock.refresh()
+        path.write_text(json.dumps({"host": "elsewhere", "pid": 1}))
+        lock.refresh()
+    assert "elsewhere" in path.read_text()
+
+
+def test_a_segment_that_goes_while_it_is_loaded_is_not_called_damaged(
+    load: Load, history: Path, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sealed under another name, or removed by retention, between the listing and the reading."""
+    events = story().events
+    paths = write(history, events)
+    listed = segments.listed
+
+    def then_gone(*arguments: Any) -> list[Any]:
+        found = listed(*arguments)
+        paths[0].rename(paths[0].with_name("n1-s0-e1-000009.jsonl.gz"))
+        return found
+
+    with monkeypatch.context() as patched:
+        patched.setattr(segments, "listed", then_gone)
+        first = load()
+    assert reasons(table, first.manifest) == {}
+    assert 0 < first.rows < len(events)
+    assert len(first.manifest.segments) == len(paths) - 1
+    assert seqs(table, load().manifest) == whole(len(events))
+
+
+def test_lines_of_a_newer_version_are_read_once_there_is_one_that_knows_them(
+    load: Load, history: Path, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By themselves, after an update of the program; a segment that is gone stays counted."""
+    events = story().events
+    newer = [{**event, "v": 2} for event in events[5:]]
+    paths = write(history, [*events[:5], *newer])
+    write(history, [{**newer[0], "seq": 500}], number=2)
+    old = load()
+    assert old.rows == 5
+    assert reasons(table, old.manifest) == {"newer": len(newer) + 1}
+    assert load().segments == 0
+    monkeypatch.setattr(schema, "VERSION", 2)
+    (gone,) = history.glob("dt=*/hour=*/*000002*")
+    gone.unlink()
+    found = load()
+    assert 0 < found.segments <= len(paths)
+    assert seqs(table, found.manifest) == whole(len(events))
+    assert reasons(table, found.manifest) == {"newer": 1}
+    assert load().segments == 0

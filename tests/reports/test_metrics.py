@@ -141,6 +141,9 @@ def test_the_peak_is_the_busiest_second(spark: SparkSession) -> None:
         (T0, 3, T0 + 1000), (T0 + HOUR, 3, T0 + HOUR),
     ]  # fmt: skip
     assert rows(service.peaks(rates, ["topic"])) == [("t", "enqueued", 3, T0 + 1000)]
+    # Of seconds that are equally busy it is the first, in whatever order they come.
+    equal = [{"time_ms": T0 + 1_000 * second, "event": "acked"} for second in (7, 3, 1, 9, 5, 2)]
+    assert rows(rollups.rates(events(spark, *equal), 1), "peak", "at_ms") == [(1, T0 + 1_000)]
     more = rollups.rates(events(spark, *made, {"time_ms": T0, "event": "enqueued"}), run=2)
     newest = rollups.newest_rates(rates.unionByName(more))
     assert {row.run for row in newest.collect()} == {2}
@@ -154,8 +157,22 @@ def test_the_backlog_is_what_has_begun_and_not_ended(spark: SparkSession) -> Non
     told += [(T0, "old", "g", "due", -4), (T0 + HOUR, "old", "g", "due", 1)]
     found = waiting.backlog(spark.createDataFrame(told, schema.WAITS), "UTC")
     assert rows(found, "start_ms", "topic", "at_end", "most") == [
-        (T0, "old", 0, 0), (T0, "t", 1, 3), (T0 + HOUR, "old", 1, 1), (T0 + HOUR, "t", 0, 0),
+        (T0, "old", 0, 0), (T0, "t", 1, 3), (T0 + HOUR, "old", 1, 1), (T0 + HOUR, "t", 0, 1),
     ]  # fmt: skip
+
+
+def test_a_part_of_the_backlog_begins_with_what_waited_before(spark: SparkSession) -> None:
+    """Nothing changes in the first hours asked for; what is 0 by then is not told of."""
+    told = [(T0, "t", "g", "due", 7), (T0 + HOUR, "t", "g", "due", -2),
+            (T0 + 5 * HOUR, "t", "g", "due", -4), (T0 + 6 * HOUR, "t", "g", "due", -1),
+            (T0, "u", "g", "due", 1), (T0 + HOUR, "u", "g", "due", -1)]  # fmt: skip
+    waits = spark.createDataFrame(told, schema.WAITS)
+    columns = ("start_ms", "topic", "at_end", "most")
+    since_ms, until_ms = T0 + 3 * HOUR + HOUR // 4, T0 + 6 * HOUR
+    assert rows(waiting.backlog(waits, "UTC", since_ms, until_ms), *columns) == [
+        (T0 + 3 * HOUR, "t", 5, 5), (T0 + 5 * HOUR, "t", 1, 5),
+    ]  # fmt: skip
+    assert rows(waiting.backlog(waits, "UTC", T0 + HOUR), *columns)[0] == (T0 + HOUR, "t", 5, 7)
 
 
 def journey_events(spark: SparkSession) -> DataFrame:
@@ -261,6 +278,25 @@ def test_journeys_do_not_depend_on_the_order_of_runs(spark: SparkSession) -> Non
     second = journeys.advance(early, first.filter("not closed").drop("closed"))
     seen = sorted(map(repr, first.filter("closed").union(second).drop("lead").collect()))
     assert seen == sorted(map(repr, journeys.journeys(whole).drop("lead").collect()))
+
+
+def test_the_slowest_keys_of_any_quarter_are_known(spark: SparkSession) -> None:
+    """One key's many slow tasks, and those without a key, leave room for others; so does a day."""
+    closed = [
+        (task, "t", "g", key, T0 + at - took, T0 + at, 1)
+        for task, key, at, took in [
+            (1, "worst", 1, 900), (2, "worst", 2, 800), (3, None, 3, 700), (4, "next", 4, 50),
+            (5, "later", HOUR, 9), (6, "fast", 5, 1),
+        ]
+    ]  # fmt: skip
+    frame = spark.createDataFrame(
+        closed, "task_id LONG, topic STRING, `group` STRING, key STRING, came_due_ms LONG, "
+        "acked_ms LONG, deliveries LONG",
+    )  # fmt: skip
+    found = sorted(rows(journeys.slow(frame, kept=2), "took_ms", "key", "task_id", "quarter_ms"))
+    assert found == [
+        (9, "later", 5, T0 + HOUR), (50, "next", 4, T0), (900, "worst", 1, T0),
+    ]  # fmt: skip
 
 
 def test_the_slowest_come_first(spark: SparkSession) -> None:

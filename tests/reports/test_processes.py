@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from stand_in import stand_in
@@ -29,6 +29,7 @@ from tickwheel.cli.app import app
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tickwheel.reports.job import Report
     from tickwheel.reports.load import Outcome
 
 START_S = 120.0
@@ -127,6 +128,13 @@ def test_an_empty_history_makes_an_empty_report(
         (["--timezone", "Mars/Olympus"], "time zone"),
         (["--slo", "nonsense"], "no SLO"),
         (["--since", "2026-11-21", "--until", "2026-11-20"], "before"),
+        (["--out", "report [new]"], "name a folder without"),
+        (["--history", "/data/{a,b}"], "name a folder without"),
+        # Spark finds these out.
+        (["--history", "/nowhere"], "history_dir"),
+        (["--history", "foo://bucket/history"], 'No FileSystem for scheme "foo"'),
+        (["--history", "1:2"], "Relative path in absolute URI"),
+        (["--out", "/dev/null/report"], "/dev/null"),
     ],
 )
 def test_wrong_options_are_said_in_one_line(
@@ -135,8 +143,39 @@ def test_wrong_options_are_said_in_one_line(
     place = ["--history", str(tmp_path), "--out", str(tmp_path / "out")]
     code, _, remarks = command("report", *place, *arguments)
     assert code == 1
-    assert reason in remarks
-    assert remarks.count("\n") == 1
+    *stages, said = remarks.splitlines()
+    assert reason in said
+    assert all(stage in remarks_of_stages() for stage in stages)
+    assert "\tat " not in remarks
+
+
+def remarks_of_stages() -> set[str]:
+    return {f"tickwheel: {text}" for text in ("starting Spark", "loading history (0.0 MB)",
+                                              "computing figures")}  # fmt: skip
+
+
+def test_nobody_else_works_on_the_table_until_the_page_is_written(
+    report: Callable[..., Report], load: Callable[..., Outcome], history: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Another run would sweep away what the figures are still read from."""
+    from tickwheel.reports import ReportError, job
+
+    write(history, story().events)
+    tried = []
+    render = job.page.render
+
+    def meanwhile(*arguments: Any) -> str:
+        with pytest.raises(ReportError, match="another report works on this table"):
+            load()
+        tried.append(True)
+        return render(*arguments)
+
+    monkeypatch.setattr(job.page, "render", meanwhile)
+    made = report()
+    assert tried
+    assert Path(made.page).exists()
+    assert load().rows == 0
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "java"])
@@ -158,6 +197,22 @@ def test_missing_parts_are_named(
     assert done.return_value == 1
     assert missing in done.stderr.lower()
     assert "install" in done.stderr
+
+
+def test_why_spark_did_not_start_is_said_without_a_stack(tmp_path: Path) -> None:
+    from tickwheel.reports.session import _reason
+
+    log = tmp_path / "log"
+    log.write_text(
+        "WARNING: Using incubator modules\n26/11/21 15:53:49 WARN Utils: a name\n"
+        'Exception in thread "main" org.apache.spark.SparkException: What is x?\n'
+        "\tat org.apache.spark.A.b(C.scala:1)\n"
+        "\tat org.apache.spark.A.c(C.scala:2)\n"
+    )
+    assert _reason(RuntimeError("gateway exited"), log) == (
+        'Exception in thread "main" org.apache.spark.SparkException: What is x?'
+    )
+    assert _reason(RuntimeError("gateway exited"), None) == "gateway exited"
 
 
 def test_the_summary_names_what_was_missed() -> None:

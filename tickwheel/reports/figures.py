@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from tickwheel.reports import journeys, schema
 from tickwheel.reports.manifest import Manifest
 from tickwheel.reports.metrics import buckets, compare, service, slowest, waiting
-from tickwheel.reports.settings import ReportSettings
+from tickwheel.reports.settings import ReportSettings, pattern_regex
 from tickwheel.reports.table import Table
 
 KEYS = ("topic", "group")
@@ -67,7 +67,7 @@ def figures(
         "reasons": service.reasons(reasons, KEYS, settings.top),
         "peaks": service.peaks(rates, KEYS),
         **over_time(counted, reasons, rates, settings),
-        "backlog": in_time(waiting.backlog(waits, settings.timezone), settings, "start_ms"),
+        "backlog": waiting.backlog(waits, settings.timezone, settings.since_ms, settings.until_ms),
         "slowest_keys": slowest.keys(of_topics(part["slow"], settings), settings.top),
         "producers": slowest.producers(
             of_topics(part["parties"], settings), of_topics(part["origins"], settings), settings.top
@@ -99,16 +99,11 @@ def over_time(
 
 
 def wanted(rows: DataFrame, settings: ReportSettings) -> DataFrame:
-    """The rows of the time asked for."""
-    return in_time(rows, settings, "quarter_ms")
-
-
-def in_time(rows: DataFrame, settings: ReportSettings, column: str) -> DataFrame:
-    """Not before ``since``, and before ``until``."""
+    """The rows of the time asked for: not before ``since``, and before ``until``."""
     if settings.since_ms is not None:
-        rows = rows.filter(rows[column] >= settings.since_ms)
+        rows = rows.filter(rows.quarter_ms >= settings.since_ms)
     if settings.until_ms is not None:
-        rows = rows.filter(rows[column] < settings.until_ms)
+        rows = rows.filter(rows.quarter_ms < settings.until_ms)
     return rows
 
 
@@ -116,38 +111,30 @@ def of_topics(rows: DataFrame, settings: ReportSettings) -> DataFrame:
     """The rows of the topics asked for."""
     if not settings.topics:
         return rows
-    patterns = (
-        "".join(
-            ".*" if c == "*" else "." if c == "?" else c if c.isalnum() else f"\\{c}" for c in p
-        )
-        for p in settings.topics
-    )
+    patterns = map(pattern_regex, settings.topics)
     return rows.filter(rows.topic.rlike("^(?:" + "|".join(patterns) + ")$"))
 
 
 def daemon(facts: DataFrame) -> DataFrame:
     """Starts (``attempt`` -1: after an unclean end), stops, and history that was dropped."""
     name = F.when(F.col("attempt") == -1, "started after a crash").otherwise(F.col("event"))
-    return (
+    found = (
         facts.filter(F.col("event").isin("started", "stopped", "dropped"))
         .groupBy(name.alias("what"))
         .agg(F.sum("n").alias("n"))
-        .orderBy("what")
     )
+    return buckets.ordered(found, "what")
 
 
 def quarantine(lines: DataFrame) -> DataFrame:
     """Bad lines by reason, with one of each to look at."""
-    return (
-        lines.groupBy("reason")
-        .agg(
-            F.count(F.lit(1)).alias("lines"),
-            F.sum("bytes").alias("bytes"),
-            F.min("segment").alias("segment"),
-            F.min_by("line", "segment").alias("example"),
-        )
-        .orderBy("reason")
+    found = lines.groupBy("reason").agg(
+        F.count(F.lit(1)).alias("lines"),
+        F.sum("bytes").alias("bytes"),
+        F.min("segment").alias("segment"),
+        F.min_by("line", "segment").alias("example"),
     )
+    return buckets.ordered(found, "reason")
 
 
 def _targets(spark: SparkSession, topics: list[str], settings: ReportSettings) -> DataFrame:

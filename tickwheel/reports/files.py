@@ -6,11 +6,20 @@ cluster. Uses Hadoop's FileSystem inside Spark's JVM; no local-only call.
 
 from __future__ import annotations
 
+import os
+import uuid
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from py4j.protocol import Py4JJavaError
+
+from tickwheel.reports.failures import is_no_file
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+ASIDE = ".tmp-"
+"""Begins the names of files that are not whole yet."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +70,12 @@ class Files:
         system, hadoop = self._at(path)
         if not system.exists(hadoop):
             return None
-        stream = system.open(hadoop)
+        try:
+            stream = system.open(hadoop)
+        except Py4JJavaError as error:
+            if is_no_file(error):
+                return None  # it has gone since
+            raise
         try:
             return bytes(self._jvm.org.apache.commons.io.IOUtils.toByteArray(stream)).decode(
                 "utf-8", "replace"
@@ -70,25 +84,47 @@ class Files:
             stream.close()
 
     def write(self, path: str, text: str) -> None:
-        """Whole or not at all, as far as the file system can: written aside and renamed."""
+        """Whole or not at all, as far as the file system can: written aside and renamed.
+
+        One writer at a time: what it writes aside is overwritten by the next one.
+        """
         system, hadoop = self._at(path)
-        aside = self._jvm.org.apache.hadoop.fs.Path(hadoop.getParent(), f".tmp-{hadoop.getName()}")
-        stream = system.create(aside, True)
-        try:
-            stream.write(bytearray(text.encode()))
-        finally:
-            stream.close()
+        aside = self._aside(system, hadoop, text, ASIDE)
+        if system.getScheme() == "file":
+            # Without a moment at which there is neither the old nor the new one.
+            os.replace(aside.toUri().getPath(), hadoop.toUri().getPath())
+            return
         system.delete(hadoop, False)
         if not system.rename(aside, hadoop):
             raise OSError(f"{path}: the file system refused to rename it into place")
 
     def create(self, path: str, text: str) -> bool:
-        """False when it is there already."""
+        """Whole, and False when it is there already. Of two at the same moment one gets True.
+
+        (Where the file system can tell: local ones by a link, HDFS by a rename that replaces
+        nothing. An object store cannot.)
+        """
         system, hadoop = self._at(path)
         if system.exists(hadoop):
             return False
-        self.write(path, text)
-        return True
+        aside = self._aside(system, hadoop, text, f"{ASIDE}{uuid.uuid4().hex}-")
+        try:
+            if system.getScheme() == "file":
+                return _linked(aside.toUri().getPath(), hadoop.toUri().getPath())
+            return bool(system.rename(aside, hadoop))
+        finally:
+            system.delete(aside, False)
+
+    def _aside(self, system: Any, hadoop: Any, text: str, prefix: str) -> Any:
+        """A file beside ``hadoop`` that holds ``text``."""
+        name = f"{prefix}{hadoop.getName()}"
+        aside = self._jvm.org.apache.hadoop.fs.Path(hadoop.getParent(), name)
+        stream = system.create(aside, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        return aside
 
     def delete(self, path: str) -> None:
         system, hadoop = self._at(path)
@@ -98,3 +134,17 @@ class Files:
         """Since it was last written."""
         system, hadoop = self._at(path)
         return (now_ms - int(system.getFileStatus(hadoop).getModificationTime())) / 1000
+
+
+def _linked(aside: str, path: str) -> bool:
+    """Give a local file its name; a rename would replace what somebody else has just made."""
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        return False
+    except OSError:
+        # No hard links here (FAT, some network shares): the moment between has to be risked.
+        if os.path.exists(path):  # text as Hadoop has it, as in the lines around
+            return False
+        os.rename(aside, path)
+    return True

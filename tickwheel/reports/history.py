@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from tickwheel.reports.files import Files
@@ -45,12 +45,25 @@ def listed(files: Files, settings: ReportSettings) -> list[Segment]:
     return sorted(found.values(), key=lambda segment: segment.name)
 
 
-def new(segments: Sequence[Segment], manifest: Manifest) -> list[Segment]:
-    """What the table does not hold yet: unknown, grown, or sealed since."""
+def new(
+    segments: Sequence[Segment], manifest: Manifest, again: Collection[str] = ()
+) -> list[Segment]:
+    """What the table does not hold yet: unknown, grown, or sealed since; and what ``again`` names.
+
+    (The table knows events that it has read before, so to read a segment again is no risk.)
+    """
     wanted = []
     for segment in segments:
         known = manifest.segments.get(segment.name)
-        if known is None or (known.bytes, known.sealed) != (segment.bytes, segment.sealed):
+        if (
+            segment.name in again
+            or known is None
+            or (known.bytes, known.sealed)
+            != (
+                segment.bytes,
+                segment.sealed,
+            )
+        ):
             wanted.append(segment)
     return wanted
 

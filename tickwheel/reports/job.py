@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
 from tickwheel.reports import page
+from tickwheel.reports.failures import FAILED, in_short
 from tickwheel.reports.figures import figures
 from tickwheel.reports.files import Files
 from tickwheel.reports.load import Loader, Outcome
@@ -44,28 +45,38 @@ class Report:
 
 
 def run(spark: SparkSession, settings: ReportSettings, tell: Tell | None = None) -> Report:
-    """One report. Raises ReportError for what a user can put right."""
-    told = tell or (lambda stage, done, of: None)
-    begun_s = time.monotonic()
-    loader = Loader(spark, settings, told)
-    loaded = loader.load()
-    loaded_s = time.monotonic()
-    found = figures(spark, loader.table, loaded.manifest, settings)
-    count = len(found.frames)
-    ready: list[str] = []
-
-    def done(name: str) -> None:
-        ready.append(name)
-        told("figures", len(ready), count)
-
-    told("figures", 0, count)
+    """One report. Raises ReportError for whatever keeps it from being made."""
     try:
-        rows = write_figures(spark, found.frames, settings.out, done)
-    finally:
-        found.release()
-    place = f"{settings.out.rstrip('/')}/report.html"
-    text = page.render(rows, found.topics, loaded.manifest, settings)
-    Files(spark).write(place, text)
+        return _run(spark, settings, tell or (lambda stage, done, of: None))
+    except (*FAILED, OSError) as error:
+        raise ReportError(in_short(error)) from error
+
+
+def _run(spark: SparkSession, settings: ReportSettings, told: Tell) -> Report:
+    loader = Loader(spark, settings, told)
+    # Held to the end: the next run sweeps away what only this one's figures are read from, and
+    # two that write figures into one folder would mix them.
+    with loader.lock() as lock:
+        begun_s = time.monotonic()
+        loaded = loader.load_within(lock)
+        loaded_s = time.monotonic()
+        found = figures(spark, loader.table, loaded.manifest, settings)
+        count = len(found.frames)
+        ready: list[str] = []
+
+        def done(name: str) -> None:
+            ready.append(name)
+            told("figures", len(ready), count)
+
+        told("figures", 0, count)
+        try:
+            rows = write_figures(spark, found.frames, settings.out, done)
+        finally:
+            found.release()
+        lock.refresh()
+        place = f"{settings.out.rstrip('/')}/report.html"
+        text = page.render(rows, found.topics, loaded.manifest, settings)
+        Files(spark).write(place, text)
     ended_s = time.monotonic()
     return Report(
         place, loaded, found.topics, rows, loaded_s - begun_s, ended_s - loaded_s, settings

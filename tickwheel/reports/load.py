@@ -13,12 +13,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 
 from tickwheel.reports import compact, history, journeys, parse, rollups, schema
+from tickwheel.reports.failures import FAILED
 from tickwheel.reports.files import Files
 from tickwheel.reports.history import Segment
 from tickwheel.reports.lock import Lock
@@ -32,9 +31,6 @@ BLOCK = 4_096
 """Events that are compared for duplicates together; fits Spark's buffer in memory."""
 AT_ONCE = 3
 """Rollups of a batch that are computed side by side: their jobs are short and leave gaps."""
-
-FAILED = (Py4JError, PySparkException)
-"""What a Spark job that failed raises."""
 
 Tell = Callable[[str, int, int], None]
 """``tell(what, done, of)``: progress for people."""
@@ -60,23 +56,33 @@ class Loader:
         self.table = Table(spark, self._files, settings.table)
         self._manifests = Manifests(self._files, settings.table)
 
+    def lock(self) -> Lock:
+        """Who works on the table, or reads figures from it, holds this."""
+        return Lock(self._files, f"{self._settings.table}/_lock")
+
     def load(self) -> Outcome:
         """Bring the table up to date with the history."""
-        with Lock(self._files, f"{self._settings.table}/_lock") as lock:
-            before = manifest = self._manifests.newest()
-            self.table.sweep(manifest)
-            segments = history.new(history.listed(self._files, self._settings), manifest)
-            total = sum(segment.bytes for segment in segments)
-            done = batches = 0
-            self._tell("loading", 0, total)
-            for batch in history.batches(segments, self._settings.batch_bytes):
-                manifest = self._load(batch, manifest)
-                lock.refresh()
-                batches += 1
-                done += sum(segment.bytes for segment in batch)
-                self._tell("loading", done, total)
-            manifest = compact.compact(self.table, manifest, self._manifests)
-            self.table.sweep(manifest)
+        with self.lock() as lock:
+            return self.load_within(lock)
+
+    def load_within(self, lock: Lock) -> Outcome:
+        """The same for who holds the lock for longer."""
+        self._manifests.sweep()
+        before = manifest = self._manifests.newest()
+        self.table.sweep(manifest)
+        again = self._not_understood(manifest)
+        segments = history.new(history.listed(self._files, self._settings), manifest, again)
+        total = sum(segment.bytes for segment in segments)
+        done = batches = 0
+        self._tell("loading", 0, total)
+        for batch in history.batches(segments, self._settings.batch_bytes):
+            manifest = self._load(batch, manifest)
+            lock.refresh()
+            batches += 1
+            done += sum(segment.bytes for segment in batch)
+            self._tell("loading", done, total)
+        manifest = compact.compact(self.table, manifest, self._manifests)
+        self.table.sweep(manifest)
         return Outcome(
             manifest,
             batches,
@@ -85,16 +91,31 @@ class Loader:
             manifest.duplicates - before.duplicates,
         )
 
+    def _not_understood(self, manifest: Manifest) -> set[str]:
+        """Segments with lines that were too new for the version that read them, not for this."""
+        if not manifest.quarantine:
+            return set()
+        old = {s.run for s in manifest.segments.values() if s.schema < schema.VERSION}
+        if not old:
+            return set()
+        lines = self.table.quarantine(manifest).filter(F.col("reason").isin(*parse.TOO_NEW))
+        found = lines.select("segment").distinct().collect()
+        return {r.segment for r in found if manifest.segments[r.segment].schema < schema.VERSION}
+
     def _load(self, batch: Sequence[Segment], manifest: Manifest) -> Manifest:
         """One batch, committed. A segment that cannot be unpacked must not keep the others out."""
         damaged: list[Segment] = []
         try:
             return self._commit(batch, damaged, manifest)
         except FAILED:
-            damaged = [segment for segment in batch if not self._readable(segment)]
-            if not damaged:
+            # Sealed or removed since they were listed: the next run sees what became of them.
+            there = [segment for segment in batch if self._files.exists(segment.path)]
+            damaged = [segment for segment in there if not self._readable(segment)]
+            if not damaged and len(there) == len(batch):
                 raise
-        whole = [segment for segment in batch if segment not in damaged]
+        whole = [segment for segment in there if segment not in damaged]
+        if not there:
+            return manifest
         return self._commit(whole, damaged, manifest)
 
     def _readable(self, segment: Segment) -> bool:
@@ -123,7 +144,9 @@ class Loader:
             self._write(bad.unionByName(broken), "quarantine", run)
         self._write_parts(manifest, run, written)
         rows, lines = int(counts["rows"]), int(counts["lines"])
-        loaded = {s.name: Loaded(s.bytes, s.sealed, run) for s in (*batch, *damaged)}
+        loaded = {
+            s.name: Loaded(s.bytes, s.sealed, run, schema.VERSION) for s in (*batch, *damaged)
+        }
         changed = replace(
             manifest,
             run=run,

@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 
-from tickwheel.reports.files import Files
+from tickwheel.reports.files import ASIDE, Files
 from tickwheel.reports.settings import ReportError
 
 FORMAT = 1
@@ -27,6 +27,8 @@ class Loaded:
     bytes: int
     sealed: bool
     run: int
+    schema: int = 1
+    """The newest version of lines that its reader knew; 1 where a manifest does not say."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,14 @@ class Manifests:
             if found is not None:
                 return found
         return Manifest()
+
+    def sweep(self) -> None:
+        """Delete what is torn: its number would be taken for ever. Only for who holds the lock."""
+        for name in self._files.names(self._folder):
+            text = self._files.read(f"{self._folder}/{name}")
+            torn = text is None or (name in self._names() and Manifest.from_text(text) is None)
+            if torn or name.startswith(ASIDE):
+                self._files.delete(f"{self._folder}/{name}")
 
     def commit(self, manifest: Manifest) -> None:
         """Make ``manifest`` the newest. Raises ReportError when another run was quicker."""

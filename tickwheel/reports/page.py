@@ -24,6 +24,8 @@ HOURS_MAX = 24 * 15
 """More buckets than this are no picture; days are drawn instead."""
 
 Rows = list[dict[str, Any]]
+HEAT_TOPICS_MAX = 60
+"""The busiest; more rows than this are no picture."""
 
 _SHORT = {
     "p50": "late_p50_ms", "p90": "late_p90_ms", "p99": "late_p99_ms", "max": "late_max_ms",
@@ -47,6 +49,7 @@ def render(
         "script": (assets / "report.js").read_text("utf-8"),
         "span": escape(_span(rows, topics, settings)),
         "grain": grain,
+        "busiest": f", the {HEAT_TOPICS_MAX} busiest" if len(topics) > HEAT_TOPICS_MAX else "",
         "notices": _notices(rows, manifest),
         "cards": _cards(rows),
         "tables": page_tables.tables(rows, settings),
@@ -67,7 +70,7 @@ def _data(rows: Mapping[str, Rows], grain: str, timezone: str) -> dict[str, Any]
     if grain == "hour" and buckets:
         buckets = _hours(min(buckets), max(buckets), timezone) | buckets
     everything = rows["all_by_hour"] if grain == "hour" else rows["all_by_day"]
-    names = sorted({(row["topic"], row["group"]) for row in chosen if row["group"]})
+    names = _names(chosen)
     return {
         "buckets": [
             {"at": at, "local": local, "short": local[5:16] if grain == "hour" else local[5:]}
@@ -81,6 +84,14 @@ def _data(rows: Mapping[str, Rows], grain: str, timezone: str) -> dict[str, Any]
         "heat": _heat(rows["by_hour"]),
         "backlog": _backlog(rows["backlog"]),
     }
+
+
+def _names(rows: Rows) -> list[tuple[str, str]]:
+    """What can be chosen: each group of a topic; the topic itself where there is none, as when it
+    is only broadcast."""
+    found = {(row["topic"], row["group"]) for row in rows if row["group"]}
+    grouped = {topic for topic, _ in found}
+    return sorted(found | {(row["topic"], "") for row in rows if row["topic"] not in grouped})
 
 
 def _hours(first_ms: int, last_ms: int, timezone: str) -> dict[int, str]:
@@ -105,15 +116,17 @@ def _zeros(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _heat(by_hour: Rows) -> list[dict[str, Any]]:
-    """For each topic 24 cells: the mean deliveries, the worst p99, the mean failures."""
+    """24 cells for each of the busiest topics: mean deliveries, worst p99, mean failures."""
     found: dict[str, list[list[tuple[int, float | None, int]]]] = {}
     for row in by_hour:
-        if row["group"]:
+        if row["group"] or row["delivered"]:
             cells = found.setdefault(row["topic"], [[] for _ in range(24)])
             failed = row["nacked"] + row["lease_over"] + row["dead"]
             hour = int(row["local"][11:13])
             cells[hour].append((row["delivered"], row["late_p99_ms"], failed))
     days = {row["local"][:10] for row in by_hour}
+    most = sorted(found, key=lambda topic: -sum(x[0] for cell in found[topic] for x in cell))
+    shown = {topic: found[topic] for topic in most[:HEAT_TOPICS_MAX]}
     return [
         {
             "topic": topic,
@@ -121,7 +134,7 @@ def _heat(by_hour: Rows) -> list[dict[str, Any]]:
             "late": [max((x[1] for x in c if x[1] is not None), default=None) for c in cells],
             "failed": [sum(x[2] for x in c) / len(days) if c else None for c in cells],
         }
-        for topic, cells in sorted(found.items())
+        for topic, cells in sorted(shown.items())
     ]
 
 
@@ -191,7 +204,8 @@ def _footer(manifest: Manifest, settings: ReportSettings) -> str:
         last = at.strftime("%Y-%m-%d %H:%M:%S %Z")
     return escape(
         f"{count(manifest.rows)} events of {count(len(manifest.segments))} segments, the newest of "
-        f"{last}; {count(manifest.duplicates)} duplicates left out. Percentiles are exact. "
+        f"{last}; {count(manifest.duplicates)} lines that were there twice, or read again as their "
+        "segment grew, count once. Percentiles are exact. "
         "Shares count first deliveries (on time) and ended deliveries (success)."
     )
 

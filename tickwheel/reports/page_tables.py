@@ -123,10 +123,10 @@ _BREACH: list[Column] = [
     ("max", "late_max_ms", duration),
 ]  # fmt: skip
 _DAYS: list[Column] = [
-    ("enqueued", "enqueued", count), ("", "enqueued_change", change),
-    ("delivered", "delivered", count), ("", "delivered_change", change),
-    ("dead", "dead", count), ("", "dead_change", change),
-    ("p99", "late_p99_ms", duration), ("", "late_p99_ms_change", change),
+    ("enqueued", "enqueued", count), ("change", "enqueued_change", change),
+    ("delivered", "delivered", count), ("change", "delivered_change", change),
+    ("dead", "dead", count), ("change", "dead_change", change),
+    ("p99", "late_p99_ms", duration), ("change", "late_p99_ms_change", change),
     ("on time", "on_time_share", percent), ("points", "on_time_change", points),
 ]  # fmt: skip
 _PRODUCERS: list[Column] = [

@@ -21,6 +21,8 @@ from pyspark.sql import functions as F
 from tickwheel.reports import schema
 
 DAMAGED = "damaged"
+TOO_NEW = ("newer", "unknown")
+"""Reasons that a later version of this program may not have."""
 _BAD = "_bad"
 _PART_MAX = 120
 

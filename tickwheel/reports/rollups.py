@@ -96,11 +96,16 @@ def rates(events: DataFrame, run: int) -> DataFrame:
         .groupBy(*_keys(), "event", second.alias("second_ms"))
         .agg(F.count(F.lit(1)).alias("n"))
     )
+    # The first of seconds that are equally busy.
+    busiest = F.struct(F.col("n"), (-F.col("second_ms")).alias("before"))
     return (
         seconds.groupBy("quarter_ms", "topic", "group", "event")
-        .agg(F.max("n").alias("peak"), F.max_by("second_ms", "n").alias("at_ms"))
-        .withColumn("run", F.lit(run))
-    )
+        .agg(F.max(busiest).alias("busiest"))
+        .select(
+            "quarter_ms", "topic", "group", "event", F.col("busiest.n").alias("peak"),
+            (-F.col("busiest.before")).alias("at_ms"), F.lit(run).alias("run"),
+        )
+    )  # fmt: skip
 
 
 def newest_rates(found: DataFrame) -> DataFrame:

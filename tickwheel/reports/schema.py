@@ -3,7 +3,7 @@
 A line of version 1 is what the daemon writes. A line without a version, or of version 0, is
 history from before versions were written: the same fields, of one daemon with one shard; what
 is missing is filled in (:data:`UPGRADE_0`). A line of a newer version is not guessed at: it goes
-to the quarantine, and a table that is begun anew by a version that knows it has it.
+to the quarantine, and its segment is read again by the first version that knows it.
 """
 
 from __future__ import annotations

@@ -10,12 +10,13 @@ import contextlib
 import importlib.util
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tickwheel.reports.settings import ReportError, ReportSettings
 
@@ -152,7 +153,16 @@ def _stderr_aside(quiet: bool) -> Iterator[Path | None]:
 
 
 def _reason(error: Exception, log: Path | None) -> str:
-    lines: list[Any] = []
+    """What the JVM said before it gave up, without its stack; else the exception."""
+    from py4j.protocol import Py4JJavaError
+
+    from tickwheel.reports.failures import in_short
+
+    if isinstance(error, Py4JJavaError):
+        return in_short(error)
+    lines: list[str] = []
     if log is not None:
-        lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        told = map(str.strip, log.read_text(errors="replace").splitlines())
+        noise = re.compile(r"$|at |\.\.\. |WARNING: |\S+ \S+ (WARN|INFO) ")
+        lines = [line for line in told if not noise.match(line)]
     return " / ".join(lines[-3:]) or str(error)

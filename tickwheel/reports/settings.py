@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 QUARTER_MS = 900_000
@@ -12,7 +11,19 @@ QUARTER_MS = 900_000
 HOUR_MS = 3_600_000
 TARGET_MS = 100
 OBJECTIVE = 0.99
+_GLOB = frozenset("*?[]{}\\")
+"""Characters that Spark reads as patterns wherever it is given a path."""
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": HOUR_MS}
+
+
+def pattern_regex(pattern: str) -> str:
+    """A topic pattern as a regular expression that Python and Java read alike: ``*`` is any text,
+    every other character stands for itself."""
+    return "".join(".*" if c == "*" else c if c.isalnum() else f"\\{c}" for c in pattern)
+
+
+def _matches(topic: str, pattern: str) -> bool:
+    return re.fullmatch(pattern_regex(pattern), topic) is not None
 
 
 class ReportError(Exception):
@@ -77,6 +88,10 @@ class ReportSettings:
         except (ZoneInfoNotFoundError, ValueError, OSError):
             raise ReportError(f"{self.timezone!r} is no time zone; write for example "
                               "Europe/Berlin") from None  # fmt: skip
+        for place in (self.history, self.out):
+            if _GLOB & set(place):
+                raise ReportError(f"{place}: Spark takes * ? [ ] {{ }} and \\ in a path for a "
+                                  "pattern; name a folder without them")  # fmt: skip
         if self.batch_bytes < 1 or self.top < 1 or self.stuck_after_ms < 0:
             raise ReportError("batch_bytes and top are at least 1, stuck_after is not negative")
 
@@ -85,10 +100,10 @@ class ReportSettings:
         return f"{self.out.rstrip('/')}/table"
 
     def wants(self, topic: str) -> bool:
-        return not self.topics or any(fnmatchcase(topic, pattern) for pattern in self.topics)
+        return not self.topics or any(_matches(topic, pattern) for pattern in self.topics)
 
     def slo_of(self, topic: str) -> Slo:
         for slo in self.slos:
-            if fnmatchcase(topic, slo.pattern):
+            if _matches(topic, slo.pattern):
                 return slo
         return Slo(topic, TARGET_MS)

@@ -44,18 +44,24 @@ def write_figures(
 
 def csv_text(columns: list[str], rows: Rows) -> str:
     """With a header; nothing is written for null, as spreadsheets expect."""
+    return "".join(
+        [
+            _line(columns),
+            *(_line(["" if row[c] is None else _cell(row[c]) for c in columns]) for row in rows),
+        ]
+    )
+
+
+def _line(cells: list[Any]) -> str:
+    # The writer quotes what its own end of a line consists of. A bare CR in a key must be quoted,
+    # too: many readers take it for the end of the row, and what follows for a cell of its own.
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    for row in rows:
-        writer.writerow("" if row[c] is None else _cell(row[c]) for c in columns)
-    return text.getvalue()
+    csv.writer(text, lineterminator="\r\n").writerow(cells)
+    return text.getvalue()[:-2] + "\n"
 
 
 def _cell(value: Any) -> Any:
-    """Short fractions, and no cell that a spreadsheet would take for a formula."""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r"}:
+    """No cell that a spreadsheet would take for a formula. Numbers with all their digits."""
+    if isinstance(value, str) and value[:1] in {"=", "+", "-", "@", "\t", "\r", "\n"}:
         return "'" + value
     return value

@@ -46,7 +46,9 @@ const Charts = (() => {
   function sheet(element, height, marks) {
     element.replaceChildren();
     const width = Math.max(320, element.clientWidth || 1100);
-    const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "data-marks": marks }, element);
+    const figure = element.closest("figure"), caption = figure && figure.querySelector("figcaption");
+    const label = caption ? `${caption.firstChild.textContent}, a chart; its figures are in the tables` : "chart";
+    const svg = make("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label, "data-marks": marks }, element);
     return { svg, width, height };
   }
   function empty(element, text) {
@@ -68,9 +70,11 @@ const Charts = (() => {
     }
     element.appendChild(box);
   }
+  // What is counted has no fractions: four steps of whole numbers.
   function nice(most) {
     const base = 10 ** Math.floor(Math.log10(most || 1));
-    return [1, 2, 2.5, 5, 10].map((step) => step * base).find((step) => step >= most) || 1;
+    const ends = [4, 8, ...[1, 1.2, 2, 4, 6, 8, 10].map((step) => step * base)];
+    return ends.filter((end) => Number.isInteger(end / 4)).sort((a, b) => a - b).find((end) => end >= most) || 4;
   }
   // x positions by the place in the list: every bucket is one step, whatever its length.
   function frame(area, labels, scale, format) {
@@ -94,12 +98,12 @@ const Charts = (() => {
     const end = nice(most);
     return { at: (v) => v / end, ticks: [0, 0.25, 0.5, 0.75, 1].map((part) => part * end) };
   }
+  // Milliseconds, with marks where people have names for them.
   function logarithmic(most) {
-    const decades = Math.max(1, Math.ceil(Math.log10(Math.max(most, 10))));
-    const ticks = [0];
-    for (let i = 0; i <= decades; i++) ticks.push(10 ** i);
+    const marks = [1, 10, 100, 1e3, 1e4, 6e4, 6e5, 36e5, 36e6, 36e7, 36e8, 36e9, 36e10];
+    const last = Math.max(1, marks.findIndex((mark) => mark >= most)), size = Math.log10(marks[last]);
     // 0 has the bottom line for itself; 1 begins above it.
-    return { at: (v) => (v < 1 ? v * 0.06 : 0.06 + 0.94 * Math.log10(v) / decades), ticks: ticks.slice(0, 9) };
+    return { at: (v) => (v < 1 ? v * 0.06 : 0.06 + 0.94 * Math.log10(v) / size), ticks: [0, ...marks.slice(0, last + 1)] };
   }
   function hovers(area, place, labels, describe) {
     const cursor = make("line", { class: "cursor", y1: place.top, y2: place.top + place.height, visibility: "hidden" }, area.svg);
@@ -154,7 +158,7 @@ const Charts = (() => {
     if (!most) return empty(element, "nothing in this time");
     const area = sheet(element, options.height || 230, labels.length);
     const place = frame(area, labels, linear(most), number);
-    const width = Math.max(1, place.step * 0.78);
+    const width = Math.max(1, Math.min(64, place.step * 0.78));
     labels.forEach((_, i) => {
       let below = 0;
       for (const one of series) {
@@ -186,15 +190,16 @@ const Charts = (() => {
     });
   }
 
-  function heat(element, columns, rows, format) {
+  function heat(element, columns, rows, format, unit) {
     const values = rows.flatMap((row) => row.values).filter((v) => v !== null);
     if (!values.length) return empty(element, "nothing in this time");
-    const line = 27, left = 190, top = 6;
+    const line = 27, top = 6;
     const area = sheet(element, top + rows.length * line + 24, values.length);
-    const step = (area.width - left - 10) / columns.length;
+    const left = Math.min(190, Math.round(area.width * 0.3)), letters = Math.floor(left / 6.7);
+    const step = (area.width - left - 10) / columns.length, every = Math.ceil(20 / step);
     const most = Math.max(...values);
     rows.forEach((row, r) => {
-      make("text", { class: "ink", x: left - 10, y: top + r * line + 17, "text-anchor": "end" }, area.svg, row.label.length > 28 ? row.label.slice(0, 27) + "…" : row.label);
+      make("text", { class: "ink", x: left - 10, y: top + r * line + 17, "text-anchor": "end" }, area.svg, row.label.length > letters ? row.label.slice(0, letters - 1) + "…" : row.label);
       row.values.forEach((value, c) => {
         if (value === null) return;
         // The root shows differences among small values, which a few large ones would hide.
@@ -205,8 +210,13 @@ const Charts = (() => {
       });
     });
     columns.forEach((name, c) => {
+      if (c % every) return;
       make("text", { x: left + (c + 0.5) * step, y: area.height - 6, "text-anchor": "middle" }, area.svg, name);
     });
+    const scale = document.createElement("div"), ramp = document.createElement("i");
+    scale.className = "legend scale";
+    scale.append("0", ramp, `${format(most)}${unit}`);
+    element.appendChild(scale);
   }
   return { lines, stacks, bars, heat, number, duration, percent };
 })();

@@ -11,9 +11,13 @@
   const dark = matchMedia("(prefers-color-scheme: dark)");
   theme(dark.matches ? "dark" : "light");
   dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
+  // Paper is white.
+  let screen = root.dataset.theme;
+  addEventListener("beforeprint", () => { screen = root.dataset.theme; theme("light"); });
+  addEventListener("afterprint", () => theme(screen));
   document.getElementById("theme").addEventListener("click", () => theme(root.dataset.theme === "dark" ? "light" : "dark"));
 
-  for (const [value, name] of [["", "all topics"], ...data.names.map((pair) => [pair.join("\n"), pair.join(" · ")])]) {
+  for (const [value, name] of [["", "all topics"], ...data.names.map((pair) => [pair.join("\n"), pair.filter((name) => name).join(" · ")])]) {
     const option = document.createElement("option");
     option.value = value;
     option.textContent = name;
@@ -36,7 +40,7 @@
   const sum = (...lists) => lists[0].map((_, i) => lists.reduce((total, list) => total + (list[i] || 0), 0));
 
   function drawLateness(choice) {
-    const series = [["p50", "--blue"], ["p90", "--violet"], ["p99", "--warn"], ["max", "--grey"]].map(([name, color]) => ({
+    const series = [["max", "--grey"], ["p99", "--warn"], ["p90", "--violet"], ["p50", "--blue"]].map(([name, color]) => ({
       name, color: `var(${color})`, values: of(choice.own, name),
     }));
     const targets = choice.topic === null ? [] : of(choice.own, "target").filter((v) => v !== null);
@@ -46,12 +50,13 @@
     });
   }
   function drawVolume(choice) {
+    const rest = choice.group ? choice.whole : choice.own;
     const series = [
       ["acked", "--good", of(choice.own, "acked")],
       ["failed, to be retried", "--warn", sum(of(choice.own, "nacked"), of(choice.own, "lease_over"))],
       ["dead letters", "--bad", of(choice.own, "dead")],
-      ["expired", "--violet", choice.topic === null ? of(choice.own, "expired") : sum(of(choice.own, "expired"), of(choice.whole, "expired"))],
-      ["cancelled", "--grey", of(choice.topic === null ? choice.own : choice.whole, "cancelled")],
+      ["expired", "--violet", choice.group ? sum(of(choice.own, "expired"), of(rest, "expired")) : of(rest, "expired")],
+      ["cancelled", "--grey", of(rest, "cancelled")],
     ].map(([name, color, values]) => ({ name, color: `var(${color})`, values }));
     Charts.stacks(plot("volume"), labels, series, {});
   }
@@ -69,7 +74,7 @@
       const ended = at.acked + at.failed, share = ended ? at.acked / ended : null;
       return {
         label: `attempt ${attempt}`, value: at.delivered, color: attempt === 1 ? "var(--good)" : "var(--blue)",
-        text: `${number(at.delivered)}  ${percent(share)}`,
+        text: `${number(at.delivered)} · ${percent(share)}`,
         tip: `attempt ${attempt}\ndelivered: ${at.delivered.toLocaleString("en")}\nacked: ${at.acked.toLocaleString("en")}\nfailed: ${at.failed.toLocaleString("en")}, of these dead: ${at.dead.toLocaleString("en")}`,
       };
     });
@@ -90,7 +95,8 @@
     const columns = [...Array(24).keys()].map((hour) => String(hour).padStart(2, "0"));
     const name = heatOf.value;
     const rows = data.heat.map((row) => ({ label: row.topic, values: row[name] }));
-    Charts.heat(plot("heat"), columns, rows, name === "late" ? duration : (v) => Math.round(v).toLocaleString("en"));
+    const unit = name === "late" ? "" : " a day";
+    Charts.heat(plot("heat"), columns, rows, name === "late" ? duration : number, unit);
   }
   function drawBacklog(choice) {
     const names = [["scheduled", "--accent"], ["due", "--bad"]];
@@ -101,7 +107,8 @@
         // A level holds until it changes.
         let level = 0, next = 0;
         data.buckets.forEach((bucket, i) => {
-          while (next < row.at.length && row.at[next] <= bucket.at) level = row.level[next++];
+          const end = i + 1 < data.buckets.length ? data.buckets[i + 1].at : Infinity;
+          while (next < row.at.length && row.at[next] < end) level = row.level[next++];
           values[i] += level;
         });
       }

@@ -33,6 +33,12 @@ def days(rows: DataFrame, timezone: str) -> DataFrame:
     return rows.withColumns({"start_ms": start, "local": F.date_format(wall, "yyyy-MM-dd")})
 
 
+def ordered(rows: DataFrame, *by: str | Column) -> DataFrame:
+    """Sorted. Figures are few rows, so one partition does; a sort over several would first run
+    everything below it once more, to find where to part them."""
+    return rows.repartition(1).sortWithinPartitions(*by) if by else rows
+
+
 def _wall(timezone: str) -> Column:
     """The time that a clock on a wall shows, as if it were UTC (the session's zone is UTC)."""
     return F.from_utc_timestamp(F.timestamp_millis("quarter_ms"), timezone)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from tickwheel.reports.metrics import buckets
+
 
 def slo(by_day: DataFrame, by_hour: DataFrame, objectives: DataFrame) -> DataFrame:
     """Each topic and group against its objective: the whole, and how many days and hours missed.
@@ -15,7 +17,7 @@ def slo(by_day: DataFrame, by_hour: DataFrame, objectives: DataFrame) -> DataFra
     days = _missed(by_day, objectives, "days")
     hours = _missed(by_hour, objectives, "hours").select("topic", "group", "hours", "hours_missed")
     share = F.col("on_time") / F.col("first_deliveries")
-    return (
+    judged = (
         days.join(hours, ["topic", "group"], "left")
         .withColumn("on_time_share", share)
         .withColumns(
@@ -24,21 +26,18 @@ def slo(by_day: DataFrame, by_hour: DataFrame, objectives: DataFrame) -> DataFra
                 "budget_used": _budget_used(),
             }
         )
-        .orderBy("met", F.desc_nulls_first("budget_used"), "topic", "group")
     )
+    return buckets.ordered(judged, "met", F.desc_nulls_first("budget_used"), "topic", "group")
 
 
 def breaches(by_day: DataFrame, objectives: DataFrame) -> DataFrame:
     """The days on which an objective was missed."""
     found = by_day.join(F.broadcast(objectives.drop("target_ms")), "topic")
-    return (
-        found.filter("on_time_share < objective")
-        .select(
-            "local", "topic", "group", "target_ms", "objective", "on_time_share",
-            "first_deliveries", "late_p99_ms", "late_max_ms",
-        )
-        .orderBy("local", "topic", "group")
+    missed = found.filter("on_time_share < objective").select(
+        "local", "topic", "group", "target_ms", "objective", "on_time_share",
+        "first_deliveries", "late_p99_ms", "late_max_ms",
     )  # fmt: skip
+    return buckets.ordered(missed, "local", "topic", "group")
 
 
 def day_against_day(by_day: DataFrame) -> DataFrame:
@@ -50,11 +49,10 @@ def day_against_day(by_day: DataFrame) -> DataFrame:
         before = F.lag(name).over(same)
         columns[f"{name}_change"] = F.when(before != 0, (F.col(name) - before) / before)
     columns["on_time_change"] = F.col("on_time_share") - F.lag("on_time_share").over(same)
-    return (
-        by_day.withColumns(columns)
-        .select("local", "topic", "group", *figures, "on_time_share", *columns)
-        .orderBy("topic", "group", "local")
+    told = by_day.withColumns(columns).select(
+        "local", "topic", "group", *figures, "on_time_share", *columns
     )
+    return buckets.ordered(told, "topic", "group", "local")
 
 
 def _missed(found: DataFrame, objectives: DataFrame, name: str) -> DataFrame:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from tickwheel.reports.metrics import buckets
 from tickwheel.reports.schema import TASK_EVENTS
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -55,7 +56,7 @@ def service(
 
 def totals(facts: DataFrame) -> DataFrame:
     """How many of each event in all."""
-    return facts.groupBy("event").agg(F.sum("n").alias("n")).orderBy("event")
+    return buckets.ordered(facts.groupBy("event").agg(F.sum("n").alias("n")), "event")
 
 
 def attempts(facts: DataFrame, keys: Sequence[str]) -> DataFrame:
@@ -85,7 +86,8 @@ def reasons(found: DataFrame, keys: Sequence[str], top: int) -> DataFrame:
     counted = found.groupBy(*keys, "event", "reason").agg(F.sum("n").alias("n"))
     most = Window.partitionBy(*keys, "event").orderBy(F.desc("n"), "reason")
     placed = counted.withColumn("place", F.row_number().over(most))
-    return placed.filter(F.col("place") <= top).drop("place").orderBy(*keys, "event", F.desc("n"))
+    found = placed.filter(F.col("place") <= top).drop("place")
+    return buckets.ordered(found, *keys, "event", F.desc("n"))
 
 
 def peaks(rates: DataFrame, keys: Sequence[str]) -> DataFrame:
@@ -159,4 +161,4 @@ def _share(part: Column, whole: Column) -> Column:
 
 
 def _ordered(found: DataFrame, keys: Sequence[str]) -> DataFrame:
-    return found.orderBy(*keys) if keys else found
+    return buckets.ordered(found, *keys)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
@@ -16,11 +18,15 @@ STATES = {
 }  # fmt: skip
 
 
-def backlog(waits: DataFrame, timezone: str) -> DataFrame:
+def backlog(
+    waits: DataFrame, timezone: str, since_ms: int | None = None, until_ms: int | None = None
+) -> DataFrame:
     """Of each hour in which it changed: how many wait at its end, and the most in it.
 
     Running sums over all of ``waits``, so it must reach back to the first event; an end whose
-    beginning lies before the history cannot make it negative.
+    beginning lies before the history cannot make it negative. ``since_ms`` leaves out the hours
+    before; what waited then and still does is told of the hour that it is in. The most is that
+    of the moments between quarters of an hour, as nothing finer is kept.
     """
     name = ("kind", "topic", "group")
     steps = waits.groupBy("quarter_ms", *name).agg(F.sum("n").alias("n"))
@@ -28,15 +34,35 @@ def backlog(waits: DataFrame, timezone: str) -> DataFrame:
     sums = steps.withColumn("sum", F.sum("n").over(so_far))
     # The lowest the sum ever was tells how many had begun before the history did.
     before = F.least(F.min("sum").over(Window.partitionBy(*name)), F.lit(0))
-    level = sums.withColumn("level", F.col("sum") - before)
-    return (
+    # What an hour begins with was in it, too, though its first change may have ended it.
+    level = sums.withColumn("level", F.col("sum") - before).withColumn(
+        "held", F.coalesce(F.lag("level").over(so_far), "level")
+    )
+    if until_ms is not None:
+        level = level.filter(F.col("quarter_ms") < until_ms)
+    if since_ms is not None:
+        level = _since(level, name, since_ms)
+    hours = (
         buckets.hours(level, timezone)
         .groupBy(*buckets.BUCKET, *name)
         .agg(
             F.max_by("level", "quarter_ms").alias("at_end"),
-            F.max("level").alias("most"),
+            F.max(F.greatest("level", "held")).alias("most"),
         )
-        .orderBy("start_ms", *name)
+    )
+    return buckets.ordered(hours, "start_ms", *name)
+
+
+def _since(level: DataFrame, name: Sequence[str], since_ms: int) -> DataFrame:
+    """Without the quarters before ``since_ms``, which begins with what was left of them."""
+    at = F.greatest("quarter_ms", F.lit(since_ms))
+    last = Window.partitionBy(*name, at).orderBy(F.desc("quarter_ms"))
+    kept = level.withColumn("place", F.row_number().over(last)).filter("place = 1").drop("place")
+    earlier = F.col("quarter_ms") < since_ms
+    return (
+        kept.filter(~(earlier & (F.col("level") == 0)))
+        .withColumn("held", F.when(earlier, F.col("level")).otherwise(F.col("held")))
+        .withColumn("quarter_ms", at)
     )
 
 

@@ -1,0 +1,36 @@
+"""Figures as CSV: what a spreadsheet and other readers make of them."""
+
+from __future__ import annotations
+
+import csv
+import io
+
+import pytest
+
+from tickwheel.reports.writing import csv_text
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1"])
+def test_no_cell_is_a_formula(text: str) -> None:
+    (row,) = csv.DictReader(io.StringIO(csv_text(["key"], [{"key": text}]), newline=""))
+    assert row["key"] == "'" + text
+
+
+@pytest.mark.parametrize(
+    "text", ["a\rb", "a\nb", "a\r\n=1", 'a"b,c;d', " x ", "\u2028", "\x85", "ä💥", "'", "x" * 255]
+)
+def test_a_text_comes_back_as_it_was(text: str) -> None:
+    rows = [{"key": text, "n": 1}, {"key": "next", "n": None}]
+    told = csv_text(["key", "n"], rows)
+    assert list(csv.reader(io.StringIO(told, newline=""))) == [
+        ["key", "n"], [text, "1"], ["next", ""],
+    ]  # fmt: skip
+    # A bare CR ends a row for many readers, unless it is quoted.
+    assert "\r" not in told or '"' in told
+    assert told.endswith("next,\n")
+
+
+def test_numbers_have_all_their_digits() -> None:
+    values = [1234567.25, 0.9999995, 61_000.0, 1e-9, 2**60, -3]
+    told = csv_text(["v"], [{"v": value} for value in values])
+    assert [float(line) for line in told.split()[1:]] == values
