@@ -22,8 +22,12 @@ class Raw:
         self.request = 0
         self.limits: dict[str, int] = {}
         if hello:
-            answer = self.hello(**options)
-            assert answer[0] == FrameType.OK, answer
+            try:
+                answer = self.hello(**options)
+                assert answer[0] == FrameType.OK, answer
+            except BaseException:
+                self.socket.close()
+                raise
             self.limits = answer[2]["limits"]
 
     def hello(self, **options: Any) -> Frame:

@@ -124,6 +124,20 @@ def test_a_writer_that_was_killed_while_sealing_is_followed_by_one_that_seals(
     assert numbers(read_all(tmp_path)) == [(1, 1)]
 
 
+def test_what_a_kill_left_beside_a_sealed_segment_is_removed(tmp_path: Path) -> None:
+    """Sealed and named, and then killed: readers that take every file would see it twice."""
+    spool = spool_of(tmp_path)
+    spool.append(1, [enqueued([make_id(1)])])
+    spool.close()
+    drain(tmp_path)
+    (path,) = tmp_path.glob("dt=*/hour=*/*")
+    left = path.with_name(path.name.removesuffix(".gz"))
+    left.write_bytes(gzip.decompress(path.read_bytes()))
+    drain(tmp_path)
+    assert segment_names(tmp_path) == [path.name]
+    assert numbers(read_all(tmp_path)) == [(1, 1)]
+
+
 # --- retention -------------------------------------------------------------------------------
 
 

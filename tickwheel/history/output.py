@@ -58,6 +58,9 @@ class Output:
         self.number = known.number
         for segment in mine:
             if segment.name.sealed:
+                # Whoever was killed while it sealed has left what it is made of beside it.
+                open_name = str(segment.name._replace(sealed=False))
+                segment.path.with_name(open_name).unlink(missing_ok=True)
                 continue
             length = known.open.get(self._key(segment.path))
             if length is not None:
