@@ -25,6 +25,8 @@ from reports.conftest import QUICK, QUICK_JAVA
 from reports.story import story, write
 from tickwheel.cli import report as cli_report
 from tickwheel.cli.app import app
+from tickwheel.reports import ReportSettings
+from tickwheel.reports.session import LITTLE_BYTES, LITTLE_ROWS, little_to_do
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -213,6 +215,26 @@ def test_why_spark_did_not_start_is_said_without_a_stack(tmp_path: Path) -> None
         'Exception in thread "main" org.apache.spark.SparkException: What is x?'
     )
     assert _reason(RuntimeError("gateway exited"), None) == "gateway exited"
+
+
+@pytest.mark.parametrize(
+    ("new_bytes", "rows", "little"),
+    [(0, 0, True), (LITTLE_BYTES, 0, False), (9, LITTLE_ROWS - 1, True), (9, LITTLE_ROWS, False)],
+)
+def test_how_java_compiles_depends_on_what_there_is_to_do(
+    tmp_path: Path, new_bytes: int, rows: int, little: bool
+) -> None:
+    """What is loaded already does not count as new."""
+    hour, manifests = tmp_path / "h/dt=2026-11-21/hour=10", tmp_path / "out/table/_manifests"
+    hour.mkdir(parents=True)
+    manifests.mkdir(parents=True)
+    loaded = 1_000
+    with (hour / "node-1-s0-e1-000001.jsonl.gz").open("wb") as file:
+        file.truncate(loaded + new_bytes)  # no block of the disk is taken
+    held = {"rows": rows, "segments": {"a": {"bytes": loaded}}}
+    (manifests / "00000002.json").write_text(json.dumps(held))
+    assert little_to_do(ReportSettings(str(tmp_path / "h"), str(tmp_path / "out"))) is little
+    assert not little_to_do(ReportSettings("s3a://h", str(tmp_path / "out")))
 
 
 def test_the_summary_names_what_was_missed() -> None:

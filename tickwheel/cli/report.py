@@ -80,7 +80,7 @@ def report(
 
 def _report(output: Output, said: dict[str, Any]) -> int:
     """``said`` are the options by their names."""
-    from tickwheel.reports.session import little_to_load, missing_part, started
+    from tickwheel.reports.session import little_to_do, missing_part, started
 
     missing = missing_part()
     if missing is not None:
@@ -107,7 +107,7 @@ def _report(output: Output, said: dict[str, Any]) -> int:
         began_s = time.monotonic()
         with _progress(quiet=output.as_json) as tell:
             tell("starting", 0, 1)
-            little = little_to_load(settings)
+            little = little_to_do(settings)
             session = started(said["master"], memory=said["memory"], quiet=True, little=little)
             with session as spark:
                 tell("starting", 1, 1)

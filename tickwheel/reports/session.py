@@ -55,7 +55,8 @@ JAVA = "-XX:+UseParallelGC"
 QUICK_JAVA = f"{JAVA} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 """For runs with little to load. Most of their time is Spark's own code, each part of it run a few
 times only: compiling it well takes twice as long as it then runs (measured: 57 → 30 s of CPU)."""
-LITTLE_BYTES = 32 << 20
+LITTLE_BYTES, LITTLE_ROWS = 32 << 20, 5_000_000
+"""To load, and in the table: figures of many rows repay what compiling them well costs."""
 """Of new history, as it lies there; with more the better compiler earns its time back."""
 
 
@@ -112,7 +113,7 @@ def started(
         spark.stop()
 
 
-def little_to_load(settings: ReportSettings) -> bool:
+def little_to_do(settings: ReportSettings) -> bool:
     """A guess, from local files alone and only for :func:`started`; False where it cannot know."""
     history = Path(settings.history)
     if "://" in settings.history or not history.is_dir():
@@ -120,11 +121,12 @@ def little_to_load(settings: ReportSettings) -> bool:
     there = sum(path.stat().st_size for path in history.glob("dt=*/hour=*/*.jsonl*"))
     manifests = sorted(Path(settings.table).glob("_manifests/*.json"))
     try:
-        held = json.loads(manifests[-1].read_text())["segments"] if manifests else {}
-        loaded = sum(segment["bytes"] for segment in held.values())
+        held = json.loads(manifests[-1].read_text()) if manifests else {"segments": {}, "rows": 0}
+        loaded = sum(segment["bytes"] for segment in held["segments"].values())
+        rows = int(held["rows"])
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return bool(there - loaded < LITTLE_BYTES)
+    return bool(there - loaded < LITTLE_BYTES) and rows < LITTLE_ROWS
 
 
 def _cores(master: str) -> int:
