@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tickwheel.reports.settings import ReportError, ReportSettings
 
@@ -121,7 +121,8 @@ def little_to_do(settings: ReportSettings) -> bool:
     there = sum(path.stat().st_size for path in history.glob("dt=*/hour=*/*.jsonl*"))
     manifests = sorted(Path(settings.table).glob("_manifests/*.json"))
     try:
-        held = json.loads(manifests[-1].read_text()) if manifests else {"segments": {}, "rows": 0}
+        empty: dict[str, Any] = {"segments": {}, "rows": 0}
+        held = json.loads(manifests[-1].read_text()) if manifests else empty
         loaded = sum(segment["bytes"] for segment in held["segments"].values())
         rows = int(held["rows"])
     except (OSError, ValueError, KeyError, TypeError):
