@@ -54,6 +54,31 @@ def test_what_the_store_never_had_or_another_daemon_may_have_had_is_not(
     pending.close()
 
 
+@pytest.mark.parametrize("epoch", [2, 3])
+def test_a_daemon_that_was_frozen_in_its_start_takes_nothing_of_its_successors(
+    tmp_path: Path, folder: Path, epoch: int
+) -> None:
+    pending = Pending(folder, 3)
+    pending.note(9, b"nine")
+    assert take(tmp_path, 0, epoch, 9) == []
+    assert not pending.is_taken(9)
+    pending.close()
+    assert take(tmp_path, 0, 4, 9) == [(9, b"nine")]
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 5, b"x" * 100])
+def test_only_what_was_crossed_out_is_taken(folder: Path, data: bytes) -> None:
+    """Where in doubt its daemon appends it."""
+    pending = Pending(folder, 3)
+    pending.note(9, b"nine")
+    (path,) = (path for path in folder.iterdir() if path.stat().st_size)
+    path.write_bytes(data)
+    assert not pending.is_taken(9)
+    path.write_bytes(bytes(100))
+    assert pending.is_taken(9)
+    pending.close()
+
+
 def test_another_shard_is_left_alone(tmp_path: Path, folder: Path) -> None:
     pending = Pending(folder, 3)
     pending.note(9, b"nine")

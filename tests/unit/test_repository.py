@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -79,26 +79,22 @@ def test_requirements_are_pinned_with_hashes_and_name_no_place() -> None:
 
 
 def test_no_test_is_skipped_without_a_reason() -> None:
-    wrong = [
-        f"{name}:{ast.unparse(node)[:80]}"
-        for name, text in _texts()
-        if name.startswith("tests/") and name.endswith(".py")
-        for node in ast.walk(ast.parse(text))
-        if _skips_silently(node)
-    ]
-    assert not wrong
+    assert not _nodes_in_tests(_skips_silently)
 
 
 def test_no_test_replaces_a_name_in_a_module_that_others_use() -> None:
     """``setattr(module.time, "sleep", …)`` is met by every thread of the process; see stand_in."""
-    wrong = [
-        f"{name}:{node.lineno}: {ast.unparse(node)[:80]}"
+    assert not _nodes_in_tests(_replaces_in_a_library)
+
+
+def _nodes_in_tests(is_wrong: Callable[[ast.AST], bool]) -> list[str]:
+    return [
+        f"{name}: {ast.unparse(node)[:80]}"
         for name, text in _texts()
         if name.startswith("tests/") and name.endswith(".py")
         for node in ast.walk(ast.parse(text))
-        if _replaces_in_a_library(node)
+        if is_wrong(node)
     ]
-    assert not wrong
 
 
 def _replaces_in_a_library(node: ast.AST) -> bool:

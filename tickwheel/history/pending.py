@@ -51,11 +51,14 @@ class Pending:
 
     def is_taken(self, n: int) -> bool:
         """Whether a successor has it."""
-        header = self._noted.get(n)
+        if n not in self._noted:
+            return False
         try:
-            return header is not None and os.pread(self._fds[n % 2], len(header), 0) != header
+            header = os.pread(self._fds[n % 2], _HEADER.size, 0)
         except OSError:
             return False
+        # Crossed out, that is: a file that was emptied or damaged is no reason to drop a batch.
+        return len(header) == _HEADER.size and not any(header)
 
     def kept(self, n: int) -> None:
         """It is appended, or never will be."""
@@ -80,21 +83,23 @@ class Pending:
 
 
 def take(history_dir: Path, shard: int, epoch: int, last_batch: int) -> list[tuple[int, bytes]]:
-    """What the daemon before ``epoch`` left though it was durable, by number; all is removed.
+    """What the daemon before ``epoch`` left though it was durable, by number; it is removed.
 
-    Only of the epoch right before: later ones may have used the number for another batch.
+    Only of the epoch right before: later ones may have used the number for another batch. What
+    is of ``epoch`` or later belongs to whoever succeeded a daemon that was frozen in its start.
     """
     found: list[tuple[int, bytes]] = []
     for path in (history_dir / STATE).glob(f"*-s{shard}/{PENDING}[01]"):
         with contextlib.suppress(OSError):
             with path.open("rb+") as file:
                 data = file.read()
+                header = data[: _HEADER.size].ljust(_HEADER.size, b"\0")
+                its_epoch, n, length, checksum = _HEADER.unpack(header)
+                if its_epoch >= epoch:
+                    continue
                 file.seek(0)
                 file.write(bytes(_HEADER.size))
             path.unlink()
-            if len(data) < _HEADER.size:
-                continue
-            its_epoch, n, length, checksum = _HEADER.unpack_from(data)
             body = data[_HEADER.size : _HEADER.size + length]
             is_whole = len(body) == length and zlib.crc32(body) == checksum
             if length and is_whole and its_epoch + 1 == epoch and n <= last_batch:

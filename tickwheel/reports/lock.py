@@ -2,8 +2,8 @@
 
 The manifests alone keep two runs from both counting; the lock keeps the second from working in
 vain, and from sweeping away what the first is writing or still reading its figures from. It is a
-file, so a killed run leaves it
-behind: on the same machine that is seen by its process being gone, elsewhere by its age.
+file, so a killed run leaves it behind: on the same machine that is seen by its process being
+gone, elsewhere by its age.
 """
 
 from __future__ import annotations
