@@ -52,20 +52,14 @@ def new(
 
     (The table knows events that it has read before, so to read a segment again is no risk.)
     """
-    wanted = []
-    for segment in segments:
+
+    def is_new(segment: Segment) -> bool:
         known = manifest.segments.get(segment.name)
-        if (
-            segment.name in again
-            or known is None
-            or (known.bytes, known.sealed)
-            != (
-                segment.bytes,
-                segment.sealed,
-            )
-        ):
-            wanted.append(segment)
-    return wanted
+        if known is None or segment.name in again:
+            return True
+        return (known.bytes, known.sealed) != (segment.bytes, segment.sealed)
+
+    return [segment for segment in segments if is_new(segment)]
 
 
 def batches(segments: Sequence[Segment], bytes_max: int) -> Iterator[list[Segment]]:

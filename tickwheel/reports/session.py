@@ -56,8 +56,8 @@ QUICK_JAVA = f"{JAVA} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 """For runs with little to load. Most of their time is Spark's own code, each part of it run a few
 times only: compiling it well takes twice as long as it then runs (measured: 57 → 30 s of CPU)."""
 LITTLE_BYTES, LITTLE_ROWS = 32 << 20, 5_000_000
-"""To load, and in the table: figures of many rows repay what compiling them well costs."""
-"""Of new history, as it lies there; with more the better compiler earns its time back."""
+"""Of new history, as it lies there, and of events in the table; with more of either the better
+compiler earns its time back."""
 
 
 def missing_part() -> str | None:
