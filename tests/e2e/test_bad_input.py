@@ -408,14 +408,18 @@ def test_no_attempt_and_no_epoch_is_too_large_to_be_answered(running: Daemon) ->
         for group in ("a", "b"):
             raw.call(T.GROUP_CREATE, "receipts", group, None)
         fresh = [("receipts", b"", delay_ms) for delay_ms in (0, 0, DAY_MS)]
-        ids = raw.enqueue(*fresh)[2][1]
-        raw.call(T.PULL, "receipts", "a", 1, 1_000, None)
         for number in (0, 1, 2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64 - 1):
+            ids = raw.enqueue(*fresh)[2][1]
+            raw.call(T.PULL, "receipts", "a", 1, 1_000, None)
             for epoch in (0, 1, number):
-                answer = raw.call(T.ACK, "receipts", "b", epoch, ids, [number] * 3)
-                assert answer[0] == T.OK or answer[2] == "bad_request", answer
-                for kind, rest in ((T.EXTEND, (1_000,)), (T.RELEASE, ())):
-                    answer = raw.call(kind, "receipts", "a", epoch, ids, [number] * 3, *rest)
+                receipts = (epoch, ids, [number] * 3)
+                for kind, group, rest in (
+                    (T.ACK, "b", ()),
+                    (T.EXTEND, "a", (1_000,)),
+                    (T.RELEASE, "a", ()),
+                    (T.ACK, "a", ()),
+                ):
+                    answer = raw.call(kind, "receipts", group, *receipts, *rest)
                     assert answer[0] == T.OK or answer[2] == "bad_request", answer
         works(raw)
     # What was stored of it can be read.

@@ -1,8 +1,8 @@
 """Structure-aware fuzz: whatever a client sends, the daemon lives, answers, and counts right.
 
-In this process with a memory store and a clock that is moved, for numbers; against a real daemon
-with SQLite and a history, for the rest of the way. The seed of a round is printed; a round that
-fails is repeated by ``FUZZ_SEED=n``.
+In this process with a memory store and a clock that is moved, for numbers; against real daemons
+on SQLite and on Redis, with a history, for the rest of the way. The seed of a round is printed;
+a round that fails is repeated by ``FUZZ_SEED=n``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import random
 import struct
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from daemon import Daemon
 from fuzzer import Fuzzer, pack
 from in_process import NOW_MS, InProcess, Peer
 from raw import Raw
+from redis_server import RedisServer
 
 from tickwheel.errors import BY_CODE
 from tickwheel.persistence import codec
@@ -323,13 +325,33 @@ def agrees(daemon: Daemon) -> None:
     raise AssertionError("it never stands still")
 
 
-@pytest.mark.parametrize("frames", [2_000, pytest.param(40_000, marks=pytest.mark.slow)])
-def test_a_real_daemon_outlives_anything(tmp_path: Path, frames: int) -> None:
-    """With SQLite, where every value must fit, and a history, which tells of all of them."""
+@pytest.fixture
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URL of a store in which every value must fit."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path / 'store.db'}"
+        return
+    server = RedisServer(tmp_path / "redis").start()
+    yield server.url()
+    server.kill()
+
+
+@pytest.mark.parametrize(
+    ("stored", "frames"),
+    [
+        ("sqlite", 2_000),
+        ("redis", 1_000),
+        pytest.param("sqlite", 40_000, marks=pytest.mark.slow),
+        pytest.param("redis", 20_000, marks=pytest.mark.slow),
+    ],
+    indirect=["stored"],
+)
+def test_a_real_daemon_outlives_anything(tmp_path: Path, stored: str, frames: int) -> None:
+    """With a history, too, which tells of every value."""
     seed = (SEEDS or [frames])[0]
     print(f"FUZZ_SEED={seed}")  # noqa: T201  # to repeat it
     small = {**SMALL, "history_dir": tmp_path / "history", "reconnect_grace_s": 0.1}
-    with Daemon(tmp_path, **small) as daemon:
+    with Daemon(tmp_path, store=stored, **small) as daemon:
         strangers = [Stranger(daemon, seed + n) for n in range(3)]
         for count in range(0, frames, 20):
             strangers[count % 3].send(20)
@@ -342,6 +364,7 @@ def test_a_real_daemon_outlives_anything(tmp_path: Path, frames: int) -> None:
         assert daemon.restart(kill=True).alive
         agrees(daemon)
         assert daemon.terminate() == 0
-        assert check(daemon.store).problems == []
         assert "Traceback" not in daemon.log_text(), daemon.log_text()
         assert "history_writer_ended" not in daemon.log_text()
+    if stored.startswith("sqlite"):
+        assert check(stored).problems == []
