@@ -195,6 +195,9 @@ class MemoryStore:
         opened = await target.open(self._owner, 0)
         try:
             await target.commit(opened.epoch, self._owner, 1, self._everything())
+        except StoreBroken as error:
+            # The copy's file failed, not the store that the daemon lives on.
+            raise StoreError(f"backup: {error.message}") from error
         finally:
             await target.close(clean=True)
             for rest in (".lock", ".reserve"):  # whoever opens it makes its own

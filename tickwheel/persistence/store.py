@@ -66,6 +66,10 @@ class StoreAway(StoreError):
     retryable = True
 
 
+class StoreBusy(StoreAway):
+    """It holds what it should, but one more reader cannot be had now (descriptors, a lock)."""
+
+
 class StoreBehind(StoreError):
     """The store came back older than what it had confirmed: batches are missing from it.
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-from tickwheel.errors import ProtocolError
+from tickwheel.errors import ProtocolError, shown
 
 PROTOCOL_VERSION = 1
 DEFAULT_PORT = 7355
@@ -99,6 +99,6 @@ class Limits:
         for field in fields(cls):
             given = value.get(field.name, field.default)
             if type(given) is not int or given < 0:
-                raise ProtocolError(f"limit {field.name} is no whole number: {given!r:.100}")
+                raise ProtocolError(f"limit {field.name} is no whole number: {shown(given)}")
             known[field.name] = given
         return cls(**known)

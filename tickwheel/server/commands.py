@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from tickwheel.errors import Overloaded
-from tickwheel.server.reader import Reader
+from tickwheel.errors import Overloaded, TickwheelError
+from tickwheel.server.reader import View
 from tickwheel.wheel.control import Known
+
+if TYPE_CHECKING:
+    from tickwheel.server.connection import Connection
+    from tickwheel.server.shell import Shell
 
 IDS_PER_READ_MAX = 50_000
 
@@ -21,8 +25,10 @@ Action = Callable[[Mapping[int, Known]], None]
 
 
 class Command(NamedTuple):
-    """``action`` gets the records of those of ``ids`` that exist."""
+    """``action`` gets the records of those of ``ids`` that exist, and answers ``request``."""
 
+    peer: Connection
+    request: int
     ids: Sequence[int]
     action: Action
 
@@ -30,20 +36,20 @@ class Command(NamedTuple):
 class Commands:
     """The queue; ``run`` is its life."""
 
-    def __init__(self, reader: Reader, commands_max: int) -> None:
-        self._reader = reader
+    def __init__(self, shell: Shell, commands_max: int) -> None:
+        self._shell = shell
         self._commands_max = commands_max
         self._waiting: list[Command] = []
         self._wake = asyncio.Event()
 
-    def put(self, ids: Sequence[int], action: Action) -> None:
+    def put(self, peer: Connection, request: int, ids: Sequence[int], action: Action) -> None:
         """Queue a command. Raises Overloaded when the queue is full."""
         if len(self._waiting) >= self._commands_max:
             raise Overloaded(
                 f"{len(self._waiting)} commands are waiting; the limit is {self._commands_max}"
                 " (commands_max)"
             )
-        self._waiting.append(Command(ids, action))
+        self._waiting.append(Command(peer, request, ids, action))
         self._wake.set()
 
     async def run(self) -> None:
@@ -53,9 +59,19 @@ class Commands:
             while self._waiting:
                 batch = self._take()
                 ids = list({task_id for command in batch for task_id in command.ids})
-                async with self._reader.read(ids) as view:
+                async with self._shell.reader.read(ids) as view:
                     for command in batch:
-                        command.action(view(command.ids))
+                        self._run(command, view)
+
+    def _run(self, command: Command, view: View) -> None:
+        self._shell.acting = False
+        try:
+            command.action(view(command.ids))
+        except TickwheelError as error:
+            command.peer.refuse(command.request, error)
+        except Exception as error:
+            told = self._shell.contain(f"a command of {command.peer.peer}", error)
+            command.peer.refuse(command.request, told)
 
     def _take(self) -> list[Command]:
         count = total = 0

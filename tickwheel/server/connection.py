@@ -27,7 +27,7 @@ from tickwheel.errors import (
     TooManyConnections,
     UnknownType,
 )
-from tickwheel.protocol.codec import Decoder, Frame, encode
+from tickwheel.protocol.codec import Decoder, Frame, check_nesting, encode
 from tickwheel.protocol.frames import REQUEST_MAX, FrameType
 from tickwheel.server.greeting import greet
 from tickwheel.server.shell import Shell
@@ -37,6 +37,19 @@ from tickwheel.wheel.sessions import Session
 BEFORE_HELLO_BYTES_MAX = 64 * 1024
 """Strangers may not make the daemon buffer more."""
 _ERROR, _OK = int(FrameType.ERROR), int(FrameType.OK)
+_FLAT = frozenset(
+    int(kind)
+    for kind in (
+        FrameType.ENQUEUE,
+        FrameType.ONEWAY,
+        FrameType.ACK,
+        FrameType.NACK,
+        FrameType.REJECT,
+        FrameType.EXTEND,
+        FrameType.RELEASE,
+    )
+)
+"""Their handlers check the type of every value there is in them, so depth needs no look."""
 
 Handler = Callable[["Connection", tuple[Any, ...], Now], None]
 RunHandler = Callable[["Connection", list[Frame], int, Now], int]
@@ -119,7 +132,7 @@ class Connection(asyncio.Protocol):
         index, count = 0, len(frames)
         while index < count:
             if self._greeted:
-                index = self._enqueue_run(self, frames, index, now)
+                index = self._run_enqueues(frames, index, now)
                 if index == count:
                     break
             frame = frames[index]
@@ -135,16 +148,27 @@ class Connection(asyncio.Protocol):
         if self._decoder.error is not None and not self._ending:
             self._give_up(0, self._decoder.error)
 
+    def _run_enqueues(self, frames: list[Frame], index: int, now: Now) -> int:
+        try:
+            return self._enqueue_run(self, frames, index, now)
+        except Exception as error:
+            # Of many frames at once: which of them it has changed something for is not known.
+            self.shell.fail(error)
+            raise
+
     def _handle(self, handler: Handler | None, frame: Frame, now: Now) -> None:
+        self.shell.acting = False
         try:
             if handler is None:
                 raise UnknownType(f"frame type {frame[0]} is not known to this version")
+            if frame[0] not in _FLAT:
+                check_nesting(frame)
             handler(self, frame, now)
         except TickwheelError as error:
             self._refuse(_request_of(frame), error)
         except Exception as error:
-            self.shell.fail(error)
-            raise
+            told = self.shell.contain(f"frame of type {frame[0]} from {self.peer}", error)
+            self._refuse(_request_of(frame), told)
 
     def eof_received(self) -> bool:
         return False
@@ -241,7 +265,10 @@ class Connection(asyncio.Protocol):
         known = isinstance(error, (FrameTooLarge, TooManyConnections))
         self.shell.mistake(self.peer, error, quiet=known)
         farewell = encode((_ERROR, request, error.code, error.message))
-        self.shell.committer.reply(_Farewell(self), farewell)
+        if self._greeted:
+            self.shell.committer.reply(_Farewell(self), farewell)
+        else:  # no request of it waits for the store, so no descriptor shall either
+            _Farewell(self).send(farewell)
 
     def _no_hello(self) -> None:
         timeout_s = self.shell.settings.hello_timeout_s

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tickwheel.clock import Now
 from tickwheel.errors import BadRequest, HelloRequired, Unauthorized, VersionUnsupported
-from tickwheel.protocol.codec import Frame
+from tickwheel.protocol.codec import Frame, check_nesting
 from tickwheel.protocol.frames import (
     PROTOCOL_VERSION,
     REQUEST_MAX,
@@ -52,6 +52,7 @@ def read_hello(frame: Frame, settings: Settings) -> Hello:
     """Raises what forbids the conversation."""
     if frame[0] != FrameType.HELLO:
         raise HelloRequired("the first frame must be HELLO (1)")
+    check_nesting(frame)
     checks.arity(frame, 1, "options")
     request = checks.integer(frame[1], "request", 1, REQUEST_MAX)
     options = checks.options(frame[2], ("v", "session", "token", "client"))

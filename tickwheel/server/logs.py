@@ -20,6 +20,8 @@ WARNINGS = frozenset(
     )
 )  # fmt: skip
 """Notices that are warnings; the others are for information."""
+ERRORS = frozenset(("internal_error",))
+"""Notices of what should not have happened."""
 
 
 def configure(log_format: Literal["console", "json"], level: str) -> Log:

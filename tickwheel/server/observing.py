@@ -46,6 +46,8 @@ class Observed:
         self.backup_s = 0.0
         """When the newest daily backup was begun, Unix time; 0: none is known."""
         self.backup_failures = 0
+        self.internal_errors = 0
+        """Unexpected exceptions of one request or one task, which the daemon survived."""
         self.scrape_s = 0.0
         """How long the last reading of ``/metrics`` took."""
         self.ended: Callable[[Core], None] = lambda core: None
@@ -83,6 +85,8 @@ class Observed:
             self.election_trouble = False
         elif event == "backup_failed":
             self.backup_failures += 1
+        elif event == "internal_error":
+            self.internal_errors += 1
 
     def backed_up(self, begun_s: float) -> None:
         """A daily backup is there that was begun then, by Unix time."""

@@ -23,7 +23,7 @@ from tickwheel.persistence.store import Fenced, Opened, StoreAway, StoreBroken, 
 from tickwheel.persistence.urls import without_secrets
 from tickwheel.server.history import history_of
 from tickwheel.server.leadership import Leadership
-from tickwheel.server.logs import WARNINGS, Log
+from tickwheel.server.logs import ERRORS, WARNINGS, Log
 from tickwheel.server.observing import Observed
 from tickwheel.server.recovering import Recovering
 from tickwheel.server.settings import Settings
@@ -297,4 +297,7 @@ class Roles:
 
     def noticed(self, event: str, text: str) -> None:
         self.observed.notice(event)
-        (self.log.warning if event in WARNINGS else self.log.info)(event, detail=text)
+        if event in ERRORS:
+            self.log.error(event, detail=text)
+        else:
+            (self.log.warning if event in WARNINGS else self.log.info)(event, detail=text)

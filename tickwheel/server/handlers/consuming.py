@@ -122,7 +122,7 @@ class Consuming:
         else:
             subscriber = self._member(owner, topic, group, prefetch, wanted, now)
         peer.subscribers[number] = subscriber
-        self._shell.engine.delivery.subscribe(subscriber)
+        self._shell.act().delivery.subscribe(subscriber)
         peer.ok(request, {"lease_ms": subscriber.lease_ms})
 
     def _member(
@@ -147,7 +147,7 @@ class Consuming:
             own = found.settings.retry
             if own is None:
                 after = found.settings._replace(retry=retry)
-                self._shell.engine.grouping.set(found, after, now.mono_ms)
+                self._shell.act().grouping.set(found, after, now.mono_ms)
             elif not policies.equal(own, retry, known):
                 raise Conflict(
                     f"group {found.name} of topic {found.topic.name} has the retry policy"
@@ -193,7 +193,7 @@ class Consuming:
         request = checks.request_number(frame[1])
         subscriber = self._subscriber(peer, frame[2])
         del peer.subscribers[frame[2]]
-        self._shell.engine.delivery.unsubscribe(subscriber)
+        self._shell.act().delivery.unsubscribe(subscriber)
         peer.remember(subscriber)
         peer.ok(request, None)
 
@@ -223,7 +223,7 @@ class Consuming:
         self._shell.spawn(start_when_durable())
 
     def _start(self, peer: Connection, pull: Pull, subscriber: Subscriber, wait_ms: int) -> None:
-        self._shell.engine.delivery.subscribe(subscriber)
+        self._shell.act().delivery.subscribe(subscriber)
         peer.remember(subscriber)
         self._shell.poke()
         pull.start(subscriber, wait_ms)
@@ -248,7 +248,7 @@ class Consuming:
         group_name = checks.group_name(group)
         self._check_draining()
         found, known = find_room(self._core, topic_name, group_name)
-        return known or self._shell.engine.grouping.create(found, group_name, now_ms)
+        return known or self._shell.act().grouping.create(found, group_name, now_ms)
 
     def _check_draining(self) -> None:
         if self._shell.draining:

@@ -23,12 +23,13 @@ class Controlling:
 
     def cancel(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         request, ids = self._ids(frame)
+        shell = self._shell
 
         def action(known: Mapping[int, Known]) -> None:
             # Each look-up is made anew: an id named twice is cancelled the second time.
-            peer.ok(request, self._each(ids, known, self._control.cancel))
+            peer.ok(request, self._each(ids, known, shell.act().control.cancel))
 
-        self._shell.commands.put(ids, action)
+        shell.commands.put(peer, request, ids, action)
 
     @staticmethod
     def _each(
@@ -69,14 +70,15 @@ class Controlling:
 
         def action(known: Mapping[int, Known]) -> None:
             now_ms = shell.clock.read().now_ms
+            control = shell.act().control
 
             def verb(task_id: int, found: Known | None) -> tuple[str, int | None]:
-                return self._control.reschedule(task_id, dues[task_id], found, now_ms)
+                return control.reschedule(task_id, dues[task_id], found, now_ms)
 
             peer.ok(request, self._each(ids, known, verb))
             shell.poke()
 
-        shell.commands.put(ids, action)
+        shell.commands.put(peer, request, ids, action)
 
     def lookup(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         request, ids = self._ids(frame)
@@ -103,7 +105,7 @@ class Controlling:
                 )
             peer.ok(request, maps)
 
-        self._shell.commands.put(ids, action)
+        self._shell.commands.put(peer, request, ids, action)
 
     def dead_requeue(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         shell = self._shell
@@ -134,13 +136,14 @@ class Controlling:
 
         def action(known: Mapping[int, Known]) -> None:
             seen: dict[tuple[int, str], str] = {}
+            self._shell.act()
             for task_id, group in pairs:
                 if (task_id, group) not in seen:
                     seen[task_id, group] = verb(task_id, group, known.get(task_id))
             peer.ok(request, [seen[pair] for pair in pairs])
             self._shell.poke()
 
-        self._shell.commands.put([pair[0] for pair in pairs], action)
+        self._shell.commands.put(peer, request, [pair[0] for pair in pairs], action)
 
     def _ids(self, frame: tuple[Any, ...]) -> tuple[int, Sequence[int]]:
         checks.arity(frame, 1, "ids")

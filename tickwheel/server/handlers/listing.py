@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tickwheel.clock import Now
-from tickwheel.errors import BadRequest, Conflict, Refused, TickwheelError
-from tickwheel.persistence.store import StoreError
+from tickwheel.errors import (
+    BadRequest,
+    Conflict,
+    LimitExceeded,
+    Overloaded,
+    Refused,
+    TickwheelError,
+)
+from tickwheel.persistence.store import StoreBusy, StoreError
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import ID_MAX, FrameType
 from tickwheel.server import checks
@@ -28,6 +37,8 @@ SCANNED_PER_REQUEST_MAX, BYTES_PER_REQUEST_MAX = 20_000, 256 << 20
 STEP_FIRST, STEP_BYTES = 100, 16 << 20
 """Rows are read with their bodies: a few at first, then as many as have about so many bytes."""
 KEY_LENGTH_MAX = 255
+BACKUP_NAME_BYTES_MAX = 200
+"""File systems count bytes, usually to 255; a copy that is not complete has a longer name."""
 _TASK_OPTIONS = ("topic", "state", "key", "until_ms", "newest", "after", "limit")
 _DEAD_OPTIONS = ("topic", "group", "after", "limit", "since_ms", "until_ms", "reason")
 _LIVE = (State.SCHEDULED, State.READY, State.IN_FLIGHT, State.WAITING, State.DEAD)
@@ -162,16 +173,23 @@ class Listing:
         name = checks.text(frame[2], "name", 255)
         if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
             raise BadRequest(f"name must be a file name without a folder, not {checks.shown(name)}")
+        size_bytes = len(os.fsencode(name))
+        if size_bytes > BACKUP_NAME_BYTES_MAX:
+            raise LimitExceeded(
+                f"name has {size_bytes} bytes; the limit is {BACKUP_NAME_BYTES_MAX}"
+            )
         self._answer(peer, request, self._backup(self._shell.backup_folder() / name))
 
     async def _backup(self, path: Path) -> dict[str, Any]:
+        """What the file system says of a client's name is an answer, never the daemon's end."""
         await self._shell.committer.barrier()
-        if path.exists():
-            raise Conflict(f"{path} exists; choose another name")
         try:
+            if os.path.lexists(path):
+                raise Conflict(f"{path} exists; choose another name")
             size = await self._shell.store.backup(str(path))
         except OSError as error:
-            raise Conflict(f"cannot write {path}: {error.strerror}") from error
+            kind = Overloaded if error.errno in (errno.EMFILE, errno.ENFILE) else Conflict
+            raise kind(f"cannot write {path}: {error.strerror}") from error
         return {"path": str(path), "bytes": size}
 
     def _answer(
@@ -186,9 +204,15 @@ class Listing:
             except TickwheelError as error:
                 if self._shell.is_fatal(error):
                     raise
-                if isinstance(error, StoreError):
+                if isinstance(error, StoreBusy):
+                    error = Overloaded(error.message)
+                elif isinstance(error, StoreError):
                     error = Refused(f"the store could not do it: {error.message}")
                 peer.refuse(request, error)
+            except Exception as error:
+                # It only reads: nothing is half done.
+                self._shell.acting = False
+                peer.refuse(request, self._shell.contain(f"a look-up of {peer.peer}", error))
             else:
                 peer.ok(request, result)
 

@@ -44,13 +44,14 @@ class Settling:
         if group is None:
             unresolved: Sequence[int] = range(len(ids))
         else:
-            unresolved = self._settlement.ack(group, epoch, ids, attempts)
+            unresolved = self._shell.act().settlement.ack(group, epoch, ids, attempts)
         if not unresolved:
             peer.ok(request, None)
             return
         words = ["acked"] * len(ids)
 
         def rest(known: Mapping[int, Known]) -> None:
+            self._shell.act()
             for index in unresolved:
                 task_id = ids[index]
                 # An id that is named twice may have ended by its first mention.
@@ -60,7 +61,7 @@ class Settling:
             fine = all(word in ("acked", "done") for word in words)
             peer.ok(request, None if fine else words)
 
-        self._shell.commands.put([ids[index] for index in unresolved], rest)
+        self._shell.commands.put(peer, request, [ids[index] for index in unresolved], rest)
 
     def _ack_one(
         self, group: Group | None, epoch: int, task_id: int, attempt: int, known: Known | None
@@ -184,6 +185,7 @@ class Settling:
         words: list[str] = [""] * len(receipts)
         unresolved: list[int] = []
         order = range(len(receipts))
+        self._shell.act()
         for index in reversed(order) if backwards else order:
             task_id, epoch, attempt = receipts[index]
             lease = None
@@ -202,7 +204,8 @@ class Settling:
             peer.ok(request, None if fine else words)
 
         if unresolved:
-            self._shell.commands.put([receipts[i][0] for i in unresolved], answer)
+            some = [receipts[i][0] for i in unresolved]
+            self._shell.commands.put(peer, request, some, answer)
         else:
             answer({})
 
