@@ -259,17 +259,13 @@ class Fuzzer:
         )
 
     def taken(self) -> tuple[str, str | None, int, list[int], list[int]]:
-        """Receipts of one topic and group, or invented ones."""
-        if not self.receipts or self.random.random() < 0.1:
+        """Receipts of one topic and group; some of them are invented, or of another epoch."""
+        if not self.receipts or self.random.random() < 0.05:
+            return self.topic(), self.group(), 1, [self.pick(self.ids)], [1]
+        topic, group, epoch, task_id, _ = self.pick(self.receipts)
+        if self.random.random() < 0.2:
             attempt = self.pick((1, 2, *self._integers))
-            return (
-                self.topic(),
-                self.group(),
-                self.pick((0, 1, 2)),
-                [self.pick(self.ids)],
-                [attempt],
-            )
-        topic, group, epoch, _, _ = self.pick(self.receipts)
+            return topic, group, self.pick((0, 1, epoch, epoch + 1)), [task_id], [attempt]
         some = [r for r in self.receipts if r[:3] == (topic, group, epoch)][-self.few() or 1 :]
         return topic, group, epoch, [r[3] for r in some], [r[4] for r in some]
 

@@ -49,6 +49,11 @@ SMALL: dict[str, Any] = {
     "lease_max_s": 43_200,
 }
 """Limits that are reached."""
+REFUSALS = {
+    "bad_request", "body_too_large", "conflict", "due_too_far", "limit_exceeded", "not_found",
+    "protocol_error", "unknown_type",
+}  # fmt: skip
+"""What each round must have been answered, or it has not looked far."""
 PEERS = 4
 LATER_MS = (0, 1, 50, 100, 1_000, 5_000, 31_000, 3_600_000, 50_000_000)
 LEASE_MAX_MS = 43_200_000
@@ -245,7 +250,7 @@ async def one_round(folder: Path, seed: int, frames: int) -> Counter[str]:
 async def test_anything_at_all(tmp_path: Path, seed: int) -> None:
     told = await one_round(tmp_path, seed, ROUND)
     assert told["ok"] > ROUND / 10, "too little of it is accepted"
-    assert len(told) > 10, f"too few kinds of errors: {told}"
+    assert told.keys() >= REFUSALS, "not every kind of mistake is made"
 
 
 @pytest.mark.slow
