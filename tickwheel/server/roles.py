@@ -23,6 +23,7 @@ from tickwheel.persistence.store import Fenced, Opened, StoreAway, StoreBroken, 
 from tickwheel.persistence.urls import without_secrets
 from tickwheel.server.history import history_of
 from tickwheel.server.leadership import Leadership
+from tickwheel.server.life import Life
 from tickwheel.server.logs import WARNINGS, Log
 from tickwheel.server.observing import Observed
 from tickwheel.server.recovering import Recovering
@@ -74,7 +75,12 @@ class Roles:
         election = open_election(settings.store, ttl_ms)
         if election is not None:
             self._leadership = Leadership(
-                election, ttl_ms, self.clock, noticed=self.noticed, renewed=self._poke
+                election,
+                ttl_ms,
+                self.clock,
+                noticed=self.noticed,
+                renewed=self._poke,
+                life=Life.own(),
             )
         self.history = history_of(settings, self._engine_config.shard, self.clock, self.noticed)
         self._recovering: Recovering | None = None
