@@ -20,6 +20,7 @@ from tickwheel.server.commands import Commands
 from tickwheel.server.committer import Committer
 from tickwheel.server.delivering import Delivering
 from tickwheel.server.drafts import Drafts
+from tickwheel.server.heartbeats import Heartbeats
 from tickwheel.server.loading import Loader
 from tickwheel.server.observing import Observed
 from tickwheel.server.reader import Reader
@@ -103,6 +104,12 @@ class Shell:
         self.drafts = Drafts(self.core, self.limits)
         self.upkeep = Upkeep(self)
         self.connections: set[Connection] = set()
+        self.heartbeats = Heartbeats(
+            self.connections,
+            clock,
+            interval_s=settings.heartbeat_interval_s,
+            timeout_s=settings.heartbeat_timeout_s,
+        )
         self.draining = False
         self.started_mono_ms = clock.read().mono_ms
         self._backup_folder = backup_folder
@@ -123,6 +130,7 @@ class Shell:
         self._committing = self.spawn(self.committer.run())
         self.spawn(self._load(load_rest))
         self.spawn(self.committer.watch_room())
+        self.spawn(self.heartbeats.run())
         self.poke()
 
     async def _load(self, load_rest: Coroutine[Any, Any, None]) -> None:
