@@ -104,12 +104,6 @@ class Shell:
         self.drafts = Drafts(self.core, self.limits)
         self.upkeep = Upkeep(self)
         self.connections: set[Connection] = set()
-        self.heartbeats = Heartbeats(
-            self.connections,
-            clock,
-            interval_s=settings.heartbeat_interval_s,
-            timeout_s=settings.heartbeat_timeout_s,
-        )
         self.draining = False
         self.started_mono_ms = clock.read().mono_ms
         self._backup_folder = backup_folder
@@ -130,7 +124,14 @@ class Shell:
         self._committing = self.spawn(self.committer.run())
         self.spawn(self._load(load_rest))
         self.spawn(self.committer.watch_room())
-        self.spawn(self.heartbeats.run())
+        settings = self.settings
+        heartbeats = Heartbeats(
+            self.connections,
+            self.clock,
+            interval_s=settings.heartbeat_interval_s,
+            timeout_s=settings.heartbeat_timeout_s,
+        )
+        self.spawn(heartbeats.run())
         self.poke()
 
     async def _load(self, load_rest: Coroutine[Any, Any, None]) -> None:
