@@ -89,6 +89,91 @@ def test_a_jump_at_the_limit_is_followed_and_one_ms_more_is_held() -> None:
     assert clock.held
 
 
+# --- a start -------------------------------------------------------------------------------
+
+DAY_MS = 24 * HOUR_MS
+WEEK_MS = 7 * DAY_MS
+
+
+def test_a_start_after_a_week_goes_on_at_the_wall_clock_and_one_ms_later_it_is_held() -> None:
+    clock, _ = made()
+    assert clock.begin_at(START_MS - WEEK_MS, WEEK_MS) == 0
+    assert (clock.read().now_ms, clock.held) == (START_MS, False)
+    position_ms = START_MS - WEEK_MS - 1
+    assert clock.begin_at(position_ms, WEEK_MS) == WEEK_MS + 1
+    assert (clock.read().now_ms, clock.held, clock.held_at_start) == (position_ms, True, True)
+
+
+def test_a_start_with_a_clock_that_is_behind_is_followed() -> None:
+    clock, _ = made()
+    assert clock.begin_at(START_MS + 10 * WEEK_MS, WEEK_MS) == 0
+    assert (clock.read().now_ms, clock.held) == (START_MS, False)
+
+
+def test_time_goes_on_while_a_start_is_held() -> None:
+    clock, sources = made()
+    clock.begin_at(START_MS - 30 * DAY_MS, WEEK_MS)
+    sources.pass_ms(HOUR_MS)
+    assert clock.read().now_ms == START_MS - 30 * DAY_MS + HOUR_MS
+    assert clock.ahead_ms == 30 * DAY_MS
+    assert clock.held
+
+
+@pytest.mark.parametrize("left_ms", [WEEK_MS, 2 * DAY_MS, 0, -DAY_MS])
+def test_a_held_start_goes_on_when_the_clock_is_set_right(left_ms: int) -> None:
+    """Set back to within the limit of a start, however far beyond that of a jump."""
+    clock, sources = made()
+    clock.begin_at(START_MS - 30 * DAY_MS, WEEK_MS)
+    sources.pass_ms(-30 * DAY_MS + WEEK_MS + 1, 0)
+    clock.read()
+    assert clock.held
+    sources.pass_ms(left_ms - WEEK_MS - 1, 0)
+    assert clock.read().now_ms == START_MS - 30 * DAY_MS + left_ms
+    assert not clock.held
+    sources.pass_ms(DAY_MS + 1, 0)
+    clock.read()
+    assert clock.held, "a jump has its own limit again"
+
+
+@pytest.mark.parametrize("how", ["start", "jump"])
+def test_who_knows_better_accepts_the_clock(how: str) -> None:
+    clock, sources = made()
+    if how == "start":
+        clock.begin_at(START_MS - 30 * DAY_MS, WEEK_MS)
+    else:
+        sources.pass_ms(30 * DAY_MS, 0)
+        clock.read()
+    assert clock.held
+    clock.accept()
+    assert (clock.read().now_ms, clock.held) == (sources.wall, False)
+    assert (clock.jumps, clock.last_jump_ms) == (2 if how == "jump" else 1, 30 * DAY_MS)
+    clock.accept()
+    assert clock.read().now_ms == sources.wall
+
+
+def test_the_next_taking_over_judges_a_held_start_anew() -> None:
+    """Another daemon may have led in between, and its clock was believed."""
+    clock, sources = made()
+    clock.begin_at(START_MS - 30 * DAY_MS, WEEK_MS)
+    assert clock.begin_at(START_MS - 20 * DAY_MS, WEEK_MS) == 20 * DAY_MS
+    assert (clock.read().now_ms, clock.held) == (START_MS - 20 * DAY_MS, True)
+    sources.pass_ms(HOUR_MS)
+    assert clock.begin_at(START_MS - 20 * DAY_MS, WEEK_MS) == 20 * DAY_MS
+    assert clock.read().now_ms == START_MS - 20 * DAY_MS + HOUR_MS, "not back again"
+    assert clock.begin_at(START_MS, WEEK_MS) == 0
+    assert (clock.read().now_ms, clock.held) == (sources.wall, False)
+
+
+def test_a_standby_whose_clock_has_jumped_takes_over_at_the_time_it_holds() -> None:
+    clock, sources = made()
+    sources.pass_ms(60 * DAY_MS, 0)
+    assert clock.read().now_ms == START_MS
+    assert clock.begin_at(START_MS - DAY_MS, WEEK_MS) == 0
+    assert (clock.read().now_ms, clock.held, clock.held_at_start) == (START_MS, True, False)
+    assert clock.begin_at(START_MS - 30 * DAY_MS, WEEK_MS) == 90 * DAY_MS
+    assert (clock.read().now_ms, clock.held_at_start) == (START_MS - 30 * DAY_MS, True)
+
+
 def test_the_machines_clocks_run() -> None:
     clock = Clock(24 * HOUR_MS, SystemSources())
     first, second = clock.read(), clock.read()

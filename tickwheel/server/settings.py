@@ -65,6 +65,9 @@ class Settings(BaseSettings):
     shard: int = Field(default=0, ge=0, le=1023)
     delay_max_s: float = Field(default=10 * 365.25 * 86_400, gt=0)
     clock_hold_over_s: float = Field(default=86_400.0, gt=0)
+    clock_hold_start_over_s: float = Field(default=7 * 86_400.0, ge=7_200)
+    """More than an idle daemon's stored time may be old."""
+    accept_clock: bool = False
     resident_horizon_s: float = Field(default=60.0, ge=0)
     resident_bytes_max: int | None = Field(default=None, gt=0)
     # delivery

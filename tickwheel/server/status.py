@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.persistence.election import Leader
 from tickwheel.persistence.urls import without_secrets
+from tickwheel.server.roles import why_held
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def state_of(daemon: Daemon) -> tuple[str, str | None]:
     if committer.trouble is not None:
         return "store_trouble", committer.trouble
     if daemon.roles.clock.held:
-        return "clock_held", "the wall clock jumped ahead"
+        return "clock_held", why_held(daemon.roles.clock)
     if not shell.loaded.is_set():
         return "loading", None
     return "ready", None
