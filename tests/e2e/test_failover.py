@@ -71,7 +71,11 @@ def is_active(daemon: Daemon) -> bool:
 
 def test_a_standby_says_who_is_active_and_takes_no_work(pair: tuple[Daemon, Daemon]) -> None:
     active, standby = pair
+    assert " durability " in active.log_text(), "what can be lost is said at the start"
+    assert " durability " not in standby.log_text()
+    assert status(standby)["durability"] is None
     told = status(active)
+    assert told["durability"] in active.log_text()
     assert (told["role"], told["state"], told["active"]["address"]) == (
         "active",
         "ready",

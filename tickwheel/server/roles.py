@@ -221,6 +221,8 @@ class Roles:
         self._enter("active")
         self._changed("this daemon is the active one now: connect again")
         self.observed.recovery_s = time.monotonic() - started_s
+        if self.shared:
+            self.log.info("durability", detail=self.store.durability)
         recovering.tell(self.log, without_secrets(settings.store), self.observed.recovery_s)
 
     def _compare_clock(self, opened: Opened) -> None:

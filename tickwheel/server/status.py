@@ -57,6 +57,7 @@ def status_map(daemon: Daemon) -> dict[str, Any]:
         "since_ms": daemon.roles.role_since_ms,
         "active": _leader_map(leader) if leader is not None else None,
         "store": without_secrets(daemon.settings.store),
+        "durability": daemon.roles.store.durability if shell is not None else None,
         "store_ok": shell is None or shell.committer.trouble is None,
         "now_ms": now.now_ms,
         "uptime_s": round(time.monotonic() - daemon.started_mono_s, 3),
