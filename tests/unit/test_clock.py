@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
+from engine_rig import Rig
+from steering import WallClock
 
-from tests.steering import WallClock
 from tickwheel.clock import TEST_CLOCK_ENV, Clock, Now, SteeredSources, SystemSources, sources
 
 HOUR_MS = 3_600_000
@@ -87,6 +89,80 @@ def test_a_jump_at_the_limit_is_followed_and_one_ms_more_is_held() -> None:
     sources.pass_ms(HOUR_MS + 1, 0)
     assert clock.read().now_ms == START_MS
     assert clock.held
+
+
+# --- what is due while it jumps -------------------------------------------------------------
+
+
+class Jumping:
+    """An engine whose time is the clock's, and what is known of it from outside."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.clock, self.sources = made(hold_over_ms=HOUR_MS)
+        self.rig = Rig()
+        self.consumer = self.rig.subscribe(lease_ms=10**12)
+        self.believed_ms = START_MS
+        """What time it is, by the rules: a jump of over an hour ahead is not believed."""
+        self.due_ms: dict[int, int] = {}
+        self.came: list[int] = []
+
+    def move(self, wall_ms: int, mono_ms: int) -> None:
+        self.sources.pass_ms(wall_ms, mono_ms)
+        wall, expected_ms = self.sources.wall, self.believed_ms + mono_ms
+        self.believed_ms = wall if wall - expected_ms <= HOUR_MS else expected_ms
+        self.rig.now_ms, self.rig.mono_ms = self.clock.read()
+        assert self.rig.now_ms == self.believed_ms
+
+    def step(self) -> None:
+        what = self.random.choice(["pass", "pass", "jump", "far", "back", "right", "task", "rest"])
+        some_ms = self.random.choice([1, 40, 1_500, 30_000])
+        if what == "pass":
+            self.move(some_ms, some_ms)
+        elif what == "jump":
+            self.move(self.random.choice([some_ms, HOUR_MS - 1_000]), 0)
+        elif what == "far":
+            self.move(self.random.choice([HOUR_MS + 1, 400 * 24 * HOUR_MS]), 0)
+        elif what == "back":
+            self.move(-self.random.choice([some_ms, HOUR_MS, 400 * 24 * HOUR_MS]), 0)
+        elif what == "right":
+            self.move(self.believed_ms - self.sources.wall, 0)
+        elif what == "task":
+            delay_ms = self.random.choice([0, some_ms, 2 * HOUR_MS, 100 * 24 * HOUR_MS])
+            task_id = self.rig.enqueue(delay_ms=delay_ms)
+            self.due_ms[task_id] = self.rig.now_ms + delay_ms
+        else:
+            self.takes(self.random.choice([0, 1, 1_000]))
+        self.pulse()
+
+    def takes(self, count: int) -> None:
+        self.consumer.prefetch = count
+        self.rig.core.wake(self.consumer.group)
+
+    def pulse(self) -> None:
+        for got in self.rig.pulse():
+            assert self.due_ms[got.id] == got.due_ms <= self.believed_ms, "early"
+            assert got.id not in self.came, "twice"
+            assert (got.attempt, self.rig.ack(got)) == (1, "acked")
+            self.came.append(got.id)
+        self.rig.commit()
+        if self.consumer.prefetch == 1_000:
+            late = {i for i, due in self.due_ms.items() if due <= self.believed_ms}
+            assert late <= set(self.came), "held back without need"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_jumps_fire_nothing_early_nothing_twice_and_nothing_of_a_far_future(seed: int) -> None:
+    jumping = Jumping(seed)
+    for _ in range(150):
+        jumping.step()
+    jumping.takes(1_000)
+    jumping.move(jumping.believed_ms - jumping.sources.wall, 0)
+    for due_ms in sorted(jumping.due_ms.values()):
+        wait_ms = max(0, due_ms - jumping.believed_ms)
+        jumping.move(wait_ms, wait_ms)
+        jumping.pulse()
+    assert sorted(jumping.came) == sorted(jumping.due_ms)
 
 
 # --- a start -------------------------------------------------------------------------------
