@@ -54,6 +54,8 @@ class RigBase:
         self.epoch = 0
         self.told: list[object] = []
         """Addresses of enqueues and repeats that were answered, in order."""
+        self.frozen: set[Subscriber] = set()
+        """Consumers that show no life after a lease of theirs has ended; all others do."""
         self.handed: list[Got] = []
         """At-most-once deliveries that were written."""
         self._start(clean=True)
@@ -229,7 +231,11 @@ class RigBase:
             delivery.loaded_ready(group, ids, {i: k.row for i, k in self.known(ids).items()})
 
     def expire(self) -> int:
-        return self.engine.settlement.expire(self.now_ms, self.mono_ms)
+        before = {lease.subscriber for group in self.core.leased for lease in group.flight.values()}
+        over = self.engine.settlement.expire(self.now_ms, self.mono_ms)
+        for subscriber in before - self.frozen:
+            self.engine.delivery.heard(subscriber.presence, [subscriber])
+        return over
 
     def dispatch(self, limit: int = 1_000) -> list[Got]:
         """Deliver until nothing more can be delivered now."""

@@ -117,6 +117,15 @@ class SlowReader(TickwheelError):
     http_status = 503
 
 
+class PeerSilent(TickwheelError):
+    """The peer answers heartbeats, and nothing came from it for too long."""
+
+    code = "peer_silent"
+    retryable = True
+    closes_connection = True
+    http_status = 503
+
+
 # --- the request is wrong: answer, go on -----------------------------------------------------
 
 

@@ -52,6 +52,8 @@ class StoreRules(RuleBasedStateMachine):
         self.rig = Rig(config)
         self.model = Model(self.rig.config.retry)
         self.subscribers: list[Subscriber] = []
+        self.doubted: set[Subscriber] = set()
+        """A lease of theirs has ended by time, and they have shown no life since."""
         self.got: list[Got] = []
         self.requests = 0
         self.high_ms = NOW_MS
@@ -218,6 +220,8 @@ class StoreRules(RuleBasedStateMachine):
         for key, settings in self.model.now.settings.items():
             self.model.set_rate(key, settings.rate, settings.burst, rig.mono_ms)
         self.subscribers = []
+        self.doubted.clear()
+        self.rig.frozen.clear()
         self.high_ms = max(self.high_ms, rig.now_ms)
 
     def pass_time(self, ms: int) -> None:

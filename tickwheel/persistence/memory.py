@@ -68,6 +68,11 @@ class MemoryStore:
         other._clean = self._clean
         return other
 
+    @property
+    def durability(self) -> str:
+        """See ``Store.durability``."""
+        return "kept in memory: nothing survives the end of the daemon"
+
     async def open(self, owner: str, now_ms: int, *, epoch_min: int = 1) -> Opened:
         created = self._epoch == 0
         clean = self._clean

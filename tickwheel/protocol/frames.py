@@ -52,12 +52,14 @@ class FrameType(IntEnum):
     GROUP_CREATE = 26
     GROUP_DELETE = 27
     CONFIGURE = 28
+    ALIVE = 29
 
     OK = 65
     ERROR = 66
     DELIVER = 67
     GOODBYE = 68
     ENDED = 69
+    HEARTBEAT = 70
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,9 @@ from tickwheel.wheel.batch import Batch, Staged
 from tickwheel.wheel.engine import Engine
 from tickwheel.wheel.leases import Dispatch
 
-UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
+UNKNOWN_RETRY_S = MARK_TIME_MS = 3_600_000
+"""So old, about, the time that the store knows gets while nothing happens."""
+REFUSED_RETRY_S = 0.2
 ROOM_PROBE_S = 0.5
 STALLED = "the store does not answer; nothing was kept"
 
@@ -82,6 +84,8 @@ class Committer:
         self._stopping = False
         self._refusals = 0
         self.last_batch = last_batch
+        self._marked = (-1, 0)
+        """The newest batch that ``mark_time`` saw, and when it saw it first."""
         self.full = False
         """The store has no room: enqueues are refused at the door."""
         self.stalled = False
@@ -112,6 +116,16 @@ class Committer:
             core.sealed.replies.append((peer, data))
         else:
             peer.send(data)
+
+    def mark_time(self, mono_ms: int) -> None:
+        """Now and then: have the store know the time though nothing happens, by an empty batch.
+        The clock of the next start is compared with it."""
+        number, since_mono_ms = self._marked
+        if self.last_batch != number:
+            self._marked = (self.last_batch, mono_ms)
+        elif mono_ms - since_mono_ms >= MARK_TIME_MS and self._core.sealed is None:
+            self._core.open.replies.append((_Nobody(), b""))
+            self._wake.set()
 
     async def barrier(self) -> None:
         """Wait until everything accepted so far is durable."""
@@ -259,6 +273,12 @@ class Committer:
                 self.full, self.trouble = False, None
                 self._noticed("store_has_room", "enqueues are accepted again")
                 self._wake.set()
+
+
+class _Nobody:
+    """A peer that needs no reply."""
+
+    def send(self, data: bytes) -> None: ...
 
 
 class _Barrier:

@@ -21,6 +21,7 @@ from tickwheel.clock import Now
 from tickwheel.errors import (
     FrameTooLarge,
     HelloRequired,
+    PeerSilent,
     ProtocolError,
     SlowReader,
     TickwheelError,
@@ -30,8 +31,9 @@ from tickwheel.errors import (
 from tickwheel.protocol.codec import Decoder, Frame, check_nesting, encode
 from tickwheel.protocol.frames import REQUEST_MAX, FrameType
 from tickwheel.server.greeting import greet
+from tickwheel.server.heartbeats import keep_alive, limit_unacknowledged
 from tickwheel.server.shell import Shell
-from tickwheel.wheel.groups import Subscriber
+from tickwheel.wheel.leases import Presence, Subscriber
 from tickwheel.wheel.sessions import Session
 
 BEFORE_HELLO_BYTES_MAX = 64 * 1024
@@ -50,6 +52,7 @@ _FLAT = frozenset(
     )
 )
 """Their handlers check the type of every value there is in them, so depth needs no look."""
+_HEARTBEAT = encode((int(FrameType.HEARTBEAT),))
 
 Handler = Callable[["Connection", tuple[Any, ...], Now], None]
 RunHandler = Callable[["Connection", list[Frame], int, Now], int]
@@ -71,6 +74,13 @@ class Connection(asyncio.Protocol):
         """By the number the client chose."""
         self.others: list[Subscriber] = []
         """Pulls and ended subscriptions that may have deliveries in flight."""
+        self.presence = Presence()
+        self.heard_mono_ms = 0
+        """When the last bytes came from the peer, by the steady clock."""
+        self.asked_mono_ms = 0
+        self.answers_heartbeats = False
+        """It said so in HELLO."""
+        self.is_read = True
         self.session: Session | None = None
         self.name = ""
         self.peer = "?"
@@ -90,6 +100,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.open = True
         self.peer = _address(transport.get_extra_info("peername"))
+        self.heard_mono_ms = self.shell.clock.read().mono_ms
+        keep_alive(transport.get_extra_info("socket"), self.shell.settings.heartbeat_interval_s)
         connections_max = self.shell.limits.connections_max
         if len(self._connections) >= connections_max:
             self._give_up(
@@ -111,7 +123,7 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         mono_ms = self.shell.clock.read().mono_ms
         delivery = self.shell.engine.delivery
-        for subscriber in (*self.subscribers.values(), *self.others):
+        for subscriber in self.consumers:
             subscriber.owner.closed()  # type: ignore[attr-defined]  # see consuming.py
             delivery.disconnected(subscriber, mono_ms)
         self.subscribers.clear()
@@ -129,6 +141,9 @@ class Connection(asyncio.Protocol):
             return
         shell, handlers = self.shell, self._handlers
         now = shell.clock.read()
+        self.heard_mono_ms = now.mono_ms
+        if self.presence.doubted:
+            shell.engine.delivery.heard(self.presence, self.consumers)
         index, count = 0, len(frames)
         while index < count:
             if self._greeted:
@@ -178,6 +193,7 @@ class Connection(asyncio.Protocol):
             subscriber.blocked = True
         if self._transport is not None and self.open:
             self._transport.pause_reading()
+            self.is_read = False
         self._stop_timer()
         timeout_s = self.shell.settings.slow_reader_timeout_s
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._too_slow)
@@ -186,10 +202,16 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         if self._transport is not None and self.open:
             self._transport.resume_reading()
+            self.is_read, self.heard_mono_ms = True, self.shell.clock.read().mono_ms
         for subscriber in self.subscribers.values():
             subscriber.blocked = False
             self.shell.core.wake(subscriber.group)
         self.shell.poke()
+
+    @property
+    def consumers(self) -> tuple[Subscriber, ...]:
+        """All who may get deliveries here, or have some in flight."""
+        return (*self.subscribers.values(), *self.others)
 
     # --- the shell's ----------------------------------------------------------------------------
 
@@ -239,11 +261,18 @@ class Connection(asyncio.Protocol):
     def _hello(self, _: Connection, frame: Frame, now: Now) -> None:
         greeting = greet(self.shell, frame, now)
         self.session, self.name = greeting.session, greeting.name
+        self._promised_heartbeats(greeting.answers_heartbeats)
         self._greeted = True
         self._stop_timer()
         self._decoder.frame_bytes_max = self.shell.limits.frame_bytes_max
         # It says nothing of any task, so it does not wait for the store.
         self.send(encode((_OK, greeting.request, greeting.answer)))
+
+    def _promised_heartbeats(self, promised: bool) -> None:
+        self.answers_heartbeats = promised
+        if promised and self._transport is not None:
+            timeout_s = self.shell.settings.heartbeat_timeout_s
+            limit_unacknowledged(self._transport.get_extra_info("socket"), timeout_s)
 
     def _leave_session(self) -> None:
         session, self.session = self.session, None
@@ -278,11 +307,21 @@ class Connection(asyncio.Protocol):
         timeout_s = self.shell.settings.slow_reader_timeout_s
         self._abort(f"it read too little for {timeout_s} s (slow_reader_timeout_s)")
 
+    def ask_for_life(self) -> None:
+        self.send(_HEARTBEAT)
+
+    def give_up_silent(self, quiet_ms: int) -> None:
+        limit = "heartbeat_timeout_s"
+        self._cut_off(PeerSilent(f"nothing came from it for {quiet_ms / 1000:.1f} s ({limit})"))
+
     def _abort(self, reason: str) -> None:
+        self._cut_off(SlowReader(reason))
+
+    def _cut_off(self, error: TickwheelError) -> None:
         """A peer that does not read would not read a frame that says so either."""
         if self.open:
             self.open = False
-            self.shell.mistake(self.peer, SlowReader(reason), quiet=False)
+            self.shell.mistake(self.peer, error, quiet=False)
             self.abort()
 
     def _stop_timer(self) -> None:

@@ -17,6 +17,7 @@ WARNINGS = frozenset(
         "store_trouble", "store_full", "clock_jumped", "connection_closed", "deposed",
         "election_trouble", "store_came_back_empty", "takeover_failed", "history_dropped",
         "history_writer_ended", "history_unfinished", "backup_failed", "store_is_partial",
+        "same_node_name", "clock_held",
     )
 )  # fmt: skip
 """Notices that are warnings; the others are for information."""

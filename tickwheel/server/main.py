@@ -41,6 +41,7 @@ async def _serve(settings: Settings, log: Log) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, daemon.ask_to_stop)
+        loop.add_signal_handler(signal.SIGUSR1, daemon.accept_clock)
         await daemon.start()
         await daemon.wait()
         log.info("stopping")

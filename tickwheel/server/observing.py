@@ -39,6 +39,7 @@ class Observed:
         self.election_trouble = False
         self.failovers = 0
         self.deposed = 0
+        self.namesakes = 0
         self.recovery_s = 0.0
         """Of the last taking over, until it served."""
         self.load_s = 0.0
@@ -78,6 +79,8 @@ class Observed:
         """One of the shard's notices to the log."""
         if event == "deposed":
             self.deposed += 1
+        elif event == "same_node_name":
+            self.namesakes += 1
         elif event == "election_trouble":
             self.store_errors[ELECTION] += 1
             self.election_trouble = True

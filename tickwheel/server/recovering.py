@@ -80,6 +80,11 @@ class Recovering:
         """``begin`` had it all."""
         return self.loaded < FIRST_CHUNK
 
+    @property
+    def found_nothing(self) -> bool:
+        """No task, not even a dead letter."""
+        return self.is_small and not self.loaded and not self._special
+
     async def rest(self) -> None:
         """Raises StoreError."""
         assert self._chunks is not None

@@ -21,6 +21,7 @@ from tickwheel.server.commands import Commands
 from tickwheel.server.committer import Committer
 from tickwheel.server.delivering import Delivering
 from tickwheel.server.drafts import Drafts
+from tickwheel.server.heartbeats import Heartbeats
 from tickwheel.server.loading import Loader
 from tickwheel.server.observing import Observed
 from tickwheel.server.reader import Reader
@@ -114,7 +115,7 @@ class Shell:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._swept_mono_ms = clock.read().mono_ms
-        self._jumps = clock.jumps
+        self._jumps, self._held = clock.jumps, clock.held
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the exception that must stop the daemon."""
         # One that comes after the first is of no interest.
@@ -127,6 +128,14 @@ class Shell:
         self._committing = self.spawn(self.committer.run())
         self.spawn(self._load(load_rest))
         self.spawn(self.committer.watch_room())
+        settings = self.settings
+        heartbeats = Heartbeats(
+            self.connections,
+            self.clock,
+            interval_s=settings.heartbeat_interval_s,
+            timeout_s=settings.heartbeat_timeout_s,
+        )
+        self.spawn(heartbeats.run())
         self.poke()
 
     async def _load(self, load_rest: Coroutine[Any, Any, None]) -> None:
@@ -287,12 +296,17 @@ class Shell:
             if now.mono_ms - self._swept_mono_ms >= SWEEP_MS:
                 self._swept_mono_ms = now.mono_ms
                 self.engine.sweep(now.now_ms)
+                self.committer.mark_time(now.mono_ms)
         except Exception as error:
             self.fail(error)
             return
         if self.clock.jumps != self._jumps:
             self._jumps = self.clock.jumps
             self._tell_jump()
+        if self.clock.held != self._held:
+            self._held = self.clock.held
+            if not self._held:
+                self.noticed("clock_released", "the clock is believed again")
         if more or unfinished:
             self.poke()
         else:

@@ -7,6 +7,8 @@ finished in the open batch and written when that is durable.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tickwheel.wheel.broadcast import Broadcaster, Broadcasts
 from tickwheel.wheel.core import Core
 from tickwheel.wheel.groups import Group
@@ -15,6 +17,7 @@ from tickwheel.wheel.leases import (
     Dispatch,
     Item,
     Lease,
+    Presence,
     Subscriber,
     priority_of,
     traits_of,
@@ -226,6 +229,12 @@ class Dispatching:
         subscribers = subscriber.group.subscribers
         if subscriber in subscribers:
             subscribers.remove(subscriber)
+
+    def heard(self, presence: Presence, subscribers: Iterable[Subscriber]) -> None:
+        """Its consumer has shown life: it is handed tasks again."""
+        presence.doubted = False
+        for subscriber in subscribers:
+            self._core.wake(subscriber.group)
 
     def disconnected(self, subscriber: Subscriber, mono_ms: int) -> None:
         """Its connection broke: leases end within the grace, unless acked from elsewhere."""

@@ -302,6 +302,8 @@ class Settlement:
         core.totals.leases_over += 1
         lease.live = False
         del lease.group.flight[lease.id]
+        # Else one that is dead and holds its connection would burn every attempt there is.
+        lease.subscriber.presence.doubted = True
         core.give_back(lease.subscriber, 1)
         if wait_ms is None:
             self.bury(lease, failure, now_ms)

@@ -68,6 +68,11 @@ class SqliteStore:
         """False from a refusal for lack of room until ``probe_room`` finds some."""
         return self._writer.has_room
 
+    @property
+    def durability(self) -> str:
+        """See ``Store.durability``."""
+        return "synced to the disk before each answer: a confirmed task survives a power cut"
+
     async def open(self, owner: str, now_ms: int, *, epoch_min: int = 1) -> Opened:
         self._closing = False
         writing = ThreadPoolExecutor(1, "tickwheel-sqlite-write")

@@ -121,6 +121,7 @@ class Consuming:
             subscriber = self._broadcaster(owner, topic, group, prefetch, wanted)
         else:
             subscriber = self._member(owner, topic, group, prefetch, wanted, now)
+        subscriber.presence = peer.presence
         peer.subscribers[number] = subscriber
         self._shell.act().delivery.subscribe(subscriber)
         peer.ok(request, {"lease_ms": subscriber.lease_ms})
@@ -210,6 +211,7 @@ class Consuming:
         found = known or self._group(topic, group, now.now_ms)
         pull = Pull(self._shell, peer, request)
         subscriber = Subscriber(pull, found, count, lease_ms, once=True, label=label(peer))
+        subscriber.presence = peer.presence
         if known is not None:
             self._start(peer, pull, subscriber, wait_ms)
             return

@@ -56,6 +56,10 @@ class Listing:
         request = checks.request_number(frame[1])
         peer.send(encode((int(FrameType.OK), request, None)))
 
+    def alive(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
+        """The answer to HEARTBEAT: that it came is all that counts, and was noted."""
+        checks.arity(frame, 0, "none")
+
     def stats(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         checks.arity(frame, 0, "none")
         request, shell = checks.request_number(frame[1]), self._shell
