@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from tickwheel.clock import Clock, Now, SystemSources
+from pathlib import Path
+
+import pytest
+
+from tests.steering import WallClock
+from tickwheel.clock import TEST_CLOCK_ENV, Clock, Now, SteeredSources, SystemSources, sources
 
 HOUR_MS = 3_600_000
 START_MS = 1_800_000_000_000
@@ -89,3 +94,63 @@ def test_the_machines_clocks_run() -> None:
     first, second = clock.read(), clock.read()
     assert second.mono_ms >= first.mono_ms
     assert first.now_ms > 1_700_000_000_000
+
+
+class Steered(SteeredSources):
+    """A file steers it, as a daemon under test; the machine below stands still unless told."""
+
+    def __init__(self, path: Path) -> None:
+        self.mono = 0
+        super().__init__(str(path))
+
+    def mono_ms(self) -> int:
+        return self.mono
+
+
+def ahead_ms(found: SteeredSources) -> int:
+    """Of the machine's wall clock, to the second: it runs on while the test does."""
+    return round((found.wall_ms() - SystemSources().wall_ms()) / 1000) * 1000
+
+
+def test_a_file_steps_the_wall_clock_of_one_process_and_not_its_steady_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steering = WallClock(tmp_path / "clock")
+    monkeypatch.setenv(TEST_CLOCK_ENV, steering.env[TEST_CLOCK_ENV])
+    found = sources()
+    assert isinstance(found, SteeredSources)
+    assert ahead_ms(found) == 0
+    for offset_ms in (HOUR_MS, -3 * HOUR_MS, 30 * 24 * HOUR_MS, 0):
+        steering.step(offset_ms - steering.offset_ms)
+        assert ahead_ms(found) == offset_ms
+    assert abs(found.mono_ms() - SystemSources().mono_ms()) < HOUR_MS
+    assert Clock(HOUR_MS).steered
+
+
+def test_what_a_steered_clock_has_drifted_stays_when_the_rate_changes(tmp_path: Path) -> None:
+    steering = WallClock(tmp_path / "clock", rate=1.5)
+    found = Steered(tmp_path / "clock")
+    found.mono += 4 * HOUR_MS
+    assert ahead_ms(found) == 2 * HOUR_MS
+    steering.drift(1.0)
+    found.mono += HOUR_MS
+    assert ahead_ms(found) == 2 * HOUR_MS
+    steering.step(HOUR_MS)
+    steering.drift(0.0)
+    found.mono += 2 * HOUR_MS
+    assert ahead_ms(found) == HOUR_MS
+
+
+def test_without_a_file_the_machines_clocks_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(TEST_CLOCK_ENV, raising=False)
+    assert type(sources()) is SystemSources
+    assert not Clock(HOUR_MS).steered
+    monkeypatch.setenv(TEST_CLOCK_ENV, str(tmp_path / "none"))
+    with pytest.raises(OSError, match="none"):
+        sources()
+    (tmp_path / "short").write_bytes(b"x" * 15)
+    monkeypatch.setenv(TEST_CLOCK_ENV, str(tmp_path / "short"))
+    with pytest.raises(OSError, match="less than 16 bytes"):
+        sources()

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from tickwheel import failpoints
-from tickwheel.clock import Clock
+from tickwheel.clock import TEST_CLOCK_ENV, Clock
 from tickwheel.persistence.election import Leader, SharedStore, open_election
 from tickwheel.persistence.store import Fenced, Opened, StoreAway, StoreBroken, StoreError
 from tickwheel.persistence.urls import without_secrets
@@ -56,6 +56,8 @@ class Roles:
         self.settings = settings
         self.log = log
         self.clock = Clock(int(settings.clock_hold_over_s * 1000))
+        if self.clock.steered:
+            log.warning("test_clock", detail=f"{TEST_CLOCK_ENV} is set: a file steers the time")
         self.store, self._engine_config = open_store(settings)
         self.observed = Observed(settings.metrics_lateness_topics_max)
         self.shell: Shell | None = None
