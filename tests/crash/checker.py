@@ -112,6 +112,8 @@ class _Check:
         self._requeued: dict[Key, int] = {}
         self._looked: dict[int, str] = {}
         self._lives: list[GroupLife] = []
+        self._lives_of: dict[str, list[GroupLife]] = defaultdict(list)
+        """By name, of all topics."""
         self._casts: list[Cast] = []
 
     def run(self) -> Verdict:
@@ -169,6 +171,8 @@ class _Check:
             key = again.id, again.group
             self._requeued[key] = min(again.sent_ms, self._requeued.get(key, again.sent_ms))
         self._lives += journal.groups
+        for life in journal.groups:
+            self._lives_of[life.group].append(life)
         self._casts += journal.casts
 
     def _accept(self, client: str, accepted: Accepted) -> None:
@@ -267,15 +271,30 @@ class _Check:
             if not self._is_after(end, delivery):
                 continue
             again_ms = self._requeued.get(key)
+            if end.group is not None and self._made_anew(end, delivery):
+                continue
             if end.how == "dead" and again_ms is not None and delivery.got_ms >= again_ms:
                 continue
             self._wrong.append(f"again: {delivery.token} came after {end}: {delivery}")
+
+    def _made_anew(self, end: Finished | Retry, delivery: Delivered) -> bool:
+        """A group of that name was made in between: it owes the task by itself."""
+        return any(
+            end.order < life.confirmed and life.sent < delivery.order
+            for life in self._lives_of.get(end.group or "", ())
+        )
 
     def _delay_of_nack_kept(self, retry: Retry) -> None:
         if self._moves[retry.id]:
             return
         for delivery in self._deliveries[retry.id, retry.group]:
-            if self._is_after(retry, delivery) and delivery.delivered_ms < retry.not_before_ms:
+            if self._made_anew(retry, delivery):
+                continue
+            # A clock may have been there once, and been set back since.
+            reached_ms = delivery.delivered_ms
+            if not self._clocks.are_true:
+                reached_ms = self._clocks.high(retry.got_ms, delivery.got_ms)
+            if self._is_after(retry, delivery) and reached_ms < retry.not_before_ms:
                 self._wrong.append(f"early: after {retry}: {delivery}")
 
     def _look(self, looked: Looked) -> None:
@@ -290,8 +309,11 @@ class _Check:
             self._wrong.append(f"expired: {task.token} before {over_ms}, its end: {looked}")
 
     def _ended_as_it_may(self) -> None:
+        lived_through = {life.topic for life in self._lives}
         for task_id, state in self._looked.items():
             task = self._tasks[task_id]
+            if task.topic in lived_through and state == "deleted":
+                continue  # all groups that owed it were deleted; who still owes it is judged
             if state not in ("acked", "expired", "cancelled"):
                 self._wrong.append(f"lost: {task.token} (id {task_id}) is {state!r} at the end")
 
@@ -335,6 +357,7 @@ class _Check:
                 continue
             for life, why in owed.of(task):
                 self._verdict.owed_to_lives += 1
+                why = f"{why}; it is {self._looked.get(task.id)} in the end"
                 self._delivered_and_acked(task, life.group, life.sent, f" ({why}): {life}")
 
     def _cast_whole(self, cast: Cast) -> None:

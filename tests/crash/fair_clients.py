@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 from crash.link import Link, now_ms
-from crash.plan import Plan
+from crash.plan import BRIEF, Plan
 from crash.records import NO_CONNECTION, Accepted, Delivered, Finished, Moved, Refused
 from crash.rough_producer import PAUSE_S, PRIORITIES, delay_ms, ttl_ms
 from crash.settle import Receipt, Settler
@@ -171,7 +171,7 @@ class FairConsumer:
         self._group = group
         self._rnd = plan.rnd(name)
         self._journal = plan.journal(name)
-        self._settler = Settler(plan, self._journal)
+        self._settler = Settler(plan, self._journal, ("expired",) if topic == BRIEF else ())
         self._acks: set[asyncio.Task[None]] = set()
         self._prefetch = 0
         """Of the subscription that stands; 0: none does."""

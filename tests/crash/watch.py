@@ -183,6 +183,8 @@ class Watch:
     async def _clear(self) -> None:
         for task_id, epoch, attempt in self._lent:
             await self._caller.ask(FrameType.ACK, STILL, "default", epoch, [task_id], [attempt])
+        letters = [[task_id, "default"] for task_id in self._still]
+        await self._caller.ask(FrameType.DEAD_DELETE, letters)
         await self._caller.ask(FrameType.CANCEL, self._still)
 
     # --- a walk ------------------------------------------------------------------------------
