@@ -68,6 +68,7 @@ class RigBase:
         self.engine = self.new_engine()
         self.core = self.engine.core
         recovery = self.engine.recovery
+        recovery.stopped_ms = rows.position_ms
         recovery.groups(rows.groups.values())
         recovery.sessions(rows.sessions.values())
         recovery.endings(rows.endings.items())
@@ -86,13 +87,15 @@ class RigBase:
         self.pass_time(down_ms)
         self._start(clean=False)
 
-    def stop_and_start(self, *, down_ms: int = 0) -> None:
-        """A graceful restart: everything is committed, deliveries in flight too."""
+    def stop_and_start(self, *, down_ms: int = 0, back_ms: int = 0) -> None:
+        """A graceful restart: everything is committed, deliveries in flight too. Meanwhile the
+        wall clock is set back by ``back_ms``."""
         if self.core.sealed is not None:
             self.apply_and_land()
         while self.seal(checkpoint_all=True) is not None:
             self.apply_and_land()
         self.pass_time(down_ms)
+        self.now_ms -= back_ms
         self._start(clean=True)
 
     def pass_time(self, ms: int) -> None:

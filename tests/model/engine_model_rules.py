@@ -206,13 +206,14 @@ class StoreRules(RuleBasedStateMachine):
                 self._land()
             while self._seal(everything=True):
                 self._land()
-            self.rig.stop_and_start(down_ms=down_ms)
+            self.rig.stop_and_start(down_ms=down_ms, back_ms=back_ms)
             self._restarted(10**9)
 
     def _restarted(self, lease_ms_max: int) -> None:
         rig = self.rig
         ends_mono_ms = {
-            key: rig.mono_ms + min(lease_ms_max, max(0, row.at_ms - rig.now_ms))
+            key: rig.mono_ms
+            + min(lease_ms_max, max(0, row.at_ms - max(rig.now_ms, rig.rows.position_ms)))
             for key, row in rig.rows.progress.items()
         }
         self.model.restart(ends_mono_ms)

@@ -229,6 +229,21 @@ MUTANTS = (
         (PROMISES + "test_a_lease_is_kept_and_then_ends",),
     ),
     Mutant(
+        "leases-as-long-as-the-clock-was-set-back",
+        "the end of a stored lease is taken from the new clock alone",
+        (
+            Edit(
+                "tickwheel/wheel/recovery.py",
+                "progress.at_ms - max(now_ms, self.stopped_ms)",
+                "progress.at_ms - now_ms",
+            ),
+        ),
+        (
+            "tests/unit/test_engine_recovery.py"
+            "::test_a_clock_that_was_set_back_meanwhile_makes_no_lease_longer",
+        ),
+    ),
+    Mutant(
         "leases-forgotten-by-a-stop",
         "what is in flight is not written when the daemon is asked to stop",
         (

@@ -40,6 +40,7 @@ class Recovering:
     async def begin(self) -> None:
         """Raises StoreError."""
         recovery = self._engine.recovery
+        recovery.stopped_ms = self._opened.position_ms
         small = await self._store.recover_small()
         recovery.groups(small.groups)
         recovery.sessions(small.sessions)
