@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stand_in import stand_in
 
 from tickwheel.errors import BadRequest
 from tickwheel.server import main
@@ -133,8 +134,12 @@ def test_connections_leave_descriptors_to_the_daemon(
     made: list[tuple[int, int]] = []
     told: list[str] = []
     log: Any = SimpleNamespace(warning=lambda event, **_: told.append(event))
-    monkeypatch.setattr(main.resource, "getrlimit", lambda _: (soft, hard))
-    monkeypatch.setattr(main.resource, "setrlimit", lambda _, limits: made.append(limits))
+    system = stand_in(
+        resource,
+        getrlimit=lambda _: (soft, hard),
+        setrlimit=lambda _, limits: made.append(limits),
+    )
+    monkeypatch.setattr(main, "resource", system)
     settings = main.within_file_limit(Settings(http=http), log)
     assert settings.connections_max == settings.limits().connections_max == connections_max
     assert made == ([] if raised is None else [(raised, hard)])
