@@ -36,6 +36,8 @@ from tickwheel.wheel.sessions import Session
 
 BEFORE_HELLO_BYTES_MAX = 64 * 1024
 """Strangers may not make the daemon buffer more."""
+OTHERS_MIN = 64
+"""So many subscribers that are over are kept before it is looked which of them still matter."""
 _ERROR, _OK = int(FrameType.ERROR), int(FrameType.OK)
 
 Handler = Callable[["Connection", tuple[Any, ...], Now], None]
@@ -56,8 +58,13 @@ class Connection(asyncio.Protocol):
         self.shell = shell
         self.subscribers: dict[int, Subscriber] = {}
         """By the number the client chose."""
+        self.pulls: dict[Subscriber, None] = {}
+        """PULLs that are not answered yet."""
         self.others: list[Subscriber] = []
-        """Pulls and ended subscriptions that may have deliveries in flight."""
+        """Pulls and subscriptions that are over and may have deliveries in flight."""
+        self._others_max = OTHERS_MIN
+        self.paused = False
+        """More than ``out_bytes_soft`` wait for the peer."""
         self.session: Session | None = None
         self.name = ""
         self.peer = "?"
@@ -88,7 +95,7 @@ class Connection(asyncio.Protocol):
             )
             return
         self._connections.add(self)
-        self._transport.set_write_buffer_limits(high=self.shell.settings.out_bytes_soft)
+        self._transport.set_write_buffer_limits(high=self.shell.settings.out_bytes_stop)
         timeout_s = self.shell.settings.hello_timeout_s
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._no_hello)
 
@@ -98,10 +105,11 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         mono_ms = self.shell.clock.read().mono_ms
         delivery = self.shell.engine.delivery
-        for subscriber in (*self.subscribers.values(), *self.others):
+        for subscriber in (*self.subscribers.values(), *self.pulls, *self.others):
             subscriber.owner.closed()  # type: ignore[attr-defined]  # see consuming.py
             delivery.disconnected(subscriber, mono_ms)
         self.subscribers.clear()
+        self.pulls.clear()
         self.others.clear()
         self._leave_session()
         self.shell.poke()
@@ -150,7 +158,8 @@ class Connection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        for subscriber in self.subscribers.values():
+        self.paused = True
+        for subscriber in (*self.subscribers.values(), *self.pulls):
             subscriber.blocked = True
         if self._transport is not None and self.open:
             self._transport.pause_reading()
@@ -162,9 +171,10 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         if self._transport is not None and self.open:
             self._transport.resume_reading()
-        for subscriber in self.subscribers.values():
+        self.paused = False
+        for subscriber in (*self.subscribers.values(), *self.pulls):
             subscriber.blocked = False
-            self.shell.core.wake(subscriber.group)
+            self.shell.core.regained(subscriber)
         self.shell.poke()
 
     # --- the shell's ----------------------------------------------------------------------------
@@ -206,8 +216,10 @@ class Connection(asyncio.Protocol):
 
     def remember(self, subscriber: Subscriber) -> None:
         """Keep a subscriber that gets no more deliveries but may hold leases."""
-        if len(self.others) > 64:
-            self.others = [s for s in self.others if s.outstanding > 0 or s.is_subscribed]
+        if len(self.others) >= self._others_max:
+            self.others = [s for s in self.others if s.outstanding > 0]
+            # Each is looked at a bounded number of times, however many stay.
+            self._others_max = max(OTHERS_MIN, 2 * len(self.others))
         self.others.append(subscriber)
 
     # --- HELLO ----------------------------------------------------------------------------------

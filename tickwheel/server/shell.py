@@ -8,13 +8,13 @@ due asks for a pulse; many asks in one step of the loop make one pulse.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
 from tickwheel.clock import Clock, Now
-from tickwheel.errors import TickwheelError, TooManySessions
+from tickwheel.errors import LimitExceeded, TickwheelError, TooManySessions
 from tickwheel.persistence.store import Fenced, Opened, Store, StoreBroken
 from tickwheel.server.commands import Commands
 from tickwheel.server.committer import Committer
@@ -39,6 +39,9 @@ DISPATCH_PER_PULSE = 4_096
 SLEEP_MS_MAX = 1_000
 """The longest sleep: a jump of the clock is noticed within it."""
 SWEEP_MS = 60_000
+TOPICS_PER_SWEEP = 10_000
+TOPICS_PER_LOOK = 1_000
+"""So many are looked at when there is no room for a new one."""
 
 Notice = Callable[[str, str], None]
 
@@ -100,7 +103,7 @@ class Shell:
         if not opened.has_room:
             self.committer.start_full(opened.no_room)
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.poke)
-        self.drafts = Drafts(self.core, self.limits)
+        self.drafts = Drafts(self.core, self.limits, self.make_topic_room)
         self.upkeep = Upkeep(self)
         self.connections: set[Connection] = set()
         self.draining = False
@@ -213,6 +216,24 @@ class Shell:
         """A connection is closed for what its client did."""
         self.noticed("connection_closed" + ("_quietly" if quiet else ""), f"{peer}: {error}")
 
+    def make_topic_room(self, names: Iterable[str]) -> None:
+        """These topics, new ones, may be made. Raises LimitExceeded when there are too many."""
+        topics, topics_max = self.core.topics, self.core.config.topics_max
+        fresh = [name for name in names if name not in topics]
+        while len(topics) + len(fresh) > topics_max and self.core.maybe_idle:
+            if not self._forget_topics(TOPICS_PER_LOOK):
+                break
+        if len(topics) + len(fresh) > topics_max:
+            raise LimitExceeded(
+                f"topic {fresh[0]} is new and there are {len(topics)} topics;"
+                f" the limit is {topics_max} (topics_max)"
+            )
+
+    def _forget_topics(self, limit: int) -> int:
+        forgotten = self.engine.grouping.forget_idle(limit)
+        self.lateness.forget(forgotten)
+        return len(forgotten)
+
     def describe(self, known: Known) -> dict[str, Any]:
         """A live task as LOOKUP and LIST answer it."""
         now = self.clock.read()
@@ -257,6 +278,7 @@ class Shell:
             if now.mono_ms - self._swept_mono_ms >= SWEEP_MS:
                 self._swept_mono_ms = now.mono_ms
                 self.engine.sweep(now.now_ms)
+                self._forget_topics(TOPICS_PER_SWEEP)
         except Exception as error:
             self.fail(error)
             return

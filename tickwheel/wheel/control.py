@@ -144,6 +144,7 @@ class Control:
         core.end(task_id, Ending.CANCELLED)
         core.totals.cancelled += 1
         topic.cancelled += 1
+        core.lost_task(topic)
         if core.recorder is not None:
             core.recorder.ended(topic.name, None, CANCELLED, task_id, last=True)
         return "cancelled"

@@ -97,6 +97,7 @@ class Recovery:
             )
             lease.checkpointed = True
             group.flight[task_id] = lease
+            core.in_flight += 1
             core.expires(group, lease.deadline_mono_ms)
             self.leases_kept += 1
             return

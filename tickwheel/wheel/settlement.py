@@ -61,6 +61,7 @@ class Settlement:
             elif not core.finish(task_id, group):
                 core.note_done(task_id, group, lease.attempt, lease.epoch)
                 kept.add(task_id)
+        core.in_flight -= len(finished)
         self._count_acked(group, len(finished))
         if finished and core.recorder is not None:
             core.recorder.acked(group, finished, kept)
@@ -170,6 +171,7 @@ class Settlement:
         """The delivery is over without an ack; its credit returns with the commit."""
         lease.live = False
         del lease.group.flight[lease.id]
+        self._core.in_flight -= 1
         credits = self._core.open.credits
         credits[lease.subscriber] = credits.get(lease.subscriber, 0) + 1
 
@@ -277,6 +279,7 @@ class Settlement:
         core.totals.leases_over += 1
         lease.live = False
         del lease.group.flight[lease.id]
+        core.in_flight -= 1
         core.give_back(lease.subscriber, 1)
         if not core.policy(lease.traits.retry, lease.group).allows(lease.attempt):
             self.bury(lease, failure, now_ms)
