@@ -2,6 +2,7 @@
 
 Held to the same conformance suite as every other store. What it holds survives ``close`` and
 ``open`` of the same object, and nothing else: it is for tests, models and trying things out.
+Nothing here waits between the rows of one call, so every call sees one moment.
 """
 
 from __future__ import annotations
@@ -142,6 +143,20 @@ class MemoryStore:
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         self._check_open()
         return {i: self._stored(self._tasks[i]) for i in ids if i in self._tasks}
+
+    async def read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        self._check_open()
+        found: dict[int, StoredTask] = {}
+        size = 0
+        for index, task_id in enumerate(ids):
+            if size >= bytes_max:
+                return found, ids[index:]
+            if task_id in self._tasks:
+                found[task_id] = self._stored(self._tasks[task_id])
+                size += len(found[task_id].row.body)
+        return found, ()
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         self._check_open()

@@ -6,7 +6,9 @@ Invariants every store keeps, and one conformance suite proves:
 * ``commit(epoch, owner, n, effects)`` is applied at once or not at all, and only if
   ``(epoch, owner)`` is current and ``n == last + 1``; ``n <= last`` changes nothing.
 * When ``commit`` returns, the batch survives a power cut.
-* ``read`` sees every batch whose ``commit`` has returned, in whole batches.
+* Whatever reads sees every batch whose ``commit`` had returned when the read began, in whole
+  batches, and all of it as of one moment, however many statements or calls it takes: a row that
+  a commit moves or changes meanwhile is seen as it was before or after, never missed.
 * ``CommitRefused`` means certainly not applied; ``CommitUnknown`` means try the same again;
   anything else means stop.
 """
@@ -156,7 +158,8 @@ class Store(Protocol):
     async def recover_small(self) -> Small: ...
 
     def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
-        """Every task row, in due order (ties by id)."""
+        """Every task row, in due order (ties by id). Tasks may be made and end meanwhile; their
+        due times stay as they are, because commands by id wait for the end of it."""
         ...
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
@@ -168,6 +171,13 @@ class Store(Protocol):
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """The rows of those of ``ids`` that exist."""
+        ...
+
+    async def read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        """``read`` of the first of ``ids``, in their order, until their bodies reach
+        ``bytes_max``: the rows, and the ids that are left. At least one is looked at."""
         ...
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:

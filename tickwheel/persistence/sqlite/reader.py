@@ -2,8 +2,11 @@
 
 Synchronous; a connection is used by one thread at a time. Results come as one row of columns a
 statement instead of many rows, because Python's sqlite3 gives up the interpreter lock at every
-row: under load each row would wait for the event loop. Invariant: one call sees whole batches,
-as of one moment.
+row: under load each row would wait for the event loop.
+
+Invariant: one call sees whole batches, as of one moment. A task that moves from its pack to a row
+of its own while it is read must be found in one of the two, so both are looked at by one
+statement, which SQLite answers from one snapshot; calls of more statements open one.
 """
 
 from __future__ import annotations
@@ -41,6 +44,15 @@ _READ = (
     f" (SELECT * FROM dead WHERE id IN {_IDS} ORDER BY id, grp))"
     f" FROM task WHERE id IN {_IDS}"
 )
+# The packs that the other ids may be in, whole: one row again, whatever the number of packs.
+_PACKS = (
+    "SELECT json_group_array(json_array(first, count, topics, length(bodies), ifnull(mask, 0))),"
+    " {heads}, {bodies}, group_concat(hex(extras)) FROM pack LEFT JOIN gone USING (first)"
+    " WHERE first IN (SELECT (SELECT max(first) FROM pack WHERE first <= value)"
+    " FROM json_each(?1) WHERE NOT EXISTS (SELECT 1 FROM task WHERE id = value))"
+)
+_BOTH = "SELECT * FROM ({rows}), ({packs})"
+_ROW_COLUMNS = 8
 # Concatenating blobs keeps their bytes in the versions of SQLite there are, but no document
 # promises it: the first use of a connection tries it, and falls back to twice the bytes.
 _JOIN_RAW = "CAST(group_concat({}, '') AS BLOB)"
@@ -54,13 +66,6 @@ _SCAN = (
 _SCAN_BACK = (
     "SELECT json_group_array(id) FROM"
     " (SELECT id FROM task WHERE id <= ?1 AND (?2 IS NULL OR topic = ?2) ORDER BY id DESC LIMIT ?3)"
-)
-# The packs that the ids may be in, whole: one row again, whatever the number of packs.
-_PACKS = (
-    "SELECT json_group_array(json_array(first, count, topics, length(bodies), ifnull(mask, 0))),"
-    " {heads}, {bodies}, group_concat(hex(extras)) FROM pack LEFT JOIN gone USING (first)"
-    " WHERE first IN (SELECT (SELECT max(first) FROM pack WHERE first <= value)"
-    " FROM json_each(?1))"
 )
 _SCAN_PACKS = (
     "SELECT json_group_array(json_array(first, count, topics, ifnull(mask, 0))) FROM"
@@ -88,20 +93,46 @@ class Reader:
         self._connection = connection
         trial = connection.execute(_TRIAL.format(_JOIN_RAW.format("b"))).fetchone()
         join = _JOIN_RAW if trial == (b"\x00\xff\xfe\x00",) else _JOIN_HEX
-        self._read = _READ.format(bodies=join.format(_SMALL))
-        self._read_packs = _PACKS.format(heads=join.format("head"), bodies=join.format("bodies"))
+        self._read = _BOTH.format(
+            rows=_READ.format(bodies=join.format(_SMALL)),
+            packs=_PACKS.format(heads=join.format("head"), bodies=join.format("bodies")),
+        )
 
     def close(self) -> None:
         self._connection.close()
 
     def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        """See ``Store.read``. One statement is a snapshot; more of them need one around them."""
+        """See ``Store.read``."""
         if len(ids) <= IDS_A_STATEMENT:
             found, large = self._some(ids)
             if not large:
                 return found
         with snapshot(self._connection):
             return self._all(ids)
+
+    def read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        """See ``Store.read_some``. No statement brings more small bodies than are wanted."""
+        step = min(IDS_A_STATEMENT, max(1, bytes_max // BODY_BYTES_INLINE))
+        if len(ids) <= step:
+            found, large = self._some(ids)
+            if not large:
+                return found, ()
+        found, size = {}, 0
+        with snapshot(self._connection):
+            for start in range(0, len(ids), step):
+                some, large = self._some(ids[start : start + step])
+                unread = set(large)
+                for index, task_id in enumerate(ids[start : start + step], start):
+                    if size >= bytes_max:
+                        return found, ids[index:]
+                    if task_id not in some:
+                        continue
+                    task = some[task_id]
+                    found[task_id] = self._with_body(task) if task_id in unread else task
+                    size += len(found[task_id].row.body)
+        return found, ()
 
     def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         with snapshot(self._connection):
@@ -152,6 +183,7 @@ class Reader:
     def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None
     ) -> list[DeadRow]:
+        """See ``Store.scan_dead``; one statement."""
         (rows,) = self._connection.execute(_SCAN_DEAD, (*after, topic, group, limit)).fetchone()
         return [_dead(values) for values in from_json(rows)]
 
@@ -162,9 +194,13 @@ class Reader:
             some, large = self._some(ids[start : start + IDS_A_STATEMENT])
             found |= some
             for task_id in large:
-                row = self._connection.execute("SELECT * FROM task WHERE id = ?", (task_id,))
-                found[task_id] = found[task_id]._replace(row=task_row(*row.fetchone()))
+                found[task_id] = self._with_body(found[task_id])
         return found
+
+    def _with_body(self, task: StoredTask) -> StoredTask:
+        """One that was left without its body; inside the snapshot it was found in."""
+        row = self._connection.execute("SELECT * FROM task WHERE id = ?", (task.row.id,))
+        return task._replace(row=task_row(*row.fetchone()))
 
     def _some(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
         """Tasks by id, and the ids of those whose body is missing because it is large."""
@@ -172,8 +208,11 @@ class Reader:
         columns = cursor.fetchone()
         rows, large = self._tasks(*columns[:6])
         found = {row.id: StoredTask(row, (), ()) for row in rows}
-        if len(found) < len(ids):
-            for row in self._packed([i for i in ids if i not in found]):
+        wanted = sorted(task_id for task_id in ids if task_id not in found)
+        for pack in self._packed(columns[_ROW_COLUMNS:]):
+            end_id = pack.first + pack.count * ID_STEP
+            low, high = bisect_left(wanted, pack.first), bisect_left(wanted, end_id)
+            for row in pack.rows(wanted[low:high]):
                 found[row.id] = StoredTask(row, (), ())
         for progress in map(_progress, from_json(columns[6])):
             if progress.id in found:
@@ -185,10 +224,9 @@ class Reader:
                 found[dead.id] = task._replace(dead=(*task.dead, dead))
         return found, large
 
-    def _packed(self, ids: Sequence[int]) -> Iterator[TaskRow]:
-        """Those of ``ids`` that are in packs."""
-        cursor = self._connection.execute(self._read_packs, (str(ids),))
-        places, heads, bodies, extras = cursor.fetchone()
+    def _packed(self, columns: Sequence[Any]) -> list[Pack]:
+        """The packs that stand in these columns."""
+        places, heads, bodies, extras = columns
         packs: list[Pack] = []
         head_at = body_at = 0
         heads, bodies = _bytes(heads), _bytes(bodies)
@@ -196,14 +234,10 @@ class Reader:
             json.loads(places), (extras or "").split(","), strict=False
         ):
             head_end, body_end = head_at + HEAD_BYTES * count, body_at + length
-            columns = heads[head_at:head_end], names, bodies[body_at:body_end]
-            packs.append(Pack(first, count, *columns, bytes.fromhex(more) or None, mask))
+            parts = heads[head_at:head_end], names, bodies[body_at:body_end]
+            packs.append(Pack(first, count, *parts, bytes.fromhex(more) or None, mask))
             head_at, body_at = head_end, body_end
-        wanted = sorted(ids)
-        for pack in packs:
-            end_id = pack.first + pack.count * ID_STEP
-            low, high = bisect_left(wanted, pack.first), bisect_left(wanted, end_id)
-            yield from pack.rows(wanted[low:high])
+        return packs
 
     def _tasks(
         self,
