@@ -1,49 +1,89 @@
 """Commands that need what the store holds: one read for all that wait, then each in order.
 
 Cancel, reschedule, look-up, acks by earlier receipts and the like. Order between them is the
-order of arrival, over all connections. Invariant: a command runs in the same step of the loop
-in which its records were overlaid, so nothing can come between.
+order of arrival, over all connections. A read ends at so many bytes, wherever that is among the
+ids of a command; the rest is read next, before anything later. Invariant: what a command does to
+an id it does in the same step of the loop in which the record was overlaid, so nothing can come
+between.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from tickwheel.errors import Overloaded
 from tickwheel.server.reader import Reader
 from tickwheel.wheel.control import Known
 
-IDS_PER_READ_MAX = 50_000
+IDS_PER_READ_MAX = 16_384
+BYTES_PER_READ_MAX = 16 << 20
+"""Rows are read with their bodies."""
 
-Action = Callable[[Mapping[int, Known]], None]
+Act = Callable[[range, Mapping[int, Known]], None]
 
 
-class Command(NamedTuple):
-    """``action`` gets the records of those of ``ids`` that exist."""
+class Command:
+    """``act`` gets ranges of indexes into ``ids``, one after the other, and the records of those
+    that exist; ``done`` is called at the end. One that is not ``wanted`` any more is not read."""
 
-    ids: Sequence[int]
-    action: Action
+    __slots__ = ("act", "at", "done", "ids", "wanted")
+
+    def __init__(
+        self, ids: Sequence[int], act: Act, done: Callable[[], None], wanted: Callable[[], bool]
+    ) -> None:
+        self.ids = ids
+        self.act = act
+        self.done = done
+        self.wanted = wanted
+        self.at = 0
+        """How many of the ids are done with."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.at >= len(self.ids) or not self.wanted()
 
 
 class Commands:
     """The queue; ``run`` is its life."""
 
-    def __init__(self, reader: Reader, commands_max: int) -> None:
+    def __init__(
+        self,
+        reader: Reader,
+        commands_max: int,
+        command_ids_max: int,
+        room: Callable[[], Awaitable[None]],
+    ) -> None:
+        """``room``: wait until what commands change may grow further."""
         self._reader = reader
         self._commands_max = commands_max
-        self._waiting: list[Command] = []
+        self._ids_max = command_ids_max
+        self._room = room
+        self._waiting: deque[Command] = deque()
+        self._ids = 0
         self._wake = asyncio.Event()
 
-    def put(self, ids: Sequence[int], action: Action) -> None:
+    def put(
+        self,
+        ids: Sequence[int],
+        act: Act,
+        done: Callable[[], None],
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Queue a command. Raises Overloaded when the queue is full."""
         if len(self._waiting) >= self._commands_max:
             raise Overloaded(
                 f"{len(self._waiting)} commands are waiting; the limit is {self._commands_max}"
                 " (commands_max)"
             )
-        self._waiting.append(Command(ids, action))
+        if self._ids and self._ids + len(ids) > self._ids_max:
+            raise Overloaded(
+                f"commands on {self._ids} ids are waiting, and {len(ids)} more would be too many;"
+                f" the limit is {self._ids_max} (command_ids_max)"
+            )
+        self._ids += len(ids)
+        self._waiting.append(Command(ids, act, done, wanted))
         self._wake.set()
 
     async def run(self) -> None:
@@ -51,18 +91,37 @@ class Commands:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                batch = self._take()
-                ids = list({task_id for command in batch for task_id in command.ids})
-                async with self._reader.read(ids) as view:
-                    for command in batch:
-                        command.action(view(command.ids))
+                await self._room()
+                await self._some()
 
-    def _take(self) -> list[Command]:
-        count = total = 0
+    async def _some(self) -> None:
+        """One read, and what it is for."""
+        parts = self._parts()
+        wanted = dict.fromkeys(i for command, stop in parts for i in command.ids[command.at : stop])
+        async with self._reader.read_some(list(wanted), BYTES_PER_READ_MAX) as (view, rest):
+            unread = frozenset(rest)
+            for command, stop in parts:
+                ids = command.ids
+                if unread:
+                    stop = next((i for i in range(command.at, stop) if ids[i] in unread), stop)
+                some = range(command.at, stop)
+                command.at = stop
+                if some:
+                    command.act(some, view(ids[some.start : some.stop]))
+                if not command.is_over:
+                    break
+                self._waiting.popleft()
+                self._ids -= len(ids)
+                command.done()
+
+    def _parts(self) -> list[tuple[Command, int]]:
+        """The next commands and how far to read for each."""
+        parts: list[tuple[Command, int]] = []
+        left = IDS_PER_READ_MAX
         for command in self._waiting:
-            total += len(command.ids)
-            if count and total > IDS_PER_READ_MAX:
+            stop = min(len(command.ids), command.at + left) if command.wanted() else command.at
+            parts.append((command, stop))
+            left -= stop - command.at
+            if left <= 0:
                 break
-            count += 1
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        return batch
+        return parts

@@ -21,6 +21,7 @@ from tickwheel.clock import Now
 from tickwheel.errors import (
     FrameTooLarge,
     HelloRequired,
+    Overloaded,
     ProtocolError,
     SlowReader,
     TickwheelError,
@@ -75,6 +76,9 @@ class Connection(asyncio.Protocol):
         self._decoder = Decoder(min(BEFORE_HELLO_BYTES_MAX, shell.limits.frame_bytes_max))
         self._greeted = False
         self._ending = False
+        self._held: list[Frame] = []
+        """Requests that came and are not looked at yet."""
+        self._unread_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -103,6 +107,12 @@ class Connection(asyncio.Protocol):
         self.open = False
         self._connections.discard(self)
         self._stop_timer()
+        self._held.clear()
+        self.shell.held.pop(self, None)
+        self.shell.unread_bytes -= self._unread_bytes
+        self._unread_bytes = 0
+        self.shell.listings.closed(self)
+        self.shell.backups.closed(self)
         mono_ms = self.shell.clock.read().mono_ms
         delivery = self.shell.engine.delivery
         for subscriber in (*self.subscribers.values(), *self.pulls, *self.others):
@@ -122,11 +132,35 @@ class Connection(asyncio.Protocol):
         except ProtocolError as error:
             self._give_up(0, error)
             return
+        self._count_unread()
+        if self._held:
+            self._held += frames
+        else:
+            self._handle_all(frames)
+
+    def _count_unread(self) -> None:
+        """Frames that have not come to their ends are in memory, too."""
+        shell, before = self.shell, self._unread_bytes
+        self._unread_bytes = self._decoder.pending_bytes
+        shell.unread_bytes += self._unread_bytes - before
+        if self._unread_bytes > before and shell.unread_bytes > shell.settings.unread_bytes_max:
+            told = (
+                f"{shell.unread_bytes} bytes of unfinished frames are in memory; the limit is"
+                f" {shell.settings.unread_bytes_max} (unread_bytes_max)"
+            )
+            self._give_up(0, Overloaded(told))
+
+    def _handle_all(self, frames: list[Frame]) -> None:
+        if self._ending:
+            return
         shell, handlers = self.shell, self._handlers
         now = shell.clock.read()
         index, count = 0, len(frames)
         while index < count:
             if self._greeted:
+                if self.must_wait:
+                    self._hold(frames[index:])
+                    break
                 index = self._enqueue_run(self, frames, index, now)
                 if index == count:
                     break
@@ -140,8 +174,37 @@ class Connection(asyncio.Protocol):
             shell.committer.kick()
         if shell.core.runnable:
             shell.poke()
+        if not self._held:
+            self._end_if_broken()
+
+    def _end_if_broken(self) -> None:
+        """The stream was, after the frames that were handled now."""
         if self._decoder.error is not None and not self._ending:
             self._give_up(0, self._decoder.error)
+
+    # --- a peer that asks faster than it can be answered ----------------------------------------
+
+    @property
+    def must_wait(self) -> bool:
+        """It does not read, or too many answers wait for the store: no more of its requests are
+        looked at until that has changed."""
+        return self.paused or self.shell.committer.is_behind(self)
+
+    def _hold(self, frames: list[Frame]) -> None:
+        self._held = frames
+        self.shell.held[self] = None
+        if self._transport is not None and self.open:
+            self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        """Look at what was held, if it need not wait any more."""
+        if not self._held or self.must_wait:
+            return
+        frames, self._held = self._held, []
+        self.shell.held.pop(self, None)
+        self._handle_all(frames)
+        if not self._held and not self.paused and self._transport is not None and self.open:
+            self._transport.resume_reading()
 
     def _handle(self, handler: Handler | None, frame: Frame, now: Now) -> None:
         try:
@@ -169,13 +232,15 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._stop_timer()
-        if self._transport is not None and self.open:
-            self._transport.resume_reading()
         self.paused = False
+        if self._transport is not None and self.open and not self._held:
+            self._transport.resume_reading()
         for subscriber in (*self.subscribers.values(), *self.pulls):
             subscriber.blocked = False
             self.shell.core.regained(subscriber)
         self.shell.poke()
+        self.shell.listings.go_on()
+        self.go_on()
 
     # --- the shell's ----------------------------------------------------------------------------
 
@@ -253,7 +318,10 @@ class Connection(asyncio.Protocol):
         known = isinstance(error, (FrameTooLarge, TooManyConnections))
         self.shell.mistake(self.peer, error, quiet=known)
         farewell = encode((_ERROR, request, error.code, error.message))
-        self.shell.committer.reply(_Farewell(self), farewell)
+        if self._greeted:
+            self.shell.committer.reply(_Farewell(self), farewell)
+        else:  # it has asked for nothing before
+            _Farewell(self).send(farewell)
 
     def _no_hello(self) -> None:
         timeout_s = self.shell.settings.hello_timeout_s

@@ -50,6 +50,28 @@ class Reader:
         finally:
             self._done()
 
+    @asynccontextmanager
+    async def read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> AsyncIterator[tuple[View, Sequence[int]]]:
+        """``read`` of the first of ``ids``, until their rows reach ``bytes_max``; the others are
+        given beside the view, for another read."""
+        self._reading += 1
+        try:
+            stored, rest = await self._read_some(ids, bytes_max) if ids else ({}, ())
+            yield lambda some: self._overlay([stored[i] for i in some if i in stored], some), rest
+        finally:
+            self._done()
+
+    async def _read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        while True:
+            try:
+                return await self._store.read_some(ids, bytes_max)
+            except StoreAway:
+                await asyncio.sleep(AWAY_RETRY_S)
+
     async def _read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """While the store is away, commands and tasks that are due wait for it."""
         while True:

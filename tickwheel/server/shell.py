@@ -20,6 +20,7 @@ from tickwheel.server.commands import Commands
 from tickwheel.server.committer import Committer
 from tickwheel.server.delivering import Delivering
 from tickwheel.server.drafts import Drafts
+from tickwheel.server.listings import Listings
 from tickwheel.server.loading import Loader
 from tickwheel.server.observing import Observed
 from tickwheel.server.reader import Reader
@@ -42,6 +43,9 @@ SWEEP_MS = 60_000
 TOPICS_PER_SWEEP = 10_000
 TOPICS_PER_LOOK = 1_000
 """So many are looked at when there is no room for a new one."""
+
+LISTINGS_AT_A_TIME = 4
+"""A store has a few threads for them, and each may read some MiB."""
 
 Notice = Callable[[str, str], None]
 
@@ -80,7 +84,13 @@ class Shell:
         self.loaded = asyncio.Event()
         """Every stored task is in memory: commands that name tasks may run."""
         self.reader = Reader(self.core, store)
-        self.commands = Commands(self.reader, settings.commands_max)
+        self.commands = Commands(
+            self.reader, settings.commands_max, settings.command_ids_max, self._room_for_changes
+        )
+        self.listings = Listings(
+            self.spawn, LISTINGS_AT_A_TIME, settings.listings_max, settings.listings_all_max
+        )
+        self.backups = Listings(self.spawn, 1, settings.backups_max, settings.backups_max)
         self.observed = observed or Observed()
         self.history = history
         self.lateness = self.observed.lateness
@@ -94,7 +104,9 @@ class Shell:
             epoch=opened.epoch,
             last_batch=opened.last_batch,
             outcome_timeout_s=settings.outcome_timeout_s,
-            landed=self.poke,
+            landed=self._landed,
+            replies_bytes_max=settings.replies_bytes_max,
+            replies_all_bytes_max=settings.replies_all_bytes_max,
             noticed=noticed,
             hand_over=self._delivering.hand_over,
             observed=self.observed,
@@ -106,6 +118,10 @@ class Shell:
         self.drafts = Drafts(self.core, self.limits, self.make_topic_room)
         self.upkeep = Upkeep(self)
         self.connections: set[Connection] = set()
+        self.held: dict[Connection, None] = {}
+        """Those whose requests wait until others are answered."""
+        self.unread_bytes = 0
+        """Of frames of all connections that have not come to their ends."""
         self.draining = False
         self.started_mono_ms = clock.read().mono_ms
         self._backup_folder = backup_folder
@@ -246,6 +262,21 @@ class Shell:
 
     def backup_folder(self) -> Path:
         return self._backup_folder
+
+    def _landed(self) -> None:
+        """A batch has landed, and its replies have left."""
+        self.poke()
+        for connection in list(self.held):
+            connection.go_on()
+
+    async def _room_for_changes(self) -> None:
+        """Until what commands have changed is not too much to wait for the store."""
+        core = self.core
+        while True:
+            sealed_bytes = core.sealed.updated_bytes if core.sealed is not None else 0
+            if core.open.updated_bytes + sealed_bytes < self.settings.staged_bytes_max:
+                return
+            await self.committer.barrier()
 
     # --- the pulse -----------------------------------------------------------------------------
 

@@ -21,6 +21,8 @@ class Batch:
     staged: list[Staged] = field(default_factory=list)
     """Requests whose tasks are in ``effects.enqueued``, and repeats of them."""
     staged_bytes: int = 0
+    updated_bytes: int = 0
+    """Of the rows in ``effects.updated``, at least."""
     topics: Counter[str] = field(default_factory=Counter)
     """Of the tasks in ``effects.enqueued``."""
     credits: dict[Subscriber, int] = field(default_factory=dict)
@@ -68,4 +70,5 @@ def rejoin(older: Batch, newer: Batch) -> None:
         newer.credits[subscriber] = newer.credits.get(subscriber, 0) + count
     newer.handed[:0] = older.handed
     newer.handed_bytes += older.handed_bytes
+    newer.updated_bytes += older.updated_bytes
     newer.replies[:0] = older.replies
