@@ -61,6 +61,8 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
         idle = rig.engine.grouping.is_idle(topic)
         assert not idle or name in core.maybe_idle, f"{name} will never be forgotten"
     all_groups = [g for t in core.topics.values() for g in t.groups.values()]
+    assert core.tasks == len(known)
+    assert core.sessions.outcomes == sum(len(one.outcomes) for one in core.sessions)
     assert core.group_count == len(all_groups)
     listening = sum(len(topic.broadcasters) for topic in core.topics.values())
     assert core.subscribers == listening + sum(len(group.subscribers) for group in all_groups)

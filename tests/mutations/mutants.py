@@ -98,7 +98,7 @@ MUTANTS = (
         (
             Edit(
                 INTAKE,
-                "                session.outcomes.pop(outcome[0], None)\n",
+                "                session.drop(outcome[0])\n",
                 "                continue\n",
             ),
         ),

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from tickwheel import failpoints
 from tickwheel.persistence.store import (
+    SCAN_BYTES_MAX,
     CommitRefused,
     Fenced,
     Handles,
@@ -26,7 +27,15 @@ from tickwheel.persistence.store import (
     StoreError,
 )
 from tickwheel.wheel.effects import Effects, GroupKey, ProgressKey
-from tickwheel.wheel.records import DeadRow, Ending, GroupRow, ProgressRow, SessionRow, TaskRow
+from tickwheel.wheel.records import (
+    DeadRow,
+    Ending,
+    GroupRow,
+    ProgressRow,
+    SessionRow,
+    TaskRow,
+    task_bytes,
+)
 
 ENDINGS_MAX = 100_000
 
@@ -155,7 +164,7 @@ class MemoryStore:
                 return found, ids[index:]
             if task_id in self._tasks:
                 found[task_id] = self._stored(self._tasks[task_id])
-                size += len(found[task_id].row.body)
+                size += task_bytes(found[task_id].row)
         return found, ()
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
@@ -168,7 +177,7 @@ class MemoryStore:
                 if row.id > after_id and topic in (None, row.topic)
             ),
         )
-        return [self._stored(self._tasks[i]) for i in ids]
+        return list((await self.read_some(ids, SCAN_BYTES_MAX))[0].values())
 
     async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         self._check_open()
@@ -180,7 +189,7 @@ class MemoryStore:
                 if row.id < before_id and topic in (None, row.topic)
             ),
         )
-        return [self._stored(self._tasks[i]) for i in ids]
+        return list((await self.read_some(ids, SCAN_BYTES_MAX))[0].values())
 
     async def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None

@@ -15,7 +15,7 @@ Invariants every store keeps, and one conformance suite proves:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -28,6 +28,7 @@ from tickwheel.wheel.records import (
     ProgressRow,
     SessionRow,
     TaskRow,
+    task_bytes,
 )
 
 
@@ -115,6 +116,15 @@ class StoredTask(NamedTuple):
     dead: tuple[DeadRow, ...]
 
 
+SCAN_BYTES_MAX = 16 << 20
+"""A page of tasks ends with the one that reaches this."""
+
+
+def is_cut(page: Iterable[StoredTask]) -> bool:
+    """Whether a page of ``scan`` ended because of its bytes."""
+    return sum(task_bytes(task.row) for task in page) >= SCAN_BYTES_MAX
+
+
 @dataclass(slots=True)
 class Small:
     """The part of recovery that fits in memory whole."""
@@ -176,16 +186,18 @@ class Store(Protocol):
     async def read_some(
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """``read`` of the first of ``ids``, in their order, until their bodies reach
+        """``read`` of the first of ``ids``, in their order, until their bytes reach
         ``bytes_max``: the rows, and the ids that are left. At least one is looked at."""
         ...
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """Up to ``limit`` tasks with an id above ``after_id``, by id; ``topic`` filters."""
+        """Up to ``limit`` tasks with an id above ``after_id``, by id; ``topic`` filters. There may
+        be more after a page that is shorter when ``is_cut`` says so: its bytes were used up."""
         ...
 
     async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """Up to ``limit`` tasks with an id below ``before_id``, the highest first."""
+        """Up to ``limit`` tasks with an id below ``before_id``, the highest first; cut like those
+        of ``scan``."""
         ...
 
     async def scan_dead(

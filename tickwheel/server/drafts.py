@@ -62,10 +62,13 @@ class Drafts:
 
     def _check_room(self, drafts: list[Draft]) -> None:
         core = self._core
-        if core.scheduled >= core.config.pending_max:
+        if len(drafts) > core.room:
+            count, limit = core.scheduled + core.staged, "pending_max"
+            if core.config.tasks_max - core.tasks < core.config.pending_max - core.scheduled:
+                count, limit = core.tasks + core.staged, "tasks_max"
             raise BacklogFull(
-                f"{core.scheduled} tasks are pending; the limit is {core.config.pending_max}"
-                " (pending_max)"
+                f"there are {count} tasks, and {len(drafts)} more would be too many; the limit is"
+                f" {getattr(core.config, limit)} ({limit})"
             )
         if core.full_topics:
             for draft in drafts:

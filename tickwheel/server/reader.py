@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
-from tickwheel.persistence.store import Store, StoreAway, StoredTask
+from tickwheel.persistence.store import Store, StoreAway, StoredTask, is_cut
 from tickwheel.wheel.control import Known
 from tickwheel.wheel.core import Core
 from tickwheel.wheel.effects import Effects, ProgressKey
@@ -93,7 +93,7 @@ class Reader:
             stored = await scan(after_id, limit, topic)
             ids = [task.row.id for task in stored]
             found = self._overlay(stored, ids)
-            following = ids[-1] if len(ids) >= limit else None
+            following = ids[-1] if len(ids) >= limit or is_cut(stored) else None
             return [found[i] for i in ids if i in found], following
         finally:
             self._done()

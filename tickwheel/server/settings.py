@@ -114,14 +114,18 @@ class Settings(BaseSettings):
     property_value_bytes_max: int = Field(default=4_096, gt=0)
     tasks_per_frame_max: int = Field(default=16_384, gt=0)
     connections_max: int = Field(default=4_096, gt=0)
+    http_connections_max: int = Field(default=256, gt=0)
+    http_idle_timeout_s: float = Field(default=5.0, gt=0)
     subscriptions_max: int = Field(default=1_024, gt=0)
     pulls_max: int = Field(default=1_024, gt=0)
     subscribers_max: int = Field(default=100_000, gt=0)
     window_max: int = Field(default=1_024, gt=0)
     sessions_max: int = Field(default=100_000, gt=0)
+    session_outcomes_max: int = Field(default=1_000_000, gt=0)
     topics_max: int = Field(default=100_000, gt=0)
     groups_per_topic_max: int = Field(default=1_000, gt=0)
     groups_max: int = Field(default=200_000, gt=0)
+    tasks_max: int = Field(default=100_000_000, gt=0)
     pending_max: int = Field(default=100_000_000, gt=0)
     backlog_max: int = Field(default=20_000_000, gt=0)
     in_flight_max: int = Field(default=2_000_000, gt=0)
@@ -273,9 +277,11 @@ class Settings(BaseSettings):
             reconnect_grace_ms=int(self.reconnect_grace_s * 1000),
             endings_max=self.endings_max,
             sessions_max=self.sessions_max,
+            session_outcomes_max=self.session_outcomes_max,
             topics_max=self.topics_max,
             groups_per_topic_max=self.groups_per_topic_max,
             groups_max=self.groups_max,
+            tasks_max=self.tasks_max,
             pending_max=self.pending_max,
             backlog_max=self.backlog_max,
         )

@@ -28,12 +28,17 @@ class EngineConfig:
     reconnect_grace_ms: int = 5_000
     endings_max: int = 100_000
     sessions_max: int = 100_000
+    session_outcomes_max: int = 1_000_000
+    """Of all sessions; beyond it those that were not used for long are forgotten first."""
     session_idle_ms_max: int = 86_400_000
     session_evict_idle_ms_min: int = 60_000
     topics_max: int = 100_000
     groups_per_topic_max: int = 1_000
     groups_max: int = 200_000
+    tasks_max: int = 100_000_000
+    """Not finished."""
     pending_max: int = 100_000_000
+    """Scheduled."""
     backlog_max: int = 20_000_000
     """Tasks that are due on one topic that has no group yet."""
     delivery_frame_tasks_max: int = 512

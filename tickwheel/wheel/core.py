@@ -39,6 +39,8 @@ class Core:
     """Everything the engine remembers."""
 
     # Counts of what there is now.
+    tasks = 0
+    """That are durable and not finished."""
     scheduled = 0
     in_flight = 0
     dead = 0
@@ -114,6 +116,19 @@ class Core:
         self.held_back: dict[Group, None] = {}
         """Groups that could deliver but for those."""
 
+    @property
+    def staged(self) -> int:
+        """Tasks that are not on the wheel yet."""
+        batches = (self.open, self.sealed, self.landing)
+        return sum(len(batch.effects.enqueued) for batch in batches if batch is not None)
+
+    @property
+    def room(self) -> int:
+        """How many more tasks may be taken."""
+        config = self.config
+        left = min(config.tasks_max - self.tasks, config.pending_max - self.scheduled)
+        return left - self.staged
+
     # --- resident rows -------------------------------------------------------------------
 
     def keep(self, row: TaskRow) -> None:
@@ -167,6 +182,7 @@ class Core:
 
     def end(self, task_id: int, ending: Ending) -> None:
         """The task leaves for good. Its other rows leave the batch when it is sealed."""
+        self.tasks -= 1
         self.open.effects.ended[task_id] = ending
         self.endings.add(task_id, ending)
         self.drop(task_id)

@@ -58,7 +58,7 @@ class Intake:
             core.recorder.arrived(address or source, ids, drafts, now_ms)
         outcome = (request, first, count, now_ms)
         if session is not None:
-            session.outcomes[request] = outcome
+            session.remember({request: outcome})
             session.last = max(session.last, request)
             session.seen_ms = now_ms
             core.dirty_sessions[session.key] = None
@@ -82,7 +82,7 @@ class Intake:
         if core.recorder is not None:
             core.recorder.arrived(address, ids, drafts, now_ms)
         outcomes = [(r, task_id, 1, now_ms) for r, task_id in zip(requests, ids, strict=True)]
-        session.outcomes.update(zip(requests, outcomes, strict=True))
+        session.remember(dict(zip(requests, outcomes, strict=True)))
         session.last = requests[-1]
         session.seen_ms = now_ms
         core.dirty_sessions[session.key] = None
@@ -146,6 +146,7 @@ class Intake:
             topic = core.topic(name)
             topic.scheduled += count
             topic.enqueued += count
+        core.tasks += len(dues)
         core.scheduled += len(dues)
         core.totals.enqueued += len(dues)
         core.wheel.add_many(list(rows), dues)
@@ -183,7 +184,7 @@ class Intake:
         core = self._core
         for _, session, outcome in batch.staged:
             if session is not None:
-                session.outcomes.pop(outcome[0], None)
+                session.drop(outcome[0])
         # What the batch said of its sessions is no longer true: they are written anew.
         for key in [k for k, row in batch.effects.sessions.items() if row is not None]:
             del batch.effects.sessions[key]

@@ -21,9 +21,9 @@ from tickwheel.persistence.redis.layout import ID_MAX, id_text, member, split_me
 from tickwheel.persistence.redis.mirror import Mirror
 from tickwheel.persistence.redis.scripts_read import DEAD_PAGE, READ
 from tickwheel.persistence.redis.writer import Writer
-from tickwheel.persistence.store import StoredTask
+from tickwheel.persistence.store import SCAN_BYTES_MAX, StoredTask
 from tickwheel.wheel.effects import Effects, ProgressKey
-from tickwheel.wheel.records import DeadRow
+from tickwheel.wheel.records import DeadRow, task_bytes
 
 IDS_A_SCRIPT = 500
 BYTES_A_SCRIPT = 8 << 20
@@ -147,7 +147,8 @@ class Reader:
         self, next_ids: NextIds, position: int, limit: int, topic: str | None
     ) -> list[StoredTask]:
         found: list[StoredTask] = []
-        while len(found) < limit:
+        left = SCAN_BYTES_MAX
+        while len(found) < limit and left > 0:
             ids = next_ids(position, PAGE_MAX)
             if ids is None:
                 await self._load_index()
@@ -156,12 +157,24 @@ class Reader:
                 break
             if topic is None:
                 ids = ids[: limit - len(found)]
-            mirror = self._mirror
-            stored = mirror.read(ids) if mirror.complete else await self._all(ids)
+            stored, rest = await self._first(ids, left)
+            ids = ids[: len(ids) - len(rest)]
             position = ids[-1]
             tasks = (stored[task_id] for task_id in ids if task_id in stored)
-            found += [task for task in tasks if topic in (None, task.row.topic)]
-        return found[:limit]
+            for task in tasks:
+                if topic in (None, task.row.topic) and len(found) < limit:
+                    found.append(task)
+                    left -= task_bytes(task.row)
+        return found
+
+    async def _first(
+        self, ids: list[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        """``read_some`` inside of one moment."""
+        if self._mirror.complete:
+            return self._mirror.read_some(ids, bytes_max)
+        found: dict[int, StoredTask] = {}
+        return found, await self._some(found, ids, min(bytes_max, BYTES_A_SCRIPT), locked=True)
 
     async def _load_index(self) -> None:
         with self._index.loading() as ids:

@@ -22,9 +22,9 @@ from tickwheel.persistence.codec import decode_extras
 from tickwheel.persistence.sqlite.connection import snapshot
 from tickwheel.persistence.sqlite.packs import HEAD_BYTES, Pack, ids_of, topics_of
 from tickwheel.persistence.sqlite.rows import dead_row, from_json, progress_row, task_row
-from tickwheel.persistence.store import StoredTask
+from tickwheel.persistence.store import SCAN_BYTES_MAX, StoredTask
 from tickwheel.wheel.effects import ProgressKey
-from tickwheel.wheel.records import ID_STEP, DeadRow, ProgressRow, TaskRow
+from tickwheel.wheel.records import ID_STEP, DeadRow, ProgressRow, TaskRow, task_bytes
 
 IDS_A_STATEMENT = 512
 BODY_BYTES_INLINE = 16_384
@@ -114,24 +114,31 @@ class Reader:
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
         """See ``Store.read_some``. No statement brings more small bodies than are wanted."""
-        step = min(IDS_A_STATEMENT, max(1, bytes_max // BODY_BYTES_INLINE))
-        if len(ids) <= step:
+        if len(ids) <= _step(bytes_max):
             found, large = self._some(ids)
             if not large:
                 return found, ()
-        found, size = {}, 0
         with snapshot(self._connection):
-            for start in range(0, len(ids), step):
-                some, large = self._some(ids[start : start + step])
-                unread = set(large)
-                for index, task_id in enumerate(ids[start : start + step], start):
-                    if size >= bytes_max:
-                        return found, ids[index:]
-                    if task_id not in some:
-                        continue
-                    task = some[task_id]
-                    found[task_id] = self._with_body(task) if task_id in unread else task
-                    size += len(found[task_id].row.body)
+            return self._first(ids, bytes_max)
+
+    def _first(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        """Inside a snapshot."""
+        step = _step(bytes_max)
+        found: dict[int, StoredTask] = {}
+        size = 0
+        for start in range(0, len(ids), step):
+            some, large = self._some(ids[start : start + step])
+            unread = set(large)
+            for index, task_id in enumerate(ids[start : start + step], start):
+                if size >= bytes_max:
+                    return found, ids[index:]
+                if task_id not in some:
+                    continue
+                task = some[task_id]
+                found[task_id] = self._with_body(task) if task_id in unread else task
+                size += task_bytes(found[task_id].row)
         return found, ()
 
     def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
@@ -173,12 +180,12 @@ class Reader:
         *,
         back: bool = False,
     ) -> list[StoredTask]:
-        """Up to a limit of tasks, in packs or not, by id; inside a snapshot."""
+        """Up to a limit of tasks and of bytes, in packs or not, by id; inside a snapshot."""
         limit = columns[2]
         (alone,) = self._connection.execute(statement, columns).fetchone()
         ids = sorted(chain(json.loads(alone), islice(packed, limit)), reverse=back)[:limit]
-        found = self._all(ids)
-        return [found[task_id] for task_id in ids]
+        found, _ = self._first(ids, SCAN_BYTES_MAX)
+        return list(found.values())
 
     def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None
@@ -263,6 +270,11 @@ class Reader:
         return map(
             TaskRow, task_ids, json.loads(dues_ms), json.loads(topics), bodies, decoded
         ), large
+
+
+def _step(bytes_max: int) -> int:
+    """Ids of a statement whose small bodies are not more than ``bytes_max``."""
+    return min(IDS_A_STATEMENT, max(1, bytes_max // BODY_BYTES_INLINE))
 
 
 def _ids_in(topic: str | None, first: int, count: int, names: str, mask: int) -> Sequence[int]:
