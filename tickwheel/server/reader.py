@@ -17,6 +17,8 @@ from tickwheel.wheel.core import Core
 from tickwheel.wheel.effects import Effects, ProgressKey
 
 AWAY_RETRY_S = 0.2
+SCANS_AT_A_TIME = 4
+"""Each may bring a page of many bytes: listings, and groups that begin in the past."""
 View = Callable[[Sequence[int]], dict[int, Known]]
 
 
@@ -27,6 +29,7 @@ class Reader:
         self._core = core
         self._store = store
         self._reading = 0
+        self._scans = asyncio.Semaphore(SCANS_AT_A_TIME)
         self._landed_meanwhile: list[Effects] = []
 
     def landed(self, effects: Effects) -> None:
@@ -90,7 +93,8 @@ class Reader:
         scan = self._store.scan_back if back else self._store.scan
         self._reading += 1
         try:
-            stored = await scan(after_id, limit, topic)
+            async with self._scans:
+                stored = await scan(after_id, limit, topic)
             ids = [task.row.id for task in stored]
             found = self._overlay(stored, ids)
             following = ids[-1] if len(ids) >= limit or is_cut(stored) else None

@@ -15,7 +15,7 @@ import json
 import sqlite3
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, islice
+from itertools import accumulate, chain, compress, islice
 from typing import Any
 
 from tickwheel.persistence.codec import decode_extras
@@ -28,16 +28,20 @@ from tickwheel.wheel.records import ID_STEP, DeadRow, ProgressRow, TaskRow, task
 
 IDS_A_STATEMENT = 512
 BODY_BYTES_INLINE = 16_384
-"""Longer bodies are read one by one, so that a statement's result stays below 8 MiB."""
+"""Longer bodies and extras are read one by one, so that a statement's result stays below 8 MiB."""
 
 _IDS = "(SELECT value FROM json_each(?1))"
 _FAILURES = "hex(failures)"
 _PROGRESS = f"id, grp, state, attempt, at_ms, epoch, {_FAILURES}"
 _DEAD = f"id, grp, topic, died_ms, attempt, reason, {_FAILURES}"
 _SMALL = f"CASE WHEN length(body) <= {BODY_BYTES_INLINE} THEN body END"
+_LARGE = "-"
+_SMALL_EXTRAS = (
+    f"CASE WHEN length(extras) > {BODY_BYTES_INLINE} THEN '{_LARGE}' ELSE hex(extras) END"
+)
 _READ = (
     "SELECT json_group_array(id), json_group_array(due_ms), json_group_array(topic),"
-    " json_group_array(length(body)), {bodies}, group_concat(hex(extras)),"
+    f" json_group_array(length(body)), {{bodies}}, group_concat({_SMALL_EXTRAS}),"
     f" (SELECT json_group_array(json_array({_PROGRESS})) FROM"
     f" (SELECT * FROM prepare WHERE id IN {_IDS} ORDER BY id, grp)),"
     f" (SELECT json_group_array(json_array({_DEAD})) FROM"
@@ -211,8 +215,16 @@ class Reader:
 
     def _some(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
         """Tasks by id, and the ids of those whose body is missing because it is large."""
-        cursor = self._connection.execute(self._read, (str(list(ids)),))
-        columns = cursor.fetchone()
+        try:
+            columns = self._connection.execute(self._read, (str(list(ids)),)).fetchone()
+        except sqlite3.DataError:
+            # Older versions packed tasks with properties of any size: longer than a result may be.
+            if len(ids) == 1:
+                raise
+            half = len(ids) // 2
+            found, large = self._some(ids[:half])
+            others, more = self._some(ids[half:])
+            return found | others, large + more
         rows, large = self._tasks(*columns[:6])
         found = {row.id: StoredTask(row, (), ()) for row in rows}
         wanted = sorted(task_id for task_id in ids if task_id not in found)
@@ -263,10 +275,15 @@ class Reader:
         large = [i for i, size in zip(task_ids, sizes, strict=True) if size > BODY_BYTES_INLINE]
         if large:
             sizes = [size if size <= BODY_BYTES_INLINE else 0 for size in sizes]
+        parts = extras.split(",")
+        if _LARGE in parts:
+            apart = set(large).union(compress(task_ids, map(_LARGE.__eq__, parts)))
+            large = [task_id for task_id in task_ids if task_id in apart]
+            parts = ["" if part == _LARGE else part for part in parts]
         joined = _bytes(joined)
         ends = list(accumulate(sizes))
         bodies = map(joined.__getitem__, map(slice, chain((0,), ends), ends))
-        decoded = map(decode_extras, map(bytes.fromhex, extras.split(",")))
+        decoded = map(decode_extras, map(bytes.fromhex, parts))
         return map(
             TaskRow, task_ids, json.loads(dues_ms), json.loads(topics), bodies, decoded
         ), large
