@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from itertools import count
 from typing import Any
 
 import uvicorn
@@ -32,6 +33,7 @@ SCRAPES_MAX = 8
 REQUEST_S_MAX = 30.0
 """An answer that the peer does not read is given up after this."""
 HEADER_BYTES_MAX = 16 * 1024
+_places = count()
 
 
 class _Connection(H11Protocol):
@@ -42,16 +44,18 @@ class _Connection(H11Protocol):
     idle_s = 5.0
     _timer: asyncio.TimerHandle | None = None
     _since_s = 0.0
+    _place = 0
+    """In the order in which they came or were last seen with another request."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as theirs
         super().connection_made(transport)
-        self._since_s = self.loop.time()
+        self._since_s, self._place = self.loop.time(), next(_places)
         self._seen = self.cycle
         self._timer = self.loop.call_later(self.idle_s, self._look)
         if len(self.connections) > self.connections_max:
             others = [one for one in self.connections if isinstance(one, _Connection)]
             others.remove(self)
-            oldest = min(others, key=lambda one: (not one.is_idle, one._since_s))
+            oldest = min(others, key=lambda one: (not one.is_idle, one._place))
             # Out of the set at once: the next one must not choose it again.
             self.connections.discard(oldest)
             oldest.transport.abort()
@@ -70,7 +74,7 @@ class _Connection(H11Protocol):
         """Every now and then: has it asked for anything, and been answered?"""
         now_s = self.loop.time()
         if self.cycle is not self._seen:
-            self._seen, self._since_s = self.cycle, now_s
+            self._seen, self._since_s, self._place = self.cycle, now_s, next(_places)
         elif self.is_idle or now_s - self._since_s >= REQUEST_S_MAX:
             self.transport.abort()
             return
