@@ -18,11 +18,7 @@ DELIVERY_MUTANTS = (
     Mutant(
         "once-is-not-finished-first",
         "an at-most-once delivery is written at once and stays unfinished",
-        (
-            Edit(
-                DISPATCHING, "            if subscriber.at_most_once:\n", "            if False:\n"
-            ),
-        ),
+        (Edit(DISPATCHING, "        if subscriber.at_most_once:\n", "        if False:\n"),),
         (KINDS + "test_the_end_is_durable_before_the_delivery_is_written",),
     ),
     Mutant(

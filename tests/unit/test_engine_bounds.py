@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from engine_recount import recount
 from engine_rig import CONFIG, Rig
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tickwheel.protocol.codec import encode
@@ -43,6 +43,8 @@ items = st.tuples(rows, st.integers(1, ID_MAX))
 
 
 @given(item=items)
+@example(item=(TaskRow(ID_MAX, ID_MAX, "t", b"", Extras(properties={"p": "é" * 200})), ID_MAX))
+@example(item=(TaskRow(ID_MAX, ID_MAX, "t", b"", Extras("k" * 300, "é" * 300)), ID_MAX))
 def test_a_task_takes_no_more_in_a_frame_than_it_counts(item: tuple[TaskRow, int]) -> None:
     (wire,) = delivery_items([item])
     assert len(encode(wire)) <= DELIVERY_BYTES + task_bytes(item[0])
