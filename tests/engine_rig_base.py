@@ -54,6 +54,8 @@ class RigBase:
         self.epoch = 0
         self.told: list[object] = []
         """Addresses of enqueues and repeats that were answered, in order."""
+        self.frozen: set[Subscriber] = set()
+        """Consumers that show no life after a lease of theirs has ended; all others do."""
         self.handed: list[Got] = []
         """At-most-once deliveries that were written."""
         self._start(clean=True)
@@ -66,6 +68,7 @@ class RigBase:
         self.engine = self.new_engine()
         self.core = self.engine.core
         recovery = self.engine.recovery
+        recovery.stopped_ms = rows.position_ms
         recovery.groups(rows.groups.values())
         recovery.sessions(rows.sessions.values())
         recovery.endings(rows.endings.items())
@@ -84,13 +87,15 @@ class RigBase:
         self.pass_time(down_ms)
         self._start(clean=False)
 
-    def stop_and_start(self, *, down_ms: int = 0) -> None:
-        """A graceful restart: everything is committed, deliveries in flight too."""
+    def stop_and_start(self, *, down_ms: int = 0, back_ms: int = 0) -> None:
+        """A graceful restart: everything is committed, deliveries in flight too. Meanwhile the
+        wall clock is set back by ``back_ms``."""
         if self.core.sealed is not None:
             self.apply_and_land()
         while self.seal(checkpoint_all=True) is not None:
             self.apply_and_land()
         self.pass_time(down_ms)
+        self.now_ms -= back_ms
         self._start(clean=True)
 
     def pass_time(self, ms: int) -> None:
@@ -229,7 +234,11 @@ class RigBase:
             delivery.loaded_ready(group, ids, {i: k.row for i, k in self.known(ids).items()})
 
     def expire(self) -> int:
-        return self.engine.settlement.expire(self.now_ms, self.mono_ms)
+        before = {lease.subscriber for group in self.core.leased for lease in group.flight.values()}
+        over = self.engine.settlement.expire(self.now_ms, self.mono_ms)
+        for subscriber in before - self.frozen:
+            self.engine.delivery.heard(subscriber.presence, [subscriber])
+        return over
 
     def dispatch(self, limit: int = 1_000) -> list[Got]:
         """Deliver until nothing more can be delivered now."""

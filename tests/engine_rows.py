@@ -27,6 +27,7 @@ class Rows:
         self.sessions: dict[bytes, SessionRow] = {}
         self.endings: dict[int, Ending] = {}
         self.id_mark = 0
+        self.position_ms = 0
 
     def is_empty(self) -> bool:
         """No task is left, nor anything that belongs to one."""
@@ -53,6 +54,7 @@ class Rows:
             assert task_id in self.tasks, "a row of a task that is not there"
         assert effects.id_mark >= max(self.tasks, default=0)
         self.id_mark = max(self.id_mark, effects.id_mark)
+        self.position_ms = effects.position_ms
 
     def known(self, ids: Iterable[int], *overlays: Effects) -> dict[int, Known]:
         """The records of those of ``ids`` that exist, with effects laid over them in order."""

@@ -7,7 +7,36 @@ their meaning; new ones may be added. ``docs/protocol.md`` lists them (a test co
 
 from __future__ import annotations
 
+import reprlib
 from typing import ClassVar
+
+SHOWN_LENGTH_MAX = 60
+
+
+class _Shown(reprlib.Repr):
+    """Bounds width and depth: what is shown may have come from anybody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 4
+        self.maxtuple = self.maxlist = self.maxdict = self.maxset = 12
+        self.maxother = self.maxlong = SHOWN_LENGTH_MAX + 1
+
+    def repr_str(self, x: str, level: int) -> str:
+        return repr(x[: SHOWN_LENGTH_MAX + 1])
+
+    def repr_bytes(self, x: bytes, level: int) -> str:
+        return repr(x[: SHOWN_LENGTH_MAX + 1])
+
+
+_shown = _Shown()
+
+
+def shown(value: object) -> str:
+    """A value as an error message shows it: short, and never an error itself. (``repr`` of what
+    is nested a thousand deep is a RecursionError.)"""
+    text = _shown.repr(value)
+    return text if len(text) <= SHOWN_LENGTH_MAX else text[: SHOWN_LENGTH_MAX - 3] + "..."
 
 
 class TickwheelError(Exception):
@@ -83,6 +112,15 @@ class SlowReader(TickwheelError):
     """The peer does not read what it is sent, and the buffer for it is full."""
 
     code = "slow_reader"
+    retryable = True
+    closes_connection = True
+    http_status = 503
+
+
+class PeerSilent(TickwheelError):
+    """The peer answers heartbeats, and nothing came from it for too long."""
+
+    code = "peer_silent"
     retryable = True
     closes_connection = True
     http_status = 503

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 
 from crash.link import Link, now_ms
-from crash.plan import Plan
+from crash.plan import BRIEF, Plan
 from crash.records import NO_CONNECTION, Accepted, Delivered, Finished, Moved, Refused
-from crash.rough_producer import PAUSE_S, TOPICS, delay_ms
+from crash.rough_producer import PAUSE_S, PRIORITIES, delay_ms, ttl_ms
 from crash.settle import Receipt, Settler
 from tickwheel import errors
 from tickwheel.client import Client, Delivery, Task
@@ -61,7 +61,8 @@ class FairProducer:
             while self._plan.producing:
                 verbs = (self._one, self._many, self._bad, self._undo, self._move)
                 large = self._plan.large and self._rnd.random() < LARGE_SHARE
-                await self._try(self._large if large else self._rnd.choice(verbs), client)
+                if not self._plan.quiet:
+                    await self._try(self._large if large else self._rnd.choice(verbs), client)
                 await asyncio.sleep(PAUSE_S * self._rnd.random())
             while self._repeat:
                 await self._try(self._undo_again, client)
@@ -82,10 +83,16 @@ class FairProducer:
     async def _enqueue(
         self, client: Client, topic: str, tokens: list[str], wait_ms: int
     ) -> list[int]:
-        tasks = [Task(topic, token.encode(), delay=wait_ms / 1000) for token in tokens]
+        ttl, priority, sent = ttl_ms(self._rnd, topic), self._rnd.choice(PRIORITIES), Link.order()
+        options = {
+            "delay": wait_ms / 1000,
+            "ttl": None if ttl is None else ttl / 1000,
+            "priority": priority,
+        }
+        tasks = [Task(topic, token.encode(), **options) for token in tokens]
         try:
             if len(tasks) == 1:
-                receipts = [await client.enqueue(topic, tasks[0].body, delay=wait_ms / 1000)]
+                receipts = [await client.enqueue(topic, tasks[0].body, **options)]
             else:
                 receipts = await client.enqueue_many(tasks)
         except errors.Refused as error:
@@ -93,15 +100,17 @@ class FairProducer:
             raise
         ids = [receipt.id for receipt in receipts]
         dues_ms = tuple(receipt.due_ms for receipt in receipts)
-        self._journal.accepted.append(Accepted(topic, tuple(tokens), tuple(ids), dues_ms))
+        self._journal.accepted.append(
+            Accepted(topic, tuple(tokens), tuple(ids), dues_ms, sent, Link.order(), ttl, priority)
+        )
         return ids
 
     async def _one(self, client: Client) -> None:
-        topic = self._rnd.choice(TOPICS)
+        topic = self._rnd.choice(self._plan.topics)
         await self._enqueue(client, topic, self._tokens(1), delay_ms(self._rnd))
 
     async def _many(self, client: Client) -> None:
-        topic = self._rnd.choice(TOPICS)
+        topic = self._rnd.choice(self._plan.topics)
         await self._enqueue(client, topic, self._tokens(20), delay_ms(self._rnd))
 
     async def _bad(self, client: Client) -> None:
@@ -162,8 +171,16 @@ class FairConsumer:
         self._group = group
         self._rnd = plan.rnd(name)
         self._journal = plan.journal(name)
-        self._settler = Settler(plan, self._journal)
+        self._settler = Settler(plan, self._journal, ("expired",) if topic == BRIEF else ())
         self._acks: set[asyncio.Task[None]] = set()
+        self._prefetch = 0
+        """Of the subscription that stands; 0: none does."""
+        self.place = topic, group
+
+    @property
+    def is_free(self) -> bool:
+        """It would take another delivery at once."""
+        return len(self._acks) < self._prefetch
 
     async def run(self) -> None:
         async with _client(self._plan, self._name) as client:
@@ -182,6 +199,7 @@ class FairConsumer:
             try:
                 await self._receive_once(client)
             except TickwheelError as error:
+                self._prefetch = 0
                 if not error.retryable:
                     raise
             else:
@@ -193,6 +211,7 @@ class FairConsumer:
         async with client.subscribe(
             self._topic, group=self._group, prefetch=prefetch, lease=0.4
         ) as deliveries:
+            self._prefetch = prefetch
             async for delivery in deliveries:
                 self._note(delivery)
                 ack = asyncio.create_task(self._ack(client, delivery))
@@ -214,6 +233,7 @@ class FairConsumer:
                 now_ms(),
                 NO_CONNECTION,
                 Link.order(),
+                priority=delivery.priority,
             )
         )
 

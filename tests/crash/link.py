@@ -60,6 +60,7 @@ class Link:
         delivered: Callable[[Link, Frame], None] | None,
     ) -> None:
         self.name = next(_names)
+        self.opened_ms = now_ms()
         self.epoch = 0
         self.answer_timeout_s = ANSWER_TIMEOUT_S
         self.numbers = numbers
@@ -165,7 +166,7 @@ class Link:
         self._writer.close()
 
     def _take(self, frame: Frame) -> None:
-        if frame[0] == FrameType.DELIVER and self._delivered is not None:
+        if frame[0] in (FrameType.DELIVER, FrameType.ENDED) and self._delivered is not None:
             self._delivered(self, frame)
         elif frame[0] == FrameType.ERROR and frame[2] == NotActive.code:
             self.abort()  # deposed: whatever it was asked is for another daemon now

@@ -6,6 +6,7 @@ import asyncio
 import random
 from dataclasses import dataclass, field
 
+from crash.clocks import Clocks
 from crash.link import TRY_AGAIN_S, Link, Lost, Numbers
 from crash.records import Journal
 
@@ -13,8 +14,14 @@ GROUPS = {
     "work": ("default",),
     "shared": ("billing", "audit"),
     "rough": ("default",),
+    "brief": ("default",),
+    "once": ("default",),
 }
 """Topics and the groups that are owed their tasks: those exist before the first enqueue."""
+BRIEF = "brief"
+"""The topic whose tasks have a ttl."""
+ONCE = "once"
+"""The topic whose group takes its tasks at most once."""
 LEASE_MS = 400
 SETTINGS = {
     "lease_default_s": 0.4,
@@ -44,13 +51,28 @@ class Plan:
     """A daemon that is silent for longer, on a connection that stands, has failed."""
     large: bool = False
     """Some batches hold thousands of tasks."""
+    topics: list[str] = field(default_factory=lambda: list(GROUPS))
+    """What producers choose from."""
+    clocks: Clocks = field(default_factory=Clocks)
+    """What the daemons' clocks have shown; clients and checker have the machine's."""
+    quiet: bool = False
+    """For a while nobody begins anything."""
     journals: list[Journal] = field(default_factory=list)
     producing: bool = True
     """Until the last kill; then producers settle what is open and end."""
+    may_break: bool = True
+    """Clients break connections that carry what is delivered at most once."""
     misbehaving: bool = True
     """Until producers have ended; then consumers work everything off."""
     consumed: asyncio.Event = field(default_factory=asyncio.Event)
     """Nothing is pending any more: consumers settle what was not answered and end."""
+
+    async def loud(self) -> None:
+        """Wait until the quiet moment is over."""
+        while True:
+            if not self.quiet:
+                return
+            await asyncio.sleep(TRY_AGAIN_S)
 
     def rnd(self, name: str) -> random.Random:
         return random.Random(f"{self.seed}/{name}")

@@ -22,6 +22,13 @@ class Accepted:
     """What each body says; one token is one task that somebody wanted."""
     ids: tuple[int, ...]
     dues_ms: tuple[int, ...]
+    sent: int = 0
+    """The place of its first sending among all that this process sent or received."""
+    order: int = 0
+    """That of its first answer."""
+    ttl_ms: int | None = None
+    """Of each of its tasks."""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,11 @@ class Delivered:
     got_ms: int
     connection: int
     order: int
+    since_ms: int = 0
+    """The connection is not older: the daemon wrote the frame in between."""
+    once: bool = False
+    """To a subscriber of the kind at most once."""
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +108,52 @@ class Requeued:
     sent_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """How a task stands, asked with LOOKUP after everything was settled."""
+
+    id: int
+    state: str
+    got_ms: int
+
+
+@dataclass(slots=True)
+class GroupLife:
+    """One life of a group, from GROUP_CREATE to GROUP_DELETE. Numbers are places in the order
+    of all that the one who made it sent and received; None: it never came to that."""
+
+    topic: str
+    group: str
+    since: str | int
+    """``now``, ``first``, or a due time from which on."""
+    sent: int
+    confirmed: int
+    confirmed_ms: int
+    deleted: int | None = None
+    """The deletion was asked: nothing more is required of it."""
+    deleted_ms: int = 0
+    """The deletion was confirmed."""
+    gone: int | None = None
+    """The daemon did not know it any more."""
+    quiet: int | None = None
+    """Before its deletion: it held nothing ..."""
+    quiet_ms: int = 0
+    """... and all that was due until then had fired, by the daemon's clock."""
+
+
+@dataclass(slots=True)
+class Cast:
+    """One connection of a broadcast subscription: what came on it, and when it counted."""
+
+    topic: str
+    epoch: int
+    confirmed: int
+    """The place of the OK of its SUBSCRIBE."""
+    lost: bool = False
+    """It broke: what was on its way is lost, and nobody promised otherwise."""
+    delivered: list[Delivered] = field(default_factory=list)
+
+
 @dataclass(slots=True)
 class Journal:
     """Everything one client noticed, in its order."""
@@ -108,6 +166,9 @@ class Journal:
     moved: list[Moved] = field(default_factory=list)
     retries: list[Retry] = field(default_factory=list)
     requeued: list[Requeued] = field(default_factory=list)
+    looked: list[Looked] = field(default_factory=list)
+    groups: list[GroupLife] = field(default_factory=list)
+    casts: list[Cast] = field(default_factory=list)
     odd: list[str] = field(default_factory=list)
     """Answers that no correct daemon gives."""
     resent: int = 0

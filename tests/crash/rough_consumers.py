@@ -3,35 +3,52 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from crash.link import Link, Lost, Numbers, now_ms
 from crash.plan import LEASE_MS, Plan
-from crash.records import Delivered
+from crash.records import Cast, Delivered
 from crash.settle import Receipt, Settler
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType
 
 ROUND_S = 0.02
 PULL_MAX = 32
+PULL_REFUSED = {"draining", "refused", "overloaded"}
 
 
 class RoughConsumer:
-    """One subscription over many connections. Receipts outlive connections and daemons."""
+    """One subscription over many connections. Receipts outlive connections and daemons.
 
-    def __init__(self, plan: Plan, name: str, topic: str, group: str) -> None:
+    ``until``: what ends it; None: when everything is consumed. ``also_legal``: words that an ack
+    may be answered with, too.
+    """
+
+    once = False
+
+    def __init__(
+        self,
+        plan: Plan,
+        name: str,
+        topic: str,
+        group: str,
+        until: asyncio.Event | None = None,
+        also_legal: Iterable[str] = (),
+    ) -> None:
         self._plan = plan
+        self._until = until or plan.consumed
         self._topic = topic
         self._group = group
         self._rnd = plan.rnd(name)
         self._journal = plan.journal(name)
-        self._settler = Settler(plan, self._journal)
+        self._settler = Settler(plan, self._journal, also_legal)
         self._numbers = Numbers()
         self._inbox: list[Receipt] = []
         self._held: list[tuple[int, Receipt]] = []
         """(when to ack, receipt): later than the lease allows, as often as not."""
 
     async def run(self) -> None:
-        while not self._plan.consumed.is_set():
+        while not self._until.is_set():
             link = await self._plan.link(self._numbers, delivered=self._delivered)
             try:
                 await self._talk(link)
@@ -44,11 +61,14 @@ class RoughConsumer:
     async def _talk(self, link: Link) -> None:
         again, self._settler.unconfirmed = self._settler.unconfirmed, []
         await self._settler.ack(link, again)
+        if self._until.is_set():
+            return  # a SUBSCRIBE now would make its group anew
         await self._begin(link)
-        while not self._plan.consumed.is_set():
+        while not self._until.is_set():
             await self._get(link)
             inbox, self._inbox = self._inbox, []
-            if not self._plan.misbehaving:
+            if not self._plan.misbehaving or self._plan.quiet:
+                await self._ack_late(link)
                 await self._settler.ack(link, inbox)
                 continue
             if self._rnd.random() < 0.02:
@@ -61,7 +81,9 @@ class RoughConsumer:
     async def _begin(self, link: Link) -> None:
         prefetch = self._rnd.choice((1, 20, 300)) if self._plan.misbehaving else 300
         options = {"lease_ms": LEASE_MS}
-        await link.call(FrameType.SUBSCRIBE, 1, self._topic, self._group, prefetch, options)
+        frame = await link.call(FrameType.SUBSCRIBE, 1, self._topic, self._group, prefetch, options)
+        if frame[0] != FrameType.OK:
+            raise Lost(f"SUBSCRIBE was answered {frame}")
 
     async def _get(self, link: Link) -> None:
         """Deliveries come by themselves; a subscription only has to wait."""
@@ -70,8 +92,16 @@ class RoughConsumer:
             raise Lost("while waiting")
 
     def _delivered(self, link: Link, frame: Frame) -> None:
+        if frame[0] == FrameType.ENDED:
+            return self._ended(link, frame)
         _, _, epoch, delivered_ms, items = frame
-        self._note(link, epoch, delivered_ms, items)
+        return self._note(link, epoch, delivered_ms, items)
+
+    def _ended(self, link: Link, frame: Frame) -> None:
+        """Its group was deleted: it comes again only to one that is still to be there."""
+        if self._until is self._plan.consumed:
+            self._journal.odd.append(f"a subscription was ended: {frame}")
+        link.abort()
 
     def _note(
         self, link: Link, epoch: int, delivered_ms: int, items: tuple[tuple[object, ...], ...]
@@ -79,6 +109,7 @@ class RoughConsumer:
         got_ms = now_ms()
         for item in items:
             task_id, attempt, due_ms, body = item[:4]
+            options = item[4] if len(item) > 4 else {}
             assert isinstance(task_id, int) and isinstance(attempt, int)
             assert isinstance(due_ms, int) and isinstance(body, bytes)
             self._inbox.append(Receipt(self._topic, self._group, task_id, epoch, attempt))
@@ -94,6 +125,9 @@ class RoughConsumer:
                     got_ms,
                     link.name,
                     Link.order(),
+                    link.opened_ms,
+                    once=self.once,
+                    priority=options.get("priority", 0),
                 )
             )
 
@@ -155,6 +189,87 @@ class RoughPuller(RoughConsumer):
         frame = await link.wait(answer)
         if frame[0] == FrameType.OK:
             self._note(link, *frame[2])
-        elif frame[2] != "draining":
+        elif frame[2] == "not_found" and self._until is not self._plan.consumed:
+            raise Lost("its group was deleted")
+        elif frame[2] not in PULL_REFUSED:
             self._journal.odd.append(f"PULL was answered {frame}")
         await asyncio.sleep(ROUND_S)
+
+
+class OnceConsumer(RoughConsumer):
+    """At most once: there is nothing to settle, and nothing may come a second time."""
+
+    once = True
+
+    async def _talk(self, link: Link) -> None:
+        options = {"ack": "on_delivery"}
+        frame = await link.call(FrameType.SUBSCRIBE, 1, self._topic, self._group, PULL_MAX, options)
+        if frame[0] != FrameType.OK:
+            raise Lost(f"SUBSCRIBE was answered {frame}")
+        while not self._until.is_set():
+            await self._get(link)
+            if self._plan.misbehaving and self._plan.may_break and self._rnd.random() < 0.01:
+                raise Lost("on purpose, with deliveries on their way")
+
+    async def _treat(self, link: Link, receipt: Receipt) -> None:
+        raise AssertionError("nothing is to be done")
+
+
+class Listener:
+    """A broadcast subscription: all that its topic has while it is connected."""
+
+    def __init__(self, plan: Plan, name: str, topic: str) -> None:
+        self._plan = plan
+        self._topic = topic
+        self._journal = plan.journal(name)
+        self._numbers = Numbers()
+        self._heard: list[Delivered] = []
+
+    async def run(self) -> None:
+        while not self._plan.consumed.is_set():
+            self._heard = []
+            link = await self._plan.link(self._numbers, delivered=self._delivered)
+            cast = Cast(self._topic, link.epoch, 0, delivered=self._heard)
+            self._journal.casts.append(cast)
+            try:
+                await self._listen(link, cast)
+            except Lost:
+                cast.lost = True
+            finally:
+                link.abort()
+
+    async def _listen(self, link: Link, cast: Cast) -> None:
+        options = {"broadcast": True}
+        frame = await link.call(FrameType.SUBSCRIBE, 1, self._topic, None, 1, options)
+        if frame[0] != FrameType.OK:
+            raise Lost(f"SUBSCRIBE was answered {frame}")
+        cast.confirmed = Link.order()
+        while not self._plan.consumed.is_set():
+            await asyncio.sleep(ROUND_S)
+            if link.down:
+                raise Lost("while listening")
+        await link.call(FrameType.STATS)  # what was written before it has come
+
+    def _delivered(self, link: Link, frame: Frame) -> None:
+        if frame[0] == FrameType.ENDED:
+            return link.abort()
+        _, _, epoch, delivered_ms, items = frame
+        for item in items:
+            options = item[4] if len(item) > 4 else {}
+            self._heard.append(
+                Delivered(
+                    item[0],
+                    "",
+                    item[3].decode().strip(),
+                    epoch,
+                    item[1],
+                    item[2],
+                    delivered_ms,
+                    now_ms(),
+                    link.name,
+                    Link.order(),
+                    link.opened_ms,
+                    priority=options.get("priority", 0),
+                )
+            )
+        return None

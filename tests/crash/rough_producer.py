@@ -8,15 +8,22 @@ from dataclasses import dataclass
 from typing import Any
 
 from crash.link import Link, Lost, Numbers, now_ms
-from crash.plan import GROUPS, Plan
+from crash.plan import BRIEF, Plan
 from crash.records import Accepted, Refused
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType
 
 PIPELINE_MAX = 12
 PAUSE_S = 0.03
-TOPICS = tuple(GROUPS)
 RETRYABLE = {"refused", "store_full", "overloaded", "window_full", "draining", "outcome_unknown"}
+
+
+PRIORITIES = (0, 0, 0, 1, 9, 255)
+
+
+def ttl_ms(rnd: random.Random, topic: str) -> int | None:
+    """Often shorter than a lease or a restart lasts."""
+    return rnd.choice((1, 150, 400, 1_500, 60_000)) if topic == BRIEF else None
 
 
 def delay_ms(rnd: random.Random) -> int:
@@ -33,7 +40,11 @@ class Request:
     tokens: tuple[str, ...]
     tasks: list[Any]
     good: bool
+    ttl_ms: int | None
+    priority: int
     first_sent_ms: int = 0
+    first_sent: int = 0
+    """Its place among all that was sent and received."""
     sendings: int = 0
 
 
@@ -65,42 +76,52 @@ class RoughProducer:
         rnd = self._rnd
         waiting = {r.number: self._send(link, r) for r in list(self._open.values())}
         while self._plan.producing or waiting:
-            while self._plan.producing and len(waiting) < rnd.randint(1, PIPELINE_MAX):
+            while self._is_making() and len(waiting) < rnd.randint(1, PIPELINE_MAX):
                 request = self._make()
                 waiting[request.number] = self._send(link, request)
-            if self._plan.producing and rnd.random() < 0.03:
+            if self._is_making() and rnd.random() < 0.03:
                 raise Lost("on purpose, with answers on their way")
-            if self._settled and rnd.random() < 0.1:
+            if self._settled and not self._plan.quiet and rnd.random() < 0.1:
                 await self._ask_again(link)
+            if not waiting:
+                await asyncio.sleep(PAUSE_S)
+                continue
             number = min(waiting)
             frame = await link.wait(waiting.pop(number))
             if not self._settle(self._open[number], frame):
                 waiting[number] = self._send(link, self._open[number])
             await asyncio.sleep(PAUSE_S * rnd.random())
 
+    def _is_making(self) -> bool:
+        return self._plan.producing and not self._plan.quiet
+
     def _make(self) -> Request:
         rnd, number = self._rnd, self._numbers.next()
-        topic = rnd.choice(TOPICS)
+        topic = rnd.choice(self._plan.topics)
         tokens = tuple(f"{self._name}/{number}/{i}" for i in range(rnd.choice((1, 1, 2, 7))))
-        tasks: list[Any] = [self._task(topic, token) for token in tokens]
+        priority, ttl = rnd.choice(PRIORITIES), ttl_ms(rnd, topic)
+        options = {"priority": priority} if priority else {}
+        options |= {} if ttl is None else {"ttl_ms": ttl}
+        tasks: list[Any] = [self._task(topic, token, options) for token in tokens]
         good = rnd.random() > 0.1
         if not good:
             spoiled = rnd.randrange(len(tasks))
             tasks[spoiled] = rnd.choice(
                 ([topic, b"x", -1], ["no topic?", b"x", 1], [topic, "text", 1], [topic], 7)
             )
-        request = self._open[number] = Request(number, topic, tokens, tasks, good)
+        request = self._open[number] = Request(number, topic, tokens, tasks, good, ttl, priority)
         return request
 
-    def _task(self, topic: str, token: str) -> list[Any]:
+    def _task(self, topic: str, token: str, options: dict[str, int]) -> list[Any]:
         body = token.encode() + b" " * self._rnd.choice((0, 0, 100, 2_000))
         wait_ms = delay_ms(self._rnd)
         if self._rnd.random() < 0.3:
-            return [topic, body, None, {"due_ms": now_ms() + wait_ms, "key": token}]
-        return [topic, body, wait_ms]
+            return [topic, body, None, {"due_ms": now_ms() + wait_ms, "key": token, **options}]
+        return [topic, body, wait_ms, options] if options else [topic, body, wait_ms]
 
     def _send(self, link: Link, request: Request) -> asyncio.Future[Frame]:
         request.first_sent_ms = request.first_sent_ms or now_ms()
+        request.first_sent = request.first_sent or Link.order()
         request.sendings += 1
         floor = min(self._open)
         self._settled = {n: kept for n, kept in self._settled.items() if n >= floor}
@@ -124,13 +145,25 @@ class RoughProducer:
 
     def _accepted(self, request: Request, frame: Frame) -> None:
         accepted_ms, ids = frame[2]
-        if not request.first_sent_ms <= accepted_ms <= now_ms():
+        clocks, sent_ms = self._plan.clocks, request.first_sent_ms
+        if not clocks.low(sent_ms, now_ms()) <= accepted_ms <= clocks.high(sent_ms, now_ms()):
             self._journal.odd.append(f"accepted at {accepted_ms}: {request}")
         dues = tuple(
             accepted_ms + task[2] if task[2] is not None else max(task[3]["due_ms"], accepted_ms)
             for task in request.tasks
         )
-        self._journal.accepted.append(Accepted(request.topic, request.tokens, ids, dues))
+        self._journal.accepted.append(
+            Accepted(
+                request.topic,
+                request.tokens,
+                ids,
+                dues,
+                request.first_sent,
+                Link.order(),
+                request.ttl_ms,
+                request.priority,
+            )
+        )
 
     async def _ask_again(self, link: Link) -> None:
         """An answered request once more: the same answer, and nothing new."""

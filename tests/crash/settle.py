@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -34,7 +34,9 @@ class Receipt(NamedTuple):
 class Settler:
     """Acks, nacks and rejects with a memory for those whose answer was lost."""
 
-    def __init__(self, plan: Plan, journal: Journal) -> None:
+    def __init__(self, plan: Plan, journal: Journal, also_legal: Iterable[str] = ()) -> None:
+        """``also_legal``: further words that are no loss to these consumers."""
+        self._legal = LEGAL.union(also_legal)
         self._plan = plan
         self._journal = journal
         self.unconfirmed: list[Receipt] = []
@@ -75,7 +77,7 @@ class Settler:
                 Retry(
                     receipt.id,
                     receipt.group,
-                    sent_ms + (delay_ms or 0),
+                    self._plan.clocks.low(sent_ms, now_ms()) + (delay_ms or 0),
                     link.epoch,
                     now_ms(),
                     link.name,
@@ -84,7 +86,7 @@ class Settler:
             )
         elif word == "dead":
             self._finished(receipt, "dead", link.epoch, link.name, order)
-        elif word not in LEGAL:
+        elif word not in self._legal:
             self._journal.odd.append(f"{kind.name} of {receipt} answered {word!r}")
 
     async def settle_rest(self) -> None:
@@ -103,7 +105,7 @@ class Settler:
         """Write down how an ack was answered."""
         if word in ("acked", "done"):
             self._finished(receipt, "acked", epoch, connection, order)
-        elif word not in LEGAL:
+        elif word not in self._legal:
             self._journal.odd.append(f"ack of {receipt} answered {word!r}")
 
     def _words(self, link: Link, receipts: Sequence[Receipt], frame: Frame, order: int) -> None:

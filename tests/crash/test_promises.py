@@ -20,6 +20,9 @@ from tickwheel.protocol.frames import FrameType
 FAR_MS = 3_600_000
 SESSION = b"0123456789abcdef"
 NOTHING_COMES_MS = 250
+STEP_MS = 15_000
+"""No step of a test takes so long."""
+CLOCKS_MS = 100
 
 
 def pull(raw: Raw, wait_ms: int, lease_ms: int = FAR_MS, count: int = 100) -> Frame:
@@ -71,20 +74,39 @@ def test_a_lease_is_kept_and_then_ends(make: Callable[..., Daemon]) -> None:
         assert ack(other, epoch, task_id, 2) == "acked"
 
 
+def lease_ends_ms(raw: Raw, ids: list[int]) -> list[int]:
+    found = raw.call(FrameType.LOOKUP, ids)[2]
+    assert {told["state"] for told in found} == {"in_flight"}
+    return [told["groups"]["g"]["at_ms"] for told in found]
+
+
 def test_a_stop_keeps_leases_and_a_late_ack_is_taken(make: Callable[..., Daemon]) -> None:
-    daemon = make()
+    """Each to its own end, whatever a broken connection would have left of it."""
+    daemon = make(reconnect_grace_s=2)
+    leases_ms = (30_000, FAR_MS, 12 * FAR_MS)
     with Raw(daemon.port) as raw:
-        (task_id,) = raw.enqueue(("t", b"", 0))[2][1]
-        epoch, _, ((_, attempt, *_),) = pull(raw, 1_000, lease_ms=60_000)
-    with Raw(daemon.port) as raw:
-        raw.call(FrameType.EXTEND, "t", "g", epoch, [task_id], [attempt], 60_000)
+        got = []
+        for lease_ms in leases_ms:
+            raw.enqueue(("t", b"", 0))
+            epoch, _, ((task_id, attempt, *_),) = pull(raw, 1_000, lease_ms)
+            got.append((task_id, attempt))
+        ids = [task_id for task_id, _ in got]
+        extended = raw.call(FrameType.EXTEND, "t", "g", epoch, [ids[0]], [got[0][1]], FAR_MS // 2)
+        assert extended[2] is None
+        before = lease_ends_ms(raw, ids)
+        now_ms = raw.call(FrameType.STATUS)[2]["now_ms"]
+        for end_ms, lease_ms in zip(before, (FAR_MS // 2, *leases_ms[1:]), strict=True):
+            assert 0 <= now_ms + lease_ms - end_ms < STEP_MS
         assert daemon.terminate() == 0
     daemon.start()
     with Raw(daemon.port) as raw:
         assert pull(raw, NOTHING_COMES_MS)[2] == ()
-        assert state(raw, task_id) == "in_flight"
-        assert ack(raw, epoch, task_id, attempt) == "acked"
-        assert ack(raw, epoch, task_id, attempt) == "acked", "done: a repeat is fine"
+        after = lease_ends_ms(raw, ids)
+        # Both ends were told by two clocks, each of which is read on its own.
+        assert [abs(a - b) <= CLOCKS_MS for a, b in zip(after, before, strict=True)] == [True] * 3
+        for task_id, attempt in got:
+            assert ack(raw, epoch, task_id, attempt) == "acked"
+            assert ack(raw, epoch, task_id, attempt) == "acked", "done: a repeat is fine"
 
 
 def test_an_earlier_receipt_acks_and_does_nothing_else(make: Callable[..., Daemon]) -> None:

@@ -2,6 +2,8 @@
 
     python -m tests.crash.torture --kills 200 --seed 7
     python -m tests.crash.torture --store redis [--faults redis | --daemons 2] [--kills 100]
+    python -m tests.crash.torture --nemesis groups,clock,network,resources [--store redis]
+    python -m tests.crash.torture --nemesis watch,groups --minutes 5
 
 Exit code 1 when any promise was broken, something that should have happened never did, or
 something is left.
@@ -21,7 +23,7 @@ from pathlib import Path
 
 from redis_server import PROGRAMS
 
-from crash.torture_run import Options, Run
+from crash.torture_run import CLOCK, KILLS, NEMESES, Options, Run
 
 LOG_SHOWN = 4_000
 
@@ -29,6 +31,9 @@ LOG_SHOWN = 4_000
 def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     seed = given.seed if given.seed is not None else secrets.randbelow(2**31)
+    nemeses = frozenset((given.nemesis or KILLS).split(","))
+    if CLOCK in nemeses and given.store == "redis" and not given.faults:
+        given.daemons = 2  # their clocks disagree, and they take over from each other
     options = Options(
         given.kills,
         seed,
@@ -37,8 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         daemons=given.daemons,
         driver=given.driver,
         hold_s_max=given.hold,
-        every_place=given.kills > 0,
+        every_place=given.kills > 0 and KILLS in nemeses,
         without=frozenset(given.without.split(",")),
+        nemeses=nemeses,
+        watch_s=given.minutes * 60,
     )
     if (options.faults or options.daemons > 1) and options.store != "redis":
         _say("torture: --faults and --daemons 2 need --store redis")
@@ -46,7 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.store == "redis" and not any(map(shutil.which, PROGRAMS)):
         _say(f"torture: none of {', '.join(PROGRAMS)} is installed")
         return 2
-    _say(f"torture: seed {seed}, {given.kills} {'faults' if options.faults else 'kills'}")
+    _say(
+        f"torture: seed {seed}, {given.kills} of {', '.join(sorted(nemeses))}"
+        f"{' and faults of Redis' if options.faults else ''}"
+    )
     with tempfile.TemporaryDirectory(prefix="tickwheel-torture-") as made:
         run = Run(options, given.keep or Path(made))
         started_s = time.monotonic()
@@ -67,6 +77,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--store", default="sqlite", help="sqlite, redis, or a store URL")
     parser.add_argument("--faults", choices=["redis"], default=None, help="Redis goes wrong too")
     parser.add_argument("--daemons", type=int, choices=[1, 2], default=1, help="on one Redis")
+    parser.add_argument("--nemesis", default=KILLS, help=f"with commas: {', '.join(NEMESES)}")
+    parser.add_argument("--minutes", type=float, default=1.0, help="that watch watches")
     parser.add_argument("--driver", default="redis", help="of the Redis store")
     parser.add_argument("--hold", type=float, default=6.0, help="seconds a fault lasts at most")
     parser.add_argument("--without", default="", help="faults to leave out, with commas")

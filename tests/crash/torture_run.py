@@ -1,6 +1,7 @@
 """One torture run from seed to verdict: clients, killer, drain, checker, audit.
 
-What is done to the daemon and its store is a ``Havoc``; everything else is the same in all runs.
+What is done to the daemon and its store is a ``Havoc``: kills, or faults of Redis, and beside
+them any of the nemeses; everything else is the same in all runs.
 """
 
 from __future__ import annotations
@@ -13,17 +14,23 @@ from typing import Any, Protocol
 
 from daemon import Daemon
 
+from crash import groups, resources
 from crash.checker import Verdict, check
+from crash.clocks import Clocked, ClockFaults
 from crash.failover import Failover
 from crash.fair_clients import FairConsumer, FairProducer
+from crash.groups import GroupFaults
 from crash.killer import Killer
 from crash.link import Link, Numbers, now_ms
-from crash.plan import GROUPS, SETTINGS, Plan
-from crash.records import Requeued
+from crash.network import Frozen, Net, NetworkFaults
+from crash.plan import BRIEF, GROUPS, ONCE, SETTINGS, Plan
+from crash.records import Looked, Requeued
 from crash.redis_faults import RedisFaults
 from crash.redis_rig import RedisRig
-from crash.rough_consumers import RoughConsumer, RoughPuller
+from crash.resources import ResourceFaults
+from crash.rough_consumers import Listener, OnceConsumer, RoughConsumer, RoughPuller
 from crash.rough_producer import RoughProducer
+from crash.watch import Watch
 from tickwheel.persistence import audit
 from tickwheel.protocol.frames import FrameType
 
@@ -42,6 +49,16 @@ LINES_MAX = 25
 """In the log about one start or one fault."""
 LEADER_TTL_S = 1.0
 """The one who takes over after a kill has to wait so long."""
+KILLS, GROUPS_, CLOCK, NETWORK, RESOURCES, WATCH = NEMESES = (
+    "kills",
+    "groups",
+    "clock",
+    "network",
+    "resources",
+    "watch",
+)
+GUARD_S = 0.2
+ASKED_ABOUT = 1_000
 
 
 class Havoc(Protocol):
@@ -78,6 +95,75 @@ class Options:
     """How long a fault lasts at most."""
     without: frozenset[str] = frozenset()
     """Faults that are left out."""
+    nemeses: frozenset[str] = frozenset((KILLS,))
+    """Each does ``kills`` things."""
+    watch_s: float = 20.0
+    """How long the nemesis *watch* watches."""
+
+    def __post_init__(self) -> None:
+        unknown = self.nemeses - set(NEMESES)
+        if unknown:
+            raise ValueError(f"no nemesis is called {', '.join(sorted(unknown))}: {NEMESES}")
+        beside = self.nemeses - {WATCH, GROUPS_}
+        if WATCH in self.nemeses and (beside or self.daemons > 1 or self.faults):
+            raise ValueError("watch goes with groups only: it judges a life that nothing disturbs")
+
+    @property
+    def kills_daemons(self) -> bool:
+        return KILLS in self.nemeses or self.daemons > 1 or self.faults
+
+
+class Together:
+    """The nemeses of a run, all at once; each has its own random numbers.
+
+    While nobody is to kill the daemon it must not end: a guard looks all the time.
+    """
+
+    def __init__(self, victim: Killer | Failover | RedisFaults, *, killed: bool) -> None:
+        self.victim = victim
+        self.others: list[Any] = []
+        self._killed = killed
+        self._at_work = asyncio.Lock()
+
+    @property
+    def problems(self) -> list[str]:
+        return [text for part in self._parts for text in part.problems]
+
+    @property
+    def missed(self) -> list[str]:
+        return [text for part in self._parts for text in part.missed]
+
+    @property
+    def _parts(self) -> list[Any]:
+        return [self.victim, *self.others]
+
+    def text(self) -> str:
+        return "\n".join(part.text() for part in self._parts)
+
+    async def run(self) -> None:
+        guard = None if self._killed else asyncio.create_task(self._guard())
+        async with asyncio.TaskGroup() as group:
+            for part in self.others:
+                group.create_task(part.run())
+            if self._killed:
+                group.create_task(self.victim.run())
+        if guard is not None:
+            guard.cancel()
+            await asyncio.gather(guard, return_exceptions=True)
+            await self.victim.look("while nothing killed it")
+            await self.victim.run()
+
+    async def restart(self, daemon: Daemon) -> None:
+        """In order; for those who need a start while nobody kills."""
+        async with self._at_work:
+            await daemon.aterminate()
+            await self.victim.start()
+
+    async def _guard(self) -> None:
+        while True:
+            async with self._at_work:
+                await self.victim.look("while nothing killed it")
+            await asyncio.sleep(GUARD_S)
 
 
 class Run:
@@ -86,50 +172,106 @@ class Run:
     def __init__(self, options: Options, folder: Path) -> None:
         self.options = options
         self.plan = Plan(options.seed, large=options.store == "redis")
+        self.plan.may_break = WATCH not in options.nemeses
         self.redis: RedisRig | None = None
-        store = options.store
-        if store == "redis":
-            query = f"driver={options.driver}&keep_ms={KEEP_MS}&endings_max={ENDINGS_MAX}"
-            self.redis = RedisRig(folder, query, proxied=options.faults)
-        elif store == "sqlite":
-            store = f"sqlite:///{folder / 'store.db'}?{SQLITE}&endings_max={ENDINGS_MAX}"
-        self.daemons = [
-            Daemon(
-                folder / f"daemon-{i}",
-                store=store,
-                leader_ttl_s=LEADER_TTL_S,
-                endings_max=ENDINGS_MAX,
-                **SETTINGS,
-            )
-            for i in range(options.daemons)
-        ]
-        self.havoc = self._make_havoc(self.redis)
+        self._folder = folder
+        self._disk: resources.SmallDisk | None = None
+        self._nets: list[Net] = []
+        self._store_net: Net | None = None
+        self._frozen = Frozen(self.plan, "work", "default")
+        self._fair: list[FairConsumer] = []
+        self.daemons = self._make_daemons()
+        self._groups: GroupFaults | None = None
+        self._resources: ResourceFaults | None = None
+        self._network: NetworkFaults | None = None
+        victim = self._make_victim(self.redis)
+        self.havoc = Together(victim, killed=options.kills_daemons)
         self.verdict = Verdict()
         self.problems: list[str] = []
+
+    def _has(self, nemesis: str) -> bool:
+        return nemesis in self.options.nemeses
 
     async def go(self) -> None:
         try:
             if self.redis is not None:
                 await self.redis.start()
-                for daemon in self.daemons:
-                    daemon.store = self.redis.url
+            await self._start_nets()
             await self._go()
         finally:
+            self._frozen.kill()
             for daemon in self.daemons:
                 await daemon.akill()
+            for net in (*self._nets, *([self._store_net] if self._store_net else [])):
+                await net.stop()
             if self.redis is not None:
                 await self.redis.stop()
-        self.verdict = check(self.plan.journals, GROUPS)
+            if self._disk is not None:
+                self._disk.remove()
+        self.verdict = check(
+            self.plan.journals,
+            GROUPS,
+            once={ONCE},
+            clocks=self.plan.clocks,
+            unbroken=self._has(WATCH),
+        )
         self.problems += [*self.havoc.problems, *self.havoc.missed]
         self._look_at_logs()
         if not (self.verdict.tasks and self.verdict.duplicates and self.verdict.resent):
             self.problems.append(f"the run shows nothing: {self.verdict.text()}")
 
-    def _make_havoc(self, redis: RedisRig | None) -> Havoc:
+    # --- the beginning -----------------------------------------------------------------------
+
+    def _make_daemons(self) -> list[Daemon]:
+        options, folder = self.options, self._folder
+        store, settings, env = options.store, dict(SETTINGS), {}
+        query = f"{SQLITE}&endings_max={ENDINGS_MAX}"
+        if store == "redis":
+            query = f"driver={options.driver}&keep_ms={KEEP_MS}&endings_max={ENDINGS_MAX}"
+            self.redis = RedisRig(folder, query, proxied=options.faults)
+        elif store == "sqlite" and self._has(RESOURCES):
+            self._disk = resources.disk_at(folder / "disk")
+            query = query.replace("&reserve_bytes=0", "")
+            store, env = f"sqlite:///{folder / 'disk' / 'store.db'}?{query}", self._disk.env
+        elif store == "sqlite":
+            store = f"sqlite:///{folder / 'store.db'}?{query}"
+        if self._has(RESOURCES):
+            settings |= resources.SETTINGS
+        settings |= {"leader_ttl_s": LEADER_TTL_S, "endings_max": ENDINGS_MAX}
+        return [
+            self._make_daemon(number, {"store": store, **settings}, env)
+            for number in range(options.daemons)
+        ]
+
+    def _make_daemon(self, number: int, how: dict[str, Any], env: dict[str, str]) -> Daemon:
+        folder = self._folder / f"daemon-{number}"
+        if not self._has(CLOCK):
+            return Daemon(folder, env=env, **how)
+        daemon = Clocked(folder, self.plan.clocks, number, **how)
+        daemon.env |= env
+        return daemon
+
+    async def _start_nets(self) -> None:
+        """Between the daemons and Redis; the other ones need to know the daemons' ports."""
+        redis = self.redis
+        if redis is None:
+            return
+        url = redis.url
+        if self._has(NETWORK) and not self.options.faults:
+            rnd = self.plan.rnd("network/store")
+            self._store_net = await Net(rnd, redis.server.port).start()
+            url = url.replace(f":{redis.server.port}", f":{self._store_net.port}")
+        for daemon in self.daemons:
+            daemon.store = url
+
+    def _make_victim(self, redis: RedisRig | None) -> Killer | Failover | RedisFaults:
         options, plan = self.options, self.plan
-        kills = 0 if options.faults else options.kills
+        killed = KILLS in options.nemeses or options.daemons > 1
+        kills = options.kills if killed and not options.faults else 0
         common = (plan, kills, self._disturbed)
-        every = options.every_place
+        every = options.every_place and killed
+        if {NETWORK, RESOURCES} & options.nemeses:
+            plan.answer_timeout_s = FAULTS_ANSWER_TIMEOUT_S
         victim: Killer | Failover
         if options.daemons > 1:
             victim = Failover(self.daemons, *common, ttl_s=LEADER_TTL_S, every_place=every)
@@ -148,23 +290,69 @@ class Run:
         )
 
     def _disturbed(self) -> int:
-        return self.redis.disturbed if self.redis is not None else 0
+        """Odd while something is done to what a start needs."""
+        counts = [part.disturbed for part in (self.redis, self._network, self._resources) if part]
+        return 2 * sum((count + 1) // 2 for count in counts) + any(count % 2 for count in counts)
+
+    async def _make_nemeses(self) -> None:
+        """Each has what it needs: the daemons serve, and no client is there yet."""
+        options, plan, others = self.options, self.plan, self.havoc.others
+        killed = options.kills_daemons
+        if self._has(GROUPS_):
+            self._groups = GroupFaults(plan, options.kills, late_frames=self._has(NETWORK))
+            await self._groups.begin()
+            others.append(self._groups)
+        if self._has(CLOCK):
+            restart = None if killed else self.havoc.restart
+            daemons = [daemon for daemon in self.daemons if isinstance(daemon, Clocked)]
+            others.append(ClockFaults(daemons, plan, options.kills, restart))
+        if self._has(NETWORK):
+            stores = [self._store_net] if self._store_net else []
+            nets = [*self._nets, *stores]
+            self._network = NetworkFaults(
+                nets, stores, self._frozen, plan, options.kills, options.hold_s_max
+            )
+            others.append(self._network)
+            await self._frozen.start()
+        if self._has(RESOURCES):
+            self._resources = ResourceFaults(
+                self.daemons,
+                plan,
+                options.kills,
+                disk=self._disk,
+                killed=killed,
+                bounded=self.redis is None,
+            )
+            others.append(self._resources)
 
     async def _go(self) -> None:
         for daemon in self.daemons:
             await daemon.astart()
         self.plan.ports = [daemon.port for daemon in self.daemons]
+        if self._has(NETWORK):
+            for daemon in self.daemons:
+                rnd = self.plan.rnd(f"network/{daemon.port}")
+                self._nets.append(await Net(rnd, daemon.port).start())
+            self.plan.ports = [net.port for net in self._nets]
         await self._make_groups()
+        await self._make_nemeses()
         async with asyncio.TaskGroup() as everybody:
             producers = [everybody.create_task(p.run()) for p in self._producers()]
             for consumer in self._consumers():
                 everybody.create_task(consumer.run())
+            if self._has(WATCH):
+                self.havoc.others.append(Watch(self.plan, self._fair, self.options.watch_s))
             await self.havoc.run()
             self.plan.producing = False
             await asyncio.wait(producers)
             self.plan.misbehaving = False
             await self._drain()
+            await self._look_up()
             self.plan.consumed.set()
+            if self._groups is not None:
+                await self._groups.end()
+            if self._has(NETWORK):
+                await self._frozen.end()
         await self._look_at_what_is_left()
 
     def _producers(self) -> list[Any]:
@@ -174,19 +362,24 @@ class Run:
 
     def _consumers(self) -> list[Any]:
         plan = self.plan
+        self._fair = [
+            FairConsumer(plan, f"fair-{topic}-{group}", topic, group)
+            for topic, groups in GROUPS.items()
+            if topic not in ("rough", ONCE)
+            for group in groups
+        ]
         return [
-            *(
-                FairConsumer(plan, f"fair-{topic}-{group}", topic, group)
-                for topic, groups in GROUPS.items()
-                if topic != "rough"
-                for group in groups
-            ),
+            *self._fair,
             RoughConsumer(plan, "rough-work", "work", "default"),
             RoughConsumer(plan, "rough-billing", "shared", "billing"),
             RoughConsumer(plan, "rough-1", "rough", "default"),
             RoughConsumer(plan, "rough-2", "rough", "default"),
+            RoughConsumer(plan, "rough-brief", BRIEF, "default", None, ("expired",)),
             RoughPuller(plan, "puller-rough", "rough", "default"),
             RoughPuller(plan, "puller-audit", "shared", "audit"),
+            OnceConsumer(plan, "once-1", ONCE, "default"),
+            OnceConsumer(plan, "once-2", ONCE, "default"),
+            Listener(plan, "listener", "shared"),
         ]
 
     async def _make_groups(self) -> None:
@@ -206,6 +399,10 @@ class Run:
         journal = self.plan.journal("operator")
         link = await self.plan.link(Numbers())
         while True:
+            if self._groups is not None:
+                await self._groups.sweep()
+            if self._resources is not None:
+                await self._resources.sweep()
             counts = await self._counts(link)
             if not any(counts.values()):
                 return link.abort()
@@ -218,6 +415,19 @@ class Run:
                 journal.requeued += [Requeued(i, group, now_ms()) for i, group in letters]
                 await link.call(FrameType.DEAD_REQUEUE, letters)
             await asyncio.sleep(LOOK_S)
+
+    async def _look_up(self) -> None:
+        """How those ended that need no ack."""
+        journal = self.plan.journal("looking up")
+        topics = (BRIEF, ONCE, *groups.TOPICS)
+        accepted = [a for j in self.plan.journals for a in j.accepted if a.topic in topics]
+        ids = sorted({task_id for a in accepted for task_id in a.ids})
+        link = await self.plan.link(Numbers())
+        for at in range(0, len(ids), ASKED_ABOUT):
+            frame = await link.call(FrameType.LOOKUP, ids[at : at + ASKED_ABOUT])
+            assert frame[0] == FrameType.OK, frame
+            journal.looked += [Looked(task["id"], task["state"], now_ms()) for task in frame[2]]
+        link.abort()
 
     async def _counts(self, link: Link) -> dict[str, int]:
         found = (await link.call(FrameType.STATS))[2]
@@ -250,6 +460,7 @@ class Run:
         if "Traceback" in text:
             self.problems.append("there is a traceback in the daemon's log")
         happened = sum(daemon.starts for daemon in self.daemons) + self._disturbed() // 2
+        happened += sum(part.done.total() for part in self.havoc.others if hasattr(part, "done"))
         lines = text.count("\n")
         if lines > happened * LINES_MAX:
             self.problems.append(f"{lines} lines of log about {happened} starts and faults")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -348,3 +349,81 @@ def test_a_frame_of_too_many_tasks_is_refused(raw: Raw) -> None:
     assert raw.enqueue(*[("t", b"", DAY_MS)] * limit)[0] == T.OK
     refused(raw.enqueue(*[("t", b"", DAY_MS)] * (limit + 1)), "limit_exceeded", str(limit))
     works(raw)
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("", "bad_request"),
+        (".", "bad_request"),
+        ("..", "bad_request"),
+        ("a/b", "bad_request"),
+        ("a\0b", "bad_request"),
+        ("a" * 201, "limit_exceeded"),
+        ("é" * 101, "limit_exceeded"),
+        ("€" * 67, "limit_exceeded"),
+        ("😀" * 51, "limit_exceeded"),
+        ("😀" * 255, "limit_exceeded"),
+        ("store.db", "conflict"),
+        ("a" * 200, None),
+        ("é" * 100, None),
+        ("😀" * 50, None),
+        ("\n -rf\t\x7f", None),
+    ],
+)
+def test_a_backups_name_is_counted_in_bytes(
+    running: Daemon, raw: Raw, name: str, code: str | None
+) -> None:
+    answer = raw.call(T.BACKUP, name)
+    if code is None:
+        assert answer[0] == T.OK, answer
+        assert answer[2]["bytes"] > 0
+        assert raw.call(T.BACKUP, name)[2] == "conflict"
+    else:
+        assert answer[:1] + answer[2:3] == (ERROR, code), answer
+    works(raw)
+
+
+@pytest.mark.parametrize("kind", ["missing", "file", "link"])
+@pytest.mark.parametrize("store", ["sqlite", "memory"])
+def test_a_backup_folder_that_is_none_is_an_answer(tmp_path: Path, kind: str, store: str) -> None:
+    folder = tmp_path / "backups"
+    if kind == "file":
+        folder.touch()
+    elif kind == "link":
+        folder.symlink_to(folder)
+    url = None if store == "sqlite" else "memory:"
+    with Daemon(tmp_path / "daemon", store=url, backup_dir=folder) as daemon:
+        with Raw(daemon.port) as raw:
+            answer = raw.call(T.BACKUP, "x.db")
+            assert answer[0] == ERROR and answer[2] in ("refused", "conflict"), answer
+            works(raw)
+        assert "Traceback" not in daemon.log_text()
+
+
+def test_no_attempt_and_no_epoch_is_too_large_to_be_answered(running: Daemon) -> None:
+    """Of tasks in every state, in an epoch that has one before it, for two groups."""
+    running.restart(kill=False)
+    with Raw(running.port) as raw:
+        for group in ("a", "b"):
+            raw.call(T.GROUP_CREATE, "receipts", group, None)
+        fresh = [("receipts", b"", delay_ms) for delay_ms in (0, 0, DAY_MS)]
+        for number in (0, 1, 2**31 - 1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64 - 1):
+            ids = raw.enqueue(*fresh)[2][1]
+            raw.call(T.PULL, "receipts", "a", 1, 1_000, None)
+            for epoch in (0, 1, number):
+                receipts = (epoch, ids, [number] * 3)
+                for kind, group, rest in (
+                    (T.ACK, "b", ()),
+                    (T.EXTEND, "a", (1_000,)),
+                    (T.RELEASE, "a", ()),
+                    (T.ACK, "a", ()),
+                ):
+                    answer = raw.call(kind, "receipts", group, *receipts, *rest)
+                    assert answer[0] == T.OK or answer[2] == "bad_request", answer
+        works(raw)
+    # What was stored of it can be read.
+    running.restart(kill=True)
+    with Raw(running.port) as raw:
+        raw.call(T.LOOKUP, ids)
+        works(raw)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,11 @@ def is_active(daemon: Daemon) -> bool:
 
 def test_a_standby_says_who_is_active_and_takes_no_work(pair: tuple[Daemon, Daemon]) -> None:
     active, standby = pair
+    assert " durability " in active.log_text(), "what can be lost is said at the start"
+    assert " durability " not in standby.log_text()
+    assert status(standby)["durability"] is None
     told = status(active)
+    assert told["durability"] in active.log_text()
     assert (told["role"], told["state"], told["active"]["address"]) == (
         "active",
         "ready",
@@ -235,6 +240,63 @@ def test_a_standby_names_no_epoch_of_one_that_takes_over(
     until(lambda: bool(status(standby)["active"] == told))
     server.call("HSET", "{tw:default:0}:wheel", "owner", "new/1", "epoch", epoch + 1)
     until(lambda: bool(status(standby)["active"] == told | {"epoch": epoch + 1}))
+
+
+def test_a_daemon_that_lives_keeps_its_lease_from_another_of_its_name_and_address(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    """Cloned machines, or one address of a load balancer: both say the same of themselves."""
+    asyncio.run(_lay_out(server))
+    same: dict[str, Any] = {
+        "store": server.url(),
+        "advertise": "tcp://127.0.0.1:7399",
+        "node": "clone",
+        "leader_ttl_s": 1,
+        "http": True,
+    }
+    with Daemon(tmp_path / "first", **same) as first:
+        epoch = status(first)["epoch"]
+        with Daemon(tmp_path / "second", **same) as second:
+            until(lambda: "same_node_name" in second.log_text())
+            for _ in range(3):
+                second.restart()
+                assert status(second)["role"] == "standby"
+            told = status(first)
+            assert (told["role"], told["epoch"]) == ("active", epoch)
+            assert first.log_text().count("deposed") == 0
+            until(lambda: second.log_text().count("same_node_name") == 2)
+            with urllib.request.urlopen(f"{second.http}/metrics") as answer:  # noqa: S310  # our own
+                assert b"tickwheel_same_node_name_total 1\n" in answer.read()
+            first.kill()
+            until(lambda: is_active(second))
+
+
+def test_one_that_was_killed_leads_again_at_once_where_its_end_can_be_proven(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    """With a lease that nobody would wait for, and at another address."""
+    asyncio.run(_lay_out(server))
+    options: dict[str, Any] = {"store": server.url(), "leader_ttl_s": 600}
+    with Daemon(tmp_path / "first", **options) as first:
+        epoch = status(first)["epoch"]
+        first.restart()
+        assert (status(first)["role"], status(first)["epoch"]) == ("active", epoch + 1)
+        first.kill()
+        with Daemon(tmp_path / "second", **options) as second:
+            assert status(second)["role"] == "active"
+            assert "waiting" not in second.log_text()
+
+
+def test_a_daemon_that_waits_for_a_lease_says_so_with_the_end(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    asyncio.run(_lay_out(server))
+    server.call("SET", "{tw:default:0}:leader", "gone/1|tcp://127.0.0.1:9|5|1", "PX", 2_000)
+    with Daemon(tmp_path / "one", store=server.url(), leader_ttl_s=2) as daemon:
+        until(lambda: is_active(daemon))
+        log = daemon.log_text()
+        assert log.count(" waiting ") == 1
+        assert re.search(r"the lease of gone/1 at tcp://127.0.0.1:9: [012]\.\d s, until ", log)
 
 
 def test_a_standby_does_not_lay_out_a_store_that_came_back_empty(

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import resource
 import select
 import socket
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from daemon import Daemon
 from raw import Raw
 
@@ -113,3 +117,60 @@ def test_a_connection_without_hello_is_ended(make_daemon: Callable[..., Daemon])
         assert frame[2] == "hello_required"
         assert "hello_timeout_s" in frame[3]
         assert raw.closed()
+
+
+# --- descriptors ----------------------------------------------------------------------------------
+
+FILES = 200
+
+
+class Limited(Daemon):
+    """May have so many descriptors and no more, as in a container."""
+
+    def _command(self) -> list[str]:
+        return ["sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh", *super()._command()]
+
+
+def _everything_works(raw: Raw, name: str) -> None:
+    assert raw.enqueue(("t", b"x", DAY_MS))[0] == T.OK
+    for kind, fields in ((T.LIST, None), (T.DEAD_LIST, None), (T.BACKUP, name)):
+        answer = raw.call(kind, fields)
+        assert answer[0] == T.OK, answer
+    assert raw.call(T.STATS)[0] == T.OK
+
+
+@pytest.mark.parametrize("http", [False, True])
+def test_connections_cannot_take_the_descriptors_that_the_daemon_needs(
+    tmp_path: Path, http: bool
+) -> None:
+    with Limited(tmp_path, http=http, hello_timeout_s=60) as daemon, Raw(daemon.port) as raw:
+        assert raw.limits["connections_max"] == FILES - 64 * (1 + http)
+        assert daemon.log_text().count("few_file_descriptors") == 1
+        idle = [socket.create_connection(("127.0.0.1", daemon.port), 10) for _ in range(FILES)]
+        _everything_works(raw, "full.db")
+        for connection in idle:
+            connection.close()
+        _until_there_is_room(daemon)
+        assert "Traceback" not in daemon.log_text()
+
+
+def test_without_any_descriptor_left_reads_go_on_and_the_rest_is_answered(tmp_path: Path) -> None:
+    """However that came about; it ends with the shortage."""
+    with Daemon(tmp_path, hello_timeout_s=60) as daemon, Raw(daemon.port) as raw:
+        assert raw.enqueue(("t", b"x", 0))[0] == T.OK
+        before = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        used = max(map(int, os.listdir(f"/proc/{daemon.pid}/fd"))) + 1
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (used, before[1]))
+        waiting = [socket.create_connection(("127.0.0.1", daemon.port), 10) for _ in range(20)]
+        for kind in (T.LIST, T.DEAD_LIST):
+            assert raw.call(kind, None)[0] == T.OK
+        answer = raw.call(T.BACKUP, "none.db")
+        assert answer[0] == T.ERROR and answer[2] in ("overloaded", "refused"), answer
+        assert raw.call(T.PULL, "t", "g", 1, 1_000, None)[2][2], "the task is delivered"
+        assert raw.enqueue(("t", b"x", DAY_MS))[0] == T.OK
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, before)
+        for connection in waiting:
+            connection.close()
+        _until_there_is_room(daemon)
+        _everything_works(raw, "again.db")
+        assert daemon.alive

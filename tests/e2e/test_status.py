@@ -28,11 +28,12 @@ def status(url: str, *options: str, expect: int = 0) -> str:
 
 
 def test_the_only_daemon_is_active_and_ready(daemon: Daemon) -> None:
-    head, row = status(daemon.url).splitlines()
+    head, row, durability = status(daemon.url).splitlines()
     assert head.split()[:4] == ["address", "node", "role", "state"]
     assert row.split()[0] == daemon.url.removeprefix("tcp://")
     assert row.split()[2:5] == ["active", "ready", "1"]
     assert "NOT OK" not in row
+    assert durability.startswith("durability: synced to the disk before each answer")
 
 
 def test_json_has_every_field(daemon: Daemon) -> None:
@@ -41,7 +42,7 @@ def test_json_has_every_field(daemon: Daemon) -> None:
     assert first["url"] == first["address"] == daemon.url
     assert {
         "node", "version", "role", "state", "detail", "epoch", "address", "since_ms", "active",
-        "store", "store_ok", "now_ms", "uptime_s", "loaded",
+        "store", "store_ok", "durability", "now_ms", "uptime_s", "loaded",
     } <= set(first)  # fmt: skip
     assert first["store"].startswith("sqlite:///")
     assert first["now_ms"] >= first["since_ms"] > 0

@@ -159,6 +159,7 @@ class DeliveryRules(StoreRules):
     def _see_deliveries(self, got: list[Got], handed: list[Got], *, everything: bool) -> None:
         model, rig = self.model, self.rig
         assert not any(one.subscriber.at_most_once for one in got), "sent before its end"
+        assert not any(one.subscriber in self.doubted for one in (*got, *handed)), "to the dead"
         for one in (*got, *handed):
             task = model.now.tasks[one.id]
             assert task.due_ms == one.due_ms <= rig.now_ms, "delivered early"
@@ -188,7 +189,9 @@ class DeliveryRules(StoreRules):
         for (task_id, name), place in places.items() if everything else ():
             topic = model.now.tasks[task_id].topic
             group = rig.core.topics[topic].groups.get(name)
-            able = group is not None and any(s.credit > 0 for s in group.subscribers)
+            able = group is not None and any(
+                s.prefetch > s.outstanding and s not in self.doubted for s in group.subscribers
+            )
             able = able and not model.now.is_held(topic, name)
             limits = [model.rates[k] for k in ((topic, name), (topic, "")) if k in model.rates]
             tokens = min((limit.tokens(rig.mono_ms) for limit in limits), default=1.0)
@@ -200,6 +203,11 @@ class DeliveryRules(StoreRules):
                 assert wake_ms <= soonest * 1000 + 2
 
     def expire(self) -> None:
+        holders = {
+            (lease.id, group.name): lease.subscriber
+            for group in self.rig.core.leased
+            for lease in group.flight.values()
+        }
         self.rig.expire()
         places, mono_ms = recount(self.rig), self.rig.mono_ms
         for task in self.model.now.tasks.values():
@@ -211,3 +219,4 @@ class DeliveryRules(StoreRules):
                 else:
                     assert standing.end_mono_ms <= mono_ms, "its lease was not over"
                     self.model.lease_over(task, group)
+                    self.doubted |= {holders[task.id, group]} & self.rig.frozen

@@ -52,6 +52,8 @@ class StoreRules(RuleBasedStateMachine):
         self.rig = Rig(config)
         self.model = Model(self.rig.config.retry)
         self.subscribers: list[Subscriber] = []
+        self.doubted: set[Subscriber] = set()
+        """A lease of theirs has ended by time, and they have shown no life since."""
         self.got: list[Got] = []
         self.requests = 0
         self.high_ms = NOW_MS
@@ -204,13 +206,14 @@ class StoreRules(RuleBasedStateMachine):
                 self._land()
             while self._seal(everything=True):
                 self._land()
-            self.rig.stop_and_start(down_ms=down_ms)
+            self.rig.stop_and_start(down_ms=down_ms, back_ms=back_ms)
             self._restarted(10**9)
 
     def _restarted(self, lease_ms_max: int) -> None:
         rig = self.rig
         ends_mono_ms = {
-            key: rig.mono_ms + min(lease_ms_max, max(0, row.at_ms - rig.now_ms))
+            key: rig.mono_ms
+            + min(lease_ms_max, max(0, row.at_ms - max(rig.now_ms, rig.rows.position_ms)))
             for key, row in rig.rows.progress.items()
         }
         self.model.restart(ends_mono_ms)
@@ -218,6 +221,8 @@ class StoreRules(RuleBasedStateMachine):
         for key, settings in self.model.now.settings.items():
             self.model.set_rate(key, settings.rate, settings.burst, rig.mono_ms)
         self.subscribers = []
+        self.doubted.clear()
+        self.rig.frozen.clear()
         self.high_ms = max(self.high_ms, rig.now_ms)
 
     def pass_time(self, ms: int) -> None:

@@ -58,6 +58,20 @@ class EngineMachine(DeliveryRules):
                 standing = self.model.standing(lease.id, gone.group.name)
                 standing.end_mono_ms = min(standing.end_mono_ms, grace_end_ms)
 
+    @precondition(lambda self: self.subscribers)
+    @rule(pick=picks)
+    def freeze(self, pick: int) -> None:
+        """It holds its connection and is dead: stopped, or without power."""
+        self.rig.frozen.add(chosen(self.subscribers, pick))
+
+    @precondition(lambda self: self.rig.frozen.intersection(self.subscribers))
+    @rule(pick=picks)
+    def show_life(self, pick: int) -> None:
+        subscriber = chosen([s for s in self.subscribers if s in self.rig.frozen], pick)
+        self.rig.frozen.remove(subscriber)
+        self.doubted.discard(subscriber)
+        self.rig.engine.delivery.heard(subscriber.presence, [subscriber])
+
     # --- what consumers send -------------------------------------------------------------------
 
     @precondition(lambda self: self.got)

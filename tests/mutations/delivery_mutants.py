@@ -45,7 +45,7 @@ DELIVERY_MUTANTS = (
     Mutant(
         "a-rate-does-not-count",
         "deliveries take no tokens",
-        (Edit(DISPATCHING, "                bucket.take(len(items))\n", "                pass\n"),),
+        (Edit(DISPATCHING, "                bucket.take(items)\n", "                pass\n"),),
         (SETTINGS + "test_a_rate_lets_a_burst_go_and_then_one_after_the_other",),
     ),
     Mutant(
@@ -72,8 +72,8 @@ DELIVERY_MUTANTS = (
         (
             Edit(
                 SETTLEMENT,
-                "policy = core.policy(lease.traits.retry, group)",
-                "policy = core.policy(None, group)",
+                "policy = self._core.policy(lease.traits.retry, lease.group)",
+                "policy = self._core.policy(None, lease.group)",
             ),
         ),
         (POLICIES + "test_the_tasks_own_policy_its_groups_its_topics_the_daemons",),

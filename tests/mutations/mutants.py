@@ -20,6 +20,11 @@ DISK = "tests/crash/test_disk.py::"
 PROMISES = "tests/crash/test_promises.py::"
 STORE = "tests/store/test_conformance.py::"
 
+CLOCK = "tickwheel/clock.py"
+JUMPS = "tests/unit/test_clock.py::"
+STARTS = "tests/e2e/test_clock_at_start.py::"
+DEAD = "tests/e2e/test_dead_consumers.py::"
+
 EVERY_REPLY = SYNC + "test_every_reply_waits_for_a_sync_of_what_it_claims"
 OWN_BYTES = SYNC + "test_pipelined_enqueues_and_their_repeats_wait_for_the_sync_of_their_own_bytes"
 POWER_CUT = SYNC + "test_a_power_cut_leaves_every_promise"
@@ -62,7 +67,7 @@ MUTANTS = (
         (
             Edit(
                 COMMITTER,
-                "            core.sealed.replies.append((peer, data))\n",
+                "            self._put(core.sealed, peer, data)\n",
                 "            peer.send(data)\n",
             ),
         ),
@@ -224,6 +229,21 @@ MUTANTS = (
         (PROMISES + "test_a_lease_is_kept_and_then_ends",),
     ),
     Mutant(
+        "leases-as-long-as-the-clock-was-set-back",
+        "the end of a stored lease is taken from the new clock alone",
+        (
+            Edit(
+                "tickwheel/wheel/recovery.py",
+                "progress.at_ms - max(now_ms, self.stopped_ms)",
+                "progress.at_ms - now_ms",
+            ),
+        ),
+        (
+            "tests/unit/test_engine_recovery.py"
+            "::test_a_clock_that_was_set_back_meanwhile_makes_no_lease_longer",
+        ),
+    ),
+    Mutant(
         "leases-forgotten-by-a-stop",
         "what is in flight is not written when the daemon is asked to stop",
         (
@@ -235,6 +255,113 @@ MUTANTS = (
             ),
         ),
         (PROMISES + "test_a_stop_keeps_leases_and_a_late_ack_is_taken",),
+    ),
+    Mutant(
+        "leases-clipped-by-a-stop",
+        "after a clean stop leases last no longer than those of a broken connection",
+        (
+            Edit(
+                "tickwheel/server/recovering.py",
+                "grace_ms = None if self._opened.clean else self._grace_ms",
+                "grace_ms = self._grace_ms",
+            ),
+        ),
+        (PROMISES + "test_a_stop_keeps_leases_and_a_late_ack_is_taken",),
+    ),
+    Mutant(
+        "a-jump-far-ahead-is-followed",
+        "a clock that jumps a year ahead fires what is due by then",
+        (Edit(CLOCK, "        if jump_ms > self._limit_ms:\n", "        if False:\n"),),
+        (
+            JUMPS + "test_jumps_fire_nothing_early_nothing_twice_and_nothing_of_a_far_future",
+            JUMPS + "test_a_jump_ahead_above_the_limit_is_held_until_the_clock_is_back",
+        ),
+    ),
+    Mutant(
+        "a-clock-that-is-set-back-is-not-followed",
+        "time never goes back, so what is due between fires before it is due again",
+        (
+            Edit(
+                CLOCK,
+                "        self._count(jump_ms)\n"
+                "        self._follow(jump_ms)\n"
+                "        return wall_ms\n",
+                "        self._count(jump_ms)\n        if jump_ms < 0:\n"
+                "            return mono_ms + self._offset_ms\n"
+                "        self._follow(jump_ms)\n        return wall_ms\n",
+            ),
+        ),
+        (JUMPS + "test_jumps_fire_nothing_early_nothing_twice_and_nothing_of_a_far_future",),
+    ),
+    Mutant(
+        "ready-is-ready-though-the-clock-went-back",
+        "what was ready when the clock was set back is handed out before its time",
+        (Edit(DISPATCHING, "            if due_ms > now_ms or (", "            if ("),),
+        (JUMPS + "test_jumps_fire_nothing_early_nothing_twice_and_nothing_of_a_far_future",),
+    ),
+    Mutant(
+        "a-start-believes-any-clock",
+        "what the store has seen last is not compared with the clock",
+        (
+            Edit(
+                "tickwheel/server/roles.py",
+                "        elif opened.position_ms and not opened.created:\n",
+                "        elif False:\n",
+            ),
+        ),
+        (
+            STARTS + "test_a_clock_that_is_a_month_ahead_fires_nothing",
+            STARTS + "test_a_standby_with_a_wrong_clock_takes_over_and_fires_nothing",
+        ),
+    ),
+    Mutant(
+        "a-dead-consumer-gets-its-tasks-back",
+        "credit returns to whoever let a lease end, and nothing was heard of it",
+        (
+            Edit(
+                SETTLEMENT,
+                "        lease.subscriber.presence.doubted = True\n",
+                "",
+            ),
+        ),
+        (
+            "tests/unit/test_engine_leases.py::"
+            "test_one_that_shows_no_life_costs_each_of_its_tasks_one_attempt",
+            DEAD + "test_one_that_holds_its_connection_and_is_dead_buries_nothing",
+        ),
+    ),
+    Mutant(
+        "silent-clients-stay",
+        "a client that answers heartbeats is not missed when it does not",
+        (
+            Edit(
+                "tickwheel/server/heartbeats.py",
+                "                peer.give_up_silent(quiet_ms)\n",
+                "                peer.ask_for_life()\n",
+            ),
+        ),
+        (
+            "tests/unit/test_heartbeats.py::"
+            "test_a_silent_peer_is_asked_each_interval_and_given_up_after_the_time_out",
+            DEAD + "test_the_tasks_of_a_stopped_process_go_to_others",
+        ),
+    ),
+    Mutant(
+        "a-name-proves-a-death",
+        "the lease of whoever has this node's name is taken at once",
+        (
+            Edit(
+                "tickwheel/server/leadership.py",
+                "turn = before.node == self._node and is_over(before.life, self._life)",
+                "turn = before.node == self._node",
+            ),
+        ),
+        (
+            "tests/e2e/test_failover.py::"
+            "test_a_daemon_that_lives_keeps_its_lease_from_another_of_its_name_and_address",
+            "tests/unit/test_leadership.py::"
+            "test_the_first_campaign_yields_to_whoever_is_not_proven_dead",
+        ),
     ),
     Mutant(
         "any-receipt-is-current",

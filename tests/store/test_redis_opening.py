@@ -69,6 +69,55 @@ class TestAServerThatWouldLoseTasks:
         await store.close(clean=True)
 
 
+class TestWhatAConfirmedTaskSurvives:
+    @pytest.mark.parametrize("driver", DRIVERS)
+    @pytest.mark.parametrize(
+        ("setting", "told"),
+        [
+            ("always", "appendfsync always: a confirmed task survives a power cut"),
+            ("everysec", "a power cut of Redis' machine can lose the tasks confirmed in the last"),
+            ("no", "confirmed in the last half minute, unless the daemon lives on"),
+        ],
+    )
+    async def test_follows_from_appendfsync(
+        self, clean_redis: RedisServer, setting: str, told: str, driver: str
+    ) -> None:
+        before = clean_redis.options["appendfsync"]
+        clean_redis.call("CONFIG", "SET", "appendfsync", setting)
+        try:
+            store = _store(clean_redis, f"driver={driver}&wait_replicas=0")
+            await store.open("me", 0)
+            assert told in store.durability
+            assert f"appendfsync {setting}" in store.durability
+            await store.close(clean=True)
+        finally:
+            clean_redis.call("CONFIG", "SET", "appendfsync", before)
+
+    async def test_is_told_too_where_it_may_vanish(self, clean_redis: RedisServer) -> None:
+        clean_redis.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+        clean_redis.call("CONFIG", "SET", "appendonly", "no")
+        try:
+            store = _store(clean_redis, "allow_volatile=1")
+            await store.open("me", 0)
+            assert "no append-only file" in store.durability
+            assert "maxmemory-policy allkeys-lru can drop tasks" in store.durability
+            await store.close(clean=True)
+        finally:
+            clean_redis.call("CONFIG", "SET", "appendonly", "yes")
+            clean_redis.call("CONFIG", "SET", "maxmemory-policy", "noeviction")
+
+    async def test_is_not_known_to_a_user_without_config(self, clean_redis: RedisServer) -> None:
+        rules = ("on", ">pw", "~{tw:*", "+@all", "-config")
+        clean_redis.call("ACL", "SETUSER", "plain", *rules)
+        try:
+            store = _store(clean_redis, "", "plain:pw@")
+            await store.open("me", 0)
+            assert "appendfsync could not be read" in store.durability
+            await store.close(clean=True)
+        finally:
+            clean_redis.call("ACL", "DELUSER", "plain")
+
+
 class TestAServerThatCannotBeUsed:
     @pytest.mark.parametrize("driver", DRIVERS)
     async def test_that_is_not_there(self, tmp_path: Path, driver: str) -> None:
@@ -106,7 +155,9 @@ class TestAServerThatCannotBeUsed:
         finally:
             clean_redis.call("REPLICAOF", "NO", "ONE")
 
-    async def test_that_is_loading_is_waited_for(self, redis_server: RedisServer) -> None:
+    async def test_that_is_loading_is_waited_for(
+        self, redis_server: RedisServer, caplog: pytest.LogCaptureFixture
+    ) -> None:
         subject = Subject(_store(redis_server))
         await subject.open()
         redis_server.call("MSET", *(word for i in range(1_000) for word in (f"theirs:{i}", i)))
@@ -122,6 +173,8 @@ class TestAServerThatCannotBeUsed:
         redis_server.start(loaded=False)
         await _refused(_store(redis_server, "load_ms=1"), "LOADING|loading")
         assert (await subject.open()).last_batch == 100
+        assert "waiting for Redis, which is loading its data" in caplog.text
+        assert caplog.text.count("waiting for Redis") == 1
         await subject.store.close(clean=True)
 
     @pytest.mark.parametrize("driver", DRIVERS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import resource
 import sqlite3
@@ -13,11 +14,13 @@ from store_rows import ended, tasks
 from store_subject import OWNER, Subject
 
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+from tickwheel.persistence.sqlite import store as store_module
 from tickwheel.persistence.sqlite.connection import connect_reader
 from tickwheel.persistence.sqlite.copying import copy_database
 from tickwheel.persistence.store import (
     CommitRefused,
     StoreBroken,
+    StoreBusy,
     StoreError,
     StoreUnusable,
 )
@@ -161,6 +164,45 @@ async def test_another_writer_refuses_a_batch_and_no_more(tmp_path: Path) -> Non
     shell.close()
     assert await subject.commit(tasks([2])) is True
     await subject.store.close(clean=True)
+
+
+async def test_listings_need_no_connection_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And what cannot have one says so, without taking the store for broken."""
+    subject = await _opened(tmp_path / "store.db")
+    await subject.commit(tasks([2, 3]))
+    store = subject.store
+    with monkeypatch.context() as patched:
+        nowhere = str(tmp_path / "missing" / "store.db")
+        patched.setattr(
+            store_module, "connect_reader", lambda path, *rest: connect_reader(nowhere, *rest)
+        )
+        # More of them than there are threads.
+        pages = await asyncio.gather(*(store.scan(0, 10, None) for _ in range(10)))
+        assert all([task.row.id for task in page] == [1, 2, 3] for page in pages)
+        assert await store.scan_dead((0, ""), 10, None, None) == []
+        with pytest.raises(StoreBusy, match="SQLITE_CANTOPEN") as busy:
+            await store.backup(str(tmp_path / "copy.db"))
+        assert busy.value.retryable
+    assert await store.backup(str(tmp_path / "copy.db")) > 0
+    assert await subject.commit(tasks([4])) is True
+    await store.close(clean=True)
+
+
+async def test_without_readers_it_does_not_open_and_lets_go_of_everything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SqliteStore(str(tmp_path / "store.db"))
+    with monkeypatch.context() as patched:
+        nowhere = str(tmp_path / "missing" / "store.db")
+        patched.setattr(
+            store_module, "connect_reader", lambda path, *rest: connect_reader(nowhere, *rest)
+        )
+        with pytest.raises(StoreUnusable, match="unable to open"):
+            await store.open("me", 1)
+    assert (await store.open("me", 1)).epoch == 2
+    await store.close(clean=True)
 
 
 async def test_opening_an_unreadable_database_says_so(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "protocol": {"protocol", "errors"},
     "client": {"client", "protocol", "errors", "version"},
     "persistence": {"persistence", "wheel", "disk", "failpoints", "errors"},
-    "history": {"history", "wheel", "persistence", "disk", "errors"},
+    "history": {"history", "wheel", "persistence", "clock", "disk", "errors"},
     "server": {
         "server", "wheel", "persistence", "protocol", "clock", "errors", "failpoints", "version",
         "history",
@@ -141,6 +141,18 @@ def test_only_the_clock_reads_the_time_in_the_core_and_the_stores() -> None:
         for path in _modules(part)
         for name in _imports(path)
         if name in {"time", "datetime"}
+    ]
+    assert not wrong
+
+
+def test_the_daemon_and_the_writer_of_its_history_take_the_wall_time_from_the_clock() -> None:
+    wall = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "date.today"}
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno} calls {ast.unparse(node.func)}"
+        for part in ("server", "history")
+        for path in _modules(part)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in wall
     ]
     assert not wrong
 

@@ -33,6 +33,15 @@ async def test_a_row_for_each_address_and_the_active_one_that_is_named(capsys: C
     assert "redis://r:6379/0" in rows[2]
 
 
+async def test_what_a_confirmed_task_survives_is_said_below(capsys: Capture) -> None:
+    async with FakeDaemon() as daemon:
+        daemon.told(durability="appendfsync everysec: \x1b can lose a second")
+        assert await status(daemon.url) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("durability: appendfsync everysec: ")
+    assert "\x1b" not in last
+
+
 async def test_json_is_an_object_an_address(capsys: Capture) -> None:
     async with FakeDaemon() as daemon:
         told = daemon.told(address="tcp://known.as:7355")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+from typing import Any
 
 import pytest
 from fake_daemon import FakeDaemon, Peer, turns
@@ -481,6 +482,35 @@ async def test_whatever_comes_is_a_sign_of_life() -> None:
             await peer.next(T.PING)
             peer.send(T.DELIVER, 77, 1, 0, [(5, 1, 0, b"for nobody")])
         assert daemon.connections == 1
+
+
+async def test_a_heartbeat_of_the_daemon_is_answered_at_once() -> None:
+    async with FakeDaemon() as daemon, daemon.client():
+        peer = await daemon.peer()
+        assert peer.hello["heartbeat"] is True
+        for _ in range(3):
+            peer.send(T.HEARTBEAT)
+            assert await peer.next(T.ALIVE) == (T.ALIVE, 0)
+        assert daemon.connections == 1
+
+
+async def test_a_daemon_that_refuses_to_hear_of_heartbeats_is_greeted_without() -> None:
+    """It is older than they are, and refuses what it does not know in a HELLO."""
+    async with FakeDaemon() as daemon:
+        hellos: list[dict[str, Any]] = []
+
+        def old(peer: Peer, frame: Frame) -> None:
+            hellos.append(frame[2])
+            if "heartbeat" in frame[2]:
+                peer.error(frame, "bad_request", "options: heartbeat is not known")
+                peer.close()
+            else:
+                daemon.welcome(peer, frame)
+
+        daemon.greet = old
+        async with daemon.client():
+            await daemon.peer()
+        assert [hello.get("heartbeat") for hello in hellos] == [True, None]
 
 
 async def test_a_line_that_is_only_slow_is_not_given_up() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -14,6 +15,8 @@ from waiting import soon
 from tickwheel import Client, errors
 from tickwheel.client import Subscription
 from tickwheel.protocol.frames import FrameType as T
+
+BRIEF = {"connect_timeout": 0.6, "active_timeout": 0.6}
 
 
 def both(*daemons: FakeDaemon, **options: Any) -> Client:
@@ -122,7 +125,7 @@ async def test_two_standbys_that_name_each_other_end_in_pauses() -> None:
         first.stand_by(second)
         second.stand_by(first)
         with pytest.raises(errors.NotActive):
-            await soon(both(first, second, connect_timeout=0.6).connect())
+            await soon(both(first, second, **BRIEF).connect())
         assert 2 <= first.connections <= 8
         assert 2 <= second.connections <= 8
 
@@ -133,7 +136,7 @@ async def test_standbys_that_name_ever_new_ones_end_in_pauses() -> None:
         for daemon, following in zip(chain, [*chain[1:], None], strict=True):
             daemon.stand_by(following)
         with pytest.raises(errors.NotActive):
-            await soon(chain[0].client(connect_timeout=0.3).connect())
+            await soon(chain[0].client(**BRIEF).connect())
         assert sum(daemon.connections > 0 for daemon in chain) == 9
 
 
@@ -150,12 +153,31 @@ async def test_one_that_becomes_active_is_found_soon() -> None:
         await client.close()
 
 
+async def test_a_client_waits_longer_for_one_to_lead_than_for_one_to_answer() -> None:
+    """A lease that is about to end, a Redis that loads: somebody is there and will lead."""
+    defaults = inspect.signature(Client).parameters
+    assert defaults["active_timeout"].default == 10.0 > defaults["connect_timeout"].default
+    async with FakeDaemon() as daemon:
+        daemon.stand_by()
+        connecting = asyncio.ensure_future(daemon.client(connect_timeout=0.05).connect())
+        began_s = asyncio.get_running_loop().time()
+        while asyncio.get_running_loop().time() < began_s + 0.2:  # beyond connect_timeout
+            await daemon.peer()
+            assert not connecting.done()
+        daemon.lead()
+        client = await soon(connecting)
+        await client.close()
+        daemon.stand_by()
+        with pytest.raises(errors.NotActive, match="no active daemon within 0.3 s"):
+            await soon(daemon.client(connect_timeout=0.05, active_timeout=0.3).connect())
+
+
 async def test_no_active_one_says_who_was_asked_and_what_each_said() -> None:
     async with FakeDaemon() as standby, FakeDaemon() as other, FakeDaemon() as silent:
         standby.stand_by("tcp://127.0.0.1:1")
         other.stand_by()
         silent.greet = lambda peer, frame: None
-        client = both(standby, other, silent, connect_timeout=0.6)
+        client = both(standby, other, silent, **BRIEF)
         with pytest.raises(errors.NotActive) as raised:
             await soon(client.connect())
         assert raised.value.retryable

@@ -327,3 +327,24 @@ async def test_the_next_batch_is_with_the_store_while_replies_are_written(bench:
     bench.let(CommitRefused("not this one"))
     assert (await second.next())[2] == "refused"
     assert list(session.outcomes) == [1]
+
+
+async def test_an_idle_daemon_has_the_store_know_the_time_once_an_hour(bench: Bench) -> None:
+    """A start compares its clock with it: an idle month must not look like a wrong clock."""
+    hour_ms, peer = committer_module.MARK_TIME_MS, Peer()
+    bench.committer.mark_time(0)
+    for mono_ms in (1, hour_ms - 1):
+        bench.committer.mark_time(mono_ms)
+    assert bench.engine.core.open.is_empty()
+    bench.engine.delivery.fire(NOW_MS + 5, 100)
+    bench.committer.mark_time(hour_ms)
+    number, effects = await bench.arrived()
+    assert (effects.is_empty(), effects.position_ms) == (True, NOW_MS + 5)
+    bench.let()
+    bench.enqueue(peer, 1)
+    assert (await bench.arrived())[0] == number + 1
+    bench.let()
+    await peer.next()
+    bench.committer.mark_time(hour_ms + 1)
+    bench.committer.mark_time(2 * hour_ms)
+    assert bench.engine.core.open.is_empty(), "that batch told it the time"

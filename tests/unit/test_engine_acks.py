@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+
+import pytest
 from engine_recount import recount
 from engine_rig import LEASE_MS, Got, Rig
 
-from tickwheel.wheel.records import ProgressState
+from tickwheel.wheel.records import ATTEMPT_MAX, ProgressState
 
 
 def delivered(rig: Rig, **options: int) -> Got:
@@ -128,6 +131,44 @@ def test_an_ack_by_a_receipt_that_was_never_given_is_stale() -> None:
     assert rig.ack_receipt(group, got.epoch, scheduled, 1) == "stale"
     assert rig.state(got.id) == "in_flight"
     recount(rig)
+
+
+@pytest.mark.parametrize("state", ["scheduled", "ready", "in_flight", "waiting"])
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
+def test_no_receipt_that_cannot_have_been_given_ends_a_task(state: str, restarted: bool) -> None:
+    """Whatever the task is doing, and whatever an earlier epoch may have forgotten."""
+    rig = Rig()
+    subscriber = rig.subscribe()
+    task_id = rig.enqueue(delay_ms=1_000 if state == "scheduled" else 0)
+    group = rig.group()
+    if state == "ready":
+        rig.disconnect(subscriber)
+    for got in rig.pulse():
+        if state == "waiting":
+            rig.nack(got, delay_ms=60_000)
+    if restarted:
+        rig.stop_and_start()
+        group = rig.group()
+    newest = max((lease.attempt for lease in group.flight.values()), default=1)
+    epochs = (0, -1, rig.epoch, rig.epoch + 1, 2**63 - 1, 2**64 - 1)
+    attempts = (0, -1, newest + 1, ATTEMPT_MAX, ATTEMPT_MAX + 1, 2**63 - 1, 2**64 - 1)
+    before = rig.state(task_id)
+    for epoch, attempt in product(epochs, attempts):
+        assert rig.ack_receipt(group, epoch, task_id, attempt) == "stale", (epoch, attempt)
+    for epoch, attempt in product((1, rig.epoch - 1), (0, -1, ATTEMPT_MAX + 1, 2**64 - 1)):
+        assert rig.ack_receipt(group, epoch, task_id, attempt) == "stale", (epoch, attempt)
+    assert rig.state(task_id) == before
+    recount(rig)
+
+
+def test_one_forged_receipt_among_genuine_ones_takes_nothing_from_them() -> None:
+    rig = Rig()
+    rig.subscribe()
+    ids = [rig.enqueue() for _ in range(3)]
+    rig.pulse()
+    unresolved = rig.engine.settlement.ack(rig.group(), rig.epoch, ids, [1, 0, 1])
+    assert unresolved == [1]
+    assert [rig.state(task_id) for task_id in ids] == ["acked", "in_flight", "acked"]
 
 
 def test_an_ack_of_an_id_that_never_was_is_unknown() -> None:

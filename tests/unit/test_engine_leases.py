@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from engine_recount import recount
 from engine_rig import CONFIG, GRACE_MS, LEASE_MS, RETRY, Got, Rig
 
+from tickwheel.wheel.groups import Subscriber
 from tickwheel.wheel.records import ProgressState
 from tickwheel.wheel.settlement import EXPIRY_SCAN_GAP_MS_MIN as GAP_MS
 
@@ -214,3 +216,87 @@ def test_a_stop_checkpoints_every_delivery() -> None:
     assert rig.seal(checkpoint_all=True) is not None
     rig.apply_and_land()
     assert rig.rows.progress[got.id, "default"].state is ProgressState.IN_FLIGHT
+
+
+# --- a consumer that holds its connection and is dead ---------------------------------------------
+
+
+def frozen(rig: Rig, **options: Any) -> Subscriber:
+    subscriber = rig.subscribe(**options)
+    rig.frozen.add(subscriber)
+    return subscriber
+
+
+def test_one_that_shows_no_life_costs_each_of_its_tasks_one_attempt() -> None:
+    rig = Rig()
+    dead = frozen(rig, prefetch=3)
+    for _ in range(10):
+        rig.stage()
+    rig.commit()
+    had = rig.pulse()
+    assert len(had) == 3
+    for _ in range(20):
+        rig.pass_time(LEASE_MS + GAP_MS)
+        assert rig.pulse() == []
+    group = rig.group()
+    assert (group.ready_count, len(group.flight), group.dead) == (10, 0, 0)
+    assert {len(group.tries[one.id].failures) for one in had} == {1}
+    assert dead.outstanding == 0
+    rig.commit()
+    recount(rig)
+
+
+def test_its_tasks_go_to_those_who_live() -> None:
+    rig = Rig()
+    frozen(rig, prefetch=3)
+    for _ in range(3):
+        rig.stage()
+    rig.commit()
+    assert len(rig.pulse()) == 3
+    living = rig.subscribe()
+    rig.pass_time(LEASE_MS)
+    got = rig.pulse()
+    assert [(one.subscriber, one.attempt) for one in got] == [(living, 2)] * 3
+    assert {rig.ack(one) for one in got} == {"acked"}
+
+
+def test_one_that_is_heard_of_again_is_handed_tasks_again() -> None:
+    rig = Rig()
+    slow = frozen(rig, prefetch=1)
+    got = delivered(rig)
+    rig.pass_time(LEASE_MS)
+    assert rig.pulse() == []
+    rig.engine.delivery.heard(slow.presence, [slow])
+    again = rig.one()
+    assert (again.id, again.attempt) == (got.id, 2)
+    rig.pass_time(LEASE_MS + GAP_MS)
+    assert rig.pulse() == [], "what it did before does not count for the next lease"
+
+
+def test_all_subscriptions_of_one_connection_are_in_doubt_together() -> None:
+    rig = Rig()
+    one, other, elsewhere = frozen(rig), rig.subscribe("u"), rig.subscribe("v")
+    other.presence = one.presence
+    pull = rig.subscribe("w", once=True)
+    pull.presence = one.presence
+    delivered(rig)
+    rig.pass_time(LEASE_MS)
+    assert rig.pulse() == []
+    for topic in ("u", "v", "w"):
+        rig.stage(topic)
+    rig.commit()
+    assert [got.subscriber for got in rig.pulse()] == [elsewhere]
+    rig.engine.delivery.heard(one.presence, [one, other, pull])
+    assert {got.subscriber for got in rig.pulse()} == {one, other, pull}
+
+
+def test_an_end_of_a_lease_that_is_not_its_own_doubts_nobody() -> None:
+    """Taken over from before a restart, or of a connection that is gone."""
+    rig = Rig()
+    before = rig.subscribe(prefetch=1)
+    delivered(rig)
+    rig.stop_and_start()
+    here = frozen(rig)
+    rig.pass_time(LEASE_MS)
+    assert [(got.subscriber, got.attempt) for got in rig.pulse()] == [(here, 2)]
+    assert before is not here

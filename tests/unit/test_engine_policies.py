@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from engine_recount import recount
 from engine_rig import CONFIG, GRACE_MS, LEASE_MS, Got, Rig
 
@@ -158,3 +159,57 @@ def test_who_failed_is_recorded_and_clipped() -> None:
     rig.commit()
     (letter,) = rig.rows.dead.values()
     assert letter.failures == ((1, rig.now_ms, "no", "worker 10.0.0.7:51234"),)
+
+
+class Broken(RetryPolicy):
+    """A policy whose arithmetic fails."""
+
+    def delay_ms(self, attempt: int, task_id: int) -> int:
+        raise OverflowError("too far")
+
+    def allows(self, attempt: int) -> bool:
+        return attempt < 2 or 1 / 0 > 0
+
+
+@pytest.mark.parametrize("how", ["nack", "lease over"])
+def test_a_task_whose_policy_cannot_be_computed_is_dead_with_the_reason(how: str) -> None:
+    """And nothing else happens: not to the engine, not to the tasks beside it."""
+    rig = Rig()
+    rig.subscribe()
+    broken = rig.enqueue(retry=Broken())
+    fine = rig.enqueue(retry=fixed(5))
+    for _ in range(3):
+        for got in rig.pulse():
+            if how == "nack":
+                rig.nack(got, reason="no")
+        rig.pass_time(LEASE_MS)
+        rig.commit()
+    assert rig.state(broken) == "dead" and rig.state(fine) != "dead"
+    dead = rig.rows.dead[broken, "default"]
+    assert dead.reason.startswith("internal: ")
+    assert ("OverflowError" if how == "nack" else "ZeroDivisionError") in dead.reason
+    assert [what for what, _ in rig.core.faults] == [f"task {broken} of group default"]
+    recount(rig)
+    rig.crash()
+    assert rig.state(broken) == "dead"
+
+
+@pytest.mark.parametrize("retry", [
+    RetryPolicy(1, 1e6, 1, 100, 0.0),
+    RetryPolicy(1, 1e6, 315_576_000_000, 100, 1.0),
+    RetryPolicy(315_576_000_000, 1.0, 0, 100, 1.0, "fixed"),
+    RetryPolicy(0, 1.0, 0, 100, 0.0, "table", (0,) * 1_024),
+])  # fmt: skip
+def test_policies_at_their_extremes_for_a_hundred_attempts(retry: RetryPolicy) -> None:
+    rig = Rig()
+    rig.subscribe(lease_ms=43_200_000)
+    task_id = rig.enqueue(retry=retry)
+    for attempt in range(1, 101):
+        got = rig.one()
+        assert got.attempt == attempt
+        assert rig.nack(got) == "retrying"
+        rig.pass_time(got.group.waiting[task_id] - rig.now_ms)
+        rig.commit()
+    assert rig.nack(rig.one()) == "dead"
+    assert not rig.core.faults
+    recount(rig)

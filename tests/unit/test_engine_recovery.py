@@ -58,6 +58,21 @@ def test_after_a_crash_a_lease_is_kept_for_the_grace_and_its_receipt_is_current(
     recount(rig)
 
 
+def test_a_clock_that_was_set_back_meanwhile_makes_no_lease_longer() -> None:
+    for hours in (1, 1_000):
+        rig = Rig()
+        rig.subscribe()
+        rig.enqueue()
+        got = rig.one()
+        rig.stop_and_start(back_ms=hours * 3_600_000)
+        rig.subscribe()
+        assert rig.lease(got) is not None
+        rig.pass_time(LEASE_MS + LATE_MS)
+        assert rig.pulse() == [], "it is not due by this clock"
+        assert rig.lease(got) is None
+        recount(rig)
+
+
 def test_after_a_clean_stop_a_lease_lasts_as_long_as_it_had_left() -> None:
     rig = Rig()
     rig.subscribe()

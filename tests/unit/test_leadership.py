@@ -14,11 +14,16 @@ from tickwheel.persistence.election import Leader, Seen
 from tickwheel.persistence.store import StoreAway, StoreUnusable
 from tickwheel.server import leadership as module
 from tickwheel.server.leadership import Deposed, Leadership
+from tickwheel.server.life import Life
 
 NOW_MS = 1_800_000_000_000
 TTL_MS = 3_000
 ME, ADDRESS = "here/1", "tcp://here:1"
 OTHER = Leader("there/2", "tcp://there:2", NOW_MS, 7)
+LIFE = Life.own()
+assert LIFE is not None
+OVER = str(LIFE._replace(start=LIFE.start - 1))
+"""Of one that had this process's number before it."""
 
 
 class Sources:
@@ -99,6 +104,8 @@ class Rig:
         self.sources = Sources()
         self.table = TableElection()
         self.events: list[str] = []
+        """Without those that say what it waits for."""
+        self.waits: list[str] = []
         self.renewals = 0
         self.slept: list[float] = []
         self.script: list[Callable[[], None]] = []
@@ -106,8 +113,9 @@ class Rig:
             self.table,
             TTL_MS,
             Clock(10**12, self.sources),
-            noticed=lambda event, text: self.events.append(event),
+            noticed=self._noticed,
             renewed=self._renewed,
+            life=LIFE,
         )
 
         async def sleep(seconds: float) -> None:
@@ -117,6 +125,12 @@ class Rig:
             self.script.pop(0)()
 
         monkeypatch.setattr(module, "asyncio", stand_in(asyncio, sleep=sleep))
+
+    def _noticed(self, event: str, text: str) -> None:
+        if event == "waiting":
+            self.waits.append(text)
+        else:
+            self.events.append(event)
 
     def _renewed(self) -> None:
         self.renewals += 1
@@ -314,22 +328,100 @@ async def test_the_epoch_of_one_that_takes_over_is_known_once_it_has_opened_the_
 
 
 async def test_one_that_died_here_before_it_told_its_epoch_is_replaced_at_once(rig: Rig) -> None:
-    rig.table.leader = Leader("here/0", ADDRESS, NOW_MS, 0)
+    rig.table.leader = Leader("here/0", ADDRESS, NOW_MS, 0, OVER)
     rig.table.owner, rig.table.epoch = "here/0", 3
     assert await rig.leadership.first_campaign(ME, ADDRESS)
 
 
-async def test_the_first_campaign_does_not_wait_for_one_that_died_here(rig: Rig) -> None:
-    rig.table.leader = replace(OTHER, owner="here/0", address=ADDRESS)
+@pytest.mark.parametrize("address", [ADDRESS, "tcp://here:9"])
+async def test_the_first_campaign_does_not_wait_for_one_that_died_here(
+    rig: Rig, address: str
+) -> None:
+    rig.table.leader = replace(OTHER, owner="here/0", address=address, life=OVER)
     assert await rig.leadership.first_campaign(ME, ADDRESS)
-    assert rig.table.leader.owner == ME
+    assert rig.table.leader == Leader(ME, ADDRESS, NOW_MS + rig.sources.mono, 0, str(LIFE))
 
 
-@pytest.mark.parametrize("owner", ["there/2", "here/0"])
-async def test_the_first_campaign_yields_to_a_living_leader(rig: Rig, owner: str) -> None:
-    rig.table.leader = replace(OTHER, owner=owner)
+@pytest.mark.parametrize("address", [ADDRESS, OTHER.address])
+@pytest.mark.parametrize(
+    ("owner", "life"),
+    [
+        ("there/2", OVER),
+        ("here/0", ""),
+        ("here/0", "rubbish"),
+        ("here/0", str(LIFE)),
+        ("here/0", str(LIFE._replace(boot="of another machine", start=0))),
+        ("here/0", str(LIFE._replace(namespace="1", start=0))),
+    ],
+    ids=["another node", "unsaid", "unreadable", "alive", "other machine", "other container"],
+)
+async def test_the_first_campaign_yields_to_whoever_is_not_proven_dead(
+    rig: Rig, owner: str, life: str, address: str
+) -> None:
+    """Name and address prove nothing: cloned machines, a load balancer's address."""
+    rig.table.leader = replace(OTHER, owner=owner, address=address, life=life)
     assert not await rig.leadership.first_campaign(ME, ADDRESS)
     assert rig.leadership.leader == rig.table.leader
+
+
+async def test_another_daemon_of_this_nodes_name_that_lives_is_told_once(rig: Rig) -> None:
+    former = replace(OTHER, owner="here/0", address=ADDRESS)
+    rig.table.leader = former
+    assert not await rig.leadership.first_campaign(ME, ADDRESS)
+    rig.sources.mono += TTL_MS
+    await rig.leadership.look()
+    assert not rig.events, "it may have been this node's former life, whose lease still ran"
+    rig.table.leader = replace(former, owner="here/7")
+    await rig.leadership.look()
+    rig.sources.mono += TTL_MS
+    await rig.leadership.look()
+    assert not rig.events
+    for _ in range(3):
+        rig.sources.mono += 1
+        await rig.leadership.look()
+    assert rig.events == ["same_node_name"]
+    rig.table.leader = OTHER
+    for _ in range(3):
+        rig.sources.mono += TTL_MS
+        await rig.leadership.look()
+    assert rig.events == ["same_node_name"]
+
+
+async def _campaign(rig: Rig, *steps: Callable[[], None]) -> None:
+    rig.script = list(steps)
+    with pytest.raises(asyncio.CancelledError):
+        await rig.leadership.campaign(ME, ADDRESS)
+
+
+async def test_a_wait_for_a_lease_is_told_once_with_its_end(rig: Rig) -> None:
+    rig.table.leader = OTHER
+    assert not await rig.leadership.first_campaign(ME, ADDRESS)
+    await _campaign(rig, *[rig.later(module.TELL_AGAIN_MS)] * 5)
+    [told] = rig.waits
+    assert f"the lease of {OTHER.owner} at {OTHER.address}: 3.0 s, until 08:00:04 UTC" in told
+    rig.table.leader = replace(OTHER, owner="third/3")
+    await _campaign(rig)
+    assert "third/3" in rig.waits[1]
+    assert len(rig.waits) == 2
+
+
+@pytest.mark.parametrize("why", ["away", "empty", "came back", "rewriting"])
+async def test_a_wait_with_nobody_leading_is_told_again_each_minute(rig: Rig, why: str) -> None:
+    rig.table.away = why == "away"
+    rig.table.incarnation = "" if why == "empty" else "x"
+    rig.table.rewriting = OTHER.owner if why == "rewriting" else ""
+    rig.table.clean = False
+    rig.table.up_s = 0 if why == "came back" else 3_600
+    rig.leadership.incarnation = "x"
+    await _campaign(rig, *[rig.later(module.TELL_AGAIN_MS // 10)] * 19)
+    assert len(rig.waits) == 2, rig.waits
+    assert len(set(rig.waits)) == (2 if "UTC" in rig.waits[0] else 1)
+
+
+async def test_the_wait_for_an_owner_of_a_store_that_came_back_says_its_end(rig: Rig) -> None:
+    rig.table.clean, rig.table.up_s = False, 1
+    await _campaign(rig)
+    assert "has just come back, that may live and know more: 3.0 s, until 08:00:04" in rig.waits[0]
 
 
 async def test_resigning_gives_the_lease_back(rig: Rig) -> None:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tickwheel.errors import BadRequest, TickwheelError
 from tickwheel.server import policies
@@ -33,6 +37,59 @@ def test_exponential_doubles_up_to_its_cap() -> None:
         5_120_000, 7_200_000, 7_200_000,
     ]  # fmt: skip
     assert DEFAULT.delay_ms(10**6, 7) == 7_200_000
+
+
+EXTREMES = {
+    "base_ms": (0, 1, 2, policies.DELAY_MS_MAX - 1, policies.DELAY_MS_MAX),
+    "factor": (1, 1.0, 1.0000001, 2, 1e3, policies.FACTOR_MAX),
+    "cap_ms": (0, 1, 2**31, policies.DELAY_MS_MAX),
+    "delay_ms": (0, 1, policies.DELAY_MS_MAX),
+    "delays_ms": ([0], [policies.DELAY_MS_MAX] * policies.STEPS_MAX, [1, 0]),
+    "retries": (0, 1, policies.RETRIES_MAX),
+    "jitter": (0, 0.0, 1e-300, 0.5, 1, 1.0),
+}
+"""What a client may say of each number, at its edges."""
+
+
+@st.composite
+def extreme(draw: st.DrawFn) -> RetryPolicy:
+    kind = draw(st.sampled_from(("exponential", "fixed", "table", "none")))
+    value = {"kind": kind}
+    for name in policies._FIELDS[kind]:
+        value[name] = draw(st.sampled_from(EXTREMES[name]))
+    try:
+        return parsed(value)
+    except BadRequest as error:
+        assert "less than base_ms" in error.message
+        return parsed(value | {"cap_ms": value["base_ms"]})
+
+
+@given(
+    policy=extreme(),
+    attempt=st.integers(1, 100) | st.integers(1, 10**6),
+    task_id=st.integers(0, 2**63 - 1),
+)
+def test_every_policy_a_client_may_give_says_a_delay_for_every_attempt(
+    policy: RetryPolicy, attempt: int, task_id: int
+) -> None:
+    top_ms = max(policy.base_ms, policy.cap_ms, *policy.delays_ms, 0)
+    delay_ms = policy.delay_ms(attempt, task_id)
+    assert 0 <= delay_ms <= 2 * top_ms
+    if policy.kind == "exponential":
+        assert delay_ms <= policy.cap_ms
+    calm = replace(policy, jitter=0.0)
+    assert calm.delay_ms(attempt, task_id) <= calm.delay_ms(attempt + 1, task_id) or (
+        policy.kind == "table"
+    )
+    assert 0 <= policy.retries_left(attempt) <= policy.retries_max
+
+
+@pytest.mark.parametrize("factor", [1.5, 2.0, 10.0, 1e6])
+def test_growth_is_exact_until_the_cap(factor: float) -> None:
+    policy = RetryPolicy(base_ms=3, factor=factor, cap_ms=10**9, jitter=0.0)
+    exact = [min(3 * Fraction(factor) ** n, 10**9) for n in range(60)]
+    found = delays(policy, 60)
+    assert all(abs(one - two) <= 1 + two / 10**12 for one, two in zip(found, exact, strict=True))
 
 
 def test_the_sixteen_steps_and_two_hours_beyond_them() -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from tickwheel.errors import BadRequest
+from tickwheel.server import main
 from tickwheel.server.settings import Settings, load, split_address
 
 DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
@@ -101,3 +105,37 @@ def test_every_setting_is_in_the_operations_manual() -> None:
     text = DOCS.read_text()
     missing = [name for name in Settings.model_fields if f"`{name}`" not in text]
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "http", "raised", "connections_max"),
+    [
+        (1024, 1 << 20, None, 1 << 20, 4096),
+        (1 << 20, 1 << 20, None, None, 4096),
+        (256, 256, None, None, 192),
+        (256, 1024, None, 1024, 960),
+        (256, 1024, "127.0.0.1:0", 1024, 896),
+        (64, 64, None, None, 1),
+        (1024, resource.RLIM_INFINITY, None, 4160, 4096),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, None, 4096),
+        (4160, 4160, None, None, 4096),
+        (4159, 4159, None, None, 4095),
+    ],
+)
+def test_connections_leave_descriptors_to_the_daemon(
+    soft: int,
+    hard: int,
+    http: str | None,
+    raised: int | None,
+    connections_max: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[int, int]] = []
+    told: list[str] = []
+    log: Any = SimpleNamespace(warning=lambda event, **_: told.append(event))
+    monkeypatch.setattr(main.resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(main.resource, "setrlimit", lambda _, limits: made.append(limits))
+    settings = main.within_file_limit(Settings(http=http), log)
+    assert settings.connections_max == settings.limits().connections_max == connections_max
+    assert made == ([] if raised is None else [(raised, hard)])
+    assert told == ([] if connections_max == 4096 else ["few_file_descriptors"])

@@ -53,6 +53,8 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
     T.OK: (2, (MOMENT_MS, (ID, ID + 1024))),
     T.ERROR: (2, "bad_request", "tasks[0].body must be binary, not 'ä'"),
     T.DELIVER: (1, 3, MOMENT_MS, ((ID, 1, MOMENT_MS, b"body"), (ID, 2, 0, b"", {"priority": 9}))),
+    T.ALIVE: (0,),
+    T.HEARTBEAT: (),
     T.ENDED: (1, "not_found", "group g of topic t was deleted"),
     T.GOODBYE: ("draining", "the daemon is shutting down"),
 }

@@ -9,8 +9,21 @@ import msgpack
 import pytest
 from samples import SAMPLES, sample
 
-from tickwheel.errors import BadRequest, FrameTooLarge, ProtocolError
-from tickwheel.protocol.codec import Decoder, encode, encode_array_header
+from tickwheel.errors import (
+    SHOWN_LENGTH_MAX,
+    BadRequest,
+    FrameTooLarge,
+    LimitExceeded,
+    ProtocolError,
+    shown,
+)
+from tickwheel.protocol.codec import (
+    NESTING_MAX,
+    Decoder,
+    check_nesting,
+    encode,
+    encode_array_header,
+)
 from tickwheel.protocol.frames import FrameType
 
 LIMIT = 4096
@@ -235,3 +248,60 @@ def test_numbers_of_every_width() -> None:
 def test_old_raw_strings_are_text_and_bin_is_bytes() -> None:
     data = msgpack.packb((1, "text", b"bytes"), use_bin_type=True)
     assert Decoder(LIMIT).feed(data) == [(1, "text", b"bytes")]
+
+
+# --- nesting ---------------------------------------------------------------------------------
+
+ARRAYS, MAPS = b"\x91", b"\x81\xa1a"
+DEEPEST = 1_023
+
+
+@pytest.mark.parametrize("head", [ARRAYS, MAPS], ids=["arrays", "maps"])
+@pytest.mark.parametrize("depth", [1, NESTING_MAX, NESTING_MAX + 1, 500, 1_000, DEEPEST])
+def test_nothing_is_too_deep_to_be_refused(head: bytes, depth: int) -> None:
+    """With the frame's own array around it, and without one."""
+    data = head * (depth - 1) + b"\xc0"
+    (frame,) = Decoder(LIMIT * 4).feed(b"\x92\x17" + data)
+    if depth <= NESTING_MAX:
+        check_nesting(frame)
+    else:
+        with pytest.raises(LimitExceeded, match=f"deeper than {NESTING_MAX}"):
+            check_nesting(frame)
+    assert len(shown(frame)) <= SHOWN_LENGTH_MAX
+    with pytest.raises(ProtocolError):
+        Decoder(LIMIT * 4).feed(data)
+
+
+@pytest.mark.parametrize("extra", [0, 1])
+def test_the_limit_counts_the_frame_itself(extra: int) -> None:
+    value: object = "inside"
+    for _ in range(NESTING_MAX - 1 + extra):
+        value = (1, "x", value, {"beside": (2,)}) if NESTING_MAX % 2 else {"in": value, "by": 1}
+    with pytest.raises(LimitExceeded) if extra else contextlib.nullcontext():
+        check_nesting((23, value))
+
+
+def test_samples_are_not_nested_too_deep() -> None:
+    for kind in FrameType:
+        check_nesting(sample(kind))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "None"),
+        (-1, "-1"),
+        (2**64 - 1, "18446744073709551615"),
+        ("a" * 58, repr("a" * 58)),
+        ("a" * 59, "'" + "a" * 56 + "..."),
+        (b"x" * 10**6, "b'" + "x" * 55 + "..."),
+        ((1, "x", b"y", {"a": 1.5}), "(1, 'x', b'y', {'a': 1.5})"),
+    ],
+)
+def test_values_are_shown_as_they_are_and_short(value: object, text: str) -> None:
+    assert shown(value) == text
+
+
+def test_wide_values_are_shown_without_being_walked() -> None:
+    wide = tuple({"a": (1,) * 10_000} for _ in range(10_000))
+    assert len(shown(wide)) <= SHOWN_LENGTH_MAX

@@ -1,4 +1,8 @@
-"""Nonsense against a real daemon: it answers or closes, prints no traceback, and goes on."""
+"""Nonsense against a real daemon: it answers or closes, prints no traceback, and goes on.
+
+Here any bytes and small examples, which Hypothesis makes smaller; ``test_fuzz.py`` knows the
+grammar, and sends by the ten thousand.
+"""
 
 from __future__ import annotations
 
@@ -71,6 +75,22 @@ def test_bytes_after_hello(running: Daemon, witness: Raw, data: bytes) -> None:
         raw.send_bytes(data)
         for frame in until_closed(raw):
             assert frame[0] in UNANSWERED, frame
+    still_serves(running, witness)
+
+
+@pytest.mark.parametrize("head", [b"\x91", b"\x81\xa1a"], ids=["arrays", "maps"])
+@pytest.mark.parametrize(
+    "begin", [b"", b"\x93\x01\x01", b"\x93\x17\x01"], ids=["", "hello", "ping"]
+)
+@pytest.mark.parametrize("greeted", [False, True])
+def test_a_bomb_of_nesting_is_answered(
+    running: Daemon, witness: Raw, head: bytes, begin: bytes, greeted: bool
+) -> None:
+    for depth in (15, 17, 500, 980, 1_000, 1_020, 1_024, 5_000):
+        with Raw(running.port, hello=greeted) as raw:
+            raw.send_bytes(begin + head * depth + b"\xc0")
+            *_, last = until_closed(raw)
+            assert last[0] == T.ERROR and last[2] in BY_CODE and last[2] != "internal", last
     still_serves(running, witness)
 
 

@@ -66,7 +66,7 @@ def init(
 
 
 def _sqlite(call: Call, url: str, path: str, *, force: bool) -> int:
-    from tickwheel.clock import SystemSources
+    from tickwheel.clock import sources
     from tickwheel.persistence import open_url
 
     if os.path.exists(path):
@@ -75,7 +75,7 @@ def _sqlite(call: Call, url: str, path: str, *, force: bool) -> int:
 
     async def lay_out() -> None:
         store = open_url(url)
-        await store.open("init", SystemSources().wall_ms())
+        await store.open("init", sources().wall_ms())
         await store.close(clean=True)
 
     asyncio.run(lay_out())
@@ -84,14 +84,14 @@ def _sqlite(call: Call, url: str, path: str, *, force: bool) -> int:
 
 
 def _redis(call: Call, url: str, *, force: bool, yes: bool) -> int:
-    from tickwheel.clock import SystemSources
+    from tickwheel.clock import sources
     from tickwheel.persistence.redis import initialise, options_from
 
     options = options_from(url)
     found = asyncio.run(initialise.look(options))
     if found.exists and not _may_remove(call, found, force=force, yes=yes):
         return EXIT_FAILED
-    incarnation = asyncio.run(initialise.lay_out(options, found, SystemSources().wall_ms()))
+    incarnation = asyncio.run(initialise.lay_out(options, found, sources().wall_ms()))
     what = "was laid out anew" if found.exists else "was laid out"
     _done(call, found.store, what, shard=found.shard, incarnation=incarnation,
           removed=found.counts if found.exists else None)  # fmt: skip

@@ -51,6 +51,13 @@ ResidentOption = Annotated[
         help="Task bodies kept in memory. Default: 256 MiB, with Redis (all of them) 2 GiB.",
     ),
 ]
+AcceptClockOption = Annotated[
+    bool,
+    typer.Option(
+        "--accept-clock",
+        help="The clock is right, however long nobody served: fire what is due.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 
@@ -81,6 +88,7 @@ def serve(
     leader_ttl: LeaderTtlOption = None,
     allow_volatile_store: VolatileOption = False,
     resident_bytes_max: ResidentOption = None,
+    accept_clock: AcceptClockOption = False,
     history_dir: Annotated[
         str | None,
         typer.Option(
@@ -116,6 +124,7 @@ def serve(
         "leader_ttl_s": leader_ttl,
         "allow_volatile_store": allow_volatile_store or None,
         "resident_bytes_max": resident_bytes_max,
+        "accept_clock": accept_clock or None,
         "history_dir": history_dir,
         "ready_file": ready_file,
         "log_format": log_format,

@@ -31,6 +31,9 @@ async def status(call: Call) -> int:
             call.out.record(fields(url, told))
     else:
         call.out.grid(grid(found))
+        for told in found.values():
+            if isinstance(told, Status) and told.durability:
+                call.out.line(f"durability: {printable(told.durability)}")
     return exit_code(found)
 
 

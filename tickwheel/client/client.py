@@ -38,7 +38,9 @@ class Client(Enqueuing, Commands, Groups):
     tcp://127.0.0.1:7355); the one that is active is found and followed. A call takes at most
     ``send_timeout * (1 + retries)`` seconds; refusals that may pass are retried ``retries``
     times. After ``heartbeat`` seconds without a byte from the daemon it is asked whether it is
-    there, and after 2.5 times that given up. Errors are ``TickwheelError``s.
+    there, and after 2.5 times that given up. The daemon asks too, and gives up a client whose
+    event loop stands still for its ``heartbeat_timeout_s`` (30 s): long synchronous work belongs
+    into a thread. Errors are ``TickwheelError``s.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Client(Enqueuing, Commands, Groups):
         send_timeout: float = 3.0,
         retries: int = 2,
         connect_timeout: float = 3.0,
+        active_timeout: float = 10.0,
         heartbeat: float = HEARTBEAT_S,
         name: str = f"tickwheel-python/{__version__}",
     ) -> None:
@@ -56,6 +59,7 @@ class Client(Enqueuing, Commands, Groups):
         self._token = token if token is not None else os.environ.get("TICKWHEEL_TOKEN")
         self._send_timeout_s = _seconds(send_timeout, "send_timeout")
         self._connect_timeout_s = _seconds(connect_timeout, "connect_timeout")
+        self._active_timeout_s = _seconds(active_timeout, "active_timeout")
         self._heartbeat_s = _seconds(heartbeat, "heartbeat")
         if type(retries) is not int or not 0 <= retries <= 1000:
             raise BadRequest(f"retries must be an integer of 0 to 1000, not {shown(retries)}")
@@ -68,8 +72,8 @@ class Client(Enqueuing, Commands, Groups):
     # --- life -----------------------------------------------------------------------------------
 
     async def connect(self) -> Self:
-        """Connect. Raises Unreachable or NotActive after ``connect_timeout``, or what the daemon
-        objects to."""
+        """Connect. Raises Unreachable after ``connect_timeout``, NotActive after
+        ``active_timeout`` (daemons answer, and none leads yet), or what the daemon objects to."""
         if self._state != "new":
             raise ClientClosed(f"this client is {self._state}; make a new one")
         self._state = "open"
@@ -79,6 +83,7 @@ class Client(Enqueuing, Commands, Groups):
             hello,
             send_timeout_s=self._send_timeout_s,
             connect_timeout_s=self._connect_timeout_s,
+            active_timeout_s=self._active_timeout_s,
             heartbeat_s=self._heartbeat_s,
             deliver=self._deliver,
             ended=self._ended,

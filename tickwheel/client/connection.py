@@ -38,11 +38,13 @@ FRAME_BYTES_MAX = 64 * 1024 * 1024
 """The longest frame that is taken from the daemon: counts of very many topics are long."""
 
 _OK, _ERROR = int(FrameType.OK), int(FrameType.ERROR)
-_DELIVER, _GOODBYE, _ENDED = (
+_DELIVER, _GOODBYE, _ENDED, _HEARTBEAT = (
     int(FrameType.DELIVER),
     int(FrameType.GOODBYE),
     int(FrameType.ENDED),
+    int(FrameType.HEARTBEAT),
 )
+_ALIVE = encode((int(FrameType.ALIVE), 0))
 
 Deliver = Callable[[int, int, int, tuple[Any, ...]], None]
 """(sub, epoch, delivered_ms, deliveries)"""
@@ -259,6 +261,10 @@ class Connection(asyncio.Protocol):
             self.leave(from_wire(str(frame[1]), str(frame[2])))
         elif kind == _ENDED and self._ended is not None:
             self._ended(frame[1], from_wire(str(frame[2]), str(frame[3])))
+        elif kind == _HEARTBEAT:
+            # At once, not at the next flush: nothing else may be on its way for long.
+            self.put(_ALIVE)
+            self.flush()
         # Types of a newer daemon are passed over: they ask for nothing.
 
     def _answer(self, request: Request, result: Any) -> None:

@@ -19,6 +19,7 @@ from tickwheel.client.futures import fail
 from tickwheel.client.search import Search, Silent, standby
 from tickwheel.client.watch import Watch
 from tickwheel.errors import (
+    BadRequest,
     ClientClosed,
     ConnectionLost,
     ProtocolError,
@@ -75,6 +76,7 @@ class Link:
         *,
         send_timeout_s: float,
         connect_timeout_s: float,
+        active_timeout_s: float,
         heartbeat_s: float,
         deliver: Deliver,
         ended: Ended,
@@ -89,8 +91,9 @@ class Link:
         self.trouble: TickwheelError = Unreachable("not connected yet")
         """Why the last attempt or connection failed."""
         self._search = Search(addresses, self._greet, connect_timeout_s)
-        self._hello_options = {"v": PROTOCOL_VERSION, **hello_options}
+        self._hello_options = {"v": PROTOCOL_VERSION, "heartbeat": True, **hello_options}
         self._connect_timeout_s = connect_timeout_s
+        self._active_timeout_s = max(active_timeout_s, connect_timeout_s)
         self._deliver = deliver
         self._ended = ended
         self._greeted = greeted
@@ -108,18 +111,21 @@ class Link:
         objects to."""
         self._runner = self.loop.create_task(self._run())
         up = self.loop.create_task(self._first_stands())
+        ends, waited_s = (self._runner, up), self._connect_timeout_s
         try:
-            await asyncio.wait(
-                (self._runner, up),
-                timeout=self._connect_timeout_s,
-                return_when=asyncio.FIRST_COMPLETED,
+            done, _ = await asyncio.wait(
+                ends, timeout=waited_s, return_when=asyncio.FIRST_COMPLETED
             )
+            if not done and self._search.any_standby:
+                # Daemons are there: one of them is about to lead.
+                rest_s, waited_s = self._active_timeout_s - waited_s, self._active_timeout_s
+                await asyncio.wait(ends, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED)
         finally:
             up.cancel()
         if self._runner.done():
             self._runner.result()
         if self.connection is None:
-            raise self.unreachable(self._connect_timeout_s)
+            raise self.unreachable(waited_s)
         self._watch.start()
 
     async def _first_stands(self) -> None:
@@ -255,7 +261,13 @@ class Link:
         await asyncio.wait((request.done, connection.closed), return_when=asyncio.FIRST_COMPLETED)
         if not request.done.done():
             raise connection.closed.result()
-        info = request.done.result()
+        try:
+            info = request.done.result()
+        except BadRequest as error:
+            if self._hello_options.pop("heartbeat", None) is None:
+                raise
+            # A daemon from before heartbeats refuses what it does not know in a HELLO.
+            raise ConnectionLost(f"HELLO was refused: {error.message}; once more without") from None
         if not isinstance(info, dict):
             raise ProtocolError("HELLO's answer is no map")
         not_active = standby(info)

@@ -117,7 +117,7 @@ class Search:
 
     async def pause(self) -> None:
         """Longer each time, with jitter."""
-        limit_s = STANDBY_BACKOFF_S_MAX if self._any_standby else BACKOFF_S_MAX
+        limit_s = STANDBY_BACKOFF_S_MAX if self.any_standby else BACKOFF_S_MAX
         await asyncio.sleep(min(self._backoff_s, limit_s) * random.uniform(0.5, 1.0))
         self._backoff_s = min(self._backoff_s * 2, limit_s)
 
@@ -125,12 +125,13 @@ class Search:
         """Why there is no connection: each address with what it said."""
         addresses = dict.fromkeys((*self._addresses, *self._said))
         said = "; ".join(f"{shown(address)}: {self._report(address)}" for address in addresses)
-        if self._any_standby:
+        if self.any_standby:
             return NotActive(f"no active daemon within {waited_s:g} s: {said}")
         return Unreachable(f"no daemon within {waited_s:g} s: {said}")
 
     @property
-    def _any_standby(self) -> bool:
+    def any_standby(self) -> bool:
+        """A daemon is there, and does not lead."""
         return any(isinstance(error, NotActive) for error in self._said.values())
 
     def _report(self, address: Address) -> str:

@@ -67,6 +67,9 @@ class Status:
     """The active daemon, if it knows one; on the active one itself that one, or None."""
     store: str
     store_ok: bool
+    durability: str | None
+    """What a confirmed task survives there, for people; None: it has no store open, or is too old
+    to say."""
     now_ms: int
     uptime_s: float
     loaded: int
@@ -87,6 +90,7 @@ class Status:
     @classmethod
     def of(cls, raw: Map) -> Status:
         active, detail, to_load = raw.get("active"), raw.get("detail"), raw.get("to_load")
+        durability = raw.get("durability")
         texts = {name: str(raw[name]) for name in ("node", "version", "role", "state")}
         return cls(
             **texts,
@@ -97,6 +101,7 @@ class Status:
             active=None if active is None else Active.of(active),
             store=str(raw["store"]),
             store_ok=bool(raw["store_ok"]),
+            durability=None if durability is None else str(durability),
             now_ms=int(raw["now_ms"]),
             uptime_s=float(raw["uptime_s"]),
             loaded=int(raw["loaded"]),

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tickwheel.clock import sources
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments, spool_read
 from tickwheel.history.follower import Follower
@@ -58,12 +59,12 @@ class Writer:
         limits: Limits,
         clean_hour: int,
         log: Callable[[str], None],
-        now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
+        now_ms: Callable[[], int] | None = None,
         measured: Callable[[Path], Use] = measure,
     ) -> None:
         self._dir = history_dir
         self._folder = state_folder(history_dir, node, shard)
-        self._now_ms = now_ms
+        self._now_ms = now_ms or sources().wall_ms
         self._upkeep = Upkeep(
             history_dir, limits, clean_hour=clean_hour, log=log, measured=measured
         )
@@ -74,7 +75,13 @@ class Writer:
         if position is None:
             position = self._anew(shard)
         self.follower = Follower(
-            self._folder, self.output, position, node=node, shard=shard, now_ms=now_ms, log=log
+            self._folder,
+            self.output,
+            position,
+            node=node,
+            shard=shard,
+            now_ms=self._now_ms,
+            log=log,
         )
         self.follower.save()
         self._upkeep_ms = 0

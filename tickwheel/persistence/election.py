@@ -23,6 +23,8 @@ class Leader:
     since_ms: int
     epoch: int
     """0 until it has opened the store."""
+    life: str = ""
+    """Of its process, by which others on its machine can tell that it is over; empty: unknown."""
 
     @property
     def node(self) -> str:

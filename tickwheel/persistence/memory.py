@@ -78,6 +78,11 @@ class MemoryStore:
         other._clean = self._clean
         return other
 
+    @property
+    def durability(self) -> str:
+        """See ``Store.durability``."""
+        return "kept in memory: nothing survives the end of the daemon"
+
     async def open(self, owner: str, now_ms: int, *, epoch_min: int = 1) -> Opened:
         created = self._epoch == 0
         clean = self._clean
@@ -219,6 +224,9 @@ class MemoryStore:
         opened = await target.open(self._owner, 0)
         try:
             await target.commit(opened.epoch, self._owner, 1, self._everything())
+        except StoreBroken as error:
+            # The copy's file failed, not the store that the daemon lives on.
+            raise StoreError(f"backup: {error.message}") from error
         finally:
             await target.close(clean=True)
             for rest in (".lock", ".reserve"):  # whoever opens it makes its own

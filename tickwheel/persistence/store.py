@@ -69,6 +69,10 @@ class StoreAway(StoreError):
     retryable = True
 
 
+class StoreBusy(StoreAway):
+    """It holds what it should, but one more reader cannot be had now (descriptors, a lock)."""
+
+
 class StoreBehind(StoreError):
     """The store came back older than what it had confirmed: batches are missing from it.
 
@@ -160,6 +164,11 @@ class Audit:
 
 class Store(Protocol):
     """See the module's text. All calls are made from one event loop."""
+
+    @property
+    def durability(self) -> str:
+        """For people: what a task that was confirmed survives, and what not. Known once open."""
+        ...
 
     async def open(self, owner: str, now_ms: int, *, epoch_min: int = 1) -> Opened:
         """``epoch_min``: the epoch is not below it; for a store that takes another's place."""

@@ -21,14 +21,19 @@ from typing import Any
 
 import msgpack
 
-from tickwheel.errors import BadRequest, FrameTooLarge, ProtocolError
+from tickwheel.errors import BadRequest, FrameTooLarge, LimitExceeded, ProtocolError, shown
 
 Frame = tuple[Any, ...]
+
+NESTING_MAX = 16
+"""Arrays and maps inside each other, the frame itself counted. The deepest that means anything
+has 6: frame, tasks, task, options, policy, delays."""
 
 _BUFFER_BYTES_MAX = 2**32 - 1  # the decoder bounds what is buffered itself, and exactly
 _BUFFER_BYTES = 4096  # to begin with: thousands of connections are idle
 _first = itemgetter(0)
 _TUPLES = {tuple}
+_NESTED = frozenset((tuple, dict))
 _INTS = {int}
 
 
@@ -155,11 +160,30 @@ class Decoder:
         for frame in frames:
             if type(frame) is not tuple or not frame or type(frame[0]) is not int:
                 self.error = ProtocolError(
-                    f"a frame is an array that begins with its type, not {frame!r:.60}"
+                    f"a frame is an array that begins with its type, not {shown(frame)}"
                 )
                 break
             good.append(frame)
         return good
+
+
+def check_nesting(frame: Frame) -> None:
+    """Raises LimitExceeded for what is nested deeper than anybody may rely on.
+
+    Level by level, so that no depth is too much for it. Not part of ``feed``: frames that carry
+    thousands of tasks are checked value by value anyway.
+    """
+    level: list[Any] = [frame]
+    for _ in range(NESTING_MAX):
+        inner: list[Any] = []
+        for value in level:
+            values = value.values() if type(value) is dict else value
+            if not _NESTED.isdisjoint(map(type, values)):
+                inner += [one for one in values if type(one) in _NESTED]
+        if not inner:
+            return
+        level = inner
+    raise LimitExceeded(f"the frame is nested deeper than {NESTING_MAX} levels")
 
 
 def _broken(problem: Exception) -> ProtocolError:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-from tickwheel.errors import ProtocolError
+from tickwheel.errors import ProtocolError, shown
 
 PROTOCOL_VERSION = 1
 DEFAULT_PORT = 7355
@@ -52,12 +52,14 @@ class FrameType(IntEnum):
     GROUP_CREATE = 26
     GROUP_DELETE = 27
     CONFIGURE = 28
+    ALIVE = 29
 
     OK = 65
     ERROR = 66
     DELIVER = 67
     GOODBYE = 68
     ENDED = 69
+    HEARTBEAT = 70
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,6 @@ class Limits:
         for field in fields(cls):
             given = value.get(field.name, field.default)
             if type(given) is not int or given < 0:
-                raise ProtocolError(f"limit {field.name} is no whole number: {given!r:.100}")
+                raise ProtocolError(f"limit {field.name} is no whole number: {shown(given)}")
             known[field.name] = given
         return cls(**known)

@@ -9,17 +9,13 @@ import re
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from tickwheel import errors
 from tickwheel.errors import BadRequest, DueTooFar, LimitExceeded
 from tickwheel.protocol.frames import ID_MAX, REQUEST_MAX, Limits
 from tickwheel.wheel.records import DEFAULT_GROUP
 
+shown = errors.shown
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
-
-
-def shown(value: object) -> str:
-    """A value as an error message shows it: short."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def integer(value: object, field: str, low: int, high: int) -> int:

@@ -12,10 +12,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from tickwheel.errors import Overloaded
-from tickwheel.server.reader import Reader
+from tickwheel.errors import Overloaded, TickwheelError
+from tickwheel.server.reader import View
 from tickwheel.wheel.control import Known
+
+if TYPE_CHECKING:
+    from tickwheel.server.connection import Connection
+    from tickwheel.server.shell import Shell
 
 IDS_PER_READ_MAX = 16_384
 BYTES_PER_READ_MAX = 16 << 20
@@ -26,13 +31,22 @@ Act = Callable[[range, Mapping[int, Known]], None]
 
 class Command:
     """``act`` gets ranges of indexes into ``ids``, one after the other, and the records of those
-    that exist; ``done`` is called at the end. One that is not ``wanted`` any more is not read."""
+    that exist; ``done`` answers ``request`` at the end. One that is not ``wanted`` any more is not
+    read."""
 
-    __slots__ = ("act", "at", "done", "ids", "wanted")
+    __slots__ = ("act", "at", "done", "ids", "peer", "request", "wanted")
 
     def __init__(
-        self, ids: Sequence[int], act: Act, done: Callable[[], None], wanted: Callable[[], bool]
+        self,
+        peer: Connection,
+        request: int,
+        ids: Sequence[int],
+        act: Act,
+        done: Callable[[], None],
+        wanted: Callable[[], bool],
     ) -> None:
+        self.peer = peer
+        self.request = request
         self.ids = ids
         self.act = act
         self.done = done
@@ -50,13 +64,13 @@ class Commands:
 
     def __init__(
         self,
-        reader: Reader,
+        shell: Shell,
         commands_max: int,
         command_ids_max: int,
         room: Callable[[], Awaitable[None]],
     ) -> None:
         """``room``: wait until what commands change may grow further."""
-        self._reader = reader
+        self._shell = shell
         self._commands_max = commands_max
         self._ids_max = command_ids_max
         self._room = room
@@ -66,6 +80,8 @@ class Commands:
 
     def put(
         self,
+        peer: Connection,
+        request: int,
         ids: Sequence[int],
         act: Act,
         done: Callable[[], None],
@@ -83,7 +99,7 @@ class Commands:
                 f" the limit is {self._ids_max} (command_ids_max)"
             )
         self._ids += len(ids)
-        self._waiting.append(Command(ids, act, done, wanted))
+        self._waiting.append(Command(peer, request, ids, act, done, wanted))
         self._wake.set()
 
     async def run(self) -> None:
@@ -98,21 +114,34 @@ class Commands:
         """One read, and what it is for."""
         parts = self._parts()
         wanted = dict.fromkeys(i for command, stop in parts for i in command.ids[command.at : stop])
-        async with self._reader.read_some(list(wanted), BYTES_PER_READ_MAX) as (view, rest):
+        reader = self._shell.reader
+        async with reader.read_some(list(wanted), BYTES_PER_READ_MAX) as (view, rest):
             unread = frozenset(rest)
             for command, stop in parts:
                 ids = command.ids
                 if unread:
                     stop = next((i for i in range(command.at, stop) if ids[i] in unread), stop)
-                some = range(command.at, stop)
-                command.at = stop
-                if some:
-                    command.act(some, view(ids[some.start : some.stop]))
-                if not command.is_over:
+                if not self._is_over(command, stop, view):
                     break
                 self._waiting.popleft()
                 self._ids -= len(ids)
-                command.done()
+
+    def _is_over(self, command: Command, stop: int, view: View) -> bool:
+        """Act on its ids up to ``stop``; whether it was answered then, be it by an error."""
+        some, command.at = range(command.at, stop), stop
+        self._shell.acting = False
+        try:
+            if some:
+                command.act(some, view(command.ids[some.start : some.stop]))
+            if not command.is_over:
+                return False
+            command.done()
+        except TickwheelError as error:
+            command.peer.refuse(command.request, error)
+        except Exception as error:
+            told = self._shell.contain(f"a command of {command.peer.peer}", error)
+            command.peer.refuse(command.request, told)
+        return True
 
     def _parts(self) -> list[tuple[Command, int]]:
         """The next commands and how far to read for each."""

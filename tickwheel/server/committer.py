@@ -30,6 +30,8 @@ from tickwheel.wheel.engine import Engine
 from tickwheel.wheel.leases import Dispatch
 
 UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
+MARK_TIME_MS = 3_600_000
+"""So old, about, the time that the store knows gets while nothing happens."""
 ROOM_PROBE_S = 0.5
 REPLY_BYTES = 150
 """What an answer that waits takes beside its bytes."""
@@ -92,6 +94,8 @@ class Committer:
         self._stopping = False
         self._refusals = 0
         self.last_batch = last_batch
+        self._marked = (-1, 0)
+        """The newest batch that ``mark_time`` saw, and when it saw it first."""
         self.full = False
         """The store has no room: enqueues are refused at the door."""
         self.stalled = False
@@ -116,13 +120,15 @@ class Committer:
         """Send ``data`` once everything the command saw or changed is durable."""
         core = self._core
         if not core.open.is_empty():
-            core.open.replies.append((peer, data))
+            self._put(core.open, peer, data)
             self._wake.set()
         elif core.sealed is not None:
-            core.sealed.replies.append((peer, data))
+            self._put(core.sealed, peer, data)
         else:
             peer.send(data)
-            return
+
+    def _put(self, batch: Batch, peer: Peer, data: bytes) -> None:
+        batch.replies.append((peer, data))
         size = len(data) + REPLY_BYTES
         self.replies_bytes += size
         self._replies_of[peer] = self._replies_of.get(peer, 0) + size
@@ -145,6 +151,16 @@ class Committer:
                 waiting[peer] -= size
             else:
                 del waiting[peer]
+
+    def mark_time(self, mono_ms: int) -> None:
+        """Now and then: have the store know the time though nothing happens, by an empty batch.
+        The clock of the next start is compared with it."""
+        number, since_mono_ms = self._marked
+        if self.last_batch != number:
+            self._marked = (self.last_batch, mono_ms)
+        elif mono_ms - since_mono_ms >= MARK_TIME_MS and self._core.sealed is None:
+            self._put(self._core.open, _Nobody(), b"")
+            self._wake.set()
 
     async def barrier(self) -> None:
         """Wait until everything accepted so far is durable."""
@@ -293,6 +309,12 @@ class Committer:
                 self.full, self.trouble = False, None
                 self._noticed("store_has_room", "enqueues are accepted again")
                 self._wake.set()
+
+
+class _Nobody:
+    """A peer that needs no reply."""
+
+    def send(self, data: bytes) -> None: ...
 
 
 class _Barrier:

@@ -22,17 +22,19 @@ from tickwheel.errors import (
     FrameTooLarge,
     HelloRequired,
     Overloaded,
+    PeerSilent,
     ProtocolError,
     SlowReader,
     TickwheelError,
     TooManyConnections,
     UnknownType,
 )
-from tickwheel.protocol.codec import Decoder, Frame, encode
+from tickwheel.protocol.codec import Decoder, Frame, check_nesting, encode
 from tickwheel.protocol.frames import REQUEST_MAX, FrameType
 from tickwheel.server.greeting import greet
+from tickwheel.server.heartbeats import keep_alive, limit_unacknowledged
 from tickwheel.server.shell import Shell
-from tickwheel.wheel.groups import Subscriber
+from tickwheel.wheel.leases import Presence, Subscriber
 from tickwheel.wheel.sessions import Session
 
 BEFORE_HELLO_BYTES_MAX = 64 * 1024
@@ -40,6 +42,20 @@ BEFORE_HELLO_BYTES_MAX = 64 * 1024
 OTHERS_MIN = 64
 """So many subscribers that are over are kept before it is looked which of them still matter."""
 _ERROR, _OK = int(FrameType.ERROR), int(FrameType.OK)
+_FLAT = frozenset(
+    int(kind)
+    for kind in (
+        FrameType.ENQUEUE,
+        FrameType.ONEWAY,
+        FrameType.ACK,
+        FrameType.NACK,
+        FrameType.REJECT,
+        FrameType.EXTEND,
+        FrameType.RELEASE,
+    )
+)
+"""Their handlers check the type of every value there is in them, so depth needs no look."""
+_HEARTBEAT = encode((int(FrameType.HEARTBEAT),))
 
 Handler = Callable[["Connection", tuple[Any, ...], Now], None]
 RunHandler = Callable[["Connection", list[Frame], int, Now], int]
@@ -66,6 +82,12 @@ class Connection(asyncio.Protocol):
         self._others_max = OTHERS_MIN
         self.paused = False
         """More than ``out_bytes_soft`` wait for the peer."""
+        self.presence = Presence()
+        self.heard_mono_ms = 0
+        """When the last bytes came from the peer, by the steady clock."""
+        self.asked_mono_ms = 0
+        self.answers_heartbeats = False
+        """It said so in HELLO."""
         self.session: Session | None = None
         self.name = ""
         self.peer = "?"
@@ -88,6 +110,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
         self.open = True
         self.peer = _address(transport.get_extra_info("peername"))
+        self.heard_mono_ms = self.shell.clock.read().mono_ms
+        keep_alive(transport.get_extra_info("socket"), self.shell.settings.heartbeat_interval_s)
         connections_max = self.shell.limits.connections_max
         if len(self._connections) >= connections_max:
             self._give_up(
@@ -115,7 +139,7 @@ class Connection(asyncio.Protocol):
         self.shell.backups.closed(self)
         mono_ms = self.shell.clock.read().mono_ms
         delivery = self.shell.engine.delivery
-        for subscriber in (*self.subscribers.values(), *self.pulls, *self.others):
+        for subscriber in self.consumers:
             subscriber.owner.closed()  # type: ignore[attr-defined]  # see consuming.py
             delivery.disconnected(subscriber, mono_ms)
         self.subscribers.clear()
@@ -132,6 +156,9 @@ class Connection(asyncio.Protocol):
         except ProtocolError as error:
             self._give_up(0, error)
             return
+        self.heard_mono_ms = self.shell.clock.read().mono_ms
+        if self.presence.doubted:
+            self.shell.engine.delivery.heard(self.presence, self.consumers)
         self._count_unread()
         if self._held:
             self._held += frames
@@ -161,7 +188,7 @@ class Connection(asyncio.Protocol):
                 if self.must_wait:
                     self._hold(frames[index:])
                     break
-                index = self._enqueue_run(self, frames, index, now)
+                index = self._run_enqueues(frames, index, now)
                 if index == count:
                     break
             frame = frames[index]
@@ -182,7 +209,20 @@ class Connection(asyncio.Protocol):
         if self._decoder.error is not None and not self._ending:
             self._give_up(0, self._decoder.error)
 
+    def _run_enqueues(self, frames: list[Frame], index: int, now: Now) -> int:
+        try:
+            return self._enqueue_run(self, frames, index, now)
+        except Exception as error:
+            # Of many frames at once: which of them it has changed something for is not known.
+            self.shell.fail(error)
+            raise
+
     # --- a peer that asks faster than it can be answered ----------------------------------------
+
+    @property
+    def is_read(self) -> bool:
+        """What it sends is taken at the moment."""
+        return not (self.paused or self._held)
 
     @property
     def must_wait(self) -> bool:
@@ -202,20 +242,24 @@ class Connection(asyncio.Protocol):
             return
         frames, self._held = self._held, []
         self.shell.held.pop(self, None)
+        self.heard_mono_ms = self.shell.clock.read().mono_ms
         self._handle_all(frames)
         if not self._held and not self.paused and self._transport is not None and self.open:
             self._transport.resume_reading()
 
     def _handle(self, handler: Handler | None, frame: Frame, now: Now) -> None:
+        self.shell.acting = False
         try:
             if handler is None:
                 raise UnknownType(f"frame type {frame[0]} is not known to this version")
+            if frame[0] not in _FLAT:
+                check_nesting(frame)
             handler(self, frame, now)
         except TickwheelError as error:
             self._refuse(_request_of(frame), error)
         except Exception as error:
-            self.shell.fail(error)
-            raise
+            told = self.shell.contain(f"frame of type {frame[0]} from {self.peer}", error)
+            self._refuse(_request_of(frame), told)
 
     def eof_received(self) -> bool:
         return False
@@ -232,7 +276,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._stop_timer()
-        self.paused = False
+        self.paused, self.heard_mono_ms = False, self.shell.clock.read().mono_ms
         if self._transport is not None and self.open and not self._held:
             self._transport.resume_reading()
         for subscriber in (*self.subscribers.values(), *self.pulls):
@@ -241,6 +285,11 @@ class Connection(asyncio.Protocol):
         self.shell.poke()
         self.shell.listings.go_on()
         self.go_on()
+
+    @property
+    def consumers(self) -> tuple[Subscriber, ...]:
+        """All who may get deliveries here, or have some in flight."""
+        return (*self.subscribers.values(), *self.pulls, *self.others)
 
     # --- the shell's ----------------------------------------------------------------------------
 
@@ -292,11 +341,18 @@ class Connection(asyncio.Protocol):
     def _hello(self, _: Connection, frame: Frame, now: Now) -> None:
         greeting = greet(self.shell, frame, now)
         self.session, self.name = greeting.session, greeting.name
+        self._promised_heartbeats(greeting.answers_heartbeats)
         self._greeted = True
         self._stop_timer()
         self._decoder.frame_bytes_max = self.shell.limits.frame_bytes_max
         # It says nothing of any task, so it does not wait for the store.
         self.send(encode((_OK, greeting.request, greeting.answer)))
+
+    def _promised_heartbeats(self, promised: bool) -> None:
+        self.answers_heartbeats = promised
+        if promised and self._transport is not None:
+            timeout_s = self.shell.settings.heartbeat_timeout_s
+            limit_unacknowledged(self._transport.get_extra_info("socket"), timeout_s)
 
     def _leave_session(self) -> None:
         session, self.session = self.session, None
@@ -320,7 +376,7 @@ class Connection(asyncio.Protocol):
         farewell = encode((_ERROR, request, error.code, error.message))
         if self._greeted:
             self.shell.committer.reply(_Farewell(self), farewell)
-        else:  # it has asked for nothing before
+        else:  # no request of it waits for the store, so no descriptor shall either
             _Farewell(self).send(farewell)
 
     def _no_hello(self) -> None:
@@ -331,11 +387,21 @@ class Connection(asyncio.Protocol):
         timeout_s = self.shell.settings.slow_reader_timeout_s
         self._abort(f"it read too little for {timeout_s} s (slow_reader_timeout_s)")
 
+    def ask_for_life(self) -> None:
+        self.send(_HEARTBEAT)
+
+    def give_up_silent(self, quiet_ms: int) -> None:
+        limit = "heartbeat_timeout_s"
+        self._cut_off(PeerSilent(f"nothing came from it for {quiet_ms / 1000:.1f} s ({limit})"))
+
     def _abort(self, reason: str) -> None:
+        self._cut_off(SlowReader(reason))
+
+    def _cut_off(self, error: TickwheelError) -> None:
         """A peer that does not read would not read a frame that says so either."""
         if self.open:
             self.open = False
-            self.shell.mistake(self.peer, SlowReader(reason), quiet=False)
+            self.shell.mistake(self.peer, error, quiet=False)
             self.abort()
 
     def _stop_timer(self) -> None:

@@ -118,6 +118,10 @@ class Daemon:
         """From a signal handler."""
         self._stop_asked.set()
 
+    def accept_clock(self) -> None:
+        """From a signal handler: an operator trusts the clock."""
+        self.roles.accept_clock()
+
     async def wait(self) -> None:
         """Until ``ask_to_stop``; raises what made it impossible to go on."""
         assert self._running is not None, "not started"

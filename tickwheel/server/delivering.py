@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from tickwheel.clock import Clock
+from tickwheel.protocol.codec import encode
 from tickwheel.server.lateness import Lateness
 from tickwheel.server.wire import delivery_items
-from tickwheel.wheel.core import Core
-from tickwheel.wheel.leases import Dispatch
+from tickwheel.wheel.engine import Engine
+from tickwheel.wheel.leases import Dispatch, Item
 
 
 class Delivering:
     """Also counts how late they are, and any that would be early."""
 
-    def __init__(self, core: Core, clock: Clock, lateness: Lateness) -> None:
-        self._core = core
+    def __init__(self, engine: Engine, clock: Clock, lateness: Lateness) -> None:
+        self._core = engine.core
+        self._settlement = engine.settlement
         self._clock = clock
         self._lateness = lateness
 
     def write(self, dispatch: Dispatch, now_ms: int) -> None:
         subscriber, items = dispatch
-        wire = delivery_items(items)
         late_ms = [
             now_ms - row.due_ms for row, attempt in items if attempt == 1 or row.due_ms > now_ms
         ]
@@ -28,7 +29,31 @@ class Delivering:
             late_ms = [late for late in late_ms if late >= 0]
         if late_ms:
             self._lateness.note(subscriber.group.topic.name, late_ms)
-        subscriber.owner.deliver(self._core.epoch, now_ms, wire)  # type: ignore[attr-defined]  # the shell's own
+        deliver = subscriber.owner.deliver  # type: ignore[attr-defined]  # the shell's own
+        try:
+            deliver(self._core.epoch, now_ms, delivery_items(items))
+        except Exception:
+            fit = [item for item in items if self._is_fit(dispatch, item, now_ms)]
+            if len(fit) == len(items):
+                raise  # it is not about a task
+            if fit or subscriber.once:
+                deliver(self._core.epoch, now_ms, delivery_items(fit))
+
+    def _is_fit(self, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
+        """Whether it can be written; if not, its task goes to the dead letters, unless it ended
+        with this delivery. The others of its frame must not suffer, nor the daemon end."""
+        row, attempt = item
+        try:
+            encode(delivery_items([item]))
+        except Exception as error:
+            group = dispatch.subscriber.group
+            lease = self._settlement.current(group, row.id, self._core.epoch, attempt)
+            if lease is not None:
+                self._settlement.unfit(lease, error, now_ms)
+            else:
+                self._core.faults.append((f"task {row.id}, delivered once", error))
+            return False
+        return True
 
     def hand_over(self, dispatches: list[Dispatch]) -> None:
         """At-most-once deliveries whose end is durable now."""

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tickwheel.clock import Now
 from tickwheel.errors import BadRequest, HelloRequired, Unauthorized, VersionUnsupported
-from tickwheel.protocol.codec import Frame
+from tickwheel.protocol.codec import Frame, check_nesting
 from tickwheel.protocol.frames import (
     PROTOCOL_VERSION,
     REQUEST_MAX,
@@ -27,6 +27,7 @@ class Hello(NamedTuple):
     request: int
     name: str
     session: bytes | None
+    answers_heartbeats: bool
 
 
 class Greeting(NamedTuple):
@@ -35,6 +36,7 @@ class Greeting(NamedTuple):
     request: int
     name: str
     session: Session | None
+    answers_heartbeats: bool
     answer: dict[str, Any]
 
 
@@ -45,16 +47,17 @@ def greet(shell: Shell, frame: Frame, now: Now) -> Greeting:
     if hello.session is not None:
         session = shell.join_session(hello.session, now.now_ms)
     answer = hello_answer(shell.settings, shell.limits, now.now_ms, shell.epoch, "active", None)
-    return Greeting(hello.request, hello.name, session, answer)
+    return Greeting(hello.request, hello.name, session, hello.answers_heartbeats, answer)
 
 
 def read_hello(frame: Frame, settings: Settings) -> Hello:
     """Raises what forbids the conversation."""
     if frame[0] != FrameType.HELLO:
         raise HelloRequired("the first frame must be HELLO (1)")
+    check_nesting(frame)
     checks.arity(frame, 1, "options")
     request = checks.integer(frame[1], "request", 1, REQUEST_MAX)
-    options = checks.options(frame[2], ("v", "session", "token", "client"))
+    options = checks.options(frame[2], ("v", "session", "token", "client", "heartbeat"))
     version = options.get("v")
     if version != PROTOCOL_VERSION:
         raise VersionUnsupported(
@@ -65,7 +68,10 @@ def read_hello(frame: Frame, settings: Settings) -> Hello:
     session = options.get("session")
     if session is not None and (type(session) is not bytes or len(session) != SESSION_BYTES):
         raise BadRequest(f"session must be {SESSION_BYTES} bytes, not {checks.shown(session)}")
-    return Hello(request, name, session)
+    heartbeat = options.get("heartbeat", False)
+    if type(heartbeat) is not bool:
+        raise BadRequest(f"heartbeat must be true or false, not {checks.shown(heartbeat)}")
+    return Hello(request, name, session, heartbeat)
 
 
 def hello_answer(
@@ -79,6 +85,10 @@ def hello_answer(
         "role": role,
         "active": active,
         "now_ms": now_ms,
+        "heartbeat": {
+            "interval_ms": int(settings.heartbeat_interval_s * 1000),
+            "timeout_ms": int(settings.heartbeat_timeout_s * 1000),
+        },
         "limits": limits.to_wire(),
     }
 

@@ -14,22 +14,37 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import NamedTuple
 
 from tickwheel.clock import Clock
 from tickwheel.persistence.election import Election, Leader, Seen
 from tickwheel.persistence.store import StoreAway, StoreError, StoreUnusable
+from tickwheel.server.life import Life, is_over
 
 POLL_S_MAX = 0.25
 TROUBLE_RETRY_S = 0.2
 RENEWALS_PER_TTL = 4
 MARGIN_PART = 6
 """The licence ends a sixth of the time to live before the lease does."""
+TELL_AGAIN_MS = 60_000
+"""A wait that goes on is told again so often."""
 
 Notice = Callable[[str, str], None]
 
 
 class Deposed(StoreError):
     """Another daemon leads now, or may: stop delivering at once."""
+
+
+class _Wait(NamedTuple):
+    """Why this daemon does not lead yet."""
+
+    what: str
+    left_ms: int | None
+    unless: str = ""
+    again: bool = True
+    """It is worth saying more than once."""
 
 
 class Leadership:
@@ -43,13 +58,24 @@ class Leadership:
         *,
         noticed: Notice,
         renewed: Callable[[], None],
+        life: Life | None = None,
     ) -> None:
+        """``life``: of this process, if the system says."""
         self._election = election
         self._ttl_ms = ttl_ms
         self._poll_s = min(POLL_S_MAX, ttl_ms / 4000)
         self._clock = clock
         self._noticed = noticed
         self._renewed = renewed
+        self._life = life
+        self._node = ""
+        """Set with the first campaign: the name that nobody else should have."""
+        self._namesake = ("", 0)
+        """Who else leads under it, and since when it was seen; told once."""
+        self._told_namesake = ""
+        self._wait: _Wait | None = None
+        self._told_wait = ("", 0)
+        """For what it waits, and when that was said."""
         self._until_mono_ms = 0
         self._empty_since_mono_ms: int | None = None
         self._trouble = False
@@ -88,11 +114,53 @@ class Leadership:
             raise StoreAway("the server is a replica, which takes no writes")
         self._well()
         self._found, self.leader = seen.leader, seen.known_leader
+        self._look_for_a_namesake(seen.leader)
         if seen.incarnation:
             self.incarnation = seen.incarnation
         if seen.leader is not None or not seen.rewriting:
             self._partial_since_mono_ms, self._partial = None, ""
-        return seen.leader is None and self._may_begin(seen)
+        self._wait = None
+        if seen.leader is None:
+            return self._may_begin(seen)
+        held = f"the lease of {seen.leader.owner} at {seen.leader.address}"
+        self._wait = _Wait(held, seen.ttl_ms, ", unless it is renewed", again=False)
+        return False
+
+    def _look_for_a_namesake(self, leader: Leader | None) -> None:
+        """Another daemon that leads under this node's name, and is not a former life of it.
+
+        A lease that was renewed since it was first seen is held by one that lives.
+        """
+        if leader is None or not self._node or leader.node != self._node:
+            return
+        mono_ms = self._clock.read().mono_ms
+        if leader.owner != self._namesake[0]:
+            self._namesake = (leader.owner, mono_ms)
+        if leader.owner == self._told_namesake or mono_ms - self._namesake[1] <= self._ttl_ms:
+            return
+        self._told_namesake = leader.owner
+        self._noticed(
+            "same_node_name",
+            f"{leader.owner} at {leader.address} lives and has this node's name, {self._node};"
+            " give each daemon a name of its own (--set node=NAME)",
+        )
+
+    def _tell_wait(self) -> None:
+        """What it waits for: once, and again at times while it lasts."""
+        now, wait = self._clock.read(), self._wait
+        told, told_mono_ms = self._told_wait
+        if wait is None:
+            return
+        # Behind one that leads a standby stands for weeks: that is told once.
+        again = wait.again and now.mono_ms - told_mono_ms >= TELL_AGAIN_MS
+        if wait.what == told and not again:
+            return
+        self._told_wait = (wait.what, now.mono_ms)
+        until = "until it is there"
+        if wait.left_ms is not None:
+            at = datetime.fromtimestamp((now.now_ms + wait.left_ms) // 1000, UTC)
+            until = f"{wait.left_ms / 1000:.1f} s, until {at:%H:%M:%S} UTC{wait.unless}"
+        self._noticed("waiting", f"for {wait.what}: {until}")
 
     def _may_begin(self, seen: Seen) -> bool:
         mono_ms = self._clock.read().mono_ms
@@ -103,6 +171,7 @@ class Leadership:
             self._empty_since_mono_ms, self._told_empty = None, False
             if seen.rewriting:
                 self._wait_for_the_rest(seen, mono_ms)
+                self._wait = _Wait(f"{seen.rewriting}, which writes the store anew", None)
                 return False
             return seen.clean or self._owner_had_time(seen, mono_ms)
         if self._empty_since_mono_ms is None:
@@ -115,15 +184,21 @@ class Leadership:
                     f"it held incarnation {self.incarnation}, whose owner may still live and"
                     " write it again; if it does not: tickwheel init --force",
                 )
+            self._wait = _Wait("the owner of the store, which came back empty", None)
             return False
-        return mono_ms - self._empty_since_mono_ms >= self._ttl_ms
+        left_ms = self._empty_since_mono_ms + self._ttl_ms - mono_ms
+        self._wait = _Wait("an owner of the empty store that may live", left_ms)
+        return left_ms <= 0
 
     def _owner_had_time(self, seen: Seen, mono_ms: int) -> bool:
         """A store that came back may have lost its newest batches and the lease with them; an
         owner that lives writes them again, and is to get the lease before anybody else does."""
-        if seen.up_s * 1000 < self._ttl_ms + 1000:
-            return False
-        return self._first_connection or mono_ms - self._since_mono_ms >= self._ttl_ms
+        left_ms = self._ttl_ms + 1000 - seen.up_s * 1000
+        if not self._first_connection:
+            left_ms = max(left_ms, self._since_mono_ms + self._ttl_ms - mono_ms)
+        what = "the owner of the store, which has just come back, that may live and know more"
+        self._wait = _Wait(what, left_ms)
+        return left_ms <= 0
 
     def _wait_for_the_rest(self, seen: Seen, mono_ms: int) -> None:
         """Its owner has all of it in memory; were it deposed, the rest would be gone."""
@@ -140,21 +215,22 @@ class Leadership:
     async def first_campaign(self, owner: str, address: str) -> bool:
         """Until this daemon leads, or another one does, or the store cannot be asked.
 
-        Whoever led from this node at the address that this process has just bound is dead; its
-        lease need not be waited for. Raises StoreUnusable for a store whose owner died while it
-        wrote it anew.
+        The lease of a former life of this node need not be waited for, if that is certainly over:
+        name and address prove nothing, as two that live may have them both. Raises StoreUnusable
+        for a store whose owner died while it wrote it anew.
         """
-        node = owner.rpartition("/")[0]
+        self._node = owner.rpartition("/")[0]
         while True:
             try:
                 turn, before = await self.look(), self._found
                 if before is not None:
-                    turn = (before.node, before.address) == (node, address)
+                    turn = before.node == self._node and is_over(before.life, self._life)
                 if turn and await self.acquire(owner, address, before):
                     return True
             except StoreError as error:  # it was there a moment ago: ``campaign`` tries on
                 self._ill(error)
                 return False
+            self._tell_wait()
             if self.leader is not None:
                 return False
             if self._partial:
@@ -169,11 +245,14 @@ class Leadership:
                     return
             except StoreError as error:
                 self._ill(error)
+                self._wait = _Wait("the store, which does not answer", None)
+            self._tell_wait()
             await asyncio.sleep(self._poll_s)
 
     async def acquire(self, owner: str, address: str, instead_of: Leader | None = None) -> bool:
         now = self._clock.read()
-        me = Leader(owner, address, now.now_ms, 0)
+        life = str(self._life) if self._life is not None else ""
+        me = Leader(owner, address, now.now_ms, 0, life)
         if not await self._election.acquire(me, instead_of):
             return False
         self.me = self.leader = me

@@ -17,9 +17,12 @@ WARNINGS = frozenset(
         "store_trouble", "store_full", "clock_jumped", "connection_closed", "deposed",
         "election_trouble", "store_came_back_empty", "takeover_failed", "history_dropped",
         "history_writer_ended", "history_unfinished", "backup_failed", "store_is_partial",
+        "same_node_name", "clock_held",
     )
 )  # fmt: skip
 """Notices that are warnings; the others are for information."""
+ERRORS = frozenset(("internal_error",))
+"""Notices of what should not have happened."""
 
 
 def configure(log_format: Literal["console", "json"], level: str) -> Log:

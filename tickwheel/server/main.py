@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import resource
 import signal
@@ -16,8 +17,10 @@ from tickwheel.server.settings import Settings
 
 SWITCH_INTERVAL_S = 0.000_1
 """The store's threads hold the interpreter this long at most while a task is due."""
-SPARE_FILES = 64
-"""Descriptors beside connections: the store, logs, HTTP."""
+FILES_RESERVED = 64
+"""Descriptors beside connections: the store and its backups, the history, logs, the loop."""
+HTTP_FILES_RESERVED = 64
+"""The same for HTTP, when it is on."""
 
 
 def run(settings: Settings) -> int:
@@ -25,7 +28,7 @@ def run(settings: Settings) -> int:
     log = configure(settings.log_format, settings.log_level).bind(node=settings.node)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(100_000, 50, 1_000)
-    _raise_file_limit(settings.connections_max + SPARE_FILES, log)
+    settings = within_file_limit(settings, log)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(settings, log))
 
@@ -38,6 +41,7 @@ async def _serve(settings: Settings, log: Log) -> int:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, daemon.ask_to_stop)
+        loop.add_signal_handler(signal.SIGUSR1, daemon.accept_clock)
         await daemon.start()
         await daemon.wait()
         log.info("stopping")
@@ -68,11 +72,25 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def _raise_file_limit(wanted: int, log: Log) -> None:
+def within_file_limit(settings: Settings, log: Log) -> Settings:
+    """As many descriptors as the system allows; fewer connections when those do not suffice.
+
+    Connections must never be able to take the descriptors that the store needs.
+    """
+    reserved = FILES_RESERVED + (HTTP_FILES_RESERVED if settings.http is not None else 0)
+    wanted = settings.connections_max + reserved
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft >= wanted:
-        return
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-    if allowed < wanted:
-        log.warning("few_file_descriptors", allowed=allowed, wanted=wanted)
+    allowed = max(soft, wanted) if hard == resource.RLIM_INFINITY else hard
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+            soft = allowed
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return settings
+    connections_max = max(1, soft - reserved)
+    log.warning(
+        "few_file_descriptors",
+        detail=f"{soft} are allowed, {reserved} of them kept for the daemon itself:"
+        f" connections_max is {connections_max}, not {settings.connections_max}",
+    )
+    return settings.model_copy(update={"connections_max": connections_max})

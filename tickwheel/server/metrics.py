@@ -216,6 +216,16 @@ DAEMON: tuple[Plain, ...] = (
         "Daily backups that failed.",
         lambda d: _seen(d).backup_failures,
     ),
+    Plain(
+        "tickwheel_internal_errors_total",
+        "Unexpected errors of one request or one task; the log has their tracebacks.",
+        lambda d: _seen(d).internal_errors,
+    ),
+    Plain(
+        "tickwheel_same_node_name_total",
+        "Other daemons seen to lead under this node's name.",
+        lambda d: _seen(d).namesakes,
+    ),
     Plain("tickwheel_clock_held", "1: firing is held.", lambda d: d.roles.clock.held),
     Plain("tickwheel_clock_jumps_total", "Jumps noticed.", lambda d: d.roles.clock.jumps),
     Plain("tickwheel_scrape_seconds", "The scrape before this.", lambda d: _seen(d).scrape_s),

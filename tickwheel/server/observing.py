@@ -39,6 +39,7 @@ class Observed:
         self.election_trouble = False
         self.failovers = 0
         self.deposed = 0
+        self.namesakes = 0
         self.recovery_s = 0.0
         """Of the last taking over, until it served."""
         self.load_s = 0.0
@@ -46,6 +47,8 @@ class Observed:
         self.backup_s = 0.0
         """When the newest daily backup was begun, Unix time; 0: none is known."""
         self.backup_failures = 0
+        self.internal_errors = 0
+        """Unexpected exceptions of one request or one task, which the daemon survived."""
         self.scrape_s = 0.0
         """How long the last reading of ``/metrics`` took."""
         self.ended: Callable[[Core], None] = lambda core: None
@@ -76,6 +79,8 @@ class Observed:
         """One of the shard's notices to the log."""
         if event == "deposed":
             self.deposed += 1
+        elif event == "same_node_name":
+            self.namesakes += 1
         elif event == "election_trouble":
             self.store_errors[ELECTION] += 1
             self.election_trouble = True
@@ -83,6 +88,8 @@ class Observed:
             self.election_trouble = False
         elif event == "backup_failed":
             self.backup_failures += 1
+        elif event == "internal_error":
+            self.internal_errors += 1
 
     def backed_up(self, begun_s: float) -> None:
         """A daily backup is there that was begun then, by Unix time."""

@@ -40,6 +40,7 @@ class Recovering:
     async def begin(self) -> None:
         """Raises StoreError."""
         recovery = self._engine.recovery
+        recovery.stopped_ms = self._opened.position_ms
         small = await self._store.recover_small()
         recovery.groups(small.groups)
         recovery.sessions(small.sessions)
@@ -79,6 +80,11 @@ class Recovering:
     def is_small(self) -> bool:
         """``begin`` had it all."""
         return self.loaded < FIRST_CHUNK
+
+    @property
+    def found_nothing(self) -> bool:
+        """No task, not even a dead letter."""
+        return self.is_small and not self.loaded and not self._special
 
     async def rest(self) -> None:
         """Raises StoreError."""

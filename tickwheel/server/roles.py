@@ -17,13 +17,14 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from tickwheel import failpoints
-from tickwheel.clock import Clock
+from tickwheel.clock import TEST_CLOCK_ENV, Clock
 from tickwheel.persistence.election import Leader, SharedStore, open_election
 from tickwheel.persistence.store import Fenced, Opened, StoreAway, StoreBroken, StoreError
 from tickwheel.persistence.urls import without_secrets
 from tickwheel.server.history import history_of
 from tickwheel.server.leadership import Leadership
-from tickwheel.server.logs import WARNINGS, Log
+from tickwheel.server.life import Life
+from tickwheel.server.logs import ERRORS, WARNINGS, Log
 from tickwheel.server.observing import Observed
 from tickwheel.server.recovering import Recovering
 from tickwheel.server.settings import Settings
@@ -56,6 +57,8 @@ class Roles:
         self.settings = settings
         self.log = log
         self.clock = Clock(int(settings.clock_hold_over_s * 1000))
+        if self.clock.steered:
+            log.warning("test_clock", detail=f"{TEST_CLOCK_ENV} is set: a file steers the time")
         self.store, self._engine_config = open_store(settings)
         self.observed = Observed(settings.metrics_lateness_topics_max)
         self.shell: Shell | None = None
@@ -72,7 +75,12 @@ class Roles:
         election = open_election(settings.store, ttl_ms)
         if election is not None:
             self._leadership = Leadership(
-                election, ttl_ms, self.clock, noticed=self.noticed, renewed=self._poke
+                election,
+                ttl_ms,
+                self.clock,
+                noticed=self.noticed,
+                renewed=self._poke,
+                life=Life.own(),
             )
         self.history = history_of(settings, self._engine_config.shard, self.clock, self.noticed)
         self._recovering: Recovering | None = None
@@ -184,12 +192,15 @@ class Roles:
         owner, opened = await self._open_store(now.now_ms)
         self._opened = True
         failpoints.hit("takeover.opened")
+        self._compare_clock(opened)
+        now = self.clock.read()
         recorder = self.history.begin(opened) if self.history is not None else None
         engine = Engine(self._engine_config, opened.epoch, opened.id_mark, now.now_ms, recorder)
         grace_ms = int(settings.reconnect_grace_s * 1000)
         recovering = Recovering(self.store, engine, opened, self.clock, grace_ms)
         self._recovering = recovering
         await recovering.begin()
+        self._tell_held(recovering)
         shell = Shell(
             settings,
             engine,
@@ -210,7 +221,33 @@ class Roles:
         self._enter("active")
         self._changed("this daemon is the active one now: connect again")
         self.observed.recovery_s = time.monotonic() - started_s
+        if self.shared:
+            self.log.info("durability", detail=self.store.durability)
         recovering.tell(self.log, without_secrets(settings.store), self.observed.recovery_s)
+
+    def _compare_clock(self, opened: Opened) -> None:
+        """A clock that is far ahead of what the store has seen would fire all at once."""
+        settings = self.settings
+        if settings.accept_clock:
+            self.clock.accept()
+        elif opened.position_ms and not opened.created:
+            limit_ms = int(settings.clock_hold_start_over_s * 1000)
+            self.clock.begin_at(opened.position_ms, limit_ms)
+
+    def _tell_held(self, recovering: Recovering) -> None:
+        if not self.clock.held_at_start:
+            return
+        if recovering.found_nothing:
+            self.clock.accept()  # there is nothing that could fire
+        else:
+            self.noticed("clock_held", why_held(self.clock))
+
+    def accept_clock(self) -> None:
+        """An operator says that the wall clock is right."""
+        if self.clock.held:
+            self.clock.accept()
+            self.noticed("clock_accepted", "an operator says that the wall clock is right")
+            self._poke()
 
     async def _open_store(self, now_ms: int) -> tuple[str, Opened]:
         leadership = self._leadership
@@ -297,4 +334,22 @@ class Roles:
 
     def noticed(self, event: str, text: str) -> None:
         self.observed.notice(event)
-        (self.log.warning if event in WARNINGS else self.log.info)(event, detail=text)
+        if event in ERRORS:
+            self.log.error(event, detail=text)
+        else:
+            (self.log.warning if event in WARNINGS else self.log.info)(event, detail=text)
+
+
+def why_held(clock: Clock) -> str:
+    """For people: what is wrong with the clock, and what to do."""
+    days = f"{clock.ahead_ms / 86_400_000:.1f} days"
+    told = f"the wall clock jumped {days} ahead (clock_hold_over_s)"
+    if clock.held_at_start:
+        told = (
+            f"the wall clock is {days} ahead of what the store has seen last"
+            " (clock_hold_start_over_s): it is wrong, or nobody served for so long"
+        )
+    return (
+        f"{told}. Nothing fires until it is set right, or accepted:"
+        " kill -USR1 the daemon, or start it with --accept-clock"
+    )

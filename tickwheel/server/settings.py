@@ -72,6 +72,9 @@ class Settings(BaseSettings):
     shard: int = Field(default=0, ge=0, le=1023)
     delay_max_s: float = Field(default=10 * 365.25 * 86_400, gt=0)
     clock_hold_over_s: float = Field(default=86_400.0, gt=0)
+    clock_hold_start_over_s: float = Field(default=7 * 86_400.0, ge=7_200)
+    """More than an idle daemon's stored time may be old."""
+    accept_clock: bool = False
     resident_horizon_s: float = Field(default=60.0, ge=0)
     resident_bytes_max: int | None = Field(default=None, gt=0)
     # delivery
@@ -142,6 +145,8 @@ class Settings(BaseSettings):
     out_bytes_max: int = Field(default=32 * 1024 * 1024, ge=65_536)
     slow_reader_timeout_s: float = Field(default=30.0, gt=0)
     endings_max: int = Field(default=100_000, gt=1)
+    heartbeat_interval_s: float = Field(default=10.0, ge=0.1, le=86_400)
+    heartbeat_timeout_s: float = Field(default=30.0, ge=0.2, le=86_400)
     hello_timeout_s: float = Field(default=10.0, gt=0)
     outcome_timeout_s: float = Field(default=2.5, gt=0)
     drain_timeout_s: float = Field(default=10.0, gt=0)
@@ -195,6 +200,16 @@ class Settings(BaseSettings):
                 f"out_bytes_max ({self.out_bytes_max}) must be at least"
                 f" {8 * largest} for tasks of {self.largest_task_bytes} bytes"
                 " (body_bytes_max, task_bytes_max, frame_bytes_max)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _heartbeats(self) -> Self:
+        interval_s, timeout_s = self.heartbeat_interval_s, self.heartbeat_timeout_s
+        if timeout_s < 2 * interval_s:
+            raise ValueError(
+                f"heartbeat_timeout_s ({timeout_s:g}) must be at least twice"
+                f" heartbeat_interval_s ({interval_s:g}): one question may be late"
             )
         return self
 

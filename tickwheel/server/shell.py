@@ -8,18 +8,20 @@ due asks for a pulse; many asks in one step of the loop make one pulse.
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
 from tickwheel.clock import Clock, Now
-from tickwheel.errors import LimitExceeded, TickwheelError, TooManySessions
+from tickwheel.errors import InternalError, LimitExceeded, TickwheelError, TooManySessions
 from tickwheel.persistence.store import Fenced, Opened, Store, StoreBroken
 from tickwheel.server.commands import Commands
 from tickwheel.server.committer import Committer
 from tickwheel.server.delivering import Delivering
 from tickwheel.server.drafts import Drafts
+from tickwheel.server.heartbeats import Heartbeats
 from tickwheel.server.listings import Listings
 from tickwheel.server.loading import Loader
 from tickwheel.server.observing import Observed
@@ -53,6 +55,9 @@ Notice = Callable[[str, str], None]
 class Shell:
     """One shard at work. ``start`` after the engine was recovered; ``stop`` flushes."""
 
+    acting = False
+    """The command under way has begun to change the engine: see ``act``."""
+
     def __init__(
         self,
         settings: Settings,
@@ -85,7 +90,7 @@ class Shell:
         """Every stored task is in memory: commands that name tasks may run."""
         self.reader = Reader(self.core, store)
         self.commands = Commands(
-            self.reader, settings.commands_max, settings.command_ids_max, self._room_for_changes
+            self, settings.commands_max, settings.command_ids_max, self._room_for_changes
         )
         self.listings = Listings(
             self.spawn, LISTINGS_AT_A_TIME, settings.listings_max, settings.listings_all_max
@@ -94,7 +99,7 @@ class Shell:
         self.observed = observed or Observed()
         self.history = history
         self.lateness = self.observed.lateness
-        self._delivering = Delivering(self.core, clock, self.lateness)
+        self._delivering = Delivering(engine, clock, self.lateness)
         self.committer = Committer(
             engine,
             store,
@@ -129,7 +134,7 @@ class Shell:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._swept_mono_ms = clock.read().mono_ms
-        self._jumps = clock.jumps
+        self._jumps, self._held = clock.jumps, clock.held
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the exception that must stop the daemon."""
         # One that comes after the first is of no interest.
@@ -142,6 +147,14 @@ class Shell:
         self._committing = self.spawn(self.committer.run())
         self.spawn(self._load(load_rest))
         self.spawn(self.committer.watch_room())
+        settings = self.settings
+        heartbeats = Heartbeats(
+            self.connections,
+            self.clock,
+            interval_s=settings.heartbeat_interval_s,
+            timeout_s=settings.heartbeat_timeout_s,
+        )
+        self.spawn(heartbeats.run())
         self.poke()
 
     async def _load(self, load_rest: Coroutine[Any, Any, None]) -> None:
@@ -194,6 +207,29 @@ class Shell:
         if not self.failed.done():
             self.failed.set_exception(error)
 
+    def act(self) -> Engine:
+        """The engine, for a command that has been checked and changes something from here on.
+
+        It marks the border of a command. Before it, what goes wrong is about what a client sent:
+        ``contain`` answers it. Behind it, an exception leaves a change half done, and memory is
+        the truth: that must end the daemon.
+        """
+        self.acting = True
+        return self.engine
+
+    def contain(self, what: str, error: Exception) -> TickwheelError:
+        """The answer to a request that failed in a way it should not before it changed anything;
+        told loudly. Raises ``error``, and fails, if it did change something."""
+        if self.acting:
+            self.fail(error)
+            raise error
+        self._tell_unexpected(what, error)
+        return InternalError(f"{type(error).__name__}: the daemon's log says more")
+
+    def _tell_unexpected(self, what: str, error: Exception) -> None:
+        told = "".join(traceback.format_exception(error))
+        self.noticed("internal_error", f"{what}: {told}")
+
     def is_fatal(self, error: BaseException) -> bool:
         """Whether the daemon must not go on after it."""
         return isinstance(error, (Fenced, StoreBroken)) or not isinstance(error, TickwheelError)
@@ -202,6 +238,7 @@ class Shell:
 
     def join_session(self, key: bytes, now_ms: int) -> Session:
         """The producer session of a connection. Raises TooManySessions."""
+        self.act()
         sessions = self.core.sessions
         session = sessions.open(key, now_ms)
         if session is None:
@@ -220,6 +257,7 @@ class Shell:
     def leave_session(self, session: Session, *, for_good: bool = False) -> None:
         """A connection of it ended. One that was never used, or said BYE, is forgotten; that
         costs no commit of its own: it goes with the next one."""
+        self.act()
         session.connections -= 1
         if session.connections:
             return
@@ -303,6 +341,7 @@ class Shell:
             if dispatches:
                 failpoints.hit("deliver.before_checkpoint")
             self._delivering.tell_cut()
+            self._tell_faults()
             self._loader.load()
             if not self.core.open.is_empty():
                 self.committer.kick()
@@ -310,16 +349,27 @@ class Shell:
                 self._swept_mono_ms = now.mono_ms
                 self.engine.sweep(now.now_ms)
                 self._forget_topics(TOPICS_PER_SWEEP)
+                self.committer.mark_time(now.mono_ms)
         except Exception as error:
             self.fail(error)
             return
         if self.clock.jumps != self._jumps:
             self._jumps = self.clock.jumps
             self._tell_jump()
+        if self.clock.held != self._held:
+            self._held = self.clock.held
+            if not self._held:
+                self.noticed("clock_released", "the clock is believed again")
         if more or unfinished:
             self.poke()
         else:
             self._sleep(now)
+
+    def _tell_faults(self) -> None:
+        """Tasks that could not be processed, and are dead letters now."""
+        faults, self.core.faults = self.core.faults, []
+        for what, error in faults:
+            self._tell_unexpected(what, error)
 
     def _tell_jump(self) -> None:
         held = "; held: nothing fires until it is back" if self.clock.held else ""

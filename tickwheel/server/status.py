@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.persistence.election import Leader
 from tickwheel.persistence.urls import without_secrets
+from tickwheel.server.roles import why_held
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def state_of(daemon: Daemon) -> tuple[str, str | None]:
     if committer.trouble is not None:
         return "store_trouble", committer.trouble
     if daemon.roles.clock.held:
-        return "clock_held", "the wall clock jumped ahead"
+        return "clock_held", why_held(daemon.roles.clock)
     if not shell.loaded.is_set():
         return "loading", None
     return "ready", None
@@ -56,6 +57,7 @@ def status_map(daemon: Daemon) -> dict[str, Any]:
         "since_ms": daemon.roles.role_since_ms,
         "active": _leader_map(leader) if leader is not None else None,
         "store": without_secrets(daemon.settings.store),
+        "durability": daemon.roles.store.durability if shell is not None else None,
         "store_ok": shell is None or shell.committer.trouble is None,
         "now_ms": now.now_ms,
         "uptime_s": round(time.monotonic() - daemon.started_mono_s, 3),

@@ -107,10 +107,11 @@ class Core:
         self.wants_lapsed: list[int] = []
         """Ids whose ttl is over, for ``Delivery.lapsed``."""
         self.throttled: dict[Group, int] = {}
-        """Groups that could deliver but for a rate → when there is a token, by the steady
-        clock."""
+        """Groups held back by a rate → when there is a token, by the steady clock."""
         self.cut: list[tuple[Subscriber, str, str]] = []
         """Subscriptions that were ended here, with an error code and a sentence, for the shell."""
+        self.faults: list[tuple[str, Exception]] = []
+        """What could not be processed, see ``fault``, for the shell to tell."""
         self.policies = {**BUILT_IN, **config.policies, DEFAULT: config.retry}
         self.totals = Totals()
         self.held_back: dict[Group, None] = {}
@@ -177,6 +178,15 @@ class Core:
         if isinstance(wanted, RetryPolicy):
             return wanted
         return self.policies.get(wanted, self.config.retry)
+
+    def fault(self, lease: Lease, reason: str, error: Exception, now_ms: int) -> Failure:
+        """Something that is worked out for this task alone failed in a way it should not.
+
+        Only for what changes nothing in memory: after half of a change nothing may go on. The
+        task goes to the dead letters, because a stop would meet it again after each restart.
+        """
+        self.faults.append((f"task {lease.id} of group {lease.group.name}", error))
+        return failure_of(lease, f"internal: {error!r:.150}; after: {reason}", now_ms)
 
     # --- the end of a task ---------------------------------------------------------------
 

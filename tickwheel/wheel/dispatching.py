@@ -7,6 +7,8 @@ finished in the open batch and written when that is durable.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tickwheel.wheel.broadcast import Broadcaster, Broadcasts
 from tickwheel.wheel.core import Core
 from tickwheel.wheel.groups import Group
@@ -16,6 +18,7 @@ from tickwheel.wheel.leases import (
     Dispatch,
     Item,
     Lease,
+    Presence,
     Subscriber,
     priority_of,
     traits_of,
@@ -262,6 +265,12 @@ class Dispatching:
             del group.subscribers[subscriber]
             group.able.pop(subscriber, None)
             self._core.subscribers -= 1
+
+    def heard(self, presence: Presence, subscribers: Iterable[Subscriber]) -> None:
+        """Its consumer has shown life: it is handed tasks again."""
+        presence.doubted = False
+        for subscriber in subscribers:
+            self._core.regained(subscriber)
 
     def disconnected(self, subscriber: Subscriber, mono_ms: int) -> None:
         """Its connection broke: leases end within the grace, unless acked from elsewhere."""

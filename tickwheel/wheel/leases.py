@@ -108,6 +108,20 @@ class Lease:
         """Whether a batch that was sealed holds this delivery's progress row."""
 
 
+class Presence:
+    """Whether the consumer behind some subscribers, those of one connection, is there.
+
+    A connection that stands says nothing: its peer may be stopped, or without power. A lease of
+    its that ends by time puts it in doubt, and whatever it sends ends the doubt.
+    """
+
+    __slots__ = ("doubted",)
+
+    def __init__(self) -> None:
+        self.doubted = False
+        """A lease has ended by time, and nothing was heard since: it is handed nothing more."""
+
+
 class Subscriber:
     """One consumer of one group: a subscription of a connection, or one pull.
 
@@ -126,6 +140,7 @@ class Subscriber:
         "outstanding",
         "owner",
         "prefetch",
+        "presence",
     )
 
     def __init__(
@@ -149,6 +164,8 @@ class Subscriber:
         """Who it is, for the records of failed attempts."""
         self.at_most_once = at_most_once
         """A delivery to it is finished before it is written."""
+        self.presence = Presence()
+        """Shared by the subscribers of one connection."""
         self.outstanding = 0
         self.blocked = False
         """The connection's buffer is full."""
@@ -162,4 +179,6 @@ class Subscriber:
 
     @property
     def credit(self) -> int:
-        return 0 if self.blocked else self.prefetch - self.outstanding
+        if self.blocked or self.presence.doubted:
+            return 0
+        return self.prefetch - self.outstanding

@@ -20,6 +20,10 @@ ID_EPOCH_MS = 1_735_689_600_000
 DEFAULT_GROUP = "default"
 TOPIC_ITSELF = ""
 
+ATTEMPT_MAX = 2**31 - 1
+"""Deliveries of one task to one group. Nobody comes near it, and every store and file can hold
+it: a receipt above it was never given out."""
+
 PropertyValue = str | int | float | bool
 
 

@@ -22,6 +22,8 @@ class Recovery:
         self._core = core
         self._grouping = grouping
         self.leases_kept = 0
+        self.stopped_ms = 0
+        """How far the wheel was, by the clock that the ends of leases were written by."""
 
     def groups(self, rows: Iterable[GroupRow]) -> None:
         for row in sorted(rows, key=lambda r: r.since_ms):
@@ -82,7 +84,8 @@ class Recovery:
             core.lifetimes.begin(known.row)
             return
         if progress.state is ProgressState.IN_FLIGHT:
-            left_ms = max(0, progress.at_ms - now_ms)
+            # A clock that was set back meanwhile makes no lease longer than it was.
+            left_ms = max(0, progress.at_ms - max(now_ms, self.stopped_ms))
             if lease_ms_max is not None:
                 left_ms = min(left_ms, lease_ms_max)
             lease = Lease(

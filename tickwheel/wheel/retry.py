@@ -7,6 +7,7 @@ by ``Core.policy``: the task's own, its group's, its topic's, the daemon's.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 _SPREAD = 0x9E3779B97F4A7C15
@@ -59,9 +60,19 @@ class RetryPolicy:
             return float(self.base_ms)
         if self.kind == "table":
             return float(self.delays_ms[min(attempt, len(self.delays_ms)) - 1])
-        # Above 2**40 the cap has long been reached; the bound keeps the power finite.
-        grown = self.base_ms * min(self.factor ** min(attempt - 1, 64), 2.0**40)
-        return min(grown, float(self.cap_ms))
+        return self._grown_ms(attempt - 1)
+
+    def _grown_ms(self, steps: int) -> float:
+        """``base_ms * factor ** steps`` up to the cap. The power is only taken where it stays
+        near the cap: a float ends at 1e308, which a large factor passes after 52 steps."""
+        base_ms, cap_ms = float(self.base_ms), float(self.cap_ms)
+        if not base_ms or base_ms >= cap_ms:
+            return min(base_ms, cap_ms)
+        if self.factor <= 1.0 or steps <= 0:
+            return base_ms
+        if steps * math.log(self.factor) > math.log(cap_ms / base_ms):
+            return cap_ms
+        return min(base_ms * self.factor**steps, cap_ms)
 
 
 PolicyRef = str | RetryPolicy

@@ -14,6 +14,7 @@ from tickwheel.wheel.core import Core, failure_of
 from tickwheel.wheel.groups import Group
 from tickwheel.wheel.leases import Lease, Tries
 from tickwheel.wheel.records import (
+    ATTEMPT_MAX,
     FAILURES_MAX,
     DeadRow,
     Ending,
@@ -47,8 +48,14 @@ class Settlement:
         kept: set[int] = set()
         asked_core = 0
         for index, task_id in enumerate(ids):
-            lease = flight.get(task_id)
-            if lease is None or (epoch, attempts[index]) > (lease.epoch, lease.attempt):
+            lease, attempt = flight.get(task_id), attempts[index]
+            # Both begin at 1: a receipt below that, or above the lease's, was not given out.
+            if (
+                lease is None
+                or not 0 < epoch <= lease.epoch
+                or attempt < 1
+                or (attempt > lease.attempt and epoch == lease.epoch)
+            ):
                 unresolved.append(index)
                 continue
             del flight[task_id]
@@ -77,11 +84,11 @@ class Settlement:
         The receipt is an earlier one, or one that a crash made this memory forget.
         """
         core, row = self._core, known.row
-        if row.topic != group.topic.name:
+        if row.topic != group.topic.name or epoch < 1 or not 0 < attempt <= ATTEMPT_MAX:
             return "stale"
         lease = group.flight.get(task_id)
         if lease is not None:
-            if epoch >= core.epoch or epoch < 1 or attempt < 1:
+            if epoch >= core.epoch:
                 return "stale"
             # Delivered before a crash that forgot this delivery, not the ones before it.
             self.ack(group, lease.epoch, [task_id], [lease.attempt])
@@ -91,7 +98,7 @@ class Settlement:
         tries = group.tries.get(task_id)
         newest = (tries.epoch, tries.attempt) if tries is not None else (0, 0)
         # What was delivered before a crash may be forgotten; such a receipt is believed.
-        if epoch < 1 or attempt < 1 or (epoch >= core.epoch and (epoch, attempt) > newest):
+        if epoch >= core.epoch and (epoch, attempt) > newest:
             return "stale"
         owed = core.owed.get(task_id)
         first = group.topic.first_group
@@ -128,16 +135,13 @@ class Settlement:
     def nack(self, lease: Lease, delay_ms: int | None, reason: str | None, now_ms: int) -> str:
         """The attempt failed: wait for the next, or go to the dead letters."""
         core, group = self._core, lease.group
-        policy = core.policy(lease.traits.retry, group)
-        failure = failure_of(lease, reason or "nack", now_ms)
+        failure, delay_ms = self._judge(lease, delay_ms, reason or "nack", now_ms)
         self._close(lease)
         core.totals.nacked += 1
         group.nacked += 1
-        if not policy.allows(lease.attempt):
+        if delay_ms is None:
             self.bury(lease, failure, now_ms)
             return "dead"
-        if delay_ms is None:
-            delay_ms = policy.delay_ms(lease.attempt, lease.id)
         failures = (*lease.failures, failure)[-FAILURES_MAX:]
         group.tries[lease.id] = Tries(lease.attempt, lease.epoch, lease.traits.priority, failures)
         if lease.traits.ttl_end_ms is not None:
@@ -146,6 +150,21 @@ class Settlement:
         if core.recorder is not None:
             core.recorder.nacked(lease, failure.reason, now_ms + delay_ms, now_ms)
         return "retrying"
+
+    def _judge(
+        self, lease: Lease, delay_ms: int | None, reason: str, now_ms: int
+    ) -> tuple[Failure, int | None]:
+        """The failed attempt, and how long until the next one; None: there is none. Changes
+        nothing yet, so a policy that cannot be computed ends its task and not the daemon."""
+        try:
+            policy = self._core.policy(lease.traits.retry, lease.group)
+            if not policy.allows(lease.attempt):
+                delay_ms = None
+            elif delay_ms is None:
+                delay_ms = policy.delay_ms(lease.attempt, lease.id)
+        except Exception as error:
+            return self._core.fault(lease, reason, error, now_ms), None
+        return failure_of(lease, reason, now_ms), delay_ms
 
     def reject(self, lease: Lease, reason: str | None, now_ms: int) -> None:
         """Straight to the dead letters."""
@@ -238,6 +257,11 @@ class Settlement:
         if core.recorder is not None:
             core.recorder.died(lease, failure.reason, now_ms)
 
+    def unfit(self, lease: Lease, error: Exception, now_ms: int) -> None:
+        """It cannot be written to any subscriber: to the dead letters, with what went wrong."""
+        self._close(lease)
+        self.bury(lease, self._core.fault(lease, "delivery", error, now_ms), now_ms)
+
     # --- leases that end by time -----------------------------------------------------------
 
     def expire(self, now_ms: int, mono_ms: int) -> int:
@@ -280,13 +304,16 @@ class Settlement:
         core = self._core
         gone = lease.subscriber.gone_mono_ms is not None
         reason = "connection lost" if gone else "lease over"
-        failure = failure_of(lease, reason, now_ms)
+        # Ready at once: only whether there is another attempt matters.
+        failure, wait_ms = self._judge(lease, 0, reason, now_ms)
         core.totals.leases_over += 1
         lease.live = False
         del lease.group.flight[lease.id]
         core.in_flight -= 1
+        # Else one that is dead and holds its connection would burn every attempt there is.
+        lease.subscriber.presence.doubted = True
         core.give_back(lease.subscriber, 1)
-        if not core.policy(lease.traits.retry, lease.group).allows(lease.attempt):
+        if wait_ms is None:
             self.bury(lease, failure, now_ms)
             return
         failures = (*lease.failures, failure)[-FAILURES_MAX:]

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from tickwheel.persistence.redis.reader import Reader
 from tickwheel.persistence.redis.writer import Writer
-from tickwheel.persistence.store import Small, Store, StoreError
+from tickwheel.persistence.store import Small, Store, StoreBroken, StoreError
 from tickwheel.wheel.effects import Effects
 
 PAGE = 1_000
@@ -62,7 +62,11 @@ async def _copy(
     async def put(effects: Effects) -> None:
         nonlocal n
         n += 1
-        await target.commit(epoch, OWNER, n, effects)
+        try:
+            await target.commit(epoch, OWNER, n, effects)
+        except StoreBroken as error:
+            # The copy's file failed, not the store that the daemon lives on.
+            raise StoreError(f"backup: {error.message}") from error
 
     async def catch_up() -> None:
         while meanwhile:

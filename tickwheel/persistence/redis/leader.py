@@ -1,8 +1,9 @@
 """The leader's lease in Redis: one key with a time to live, changed only by its owner.
 
-``S:leader`` holds ``owner|address|since_ms|epoch``. On a line of its own with time-outs well
-below the lease's, so that a batch under way never delays a renewal. A renewal begins with a
-harmless removal and extends by PEXPIRE: Redis lets both pass when it has no memory left.
+``S:leader`` holds ``owner|address|since_ms|epoch``, and ``|life`` where that is known; older
+releases read the first four. On a line of its own with time-outs well below the lease's, so that
+a batch under way never delays a renewal. A renewal begins with a harmless removal and extends by
+PEXPIRE: Redis lets both pass when it has no memory left.
 """
 
 from __future__ import annotations
@@ -139,12 +140,13 @@ def _owner(leader: Leader) -> str:
 
 def _value(leader: Leader) -> str:
     address = leader.address.replace("|", "_")
-    return f"{_owner(leader)}|{address}|{leader.since_ms}|{leader.epoch}"
+    told = f"{_owner(leader)}|{address}|{leader.since_ms}|{leader.epoch}"
+    return f"{told}|{leader.life}" if leader.life else told
 
 
 def _leader(value: str) -> Leader | None:
     if not value:
         return None
-    owner, address, since_ms, epoch = [*value.split("|"), "", "0", "0"][:4]
-    numbers = (int(text) if text.isdecimal() else 0 for text in (since_ms, epoch))
-    return Leader(owner, address, *numbers)
+    owner, address, since_ms, epoch, life = [*value.split("|"), "", "0", "0", "", ""][:5]
+    since, at_epoch = (int(text) if text.isdecimal() else 0 for text in (since_ms, epoch))
+    return Leader(owner, address, since, at_epoch, life)

@@ -6,6 +6,7 @@ Whatever would lose tasks silently is refused here, with what to change.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from typing import Any
 
@@ -20,9 +21,26 @@ from tickwheel.persistence.store import Opened, StoreUnusable
 
 VERSION_MIN = (6, 2)
 LOAD_POLL_S = 0.25
+LOAD_TELL_S = 15.0
+"""How often a wait for it is told."""
 SAMPLES = 1_000
 THEIR_TASK_BYTES = 100
 """What Redis says that a task takes beside its record (measured)."""
+_POWER = "a power cut of Redis' machine"
+_UNLESS = "unless the daemon lives on, which writes them again; the end of its process loses none"
+DURABILITY = {
+    "always": f"appendfsync always: a confirmed task survives {_POWER}",
+    "everysec": f"appendfsync everysec: {_POWER} can lose the tasks confirmed in the last second or"
+    f" two, {_UNLESS}",
+    "no": f"appendfsync no: {_POWER} can lose the tasks confirmed in the last half minute,"
+    f" {_UNLESS}",
+}
+_UNKNOWN = (
+    f"appendfsync could not be read (CONFIG GET); unless it is `always`, {_POWER} can lose the"
+    f" tasks confirmed in the last second or more, {_UNLESS}"
+)
+_VOLATILE = "no append-only file: the end of Redis can lose confirmed tasks"
+log = logging.getLogger(__name__)
 _PASSWORD = ("WRONGPASS", "NOAUTH", "NOPERM")
 
 
@@ -77,7 +95,7 @@ async def _may_do_all(line: Line, options: RedisOptions) -> None:
 async def _info(line: Line, options: RedisOptions) -> dict[str, str]:
     """What the server says of itself; waited for while it loads its data."""
     loop = asyncio.get_running_loop()
-    patience_s = loop.time() + options.load_ms / 1000
+    patience_s, tell_s = loop.time() + options.load_ms / 1000, loop.time()
     while True:
         try:
             text: bytes = await line.call("INFO")
@@ -87,11 +105,43 @@ async def _info(line: Line, options: RedisOptions) -> dict[str, str]:
                 return info
             if loop.time() >= patience_s:
                 raise _unusable(options, "it is still loading its data")
+            if loop.time() >= tell_s:
+                tell_s += LOAD_TELL_S
+                log.warning(
+                    "store %s: waiting for Redis, which is loading its data (%s%% done): for %.0f s"
+                    " at most (load_ms)",
+                    options.name,
+                    info.get("loading_loaded_perc", "?"),
+                    patience_s - loop.time(),
+                )
         except Answer as error:
             raise _refusal(options, error) from error
         except (Away, Lost) as error:
             raise _unusable(options, error.message) from error
         await asyncio.sleep(LOAD_POLL_S)
+
+
+async def durability(line: Line, options: RedisOptions) -> str:
+    """See ``Store.durability``. Raises Away, Lost."""
+    copies = ""
+    if options.wait_replicas:
+        copies = f"; {options.wait_replicas} of its replicas have it before it is confirmed"
+    info = await _info(line, options)
+    if (policy := info.get("maxmemory_policy")) != "noeviction":
+        copies += f"; its maxmemory-policy {policy} can drop tasks"
+    if info.get("aof_enabled") != "1":
+        return _VOLATILE + copies
+    try:
+        found = await line.call("CONFIG", "GET", "appendfsync")
+    except Answer:  # not allowed to this user, or renamed
+        return _UNKNOWN + copies
+    values = found.values() if isinstance(found, dict) else found[1::2]
+    known = [DURABILITY[v] for v in map(_text, values) if v in DURABILITY]
+    return (known[0] if known else _UNKNOWN) + copies
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 async def begin_epoch(

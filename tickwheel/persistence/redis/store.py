@@ -51,6 +51,7 @@ class RedisStore:
         self.options = options
         self.keys = Keys(options.prefix, options.namespace, options.shard)
         self._is_open = False
+        self._durability = ""
         self._tally = Tally()
         self._renew()
 
@@ -71,6 +72,11 @@ class RedisStore:
     def name(self) -> str:
         """The address without its secrets."""
         return self.options.name
+
+    @property
+    def durability(self) -> str:
+        """See ``Store.durability``: as Redis was set when it was opened."""
+        return self._durability
 
     @property
     def incarnation(self) -> str:
@@ -102,6 +108,7 @@ class RedisStore:
         line = self._writing
         try:
             await opening.inspect(line, self.options)
+            self._durability = await opening.durability(line, self.options)
             opened, incarnation = await opening.begin_epoch(
                 line, self.keys, self.options, owner, now_ms, may_create, epoch_min
             )

@@ -92,6 +92,11 @@ def is_busy(error: sqlite3.Error) -> bool:
     return error_name(error).startswith("SQLITE_BUSY")
 
 
+def cannot_open(error: sqlite3.Error) -> bool:
+    """Whether a file could not be opened, mostly for want of descriptors."""
+    return error_name(error).startswith("SQLITE_CANTOPEN")
+
+
 def error_name(error: sqlite3.Error) -> str:
     """For example ``SQLITE_IOERR_FSYNC``; empty for errors that are Python's own."""
     return getattr(error, "sqlite_errorname", None) or ""

@@ -11,6 +11,7 @@ statement, which SQLite answers from one snapshot; calls of more statements open
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sqlite3
 from bisect import bisect_left
@@ -95,6 +96,8 @@ class Reader:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
+        # Files are opened by the first use; from here on no descriptor is needed.
+        connection.execute("SELECT 1 FROM meta").fetchone()
         trial = connection.execute(_TRIAL.format(_JOIN_RAW.format("b"))).fetchone()
         join = _JOIN_RAW if trial == (b"\x00\xff\xfe\x00",) else _JOIN_HEX
         self._read = _BOTH.format(
@@ -104,6 +107,11 @@ class Reader:
 
     def close(self) -> None:
         self._connection.close()
+
+    def rest(self) -> None:
+        """It may be long until the next use: give the cached pages back."""
+        with contextlib.suppress(sqlite3.Error):
+            self._connection.execute("PRAGMA shrink_memory")
 
     def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """See ``Store.read``."""

@@ -11,20 +11,35 @@ import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import TypeVar
 
 from tickwheel import failpoints
-from tickwheel.persistence.sqlite.connection import connect_reader, describe
+from tickwheel.persistence.sqlite.connection import (
+    cannot_open,
+    connect_reader,
+    describe,
+    is_busy,
+)
 from tickwheel.persistence.sqlite.copying import copy_database
 from tickwheel.persistence.sqlite.options import SqliteOptions
 from tickwheel.persistence.sqlite.reader import Reader
 from tickwheel.persistence.sqlite.recovery import HandleReader, read_small
 from tickwheel.persistence.sqlite.writer import Writer
-from tickwheel.persistence.store import Handles, Opened, Small, StoreBroken, StoredTask
+from tickwheel.persistence.store import (
+    Handles,
+    Opened,
+    Small,
+    StoreBroken,
+    StoreBusy,
+    StoredTask,
+    StoreUnusable,
+)
 from tickwheel.wheel.effects import Effects, ProgressKey
 from tickwheel.wheel.records import DeadRow
 
 LONG_THREADS_MAX = 3
+"""Listings, backups and the recovery at one time."""
 LONG_CACHE_BYTES = 1 << 20
 ID_MAX = 2**63 - 1
 
@@ -40,6 +55,9 @@ class SqliteStore:
         self.options = options or SqliteOptions()
         self._writer = Writer(self.path, self.options)
         self._reader: Reader | None = None
+        self._listers: SimpleQueue[Reader] = SimpleQueue()
+        """One for each long thread, open from the start to the end: a listing must not need
+        descriptors, which clients can use up."""
         self._writing: ThreadPoolExecutor | None = None
         self._reading: ThreadPoolExecutor | None = None
         self._long: ThreadPoolExecutor | None = None
@@ -49,6 +67,11 @@ class SqliteStore:
     def has_room(self) -> bool:
         """False from a refusal for lack of room until ``probe_room`` finds some."""
         return self._writer.has_room
+
+    @property
+    def durability(self) -> str:
+        """See ``Store.durability``."""
+        return "synced to the disk before each answer: a confirmed task survives a power cut"
 
     async def open(self, owner: str, now_ms: int, *, epoch_min: int = 1) -> Opened:
         self._closing = False
@@ -61,7 +84,13 @@ class SqliteStore:
         self._writing = writing
         self._reading = ThreadPoolExecutor(1, "tickwheel-sqlite-read")
         self._long = ThreadPoolExecutor(LONG_THREADS_MAX, "tickwheel-sqlite-long")
-        self._reader = Reader(self._connect(self.options.reader_cache_bytes))
+        try:
+            self._reader = Reader(self._connect(self.options.reader_cache_bytes))
+            for _ in range(LONG_THREADS_MAX):
+                self._listers.put(Reader(self._connect(LONG_CACHE_BYTES)))
+        except sqlite3.Error as error:
+            await self.close(clean=False)
+            raise StoreUnusable(f"cannot read {self.path}: {describe(error)}") from error
         return opened
 
     async def recover_small(self) -> Small:
@@ -148,6 +177,8 @@ class SqliteStore:
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        while not self._listers.empty():
+            self._listers.get().close()
         if writing is not None:
             await _run(writing, lambda: self._writer.close(clean))
             writing.shutdown(wait=True)
@@ -166,11 +197,12 @@ class SqliteStore:
         """A listing may scan the whole table, so it does not hold up the short reads."""
 
         def work() -> _T:
-            reader = Reader(self._connect(LONG_CACHE_BYTES))
+            reader = self._listers.get()
             try:
                 return read(reader)
             finally:
-                reader.close()
+                reader.rest()
+                self._listers.put(reader)
 
         return await self._read(self._long, work)
 
@@ -181,6 +213,9 @@ class SqliteStore:
         try:
             return await _run(pool, work)
         except sqlite3.Error as error:
+            if cannot_open(error) or is_busy(error):
+                told = f"store {self.path}: no further reader now: {describe(error)}"
+                raise StoreBusy(told) from error
             raise StoreBroken(f"store {self.path}: reading failed: {describe(error)}") from error
 
 

@@ -45,6 +45,7 @@ def command_table(shell: Shell) -> tuple[dict[int, Handler], RunHandler]:
         FrameType.DEAD_LIST: show.dead,
         FrameType.BACKUP: show.backup,
         FrameType.PING: show.ping,
+        FrameType.ALIVE: show.alive,
         FrameType.STATUS: show.status,
     }
     return table, produce.enqueue_run

@@ -144,9 +144,10 @@ class Consuming:
             subscriber = self._broadcaster(owner, topic, group, prefetch, wanted)
         else:
             subscriber = self._member(owner, topic, group, prefetch, wanted, now)
+        subscriber.presence = peer.presence
         peer.subscribers[number] = subscriber
         subscriber.blocked = peer.paused
-        self._shell.engine.delivery.subscribe(subscriber)
+        self._shell.act().delivery.subscribe(subscriber)
         peer.ok(request, {"lease_ms": subscriber.lease_ms})
 
     def _member(
@@ -171,7 +172,7 @@ class Consuming:
             own = found.settings.retry
             if own is None:
                 after = found.settings._replace(retry=retry)
-                self._shell.engine.grouping.set(found, after, now.mono_ms)
+                self._shell.act().grouping.set(found, after, now.mono_ms)
             elif not policies.equal(own, retry, known):
                 raise Conflict(
                     f"group {found.name} of topic {found.topic.name} has the retry policy"
@@ -217,7 +218,7 @@ class Consuming:
         request = checks.request_number(frame[1])
         subscriber = self._subscriber(peer, frame[2])
         del peer.subscribers[frame[2]]
-        self._shell.engine.delivery.unsubscribe(subscriber)
+        self._shell.act().delivery.unsubscribe(subscriber)
         peer.remember(subscriber)
         peer.ok(request, None)
 
@@ -240,6 +241,7 @@ class Consuming:
         found = known or self._group(topic, group, now.now_ms)
         pull = Pull(self._shell, peer, request)
         subscriber = Subscriber(pull, found, count, lease_ms, once=True, label=label(peer))
+        subscriber.presence = peer.presence
         pull.accept(subscriber)
         if known is not None:
             self._start(peer, pull, subscriber, wait_ms)
@@ -263,7 +265,7 @@ class Consuming:
 
     def _start(self, peer: Connection, pull: Pull, subscriber: Subscriber, wait_ms: int) -> None:
         subscriber.blocked = peer.paused
-        self._shell.engine.delivery.subscribe(subscriber)
+        self._shell.act().delivery.subscribe(subscriber)
         self._shell.poke()
         pull.start(wait_ms)
 
@@ -295,7 +297,7 @@ class Consuming:
         group_name = checks.group_name(group)
         self._check_draining()
         found, known = find_room(self._shell, topic_name, group_name)
-        return known or self._shell.engine.grouping.create(found, group_name, now_ms)
+        return known or self._shell.act().grouping.create(found, group_name, now_ms)
 
     def _check_draining(self) -> None:
         if self._shell.draining:

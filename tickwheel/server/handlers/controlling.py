@@ -39,6 +39,7 @@ class Controlling:
         words: dict[Any, Any] = {}
 
         def act(some: range, known: Mapping[int, Known]) -> None:
+            self._shell.act()
             for index in some:
                 key = keys[index]
                 if key not in words:
@@ -48,7 +49,7 @@ class Controlling:
             peer.ok(request, [words[key] for key in keys])
             self._shell.poke()
 
-        self._shell.commands.put(ids, act, done)
+        self._shell.commands.put(peer, request, ids, act, done)
 
     def reschedule(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         checks.arity(frame, 1, "items")
@@ -110,7 +111,7 @@ class Controlling:
             elif peer.open:
                 peer.ok(request, maps)
 
-        shell.commands.put(ids, act, done, lambda: peer.open and size <= bytes_max)
+        shell.commands.put(peer, request, ids, act, done, lambda: peer.open and size <= bytes_max)
 
     def dead_requeue(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         clock = self._shell.clock

@@ -9,6 +9,7 @@ from tickwheel.errors import Conflict, LimitExceeded, NotFound, Refused
 from tickwheel.server import checks, policies
 from tickwheel.server.connection import Connection
 from tickwheel.server.shell import Shell
+from tickwheel.wheel.grouping import Grouping as GroupVerbs
 from tickwheel.wheel.groups import NOTHING_SET, Group, Topic
 
 SINCE_MS_MAX = 2**53 - 1
@@ -21,7 +22,10 @@ class Grouping:
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
         self._core = shell.core
-        self._grouping = shell.engine.grouping
+
+    @property
+    def _grouping(self) -> GroupVerbs:
+        return self._shell.act().grouping
 
     def create(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         checks.arity(frame, 3, "topic, group, options")
@@ -68,9 +72,10 @@ class Grouping:
                 f"group {name} of topic {topic_name} holds {told}, and has"
                 f" {len(group.subscribers)} subscribers; delete it by force if that may go"
             )
-        self._shell.engine.closing.close(group, now.now_ms)
-        if self._shell.engine.closing.is_drained(group, now.now_ms):
-            self._shell.engine.closing.finish(group)
+        closing = self._shell.act().closing
+        closing.close(group, now.now_ms)
+        if closing.is_drained(group, now.now_ms):
+            closing.finish(group)
         else:
             self._shell.upkeep.drain(group)
         peer.ok(request, held)

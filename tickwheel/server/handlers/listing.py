@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
@@ -9,8 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from tickwheel.clock import Now
-from tickwheel.errors import BadRequest, Conflict, Refused, TickwheelError
-from tickwheel.persistence.store import StoreError
+from tickwheel.errors import (
+    BadRequest,
+    Conflict,
+    LimitExceeded,
+    Overloaded,
+    Refused,
+    TickwheelError,
+)
+from tickwheel.persistence.store import StoreBusy, StoreError
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import ID_MAX, FrameType
 from tickwheel.server import checks
@@ -32,6 +41,8 @@ STEP_FIRST, STEP_BYTES = 100, 16 << 20
 KEY_LENGTH_MAX = 255
 LISTING_LIMITS = ("listings_max", "listings_all_max")
 BACKUP_LIMITS = ("backups_max", "backups_max")
+BACKUP_NAME_BYTES_MAX = 200
+"""File systems count bytes, usually to 255; a copy that is not complete has a longer name."""
 _TASK_OPTIONS = ("topic", "state", "key", "until_ms", "newest", "after", "limit")
 _DEAD_OPTIONS = ("topic", "group", "after", "limit", "since_ms", "until_ms", "reason")
 _LIVE = (State.SCHEDULED, State.READY, State.IN_FLIGHT, State.WAITING, State.DEAD)
@@ -48,6 +59,10 @@ class Listing:
         checks.arity(frame, 0, "none")
         request = checks.request_number(frame[1])
         peer.send(encode((int(FrameType.OK), request, None)))
+
+    def alive(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
+        """The answer to HEARTBEAT: that it came is all that counts, and was noted."""
+        checks.arity(frame, 0, "none")
 
     def stats(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         checks.arity(frame, 0, "none")
@@ -173,17 +188,24 @@ class Listing:
         name = checks.text(frame[2], "name", 255)
         if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
             raise BadRequest(f"name must be a file name without a folder, not {checks.shown(name)}")
+        size_bytes = len(os.fsencode(name))
+        if size_bytes > BACKUP_NAME_BYTES_MAX:
+            raise LimitExceeded(
+                f"name has {size_bytes} bytes; the limit is {BACKUP_NAME_BYTES_MAX}"
+            )
         path = self._shell.backup_folder() / name
         self._answer(peer, request, lambda: self._backup(path), self._shell.backups, BACKUP_LIMITS)
 
     async def _backup(self, path: Path) -> dict[str, Any]:
+        """What the file system says of a client's name is an answer, never the daemon's end."""
         await self._shell.committer.barrier()
-        if path.exists():
-            raise Conflict(f"{path} exists; choose another name")
         try:
+            if os.path.lexists(path):
+                raise Conflict(f"{path} exists; choose another name")
             size = await self._shell.store.backup(str(path))
         except OSError as error:
-            raise Conflict(f"cannot write {path}: {error.strerror}") from error
+            kind = Overloaded if error.errno in (errno.EMFILE, errno.ENFILE) else Conflict
+            raise kind(f"cannot write {path}: {error.strerror}") from error
         return {"path": str(path), "bytes": size}
 
     def _answer(
@@ -203,9 +225,15 @@ class Listing:
             except TickwheelError as error:
                 if self._shell.is_fatal(error):
                     raise
-                if isinstance(error, StoreError):
+                if isinstance(error, StoreBusy):
+                    error = Overloaded(error.message)
+                elif isinstance(error, StoreError):
                     error = Refused(f"the store could not do it: {error.message}")
                 peer.refuse(request, error)
+            except Exception as error:
+                # It only reads: nothing is half done.
+                self._shell.acting = False
+                peer.refuse(request, self._shell.contain(f"a look-up of {peer.peer}", error))
             else:
                 peer.ok(request, result)
 

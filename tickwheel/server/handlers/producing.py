@@ -68,7 +68,7 @@ class Producing:
             self._check_outcomes(now.now_ms)
         self._check_door()
         drafts, size = self._parse(self._checked(tasks), now.now_ms)
-        self._intake.enqueue(peer, session, request, drafts, size, now.now_ms)
+        self._shell.act().intake.enqueue(peer, session, request, drafts, size, now.now_ms)
 
     def enqueue_run(self, peer: Connection, frames: Sequence[Frame], start: int, now: Now) -> int:
         """Take consecutive ENQUEUE frames of one plain task each in one go: the hot path.
@@ -157,7 +157,7 @@ class Producing:
             session.raise_floor(floor)
         outcome = session.outcomes.get(request)
         if outcome is not None:
-            if self._intake.repeat(peer, session, outcome):
+            if self._shell.act().intake.repeat(peer, session, outcome):
                 self._committer.reply(peer, enqueue_reply(*outcome))
             return True
         if request < session.floor:
@@ -195,7 +195,7 @@ class Producing:
         checks.arity(frame, 1, "tasks")
         self._check_door()
         drafts, size = self._parse(self._checked(frame[2]), now.now_ms)
-        self._intake.enqueue(None, None, 0, drafts, size, now.now_ms, peer)
+        self._shell.act().intake.enqueue(None, None, 0, drafts, size, now.now_ms, peer)
 
     def bye(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         """The client will not resend: its session may be forgotten."""

@@ -44,7 +44,7 @@ class Settling:
         if group is None:
             unresolved: Sequence[int] = range(len(ids))
         else:
-            unresolved = self._settlement.ack(group, epoch, ids, attempts)
+            unresolved = self._shell.act().settlement.ack(group, epoch, ids, attempts)
         if not unresolved:
             peer.ok(request, None)
             return
@@ -53,6 +53,7 @@ class Settling:
         asked = [ids[index] for index in unresolved]
 
         def rest(some: range, known: Mapping[int, Known]) -> None:
+            self._shell.act()
             for place in some:
                 index, task_id = unresolved[place], asked[place]
                 # An id that is named twice may have ended by its first mention.
@@ -64,7 +65,7 @@ class Settling:
             fine = all(word in ("acked", "done") for word in words)
             peer.ok(request, None if fine else words)
 
-        self._shell.commands.put(asked, rest, done)
+        self._shell.commands.put(peer, request, asked, rest, done)
 
     def _ack_one(
         self, group: Group | None, epoch: int, task_id: int, attempt: int, known: Known | None
@@ -188,6 +189,7 @@ class Settling:
         words: list[str] = [""] * len(receipts)
         unresolved: list[int] = []
         order = range(len(receipts))
+        self._shell.act()
         for index in reversed(order) if backwards else order:
             task_id, epoch, attempt = receipts[index]
             lease = None
@@ -211,7 +213,7 @@ class Settling:
             peer.ok(request, None if fine else words)
 
         if unresolved:
-            self._shell.commands.put(asked, rest, answer)
+            self._shell.commands.put(peer, request, asked, rest, answer)
         else:
             answer()
 

@@ -1,0 +1,287 @@
+"""Nemesis *groups*: groups made (now, first, since a moment), deleted and made again under load.
+
+Two topics: one with a group that stays, and one whose groups come and go altogether. One actor
+for each does one thing after the other, so that the order of what it was told is the order in
+which it happened; ``crash.owed`` judges by that order what each group must have got.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from crash.link import Link, Lost, Numbers, now_ms
+from crash.plan import Plan
+from crash.records import GroupLife
+from crash.rough_consumers import RoughConsumer, RoughPuller
+from tickwheel.protocol.codec import Frame
+from tickwheel.protocol.frames import FrameType
+
+KEPT, FREE = "kept", "free"
+KEEPER = "keeper"
+TOPICS = (KEPT, FREE)
+NAMES = 8
+"""Few, so that a name often comes again."""
+ALIVE_MAX = 4
+STAYS_SHARE = 0.2
+"""Of the groups: never deleted, so that they are judged by all that they are owed."""
+TRY_AGAIN_S = 0.03
+REST_S_MAX = 0.5
+QUIET_TRIES = 40
+QUIET_MARGIN_MS = 1_000
+"""What is due is being read from the store, perhaps, when the wheel has passed it."""
+RETRYABLE = {"refused", "overloaded", "draining", "outcome_unknown", "store_full", "not_active"}
+WORDS = ("gone", "unknown", "deleted", "expired")
+"""An ack for a group that was deleted meanwhile."""
+KINDS = ("now", "first", "moment", "delete", "delete when quiet", "replace")
+
+
+class Caller:
+    """One who asks until there is an answer."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._numbers = Numbers()
+        self._link: Link | None = None
+        self.resent = 0
+        """Of the last question: how often its answer was lost."""
+
+    async def ask(self, kind: FrameType, *fields: Any) -> Frame:
+        self.resent = 0
+        while True:
+            if self._link is None or self._link.down:
+                self._link = await self._plan.link(self._numbers)
+            try:
+                frame = await self._link.call(kind, *fields)
+            except Lost:
+                self.resent += 1
+                continue
+            if frame[0] == FrameType.OK or frame[2] not in RETRYABLE:
+                return frame
+            if frame[2] == "outcome_unknown":
+                self.resent += 1
+            await asyncio.sleep(TRY_AGAIN_S)
+
+    @property
+    def epoch(self) -> int:
+        return 0 if self._link is None else self._link.epoch
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.abort()
+
+
+@dataclass(slots=True, eq=False)
+class _Alive:
+    """A group that is there, and its consumers."""
+
+    life: GroupLife
+    stays: bool
+    paused: bool = False
+    until: asyncio.Event = field(default_factory=asyncio.Event)
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+
+class _Topic:
+    """The actor of one topic."""
+
+    def __init__(self, plan: Plan, topic: str, *, late_frames: bool) -> None:
+        self._plan = plan
+        self._topic = topic
+        self._rnd = plan.rnd(f"groups/{topic}")
+        self._journal = plan.journal(f"groups/{topic}")
+        self._late_frames = late_frames
+        self._made = 0
+        self.caller = Caller(plan)
+        self.alive: list[_Alive] = []
+        self.done: Counter[str] = Counter()
+        self.remade = 0
+        """Groups that a late SUBSCRIBE has made."""
+
+    async def begin(self) -> None:
+        if self._topic == KEPT:
+            await self._create("first", KEEPER, stays=True)
+
+    async def step(self) -> None:
+        """One thing; those that did not happen yet first."""
+        may_go = [found for found in self.alive if not found.stays]
+        kinds = [kind for kind in KINDS if may_go or ("delete" not in kind and kind != "replace")]
+        if len(self.alive) >= ALIVE_MAX + self.stays():
+            kinds = ["delete", "delete when quiet", "replace"]
+        kind = self._rnd.choice([kind for kind in kinds if not self.done[kind]] or kinds)
+        if kind in ("now", "first", "moment"):
+            await self._create(kind)
+        elif kind == "replace":
+            # The old one goes while the new one is still being told what is there.
+            new = await self._create("first")
+            await self._delete(self._rnd.choice([f for f in may_go if f is not new]), "delete")
+        else:
+            await self._delete(self._rnd.choice(may_go), kind)
+        self.done[kind] += 1
+        await self._unpause()
+
+    def stays(self) -> int:
+        return sum(found.stays for found in self.alive)
+
+    async def finish(self) -> None:
+        """Somebody is there for what waits, and nobody is paused."""
+        while any(found.paused for found in self.alive):
+            await self._unpause()
+        if not self.alive:
+            await self._create("now", stays=True)
+
+    async def sweep(self) -> None:
+        """Groups that were made by a SUBSCRIBE that came late go: the network may do that."""
+        frame = await self.caller.ask(FrameType.STATS)
+        there = frame[2]["topics"].get(self._topic, {}).get("groups", {})
+        known = {found.life.group for found in self.alive}
+        for name in there.keys() - known:
+            self.remade += 1
+            if not self._late_frames:
+                self._journal.odd.append(f"group {name} of {self._topic} is there again")
+            await self.caller.ask(FrameType.GROUP_DELETE, self._topic, name, True)
+
+    # --- making ------------------------------------------------------------------------------
+
+    def _name(self) -> str:
+        self._made += 1
+        if self._late_frames:
+            return f"g-{self._made}"
+        taken = {found.life.group for found in self.alive}
+        return self._rnd.choice([f"g-{n}" for n in range(NAMES) if f"g-{n}" not in taken])
+
+    async def _create(self, kind: str, name: str = "", *, stays: bool = False) -> _Alive:
+        rnd, name = self._rnd, name or self._name()
+        since: str | int = now_ms() + rnd.randint(-2_000, 1_500) if kind == "moment" else kind
+        paused = rnd.random() < 0.2 and not stays
+        options = {"since": since} | ({"paused": True} if paused else {})
+        sent = Link.order()
+        frame = await self.caller.ask(FrameType.GROUP_CREATE, self._topic, name, options)
+        if frame[0] != FrameType.OK:
+            self._journal.odd.append(f"GROUP_CREATE {name} {options} was answered {frame}")
+        elif not frame[2]["created"]:
+            if not self.caller.resent:
+                self.remade += 1
+            since = "now"  # perhaps made by a SUBSCRIBE: nobody knows since when
+            fields = (self._topic, name, {"paused": paused})
+            await self.caller.ask(FrameType.CONFIGURE, *fields)
+        life = GroupLife(self._topic, name, since, sent, Link.order(), now_ms())
+        self._journal.groups.append(life)
+        made = _Alive(life, stays or rnd.random() < STAYS_SHARE, paused)
+        self.alive.append(made)
+        self._consume(made)
+        return made
+
+    def _consume(self, made: _Alive) -> None:
+        fields = (self._topic, made.life.group, made.until, WORDS)
+        kinds = [RoughConsumer, *([RoughPuller] if self._rnd.random() < 0.3 else [])]
+        for kind in kinds:
+            consumer = kind(self._plan, f"{kind.__name__}/{self._topic}/{self._made}", *fields)
+            made.tasks.append(asyncio.create_task(consumer.run()))
+
+    async def _unpause(self) -> None:
+        for found in self.alive:
+            if found.paused:
+                fields = (self._topic, found.life.group, {"paused": False})
+                await self.caller.ask(FrameType.CONFIGURE, *fields)
+                found.paused = False
+                return
+
+    # --- deleting ----------------------------------------------------------------------------
+
+    async def _delete(self, found: _Alive, kind: str) -> None:
+        life, calm = found.life, kind != "delete"
+        if calm and not found.paused and await self._became_quiet(life):
+            found.until.set()
+            await self._ended(found)
+        self.alive.remove(found)
+        found.until.set()
+        life.deleted = Link.order()
+        fields = (self._topic, life.group, True)
+        frame = await self.caller.ask(FrameType.GROUP_DELETE, *fields)
+        if frame[0] != FrameType.OK and (frame[2] != "not_found" or not self.caller.resent):
+            self._journal.odd.append(f"GROUP_DELETE {life.group} was answered {frame}")
+        life.deleted_ms = now_ms()
+        await self._ended(found)
+        await self.sweep()
+        if not self._late_frames:
+            life.gone = Link.order()
+
+    async def _became_quiet(self, life: GroupLife) -> bool:
+        """Whether it held nothing, in a daemon that had everything in memory."""
+        for _ in range(QUIET_TRIES):
+            status = await self.caller.ask(FrameType.STATUS)
+            asked, epoch = Link.order(), self.caller.epoch
+            stats = (await self.caller.ask(FrameType.STATS))[2]
+            held = stats["topics"].get(self._topic, {}).get("groups", {}).get(life.group)
+            whole = status[2]["state"] != "loading" and stats["epoch"] == epoch
+            if held is None:
+                self._journal.odd.append(f"STATS does not know the group of {life}")
+                return False
+            if whole and not any(held[n] for n in ("ready", "in_flight", "waiting", "dead")):
+                life.quiet, life.quiet_ms = asked, stats["position_ms"] - QUIET_MARGIN_MS
+                return True
+            await asyncio.sleep(TRY_AGAIN_S)
+        return False
+
+    async def _ended(self, found: _Alive) -> None:
+        await asyncio.gather(*found.tasks)
+
+
+class GroupFaults:
+    """``run`` does ``count`` things to groups; those that are left are consumed to the end."""
+
+    def __init__(self, plan: Plan, count: int, *, late_frames: bool) -> None:
+        """``late_frames``: the network may bring, much later, what was sent to a group that was
+        deleted since. Then each group has a name of its own."""
+        self._plan = plan
+        self._count = count
+        self._rnd = plan.rnd("groups")
+        self._topics = [_Topic(plan, topic, late_frames=late_frames) for topic in TOPICS]
+        self.problems: list[str] = []
+
+    @property
+    def done(self) -> Counter[str]:
+        return sum((topic.done for topic in self._topics), Counter())
+
+    @property
+    def missed(self) -> list[str]:
+        return [f"groups: {kind} never happened" for kind in KINDS if not self.done[kind]]
+
+    def text(self) -> str:
+        shown = ", ".join(f"{kind} {count}" for kind, count in sorted(self.done.items()))
+        late = sum(topic.remade for topic in self._topics)
+        return f"groups {self.done.total()} ({shown}), made by a late SUBSCRIBE {late}"
+
+    async def begin(self) -> None:
+        """Before the first task."""
+        for topic in self._topics:
+            await topic.begin()
+        self._plan.topics += TOPICS
+
+    async def run(self) -> None:
+        await asyncio.gather(*map(self._act, self._topics))
+
+    async def _act(self, topic: _Topic) -> None:
+        for _ in range(self._count // 2):
+            await self._plan.loud()
+            await topic.step()
+            await asyncio.sleep(REST_S_MAX * self._rnd.random())
+        for _ in KINDS:
+            if any(not topic.done[kind] for kind in KINDS):
+                await topic.step()
+        await topic.finish()
+
+    async def sweep(self) -> None:
+        for topic in self._topics:
+            await topic.sweep()
+
+    async def end(self) -> None:
+        """When all is consumed."""
+        for topic in self._topics:
+            for found in topic.alive:
+                found.until.set()
+            await asyncio.gather(*(task for found in topic.alive for task in found.tasks))
+            topic.caller.close()

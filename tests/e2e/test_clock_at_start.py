@@ -1,0 +1,192 @@
+"""A start, or a taking over, with a clock that is far ahead of what the store has seen.
+
+Each daemon follows a clock file of its own (``tickwheel.clock``); the machine's is not touched.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon import Daemon
+from raw import Raw
+from redis_server import RedisServer
+from steering import WallClock
+
+from tickwheel.persistence.redis.initialise import lay_out, look
+from tickwheel.persistence.redis.options import options_from
+from tickwheel.protocol.frames import FrameType as T
+
+DAY_MS = 86_400_000
+UNTIL_S = 10.0
+
+
+def status(daemon: Daemon) -> dict[str, Any]:
+    with Raw(daemon.port) as raw:
+        answer: dict[str, Any] = raw.call(T.STATUS)[2]
+        return answer
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + UNTIL_S
+    while not what():  # another process changes it
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def pulled(daemon: Daemon, wait_ms: int = 0) -> list[bytes]:
+    """The bodies that come due for a new pull of topic t, acked."""
+    with Raw(daemon.port) as raw:
+        epoch, _, items = raw.call(T.PULL, "t", "g", 100, wait_ms, {})[2]
+        if items:
+            raw.call(T.ACK, "t", "g", epoch, [i[0] for i in items], [i[1] for i in items])
+        return [item[3] for item in items]
+
+
+def readiness(daemon: Daemon) -> tuple[int, dict[str, Any]]:
+    try:
+        with urllib.request.urlopen(f"{daemon.http}/readyz") as answer:  # noqa: S310  # our own
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    made = RedisServer(tmp_path / "redis").start()
+    options = options_from(made.url())
+
+    async def prepare() -> None:
+        await lay_out(options, await look(options), int(time.time() * 1000), watch_s=0)
+
+    asyncio.run(prepare())
+    yield made
+    made.kill()
+
+
+def left_behind(daemon: Daemon) -> None:
+    """A group, and tasks for today and for later; then the daemon is down."""
+    daemon.start()
+    with Raw(daemon.port) as raw:
+        raw.call(T.GROUP_CREATE, "t", "g", {})
+        raw.enqueue(("t", b"in 1 day", DAY_MS), ("t", b"in 20 days", 20 * DAY_MS))
+    daemon.kill()
+
+
+def is_held(daemon: Daemon) -> bool:
+    told = status(daemon)
+    if told["state"] != "clock_held":
+        return False
+    assert "30.0 days ahead of what the store has seen last" in told["detail"]
+    assert "clock_hold_start_over_s" in told["detail"]
+    assert "--accept-clock" in told["detail"]
+    return True
+
+
+def test_a_clock_that_is_a_month_ahead_fires_nothing(tmp_path: Path) -> None:
+    clock = WallClock(tmp_path / "clock")
+    daemon = Daemon(tmp_path / "d", http=True, env=clock.env)
+    try:
+        left_behind(daemon)
+        clock.step(30 * DAY_MS)
+        for _ in range(2):  # it does not get used to it
+            daemon.start()
+            assert is_held(daemon)
+            assert pulled(daemon, 300) == []
+            daemon.kill()
+        daemon.start()
+        code, told = readiness(daemon)
+        assert (code, told["status"]) == (503, "clock_held")
+        assert " clock_held " in daemon.log_text()
+
+        with Raw(daemon.port) as raw:  # what is asked for now works by the time that goes on
+            raw.enqueue(("t", b"now", 50))
+        assert pulled(daemon, 5_000) == [b"now"]
+
+        clock.step(-30 * DAY_MS)
+        until(lambda: status(daemon)["state"] == "ready")
+        assert pulled(daemon) == []
+        assert "clock_released" in daemon.log_text()
+    finally:
+        daemon.close()
+
+
+@pytest.mark.parametrize("how", ["flag", "signal"])
+def test_an_operator_may_accept_it(tmp_path: Path, how: str) -> None:
+    clock = WallClock(tmp_path / "clock")
+    daemon = Daemon(tmp_path / "d", env=clock.env)
+    try:
+        left_behind(daemon)
+        clock.step(30 * DAY_MS)
+        if how == "flag":
+            daemon.args = ("--accept-clock",)
+            daemon.start()
+        else:
+            daemon.start()
+            assert is_held(daemon)
+            os.kill(daemon.pid, signal.SIGUSR1)
+            until(lambda: status(daemon)["state"] == "ready")
+        assert sorted(pulled(daemon, 5_000)) == [b"in 1 day", b"in 20 days"]
+        daemon.args = ()
+        daemon.restart()
+        assert status(daemon)["state"] == "ready", "it is the store's time now"
+    finally:
+        daemon.close()
+
+
+def test_a_long_absence_is_no_trap(tmp_path: Path) -> None:
+    """Below the limit, and with nothing that could fire at any distance."""
+    clock = WallClock(tmp_path / "clock")
+    daemon = Daemon(tmp_path / "d", env=clock.env)
+    try:
+        left_behind(daemon)
+        clock.step(6 * DAY_MS)
+        daemon.start()
+        assert status(daemon)["state"] == "ready"
+        assert pulled(daemon, 5_000) == [b"in 1 day"]
+        clock.step(15 * DAY_MS)
+        until(lambda: status(daemon)["state"] == "clock_held")
+        os.kill(daemon.pid, signal.SIGUSR1)
+        assert pulled(daemon, 5_000) == [b"in 20 days"]
+        daemon.kill()
+        clock.step(10_000 * DAY_MS)
+        daemon.start()
+        assert status(daemon)["state"] == "ready", "nothing is pending"
+        assert "clock_held" not in daemon.log_text()
+    finally:
+        daemon.close()
+
+
+def test_a_standby_with_a_wrong_clock_takes_over_and_fires_nothing(
+    server: RedisServer, tmp_path: Path
+) -> None:
+    clock = WallClock(tmp_path / "clock", 30 * DAY_MS)
+    options: dict[str, Any] = {"store": server.url(), "leader_ttl_s": 0.5}
+    active = Daemon(tmp_path / "right", **options)
+    wrong = Daemon(tmp_path / "wrong", env=clock.env, node="wrong", **options)
+    try:
+        active.start()
+        wrong.start()
+        with Raw(active.port) as raw:
+            raw.call(T.GROUP_CREATE, "t", "g", {})
+            raw.enqueue(("t", b"in 20 days", 20 * DAY_MS))
+        active.kill()
+        until(lambda: status(wrong)["role"] == "active")
+        assert is_held(wrong)
+        assert pulled(wrong, 300) == []
+        clock.step(-30 * DAY_MS)
+        until(lambda: status(wrong)["state"] == "ready")
+        assert pulled(wrong) == []
+    finally:
+        active.close()
+        wrong.close()

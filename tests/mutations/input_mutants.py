@@ -1,0 +1,105 @@
+"""Seeded bugs in what stands between a client's frames and the daemon's life."""
+
+from __future__ import annotations
+
+from mutations.mutants import SETTLEMENT, Edit, Mutant
+
+SHELL = "tickwheel/server/shell.py"
+SQLITE_STORE = "tickwheel/persistence/sqlite/store.py"
+ACKS = "tests/unit/test_engine_acks.py::"
+BORDER = "tests/unit/test_boundary.py::"
+FUZZ = "tests/wire/test_fuzz.py::test_anything_at_all[1]"
+
+INPUT_MUTANTS = (
+    Mutant(
+        "a-receipt-that-nobody-got-acks",
+        "epochs and attempts below the first one are taken for earlier receipts",
+        (
+            Edit(SETTLEMENT, "or not 0 < epoch <= lease.epoch\n", "or epoch > lease.epoch\n"),
+            Edit(SETTLEMENT, "                or attempt < 1\n", ""),
+        ),
+        (ACKS + "test_no_receipt_that_cannot_have_been_given_ends_a_task[-in_flight]",),
+    ),
+    Mutant(
+        "any-attempt-is-stored",
+        "an ack by an earlier epoch's receipt brings an attempt that no store can hold",
+        (Edit(SETTLEMENT, "not 0 < attempt <= ATTEMPT_MAX", "attempt < 1"),),
+        (ACKS + "test_no_receipt_that_cannot_have_been_given_ends_a_task[restarted-ready]", FUZZ),
+    ),
+    Mutant(
+        "a-power-passes-the-largest-float",
+        "the factor's power is taken before it is compared with the cap",
+        (
+            Edit(
+                "tickwheel/wheel/retry.py",
+                "if steps * math.log(self.factor) > math.log(cap_ms / base_ms):",
+                "if base_ms * self.factor**steps > cap_ms:",
+            ),
+        ),
+        (
+            "tests/unit/test_policies.py::"
+            "test_every_policy_a_client_may_give_says_a_delay_for_every_attempt",
+            "tests/unit/test_engine_policies.py::"
+            "test_policies_at_their_extremes_for_a_hundred_attempts[retry1]",
+        ),
+    ),
+    Mutant(
+        "values-are-shown-whole",
+        "an error message shows what a client sent with repr",
+        (Edit("tickwheel/errors.py", "text = _shown.repr(value)", "text = repr(value)"),),
+        (
+            "tests/wire/test_codec.py::test_nothing_is_too_deep_to_be_refused[1000-arrays]",
+            "tests/wire/test_daemon_fuzz.py::test_a_bomb_of_nesting_is_answered[False--arrays]",
+            FUZZ,
+        ),
+    ),
+    Mutant(
+        "a-listing-opens-a-connection",
+        "each listing needs descriptors, which clients can use up",
+        (
+            Edit(
+                SQLITE_STORE,
+                "            reader = self._listers.get()\n",
+                "            reader = Reader(self._connect(LONG_CACHE_BYTES))\n",
+            ),
+        ),
+        (
+            "tests/store/test_sqlite_errors.py::test_listings_need_no_connection_of_their_own",
+            "tests/e2e/test_limits.py::"
+            "test_without_any_descriptor_left_reads_go_on_and_the_rest_is_answered",
+        ),
+    ),
+    Mutant(
+        "half-a-change-is-survived",
+        "an error in the middle of a command is answered like one before it",
+        (Edit(SHELL, "        self.acting = True\n", ""),),
+        (BORDER + "test_an_error_in_the_middle_of_a_change_ends_the_daemon[nack]",),
+    ),
+    Mutant(
+        "an-error-before-a-change-ends-the-daemon",
+        "a command counts as begun before it has changed anything",
+        (
+            Edit(
+                SHELL,
+                "        if self.acting:\n            self.fail",
+                "        if True:\n            self.fail",
+            ),
+        ),
+        (BORDER + "test_an_error_before_the_first_change_is_an_answer[28]",),
+    ),
+    Mutant(
+        "a-policy-that-fails-ends-the-daemon",
+        "only errors that are raised on purpose are expected of a policy",
+        (
+            Edit(
+                SETTLEMENT,
+                "        except Exception as error:\n            return self._core.fault(",
+                "        except KeyError as error:\n            return self._core.fault(",
+            ),
+        ),
+        (
+            "tests/unit/test_engine_policies.py::"
+            "test_a_task_whose_policy_cannot_be_computed_is_dead_with_the_reason[nack]",
+        ),
+    ),
+)

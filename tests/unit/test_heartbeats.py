@@ -1,0 +1,127 @@
+"""Who is asked whether it is there, and who is given up, with a clock that the test moves."""
+
+from __future__ import annotations
+
+import pytest
+
+from tickwheel.clock import Clock
+from tickwheel.errors import BadRequest
+from tickwheel.server.heartbeats import Heartbeats
+from tickwheel.server.settings import load
+
+INTERVAL_S, TIMEOUT_S = 10.0, 30.0
+
+
+class Sources:
+    def __init__(self) -> None:
+        self.mono = 1_000_000
+
+    def wall_ms(self) -> int:
+        return 1_800_000_000_000 + self.mono
+
+    def mono_ms(self) -> int:
+        return self.mono
+
+
+class Peer:
+    def __init__(self, rig: Rig, *, answers: bool = True) -> None:
+        self._rig = rig
+        self.answers_heartbeats = answers
+        self.heard_mono_ms = rig.sources.mono
+        self.asked_mono_ms = 0
+        self.is_read = True
+        self.asked: list[int] = []
+        """After how many seconds."""
+        self.gone_ms: int | None = None
+
+    def ask_for_life(self) -> None:
+        self.asked.append(self._rig.passed_s)
+
+    def give_up_silent(self, quiet_ms: int) -> None:
+        self.gone_ms = quiet_ms
+        self._rig.peers.remove(self)
+
+    def says_something(self) -> None:
+        self.heard_mono_ms = self._rig.sources.mono
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.sources = Sources()
+        self.peers: set[Peer] = set()
+        clock = Clock(10**12, self.sources)
+        self.beats = Heartbeats(self.peers, clock, interval_s=INTERVAL_S, timeout_s=TIMEOUT_S)
+        self._began = self.sources.mono
+
+    @property
+    def passed_s(self) -> int:
+        return (self.sources.mono - self._began) // 1000
+
+    def peer(self, *, answers: bool = True) -> Peer:
+        made = Peer(self, answers=answers)
+        self.peers.add(made)
+        return made
+
+    def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.sources.mono += 1000
+            self.beats.sweep()
+
+
+def test_a_silent_peer_is_asked_each_interval_and_given_up_after_the_time_out() -> None:
+    rig = Rig()
+    silent, talks = rig.peer(), rig.peer()
+    for _ in range(29):
+        rig.run(1)
+        talks.says_something()
+    assert (silent.asked, silent.gone_ms) == ([10, 20], None)
+    rig.run(1)
+    assert silent.gone_ms == 30_000
+    assert (talks.asked, talks.gone_ms) == ([], None)
+
+
+def test_any_word_is_an_answer() -> None:
+    rig = Rig()
+    peer = rig.peer()
+    for _ in range(10):
+        rig.run(29)
+        peer.says_something()
+    assert peer.gone_ms is None
+    assert len(peer.asked) == 20
+
+
+def test_one_that_never_promised_to_answer_is_left_alone() -> None:
+    rig = Rig()
+    old = rig.peer(answers=False)
+    rig.run(100)
+    assert (old.asked, old.gone_ms) == ([], None)
+
+
+def test_nothing_is_held_against_a_peer_that_is_not_read() -> None:
+    """More waits for it than it takes: its answers lie in the line."""
+    rig = Rig()
+    peer = rig.peer()
+    peer.is_read = False
+    rig.run(100)
+    assert (peer.asked, peer.gone_ms) == ([], None)
+
+
+@pytest.mark.parametrize("stood_still_s", [3, 25, 1_000])
+def test_nothing_is_held_against_a_peer_while_the_daemon_stood_still(stood_still_s: int) -> None:
+    """Stopped, suspended, blocked: what came meanwhile lies unread in the first sweep after it."""
+    rig = Rig()
+    peer = rig.peer()
+    rig.run(15)
+    rig.sources.mono += stood_still_s * 1000
+    rig.beats.sweep()
+    assert peer.gone_ms is None
+    rig.run(29)
+    assert peer.gone_ms is None
+    rig.run(1)
+    assert peer.gone_ms == 30_000
+
+
+def test_the_time_out_leaves_room_for_a_second_question() -> None:
+    with pytest.raises(BadRequest, match=r"heartbeat_timeout_s \(30\) must be at least twice"):
+        load(None, {"heartbeat_interval_s": 15.1})
+    assert load(None, {"heartbeat_interval_s": 15}).heartbeat_timeout_s == 30

@@ -1,0 +1,377 @@
+"""Frames that a client might send: every type, right ones and almost right ones.
+
+A ``Fuzzer`` knows the grammar of the protocol and what the daemon has told it (ids, receipts), so
+that much of what it makes is accepted and changes something. The rest is a right frame in which
+a value or a few were replaced: integers and numbers at their edges and around each limit, names
+of 255 characters of one to four bytes, nesting down to msgpack's own limit, wrong types. One
+seed, one sequence.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+from itertools import chain, zip_longest
+from typing import Any
+
+import msgpack
+
+from tickwheel.protocol.frames import FrameType as T
+from tickwheel.protocol.frames import Limits
+from tickwheel.server import policies
+
+INTEGERS = (
+    -(2**63), -(2**53), -(2**31), -2, -1, 0, 1, 2, 127, 128, 255, 256, 65_535, 65_536,
+    2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**53 - 1, 2**53, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1,
+)  # fmt: skip
+NUMBERS = (0.0, -0.0, -1.5, 5e-324, 1e-7, 0.5, 1.0, 1.0000001, 1e9, 1e300, 1.8e308)
+NUMBERS += (float("inf"), float("-inf"), float("nan"))
+LETTERS = ("a", "\x00", "\n", "é", "€", "😀")
+NAMES = ("t", "u", "v", "w/x:y.z_-", "x" * 255)
+GROUPS = (None, "default", "g", "h", "y" * 255)
+DELAYS_MS = (0, 0, 0, 0, 1, 50, 1_000, 60_000, 3_600_000)
+STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
+NESTED_MAX = 1_023
+"""msgpack's own limit: what is deeper is no msgpack to it."""
+
+
+class Bytes:
+    """Goes onto the wire as they are."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
+def pack(value: Any) -> bytes:
+    """msgpack, with ``Bytes`` inside. (The packer itself has a limit of depth, too.)"""
+    rest: list[bytes] = []
+
+    def later(found: Bytes) -> msgpack.ExtType:
+        rest.append(found.data)
+        return _LATER
+
+    parts = msgpack.packb(value, default=later).split(_LATER_PACKED)
+    return b"".join(chain.from_iterable(zip_longest(parts, rest, fillvalue=b"")))
+
+
+_LATER = msgpack.ExtType(42, b"\x00later\x00\xff\x13!")
+_LATER_PACKED = bytes(msgpack.packb(_LATER))
+
+
+class Fuzzer:
+    """``frame`` makes one; ``heard`` is told what the daemon sent."""
+
+    def __init__(self, seed: int, limits: Limits) -> None:
+        self.random = random.Random(seed)
+        self.limits = limits
+        self.request = 1
+        self.ids: deque[int] = deque((1,), maxlen=300)
+        self.receipts: deque[tuple[str, str | None, int, int, int]] = deque(maxlen=300)
+        self.subs: dict[int, tuple[str, str | None]] = {}
+        self.pulls: dict[int, tuple[str, str | None]] = {}
+        edges = {getattr(limits, name) for name in limits.to_wire()}
+        self._integers = (*INTEGERS, *sorted(n + d for n in edges for d in (-1, 0, 1)))
+        self._makers: dict[T, Callable[[], tuple[Any, ...]]] = {
+            T.HELLO: lambda: ({"v": 1, "session": bytes(16), "client": self.name()},),
+            T.ENQUEUE: lambda: (self.floor(), self.tasks()),
+            T.ONEWAY: lambda: (self.tasks(),),
+            T.SUBSCRIBE: self.subscribe,
+            T.PREFETCH: lambda: (self.sub(), self.pick((0, 1, 10, 100))),
+            T.UNSUBSCRIBE: lambda: (self.sub(),),
+            T.PULL: self.pull,
+            T.ACK: self.acks,
+            T.NACK: lambda: self.endings(self.pick((None, 0, 5, 60_000)), self.reason()),
+            T.REJECT: lambda: self.endings(self.reason()),
+            T.EXTEND: lambda: (*self.acks(), self.pick((100, 1_000, 43_200_000))),
+            T.RELEASE: self.acks,
+            T.CANCEL: lambda: (self.some_ids(),),
+            T.RESCHEDULE: lambda: (tuple(self.move() for _ in range(self.few())),),
+            T.RUN_NOW: lambda: (self.some_ids(),),
+            T.LOOKUP: lambda: (self.some_ids(),),
+            T.LIST: lambda: (self.listing(),),
+            T.STATS: tuple,
+            T.DEAD_LIST: lambda: (self.dead_listing(),),
+            T.DEAD_REQUEUE: lambda: (self.pairs(),),
+            T.DEAD_DELETE: lambda: (self.pairs(),),
+            T.BACKUP: lambda: (self.pick(("copy.db", self.text(), "a/b", ".", "c" * 200)),),
+            T.PING: tuple,
+            T.BYE: tuple,
+            T.GROUP_CREATE: lambda: (self.topic(), self.group() or "g", self.creation()),
+            T.GROUP_DELETE: lambda: (self.topic(), self.group() or "g", self.random.random() < 0.5),
+            T.CONFIGURE: lambda: (self.topic(), self.group(), self.settings()),
+            T.STATUS: tuple,
+        }
+        rare = {T.BACKUP: 1, T.HELLO: 1, T.BYE: 2, T.STATS: 3, T.GROUP_DELETE: 4, T.CONFIGURE: 5}
+        often = {T.ENQUEUE: 50, T.ACK: 25, T.PULL: 20, T.NACK: 15, T.SUBSCRIBE: 15}
+        self._kinds = list(self._makers)
+        self._weights = [(rare | often).get(kind, 10) for kind in self._kinds]
+
+    # --- frames ---------------------------------------------------------------------------------
+
+    def frame(self) -> tuple[Any, ...]:
+        """The next one; its request number is new, unless that was replaced too."""
+        (kind,) = self.random.choices(self._kinds, self._weights)
+        self.request += 1
+        made: tuple[Any, ...] = (int(kind), self.request, *self._makers[kind]())
+        if self.random.random() < 0.01:
+            return (self.pick(self._integers), *made[1:])
+        if kind is T.ONEWAY:
+            made = (made[0], 0, *made[2:])
+        if self.random.random() < 0.5:
+            self._note(kind, made)
+            return made
+        for _ in range(self.pick((1, 1, 1, 2, 5))):
+            made = (made[0], *self._mutated(made[1:]))
+        return made
+
+    def _note(self, kind: T, made: tuple[Any, ...]) -> None:
+        if kind is T.SUBSCRIBE:
+            self.subs[made[2]] = (made[3], made[4])
+        elif kind is T.PULL:
+            self.pulls[made[1]] = (made[2], made[3])
+
+    def heard(self, frame: tuple[Any, ...]) -> None:
+        """Learn ids and receipts."""
+        if frame[0] == T.DELIVER and frame[1] in self.subs:
+            self._delivered(self.subs[frame[1]], frame[2], frame[4])
+        elif frame[0] == T.OK and frame[1] in self.pulls:
+            whose = self.pulls.pop(frame[1])
+            # Another frame may have taken the number, too.
+            if type(frame[2]) is tuple and len(frame[2]) == 3:
+                self._delivered(whose, frame[2][0], frame[2][2])
+        elif frame[0] == T.OK and type(frame[2]) is tuple and len(frame[2]) == 2:
+            ids = frame[2][1]
+            if type(ids) is tuple:
+                self.ids.extend(one for one in ids if type(one) is int)
+
+    def _delivered(self, whose: tuple[str, str | None], epoch: int, items: Any) -> None:
+        self.receipts.extend((*whose, epoch, item[0], item[1]) for item in items)
+
+    # --- right values -----------------------------------------------------------------------------
+
+    def pick(self, values: Any) -> Any:
+        return self.random.choice(values)
+
+    def few(self) -> int:
+        return int(self.pick((0, 1, 1, 1, 2, 5)))
+
+    def near(self, limit: int) -> int:
+        """At a limit, mostly on its right side."""
+        return limit + int(self.pick((-1, 0, 0, 0, 0, 0, 0, 1)))
+
+    def topic(self) -> str:
+        return str(self.pick(NAMES))
+
+    def group(self) -> str | None:
+        found: str | None = self.pick(GROUPS)
+        return found
+
+    def name(self) -> str:
+        return self.pick(LETTERS) * int(self.pick((0, 1, 20, 254, 255)))
+
+    def text(self) -> str:
+        return self.pick(LETTERS) * int(self.pick((0, 1, 63, 64, 127, 200, 255, 256, 1_000)))
+
+    def reason(self) -> str | None:
+        return self.pick((None, "no", self.text()))  # type: ignore[no-any-return]  # of these
+
+    def floor(self) -> int:
+        return max(0, self.request - int(self.pick((0, 1, 5, 20, 200))))
+
+    def sub(self) -> int:
+        return int(self.pick((0, 1, 2, 3, 2**32 - 1)))
+
+    def tasks(self) -> tuple[Any, ...]:
+        return tuple(self.task() for _ in range(self.pick((1, 1, 1, 2, 10))))
+
+    def task(self) -> tuple[Any, ...]:
+        body = bytes(self.pick((0, 1, 10, 100, self.near(self.limits.body_bytes_max))))
+        delay_ms = self.pick((*DELAYS_MS, self.near(self.limits.delay_ms_max)))
+        if self.random.random() < 0.5:
+            return self.topic(), body, delay_ms
+        options = self.subset(
+            {
+                "key": self.name(),
+                "tag": self.name(),
+                "props": self.properties(),
+                "priority": self.pick((0, 1, 128, 255)),
+                "ttl_ms": self.pick((1, 5, 1_000, self.limits.delay_ms_max)),
+                "retry": self.policy(),
+            }
+        )
+        return self.topic(), body, delay_ms, options
+
+    def properties(self) -> dict[str, Any]:
+        values = (True, "x", self.name(), *INTEGERS, *NUMBERS[:-4])
+        return {f"{self.name()}{n}"[-255:]: self.pick(values) for n in range(self.few())}
+
+    def policy(self) -> Any:
+        """By its name, or numbers at their extremes."""
+        edge = policies.DELAY_MS_MAX
+        numbers = {
+            "base_ms": self.pick((0, 1, 10)),
+            "factor": self.pick((1, 1.5, 2, policies.FACTOR_MAX)),
+            "cap_ms": self.pick((10, 1_000, edge)),
+            "delay_ms": self.pick((0, 1, edge)),
+            "delays_ms": self.pick(((0,), (1, edge), (5,) * 9, self.table())),
+            "retries": self.pick((0, 1, 100, policies.RETRIES_MAX)),
+            "jitter": self.pick((0, 0.1, 1, 1.0)),
+        }
+        kind = self.pick(("rocketmq", "default", "exponential", "fixed", "table"))
+        fields = policies._FIELDS.get(kind)
+        return kind if fields is None else {"kind": kind} | {n: numbers[n] for n in fields}
+
+    def table(self) -> tuple[int, ...]:
+        return (5,) * (policies.STEPS_MAX if self.random.random() < 0.1 else 20)
+
+    def subset(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {name: one for name, one in options.items() if self.random.random() < 0.4}
+
+    def settings(self) -> dict[str, Any]:
+        return self.subset(
+            {
+                "paused": self.random.random() < 0.2,
+                "rate": self.pick((None, None, 1, 1_000.0, policies.RATE_MIN, policies.RATE_MAX)),
+                "burst": self.pick((None, 1, 1_000, policies.BURST_MAX)),
+                "retry": self.pick((None, self.policy())),
+            }
+        )
+
+    def creation(self) -> dict[str, Any]:
+        return self.settings() | self.subset({"since": self.pick(("now", "first", 0, 2**53 - 1))})
+
+    def subscribe(self) -> tuple[Any, ...]:
+        options = self.subset({"lease_ms": self.pick((100, 1_000)), "ack": "on_delivery"})
+        if self.random.random() < 0.1:
+            options = {"broadcast": True}
+        group = None if "broadcast" in options else self.group()
+        return self.sub(), self.topic(), group, self.pick((0, 1, 5, 50)), options
+
+    def pull(self) -> tuple[Any, ...]:
+        lease = self.pick((None, {"lease_ms": 100}, {"lease_ms": 43_200_000}))
+        return (
+            self.topic(),
+            self.group(),
+            self.pick((1, 5, self.near(self.limits.pull_max))),
+            0,
+            lease,
+        )
+
+    def taken(self) -> tuple[str, str | None, int, list[int], list[int]]:
+        """Receipts of one topic and group; some of them are invented, or of another epoch."""
+        if not self.receipts or self.random.random() < 0.05:
+            return self.topic(), self.group(), 1, [self.pick(self.ids)], [1]
+        topic, group, epoch, task_id, _ = self.pick(self.receipts)
+        if self.random.random() < 0.2:
+            attempt = self.pick((1, 2, *self._integers))
+            return topic, group, self.pick((0, 1, epoch, epoch + 1)), [task_id], [attempt]
+        some = [r for r in self.receipts if r[:3] == (topic, group, epoch)][-self.few() or 1 :]
+        return topic, group, epoch, [r[3] for r in some], [r[4] for r in some]
+
+    def acks(self) -> tuple[Any, ...]:
+        topic, group, epoch, ids, attempts = self.taken()
+        return topic, group, epoch, tuple(ids), tuple(attempts)
+
+    def endings(self, *rest: Any) -> tuple[Any, ...]:
+        topic, group, epoch, ids, attempts = self.taken()
+        items = ((i, epoch, n, *rest) for i, n in zip(ids, attempts, strict=True))
+        return topic, group, tuple(items)
+
+    def some_ids(self) -> tuple[int, ...]:
+        return tuple(self.pick(self.ids) for _ in range(self.few()))
+
+    def move(self) -> tuple[Any, ...]:
+        if self.random.random() < 0.5:
+            return self.pick(self.ids), self.pick((*DELAYS_MS, self.limits.delay_ms_max)), None
+        return self.pick(self.ids), None, self.pick((0, 1_800_000_000_000))
+
+    def pairs(self) -> tuple[Any, ...]:
+        return tuple((self.pick(self.ids), self.group() or "g") for _ in range(self.few()))
+
+    def listing(self) -> dict[str, Any]:
+        return self.subset(
+            {
+                "topic": self.topic(),
+                "state": self.pick(STATES),
+                "key": self.name() or "k",
+                "until_ms": self.pick((0, 1_800_000_000_000, 2**63 - 1)),
+                "newest": self.random.random() < 0.5,
+                "after": self.pick((0, self.pick(self.ids), 2**63 - 1)),
+                "limit": self.pick((1, 10, 1_000)),
+            }
+        )
+
+    def dead_listing(self) -> dict[str, Any]:
+        return self.subset(
+            {
+                "topic": self.topic(),
+                "group": self.group() or "g",
+                "since_ms": self.pick((0, 2**63 - 1)),
+                "until_ms": self.pick((0, 2**63 - 1)),
+                "reason": self.text()[:255],
+                "after": (self.pick(self.ids), self.name()),
+                "limit": self.pick((1, 10, 1_000)),
+            }
+        )
+
+    # --- wrong ones -------------------------------------------------------------------------------
+
+    def odd(self) -> Any:
+        """Anything at all, where something else belongs."""
+        match self.random.randrange(12):
+            case 0 | 1 | 2 | 3:
+                return self.pick(self._integers)
+            case 4:
+                return self.pick(NUMBERS)
+            case 5 | 6:
+                return self.text()
+            case 7:
+                return self.text().encode()
+            case 8:
+                return self.pick((None, True, False, (), {}, ((),), ("",), {"": None}))
+            case 9:
+                return Bytes(self._nested())
+            case 10:
+                return tuple(self.pick(self._integers) for _ in range(self.pick((1, 3, 17, 300))))
+            case _:
+                return {self.text()[:20]: self.pick(self._integers) for _ in range(self.few())}
+
+    def _nested(self) -> bytes:
+        """Arrays or maps inside each other; seldom deeper than msgpack itself allows."""
+        depth = self.pick((2, 15, 16, 17, 100, 500, 990, 1_010))
+        head = self.pick((b"\x91", b"\x81\xa1a"))
+        return bytes(head * depth + b"\xc0")
+
+    def _mutated(self, fields: tuple[Any, ...]) -> tuple[Any, ...]:
+        match self.random.randrange(10):
+            case 0 if fields:
+                return fields[:-1]
+            case 1:
+                return (*fields, self.odd())
+            case 2 if fields:
+                at = self.random.randrange(len(fields))
+                return (*fields[:at], self.odd(), *fields[at + 1 :])
+            case _:
+                place = self._place(fields)
+                replaced: tuple[Any, ...] = _with(fields, place, self.odd()) if place else fields
+                return replaced
+
+    def _place(self, value: Any) -> tuple[Any, ...]:
+        """The way to some value inside; empty when there is nothing inside."""
+        way: list[Any] = []
+        while isinstance(value, (tuple, dict)) and value:
+            keys = range(len(value)) if isinstance(value, tuple) else list(value)
+            way.append(self.pick(keys))
+            value = value[way[-1]]
+            if self.random.random() < 0.3:
+                break
+        return tuple(way)
+
+
+def _with(value: Any, place: tuple[Any, ...], fresh: Any) -> Any:
+    at, *rest = place
+    one = _with(value[at], tuple(rest), fresh) if rest else fresh
+    if isinstance(value, dict):
+        return value | {at: one}
+    return (*value[:at], one, *value[at + 1 :])
