@@ -15,7 +15,7 @@ from tickwheel.wheel.core import ROW_OVERHEAD_BYTES
 from tickwheel.wheel.groups import Group, Topic
 from tickwheel.wheel.leases import ttl_end_ms
 from tickwheel.wheel.ready import ReadyQueue
-from tickwheel.wheel.records import ProgressState
+from tickwheel.wheel.records import ProgressState, task_bytes
 
 
 def queued(ready: ReadyQueue) -> list[int]:
@@ -55,8 +55,21 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     for task_id, row in core.hot.items():
         assert task_id in known, f"a row of {task_id} is kept, which has ended"
         assert row == known[task_id].row, f"the row kept of {task_id} is not its newest"
-    sizes = (len(row.body) + ROW_OVERHEAD_BYTES for row in core.hot.values())
+    sizes = (task_bytes(row) + ROW_OVERHEAD_BYTES for row in core.hot.values())
     assert core.resident_bytes == sum(sizes)
+    for name, topic in core.topics.items():
+        idle = rig.engine.grouping.is_idle(topic)
+        assert not idle or name in core.maybe_idle, f"{name} will never be forgotten"
+    all_groups = [g for t in core.topics.values() for g in t.groups.values()]
+    assert core.tasks == len(known)
+    assert core.sessions.outcomes == sum(len(one.outcomes) for one in core.sessions)
+    assert core.group_count == len(all_groups)
+    listening = sum(len(topic.broadcasters) for topic in core.topics.values())
+    assert core.subscribers == listening + sum(len(group.subscribers) for group in all_groups)
+    assert core.in_flight == sum(len(group.flight) for group in all_groups)
+    batches = [batch for batch in (core.sealed, core.open) if batch is not None]
+    assert core.handed_bytes == sum(batch.handed_bytes for batch in batches)
+    assert (core.handed_bytes > 0) == any(batch.handed for batch in batches)
     return places
 
 
@@ -122,12 +135,14 @@ def _group(
         assert group in rig.core.retrying[task_id]
     for task_id, lease in group.flight.items():
         assert lease.live and lease.id == task_id and lease.group is group
+    assert group.able.keys() <= group.subscribers.keys()
     outstanding = Counter(lease.subscriber for lease in group.flight.values())
     for subscriber in group.subscribers:
         unconfirmed = rig.core.open.credits.get(subscriber, 0)
         if rig.core.sealed is not None:
             unconfirmed += rig.core.sealed.credits.get(subscriber, 0)
         assert subscriber.outstanding == outstanding[subscriber] + unconfirmed, "credit"
+        assert subscriber.credit <= 0 or subscriber in group.able, "its turn never comes"
         assert subscriber.outstanding <= max(subscriber.prefetch, subscriber.outstanding)
 
 

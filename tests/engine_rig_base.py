@@ -16,7 +16,7 @@ from tickwheel.wheel.core import EngineConfig
 from tickwheel.wheel.delivery import Dispatch
 from tickwheel.wheel.engine import Engine
 from tickwheel.wheel.groups import Group, Subscriber
-from tickwheel.wheel.records import ID_STEP, Extras
+from tickwheel.wheel.records import ID_STEP, Extras, size_of
 from tickwheel.wheel.retry import PolicyRef, RetryPolicy
 from tickwheel.wheel.sessions import Session
 
@@ -168,7 +168,7 @@ class RigBase:
         extras = Extras(priority=priority, ttl_ms=ttl_ms, retry=retry)
         draft = (topic, self.now_ms + delay_ms, body, None if extras == Extras() else extras)
         self.engine.intake.enqueue(
-            address, session, request, [draft] * count, len(body) * count, self.now_ms
+            address, session, request, [draft] * count, size_of(*draft[2:]) * count, self.now_ms
         )
         last = self.core.ids.last
         return list(range(last - (count - 1) * ID_STEP, last + 1, ID_STEP))

@@ -18,11 +18,7 @@ DELIVERY_MUTANTS = (
     Mutant(
         "once-is-not-finished-first",
         "an at-most-once delivery is written at once and stays unfinished",
-        (
-            Edit(
-                DISPATCHING, "            if subscriber.at_most_once:\n", "            if False:\n"
-            ),
-        ),
+        (Edit(DISPATCHING, "        if subscriber.at_most_once:\n", "        if False:\n"),),
         (KINDS + "test_the_end_is_durable_before_the_delivery_is_written",),
     ),
     Mutant(
@@ -49,7 +45,7 @@ DELIVERY_MUTANTS = (
     Mutant(
         "a-rate-does-not-count",
         "deliveries take no tokens",
-        (Edit(DISPATCHING, "                bucket.take(len(items))\n", "                pass\n"),),
+        (Edit(DISPATCHING, "                bucket.take(items)\n", "                pass\n"),),
         (SETTINGS + "test_a_rate_lets_a_burst_go_and_then_one_after_the_other",),
     ),
     Mutant(
@@ -76,8 +72,8 @@ DELIVERY_MUTANTS = (
         (
             Edit(
                 SETTLEMENT,
-                "policy = core.policy(lease.traits.retry, group)",
-                "policy = core.policy(None, group)",
+                "policy = self._core.policy(lease.traits.retry, lease.group)",
+                "policy = self._core.policy(None, lease.group)",
             ),
         ),
         (POLICIES + "test_the_tasks_own_policy_its_groups_its_topics_the_daemons",),

@@ -67,7 +67,7 @@ MUTANTS = (
         (
             Edit(
                 COMMITTER,
-                "            core.sealed.replies.append((peer, data))\n",
+                "            self._put(core.sealed, peer, data)\n",
                 "            peer.send(data)\n",
             ),
         ),
@@ -103,7 +103,7 @@ MUTANTS = (
         (
             Edit(
                 INTAKE,
-                "                session.outcomes.pop(outcome[0], None)\n",
+                "                session.drop(outcome[0])\n",
                 "                continue\n",
             ),
         ),

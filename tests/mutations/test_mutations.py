@@ -14,10 +14,11 @@ import pytest
 from mutations.delivery_mutants import DELIVERY_MUTANTS
 from mutations.history_mutants import HISTORY_MUTANTS
 from mutations.input_mutants import INPUT_MUTANTS
+from mutations.limits_mutants import LIMITS_MUTANTS
 from mutations.mutants import MUTANTS as OTHER_MUTANTS
 from mutations.mutants import Mutant
 
-MUTANTS = (*OTHER_MUTANTS, *DELIVERY_MUTANTS, *HISTORY_MUTANTS, *INPUT_MUTANTS)
+MUTANTS = (*OTHER_MUTANTS, *DELIVERY_MUTANTS, *HISTORY_MUTANTS, *INPUT_MUTANTS, *LIMITS_MUTANTS)
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 300
 FAILED = 1

@@ -22,9 +22,17 @@ from store_rows import (
 from store_subject import OWNER, Subject
 
 from tickwheel.persistence import open_url
-from tickwheel.persistence.store import CommitRefused, Fenced, StoreBroken, StoredTask, StoreError
+from tickwheel.persistence.store import (
+    SCAN_BYTES_MAX,
+    CommitRefused,
+    Fenced,
+    StoreBroken,
+    StoredTask,
+    StoreError,
+    is_cut,
+)
 from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import DeadRow, Ending, GroupRow, SessionRow, TaskRow
+from tickwheel.wheel.records import DeadRow, Ending, Extras, GroupRow, SessionRow, TaskRow
 
 
 class TestBatches:
@@ -290,6 +298,35 @@ class TestScanning:
         found = await subject.store.scan(20, 10, UNICODE)
         assert [task.row.id for task in found] == list(range(26, 36))
         assert await subject.store.scan(-1, 10, "no such") == []
+
+    @pytest.mark.parametrize("extras", [False, True])
+    async def test_a_page_ends_at_its_bytes_and_the_next_goes_on(
+        self, subject: Subject, extras: bool
+    ) -> None:
+        size, count = SCAN_BYTES_MAX // 4, 11
+        batch = tasks(range(1, 2 * count), topic="a", body=b"x" * (0 if extras else size))
+        for task_id, row in batch.enqueued.items():
+            if extras:
+                more = row._replace(extras=Extras(properties={"p": "v" * size}))
+                batch.enqueued[task_id] = more
+            if task_id % 2:
+                batch.enqueued[task_id] = batch.enqueued[task_id]._replace(topic="b")
+        for first in range(1, 2 * count, 2):
+            # A store may take no more at once.
+            ids = (first, first + 1)
+            some = {i: row for i, row in batch.enqueued.items() if i in ids}
+            await subject.commit(Effects(enqueued=some))
+        scan, scan_back = subject.store.scan, subject.store.scan_back
+        for topic, wanted in ((None, list(range(1, 2 * count))), ("b", list(range(1, 22, 2)))):
+            for back in (False, True):
+                found: list[int] = []
+                place = 2 * count if back else -1
+                while page := await (scan_back if back else scan)(place, 100, topic):
+                    assert len(page) <= 4
+                    assert is_cut(page) == (len(page) == 4)
+                    found += [task.row.id for task in page]
+                    place = found[-1]
+                assert found == (wanted[::-1] if back else wanted)
 
     async def test_gives_whole_tasks(self, subject: Subject) -> None:
         await subject.commit(everything())

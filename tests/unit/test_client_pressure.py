@@ -11,6 +11,7 @@ from waiting import soon
 
 from tickwheel import Client, Receipt, Task, errors
 from tickwheel.client import Partly
+from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
 
 
@@ -219,3 +220,41 @@ async def test_addresses_in_every_form(url: str, shown: str) -> None:
 async def test_a_name_that_is_none_is_unreachable(host: str) -> None:
     with pytest.raises((errors.Unreachable, errors.BadRequest)):
         await soon(Client(f"tcp://{host}:1", connect_timeout=0.3).connect())
+
+
+async def test_more_calls_than_the_client_keeps_are_overloaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tickwheel.client.calls.CALLS_MAX", 3)
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        calls = [asyncio.ensure_future(client.ping()) for _ in range(3)]
+        frames = [await peer.next(T.PING) for _ in calls]
+        with pytest.raises(errors.Overloaded, match="the limit is 3"):
+            await client.ping()
+        for frame in frames:
+            peer.ok(frame)
+        await soon(asyncio.gather(*calls))
+        asked = asyncio.ensure_future(client.ping())
+        peer.ok(await peer.next(T.PING))
+        await soon(asked)
+
+
+async def test_a_frame_that_is_too_long_for_the_client_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limit = 4_096
+    monkeypatch.setattr("tickwheel.client.connection.FRAME_BYTES_MAX", limit)
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        for over in (0, 1):
+            peer = await daemon.peer()
+            asked = asyncio.ensure_future(client.ping())
+            frame = await peer.next(T.PING)
+            head = len(encode((T.OK, frame[1], b"x" * (limit - 100)))) - (limit - 100)
+            peer.ok(frame, b"x" * (limit - head + over))
+            if not over:
+                await soon(asked)
+                peer.close()
+        again = await daemon.peer()
+        again.ok(await again.next(T.PING))
+        await soon(asked)

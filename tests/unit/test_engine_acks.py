@@ -76,7 +76,7 @@ def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_ready_again() -> None:
     assert rig.state(got.id) == "ready"
     assert rig.ack(got) == "acked"
     subscriber.prefetch = 100
-    rig.core.wake(subscriber.group)
+    rig.core.regained(subscriber)
     assert rig.pulse() == []
     rig.commit()
     assert rig.rows.is_empty()

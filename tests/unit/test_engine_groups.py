@@ -234,7 +234,7 @@ def test_a_ttl_ends_for_each_group_and_the_last_one_decides_how_the_task_ended()
     rig.ack(got)
     rig.pass_time(101)
     slow.prefetch = 1
-    rig.core.wake(slow.group)
+    rig.core.regained(slow)
     assert rig.pulse() == []
     assert rig.state(task_id) == "expired"
     rig.commit()

@@ -169,7 +169,7 @@ def test_what_cannot_be_delivered_costs_no_token() -> None:
     assert rig.cancel(cancelled) == "cancelled"
     rig.pass_time(11)
     subscriber.prefetch = 100
-    rig.core.wake(subscriber.group)
+    rig.core.regained(subscriber)
     assert rig.one().id == left
     assert rig.state(gone) == "expired"
 

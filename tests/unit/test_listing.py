@@ -43,7 +43,7 @@ def listing_of(reads: Reads) -> Listing:
     shell: Any = SimpleNamespace(
         reader=reads,
         limits=SimpleNamespace(frame_bytes_max=8 * MIB),
-        describe=lambda known: {"id": known.row.id},
+        describe=lambda known: {"id": known.row.id, "body": known.row.body},
     )
     return Listing(shell)
 
@@ -77,5 +77,6 @@ async def test_no_more_is_read_than_is_asked_for(limit: int, steps: list[int]) -
 async def test_a_page_of_large_ones_ends_at_half_a_frame() -> None:
     reads = Reads(bytes(MIB))
     found = await request(reads, PAGE_MAX)
-    assert len(found["tasks"]) == 4 and found["next"] == 4 * ID_STEP
+    # Each takes a little more than its body.
+    assert len(found["tasks"]) == 3 and found["next"] == 3 * ID_STEP
     assert reads.steps == [STEP_FIRST]

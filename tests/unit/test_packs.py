@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tickwheel.persistence.codec import RecordUnreadable
 from tickwheel.persistence.sqlite.packindex import PackIndex
 from tickwheel.persistence.sqlite.packs import (
-    PACK_BODY_BYTES_MAX,
+    PACK_BYTES_MAX,
     PACK_TASKS_MAX,
     PACK_TASKS_MIN,
     Pack,
@@ -65,7 +65,7 @@ def test_few_tasks_stay_on_their_own_and_a_crowd_is_packed() -> None:
 
 
 def test_large_bodies_stay_on_their_own() -> None:
-    most = PACK_BODY_BYTES_MAX // 10 - 1
+    most = PACK_BYTES_MAX // 10 - 1
     assert len(split(rows(10, body=b"y" * most))[0]) == 1
     assert split(rows(10, body=b"y" * (most + 1)))[0] == []
 

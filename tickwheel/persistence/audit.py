@@ -87,6 +87,7 @@ def _not_in_use(path: str) -> Iterator[None]:
 
 
 def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
+    """Inside a snapshot, so that rows of all tables are of one moment."""
     audit = Audit(tasks=0, progress=0, dead=0, sessions=0)
     try:
         for (message,) in connection.execute(f"PRAGMA integrity_check({PROBLEMS_MAX})"):

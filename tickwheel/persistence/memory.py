@@ -2,6 +2,7 @@
 
 Held to the same conformance suite as every other store. What it holds survives ``close`` and
 ``open`` of the same object, and nothing else: it is for tests, models and trying things out.
+Nothing here waits between the rows of one call, so every call sees one moment.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TypeVar
 
 from tickwheel import failpoints
 from tickwheel.persistence.store import (
+    SCAN_BYTES_MAX,
     CommitRefused,
     Fenced,
     Handles,
@@ -25,7 +27,15 @@ from tickwheel.persistence.store import (
     StoreError,
 )
 from tickwheel.wheel.effects import Effects, GroupKey, ProgressKey
-from tickwheel.wheel.records import DeadRow, Ending, GroupRow, ProgressRow, SessionRow, TaskRow
+from tickwheel.wheel.records import (
+    DeadRow,
+    Ending,
+    GroupRow,
+    ProgressRow,
+    SessionRow,
+    TaskRow,
+    task_bytes,
+)
 
 ENDINGS_MAX = 100_000
 
@@ -148,6 +158,20 @@ class MemoryStore:
         self._check_open()
         return {i: self._stored(self._tasks[i]) for i in ids if i in self._tasks}
 
+    async def read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        self._check_open()
+        found: dict[int, StoredTask] = {}
+        size = 0
+        for index, task_id in enumerate(ids):
+            if size >= bytes_max:
+                return found, ids[index:]
+            if task_id in self._tasks:
+                found[task_id] = self._stored(self._tasks[task_id])
+                size += task_bytes(found[task_id].row)
+        return found, ()
+
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         self._check_open()
         ids = heapq.nsmallest(
@@ -158,7 +182,7 @@ class MemoryStore:
                 if row.id > after_id and topic in (None, row.topic)
             ),
         )
-        return [self._stored(self._tasks[i]) for i in ids]
+        return list((await self.read_some(ids, SCAN_BYTES_MAX))[0].values())
 
     async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         self._check_open()
@@ -170,7 +194,7 @@ class MemoryStore:
                 if row.id < before_id and topic in (None, row.topic)
             ),
         )
-        return [self._stored(self._tasks[i]) for i in ids]
+        return list((await self.read_some(ids, SCAN_BYTES_MAX))[0].values())
 
     async def scan_dead(
         self, after: ProgressKey, limit: int, topic: str | None, group: str | None

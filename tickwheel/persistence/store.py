@@ -6,14 +6,16 @@ Invariants every store keeps, and one conformance suite proves:
 * ``commit(epoch, owner, n, effects)`` is applied at once or not at all, and only if
   ``(epoch, owner)`` is current and ``n == last + 1``; ``n <= last`` changes nothing.
 * When ``commit`` returns, the batch survives a power cut.
-* ``read`` sees every batch whose ``commit`` has returned, in whole batches.
+* Whatever reads sees every batch whose ``commit`` had returned when the read began, in whole
+  batches, and all of it as of one moment, however many statements or calls it takes: a row that
+  a commit moves or changes meanwhile is seen as it was before or after, never missed.
 * ``CommitRefused`` means certainly not applied; ``CommitUnknown`` means try the same again;
   anything else means stop.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -26,6 +28,7 @@ from tickwheel.wheel.records import (
     ProgressRow,
     SessionRow,
     TaskRow,
+    task_bytes,
 )
 
 
@@ -117,6 +120,15 @@ class StoredTask(NamedTuple):
     dead: tuple[DeadRow, ...]
 
 
+SCAN_BYTES_MAX = 16 << 20
+"""A page of tasks ends with the one that reaches this."""
+
+
+def is_cut(page: Iterable[StoredTask]) -> bool:
+    """Whether a page of ``scan`` ended because of its bytes."""
+    return sum(task_bytes(task.row) for task in page) >= SCAN_BYTES_MAX
+
+
 @dataclass(slots=True)
 class Small:
     """The part of recovery that fits in memory whole."""
@@ -165,7 +177,8 @@ class Store(Protocol):
     async def recover_small(self) -> Small: ...
 
     def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
-        """Every task row, in due order (ties by id)."""
+        """Every task row, in due order (ties by id). Tasks may be made and end meanwhile; their
+        due times stay as they are, because commands by id wait for the end of it."""
         ...
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
@@ -179,12 +192,21 @@ class Store(Protocol):
         """The rows of those of ``ids`` that exist."""
         ...
 
+    async def read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        """``read`` of the first of ``ids``, in their order, until their bytes reach
+        ``bytes_max``: the rows, and the ids that are left. At least one is looked at."""
+        ...
+
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """Up to ``limit`` tasks with an id above ``after_id``, by id; ``topic`` filters."""
+        """Up to ``limit`` tasks with an id above ``after_id``, by id; ``topic`` filters. There may
+        be more after a page that is shorter when ``is_cut`` says so: its bytes were used up."""
         ...
 
     async def scan_back(self, before_id: int, limit: int, topic: str | None) -> list[StoredTask]:
-        """Up to ``limit`` tasks with an id below ``before_id``, the highest first."""
+        """Up to ``limit`` tasks with an id below ``before_id``, the highest first; cut like those
+        of ``scan``."""
         ...
 
     async def scan_dead(

@@ -69,6 +69,10 @@ class Limits:
     frame_bytes_max: int = 4 * 1024 * 1024
     """One frame, either direction, as encoded."""
     body_bytes_max: int = 1024 * 1024
+    task_bytes_max: int = 1024 * 1024 + 64 * 1024
+    """A task as a whole: body, key, tag, properties and what they take around them."""
+    property_value_bytes_max: int = 4096
+    """A property's text, in UTF-8."""
     tasks_per_frame_max: int = 16_384
     ids_per_frame_max: int = 16_384
     delay_ms_max: int = 315_576_000_000
@@ -87,6 +91,8 @@ class Limits:
     lease_ms_max: int = 12 * 3600 * 1000
     subscriptions_max: int = 1024
     """Subscriptions of one connection."""
+    pulls_max: int = 1024
+    """PULLs of one connection that wait."""
     connections_max: int = 4096
 
     def to_wire(self) -> dict[str, int]:

@@ -1,15 +1,18 @@
 """Commands that need what the store holds: one read for all that wait, then each in order.
 
 Cancel, reschedule, look-up, acks by earlier receipts and the like. Order between them is the
-order of arrival, over all connections. Invariant: a command runs in the same step of the loop
-in which its records were overlaid, so nothing can come between.
+order of arrival, over all connections. A read ends at so many bytes, wherever that is among the
+ids of a command; the rest is read next, before anything later. Invariant: what a command does to
+an id it does in the same step of the loop in which the record was overlaid, so nothing can come
+between.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from tickwheel.errors import Overloaded, TickwheelError
 from tickwheel.server.reader import View
@@ -19,37 +22,84 @@ if TYPE_CHECKING:
     from tickwheel.server.connection import Connection
     from tickwheel.server.shell import Shell
 
-IDS_PER_READ_MAX = 50_000
+IDS_PER_READ_MAX = 16_384
+BYTES_PER_READ_MAX = 16 << 20
+"""Rows are read with their bodies."""
 
-Action = Callable[[Mapping[int, Known]], None]
+Act = Callable[[range, Mapping[int, Known]], None]
 
 
-class Command(NamedTuple):
-    """``action`` gets the records of those of ``ids`` that exist, and answers ``request``."""
+class Command:
+    """``act`` gets ranges of indexes into ``ids``, one after the other, and the records of those
+    that exist; ``done`` answers ``request`` at the end. One that is not ``wanted`` any more is not
+    read."""
 
-    peer: Connection
-    request: int
-    ids: Sequence[int]
-    action: Action
+    __slots__ = ("act", "at", "done", "ids", "peer", "request", "wanted")
+
+    def __init__(
+        self,
+        peer: Connection,
+        request: int,
+        ids: Sequence[int],
+        act: Act,
+        done: Callable[[], None],
+        wanted: Callable[[], bool],
+    ) -> None:
+        self.peer = peer
+        self.request = request
+        self.ids = ids
+        self.act = act
+        self.done = done
+        self.wanted = wanted
+        self.at = 0
+        """How many of the ids are done with."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.at >= len(self.ids) or not self.wanted()
 
 
 class Commands:
     """The queue; ``run`` is its life."""
 
-    def __init__(self, shell: Shell, commands_max: int) -> None:
+    def __init__(
+        self,
+        shell: Shell,
+        commands_max: int,
+        command_ids_max: int,
+        room: Callable[[], Awaitable[None]],
+    ) -> None:
+        """``room``: wait until what commands change may grow further."""
         self._shell = shell
         self._commands_max = commands_max
-        self._waiting: list[Command] = []
+        self._ids_max = command_ids_max
+        self._room = room
+        self._waiting: deque[Command] = deque()
+        self._ids = 0
         self._wake = asyncio.Event()
 
-    def put(self, peer: Connection, request: int, ids: Sequence[int], action: Action) -> None:
+    def put(
+        self,
+        peer: Connection,
+        request: int,
+        ids: Sequence[int],
+        act: Act,
+        done: Callable[[], None],
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
         """Queue a command. Raises Overloaded when the queue is full."""
         if len(self._waiting) >= self._commands_max:
             raise Overloaded(
                 f"{len(self._waiting)} commands are waiting; the limit is {self._commands_max}"
                 " (commands_max)"
             )
-        self._waiting.append(Command(peer, request, ids, action))
+        if self._ids and self._ids + len(ids) > self._ids_max:
+            raise Overloaded(
+                f"commands on {self._ids} ids are waiting, and {len(ids)} more would be too many;"
+                f" the limit is {self._ids_max} (command_ids_max)"
+            )
+        self._ids += len(ids)
+        self._waiting.append(Command(peer, request, ids, act, done, wanted))
         self._wake.set()
 
     async def run(self) -> None:
@@ -57,28 +107,50 @@ class Commands:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                batch = self._take()
-                ids = list({task_id for command in batch for task_id in command.ids})
-                async with self._shell.reader.read(ids) as view:
-                    for command in batch:
-                        self._run(command, view)
+                await self._room()
+                await self._some()
 
-    def _run(self, command: Command, view: View) -> None:
+    async def _some(self) -> None:
+        """One read, and what it is for."""
+        parts = self._parts()
+        wanted = dict.fromkeys(i for command, stop in parts for i in command.ids[command.at : stop])
+        reader = self._shell.reader
+        async with reader.read_some(list(wanted), BYTES_PER_READ_MAX) as (view, rest):
+            unread = frozenset(rest)
+            for command, stop in parts:
+                ids = command.ids
+                if unread:
+                    stop = next((i for i in range(command.at, stop) if ids[i] in unread), stop)
+                if not self._is_over(command, stop, view):
+                    break
+                self._waiting.popleft()
+                self._ids -= len(ids)
+
+    def _is_over(self, command: Command, stop: int, view: View) -> bool:
+        """Act on its ids up to ``stop``; whether it was answered then, be it by an error."""
+        some, command.at = range(command.at, stop), stop
         self._shell.acting = False
         try:
-            command.action(view(command.ids))
+            if some:
+                command.act(some, view(command.ids[some.start : some.stop]))
+            if not command.is_over:
+                return False
+            command.done()
         except TickwheelError as error:
             command.peer.refuse(command.request, error)
         except Exception as error:
             told = self._shell.contain(f"a command of {command.peer.peer}", error)
             command.peer.refuse(command.request, told)
+        return True
 
-    def _take(self) -> list[Command]:
-        count = total = 0
+    def _parts(self) -> list[tuple[Command, int]]:
+        """The next commands and how far to read for each."""
+        parts: list[tuple[Command, int]] = []
+        left = IDS_PER_READ_MAX
         for command in self._waiting:
-            total += len(command.ids)
-            if count and total > IDS_PER_READ_MAX:
+            stop = min(len(command.ids), command.at + left) if command.wanted() else command.at
+            parts.append((command, stop))
+            left -= stop - command.at
+            if left <= 0:
                 break
-            count += 1
-        batch, self._waiting = self._waiting[:count], self._waiting[count:]
-        return batch
+        return parts

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Protocol, cast
 
 from tickwheel import failpoints
 from tickwheel.clock import Clock
@@ -29,10 +29,12 @@ from tickwheel.wheel.batch import Batch, Staged
 from tickwheel.wheel.engine import Engine
 from tickwheel.wheel.leases import Dispatch
 
-UNKNOWN_RETRY_S = MARK_TIME_MS = 3_600_000
+UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
+MARK_TIME_MS = 3_600_000
 """So old, about, the time that the store knows gets while nothing happens."""
-REFUSED_RETRY_S = 0.2
 ROOM_PROBE_S = 0.5
+REPLY_BYTES = 150
+"""What an answer that waits takes beside its bytes."""
 STALLED = "the store does not answer; nothing was kept"
 
 
@@ -65,7 +67,15 @@ class Committer:
         hand_over: Callable[[list[Dispatch]], None] | None = None,
         observed: Observed | None = None,
         keeper: Keeper | None = None,
+        replies_bytes_max: int = 4 << 20,
+        replies_all_bytes_max: int = 128 << 20,
     ) -> None:
+        self._replies_bytes_max = replies_bytes_max
+        self._replies_all_bytes_max = replies_all_bytes_max
+        self.replies_bytes = 0
+        """Of all answers that wait for the store."""
+        self._replies_of: dict[Peer, int] = {}
+        """The same of each peer."""
         self._engine = engine
         self._core = engine.core
         self._store = store
@@ -110,12 +120,37 @@ class Committer:
         """Send ``data`` once everything the command saw or changed is durable."""
         core = self._core
         if not core.open.is_empty():
-            core.open.replies.append((peer, data))
+            self._put(core.open, peer, data)
             self._wake.set()
         elif core.sealed is not None:
-            core.sealed.replies.append((peer, data))
+            self._put(core.sealed, peer, data)
         else:
             peer.send(data)
+
+    def _put(self, batch: Batch, peer: Peer, data: bytes) -> None:
+        batch.replies.append((peer, data))
+        size = len(data) + REPLY_BYTES
+        self.replies_bytes += size
+        self._replies_of[peer] = self._replies_of.get(peer, 0) + size
+
+    def is_behind(self, peer: Peer) -> bool:
+        """Whether so much waits, for the peer or altogether, that it should ask no more."""
+        if not self.replies_bytes:
+            return False
+        if self.replies_bytes >= self._replies_all_bytes_max:
+            return True
+        return self._replies_of.get(peer, 0) >= self._replies_bytes_max
+
+    def _left(self, batch: Batch) -> None:
+        """The replies of ``batch`` wait no more."""
+        waiting = self._replies_of
+        for address, data in batch.replies:
+            peer, size = cast(Peer, address), len(data) + REPLY_BYTES
+            self.replies_bytes -= size
+            if waiting[peer] > size:
+                waiting[peer] -= size
+            else:
+                del waiting[peer]
 
     def mark_time(self, mono_ms: int) -> None:
         """Now and then: have the store know the time though nothing happens, by an empty batch.
@@ -124,7 +159,7 @@ class Committer:
         if self.last_batch != number:
             self._marked = (self.last_batch, mono_ms)
         elif mono_ms - since_mono_ms >= MARK_TIME_MS and self._core.sealed is None:
-            self._core.open.replies.append((_Nobody(), b""))
+            self._put(self._core.open, _Nobody(), b"")
             self._wake.set()
 
     async def barrier(self) -> None:
@@ -199,6 +234,7 @@ class Committer:
             self._keeper.keep(number, batch.notes)
         if batch.handed and self._hand_over is not None:
             self._hand_over(batch.handed)
+        self._left(batch)
         release(batch)
         self._landed()
 

@@ -21,6 +21,7 @@ from tickwheel.clock import Now
 from tickwheel.errors import (
     FrameTooLarge,
     HelloRequired,
+    Overloaded,
     PeerSilent,
     ProtocolError,
     SlowReader,
@@ -38,6 +39,8 @@ from tickwheel.wheel.sessions import Session
 
 BEFORE_HELLO_BYTES_MAX = 64 * 1024
 """Strangers may not make the daemon buffer more."""
+OTHERS_MIN = 64
+"""So many subscribers that are over are kept before it is looked which of them still matter."""
 _ERROR, _OK = int(FrameType.ERROR), int(FrameType.OK)
 _FLAT = frozenset(
     int(kind)
@@ -72,15 +75,19 @@ class Connection(asyncio.Protocol):
         self.shell = shell
         self.subscribers: dict[int, Subscriber] = {}
         """By the number the client chose."""
+        self.pulls: dict[Subscriber, None] = {}
+        """PULLs that are not answered yet."""
         self.others: list[Subscriber] = []
-        """Pulls and ended subscriptions that may have deliveries in flight."""
+        """Pulls and subscriptions that are over and may have deliveries in flight."""
+        self._others_max = OTHERS_MIN
+        self.paused = False
+        """More than ``out_bytes_soft`` wait for the peer."""
         self.presence = Presence()
         self.heard_mono_ms = 0
         """When the last bytes came from the peer, by the steady clock."""
         self.asked_mono_ms = 0
         self.answers_heartbeats = False
         """It said so in HELLO."""
-        self.is_read = True
         self.session: Session | None = None
         self.name = ""
         self.peer = "?"
@@ -91,6 +98,9 @@ class Connection(asyncio.Protocol):
         self._decoder = Decoder(min(BEFORE_HELLO_BYTES_MAX, shell.limits.frame_bytes_max))
         self._greeted = False
         self._ending = False
+        self._held: list[Frame] = []
+        """Requests that came and are not looked at yet."""
+        self._unread_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
 
@@ -113,7 +123,7 @@ class Connection(asyncio.Protocol):
             )
             return
         self._connections.add(self)
-        self._transport.set_write_buffer_limits(high=self.shell.settings.out_bytes_soft)
+        self._transport.set_write_buffer_limits(high=self.shell.settings.out_bytes_stop)
         timeout_s = self.shell.settings.hello_timeout_s
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._no_hello)
 
@@ -121,12 +131,19 @@ class Connection(asyncio.Protocol):
         self.open = False
         self._connections.discard(self)
         self._stop_timer()
+        self._held.clear()
+        self.shell.held.pop(self, None)
+        self.shell.unread_bytes -= self._unread_bytes
+        self._unread_bytes = 0
+        self.shell.listings.closed(self)
+        self.shell.backups.closed(self)
         mono_ms = self.shell.clock.read().mono_ms
         delivery = self.shell.engine.delivery
         for subscriber in self.consumers:
             subscriber.owner.closed()  # type: ignore[attr-defined]  # see consuming.py
             delivery.disconnected(subscriber, mono_ms)
         self.subscribers.clear()
+        self.pulls.clear()
         self.others.clear()
         self._leave_session()
         self.shell.poke()
@@ -139,14 +156,38 @@ class Connection(asyncio.Protocol):
         except ProtocolError as error:
             self._give_up(0, error)
             return
+        self.heard_mono_ms = self.shell.clock.read().mono_ms
+        if self.presence.doubted:
+            self.shell.engine.delivery.heard(self.presence, self.consumers)
+        self._count_unread()
+        if self._held:
+            self._held += frames
+        else:
+            self._handle_all(frames)
+
+    def _count_unread(self) -> None:
+        """Frames that have not come to their ends are in memory, too."""
+        shell, before = self.shell, self._unread_bytes
+        self._unread_bytes = self._decoder.pending_bytes
+        shell.unread_bytes += self._unread_bytes - before
+        if self._unread_bytes > before and shell.unread_bytes > shell.settings.unread_bytes_max:
+            told = (
+                f"{shell.unread_bytes} bytes of unfinished frames are in memory; the limit is"
+                f" {shell.settings.unread_bytes_max} (unread_bytes_max)"
+            )
+            self._give_up(0, Overloaded(told))
+
+    def _handle_all(self, frames: list[Frame]) -> None:
+        if self._ending:
+            return
         shell, handlers = self.shell, self._handlers
         now = shell.clock.read()
-        self.heard_mono_ms = now.mono_ms
-        if self.presence.doubted:
-            shell.engine.delivery.heard(self.presence, self.consumers)
         index, count = 0, len(frames)
         while index < count:
             if self._greeted:
+                if self.must_wait:
+                    self._hold(frames[index:])
+                    break
                 index = self._run_enqueues(frames, index, now)
                 if index == count:
                     break
@@ -160,6 +201,11 @@ class Connection(asyncio.Protocol):
             shell.committer.kick()
         if shell.core.runnable:
             shell.poke()
+        if not self._held:
+            self._end_if_broken()
+
+    def _end_if_broken(self) -> None:
+        """The stream was, after the frames that were handled now."""
         if self._decoder.error is not None and not self._ending:
             self._give_up(0, self._decoder.error)
 
@@ -170,6 +216,36 @@ class Connection(asyncio.Protocol):
             # Of many frames at once: which of them it has changed something for is not known.
             self.shell.fail(error)
             raise
+
+    # --- a peer that asks faster than it can be answered ----------------------------------------
+
+    @property
+    def is_read(self) -> bool:
+        """What it sends is taken at the moment."""
+        return not (self.paused or self._held)
+
+    @property
+    def must_wait(self) -> bool:
+        """It does not read, or too many answers wait for the store: no more of its requests are
+        looked at until that has changed."""
+        return self.paused or self.shell.committer.is_behind(self)
+
+    def _hold(self, frames: list[Frame]) -> None:
+        self._held = frames
+        self.shell.held[self] = None
+        if self._transport is not None and self.open:
+            self._transport.pause_reading()
+
+    def go_on(self) -> None:
+        """Look at what was held, if it need not wait any more."""
+        if not self._held or self.must_wait:
+            return
+        frames, self._held = self._held, []
+        self.shell.held.pop(self, None)
+        self.heard_mono_ms = self.shell.clock.read().mono_ms
+        self._handle_all(frames)
+        if not self._held and not self.paused and self._transport is not None and self.open:
+            self._transport.resume_reading()
 
     def _handle(self, handler: Handler | None, frame: Frame, now: Now) -> None:
         self.shell.acting = False
@@ -189,29 +265,31 @@ class Connection(asyncio.Protocol):
         return False
 
     def pause_writing(self) -> None:
-        for subscriber in self.subscribers.values():
+        self.paused = True
+        for subscriber in (*self.subscribers.values(), *self.pulls):
             subscriber.blocked = True
         if self._transport is not None and self.open:
             self._transport.pause_reading()
-            self.is_read = False
         self._stop_timer()
         timeout_s = self.shell.settings.slow_reader_timeout_s
         self._timer = asyncio.get_running_loop().call_later(timeout_s, self._too_slow)
 
     def resume_writing(self) -> None:
         self._stop_timer()
-        if self._transport is not None and self.open:
+        self.paused, self.heard_mono_ms = False, self.shell.clock.read().mono_ms
+        if self._transport is not None and self.open and not self._held:
             self._transport.resume_reading()
-            self.is_read, self.heard_mono_ms = True, self.shell.clock.read().mono_ms
-        for subscriber in self.subscribers.values():
+        for subscriber in (*self.subscribers.values(), *self.pulls):
             subscriber.blocked = False
-            self.shell.core.wake(subscriber.group)
+            self.shell.core.regained(subscriber)
         self.shell.poke()
+        self.shell.listings.go_on()
+        self.go_on()
 
     @property
     def consumers(self) -> tuple[Subscriber, ...]:
         """All who may get deliveries here, or have some in flight."""
-        return (*self.subscribers.values(), *self.others)
+        return (*self.subscribers.values(), *self.pulls, *self.others)
 
     # --- the shell's ----------------------------------------------------------------------------
 
@@ -252,8 +330,10 @@ class Connection(asyncio.Protocol):
 
     def remember(self, subscriber: Subscriber) -> None:
         """Keep a subscriber that gets no more deliveries but may hold leases."""
-        if len(self.others) > 64:
-            self.others = [s for s in self.others if s.outstanding > 0 or s.is_subscribed]
+        if len(self.others) >= self._others_max:
+            self.others = [s for s in self.others if s.outstanding > 0]
+            # Each is looked at a bounded number of times, however many stay.
+            self._others_max = max(OTHERS_MIN, 2 * len(self.others))
         self.others.append(subscriber)
 
     # --- HELLO ----------------------------------------------------------------------------------

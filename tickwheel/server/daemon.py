@@ -99,7 +99,14 @@ class Daemon:
         self._exposition = Exposition(self)
         observed.ended = self._exposition.ended
         self._probe = asyncio.create_task(probe_loop(observed.loop_lag_s))
-        self._http = Http(host, port, lambda: readiness(self), self._exposition.render)
+        self._http = Http(
+            host,
+            port,
+            lambda: readiness(self),
+            self._exposition.render,
+            connections_max=self.settings.http_connections_max,
+            idle_s=self.settings.http_idle_timeout_s,
+        )
         await self._http.start()
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tickwheel.errors import BacklogFull, BadRequest, BodyTooLarge, LimitExceeded
@@ -11,7 +11,7 @@ from tickwheel.protocol.frames import Limits
 from tickwheel.server import checks, policies
 from tickwheel.wheel.core import Core
 from tickwheel.wheel.intake import Draft
-from tickwheel.wheel.records import Extras
+from tickwheel.wheel.records import Extras, size_of, text_bytes
 
 _OPTIONS = ("due_ms", "key", "tag", "props", "priority", "ttl_ms", "retry")
 
@@ -19,16 +19,20 @@ _OPTIONS = ("due_ms", "key", "tag", "props", "priority", "ttl_ms", "retry")
 class Drafts:
     """Parses tasks against the limits of one daemon."""
 
-    def __init__(self, core: Core, limits: Limits) -> None:
+    def __init__(
+        self, core: Core, limits: Limits, make_topic_room: Callable[[Iterable[str]], None]
+    ) -> None:
         self._core = core
+        self._make_topic_room = make_topic_room
         self._limits = limits
         self._topics = core.topics
 
     def parse(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[Draft], int]:
-        """(drafts, bytes of their bodies); raises what is wrong with the first bad task."""
+        """(drafts, their bytes); raises what is wrong with the first bad task."""
         limits, topics = self._limits, self._topics
         body_max, delay_max = limits.body_bytes_max, limits.delay_ms_max
         drafts: list[Draft] = []
+        new_topics: dict[str, None] = {}
         size = 0
         for index, task in enumerate(tasks):
             if type(task) is tuple and len(task) == 3:
@@ -45,17 +49,26 @@ class Drafts:
                     size += len(body)
                     continue
             draft = self._careful(task, f"tasks[{index}]", now_ms)
+            if draft[0] not in topics:
+                new_topics[draft[0]] = None
             drafts.append(draft)
-            size += len(draft[2])
+            size += size_of(draft[2], draft[3])
         self._check_room(drafts)
+        if new_topics:
+            self._make_topic_room(new_topics)
+            for name in new_topics:
+                self._core.topic(name)
         return drafts, size
 
     def _check_room(self, drafts: list[Draft]) -> None:
         core = self._core
-        if core.scheduled >= core.config.pending_max:
+        if len(drafts) > core.room:
+            count, limit = core.scheduled + core.staged, "pending_max"
+            if core.config.tasks_max - core.tasks < core.config.pending_max - core.scheduled:
+                count, limit = core.tasks + core.staged, "tasks_max"
             raise BacklogFull(
-                f"{core.scheduled} tasks are pending; the limit is {core.config.pending_max}"
-                " (pending_max)"
+                f"there are {count} tasks, and {len(drafts)} more would be too many; the limit is"
+                f" {getattr(core.config, limit)} ({limit})"
             )
         if core.full_topics:
             for draft in drafts:
@@ -72,11 +85,6 @@ class Drafts:
                 f" not {checks.shown(task)}"
             )
         topic = checks.name(task[0], f"{field}.topic")
-        if topic not in self._topics and len(self._topics) >= self._core.config.topics_max:
-            raise LimitExceeded(
-                f"{field}.topic {topic} is new and there are {len(self._topics)} topics;"
-                f" the limit is {self._core.config.topics_max} (topics_max)"
-            )
         body = task[1]
         if type(body) is not bytes:
             raise BadRequest(f"{field}.body must be binary, not {checks.shown(body)}")
@@ -87,7 +95,13 @@ class Drafts:
             )
         options = checks.options(task[3] if len(task) == 4 else None, _OPTIONS, field)
         due_ms = checks.due(task[2], options.get("due_ms"), field, now_ms, self._limits)
-        return topic, due_ms, body, self._extras(options, field)
+        extras = self._extras(options, field)
+        if extras is not None and size_of(body, extras) > self._limits.task_bytes_max:
+            raise LimitExceeded(
+                f"{field} has {size_of(body, extras)} bytes with all its fields; the limit is"
+                f" {self._limits.task_bytes_max} (task_bytes_max)"
+            )
+        return topic, due_ms, body, extras
 
     def _extras(self, options: dict[str, Any], field: str) -> Extras | None:
         limits = self._limits
@@ -123,6 +137,11 @@ class Drafts:
                 raise BadRequest(
                     f"{field}.props[{checks.shown(key)}] must be a string, number or boolean,"
                     f" not {checks.shown(item)}"
+                )
+            if type(item) is str and text_bytes(item) > limits.property_value_bytes_max:
+                raise LimitExceeded(
+                    f"{field}.props[{checks.shown(key)}] has {text_bytes(item)} bytes; the limit"
+                    f" is {limits.property_value_bytes_max} (property_value_bytes_max)"
                 )
             if type(item) is float and not math.isfinite(item):
                 raise BadRequest(f"{field}.props[{checks.shown(key)}] must be a finite number")

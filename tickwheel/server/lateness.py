@@ -7,6 +7,7 @@ delivery; the others share one, because a series for each is what a monitoring s
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from tickwheel.server.histogram import Histogram
@@ -57,6 +58,11 @@ class Lateness:
         known = self.by_topic
         name = topic if len(known) - (OTHER in known) < self._topics_max else OTHER
         return known.get(name) or known.setdefault(name, Histogram(BOUNDS_MS))
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """These are gone: their places become free."""
+        for name in topics:
+            self.by_topic.pop(name, None)
 
     def percentile_ms(self, share: float) -> int:
         """Upper bound of the bucket in which that share of the deliveries is reached."""

@@ -11,12 +11,14 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
-from tickwheel.persistence.store import Store, StoreAway, StoredTask
+from tickwheel.persistence.store import Store, StoreAway, StoredTask, is_cut
 from tickwheel.wheel.control import Known
 from tickwheel.wheel.core import Core
 from tickwheel.wheel.effects import Effects, ProgressKey
 
 AWAY_RETRY_S = 0.2
+SCANS_AT_A_TIME = 4
+"""Each may bring a page of many bytes: listings, and groups that begin in the past."""
 View = Callable[[Sequence[int]], dict[int, Known]]
 
 
@@ -27,6 +29,7 @@ class Reader:
         self._core = core
         self._store = store
         self._reading = 0
+        self._scans = asyncio.Semaphore(SCANS_AT_A_TIME)
         self._landed_meanwhile: list[Effects] = []
 
     def landed(self, effects: Effects) -> None:
@@ -50,6 +53,28 @@ class Reader:
         finally:
             self._done()
 
+    @asynccontextmanager
+    async def read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> AsyncIterator[tuple[View, Sequence[int]]]:
+        """``read`` of the first of ``ids``, until their rows reach ``bytes_max``; the others are
+        given beside the view, for another read."""
+        self._reading += 1
+        try:
+            stored, rest = await self._read_some(ids, bytes_max) if ids else ({}, ())
+            yield lambda some: self._overlay([stored[i] for i in some if i in stored], some), rest
+        finally:
+            self._done()
+
+    async def _read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        while True:
+            try:
+                return await self._store.read_some(ids, bytes_max)
+            except StoreAway:
+                await asyncio.sleep(AWAY_RETRY_S)
+
     async def _read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """While the store is away, commands and tasks that are due wait for it."""
         while True:
@@ -68,10 +93,11 @@ class Reader:
         scan = self._store.scan_back if back else self._store.scan
         self._reading += 1
         try:
-            stored = await scan(after_id, limit, topic)
+            async with self._scans:
+                stored = await scan(after_id, limit, topic)
             ids = [task.row.id for task in stored]
             found = self._overlay(stored, ids)
-            following = ids[-1] if len(ids) >= limit else None
+            following = ids[-1] if len(ids) >= limit or is_cut(stored) else None
             return [found[i] for i in ids if i in found], following
         finally:
             self._done()

@@ -25,8 +25,15 @@ from tickwheel.history.spool import BYTES_MAX
 from tickwheel.protocol.frames import Limits
 from tickwheel.server import policies
 from tickwheel.wheel.core import EngineConfig
+from tickwheel.wheel.leases import DELIVERY_BYTES, FRAME_HEAD_BYTES
 from tickwheel.wheel.retry import RetryPolicy
 
+TASK_EXTRAS_BYTES = 64 * 1024
+"""What a task may have beside the largest body, unless ``task_bytes_max`` says otherwise."""
+FRAME_BYTES = 1024 * 1024
+"""A DELIVER frame is not made larger than this, except by a task that alone is."""
+DISPATCH_BYTES = 16 * 1024 * 1024
+"""So much is handed out before the event loop gets its turn."""
 HOT_BYTES_MAX = 256 * 1024 * 1024
 """Bodies of tasks that are due soon or ready, unless ``resident_bytes_max`` says otherwise."""
 REDIS_RESIDENT_BYTES_MAX = 2 * 1024 * 1024 * 1024
@@ -85,6 +92,7 @@ class Settings(BaseSettings):
     dead_retention_s: float = Field(default=3 * 86_400.0, gt=0)
     broadcast_tasks_max: int = Field(default=10_000, gt=0)
     broadcast_bytes_max: int = Field(default=32 * 1024 * 1024, gt=0)
+    broadcasts_bytes_max: int = Field(default=256 * 1024 * 1024, gt=0)
     prefetch_max: int = Field(default=65_535, gt=0)
     pull_max: int = Field(default=1_024, gt=0)
     # history and backups
@@ -104,19 +112,37 @@ class Settings(BaseSettings):
     # limits
     frame_bytes_max: int = Field(default=4 * 1024 * 1024, ge=1024)
     body_bytes_max: int = Field(default=1024 * 1024, gt=0)
+    task_bytes_max: int | None = Field(default=None, gt=0)
+    """None: ``body_bytes_max`` and 64 KiB."""
+    property_value_bytes_max: int = Field(default=4_096, gt=0)
     tasks_per_frame_max: int = Field(default=16_384, gt=0)
     connections_max: int = Field(default=4_096, gt=0)
+    http_connections_max: int = Field(default=256, gt=0)
+    http_idle_timeout_s: float = Field(default=5.0, gt=0)
     subscriptions_max: int = Field(default=1_024, gt=0)
+    pulls_max: int = Field(default=1_024, gt=0)
+    subscribers_max: int = Field(default=100_000, gt=0)
     window_max: int = Field(default=1_024, gt=0)
     sessions_max: int = Field(default=100_000, gt=0)
+    session_outcomes_max: int = Field(default=1_000_000, gt=0)
     topics_max: int = Field(default=100_000, gt=0)
     groups_per_topic_max: int = Field(default=1_000, gt=0)
+    groups_max: int = Field(default=200_000, gt=0)
+    tasks_max: int = Field(default=100_000_000, gt=0)
     pending_max: int = Field(default=100_000_000, gt=0)
     backlog_max: int = Field(default=20_000_000, gt=0)
+    in_flight_max: int = Field(default=2_000_000, gt=0)
     staged_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
     commands_max: int = Field(default=10_000, gt=0)
+    command_ids_max: int = Field(default=500_000, gt=0)
+    listings_max: int = Field(default=64, gt=0)
+    listings_all_max: int = Field(default=1_024, gt=0)
+    backups_max: int = Field(default=4, gt=0)
+    replies_bytes_max: int = Field(default=4 * 1024 * 1024, gt=0)
+    replies_all_bytes_max: int = Field(default=128 * 1024 * 1024, gt=0)
+    unread_bytes_max: int = Field(default=512 * 1024 * 1024, gt=0)
     out_bytes_soft: int = Field(default=4 * 1024 * 1024, gt=0)
-    out_bytes_max: int = Field(default=32 * 1024 * 1024, gt=0)
+    out_bytes_max: int = Field(default=32 * 1024 * 1024, ge=65_536)
     slow_reader_timeout_s: float = Field(default=30.0, gt=0)
     endings_max: int = Field(default=100_000, gt=1)
     heartbeat_interval_s: float = Field(default=10.0, ge=0.1, le=86_400)
@@ -166,6 +192,18 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
+    def _frames_fit(self) -> Self:
+        """A task that a producer may send can be sent to a consumer, however far it is behind."""
+        largest = self.largest_task_bytes + DELIVERY_BYTES + FRAME_HEAD_BYTES
+        if largest > self.out_room_bytes // 4:
+            raise ValueError(
+                f"out_bytes_max ({self.out_bytes_max}) must be at least"
+                f" {8 * largest} for tasks of {self.largest_task_bytes} bytes"
+                " (body_bytes_max, task_bytes_max, frame_bytes_max)"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _heartbeats(self) -> Self:
         interval_s, timeout_s = self.heartbeat_interval_s, self.heartbeat_timeout_s
         if timeout_s < 2 * interval_s:
@@ -186,11 +224,31 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
 
+    @property
+    def out_bytes_stop(self) -> int:
+        """``out_bytes_soft``, or less: what is under way when it is reached is still written."""
+        return min(self.out_bytes_soft, self.out_bytes_max // 2)
+
+    @property
+    def out_room_bytes(self) -> int:
+        """For what is written between ``out_bytes_stop`` and ``out_bytes_max``: a quarter
+        for a dispatch, one for its last frame, one for what was handed out at most once, and one
+        for answers."""
+        return self.out_bytes_max - self.out_bytes_stop
+
+    @property
+    def largest_task_bytes(self) -> int:
+        """``task_bytes_max``, or less: its frame of deliveries is within ``frame_bytes_max``."""
+        asked = self.task_bytes_max or self.body_bytes_max + TASK_EXTRAS_BYTES
+        return min(asked, self.frame_bytes_max - DELIVERY_BYTES - FRAME_HEAD_BYTES)
+
     def limits(self) -> Limits:
         """What a client is told in the answer to its HELLO."""
         return Limits(
             frame_bytes_max=self.frame_bytes_max,
-            body_bytes_max=self.body_bytes_max,
+            body_bytes_max=min(self.body_bytes_max, self.largest_task_bytes),
+            task_bytes_max=self.largest_task_bytes,
+            property_value_bytes_max=self.property_value_bytes_max,
             tasks_per_frame_max=self.tasks_per_frame_max,
             ids_per_frame_max=self.tasks_per_frame_max,
             delay_ms_max=int(self.delay_max_s * 1000),
@@ -199,6 +257,7 @@ class Settings(BaseSettings):
             prefetch_max=self.prefetch_max,
             lease_ms_max=int(self.lease_max_s * 1000),
             subscriptions_max=self.subscriptions_max,
+            pulls_max=self.pulls_max,
             connections_max=self.connections_max,
         )
 
@@ -219,14 +278,25 @@ class Settings(BaseSettings):
             policies=policies.named(self.retry_policies, retry),
             broadcast_tasks_max=self.broadcast_tasks_max,
             broadcast_bytes_max=self.broadcast_bytes_max,
+            broadcasts_bytes_max=self.broadcasts_bytes_max,
+            subscribers_max=self.subscribers_max,
+            delivery_frame_bytes_max=min(
+                FRAME_BYTES, self.frame_bytes_max - FRAME_HEAD_BYTES, self.out_room_bytes // 8
+            ),
+            dispatch_bytes_max=min(DISPATCH_BYTES, self.out_room_bytes // 4),
+            handed_bytes_max=min(DISPATCH_BYTES, self.out_room_bytes // 8),
+            in_flight_max=self.in_flight_max,
             resident_horizon_ms=int(self.resident_horizon_s * 1000),
             resident_bytes_max=self.resident_bytes_max or HOT_BYTES_MAX,
             lease_checkpoint_ms=int(self.lease_checkpoint_s * 1000),
             reconnect_grace_ms=int(self.reconnect_grace_s * 1000),
             endings_max=self.endings_max,
             sessions_max=self.sessions_max,
+            session_outcomes_max=self.session_outcomes_max,
             topics_max=self.topics_max,
             groups_per_topic_max=self.groups_per_topic_max,
+            groups_max=self.groups_max,
+            tasks_max=self.tasks_max,
             pending_max=self.pending_max,
             backlog_max=self.backlog_max,
         )

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
 from tickwheel.clock import Clock, Now
-from tickwheel.errors import InternalError, TickwheelError, TooManySessions
+from tickwheel.errors import InternalError, LimitExceeded, TickwheelError, TooManySessions
 from tickwheel.persistence.store import Fenced, Opened, Store, StoreBroken
 from tickwheel.server.commands import Commands
 from tickwheel.server.committer import Committer
 from tickwheel.server.delivering import Delivering
 from tickwheel.server.drafts import Drafts
 from tickwheel.server.heartbeats import Heartbeats
+from tickwheel.server.listings import Listings
 from tickwheel.server.loading import Loader
 from tickwheel.server.observing import Observed
 from tickwheel.server.reader import Reader
@@ -41,6 +42,12 @@ DISPATCH_PER_PULSE = 4_096
 SLEEP_MS_MAX = 1_000
 """The longest sleep: a jump of the clock is noticed within it."""
 SWEEP_MS = 60_000
+TOPICS_PER_SWEEP = 10_000
+TOPICS_PER_LOOK = 1_000
+"""So many are looked at when there is no room for a new one."""
+
+LISTINGS_AT_A_TIME = 4
+"""A store has a few threads for them, and each may read some MiB."""
 
 Notice = Callable[[str, str], None]
 
@@ -82,7 +89,13 @@ class Shell:
         self.loaded = asyncio.Event()
         """Every stored task is in memory: commands that name tasks may run."""
         self.reader = Reader(self.core, store)
-        self.commands = Commands(self, settings.commands_max)
+        self.commands = Commands(
+            self, settings.commands_max, settings.command_ids_max, self._room_for_changes
+        )
+        self.listings = Listings(
+            self.spawn, LISTINGS_AT_A_TIME, settings.listings_max, settings.listings_all_max
+        )
+        self.backups = Listings(self.spawn, 1, settings.backups_max, settings.backups_max)
         self.observed = observed or Observed()
         self.history = history
         self.lateness = self.observed.lateness
@@ -96,7 +109,9 @@ class Shell:
             epoch=opened.epoch,
             last_batch=opened.last_batch,
             outcome_timeout_s=settings.outcome_timeout_s,
-            landed=self.poke,
+            landed=self._landed,
+            replies_bytes_max=settings.replies_bytes_max,
+            replies_all_bytes_max=settings.replies_all_bytes_max,
             noticed=noticed,
             hand_over=self._delivering.hand_over,
             observed=self.observed,
@@ -105,9 +120,13 @@ class Shell:
         if not opened.has_room:
             self.committer.start_full(opened.no_room)
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.poke)
-        self.drafts = Drafts(self.core, self.limits)
+        self.drafts = Drafts(self.core, self.limits, self.make_topic_room)
         self.upkeep = Upkeep(self)
         self.connections: set[Connection] = set()
+        self.held: dict[Connection, None] = {}
+        """Those whose requests wait until others are answered."""
+        self.unread_bytes = 0
+        """Of frames of all connections that have not come to their ends."""
         self.draining = False
         self.started_mono_ms = clock.read().mono_ms
         self._backup_folder = backup_folder
@@ -251,6 +270,24 @@ class Shell:
         """A connection is closed for what its client did."""
         self.noticed("connection_closed" + ("_quietly" if quiet else ""), f"{peer}: {error}")
 
+    def make_topic_room(self, names: Iterable[str]) -> None:
+        """These topics, new ones, may be made. Raises LimitExceeded when there are too many."""
+        topics, topics_max = self.core.topics, self.core.config.topics_max
+        fresh = [name for name in names if name not in topics]
+        while len(topics) + len(fresh) > topics_max and self.core.maybe_idle:
+            if not self._forget_topics(TOPICS_PER_LOOK):
+                break
+        if len(topics) + len(fresh) > topics_max:
+            raise LimitExceeded(
+                f"topic {fresh[0]} is new and there are {len(topics)} topics;"
+                f" the limit is {topics_max} (topics_max)"
+            )
+
+    def _forget_topics(self, limit: int) -> int:
+        forgotten = self.engine.grouping.forget_idle(limit)
+        self.lateness.forget(forgotten)
+        return len(forgotten)
+
     def describe(self, known: Known) -> dict[str, Any]:
         """A live task as LOOKUP and LIST answer it."""
         now = self.clock.read()
@@ -263,6 +300,21 @@ class Shell:
 
     def backup_folder(self) -> Path:
         return self._backup_folder
+
+    def _landed(self) -> None:
+        """A batch has landed, and its replies have left."""
+        self.poke()
+        for connection in list(self.held):
+            connection.go_on()
+
+    async def _room_for_changes(self) -> None:
+        """Until what commands have changed is not too much to wait for the store."""
+        core = self.core
+        while True:
+            sealed_bytes = core.sealed.updated_bytes if core.sealed is not None else 0
+            if core.open.updated_bytes + sealed_bytes < self.settings.staged_bytes_max:
+                return
+            await self.committer.barrier()
 
     # --- the pulse -----------------------------------------------------------------------------
 
@@ -296,6 +348,7 @@ class Shell:
             if now.mono_ms - self._swept_mono_ms >= SWEEP_MS:
                 self._swept_mono_ms = now.mono_ms
                 self.engine.sweep(now.now_ms)
+                self._forget_topics(TOPICS_PER_SWEEP)
                 self.committer.mark_time(now.mono_ms)
         except Exception as error:
             self.fail(error)

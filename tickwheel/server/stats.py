@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tickwheel.clock import Now
+from tickwheel.protocol.codec import encode
 from tickwheel.server import policies
 from tickwheel.server.shell import Shell
 from tickwheel.version import __version__
@@ -22,6 +23,7 @@ def stats_map(shell: Shell, now: Now) -> dict[str, Any]:
         name: sum(topic[name] for topic in topics.values())
         for name in ("ready", "in_flight", "waiting")
     }
+    shown, left_out = _that_fit(topics, shell.settings.out_room_bytes // 2)
     return {
         "node": shell.settings.node,
         "version": __version__,
@@ -57,8 +59,22 @@ def stats_map(shell: Shell, now: Now) -> dict[str, Any]:
         "sessions": len(core.sessions),
         "store_ok": shell.committer.trouble is None,
         "lateness": shell.lateness.summary(),
-        "topics": topics,
+        "topics": shown,
+        "topics_left_out": left_out,
     }
+
+
+def _that_fit(
+    topics: dict[str, dict[str, Any]], bytes_max: int
+) -> tuple[dict[str, dict[str, Any]], int]:
+    """As many as one answer may hold, the oldest first, and how many do not."""
+    shown: dict[str, dict[str, Any]] = {}
+    for name, told in topics.items():
+        bytes_max -= len(encode((name, told)))
+        if bytes_max < 0:
+            break
+        shown[name] = told
+    return shown, len(topics) - len(shown)
 
 
 def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:

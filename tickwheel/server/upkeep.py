@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from tickwheel.server.shell import Shell
 
 CHUNK = 500
+READ_BYTES = 16 << 20
+"""Rows are read with their bodies: a chunk may end at so many bytes."""
+READS_AT_A_TIME = 4
+"""However many groups are being deleted."""
 AWAY_RETRY_S = 0.5
 COMING_DUE_S = 0.05
 """A group that is being deleted waits for what it held before a restart to come due anew."""
@@ -32,6 +36,7 @@ class Upkeep:
 
     def __init__(self, shell: Shell) -> None:
         self._shell = shell
+        self._reads = asyncio.Semaphore(READS_AT_A_TIME)
         self._retention_ms = int(shell.settings.dead_retention_s * 1000)
 
     def start(self) -> None:
@@ -84,8 +89,9 @@ class Upkeep:
             if not ids:
                 await asyncio.sleep(COMING_DUE_S)
                 continue
-            async with shell.reader.read(ids) as view:
-                closing.drop(group, ids, view(ids))
+            async with self._reads, shell.reader.read_some(ids, READ_BYTES) as (view, rest):
+                some = ids[: len(ids) - len(rest)]
+                closing.drop(group, some, view(some))
             shell.committer.kick()
             await shell.committer.barrier()
         closing.finish(group)
@@ -164,14 +170,20 @@ class Upkeep:
     async def _delete_over(self, keys: list[tuple[int, str]], limit_ms: int) -> None:
         """Those of them that died by ``limit_ms`` and have not come back since."""
         shell = self._shell
-        async with shell.reader.read(list({task_id for task_id, _ in keys})) as view:
-            for task_id, group in keys:
-                # Looked at one by one: a task with letters of two groups changes with the first.
-                found = view([task_id]).get(task_id)
-                dead = found.dead.get(group) if found is not None else None
-                if dead is None or dead.died_ms > limit_ms:
-                    continue
-                if shell.engine.control.delete_dead(task_id, group, found) == "deleted":
-                    shell.core.totals.dead_expired += 1
-        shell.committer.kick()
-        await shell.committer.barrier()
+        while keys:
+            ids = list(dict.fromkeys(task_id for task_id, _ in keys))
+            async with shell.reader.read_some(ids, READ_BYTES) as (view, rest):
+                unread = set(rest)
+                for task_id, group in keys:
+                    if task_id in unread:
+                        continue
+                    # One by one: a task with letters of two groups changes with the first.
+                    found = view([task_id]).get(task_id)
+                    dead = found.dead.get(group) if found is not None else None
+                    if dead is None or dead.died_ms > limit_ms:
+                        continue
+                    if shell.engine.control.delete_dead(task_id, group, found) == "deleted":
+                        shell.core.totals.dead_expired += 1
+            keys = [key for key in keys if key[0] in unread]
+            shell.committer.kick()
+            await shell.committer.barrier()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from tickwheel.protocol.codec import encode
 from tickwheel.wheel.control import GroupView, Known
 from tickwheel.wheel.delivery import Item
 from tickwheel.wheel.records import DeadRow, Extras
@@ -65,6 +66,22 @@ def task_map(
             for name, view in groups.items()
         },
     }
+
+
+def fitting(told: dict[str, Any], bytes_max: int) -> tuple[dict[str, Any], int]:
+    """A task map, and its bytes in a frame. One that is too large because very many groups have
+    failed with it is told with the newest failure of each, or with none."""
+    size = len(encode(told))
+    for kept in (1, 0):
+        if size <= bytes_max or not told.get("groups"):
+            break
+        groups = {
+            name: view | {"failures": view["failures"][len(view["failures"]) - kept :]}
+            for name, view in told["groups"].items()
+        }
+        told = told | {"groups": groups}
+        size = len(encode(told))
+    return told, size
 
 
 def dead_map(row: DeadRow) -> dict[str, Any]:

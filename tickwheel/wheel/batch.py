@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from tickwheel.wheel.effects import Effects
@@ -20,10 +21,15 @@ class Batch:
     staged: list[Staged] = field(default_factory=list)
     """Requests whose tasks are in ``effects.enqueued``, and repeats of them."""
     staged_bytes: int = 0
+    updated_bytes: int = 0
+    """Of the rows in ``effects.updated``, at least."""
+    topics: Counter[str] = field(default_factory=Counter)
+    """Of the tasks in ``effects.enqueued``."""
     credits: dict[Subscriber, int] = field(default_factory=dict)
     """Deliveries whose end this batch confirms, by subscriber."""
     handed: list[Dispatch] = field(default_factory=list)
     """At-most-once deliveries, to be written once their end is durable, before the replies."""
+    handed_bytes: int = 0
     replies: list[tuple[object, bytes]] = field(default_factory=list)
     """(the shell's reply address, bytes) of answers that rest on this batch, in order."""
     notes: object = None
@@ -63,4 +69,6 @@ def rejoin(older: Batch, newer: Batch) -> None:
     for subscriber, count in older.credits.items():
         newer.credits[subscriber] = newer.credits.get(subscriber, 0) + count
     newer.handed[:0] = older.handed
+    newer.handed_bytes += older.handed_bytes
+    newer.updated_bytes += older.updated_bytes
     newer.replies[:0] = older.replies

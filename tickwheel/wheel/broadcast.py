@@ -12,8 +12,8 @@ from collections import deque
 
 from tickwheel.wheel.core import ROW_OVERHEAD_BYTES, Core
 from tickwheel.wheel.groups import Group, Topic
-from tickwheel.wheel.leases import Dispatch, Item, Subscriber
-from tickwheel.wheel.records import TaskRow
+from tickwheel.wheel.leases import DELIVERY_BYTES, Dispatch, Item, Subscriber
+from tickwheel.wheel.records import TaskRow, task_bytes
 
 
 class Broadcaster(Subscriber):
@@ -43,14 +43,22 @@ class Broadcasts:
         self._core = core
         self._waiting: dict[Broadcaster, None] = {}
         """Those with something in their buffers."""
+        self.waiting_bytes = 0
+        """In all buffers, though a row that waits in several is in memory once."""
 
     def join(self, broadcaster: Broadcaster) -> None:
         broadcaster.group.topic.broadcasters[broadcaster] = None
+        self._core.subscribers += 1
 
     def leave(self, broadcaster: Broadcaster) -> None:
-        broadcaster.group.topic.broadcasters.pop(broadcaster, None)
+        broadcasters = broadcaster.group.topic.broadcasters
+        if broadcaster in broadcasters:
+            del broadcasters[broadcaster]
+            self._core.subscribers -= 1
+            self._core.lost_task(broadcaster.group.topic)
         self._waiting.pop(broadcaster, None)
         broadcaster.buffer.clear()
+        self.waiting_bytes -= broadcaster.size_bytes
         broadcaster.size_bytes = 0
 
     def offer(self, topic: Topic, row: TaskRow) -> None:
@@ -58,16 +66,28 @@ class Broadcasts:
         if topic.settings.paused:
             return
         config = self._core.config
-        size_bytes = len(row.body) + ROW_OVERHEAD_BYTES
+        size_bytes = task_bytes(row) + ROW_OVERHEAD_BYTES
         for one in list(topic.broadcasters):
             assert isinstance(one, Broadcaster)
+            if not one.is_subscribed:
+                continue  # cut to make room
             one.buffer.append(row)
             one.size_bytes += size_bytes
+            self.waiting_bytes += size_bytes
             self._waiting[one] = None
             if len(one.buffer) > config.broadcast_tasks_max:
                 self._cut(one, f"{len(one.buffer)} tasks wait for it", "broadcast_tasks_max")
             elif one.size_bytes > config.broadcast_bytes_max and len(one.buffer) > 1:
                 self._cut(one, f"{one.size_bytes} bytes wait for it", "broadcast_bytes_max")
+            elif self.waiting_bytes > config.broadcasts_bytes_max:
+                self._cut_largest()
+
+    def _cut_largest(self) -> None:
+        """Whoever is furthest behind makes room for all others."""
+        largest = max(self._waiting, key=lambda one: one.size_bytes)
+        if len(largest.buffer) > 1:
+            found = f"{self.waiting_bytes} bytes wait for it and others"
+            self._cut(largest, found, "broadcasts_bytes_max")
 
     def _cut(self, one: Broadcaster, found: str, limit: str) -> None:
         self.leave(one)
@@ -96,12 +116,15 @@ class Broadcasts:
         items: list[Item] = []
         size_bytes = 0
         while one.buffer and len(items) < config.delivery_frame_tasks_max:
-            if size_bytes >= config.delivery_frame_bytes_max:
+            row_bytes = task_bytes(one.buffer[0])
+            framed_bytes = size_bytes + row_bytes + (len(items) + 1) * DELIVERY_BYTES
+            if items and framed_bytes > config.delivery_frame_bytes_max:
                 break
-            row = one.buffer.popleft()
-            items.append((row, 1))
-            size_bytes += len(row.body)
-        one.size_bytes -= size_bytes + len(items) * ROW_OVERHEAD_BYTES
+            items.append((one.buffer.popleft(), 1))
+            size_bytes += row_bytes
+        held_bytes = size_bytes + len(items) * ROW_OVERHEAD_BYTES
+        one.size_bytes -= held_bytes
+        self.waiting_bytes -= held_bytes
         one.group.topic.delivered += len(items)
         one.group.topic.broadcast += len(items)
         core.totals.delivered += len(items)

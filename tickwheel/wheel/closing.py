@@ -46,7 +46,9 @@ class Closing:
         for subscriber in group.subscribers:
             told = f"group {group.name} of topic {topic.name} was deleted"
             core.cut.append((subscriber, "not_found", told))
-        group.subscribers = []
+        core.subscribers -= len(group.subscribers)
+        group.subscribers.clear()
+        group.able.clear()
 
     def some(self, group: Group, limit: int) -> list[int]:
         """Up to ``limit`` tasks that it holds, dead letters not among them."""
@@ -74,6 +76,7 @@ class Closing:
         lease = group.flight.pop(task_id, None)
         if lease is not None:
             lease.live = False
+            core.in_flight -= 1
             core.give_back(lease.subscriber, 1)
         elif task_id in group.waiting or task_id in group.loading:
             core.leave(group, found.row)
@@ -125,9 +128,11 @@ class Closing:
             raise AssertionError(f"group {group.name} of {topic.name} holds tasks")
         del topic.groups[group.name]
         topic.closing -= 1
+        core.group_count -= 1
         core.open.effects.groups[topic.name, group.name] = None
         core.leased.pop(group, None)
         core.runnable.pop(group, None)
         if not topic.groups:
             topic.unowned = Group(topic, "", 0)
             self._grouping.release(topic)
+            core.lost_task(topic)

@@ -28,22 +28,36 @@ class EngineConfig:
     reconnect_grace_ms: int = 5_000
     endings_max: int = 100_000
     sessions_max: int = 100_000
+    session_outcomes_max: int = 1_000_000
+    """Of all sessions; beyond it those that were not used for long are forgotten first."""
     session_idle_ms_max: int = 86_400_000
     session_evict_idle_ms_min: int = 60_000
     topics_max: int = 100_000
     groups_per_topic_max: int = 1_000
+    groups_max: int = 200_000
+    tasks_max: int = 100_000_000
+    """Not finished."""
     pending_max: int = 100_000_000
+    """Scheduled."""
     backlog_max: int = 20_000_000
     """Tasks that are due on one topic that has no group yet."""
     delivery_frame_tasks_max: int = 512
     delivery_frame_bytes_max: int = 1024 * 1024
     dispatch_bytes_max: int = 16 * 1024 * 1024
-    """Bodies handed out by one call of ``dispatch``, about."""
+    """Handed out by one call of ``dispatch``, and a frame more."""
+    handed_bytes_max: int = 16 * 1024 * 1024
+    """At-most-once deliveries that wait for their commit, and a frame more."""
+    in_flight_max: int = 2_000_000
+    """Deliveries that are not finished, of all groups."""
     lapsing_max: int = 10_000
     """Tasks whose ttl is over that are being looked up at one time."""
     broadcast_tasks_max: int = 10_000
     broadcast_bytes_max: int = 32 * 1024 * 1024
     """What may wait for one broadcast subscription whose connection is behind."""
+    broadcasts_bytes_max: int = 256 * 1024 * 1024
+    """The same for all of them."""
+    subscribers_max: int = 100_000
+    """Subscriptions and pulls that are open."""
 
 
 @dataclass(slots=True)

@@ -9,11 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from tickwheel.wheel.core import Core
+from tickwheel.wheel.core import ROW_OVERHEAD_BYTES, Core
 from tickwheel.wheel.groups import Group
 from tickwheel.wheel.leases import Tries, priority_of
 from tickwheel.wheel.recording import CANCELLED, DELETED
-from tickwheel.wheel.records import DeadRow, Ending, Failure, ProgressRow, ProgressState, TaskRow
+from tickwheel.wheel.records import (
+    DeadRow,
+    Ending,
+    Failure,
+    ProgressRow,
+    ProgressState,
+    TaskRow,
+    task_bytes,
+)
 from tickwheel.wheel.states import State
 
 
@@ -144,6 +152,7 @@ class Control:
         core.end(task_id, Ending.CANCELLED)
         core.totals.cancelled += 1
         topic.cancelled += 1
+        core.lost_task(topic)
         if core.recorder is not None:
             core.recorder.ended(topic.name, None, CANCELLED, task_id, last=True)
         return "cancelled"
@@ -168,6 +177,7 @@ class Control:
                 core.drop(task_id)
             row = known.row._replace(due_ms=due_ms)
             core.open.effects.updated[task_id] = row
+            core.open.updated_bytes += task_bytes(row) + ROW_OVERHEAD_BYTES
             core.schedule(row, now_ms)
         else:
             self._postpone(known, due_ms)

@@ -23,6 +23,7 @@ from tickwheel.wheel.records import (
     ProgressRow,
     ProgressState,
     TaskRow,
+    task_bytes,
 )
 from tickwheel.wheel.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
 from tickwheel.wheel.sessions import Sessions
@@ -31,11 +32,32 @@ from tickwheel.wheel.timing import TimingWheel
 __all__ = ["ROW_OVERHEAD_BYTES", "Core", "EngineConfig", "Totals", "failure_of"]
 
 ROW_OVERHEAD_BYTES = 250
-"""What a resident row costs beside its body."""
+"""What a resident row costs beside its body and extras."""
 
 
 class Core:
     """Everything the engine remembers."""
+
+    # Counts of what there is now.
+    tasks = 0
+    """That are durable and not finished."""
+    scheduled = 0
+    in_flight = 0
+    dead = 0
+    resident_bytes = 0
+    """Of ``hot``."""
+    handed_bytes = 0
+    """Of at-most-once deliveries that wait for their commit."""
+    group_count = 0
+    subscribers = 0
+    """Of groups and broadcasts; pulls are among them."""
+
+    sealed: Batch | None = None
+    landing: Batch | None = None
+    """One that is durable, and whose tasks are not on the wheel yet."""
+    acted_ms = 0
+    """Newest due time of the tasks that were recovered with a history: they are not on the wheel,
+    even if the clock went back during the restart."""
 
     def __init__(
         self,
@@ -53,13 +75,13 @@ class Core:
         """Every id up to this is durable (or refused)."""
         self.wheel = TimingWheel(now_ms, slots=config.slots, tick_ms=config.tick_ms)
         self.open = Batch()
-        self.sealed: Batch | None = None
         self.sessions = Sessions(config.sessions_max, config.session_idle_ms_max)
         self.endings = Endings(config.endings_max)
         self.topics: dict[str, Topic] = {}
+        self.maybe_idle: dict[str, None] = {}
+        """Every topic that can be forgotten is among these; see ``Grouping.forget_idle``."""
         self.hot: dict[int, TaskRow] = {}
         """Rows in memory of tasks that are scheduled soon or ready."""
-        self.resident_bytes = 0
         self.owed: dict[int, Owed] = {}
         self.retrying: dict[int, list[Group]] = {}
         """id → groups in which it waits for a retry."""
@@ -92,10 +114,21 @@ class Core:
         """What could not be processed, see ``fault``, for the shell to tell."""
         self.policies = {**BUILT_IN, **config.policies, DEFAULT: config.retry}
         self.totals = Totals()
-        self.acted_ms = 0
-        """Newest due time of the tasks that were recovered with a history: they are not on the
-        wheel, even if the clock went back during the restart."""
-        self.scheduled = self.dead = 0
+        self.held_back: dict[Group, None] = {}
+        """Groups that could deliver but for those."""
+
+    @property
+    def staged(self) -> int:
+        """Tasks that are not on the wheel yet."""
+        batches = (self.open, self.sealed, self.landing)
+        return sum(len(batch.effects.enqueued) for batch in batches if batch is not None)
+
+    @property
+    def room(self) -> int:
+        """How many more tasks may be taken."""
+        config = self.config
+        left = min(config.tasks_max - self.tasks, config.pending_max - self.scheduled)
+        return left - self.staged
 
     # --- resident rows -------------------------------------------------------------------
 
@@ -103,14 +136,14 @@ class Core:
         """Hold a row in memory (whatever the budget says: callers ask ``has_room``)."""
         known = self.hot.get(row.id)
         if known is not None:
-            self.resident_bytes -= len(known.body) + ROW_OVERHEAD_BYTES
+            self.resident_bytes -= task_bytes(known) + ROW_OVERHEAD_BYTES
         self.hot[row.id] = row
-        self.resident_bytes += len(row.body) + ROW_OVERHEAD_BYTES
+        self.resident_bytes += task_bytes(row) + ROW_OVERHEAD_BYTES
 
     def drop(self, task_id: int) -> None:
         row = self.hot.pop(task_id, None)
         if row is not None:
-            self.resident_bytes -= len(row.body) + ROW_OVERHEAD_BYTES
+            self.resident_bytes -= task_bytes(row) + ROW_OVERHEAD_BYTES
 
     @property
     def has_room(self) -> bool:
@@ -122,7 +155,13 @@ class Core:
         found = self.topics.get(name)
         if found is None:
             found = self.topics[name] = Topic(name)
+            self.maybe_idle[name] = None
         return found
+
+    def lost_task(self, topic: Topic) -> None:
+        """One that no group held has ended: it may have been the topic's last."""
+        if not topic.groups:
+            self.maybe_idle[topic.name] = None
 
     def find_group(self, topic: str, group: str) -> Group | None:
         found = self.topics.get(topic)
@@ -153,6 +192,7 @@ class Core:
 
     def end(self, task_id: int, ending: Ending) -> None:
         """The task leaves for good. Its other rows leave the batch when it is sealed."""
+        self.tasks -= 1
         self.open.effects.ended[task_id] = ending
         self.endings.add(task_id, ending)
         self.drop(task_id)
@@ -261,10 +301,17 @@ class Core:
     def give_back(self, subscriber: Subscriber, count: int) -> None:
         """Return credit at once: nothing has to be confirmed to this consumer."""
         subscriber.outstanding -= count
-        self.wake(subscriber.group)
+        self.regained(subscriber)
+
+    def regained(self, subscriber: Subscriber) -> None:
+        """It may have credit that it had not."""
+        group = subscriber.group
+        if subscriber in group.subscribers:
+            group.able[subscriber] = None
+            self.wake(group)
 
     def wake(self, group: Group) -> None:
-        if group.subscribers and group.ready_count and group not in self.throttled:
+        if group.able and group.ready_count and group not in self.throttled:
             self.runnable[group] = None
 
 

@@ -110,7 +110,7 @@ class Delivery(Dispatching):
             groups = self._owners(topic, groups, row)
         for group in groups:
             group.ready.push(row.id, priority, now_ms)
-            if group.subscribers:
+            if group.able:
                 core.runnable[group] = None
 
     def _owners(self, topic: Topic, groups: list[Group], row: TaskRow) -> list[Group]:

@@ -13,6 +13,7 @@ from tickwheel.wheel.broadcast import Broadcaster, Broadcasts
 from tickwheel.wheel.core import Core
 from tickwheel.wheel.groups import Group
 from tickwheel.wheel.leases import (
+    DELIVERY_BYTES,
     PLAIN,
     Dispatch,
     Item,
@@ -24,7 +25,7 @@ from tickwheel.wheel.leases import (
     ttl_end_ms,
 )
 from tickwheel.wheel.recording import EXPIRED
-from tickwheel.wheel.records import Ending, Failure, TaskRow
+from tickwheel.wheel.records import Ending, Failure, TaskRow, extras_bytes
 from tickwheel.wheel.settlement import Settlement
 
 NO_FAILURES: tuple[Failure, ...] = ()
@@ -48,7 +49,7 @@ class Dispatching:
         if core.throttled:
             self._unthrottle(mono_ms)
         self._bytes_left -= self._broadcasts.flush(out, self._bytes_left, now_ms)
-        while core.runnable and looked_at < limit and self._bytes_left > 0:
+        while core.runnable and looked_at < limit and self._bytes_left > 0 and self._may_lease:
             group = next(iter(core.runnable))
             # To the end of the line, so that no group waits for another's backlog.
             del core.runnable[group]
@@ -56,11 +57,16 @@ class Dispatching:
             if count:
                 looked_at += count
                 core.wake(group)
-        return out, bool(core.runnable) or self._broadcasts.can_go_on
+        unfinished = bool(core.runnable) and self._may_lease
+        return out, unfinished or self._broadcasts.can_go_on
+
+    @property
+    def _may_lease(self) -> bool:
+        return self._core.in_flight < self._core.config.in_flight_max
 
     def _dispatch_group(self, group: Group, now_ms: int, mono_ms: int, out: list[Dispatch]) -> int:
         """One frame at most for each subscriber; how many entries of ``ready`` it used up."""
-        able = [s for s in group.subscribers if s.credit > 0]
+        core, able = self._core, group.able
         waiting = allowed = len(group.ready)
         if not able or not waiting or group.is_held:
             return 0
@@ -68,34 +74,58 @@ class Dispatching:
         if buckets:
             allowed = min(bucket.left(mono_ms) for bucket in buckets)
             if allowed <= 0:
-                self._core.throttled[group] = max(bucket.next_mono_ms() for bucket in buckets)
+                core.throttled[group] = max(bucket.next_mono_ms() for bucket in buckets)
                 return 0
         used = 0
-        share = min(-(-waiting // len(able)), self._core.config.delivery_frame_tasks_max)
-        start = group.turn % len(able)
-        group.turn += 1
-        for subscriber in able[start:] + able[:start]:
-            ids = group.ready.take(min(subscriber.credit, share, allowed))
-            if not ids:
+        share = min(-(-waiting // len(able)), core.config.delivery_frame_tasks_max)
+        allowed = min(allowed, core.config.in_flight_max - core.in_flight)
+        for _ in range(len(able)):
+            if not len(group.ready) or allowed <= 0 or self._bytes_left <= 0:
                 break
-            items, back = self._lease_all(group, subscriber, ids, now_ms, mono_ms)
-            used += len(ids) - back
-            if not items:
+            subscriber, _ = able.popitem(last=False)
+            if subscriber.credit <= 0:
+                continue  # until it has regained some
+            able[subscriber] = None
+            if subscriber.at_most_once and core.handed_bytes >= core.config.handed_bytes_max:
+                core.held_back[group] = None
                 continue
+            ids = group.ready.take(min(subscriber.credit, share, allowed))
+            items, back = self._hand_out(group, subscriber, ids, now_ms, mono_ms, out)
+            used += len(ids) - back
+            allowed -= items
             for bucket in buckets:
-                bucket.take(len(items))
-            allowed -= len(items)
-            if subscriber.at_most_once:
-                self._finish_now(group, subscriber, items)
-            else:
-                out.append(Dispatch(subscriber, items))
-            if subscriber.once:
-                self.unsubscribe(subscriber)
+                bucket.take(items)
         return used
 
-    def _finish_now(self, group: Group, subscriber: Subscriber, items: list[Item]) -> None:
+    def _hand_out(
+        self,
+        group: Group,
+        subscriber: Subscriber,
+        ids: list[int],
+        now_ms: int,
+        mono_ms: int,
+        out: list[Dispatch],
+    ) -> tuple[int, int]:
+        """One frame; how many deliveries are in it, and how many of ``ids`` were put back."""
+        bytes_before = self._bytes_left
+        items, back = self._lease_all(group, subscriber, ids, now_ms, mono_ms)
+        if not items:
+            return 0, back
+        if subscriber.at_most_once:
+            self._finish_now(group, subscriber, items, bytes_before - self._bytes_left)
+        else:
+            out.append(Dispatch(subscriber, items))
+        if subscriber.once:
+            self.unsubscribe(subscriber)
+        return len(items), back
+
+    def _finish_now(
+        self, group: Group, subscriber: Subscriber, items: list[Item], size_bytes: int
+    ) -> None:
         """At most once: the end is committed first, and the frame is written behind it."""
         core = self._core
+        core.handed_bytes += size_bytes
+        core.open.handed_bytes += size_bytes
         ids = [row.id for row, _ in items]
         unresolved = self._settlement.ack(group, core.epoch, ids, [n for _, n in items])
         if unresolved:
@@ -123,9 +153,6 @@ class Dispatching:
         items: list[Item] = []
         size_left = core.config.delivery_frame_bytes_max
         for index, task_id in enumerate(ids):
-            if size_left <= 0:
-                self._put_back(group, ids[index:])
-                break
             if group.stale and group.is_stale(task_id):
                 continue
             row = hot.get(task_id)
@@ -133,6 +160,10 @@ class Dispatching:
                 self._set_aside(group, task_id)
                 continue
             _, due_ms, _, body, extras = row
+            size = len(body) + DELIVERY_BYTES + (0 if extras is None else extras_bytes(extras))
+            if size > size_left and items:
+                self._put_back(group, ids[index:])
+                break
             if due_ms > now_ms or (extras is not None and _is_over(row, now_ms)):
                 self._withhold(group, row, now_ms)
                 continue
@@ -158,7 +189,7 @@ class Dispatching:
             )
             unsaved.append(lease)
             items.append((row, attempt))
-            size_left -= len(body)
+            size_left -= size
             if task_id not in owed:
                 core.drop(task_id)
         else:
@@ -174,6 +205,7 @@ class Dispatching:
         self, group: Group, subscriber: Subscriber, count: int, deadline_ms: int
     ) -> None:
         subscriber.outstanding += count
+        self._core.in_flight += count
         group.delivered += count
         group.topic.delivered += count
         self._core.totals.delivered += count
@@ -207,6 +239,7 @@ class Dispatching:
         group.expired += 1
         tries = group.tries.pop(task_id, None)
         last = core.finish(task_id, group, Ending.EXPIRED)
+        core.lost_task(group.topic)
         if not last:
             core.note_done(task_id, group, tries.attempt if tries else 0, 0)
         if core.recorder is not None:
@@ -218,23 +251,26 @@ class Dispatching:
         if isinstance(subscriber, Broadcaster):
             self._broadcasts.join(subscriber)
             return
-        subscriber.group.subscribers.append(subscriber)
-        self._core.wake(subscriber.group)
+        subscriber.group.subscribers[subscriber] = None
+        self._core.subscribers += 1
+        self._core.regained(subscriber)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """No more deliveries; its leases go on."""
         if isinstance(subscriber, Broadcaster):
             self._broadcasts.leave(subscriber)
             return
-        subscribers = subscriber.group.subscribers
-        if subscriber in subscribers:
-            subscribers.remove(subscriber)
+        group = subscriber.group
+        if subscriber in group.subscribers:
+            del group.subscribers[subscriber]
+            group.able.pop(subscriber, None)
+            self._core.subscribers -= 1
 
     def heard(self, presence: Presence, subscribers: Iterable[Subscriber]) -> None:
         """Its consumer has shown life: it is handed tasks again."""
         presence.doubted = False
         for subscriber in subscribers:
-            self._core.wake(subscriber.group)
+            self._core.regained(subscriber)
 
     def disconnected(self, subscriber: Subscriber, mono_ms: int) -> None:
         """Its connection broke: leases end within the grace, unless acked from elsewhere."""

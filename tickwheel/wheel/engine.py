@@ -7,6 +7,8 @@ nothing, awaits nothing and logs nothing. The shell seals the open batch, commit
 
 from __future__ import annotations
 
+from collections import deque
+
 from tickwheel.wheel.batch import Batch, strip_ended
 from tickwheel.wheel.closing import Closing
 from tickwheel.wheel.control import Control
@@ -108,9 +110,15 @@ class Engine:
         return min(times, default=None)
 
     def sweep(self, now_ms: int) -> None:
-        """Once in a while: forget producer sessions that nobody will resume."""
-        for key in self.core.sessions.expired(now_ms):
+        """Once in a while: forget producer sessions that nobody will resume, and deliveries that
+        need no checkpoint any more."""
+        core = self.core
+        for key in core.sessions.expired(now_ms):
             self.forget_session(key)
+        if len(core.unsaved) > 2 * core.in_flight:
+            # While the store is away deliveries end and come again, behind one that lasts.
+            live = (lease for lease in core.unsaved if lease.live and not lease.checkpointed)
+            core.unsaved = deque(live)
 
     def forget_session(self, key: bytes) -> None:
         if self.core.sessions.forget(key):

@@ -1,4 +1,5 @@
-"""Groups as things of their own: made, set, and owed what was there before them.
+"""Groups as things of their own: made, set, and owed what was there before them; and topics, which
+are made with whatever names them first, and forgotten when nothing is left of them.
 
 The first group of a topic gets everything that waits, whatever start it asks for: nothing is
 discarded by making a group. A further one is owed what comes due from its start on; when that
@@ -6,6 +7,8 @@ lies in the past, the shell hands the stored tasks of the topic to ``join``.
 """
 
 from __future__ import annotations
+
+from itertools import islice
 
 from tickwheel.wheel.control import Control, Known, is_done
 from tickwheel.wheel.core import Core
@@ -40,6 +43,7 @@ class Grouping:
             self._stay_earliest(topic, since_ms)
         is_first = not topic.live_groups
         topic.groups[name] = made
+        core.group_count += 1
         if is_first and topic.closing:
             # What came due while the last one was being deleted is this one's.
             made.since_ms = 1 + max(group.settings.closed_ms or 0 for group in closed(topic))
@@ -110,8 +114,40 @@ class Grouping:
         core.open.effects.groups[topic.name, TOPIC_ITSELF] = topic.row()
         if core.recorder is not None:
             core.recorder.configured(topic, None)
+        core.lost_task(topic)
         for group in topic.groups.values():
             core.wake(group)
+
+    # --- forgotten -------------------------------------------------------------------------
+
+    def forget_idle(self, limit: int) -> list[str]:
+        """Forget topics of which nothing is left, looking at ``limit`` at most; their names.
+
+        Nobody can hold one of them: whoever does is a group, a broadcaster, or a task. What it
+        counted since the start is in the totals.
+        """
+        core, forgotten = self._core, list[str]()
+        for name in list(islice(core.maybe_idle, limit)):
+            # One that is not idle is put here again when it may have become so.
+            del core.maybe_idle[name]
+            topic = core.topics.get(name)
+            if topic is not None and self.is_idle(topic):
+                del core.topics[name]
+                core.full_topics.pop(name, None)
+                forgotten.append(name)
+        return forgotten
+
+    def is_idle(self, topic: Topic) -> bool:
+        """It holds nothing, nothing was set for it, and nobody listens to it."""
+        core, unowned = self._core, topic.unowned
+        if topic.groups or topic.broadcasters or topic.scheduled or topic.deferred:
+            return False
+        if unowned is not None and (unowned.ready_count or unowned.waiting):
+            return False
+        if topic.settings != NOTHING_SET:
+            return False
+        batches = (core.open, core.sealed, core.landing)
+        return not any(batch is not None and topic.name in batch.topics for batch in batches)
 
     # --- restored --------------------------------------------------------------------------
 
@@ -123,6 +159,7 @@ class Grouping:
             topic.settings, topic.bucket = settings, bucket
             return
         group = topic.groups[row.group] = Group(topic, row.group, row.since_ms)
+        self._core.group_count += 1
         group.settings, group.bucket = settings, bucket
         group.was_restored = group.is_closed
         topic.unowned = None

@@ -11,6 +11,8 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 from tickwheel.wheel.leases import PLAIN, Lease, Subscriber, Traits, Tries
 from tickwheel.wheel.rates import Bucket
 from tickwheel.wheel.ready import ReadyQueue
@@ -26,6 +28,7 @@ class Group:
     """One group of a topic."""
 
     __slots__ = (
+        "able",
         "acked",
         "bucket",
         "buried",
@@ -47,7 +50,6 @@ class Group:
         "subscribers",
         "topic",
         "tries",
-        "turn",
         "waiting",
         "was_restored",
     )
@@ -70,8 +72,10 @@ class Group:
         """id → wall-clock ms of the next attempt."""
         self.tries: dict[int, Tries] = {}
         self.flight: dict[int, Lease] = {}
-        self.subscribers: list[Subscriber] = []
-        self.turn = 0
+        self.subscribers: dict[Subscriber, None] = {}
+        self.able: OrderedDict[Subscriber, None] = OrderedDict()
+        """Those whose turn may come, the next one first: all that have credit, and some that
+        have lost it since."""
         self.detached = Subscriber(None, self, 0, 0)
         """Stands for consumers of leases taken over from before a restart."""
         self.expiry_mono_ms: int | None = None

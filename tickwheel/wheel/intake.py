@@ -20,7 +20,7 @@ Draft = tuple[str, int, bytes, Extras | None]
 """(topic, due_ms, body, extras) as checked by the shell; due_ms is not in the past."""
 
 _new_row = tuple.__new__
-_topic_of = itemgetter(2)
+_topic_of_draft = itemgetter(0)
 
 
 class Intake:
@@ -58,7 +58,7 @@ class Intake:
             core.recorder.arrived(address or source, ids, drafts, now_ms)
         outcome = (request, first, count, now_ms)
         if session is not None:
-            session.outcomes[request] = outcome
+            session.remember({request: outcome})
             session.last = max(session.last, request)
             session.seen_ms = now_ms
             core.dirty_sessions[session.key] = None
@@ -82,7 +82,7 @@ class Intake:
         if core.recorder is not None:
             core.recorder.arrived(address, ids, drafts, now_ms)
         outcomes = [(r, task_id, 1, now_ms) for r, task_id in zip(requests, ids, strict=True)]
-        session.outcomes.update(zip(requests, outcomes, strict=True))
+        session.remember(dict(zip(requests, outcomes, strict=True)))
         session.last = requests[-1]
         session.seen_ms = now_ms
         core.dirty_sessions[session.key] = None
@@ -90,6 +90,7 @@ class Intake:
 
     def _stage(self, ids: range, drafts: Sequence[Draft], size_bytes: int) -> None:
         batch = self._core.open
+        batch.topics.update(map(_topic_of_draft, drafts))
         batch.effects.enqueued.update(
             {
                 task_id: _new_row(TaskRow, (task_id, due_ms, topic, body, extras))
@@ -115,7 +116,7 @@ class Intake:
     def durable(self, batch: Batch) -> None:
         """The batch is durable, and the next one may be sealed; ``landed`` follows soon."""
         core = self._core
-        core.sealed = None
+        core.sealed, core.landing = None, batch
         if batch.effects.enqueued:
             core.landed_id = max(core.landed_id, batch.effects.id_mark)
 
@@ -126,19 +127,26 @@ class Intake:
             self.durable(batch)
         rows = batch.effects.enqueued
         if rows:
-            self._to_wheel(rows, now_ms)
+            self._to_wheel(batch, rows, now_ms)
+        core.landing = None
         self.inflight_bytes -= batch.staged_bytes
         for subscriber, count in batch.credits.items():
             subscriber.outstanding -= count
-            core.wake(subscriber.group)
+            core.regained(subscriber)
+        core.handed_bytes -= batch.handed_bytes
+        if core.held_back:
+            groups, core.held_back = core.held_back, {}
+            for group in groups:
+                core.wake(group)
 
-    def _to_wheel(self, rows: dict[int, TaskRow], now_ms: int) -> None:
+    def _to_wheel(self, batch: Batch, rows: dict[int, TaskRow], now_ms: int) -> None:
         core = self._core
         dues = [row[1] for row in rows.values()]
-        for name, count in Counter(map(_topic_of, rows.values())).items():
+        for name, count in batch.topics.items():
             topic = core.topic(name)
             topic.scheduled += count
             topic.enqueued += count
+        core.tasks += len(dues)
         core.scheduled += len(dues)
         core.totals.enqueued += len(dues)
         core.wheel.add_many(list(rows), dues)
@@ -176,10 +184,11 @@ class Intake:
         core = self._core
         for _, session, outcome in batch.staged:
             if session is not None:
-                session.outcomes.pop(outcome[0], None)
+                session.drop(outcome[0])
         # What the batch said of its sessions is no longer true: they are written anew.
         for key in [k for k, row in batch.effects.sessions.items() if row is not None]:
             del batch.effects.sessions[key]
             core.dirty_sessions[key] = None
         self.inflight_bytes -= batch.staged_bytes
-        batch.effects.enqueued = {}
+        core.maybe_idle.update(dict.fromkeys(batch.topics.keys() & core.topics.keys()))
+        batch.effects.enqueued, batch.topics = {}, Counter()

@@ -25,6 +25,10 @@ PLAIN = Traits(0, None, None)
 
 Item = tuple[TaskRow, int]
 """(row, attempt)"""
+DELIVERY_BYTES = 33
+"""What a delivery takes in a frame beside its body and extras, at most."""
+FRAME_HEAD_BYTES = 40
+"""What such a frame takes beside its deliveries, at most."""
 
 
 class Dispatch(NamedTuple):

@@ -53,6 +53,46 @@ class TaskRow(NamedTuple):
         return id_time_ms(self.id)
 
 
+EXTRAS_BYTES = 64
+"""Names and headers of all that ``Extras`` can have, as a frame has them."""
+PROPERTY_BYTES = 8
+"""Headers of a property's name and of its value."""
+NUMBER_BYTES = 9
+"""The longest number of msgpack."""
+
+
+def size_of(body: bytes, extras: Extras | None) -> int:
+    """What a task counts wherever bytes are counted: at least what it takes in a frame."""
+    return len(body) if extras is None else len(body) + extras_bytes(extras)
+
+
+def task_bytes(row: TaskRow) -> int:
+    """``size_of`` a row."""
+    return len(row[3]) if row[4] is None else len(row[3]) + extras_bytes(row[4])
+
+
+def extras_bytes(extras: Extras) -> int:
+    """At least what the extras take in a frame."""
+    key, tag, properties, _, _, retry = extras
+    size = EXTRAS_BYTES
+    if key is not None:
+        size += text_bytes(key)
+    if tag is not None:
+        size += text_bytes(tag)
+    if properties:
+        for name, value in properties.items():
+            size += PROPERTY_BYTES + text_bytes(name)
+            size += text_bytes(value) if type(value) is str else NUMBER_BYTES
+    if retry is not None and not isinstance(retry, str):
+        size += NUMBER_BYTES * (len(retry.delays_ms) + 6)
+    return size
+
+
+def text_bytes(text: str) -> int:
+    """In UTF-8."""
+    return len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+
+
 class ProgressState(IntEnum):
     """Where one group stands with one task; a missing row means: not delivered yet."""
 

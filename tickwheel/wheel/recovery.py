@@ -46,6 +46,7 @@ class Recovery:
             if name in topic.groups:
                 topic.groups[name].dead += 1
                 core.dead += 1
+        core.tasks += 1
         core.acted_ms = max(core.acted_ms, row.due_ms)
         groups = Delivery.groups_owed(topic, known)
         shared = len(groups) > 1 or groups[:1] != [topic.first_group]
@@ -100,6 +101,7 @@ class Recovery:
             )
             lease.checkpointed = True
             group.flight[task_id] = lease
+            core.in_flight += 1
             core.expires(group, lease.deadline_mono_ms)
             self.leases_kept += 1
             return
@@ -128,4 +130,5 @@ class Recovery:
         core.wheel.add_many(ids, dues_ms)
         for name, count in Counter(topics).items():
             core.topic(name).scheduled += count
+        core.tasks += len(ids)
         core.scheduled += len(ids)

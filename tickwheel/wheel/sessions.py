@@ -1,13 +1,14 @@
 """Producer sessions: what makes the resend of a request harmless.
 
 A session remembers the answers to the requests that its client may still repeat: those at or
-above ``floor``, at most ``window_max`` of them. The memory is part of the same commit as the
+above ``floor``, at most ``window_max`` of them, and all
+sessions together remember so many. The memory is part of the same commit as the
 tasks; a request that was refused leaves nothing. Knows no connection and no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from tickwheel.wheel.records import SessionRow
 
@@ -18,9 +19,10 @@ Outcome = tuple[int, int, int, int]
 class Session:
     """One client's memory. ``connections`` > 0 keeps it from being forgotten."""
 
-    __slots__ = ("connections", "floor", "key", "last", "outcomes", "seen_ms")
+    __slots__ = ("_all", "connections", "floor", "key", "last", "outcomes", "seen_ms")
 
-    def __init__(self, key: bytes, now_ms: int) -> None:
+    def __init__(self, key: bytes, now_ms: int, every: Sessions) -> None:
+        self._all = every
         self.key = key
         self.floor = 0
         self.last = 0
@@ -29,15 +31,27 @@ class Session:
         self.seen_ms = now_ms
         self.connections = 0
 
+    def remember(self, outcomes: Mapping[int, Outcome]) -> None:
+        """Of new requests."""
+        self.outcomes.update(outcomes)
+        self._all.outcomes += len(outcomes)
+
+    def drop(self, request: int) -> None:
+        """It was refused."""
+        if self.outcomes.pop(request, None) is not None:
+            self._all.outcomes -= 1
+
     def raise_floor(self, floor: int) -> None:
         """The client has seen every answer below ``floor``: forget them."""
         if floor <= self.floor:
             return
+        before = len(self.outcomes)
         if floor - self.floor > len(self.outcomes):
             self.outcomes = {r: o for r, o in self.outcomes.items() if r >= floor}
         else:
             for request in range(self.floor, floor):
                 self.outcomes.pop(request, None)
+        self._all.outcomes -= before - len(self.outcomes)
         self.floor = floor
 
     def row(self) -> SessionRow:
@@ -48,6 +62,8 @@ class Sessions:
     """All sessions of a daemon, at most ``sessions_max``."""
 
     def __init__(self, sessions_max: int, idle_ms_max: int) -> None:
+        self.outcomes = 0
+        """That are remembered in all."""
         self._all: dict[bytes, Session] = {}
         self._sessions_max = sessions_max
         self._idle_ms_max = idle_ms_max
@@ -62,9 +78,9 @@ class Sessions:
         return self._all.get(key)
 
     def restore(self, row: SessionRow) -> None:
-        session = Session(row.session, row.seen_ms)
+        session = Session(row.session, row.seen_ms, self)
         session.floor = row.floor
-        session.outcomes = {outcome[0]: outcome for outcome in row.outcomes}
+        session.remember({outcome[0]: outcome for outcome in row.outcomes})
         session.last = max(session.outcomes, default=row.floor)
         self._all[row.session] = session
 
@@ -74,11 +90,15 @@ class Sessions:
         if session is None:
             if len(self._all) >= self._sessions_max:
                 return None
-            session = self._all[key] = Session(key, now_ms)
+            session = self._all[key] = Session(key, now_ms, self)
         return session
 
     def forget(self, key: bytes) -> bool:
-        return self._all.pop(key, None) is not None
+        session = self._all.pop(key, None)
+        if session is None:
+            return False
+        self.outcomes -= len(session.outcomes)
+        return True
 
     def expired(self, now_ms: int) -> list[bytes]:
         """Keys of sessions without a connection that were last used too long ago."""

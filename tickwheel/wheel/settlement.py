@@ -46,6 +46,7 @@ class Settlement:
         unresolved: list[int] = []
         finished: list[Lease] = []
         kept: set[int] = set()
+        asked_core = 0
         for index, task_id in enumerate(ids):
             lease, attempt = flight.get(task_id), attempts[index]
             # Both begin at 1: a receipt below that, or above the lease's, was not given out.
@@ -65,9 +66,13 @@ class Settlement:
             if not shared:
                 ended[task_id] = Ending.ACKED
                 endings.add(task_id, Ending.ACKED)
-            elif not core.finish(task_id, group):
+                continue
+            asked_core += 1
+            if not core.finish(task_id, group):
                 core.note_done(task_id, group, lease.attempt, lease.epoch)
                 kept.add(task_id)
+        core.in_flight -= len(finished)
+        core.tasks -= len(finished) - asked_core
         self._count_acked(group, len(finished))
         if finished and core.recorder is not None:
             core.recorder.acked(group, finished, kept)
@@ -179,8 +184,9 @@ class Settlement:
     def extend(self, lease: Lease, lease_ms: int, mono_ms: int) -> None:
         """The lease ends ``lease_ms`` from now; the consumer is there, whatever its past."""
         lease.deadline_mono_ms = mono_ms + lease_ms
-        lease.checkpointed = False
-        self._core.unsaved.append(lease)
+        if lease.checkpointed:  # else it waits for its checkpoint already
+            lease.checkpointed = False
+            self._core.unsaved.append(lease)
         if lease.subscriber.gone_mono_ms is not None:
             lease.subscriber = lease.group.detached
         self._core.expires(lease.group, lease.deadline_mono_ms)
@@ -189,6 +195,7 @@ class Settlement:
         """The delivery is over without an ack; its credit returns with the commit."""
         lease.live = False
         del lease.group.flight[lease.id]
+        self._core.in_flight -= 1
         credits = self._core.open.credits
         credits[lease.subscriber] = credits.get(lease.subscriber, 0) + 1
 
@@ -302,6 +309,7 @@ class Settlement:
         core.totals.leases_over += 1
         lease.live = False
         del lease.group.flight[lease.id]
+        core.in_flight -= 1
         # Else one that is dead and holds its connection would burn every attempt there is.
         lease.subscriber.presence.doubted = True
         core.give_back(lease.subscriber, 1)

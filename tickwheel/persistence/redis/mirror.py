@@ -237,6 +237,17 @@ class Mirror:
                 )
         return found
 
+    def read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        """See ``Store.read_some``; the size is that of the records."""
+        size, get = 0, self._tasks.get
+        for index, task_id in enumerate(ids):
+            if size >= bytes_max:
+                return self.read(ids[:index]), ids[index:]
+            size += len(get(task_id) or b"")
+        return self.read(ids), ()
+
     def ids(self) -> Iterable[int]:
         return self._tasks
 

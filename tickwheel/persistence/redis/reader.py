@@ -2,11 +2,16 @@
 
 Once everything is in memory nothing here waits for Redis, so that deliveries and listings go on
 while it is away.
+
+Invariant: one call sees one moment. From the mirror that is so because nothing here waits
+between two looks at it. From Redis a script sees one moment, and what needs several of them
+holds up commits meanwhile, with the writer's lock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 
 from tickwheel.persistence.codec import decode_dead, decode_progress, decode_task
 from tickwheel.persistence.redis.asking import Asker
@@ -16,9 +21,9 @@ from tickwheel.persistence.redis.layout import ID_MAX, id_text, member, split_me
 from tickwheel.persistence.redis.mirror import Mirror
 from tickwheel.persistence.redis.scripts_read import DEAD_PAGE, READ
 from tickwheel.persistence.redis.writer import Writer
-from tickwheel.persistence.store import StoredTask
+from tickwheel.persistence.store import SCAN_BYTES_MAX, StoredTask
 from tickwheel.wheel.effects import Effects, ProgressKey
-from tickwheel.wheel.records import DeadRow
+from tickwheel.wheel.records import DeadRow, task_bytes
 
 IDS_A_SCRIPT = 500
 BYTES_A_SCRIPT = 8 << 20
@@ -39,8 +44,9 @@ class Reader:
         self._index = IdIndex()
         self._dead_index = IdIndex()
 
-    def committed(self, effects: Effects) -> None:
-        """A batch was applied: listings under way have to know of what is new."""
+    def landed(self, effects: Effects) -> None:
+        """A batch is in the mirror: listings have to find what is new at once, or they would
+        show the half of the batch that changed other tasks."""
         if effects.enqueued:
             self._index.add(effects.enqueued)
         if effects.dead:
@@ -49,8 +55,8 @@ class Reader:
     # --- rows --------------------------------------------------------------------------------
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        """See ``Store.read``. More than one script reads with commits held up."""
-        wanted = [task_id for task_id in dict.fromkeys(ids) if 0 <= task_id <= ID_MAX]
+        """See ``Store.read``."""
+        wanted = _possible(ids)
         if self._mirror.complete:
             return self._mirror.read(wanted)
         found: dict[int, StoredTask] = {}
@@ -59,18 +65,38 @@ class Reader:
         rest = await self._some(found, wanted)
         if rest:
             async with self._writer.lock:
-                found.clear()
-                rest = wanted
-                while rest:
-                    rest = await self._some(found, rest, locked=True)
+                found = await self._all(wanted)
+        return found
+
+    async def read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        """See ``Store.read_some``; a script at most."""
+        wanted = _possible(ids)
+        if self._mirror.complete:
+            return self._mirror.read_some(wanted, bytes_max)
+        found: dict[int, StoredTask] = {}
+        rest = await self._some(found, wanted, min(bytes_max, BYTES_A_SCRIPT)) if wanted else []
+        return found, rest
+
+    async def _all(self, ids: list[int]) -> dict[int, StoredTask]:
+        """With the writer's lock held."""
+        found: dict[int, StoredTask] = {}
+        while ids:
+            ids = await self._some(found, ids, locked=True)
         return found
 
     async def _some(
-        self, found: dict[int, StoredTask], ids: list[int], *, locked: bool = False
+        self,
+        found: dict[int, StoredTask],
+        ids: list[int],
+        bytes_max: int = BYTES_A_SCRIPT,
+        *,
+        locked: bool = False,
     ) -> list[int]:
         """Read some of ``ids`` into ``found``; the ones that are left."""
         some = ids[:IDS_A_SCRIPT]
-        args: list[Argument] = [BYTES_A_SCRIPT, *map(id_text, some)]
+        args: list[Argument] = [bytes_max, *map(id_text, some)]
         tasks, rows = await self._asker.script(READ, args, locked=locked)
         for task_id, record in zip(some, tasks, strict=False):
             if record is not None:
@@ -103,8 +129,26 @@ class Reader:
     async def _page(
         self, next_ids: NextIds, position: int, limit: int, topic: str | None
     ) -> list[StoredTask]:
+        async with self._one_moment():
+            return await self._ids_to_rows(next_ids, position, limit, topic)
+
+    @asynccontextmanager
+    async def _one_moment(self) -> AsyncIterator[None]:
+        """Around several looks: from the mirror nothing waits between them, from Redis commits
+        are held up."""
+        if self._mirror.complete:
+            yield
+            return
+        await self._asker.look()  # sets right what is missing, which needs the lock
+        async with self._writer.lock:
+            yield
+
+    async def _ids_to_rows(
+        self, next_ids: NextIds, position: int, limit: int, topic: str | None
+    ) -> list[StoredTask]:
         found: list[StoredTask] = []
-        while len(found) < limit:
+        left = SCAN_BYTES_MAX
+        while len(found) < limit and left > 0:
             ids = next_ids(position, PAGE_MAX)
             if ids is None:
                 await self._load_index()
@@ -113,18 +157,30 @@ class Reader:
                 break
             if topic is None:
                 ids = ids[: limit - len(found)]
-            stored = await self.read(ids)
+            stored, rest = await self._first(ids, left)
+            ids = ids[: len(ids) - len(rest)]
             position = ids[-1]
             tasks = (stored[task_id] for task_id in ids if task_id in stored)
-            found += [task for task in tasks if topic in (None, task.row.topic)]
-        return found[:limit]
+            for task in tasks:
+                if topic in (None, task.row.topic) and len(found) < limit:
+                    found.append(task)
+                    left -= task_bytes(task.row)
+        return found
+
+    async def _first(
+        self, ids: list[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        """``read_some`` inside of one moment."""
+        if self._mirror.complete:
+            return self._mirror.read_some(ids, bytes_max)
+        found: dict[int, StoredTask] = {}
+        return found, await self._some(found, ids, min(bytes_max, BYTES_A_SCRIPT), locked=True)
 
     async def _load_index(self) -> None:
         with self._index.loading() as ids:
             if self._mirror.complete:
                 ids.extend(self._mirror.ids())
                 return
-            await self._asker.look()
             async for name, _ in self._asker.pairs("ZSCAN", "store", IDS_A_SCAN):
                 ids.append(int(name))
 
@@ -134,6 +190,12 @@ class Reader:
         """See ``Store.scan_dead``."""
         if after[0] > ID_MAX:
             return []
+        async with self._one_moment():
+            return await self._dead_rows(after, limit, topic, group)
+
+    async def _dead_rows(
+        self, after: ProgressKey, limit: int, topic: str | None, group: str | None
+    ) -> list[DeadRow]:
         found: list[DeadRow] = []
         while len(found) < limit:
             page = self._dead_page(after) if self._mirror.complete else await self._ask_dead(after)
@@ -160,7 +222,12 @@ class Reader:
     async def _ask_dead(self, after: ProgressKey) -> tuple[list[DeadRow], ProgressKey] | None:
         """The same from Redis."""
         start = b"(" + member(*after) if after[0] >= 0 else b"-"
-        names, records = await self._asker.script(DEAD_PAGE, (start, PAGE_MAX))
+        names, records = await self._asker.script(DEAD_PAGE, (start, PAGE_MAX), locked=True)
         if not names:
             return None
         return list(map(decode_dead, records)), split_member(names[-1])
+
+
+def _possible(ids: Sequence[int]) -> list[int]:
+    """Each once, without those that Redis could not hold."""
+    return [task_id for task_id in dict.fromkeys(ids) if 0 <= task_id <= ID_MAX]

@@ -86,7 +86,9 @@ class Recovering:
         return [(int(count), record) for count, _, record in parts]
 
     async def handles(self, chunk: int) -> AsyncIterator[Handles]:
-        """See ``Store.recover_handles``. Tasks committed meanwhile are left out."""
+        """See ``Store.recover_handles``. Its chunks are not of one moment, but come to the same
+        as the first was: tasks made meanwhile are left out, ended ones may be, and nobody changes
+        a due time before all are loaded."""
         filling = self._mirror.begin_filling()
         whole = False
         score, name = b"", b""

@@ -64,6 +64,7 @@ class RedisStore:
         self._rewriter = Rewriter(self._writer, self._mirror, self._tally, what)
         asker = Asker(self._reading, keys, options, self._writer, self._rewriter.verify)
         self._reader = Reader(asker, self._writer, self._mirror)
+        self._writer.landed = self._reader.landed
         self._recovering = Recovering(asker, keys, self._writer, self._mirror)
         self._watch = Watch(asker, self._rewriter)
 
@@ -152,13 +153,17 @@ class RedisStore:
         """See ``Store.commit``; also raises StoreBehind and StoreLost, unless everything is in
         memory: then CommitRefused, while it is written to Redis again."""
         self._check_open()
-        applied = await self._rewriter.commit(epoch, owner, n, effects)
-        self._reader.committed(effects)
-        return applied
+        return await self._rewriter.commit(epoch, owner, n, effects)
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         self._check_open()
         return await self._reader.read(ids)
+
+    async def read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        self._check_open()
+        return await self._reader.read_some(ids, bytes_max)
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         self._check_open()

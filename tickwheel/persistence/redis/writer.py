@@ -77,6 +77,8 @@ class Writer:
         """Everything is written anew, in batches from 1 on; nothing is read or confirmed."""
         self.watchers: list[deque[Effects]] = []
         """Get every batch that lands (a backup)."""
+        self.landed: Callable[[Effects], None] = lambda effects: None
+        """Called in the very step in which a batch is in the mirror, before it is replicated."""
 
     @property
     def epoch(self) -> int:
@@ -175,6 +177,7 @@ class Writer:
             return
         self.position_ms = effects.position_ms
         self._mirror.landed(effects, records)
+        self.landed(effects)
         loop.call_soon(self._mirror.place)  # when the next batch is on its way
         for watcher in self.watchers:
             watcher.append(effects)

@@ -28,7 +28,7 @@ PACK_TASKS_MAX = 60
 """Bits of a signed 64-bit number are 63; 60 tasks of 100 bytes fill two pages."""
 PACK_TASKS_MIN = 8
 """Fewer are cheaper as rows of their own."""
-PACK_BODY_BYTES_MAX = 64 * 1024
+PACK_BYTES_MAX = 64 * 1024
 
 HEAD_BYTES = 12
 """Of a task: due time and length."""
@@ -72,15 +72,15 @@ def in_a_row(ids: Sequence[int]) -> bool:
 
 
 def _pack(rows: Sequence[TaskRow]) -> PackValues | None:
-    """None when the bodies are large: they are better read alone."""
+    """None when bodies or extras are large: they are better read alone."""
     ids, dues_ms, topics, bodies, extras = zip(*rows, strict=True)
     joined = b"".join(bodies)
-    if len(joined) > PACK_BODY_BYTES_MAX:
-        return None
     head = array("q", dues_ms).tobytes() + array("I", map(len, bodies)).tobytes()
     alike = topics.count(topics[0]) == len(topics) and not topics[0].startswith("[")
     names = topics[0] if alike else json.dumps(topics)
     packed = msgpack.packb(tuple(map(encode_extras, extras))) if any(extras) else None
+    if len(joined) + len(packed or b"") > PACK_BYTES_MAX:
+        return None
     return ids[0], len(rows), head, names, joined, packed
 
 

@@ -2,7 +2,8 @@
 
 Synchronous, on connections of their own that are closed afterwards. Handles are sorted once
 into a temporary table outside the database, so that the snapshot ends before the first chunk
-is handed out: commits go on and the log can start over while a million handles are loaded.
+is handed out: commits go on and the log can start over while a million handles are loaded. What
+is handed out is still the one moment of that snapshot.
 """
 
 from __future__ import annotations

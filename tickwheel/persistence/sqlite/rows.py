@@ -22,7 +22,14 @@ from tickwheel.persistence.codec import (
     progress_state,
 )
 from tickwheel.persistence.sqlite.statements import ROWS_MAX
-from tickwheel.wheel.records import DeadRow, GroupRow, ProgressRow, SessionRow, TaskRow
+from tickwheel.wheel.records import (
+    DeadRow,
+    GroupRow,
+    ProgressRow,
+    SessionRow,
+    TaskRow,
+    extras_bytes,
+)
 
 STATEMENT_BYTES_MAX = 1 << 20
 """SQLite copies the values of a statement and keeps them until its next use."""
@@ -44,8 +51,11 @@ def task_values(rows: Collection[TaskRow]) -> Collection[Sequence[object]]:
 
 
 def task_bytes(rows: Collection[TaskRow]) -> int:
-    """About what the rows take in the database, not counting extras."""
-    return sum(map(len, map(_body_of, rows))) + ROW_BYTES * len(rows)
+    """About what the rows take in the database."""
+    size_bytes = sum(map(len, map(_body_of, rows))) + ROW_BYTES * len(rows)
+    if any(map(_extras_of, rows)):
+        size_bytes += sum(extras_bytes(row[4]) for row in rows if row[4] is not None)
+    return size_bytes
 
 
 def task_rows_max(rows: Collection[TaskRow]) -> int:

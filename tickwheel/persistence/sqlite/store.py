@@ -125,6 +125,12 @@ class SqliteStore:
         reader = self._opened_reader()
         return await self._read(self._reading, lambda: reader.read(ids))
 
+    async def read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        reader = self._opened_reader()
+        return await self._read(self._reading, lambda: reader.read_some(ids, bytes_max))
+
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         after_id = max(-1, min(after_id, ID_MAX))
         return await self._list(lambda reader: reader.scan(after_id, limit, topic))

@@ -6,7 +6,15 @@ import asyncio
 from typing import Any
 
 from tickwheel.clock import Now
-from tickwheel.errors import BadRequest, Conflict, Draining, LimitExceeded, NotFound
+from tickwheel.errors import (
+    BadRequest,
+    Conflict,
+    Draining,
+    LimitExceeded,
+    NotFound,
+    Overloaded,
+    TickwheelError,
+)
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
 from tickwheel.server import checks, policies
@@ -55,15 +63,20 @@ class Pull:
         self._timer: asyncio.TimerHandle | None = None
         self._patience = 1
 
-    def start(self, subscriber: Subscriber, wait_ms: int) -> None:
+    def accept(self, subscriber: Subscriber) -> None:
+        """From now on it counts as one that waits."""
         self._subscriber = subscriber
+        self._connection.pulls[subscriber] = None
+
+    def start(self, wait_ms: int) -> None:
         self._later(wait_ms / 1000)
 
     def _later(self, delay_s: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(delay_s, self._over)
 
     def deliver(self, epoch: int, now_ms: int, items: list[Any]) -> None:
-        self.closed()
+        self._leave()
+        self._connection.remember(self._subscriber)
         self._connection.send(encode((_OK, self._request, (epoch, now_ms, items))))
 
     def _over(self) -> None:
@@ -75,12 +88,21 @@ class Pull:
             self._later(LOADING_WAIT_S)
             return
         self._shell.engine.delivery.unsubscribe(self._subscriber)
+        self._leave()
         self._connection.ok(self._request, (self._shell.epoch, self._shell.clock.read().now_ms, ()))
 
     def cut(self, code: str, message: str) -> None:
         """The engine ended it: its group was deleted."""
+        self.refuse(NotFound(message))
+
+    def refuse(self, error: TickwheelError) -> None:
+        self._leave()
+        self._connection.refuse(self._request, error)
+
+    def _leave(self) -> None:
+        """It is answered."""
         self.closed()
-        self._connection.refuse(self._request, NotFound(message))
+        self._connection.pulls.pop(self._subscriber, None)
 
     def closed(self) -> None:
         if self._timer is not None:
@@ -115,6 +137,7 @@ class Consuming:
                 f"{len(peer.subscribers)} subscriptions are open on this connection; the"
                 f" limit is {self._limits.subscriptions_max} (subscriptions_max)"
             )
+        self._check_room()
         wanted = checks.options(options, _OPTIONS)
         owner = Subscription(peer, number)
         if wanted.get("broadcast", False) is not False:
@@ -123,6 +146,7 @@ class Consuming:
             subscriber = self._member(owner, topic, group, prefetch, wanted, now)
         subscriber.presence = peer.presence
         peer.subscribers[number] = subscriber
+        subscriber.blocked = peer.paused
         self._shell.act().delivery.subscribe(subscriber)
         peer.ok(request, {"lease_ms": subscriber.lease_ms})
 
@@ -177,7 +201,7 @@ class Consuming:
                 f"a broadcast has no acks, no retries and no group, but {found} is given"
             )
         self._check_draining()
-        found_topic, _ = find_room(self._core, checks.name(topic, "topic"), None)
+        found_topic, _ = find_room(self._shell, checks.name(topic, "topic"), None)
         return Broadcaster(owner, found_topic, prefetch, owner.label)
 
     def prefetch(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
@@ -185,7 +209,7 @@ class Consuming:
         request = checks.request_number(frame[1])
         subscriber = self._subscriber(peer, frame[2])
         subscriber.prefetch = checks.integer(frame[3], "prefetch", 0, self._limits.prefetch_max)
-        self._core.wake(subscriber.group)
+        self._core.regained(subscriber)
         self._shell.poke()
         peer.ok(request, None)
 
@@ -205,6 +229,12 @@ class Consuming:
         checks.integer(count, "max", 1, self._limits.pull_max)
         checks.integer(wait_ms, "wait_ms", 0, self._limits.lease_ms_max)
         lease_ms = self._lease_ms(checks.options(options, ("lease_ms",)))
+        if len(peer.pulls) >= self._limits.pulls_max:
+            raise Overloaded(
+                f"{len(peer.pulls)} PULLs wait on this connection; the limit is"
+                f" {self._limits.pulls_max} (pulls_max)"
+            )
+        self._check_room()
         known = self._core.find_group(checks.name(topic, "topic"), checks.group_name(group))
         if known is not None and known.is_closed:
             known = None
@@ -212,6 +242,7 @@ class Consuming:
         pull = Pull(self._shell, peer, request)
         subscriber = Subscriber(pull, found, count, lease_ms, once=True, label=label(peer))
         subscriber.presence = peer.presence
+        pull.accept(subscriber)
         if known is not None:
             self._start(peer, pull, subscriber, wait_ms)
             return
@@ -219,16 +250,32 @@ class Consuming:
         async def start_when_durable() -> None:
             # A delivery to a group that a crash forgets could not be acked after it.
             await self._shell.committer.barrier()
-            if peer.open:
+            if not peer.open:
+                return
+            try:
+                if found.is_closed:
+                    raise NotFound(f"group {found.name} of topic {topic} was deleted")
+                self._check_room()
+            except TickwheelError as error:
+                pull.refuse(error)
+            else:
                 self._start(peer, pull, subscriber, wait_ms)
 
         self._shell.spawn(start_when_durable())
 
     def _start(self, peer: Connection, pull: Pull, subscriber: Subscriber, wait_ms: int) -> None:
+        subscriber.blocked = peer.paused
         self._shell.act().delivery.subscribe(subscriber)
-        peer.remember(subscriber)
         self._shell.poke()
-        pull.start(subscriber, wait_ms)
+        pull.start(wait_ms)
+
+    def _check_room(self) -> None:
+        core = self._core
+        if core.subscribers >= core.config.subscribers_max:
+            raise Overloaded(
+                f"{core.subscribers} subscriptions and PULLs are open; the limit is"
+                f" {core.config.subscribers_max} (subscribers_max)"
+            )
 
     def _subscriber(self, peer: Connection, number: object) -> Subscriber:
         checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)
@@ -249,7 +296,7 @@ class Consuming:
         topic_name = checks.name(topic, "topic")
         group_name = checks.group_name(group)
         self._check_draining()
-        found, known = find_room(self._core, topic_name, group_name)
+        found, known = find_room(self._shell, topic_name, group_name)
         return known or self._shell.act().grouping.create(found, group_name, now_ms)
 
     def _check_draining(self) -> None:

@@ -11,6 +11,7 @@ from tickwheel.protocol.frames import ID_MAX
 from tickwheel.server import checks
 from tickwheel.server.connection import Connection
 from tickwheel.server.shell import Shell
+from tickwheel.server.wire import fitting
 from tickwheel.wheel.control import Known
 
 
@@ -23,27 +24,32 @@ class Controlling:
 
     def cancel(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         request, ids = self._ids(frame)
-        shell = self._shell
+        self._each(peer, request, ids, ids, self._control.cancel)
 
-        def action(known: Mapping[int, Known]) -> None:
-            # Each look-up is made anew: an id named twice is cancelled the second time.
-            peer.ok(request, self._each(ids, known, shell.act().control.cancel))
-
-        shell.commands.put(peer, request, ids, action)
-
-    @staticmethod
     def _each(
+        self,
+        peer: Connection,
+        request: int,
         ids: Sequence[int],
-        known: Mapping[int, Known],
-        verb: Callable[[int, Known | None], Any],
-    ) -> list[Any]:
-        seen: dict[int, Any] = {}
-        answers = []
-        for task_id in ids:
-            if task_id not in seen:
-                seen[task_id] = verb(task_id, known.get(task_id))
-            answers.append(seen[task_id])
-        return answers
+        keys: Sequence[Any],
+        verb: Callable[[Any, Known | None], Any],
+    ) -> None:
+        """Answer with the word of ``verb`` for each of ``keys``, which are about ``ids``. A key
+        named twice is acted on once, and has the same word twice."""
+        words: dict[Any, Any] = {}
+
+        def act(some: range, known: Mapping[int, Known]) -> None:
+            self._shell.act()
+            for index in some:
+                key = keys[index]
+                if key not in words:
+                    words[key] = verb(key, known.get(ids[index]))
+
+        def done() -> None:
+            peer.ok(request, [words[key] for key in keys])
+            self._shell.poke()
+
+        self._shell.commands.put(peer, request, ids, act, done)
 
     def reschedule(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         checks.arity(frame, 1, "items")
@@ -66,63 +72,66 @@ class Controlling:
     def _reschedule(
         self, peer: Connection, request: int, ids: Sequence[int], dues: dict[int, int]
     ) -> None:
-        shell = self._shell
+        clock = self._shell.clock
 
-        def action(known: Mapping[int, Known]) -> None:
-            now_ms = shell.clock.read().now_ms
-            control = shell.act().control
+        def verb(task_id: int, found: Known | None) -> tuple[str, int | None]:
+            return self._control.reschedule(task_id, dues[task_id], found, clock.read().now_ms)
 
-            def verb(task_id: int, found: Known | None) -> tuple[str, int | None]:
-                return control.reschedule(task_id, dues[task_id], found, now_ms)
-
-            peer.ok(request, self._each(ids, known, verb))
-            shell.poke()
-
-        shell.commands.put(peer, request, ids, action)
+        self._each(peer, request, ids, ids, verb)
 
     def lookup(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         request, ids = self._ids(frame)
-        bytes_max = self._shell.limits.frame_bytes_max // 2
+        shell = self._shell
+        bytes_max = shell.limits.frame_bytes_max // 2
+        maps: list[dict[str, Any]] = []
+        size = 0
 
-        def action(known: Mapping[int, Known]) -> None:
-            size = sum(len(found.row.body) for found in known.values())
-            if size > bytes_max:
-                peer.refuse(
-                    request,
-                    LimitExceeded(
-                        f"the {len(ids)} ids have {size} bytes of bodies; the limit is"
-                        f" {bytes_max} (half of frame_bytes_max): ask for fewer"
-                    ),
-                )
-                return
-            maps = []
-            for task_id in ids:
+        def act(some: range, known: Mapping[int, Known]) -> None:
+            nonlocal size
+            for index in some:
+                task_id = ids[index]
                 found = known.get(task_id)
-                maps.append(
-                    self._shell.describe(found)
-                    if found is not None
-                    else {"id": task_id, "state": self._control.absent(task_id)}
-                )
-            peer.ok(request, maps)
+                if found is None:
+                    told = {"id": task_id, "state": self._control.absent(task_id)}
+                else:
+                    told = shell.describe(found)
+                told, told_bytes = fitting(told, bytes_max)
+                size += told_bytes
+                if size > bytes_max and len(ids) > 1:
+                    return
+                maps.append(told)
 
-        self._shell.commands.put(peer, request, ids, action)
+        def done() -> None:
+            if size > bytes_max and len(ids) > 1:
+                told = (
+                    f"what there is to say of the {len(ids)} ids has {size} bytes or more; the"
+                    f" limit is {bytes_max} (half of frame_bytes_max): ask for fewer"
+                )
+                peer.refuse(request, LimitExceeded(told))
+            elif peer.open:
+                peer.ok(request, maps)
+
+        shell.commands.put(peer, request, ids, act, done, lambda: peer.open and size <= bytes_max)
 
     def dead_requeue(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
-        shell = self._shell
+        clock = self._shell.clock
 
-        def requeue(task_id: int, group: str, found: Known | None) -> str:
-            return self._control.requeue(task_id, group, found, shell.clock.read().now_ms)
+        def requeue(pair: tuple[int, str], found: Known | None) -> str:
+            return self._control.requeue(*pair, found, clock.read().now_ms)
 
         self._dead(peer, frame, requeue)
 
     def dead_delete(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
-        self._dead(peer, frame, self._control.delete_dead)
+        def delete(pair: tuple[int, str], found: Known | None) -> str:
+            return self._control.delete_dead(*pair, found)
+
+        self._dead(peer, frame, delete)
 
     def _dead(
         self,
         peer: Connection,
         frame: tuple[Any, ...],
-        verb: Callable[[int, str, Known | None], str],
+        verb: Callable[[tuple[int, str], Known | None], str],
     ) -> None:
         checks.arity(frame, 1, "pairs")
         request = checks.request_number(frame[1])
@@ -133,17 +142,7 @@ class Controlling:
                 checks.wrong(field, "[id, group]", pair)
             checks.integer(pair[0], f"{field}.id", 0, ID_MAX)
             checks.name(pair[1], f"{field}.group")
-
-        def action(known: Mapping[int, Known]) -> None:
-            seen: dict[tuple[int, str], str] = {}
-            self._shell.act()
-            for task_id, group in pairs:
-                if (task_id, group) not in seen:
-                    seen[task_id, group] = verb(task_id, group, known.get(task_id))
-            peer.ok(request, [seen[pair] for pair in pairs])
-            self._shell.poke()
-
-        self._shell.commands.put(peer, request, [pair[0] for pair in pairs], action)
+        self._each(peer, request, [pair[0] for pair in pairs], pairs, verb)
 
     def _ids(self, frame: tuple[Any, ...]) -> tuple[int, Sequence[int]]:
         checks.arity(frame, 1, "ids")

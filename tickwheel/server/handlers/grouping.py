@@ -9,7 +9,6 @@ from tickwheel.errors import Conflict, LimitExceeded, NotFound, Refused
 from tickwheel.server import checks, policies
 from tickwheel.server.connection import Connection
 from tickwheel.server.shell import Shell
-from tickwheel.wheel.core import Core
 from tickwheel.wheel.grouping import Grouping as GroupVerbs
 from tickwheel.wheel.groups import NOTHING_SET, Group, Topic
 
@@ -36,7 +35,7 @@ class Grouping:
         since_ms = _since(options.get("since", "now"), now.now_ms)
         core = self._core
         settings = policies.settings(options, NOTHING_SET, core.policies)
-        topic, known = find_room(core, topic_name, name)
+        topic, known = find_room(self._shell, topic_name, name)
         if known is None:
             others = bool(topic.live_groups)
             known = self._grouping.create(topic, name, since_ms)
@@ -89,7 +88,7 @@ class Grouping:
         name = None if frame[3] is None else checks.name(frame[3], "group")
         given, core = checks.options(frame[4], _SETTINGS), self._core
         if name is None:
-            topic, _ = find_room(core, topic_name, None)
+            topic, _ = find_room(self._shell, topic_name, None)
             after = policies.settings(given, topic.settings, core.policies)
             if after != topic.settings:
                 self._grouping.set_topic(topic, after, now.mono_ms)
@@ -104,22 +103,25 @@ class Grouping:
         self._shell.poke()
 
 
-def find_room(core: Core, topic_name: str, name: str | None) -> tuple[Topic, Group | None]:
+def find_room(shell: Shell, topic_name: str, name: str | None) -> tuple[Topic, Group | None]:
     """The topic, made if there is room for another; the group, or None when there is room for it.
 
     Raises LimitExceeded, or Refused while the group is being deleted.
     """
+    core = shell.core
     config, topic = core.config, core.topics.get(topic_name)
     if topic is None:
-        if len(core.topics) >= config.topics_max:
-            raise LimitExceeded(
-                f"topic {topic_name} is new and there are {len(core.topics)} topics;"
-                f" the limit is {config.topics_max} (topics_max)"
-            )
+        shell.make_topic_room((topic_name,))
+    group = topic.groups.get(name) if topic is not None and name is not None else None
+    if group is None and name is not None and core.group_count >= config.groups_max:
+        raise LimitExceeded(
+            f"group {name} of topic {topic_name} is new and there are {core.group_count} groups;"
+            f" the limit is {config.groups_max} (groups_max)"
+        )
+    if topic is None:
         return core.topic(topic_name), None
     if name is None:
         return topic, None
-    group = topic.groups.get(name)
     if group is None and len(topic.groups) >= config.groups_per_topic_max:
         raise LimitExceeded(
             f"group {name} is new and topic {topic_name} has {len(topic.groups)} groups; the"

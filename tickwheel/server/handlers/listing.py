@@ -6,6 +6,7 @@ import errno
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,12 @@ from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import ID_MAX, FrameType
 from tickwheel.server import checks
 from tickwheel.server.connection import Connection
+from tickwheel.server.listings import Listings
 from tickwheel.server.shell import Shell
 from tickwheel.server.stats import stats_map
-from tickwheel.server.wire import dead_map
+from tickwheel.server.wire import dead_map, fitting
 from tickwheel.wheel.control import Known
-from tickwheel.wheel.records import DeadRow, id_floor
+from tickwheel.wheel.records import DeadRow, id_floor, task_bytes
 from tickwheel.wheel.states import State
 
 PAGE_MAX = 1000
@@ -37,6 +39,8 @@ SCANNED_PER_REQUEST_MAX, BYTES_PER_REQUEST_MAX = 20_000, 256 << 20
 STEP_FIRST, STEP_BYTES = 100, 16 << 20
 """Rows are read with their bodies: a few at first, then as many as have about so many bytes."""
 KEY_LENGTH_MAX = 255
+LISTING_LIMITS = ("listings_max", "listings_all_max")
+BACKUP_LIMITS = ("backups_max", "backups_max")
 BACKUP_NAME_BYTES_MAX = 200
 """File systems count bytes, usually to 255; a copy that is not complete has a longer name."""
 _TASK_OPTIONS = ("topic", "state", "key", "until_ms", "newest", "after", "limit")
@@ -66,7 +70,7 @@ class Listing:
         if shell.loaded.is_set():
             peer.ok(request, stats_map(shell, now))
         else:  # counts are true or not told
-            self._answer(peer, request, self._stats_when_loaded())
+            self._answer(peer, request, self._stats_when_loaded)
 
     async def _stats_when_loaded(self) -> dict[str, Any]:
         return stats_map(self._shell, self._shell.clock.read())
@@ -83,11 +87,11 @@ class Listing:
         options = checks.options(frame[2], _TASK_OPTIONS)
         wanted = _Wanted.of(options)
         limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
-        self._answer(peer, request, self._page(wanted, limit))
+        self._answer(peer, request, lambda: self._page(wanted, limit))
 
     async def _page(self, wanted: _Wanted, limit: int) -> dict[str, Any]:
         shell = self._shell
-        bytes_left = shell.limits.frame_bytes_max // 2
+        bytes_left = bytes_max = shell.limits.frame_bytes_max // 2
         found: list[dict[str, Any]] = []
         scanned = scanned_bytes = 0
         position, step = wanted.start_id, STEP_FIRST
@@ -97,19 +101,21 @@ class Listing:
             page, following = await shell.reader.scan(
                 position, step, wanted.store_topic, back=wanted.newest
             )
-            page_bytes = sum(len(known.row.body) for known in page)
+            page_bytes = sum(task_bytes(known.row) for known in page)
             for known in page:
                 if known.row.id >= wanted.end_id and not wanted.newest:
                     return {"tasks": found, "next": None}
-                size = len(known.row.body)
-                if len(found) >= limit or (found and size > bytes_left):
+                if len(found) >= limit:
                     return {"tasks": found, "next": position}
-                position = known.row.id
                 if wanted.fits(known) and (
                     wanted.state is None or shell.engine.control.state(known) == wanted.state
                 ):
-                    found.append(shell.describe(known))
+                    told, size = fitting(shell.describe(known), bytes_max)
+                    if found and size > bytes_left:
+                        return {"tasks": found, "next": position}
+                    found.append(told)
                     bytes_left -= size
+                position = known.row.id
             if following is None:
                 return {"tasks": found, "next": None}
             position = following
@@ -144,7 +150,8 @@ class Listing:
         def wanted(row: DeadRow) -> bool:
             return since_ms <= row.died_ms <= until_ms and reason in row.reason.casefold()
 
-        self._answer(peer, request, self._dead_page(after, limit, topic, group, wanted))
+        page = partial(self._dead_page, after, limit, topic, group, wanted)
+        self._answer(peer, request, page)
 
     async def _dead_page(
         self,
@@ -156,15 +163,19 @@ class Listing:
     ) -> dict[str, Any]:
         await self._shell.committer.barrier()
         found: list[dict[str, Any]] = []
-        scanned = 0
+        scanned, bytes_left = 0, self._shell.limits.frame_bytes_max // 2
         while True:
             rows = await self._shell.store.scan_dead(after, PAGE_MAX, topic, group)
             for row in rows:
                 if len(found) >= limit:
                     return {"dead": found, "next": after}
-                after = row.id, row.group
                 if wanted(row):
-                    found.append(dead_map(row))
+                    told = dead_map(row)
+                    bytes_left -= len(encode(told))
+                    if found and bytes_left < 0:
+                        return {"dead": found, "next": after}
+                    found.append(told)
+                after = row.id, row.group
             scanned += len(rows)
             if len(rows) < PAGE_MAX:
                 return {"dead": found, "next": None}
@@ -182,7 +193,8 @@ class Listing:
             raise LimitExceeded(
                 f"name has {size_bytes} bytes; the limit is {BACKUP_NAME_BYTES_MAX}"
             )
-        self._answer(peer, request, self._backup(self._shell.backup_folder() / name))
+        path = self._shell.backup_folder() / name
+        self._answer(peer, request, lambda: self._backup(path), self._shell.backups, BACKUP_LIMITS)
 
     async def _backup(self, path: Path) -> dict[str, Any]:
         """What the file system says of a client's name is an answer, never the daemon's end."""
@@ -197,14 +209,19 @@ class Listing:
         return {"path": str(path), "bytes": size}
 
     def _answer(
-        self, peer: Connection, request: int, work: Coroutine[Any, Any, dict[str, Any]]
+        self,
+        peer: Connection,
+        request: int,
+        work: Callable[[], Coroutine[Any, Any, dict[str, Any]]],
+        line: Listings | None = None,
+        limits: tuple[str, str] = LISTING_LIMITS,
     ) -> None:
-        """Do ``work`` beside everything else, then answer."""
+        """Do ``work`` beside everything else when its turn comes, then answer."""
 
         async def run() -> None:
             try:
                 await self._shell.loaded.wait()
-                result = await work
+                result = await work()
             except TickwheelError as error:
                 if self._shell.is_fatal(error):
                     raise
@@ -220,7 +237,7 @@ class Listing:
             else:
                 peer.ok(request, result)
 
-        self._shell.spawn(run())
+        (line or self._shell.listings).put(peer, run, limits)
 
 
 @dataclass(frozen=True, slots=True)

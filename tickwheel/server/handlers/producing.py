@@ -27,6 +27,8 @@ from tickwheel.server.shell import Shell
 from tickwheel.wheel.intake import Draft
 from tickwheel.wheel.sessions import Session
 
+LOOK_AGAIN_MS = 1_000
+"""When no session can be forgotten, none is looked for again so soon."""
 _ENQUEUE = int(FrameType.ENQUEUE)
 
 
@@ -44,6 +46,7 @@ class Producing:
         self._body_max = shell.limits.body_bytes_max
         self._delay_max = shell.limits.delay_ms_max
         self._staged_bytes_max = shell.settings.staged_bytes_max
+        self._look_again_ms = 0
 
     def second_hello(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
         raise ProtocolError("HELLO was sent before on this connection")
@@ -62,6 +65,7 @@ class Producing:
                 )
             if self._is_repeat(peer, session, request, floor):
                 return
+            self._check_outcomes(now.now_ms)
         self._check_door()
         drafts, size = self._parse(self._checked(tasks), now.now_ms)
         self._shell.act().intake.enqueue(peer, session, request, drafts, size, now.now_ms)
@@ -110,6 +114,7 @@ class Producing:
             size += len(body)
         session.raise_floor(floor_max)
         room = self._window_max - len(session.outcomes)
+        room = max(0, min(room, self._room_for_outcomes(), core.room))
         if room < len(requests):
             del requests[room:], drafts[room:]
         if requests:
@@ -124,9 +129,28 @@ class Producing:
             or self._committer.full
             or self._committer.stalled
             or core.full_topics
-            or core.scheduled >= core.config.pending_max
             or self._intake.inflight_bytes >= self._staged_bytes_max
         )
+
+    def _room_for_outcomes(self) -> int:
+        core = self._core
+        return core.config.session_outcomes_max - core.sessions.outcomes
+
+    def _check_outcomes(self, now_ms: int) -> None:
+        """One more must be remembered: a session that nobody is likely to resume makes room."""
+        core = self._core
+        while self._room_for_outcomes() <= 0 and now_ms >= self._look_again_ms:
+            unused = core.sessions.make_room(now_ms, core.config.session_evict_idle_ms_min)
+            if unused is None:
+                # All have to be looked at to find none.
+                self._look_again_ms = now_ms + LOOK_AGAIN_MS
+                break
+            self._shell.engine.forget_session(unused)
+        if self._room_for_outcomes() <= 0:
+            raise Overloaded(
+                f"{core.sessions.outcomes} answers are remembered for resends; the limit is"
+                f" {core.config.session_outcomes_max} (session_outcomes_max)"
+            )
 
     def _is_repeat(self, peer: Connection, session: Session, request: int, floor: int) -> bool:
         if floor > session.floor:

@@ -50,18 +50,22 @@ class Settling:
             return
         words = ["acked"] * len(ids)
 
-        def rest(known: Mapping[int, Known]) -> None:
+        asked = [ids[index] for index in unresolved]
+
+        def rest(some: range, known: Mapping[int, Known]) -> None:
             self._shell.act()
-            for index in unresolved:
-                task_id = ids[index]
+            for place in some:
+                index, task_id = unresolved[place], asked[place]
                 # An id that is named twice may have ended by its first mention.
                 ended = self._core.endings.get(task_id) is not None
                 found = None if ended else known.get(task_id)
                 words[index] = self._ack_one(group, epoch, task_id, attempts[index], found)
+
+        def done() -> None:
             fine = all(word in ("acked", "done") for word in words)
             peer.ok(request, None if fine else words)
 
-        self._shell.commands.put(peer, request, [ids[index] for index in unresolved], rest)
+        self._shell.commands.put(peer, request, asked, rest, done)
 
     def _ack_one(
         self, group: Group | None, epoch: int, task_id: int, attempt: int, known: Known | None
@@ -196,18 +200,22 @@ class Settling:
             else:
                 words[index] = act(lease, index)
 
-        def answer(known: Mapping[int, Known]) -> None:
-            for index in unresolved:
-                task_id = receipts[index][0]
-                words[index] = "stale" if task_id in known else self._control.absent(task_id)
+        asked = [receipts[index][0] for index in unresolved]
+
+        def rest(some: range, known: Mapping[int, Known]) -> None:
+            for place in some:
+                task_id = asked[place]
+                word = "stale" if task_id in known else self._control.absent(task_id)
+                words[unresolved[place]] = word
+
+        def answer() -> None:
             fine = usual is not None and all(word == usual for word in words)
             peer.ok(request, None if fine else words)
 
         if unresolved:
-            some = [receipts[i][0] for i in unresolved]
-            self._shell.commands.put(peer, request, some, answer)
+            self._shell.commands.put(peer, request, asked, rest, answer)
         else:
-            answer({})
+            answer()
 
     def _receipts(
         self, epoch: object, ids: object, attempts: object

@@ -1,0 +1,113 @@
+"""Seeded bugs of limits; each must be found by each of its tests."""
+
+from __future__ import annotations
+
+from mutations.mutants import DISPATCHING, Edit, Mutant
+
+RECORDS = "tickwheel/wheel/records.py"
+GROUPING = "tickwheel/wheel/grouping.py"
+CONNECTION = "tickwheel/server/connection.py"
+COMMANDS = "tickwheel/server/commands.py"
+LISTINGS = "tickwheel/server/listings.py"
+BOUNDS = "tests/unit/test_engine_bounds.py::"
+LIMITS = "tests/unit/test_limits.py::"
+
+LIMITS_MUTANTS = (
+    Mutant(
+        "values-of-properties-count-nowhere",
+        "a task counts with its body, key and tag",
+        (
+            Edit(
+                RECORDS,
+                "            size += text_bytes(value) if type(value) is str else NUMBER_BYTES\n",
+                "            size += NUMBER_BYTES\n",
+            ),
+        ),
+        (
+            BOUNDS + "test_a_task_takes_no_more_in_a_frame_than_it_counts",
+            BOUNDS + "test_a_task_above_the_limit_of_a_frame_is_delivered_alone",
+            LIMITS + "test_a_task_as_a_whole",
+            LIMITS + "test_enqueues_that_wait_for_the_store",
+        ),
+    ),
+    Mutant(
+        "a-frame-ends-behind-the-task-that-is-too-much",
+        "the size of a task is looked at after it was taken",
+        (
+            Edit(
+                DISPATCHING,
+                "            if size > size_left and items:\n",
+                "            if size_left <= 0:\n",
+            ),
+        ),
+        (
+            BOUNDS + "test_a_frame_ends_at_its_limit_of_bytes[1]",
+            BOUNDS + "test_a_task_above_the_limit_of_a_frame_is_delivered_alone",
+        ),
+    ),
+    Mutant(
+        "a-topic-is-forgotten-with-tasks-on-their-way",
+        "only what is on the wheel or due holds a topic",
+        (
+            Edit(
+                GROUPING,
+                "        return not any(batch is not None and topic.name in batch.topics"
+                " for batch in batches)\n",
+                "        return not any(batch is not None and not batch.topics"
+                " for batch in batches[:0])\n",
+            ),
+        ),
+        (BOUNDS + "test_what_holds_a_topic",),
+    ),
+    Mutant(
+        "whoever-had-no-credit-never-has-a-turn-again",
+        "credit that comes back does not bring a subscriber back into the line",
+        (
+            Edit(
+                "tickwheel/wheel/core.py",
+                "            group.able[subscriber] = None\n            self.wake(group)\n",
+                "            self.wake(group)\n",
+            ),
+        ),
+        (BOUNDS + "test_whoever_gets_credit_back_has_a_turn_again",),
+    ),
+    Mutant(
+        "requests-are-looked-at-however-many-wait",
+        "a peer whose answers wait goes on asking",
+        (
+            Edit(
+                CONNECTION,
+                "        return self.paused or self.shell.committer.is_behind(self)\n",
+                "        return self.paused\n",
+            ),
+        ),
+        (
+            LIMITS + "test_answers_that_wait_for_the_store_of_one_connection",
+            LIMITS + "test_answers_that_wait_for_the_store_of_all_connections",
+        ),
+    ),
+    Mutant(
+        "the-ids-behind-the-bytes-of-a-read-are-skipped",
+        "what a read left is taken for gone",
+        (Edit(COMMANDS, "                if unread:\n", "                if False:\n"),),
+        (LIMITS + "test_a_command_of_many_large_tasks_reads_some_of_them_at_a_time",),
+    ),
+    Mutant(
+        "listings-in-order-of-arrival",
+        "a connection with many of them goes first until all are done",
+        (
+            Edit(
+                LISTINGS,
+                "                self._waiting[peer] = line  # behind the others\n",
+                "                self._waiting[peer] = line\n"
+                "                self._waiting.move_to_end(peer, last=False)\n",
+            ),
+            Edit(
+                LISTINGS,
+                "        return peer not in self._busy and not peer.paused\n",
+                "        return not peer.paused\n",
+            ),
+        ),
+        (LIMITS + "test_listings_of_all_connections_in_turn",),
+    ),
+)

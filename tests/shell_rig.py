@@ -1,0 +1,250 @@
+"""A daemon's shell without sockets: connections that a test feeds with frames, a store whose
+commits wait for the test, and a clock that it moves."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tickwheel.clock import Clock
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.protocol.codec import Decoder, Frame, encode
+from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server.connection import Connection
+from tickwheel.server.handlers import command_table
+from tickwheel.server.settings import load
+from tickwheel.server.shell import Shell
+from tickwheel.wheel.effects import Effects
+from tickwheel.wheel.engine import Engine
+
+NOW_MS = 1_800_000_000_000
+STEPS_MAX = 2_000
+
+
+class Sources:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now_ms = NOW_MS
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def mono_ms(self) -> int:
+        return self.now_ms - NOW_MS
+
+
+class GatedStore(MemoryStore):
+    """``stall`` holds commits back until ``go_on``; ``reads`` are the sizes of what was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.reads: list[int] = []
+
+    def stall(self) -> None:
+        self.gate.clear()
+
+    def go_on(self) -> None:
+        self.gate.set()
+
+    async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
+        await self.gate.wait()
+        return await super().commit(epoch, owner, n, effects)
+
+    async def backup(self, path: str) -> int:
+        return len(path)
+
+    async def read_some(self, ids: Any, bytes_max: int) -> Any:
+        found, rest = await super().read_some(ids, bytes_max)
+        self.reads.append(sum(len(task.row.body) for task in found.values()))
+        return found, rest
+
+
+class FakeTransport(asyncio.Transport):
+    """Takes everything, and sends it when the test says so; pauses as a real one does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.high = 1 << 62
+        self.out = b""
+        self.reading = True
+        self.stuck = False
+        """The peer does not read."""
+        self.closed = self.aborted = False
+        self.protocol: Connection
+        self._paused = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("127.0.0.1", 1) if name == "peername" else default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = high or 0
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.out += bytes(data)
+        if self.stuck and len(self.out) > self.high and not self._paused:
+            self._paused = True
+            self.protocol.pause_writing()
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.out) if self.stuck else 0
+
+    def read(self) -> bytes:
+        """The peer takes what there is."""
+        data, self.out = self.out, b""
+        if self._paused:
+            self._paused = False
+            self.protocol.resume_writing()
+        return data
+
+    def pause_reading(self) -> None:
+        self.reading = False
+
+    def resume_reading(self) -> None:
+        self.reading = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def close(self) -> None:
+        self._close()
+
+    def abort(self) -> None:
+        self.aborted = True
+        self._close()
+
+    def _close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+
+class Peer:
+    """One client's connection."""
+
+    def __init__(self, rig: ShellRig) -> None:
+        self.transport = FakeTransport()
+        self.connection = rig.new_connection()
+        self.transport.protocol = self.connection
+        self._decoder = Decoder(1 << 30)
+        self._frames: list[Frame] = []
+        self._rig = rig
+        self.request = 0
+        self.connection.connection_made(self.transport)
+
+    def send(self, kind: int, *fields: Any) -> int:
+        """One frame with the next request number, which is returned."""
+        self.request += 1
+        self.feed(encode((int(kind), self.request, *fields)))
+        return self.request
+
+    def feed(self, data: bytes) -> None:
+        """As one piece."""
+        if not self.transport.closed:
+            self.connection.data_received(data)
+
+    def frames(self) -> list[Frame]:
+        """All that came since."""
+        self._frames += self._decoder.feed(self.transport.read())
+        found, self._frames = self._frames, []
+        return found
+
+    async def answer(self, request: int) -> Frame:
+        for _ in range(STEPS_MAX):
+            self._frames += self._decoder.feed(self.transport.read())
+            for frame in self._frames:
+                if frame[0] in (T.OK, T.ERROR) and frame[1] in (request, 0):
+                    self._frames.remove(frame)
+                    return frame
+            await asyncio.sleep(0)
+        raise AssertionError(f"no answer to {request}")
+
+    async def call(self, kind: int, *fields: Any) -> Frame:
+        return await self.answer(self.send(kind, *fields))
+
+    async def enqueue(self, *tasks: Any) -> Frame:
+        return await self.call(T.ENQUEUE, self.request + 1, tasks)
+
+    async def hello(self, **options: Any) -> Frame:
+        said = {"v": 1, "session": os.urandom(16), "token": None, "client": "rig"}
+        return await self.call(T.HELLO, said | options)
+
+    def lose(self) -> None:
+        """The connection breaks."""
+        self.transport.closed = True
+        self.connection.connection_lost(None)
+
+
+class ShellRig:
+    """``await ShellRig(setting=…).start()``; ``await stop()`` at the end."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = load(None, {"store": "memory:", **settings})
+        self.sources = Sources()
+        self.store = GatedStore()
+        self.notices: list[tuple[str, str]] = []
+        self.shell: Shell
+        self._handlers: Any
+
+    async def start(self) -> ShellRig:
+        opened = await self.store.open("me", NOW_MS)
+        self.engine = Engine(self.settings.engine(), opened.epoch, opened.id_mark, NOW_MS)
+        self.core = self.engine.core
+        self.shell = Shell(
+            self.settings,
+            self.engine,
+            self.store,
+            opened,
+            Clock(86_400_000, self.sources),
+            owner="me",
+            backup_folder=Path(os.devnull),
+            noticed=lambda event, text: self.notices.append((event, text)),
+        )
+        self._handlers = command_table(self.shell)
+        self.shell.start(_nothing())
+        await self.until(self.shell.loaded.is_set)
+        return self
+
+    async def stop(self) -> None:
+        self.store.go_on()
+        assert not self.shell.failed.done(), self.shell.failed
+        await self.shell.stop()
+
+    def new_connection(self) -> Connection:
+        return Connection(self.shell, *self._handlers, self.shell.connections)
+
+    async def peer(self, **options: Any) -> Peer:
+        """One that has said HELLO."""
+        peer = Peer(self)
+        answer = await peer.hello(**options)
+        assert answer[0] == T.OK, answer
+        return peer
+
+    def stranger(self) -> Peer:
+        return Peer(self)
+
+    def pass_time(self, ms: int) -> None:
+        self.sources.now_ms += ms
+        self.shell.poke()
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        """Let the loop turn until it holds."""
+        for _ in range(STEPS_MAX):
+            if condition():
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("it never came to that")
+
+    async def settle(self, steps: int = 50) -> None:
+        """Whatever can happen now has happened."""
+        for _ in range(steps):
+            await asyncio.sleep(0)
+
+
+async def _nothing() -> None:
+    """There is nothing to load."""
