@@ -192,13 +192,5 @@ def stored(sample: Path) -> bytes:
 
 
 def daemon_on(folder: Path, url: str, history: Path, env: dict[str, str] | None = None) -> Daemon:
-    """A daemon with the settings of samples; ``env`` as ``clock_at`` makes it."""
+    """A daemon with the settings of samples."""
     return Daemon(folder, store=url, env=env, history_dir=history, backup_dir=folder, **SETTINGS)
-
-
-def clock_at(at_ms: int) -> dict[str, str]:
-    """The environment of a process for which it is ``at_ms`` now."""
-    return {
-        "PYTHONPATH": str(Path(__file__).parent / "clock"),
-        "SAMPLE_CLOCK_BEHIND_MS": str(int(time.time() * 1000) - at_ms),
-    }

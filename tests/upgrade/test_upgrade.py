@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from steering import WallClock
 
 from tickwheel.cli import main
 from tickwheel.protocol.frames import FrameType as T
@@ -26,7 +27,6 @@ from upgrade.sample import (
     STORES,
     Expected,
     Peer,
-    clock_at,
     daemon_on,
     expected_of,
     found_samples,
@@ -71,9 +71,8 @@ def test_a_store_is_served(sample: Path, tmp_path: Path, tickwheel: Command) -> 
         shutil.copytree(sample / "history", history)
         if sample.name == "sqlite":
             nothing_is_wrong(tickwheel, url)
-        with daemon_on(
-            tmp_path / "daemon", url, history, clock_at(expected["opened_ms"])
-        ) as daemon:
+        clock = clock_of(expected, tmp_path)
+        with daemon_on(tmp_path / "daemon", url, history, clock.env) as daemon:
             with Peer(daemon.port) as peer:
                 everything_is_as_it_was(peer, expected)
                 deleted_groups_go(peer, expected)
@@ -83,9 +82,11 @@ def test_a_store_is_served(sample: Path, tmp_path: Path, tickwheel: Command) -> 
                 old_receipts_count(peer, expected)
                 what_is_due_is_delivered(peer, expected)
             assert daemon.terminate() == 0
-            daemon.env.update(clock_at(expected["opened_ms"] + YEARS_MS))
+            clock.step(YEARS_MS)
+            daemon.settings["accept_clock"] = True
             daemon.start()
             with Peer(daemon.port) as peer:
+                assert peer.do(T.STATS)["now_ms"] > expected["opened_ms"] + YEARS_MS
                 only_the_far_part_is_left(peer, expected)
         the_history_goes_on(tickwheel, history, expected)
 
@@ -103,9 +104,15 @@ def test_a_history_is_read_and_restored(sample: Path, tmp_path: Path, tickwheel:
     assert report["missing_events"] == report["torn_lines"] == report["unusable_events"] == 0
     assert report["without_body"]["count"] == 0
     nothing_is_wrong(tickwheel, into)
-    again = daemon_on(tmp_path / "daemon", into, tmp_path / "new", clock_at(expected["opened_ms"]))
+    clock = clock_of(expected, tmp_path)
+    again = daemon_on(tmp_path / "daemon", into, tmp_path / "new", clock.env)
     with again as daemon, Peer(daemon.port) as peer:
         everything_is_as_it_was(peer, expected)
+
+
+def clock_of(expected: Expected, folder: Path) -> WallClock:
+    """It shows the time at which the sample is to be opened."""
+    return WallClock(folder / "clock", expected["opened_ms"] - int(time.time() * 1000))
 
 
 def nothing_is_wrong(tickwheel: Command, url: str) -> None:
