@@ -209,4 +209,6 @@ class InProcess:
             return dict(overlaid)
 
         rows = SimpleNamespace(tasks=dict(store._tasks), groups=dict(store._groups))
-        return recount(cast(Any, SimpleNamespace(core=core, rows=rows, known=known)))
+        return recount(
+            cast(Any, SimpleNamespace(core=core, rows=rows, known=known, engine=self.shell.engine))
+        )
