@@ -360,7 +360,10 @@ def test_a_real_daemon_outlives_anything(tmp_path: Path, stored: str, frames: in
     """With a history, too, which tells of every value."""
     seed = (SEEDS or [frames])[0]
     print(f"FUZZ_SEED={seed}")  # noqa: T201  # to repeat it
-    small = {**SMALL, "history_dir": tmp_path / "history", "reconnect_grace_s": 0.1}
+    folders = {name: tmp_path / name for name in ("history_dir", "backup_dir")}
+    for folder in folders.values():
+        folder.mkdir()
+    small = {**SMALL, **folders, "reconnect_grace_s": 0.1}
     with Daemon(tmp_path, store=stored, **small) as daemon:
         strangers = [Stranger(daemon, seed + n) for n in range(3)]
         for count in range(0, frames, 20):
