@@ -8,7 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from stand_in import stand_in
 
+from tickwheel.server import life
 from tickwheel.server.life import Life, is_over
 
 READS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
@@ -81,7 +83,7 @@ def test_a_process_that_cannot_be_looked_at_may_live(
     def denied(pid: int, signal: int) -> None:
         raise PermissionError
 
-    monkeypatch.setattr(os, "kill", denied)
+    monkeypatch.setattr(life, "os", stand_in(os, kill=denied))
     assert not is_over(str(here._replace(pid=2**22 + 1)), here)
     monkeypatch.undo()
     assert not is_over(str(here._replace(pid=2**80)), here)
