@@ -137,7 +137,7 @@ class Jumping:
 
     def takes(self, count: int) -> None:
         self.consumer.prefetch = count
-        self.rig.core.wake(self.consumer.group)
+        self.rig.core.regained(self.consumer)
 
     def pulse(self) -> None:
         for got in self.rig.pulse():
