@@ -8,6 +8,8 @@ SEED ?=
 STORE ?= sqlite
 FAULTS ?=
 DAEMONS ?= 1
+NEMESIS ?= kills
+MINUTES ?= 1
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,8 +32,9 @@ check: setup ## format, lint, types and import contracts only
 bench: setup ## measure against the peers that are installed (STORE=redis: on Redis); JSON in bench-results/
 	@$(PYTHON) -m benchmarks --store $(STORE) $(ARGS)
 
-torture: setup ## kill -9 a real daemon at random: KILLS=200 SEED=1 STORE=redis [FAULTS=redis | DAEMONS=2]
+torture: setup ## kill -9 a real daemon at random: KILLS=200 SEED=1 STORE=redis [FAULTS=redis | DAEMONS=2]; NEMESIS=groups,clock,network,resources,kills, or NEMESIS=watch,groups MINUTES=5
 	@$(PYTHON) -m tests.crash.torture --kills $(KILLS) --store $(STORE) --daemons $(DAEMONS) \
+		--nemesis $(NEMESIS) --minutes $(MINUTES) \
 		$(if $(FAULTS),--faults $(FAULTS)) $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 observe: setup ## a daemon, load and a Prometheus with our rules, until Ctrl-C; prints the addresses

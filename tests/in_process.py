@@ -189,13 +189,14 @@ class InProcess:
             assert self.alive, self.shell.failed.exception()
             self.shell.committer.kick()
             busy = core.sealed is not None or not core.open.is_empty() or core.firing
-            closing = any(topic.closing for topic in core.topics.values())
-            if not (busy or closing or core.runnable or self.shell.commands._waiting):
+            # Backups are written by threads; a group that is deleted is looked at now and then.
+            slow = self.shell.backups.count or any(t.closing for t in core.topics.values())
+            busy = busy or self.shell.listings.count or self.shell.commands._waiting
+            if not (busy or slow or core.runnable):
                 return
             assert time.monotonic() < deadline_s, "it does not come to rest"
             self.shell.poke()
-            # A group that is deleted is looked at every few hundredths of a second.
-            await asyncio.sleep(0.01 if closing else 0)
+            await asyncio.sleep(0.01 if slow else 0)
 
     def recount(self) -> dict[tuple[int, str], str]:
         """All counts of the engine against a slow count; call it when settled."""
@@ -210,5 +211,5 @@ class InProcess:
 
         rows = SimpleNamespace(tasks=dict(store._tasks), groups=dict(store._groups))
         return recount(
-            cast(Any, SimpleNamespace(core=core, rows=rows, known=known, engine=self.shell.engine))
+            cast(Any, SimpleNamespace(engine=self.shell.engine, core=core, rows=rows, known=known))
         )

@@ -293,7 +293,8 @@ class _Check:
             # A clock may have been there once, and been set back since.
             reached_ms = delivery.delivered_ms
             if not self._clocks.are_true:
-                reached_ms = self._clocks.high(retry.got_ms, delivery.got_ms)
+                meanwhile = min(retry.got_ms, delivery.got_ms), delivery.got_ms
+                reached_ms = max(reached_ms, self._clocks.high(*meanwhile))
             if self._is_after(retry, delivery) and reached_ms < retry.not_before_ms:
                 self._wrong.append(f"early: after {retry}: {delivery}")
 

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ DRIFT_SLACK_MS = 250
 """A change of rate, and the begin of a process, count from a reading: nobody knows from which."""
 REST_S_MAX = 0.6
 HELD_S = 0.4
+SEEN_S = 0.3
+"""By then the daemon has read its clock."""
 KINDS = ("step", "back", "ahead", "drift", "boot", "far")
 
 
@@ -50,6 +53,12 @@ class Piece:
     rate: float
     slack_ms: int
     until_ms: int | None = None
+    loose: bool = False
+    """It may show that or anything less."""
+
+    @property
+    def below_ms(self) -> int:
+        return 2 * OFF_MS_MAX if self.loose else self.slack_ms
 
     def at(self, true_ms: int) -> float:
         return true_ms + self.off_ms + (true_ms - self.from_ms) * (self.rate - 1)
@@ -88,7 +97,7 @@ class Clocks:
         for piece in self.pieces:
             until_ms = piece.end(now_ms())
             low, high = piece.at(piece.from_ms), piece.at(until_ms)
-            if low - piece.slack_ms <= stamp_ms <= high + piece.slack_ms:
+            if low - piece.below_ms <= stamp_ms <= high + piece.slack_ms:
                 after_ms = (stamp_ms - piece.slack_ms - low) / piece.rate
                 found.append(piece.from_ms + max(0, int(after_ms)))
         return min(found, default=stamp_ms if self.are_true else 0)
@@ -97,8 +106,7 @@ class Clocks:
         for piece in self.pieces:
             first, last = max(since_ms, piece.from_ms), piece.end(until_ms)
             if first <= last:
-                slack_ms = piece.slack_ms
-                yield piece.at(first) - slack_ms, piece.at(last) + slack_ms
+                yield piece.at(first) - piece.below_ms, piece.at(last) + piece.slack_ms
 
 
 class Clocked(Daemon):
@@ -145,8 +153,24 @@ class Clocked(Daemon):
         self._far_ms = by_ms
         self._file.step(self.offset_ms + by_ms - self._file.offset_ms)
 
+    @contextmanager
+    def anything_before(self) -> Iterator[None]:
+        """A jump far ahead is held. One who starts or takes over meanwhile goes on from where
+        the store was left, by whatever clock: any time that was shown before may come again."""
+        high_ms = self._clocks.high(0, now_ms())
+        piece = Piece(self._number, now_ms(), high_ms - now_ms(), 1.0, 0, loose=True)
+        self._clocks.pieces.append(piece)
+        try:
+            yield
+        finally:
+            piece.until_ms = now_ms()
+
     def _piece(self) -> Piece | None:
-        mine = [p for p in self._clocks.pieces if p.daemon == self._number and p.until_ms is None]
+        mine = [
+            piece
+            for piece in self._clocks.pieces
+            if piece.daemon == self._number and piece.until_ms is None and not piece.loose
+        ]
         return mine[-1] if mine else None
 
     def _end_piece(self) -> None:
@@ -209,9 +233,11 @@ class ClockFaults:
             if self._restart is not None:
                 await self._restart(daemon)
         elif kind == "far":
-            daemon.far(FAR_MS)
-            await asyncio.sleep(HELD_S * rnd.random())
-            daemon.far(0)
+            with daemon.anything_before():
+                daemon.far(FAR_MS)
+                await asyncio.sleep(HELD_S * rnd.random())
+                daemon.far(0)
+                await asyncio.sleep(SEEN_S)
         else:
             daemon.set_clock(self._stepped(kind, daemon.offset_ms))
 

@@ -70,6 +70,8 @@ class Link:
         self.orders: dict[int, int] = {}
         """By request number: the place of its answer among all that was received."""
         self._answers: dict[int, asyncio.Future[Frame]] = {}
+        self._asked: dict[int, str] = {}
+        """What is not answered, by request number."""
         self._down = False
         self._reading = asyncio.create_task(self._read())
 
@@ -124,6 +126,7 @@ class Link:
             answer.set_exception(Lost("down"))
             return answer
         self._answers[number] = answer
+        self._asked[number] = FrameType(kind).name
         self._writer.write(encode((int(kind), number, *fields)))
         return answer
 
@@ -135,7 +138,10 @@ class Link:
         try:
             return await asyncio.wait_for(answer, self.answer_timeout_s)
         except TimeoutError:
-            raise Unanswered(f"no answer within {self.answer_timeout_s} s") from None
+            raise Unanswered(
+                f"no answer within {self.answer_timeout_s} s: connection {self.name} of"
+                f" {self.opened_ms}, epoch {self.epoch}, waiting for {sorted(self._asked.items())}"
+            ) from None
 
     def abort(self) -> None:
         """Gone, without reading what may have arrived."""
@@ -173,6 +179,7 @@ class Link:
         elif frame[0] in (FrameType.OK, FrameType.ERROR):
             self.orders[frame[1]] = self.order()
             answer = self._answers.pop(frame[1], None)
+            self._asked.pop(frame[1], None)
             if answer is not None and not answer.done():
                 answer.set_result(frame)
 

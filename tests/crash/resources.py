@@ -42,6 +42,8 @@ FLOOD_FRAMES = 64
 """64 MiB."""
 GROWN_BYTES_MAX = 40 << 20
 """By a flood: the limits above, what one connection may have on its way, and the allocator's."""
+KEPT = {"in_flight", "dead"}
+"""They cannot be cancelled now; they become ready again."""
 REFUSALS = {"store_full", "overloaded", "backlog_full", "refused", "outcome_unknown", "draining"}
 
 
@@ -314,7 +316,7 @@ class ResourceFaults:
             frame = await link.call(FrameType.LIST, options)
             if frame[0] != FrameType.OK:
                 return found
-            found += [task["id"] for task in frame[2]["tasks"] if task["state"] != "in_flight"]
+            found += [task["id"] for task in frame[2]["tasks"] if task["state"] not in KEPT]
             if (after := frame[2]["next"]) is None:
                 return found
 

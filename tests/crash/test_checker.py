@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 from crash.checker import check
+from crash.clocks import Clocks, Piece
 from crash.records import (
     NO_CONNECTION,
     Accepted,
+    Cast,
     Delivered,
     Finished,
+    GroupLife,
     Journal,
+    Looked,
     Moved,
     Refused,
     Requeued,
@@ -180,3 +184,232 @@ def test_a_nack_delays_the_next_attempt() -> None:
     assert any("early: after" in text for text in wrong(found))
     in_time = replace(soon, delivered_ms=5_080, got_ms=5_081)
     assert not wrong(journal(delivered=[COME, in_time], retries=[retry]))
+
+
+# --- ttl, at most once, broadcast, priorities ------------------------------------------------
+
+
+def brief(**more: Any) -> Journal:
+    """A task that lives for 100 ms after its due time."""
+    accepted = [Accepted("t", ("x",), (7,), (DUE_MS,), ttl_ms=100)]
+    return journal(**({"accepted": accepted} | more))
+
+
+def test_a_task_that_expired_needs_no_delivery() -> None:
+    gone = [Looked(7, "expired", DUE_MS + 100)]
+    assert not wrong(brief(delivered=[], finished=[], looked=gone))
+    assert not wrong(brief(looked=[Looked(7, "acked", 9_000)]))
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        (brief(delivered=[], finished=[], looked=[Looked(7, "expired", DUE_MS + 99)]), "expired"),
+        (journal(delivered=[], finished=[], looked=[Looked(7, "expired", 9_000)]), "has no ttl"),
+        (brief(delivered=[], finished=[], looked=[Looked(7, "gone", 9_000)]), "lost: x"),
+        (brief(delivered=[replace(COME, delivered_ms=5_101, got_ms=5_101)]), "late: x"),
+        (brief(looked=[Looked(7, "ready", 9_000)]), "'ready' at the end"),
+    ],
+)
+def test_what_a_ttl_does_not_allow_is_found(found: Journal, word: str) -> None:
+    assert any(word in text for text in wrong(found))
+
+
+def test_at_most_once_never_comes_twice_and_may_be_lost_when_something_broke() -> None:
+    come = replace(COME, once=True)
+    ended = [Looked(7, "acked", 9_000)]
+
+    def found(*deliveries: Delivered, looked: Any = ended, unbroken: bool = False) -> list[str]:
+        parts = journal(delivered=list(deliveries), finished=[], looked=looked)
+        return check([parts], GROUPS, once={"t"}, unbroken=unbroken).violations
+
+    assert not found(come)
+    assert not found()
+    again = replace(come, epoch=2, order=30)
+    assert any("twice" in text for text in found(come, again))
+    assert any("twice" in text for text in found(come, replace(again, once=False)))
+    assert any("nothing broke" in text for text in found(unbroken=True))
+    assert any("lost: x" in text for text in found(looked=[]))
+    assert any("'ready'" in text for text in found(looked=[Looked(7, "ready", 9_000)]))
+
+
+def test_a_priority_that_changed_is_found() -> None:
+    accepted = [Accepted("t", ("x",), (7,), (DUE_MS,), priority=9)]
+    assert any("priority: x" in text for text in wrong(journal(accepted=accepted)))
+    assert not wrong(journal(accepted=accepted, delivered=[replace(COME, priority=9)]))
+
+
+def test_a_broadcast_leaves_nothing_out_and_repeats_nothing_on_one_connection() -> None:
+    accepted = [Accepted("t", ("x",), (7,), (DUE_MS,), sent=50, order=51)]
+
+    def found(*deliveries: Delivered, confirmed: int = 40, lost: bool = False) -> list[str]:
+        cast = Cast("t", 1, confirmed, lost, list(deliveries))
+        return wrong(journal(accepted=accepted, casts=[cast]))
+
+    come = replace(COME, group="")
+    assert not found(come)
+    assert any("not broadcast" in text for text in found())
+    assert not found(lost=True)
+    assert not found(confirmed=60), "it was enqueued before"
+    assert any("broadcast 2 times" in text for text in found(come, come))
+    assert any("early" in text for text in found(replace(come, delivered_ms=4_999)))
+
+
+# --- groups that come and go ---------------------------------------------------------------------
+
+LIFE = GroupLife("dyn", "g", "now", sent=100, confirmed=110, confirmed_ms=4_000)
+KEEPER = GroupLife("dyn", "keeper", "first", sent=1, confirmed=2, confirmed_ms=1)
+LATER = Accepted("dyn", ("x",), (7,), (DUE_MS,), sent=120, order=121)
+BEFORE = replace(LATER, sent=90, order=91)
+
+
+def lives(accepted: Accepted, *found: GroupLife, come: Any = (), ends: Any = ()) -> list[str]:
+    parts = {"accepted": [accepted], "delivered": list(come), "finished": list(ends)}
+    return check([journal(**parts, groups=list(found))], {}).violations
+
+
+def got(group: str, order: int) -> Delivered:
+    return replace(COME, group=group, order=order, connection=NO_CONNECTION)
+
+
+def ended(group: str, order: int) -> Finished:
+    return Finished(7, group, "acked", 1, 6_000, NO_CONNECTION, order)
+
+
+KEPT = {"come": [got("keeper", 300)], "ends": [ended("keeper", 301)]}
+
+
+@pytest.mark.parametrize(
+    ("accepted", "life", "why"),
+    [
+        (LATER, LIFE, "enqueued after it"),
+        (LATER, replace(LIFE, since="first"), "enqueued after it"),
+        (LATER, replace(LIFE, since=DUE_MS), "enqueued after it"),
+        (BEFORE, replace(LIFE, since="first", confirmed_ms=DUE_MS), "still there"),
+        (BEFORE, replace(LIFE, since=DUE_MS, confirmed_ms=DUE_MS), "still there"),
+        (BEFORE, LIFE, "due after it"),
+        (LATER, replace(LIFE, deleted=200, quiet=150, quiet_ms=DUE_MS), "held nothing"),
+    ],
+)
+def test_what_a_group_is_owed_and_did_not_get_is_found(
+    accepted: Accepted, life: GroupLife, why: str
+) -> None:
+    (text,) = lives(accepted, KEEPER, life, **KEPT)
+    assert "lost: x (id 7) never came to g" in text
+    assert why in text
+    come, ends = [*KEPT["come"], got("g", 310)], KEPT["ends"]
+    (text,) = lives(accepted, KEEPER, life, come=come, ends=ends)
+    assert "its ack was never confirmed" in text
+    assert not lives(accepted, KEEPER, life, come=come, ends=[*ends, ended("g", 320)])
+
+
+@pytest.mark.parametrize(
+    ("accepted", "life"),
+    [
+        (LATER, replace(LIFE, since=DUE_MS + 1)),
+        (LATER, replace(LIFE, deleted=200)),
+        (LATER, replace(LIFE, deleted=200, quiet=120, quiet_ms=DUE_MS)),
+        (LATER, replace(LIFE, deleted=200, quiet=150, quiet_ms=DUE_MS - 1)),
+        (BEFORE, replace(LIFE, confirmed_ms=DUE_MS)),
+        (replace(LATER, sent=105, order=106), replace(LIFE, confirmed_ms=DUE_MS)),
+    ],
+)
+def test_what_a_group_may_not_be_owed_is_not_asked_for(accepted: Accepted, life: GroupLife) -> None:
+    assert not lives(accepted, KEEPER, life, **KEPT)
+
+
+def test_what_another_group_had_before_the_confirmation_may_be_over() -> None:
+    first = replace(LIFE, since="first", confirmed_ms=DUE_MS)
+    over = {"come": [got("keeper", 105)], "ends": [ended("keeper", 106)]}
+    assert not lives(BEFORE, KEEPER, first, **over)
+    other = replace(KEEPER, group="other", deleted=108)
+    alone = {"come": [got("other", 300)], "ends": []}
+    assert not lives(BEFORE, other, first, **alone), "nobody owed it for certain any more"
+    replaced = replace(other, deleted=111)
+    assert lives(BEFORE, replaced, first, **alone), "deleted after the new one was confirmed"
+
+
+def test_the_first_group_after_all_are_gone_gets_what_waits() -> None:
+    gone = replace(KEEPER, deleted=50, deleted_ms=3_000, gone=60)
+    late = replace(LIFE, confirmed_ms=DUE_MS)
+    (text,) = lives(BEFORE, gone, late)
+    assert "waiting for a group" in text
+    during = replace(BEFORE, sent=55, order=56)
+    (text,) = lives(during, gone, late)
+    assert "due without a group" in text
+    assert not lives(during, replace(gone, deleted_ms=DUE_MS), late)
+    assert not lives(BEFORE, replace(gone, gone=None), late)
+
+
+def test_an_end_in_a_former_life_of_a_group_does_not_bind_the_next() -> None:
+    dead = Finished(7, "g", "dead", 1, 4_500, 1, 80)
+    come = [got("keeper", 300), got("g", 310)]
+    ends = [ended("keeper", 301), ended("g", 320)]
+    former = replace(LIFE, sent=10, confirmed=20, deleted=85, gone=86)
+    assert not lives(LATER, KEEPER, former, LIFE, come=come, ends=[dead, *ends])
+    once_only = lives(
+        LATER, KEEPER, replace(LIFE, sent=10, confirmed=20), come=come, ends=[dead, *ends]
+    )
+    assert any("again: x" in text for text in once_only)
+
+
+# --- clocks --------------------------------------------------------------------------------------
+
+HOUR_MS = 3_600_000
+
+
+def with_clock(*pieces: Piece, **lists: Any) -> list[str]:
+    return check([journal(**lists)], GROUPS, clocks=Clocks(pieces)).violations
+
+
+def piece(off_ms: int, from_ms: int = 0, until_ms: int | None = None, **more: Any) -> Piece:
+    return Piece(0, from_ms, off_ms, 1.0, 2, until_ms, **more)
+
+
+AHEAD = replace(COME, delivered_ms=HOUR_MS + 5_001)
+
+
+def test_a_stamp_that_no_clock_has_shown_is_found() -> None:
+    assert not with_clock(piece(HOUR_MS), delivered=[AHEAD])
+    assert with_clock(piece(HOUR_MS)), "that was an hour before this clock"
+    assert with_clock(piece(0), delivered=[AHEAD])
+    stepped = (piece(0, 0, 4_000), piece(HOUR_MS, 4_000))
+    assert not with_clock(*stepped, delivered=[AHEAD])
+    assert not with_clock(
+        *stepped,
+        delivered=[replace(COME, due_ms=3_900, delivered_ms=3_950)],
+        accepted=[Accepted("t", ("x",), (7,), (3_900,))],
+    )
+    since = replace(COME, due_ms=3_900, delivered_ms=3_950, since_ms=4_500)
+    assert with_clock(*stepped, delivered=[since]), "its connection is younger than that"
+    assert not with_clock(piece(0, 0, 4_000), piece(HOUR_MS, 4_000, loose=True))
+
+
+def test_a_clock_that_drifts_shows_what_it_has_drifted() -> None:
+    clocks = Clocks([Piece(0, 0, 0, 1.1, 2)])
+    assert clocks.may_have_shown(1_100, 0, 1_000)
+    assert not clocks.may_have_shown(1_200, 0, 1_000)
+    assert clocks.high(0, 1_000) == 1_102
+    assert clocks.low(500, 1_000) == 548
+    assert clocks.first_shown(1_100) in range(990, 1_001)
+
+
+def test_what_is_after_a_confirmation_is_judged_by_when_its_stamp_was_shown() -> None:
+    behind = replace(
+        COME, connection=NO_CONNECTION, due_ms=0, delivered_ms=5_200 - HOUR_MS, got_ms=5_300
+    )
+    first = replace(COME, due_ms=-HOUR_MS, delivered_ms=5_001 - HOUR_MS)
+    accepted = [Accepted("t", ("x",), (7,), (-HOUR_MS,))]
+    again = replace(behind, due_ms=-HOUR_MS)
+    found = with_clock(piece(-HOUR_MS), accepted=accepted, delivered=[first, again])
+    assert any("again: x" in text for text in found)
+    under_way = replace(again, delivered_ms=5_050 - HOUR_MS)
+    assert not with_clock(piece(-HOUR_MS), accepted=accepted, delivered=[first, under_way])
+
+
+def test_the_delay_of_a_nack_is_over_once_the_clock_has_been_there() -> None:
+    retry = Retry(7, "g", 5_080, 1, 5_010, 1, 12)
+    soon = replace(COME, attempt=2, delivered_ms=5_060, got_ms=5_061, order=14)
+    assert with_clock(piece(0), delivered=[COME, soon], retries=[retry])
+    jumped = (piece(0, 0, 5_040), piece(HOUR_MS, 5_040, 5_050), piece(0, 5_050))
+    assert not with_clock(*jumped, delivered=[COME, soon], retries=[retry])

@@ -472,8 +472,8 @@ class Run:
     def report(self) -> str:
         lines = [
             f"seed {self.plan.seed}: {self.havoc.text()}",
-            self.verdict.text(),
             *(f"PROBLEM {problem}" for problem in self.problems),
+            self.verdict.text(),
         ]
         return "\n".join([*lines, "torture: " + ("all promises held" if self.good else "FAILED")])
 

@@ -125,6 +125,17 @@ def load_dump(dump: Path, path: Path) -> None:
     connection.close()
 
 
+def dump_database(path: Path) -> str:
+    """The dump that ``load_dump`` takes."""
+    connection = sqlite3.connect(path)
+    lines = list(connection.iterdump())
+    for pragma in ("application_id", "user_version"):
+        (value,) = connection.execute(f"PRAGMA {pragma}").fetchone()
+        lines.append(f"PRAGMA {pragma} = {value};")
+    connection.close()
+    return "\n".join(lines) + "\n"
+
+
 async def _write_database(folder: Path) -> None:
     path = folder / "store.db"
     store = SqliteStore(str(path), SqliteOptions(reserve_bytes=0))
@@ -132,13 +143,7 @@ async def _write_database(folder: Path) -> None:
     for n, effects in enumerate((content(), crowd(), ended()), 1):
         await store.commit(opened.epoch, "golden", n, effects)
     await store.close(clean=True)
-    connection = sqlite3.connect(path)
-    lines = list(connection.iterdump())
-    for pragma in ("application_id", "user_version"):
-        (value,) = connection.execute(f"PRAGMA {pragma}").fetchone()
-        lines.append(f"PRAGMA {pragma} = {value};")
-    connection.close()
-    (folder / "sqlite.sql").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    (folder / "sqlite.sql").write_text(dump_database(path), encoding="utf-8")
     for rest in folder.glob("store.db*"):
         rest.unlink()
 

@@ -19,8 +19,9 @@ def _text(value: bytes) -> str:
     return value.decode("latin-1")
 
 
-async def dump(url: str) -> dict[str, Any]:
-    """Key → [type, content]; hashes and sorted sets in order of their fields and members."""
+async def dump(url: str, masked: tuple[str, ...] = CHANGING) -> dict[str, Any]:
+    """Key → [type, content]; hashes and sorted sets in order of their fields and members. The
+    fields in ``masked`` are named and not shown."""
     found: dict[str, Any] = {}
     async with Redis.from_url(url) as redis:
         for key in sorted(await redis.keys("*")):
@@ -29,7 +30,7 @@ async def dump(url: str) -> dict[str, Any]:
             if kind == "hash":
                 fields = await redis.hgetall(key)
                 content = {_text(name): _text(fields[name]) for name in sorted(fields)}
-                for name in CHANGING:
+                for name in masked:
                     if name in content:
                         content[name] = f"<{name}>"
             elif kind == "zset":

@@ -99,7 +99,7 @@ async def test_an_error_in_the_middle_of_a_change_ends_the_daemon(
 def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess) -> None:
     table, _ = command_table(daemon.shell)
     reads = {T.LOOKUP, T.LIST, T.STATS, T.DEAD_LIST, T.BACKUP, T.PING, T.STATUS}
-    of_connections = {T.HELLO, T.BYE, T.PREFETCH}
+    of_connections = {T.HELLO, T.BYE, T.PREFETCH, T.ALIVE}
     assert set(table) - reads - of_connections == {kind for kind, *_ in ACTS.values()}
 
 

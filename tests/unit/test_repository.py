@@ -27,15 +27,26 @@ PUBLISHED_AS_ONE_FILE = {"pyspark"}
 LEFT_OPEN = ["TO" + "DO", "FIX" + "ME", "X" * 3]
 
 
-def _texts() -> Iterator[tuple[str, str]]:
-    """Every file that is tracked or would be, with its text; binary ones are left out."""
+IN_THE_ROOT = {
+    ".gitignore", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile",
+    "README.md", "pyproject.toml",
+}  # fmt: skip
+
+
+def _names() -> list[str]:
+    """Every file that is tracked or would be."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
         cwd=ROOT, capture_output=True, check=False,
     )  # fmt: skip
     if listed.returncode != 0:
         pytest.skip("not a git clone: there is no list of files to look through")
-    for name in filter(None, listed.stdout.decode().split("\0")):
+    return list(filter(None, listed.stdout.decode().split("\0")))
+
+
+def _texts() -> Iterator[tuple[str, str]]:
+    """Those files with their texts; binary ones are left out."""
+    for name in _names():
         try:
             yield name, (ROOT / name).read_text(encoding="utf-8")
         except (UnicodeDecodeError, FileNotFoundError, IsADirectoryError):
@@ -50,6 +61,10 @@ def _lines_with(pattern: str, *, flags: int = 0) -> list[str]:
         for number, line in enumerate(text.splitlines(), 1)
         if found.search(line)
     ]
+
+
+def test_no_test_or_daemon_has_left_a_file_in_the_root() -> None:
+    assert {name for name in _names() if "/" not in name} <= IN_THE_ROOT
 
 
 def test_no_package_registry_is_named() -> None:

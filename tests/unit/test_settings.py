@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from stand_in import stand_in
 
 from tickwheel.errors import BadRequest
 from tickwheel.server import main
@@ -133,9 +135,28 @@ def test_connections_leave_descriptors_to_the_daemon(
     made: list[tuple[int, int]] = []
     told: list[str] = []
     log: Any = SimpleNamespace(warning=lambda event, **_: told.append(event))
-    monkeypatch.setattr(main.resource, "getrlimit", lambda _: (soft, hard))
-    monkeypatch.setattr(main.resource, "setrlimit", lambda _, limits: made.append(limits))
+    system = stand_in(
+        resource,
+        getrlimit=lambda _: (soft, hard),
+        setrlimit=lambda _, limits: made.append(limits),
+    )
+    monkeypatch.setattr(main, "resource", system)
     settings = main.within_file_limit(Settings(http=http), log)
     assert settings.connections_max == settings.limits().connections_max == connections_max
     assert made == ([] if raised is None else [(raised, hard)])
     assert told == ([] if connections_max == 4096 else ["few_file_descriptors"])
+
+
+def test_connections_that_cannot_be_accepted_are_told_once_in_a_while() -> None:
+    told: list[str] = []
+    passed_on: list[str] = []
+    now_s = [0.0]
+    log: Any = SimpleNamespace(warning=lambda event, **_: told.append(event))
+    loop: Any = SimpleNamespace(default_exception_handler=lambda c: passed_on.append(c["message"]))
+    handle = main.LoopErrors(log, lambda: now_s[0])
+    for now_s[0] in (0.0, 0.1, 59.9, 60.0, 60.1):
+        handle(loop, {"message": "accept", "exception": OSError(errno.EMFILE, "too many")})
+        handle(loop, {"message": "other", "exception": ValueError()})
+        handle(loop, {"message": "alone"})
+    assert told == ["no_file_descriptors"] * 2
+    assert passed_on == ["other", "alone"] * 5

@@ -32,8 +32,7 @@ NAMES = ("t", "u", "v", "w/x:y.z_-", "x" * 255)
 GROUPS = (None, "default", "g", "h", "y" * 255)
 DELAYS_MS = (0, 0, 0, 0, 1, 50, 1_000, 60_000, 3_600_000)
 STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
-NESTED_MAX = 1_023
-"""msgpack's own limit: what is deeper is no msgpack to it."""
+UNANSWERED = (T.ONEWAY, T.ALIVE)
 
 
 class Bytes:
@@ -73,7 +72,7 @@ class Fuzzer:
         edges = {getattr(limits, name) for name in limits.to_wire()}
         self._integers = (*INTEGERS, *sorted(n + d for n in edges for d in (-1, 0, 1)))
         self._makers: dict[T, Callable[[], tuple[Any, ...]]] = {
-            T.HELLO: lambda: ({"v": 1, "session": bytes(16), "client": self.name()},),
+            T.HELLO: self.greeting,
             T.ENQUEUE: lambda: (self.floor(), self.tasks()),
             T.ONEWAY: lambda: (self.tasks(),),
             T.SUBSCRIBE: self.subscribe,
@@ -101,7 +100,9 @@ class Fuzzer:
             T.GROUP_DELETE: lambda: (self.topic(), self.group() or "g", self.random.random() < 0.5),
             T.CONFIGURE: lambda: (self.topic(), self.group(), self.settings()),
             T.STATUS: tuple,
+            T.ALIVE: tuple,
         }
+        assert set(self._makers) == {kind for kind in T if kind < T.OK}
         rare = {T.BACKUP: 1, T.HELLO: 1, T.BYE: 2, T.STATS: 3, T.GROUP_DELETE: 4, T.CONFIGURE: 5}
         often = {T.ENQUEUE: 50, T.ACK: 25, T.PULL: 20, T.NACK: 15, T.SUBSCRIBE: 15}
         self._kinds = list(self._makers)
@@ -116,7 +117,7 @@ class Fuzzer:
         made: tuple[Any, ...] = (int(kind), self.request, *self._makers[kind]())
         if self.random.random() < 0.01:
             return (self.pick(self._integers), *made[1:])
-        if kind is T.ONEWAY:
+        if kind in UNANSWERED:
             made = (made[0], 0, *made[2:])
         if self.random.random() < 0.5:
             self._note(kind, made)
@@ -124,6 +125,15 @@ class Fuzzer:
         for _ in range(self.pick((1, 1, 1, 2, 5))):
             made = (made[0], *self._mutated(made[1:]))
         return made
+
+    def hello(self) -> tuple[Any, ...]:
+        """The first frame of a connection, almost right."""
+        return (int(T.HELLO), *self._mutated((1, *self.greeting())))
+
+    def greeting(self) -> tuple[Any, ...]:
+        session = self.pick((None, bytes(16)))
+        options = {"session": session, "token": None, "client": self.name(), "heartbeat": False}
+        return ({"v": 1, **self.subset(options)},)
 
     def _note(self, kind: T, made: tuple[Any, ...]) -> None:
         if kind is T.SUBSCRIBE:
@@ -338,7 +348,7 @@ class Fuzzer:
                 return {self.text()[:20]: self.pick(self._integers) for _ in range(self.few())}
 
     def _nested(self) -> bytes:
-        """Arrays or maps inside each other; seldom deeper than msgpack itself allows."""
+        """Arrays or maps inside each other, nearly as deep as msgpack itself allows."""
         depth = self.pick((2, 15, 16, 17, 100, 500, 990, 1_010))
         head = self.pick((b"\x91", b"\x81\xa1a"))
         return bytes(head * depth + b"\xc0")

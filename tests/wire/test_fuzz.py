@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from daemon import Daemon
-from fuzzer import Fuzzer, pack
+from fuzzer import UNANSWERED, Fuzzer, pack
 from in_process import NOW_MS, InProcess, Peer
 from raw import Raw
 from redis_server import RedisServer
@@ -114,7 +114,7 @@ class Round:
         self.random = random.Random(seed)
         self.fuzzers = [Fuzzer(seed * PEERS + n, daemon.shell.limits) for n in range(PEERS)]
         self.peers = [self._connect(n) for n in range(PEERS)]
-        self.asked: list[set[int]] = [set() for _ in range(PEERS)]
+        self.asked: list[dict[int, Any]] = [{} for _ in range(PEERS)]
         """Requests without an answer."""
         self.told: Counter[str] = Counter()
         """Answers by their codes."""
@@ -151,14 +151,19 @@ class Round:
         self.peers[n].lose()
         self.asked[n].clear()
         self.fuzzers[n].subs.clear()
+        stranger = self.daemon.connect(hello=False)
+        stranger.feed(pack(self.fuzzers[n].hello()))
+        for frame in stranger.take():
+            assert frame[0] == T.OK or frame[2] != "internal", frame
+        stranger.lose()
         self.peers[n] = self._connect(n)
 
     def _send(self, n: int) -> None:
         frame = self.fuzzers[n].frame()
         request = frame[1] if len(frame) > 1 else None
-        if frame[0] not in (T.ONEWAY, T.PULL) and type(request) is int:
+        if frame[0] not in (*UNANSWERED, T.PULL) and type(request) is int:
             if 0 < request <= REQUEST_MAX:
-                self.asked[n].add(request)
+                self.asked[n][request] = frame
         self.peers[n].feed(pack(frame))
 
     def _listen(self) -> None:
@@ -170,7 +175,7 @@ class Round:
             assert frame[0] in (T.OK, T.ERROR, T.DELIVER, T.ENDED, T.GOODBYE), frame
             self.fuzzers[n].heard(frame)
             if frame[0] in (T.OK, T.ERROR):
-                self.asked[n].discard(frame[1])
+                self.asked[n].pop(frame[1], None)
                 self.told["ok" if frame[0] == T.OK else frame[2]] += 1
             if frame[0] == T.ERROR:
                 assert frame[2] in BY_CODE and frame[2] != "internal", frame
@@ -355,7 +360,10 @@ def test_a_real_daemon_outlives_anything(tmp_path: Path, stored: str, frames: in
     """With a history, too, which tells of every value."""
     seed = (SEEDS or [frames])[0]
     print(f"FUZZ_SEED={seed}")  # noqa: T201  # to repeat it
-    small = {**SMALL, "history_dir": tmp_path / "history", "reconnect_grace_s": 0.1}
+    folders = {name: tmp_path / name for name in ("history_dir", "backup_dir")}
+    for folder in folders.values():
+        folder.mkdir()
+    small = {**SMALL, **folders, "reconnect_grace_s": 0.1}
     with Daemon(tmp_path, store=stored, **small) as daemon:
         strangers = [Stranger(daemon, seed + n) for n in range(3)]
         for count in range(0, frames, 20):

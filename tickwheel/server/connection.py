@@ -324,7 +324,7 @@ class Connection(asyncio.Protocol):
         does not read."""
         if self._transport is not None:
             sock = self._transport.get_extra_info("socket")
-            if sock is not None:
+            if sock is not None and sock.fileno() >= 0:  # the peer may have gone long ago
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             self._transport.abort()
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import resource
 import signal
 import sys
 from collections.abc import Callable
+from typing import Any
 
 from tickwheel.errors import TickwheelError
 from tickwheel.server.daemon import Daemon, explain
@@ -19,6 +21,7 @@ SWITCH_INTERVAL_S = 0.000_1
 """The store's threads hold the interpreter this long at most while a task is due."""
 FILES_RESERVED = 64
 """Descriptors beside connections: the store and its backups, the history, logs, the loop."""
+NO_FILES_QUIET_S = 60.0
 HTTP_FILES_RESERVED = 64
 """The same for HTTP, when it is on."""
 
@@ -39,6 +42,7 @@ async def _serve(settings: Settings, log: Log) -> int:
     try:
         daemon = Daemon(settings, log)
         loop = asyncio.get_running_loop()
+        loop.set_exception_handler(LoopErrors(log, loop.time))
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, daemon.ask_to_stop)
         loop.add_signal_handler(signal.SIGUSR1, daemon.accept_clock)
@@ -55,6 +59,24 @@ async def _serve(settings: Settings, log: Log) -> int:
     if code == 0:
         log.info("stopped")
     return code
+
+
+class LoopErrors:
+    """The event loop's own errors. A connection that cannot be accepted for want of descriptors
+    is told once in a while: asyncio says it a thousand times a second, each with a traceback."""
+
+    def __init__(self, log: Log, time_s: Callable[[], float]) -> None:
+        self._log = log
+        self._time_s = time_s
+        self._quiet_until_s = -1.0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in (errno.EMFILE, errno.ENFILE):
+            loop.default_exception_handler(context)
+        elif self._time_s() >= self._quiet_until_s:
+            self._quiet_until_s = self._time_s() + NO_FILES_QUIET_S
+            self._log.warning("no_file_descriptors", detail=f"{context.get('message')}: {error}")
 
 
 def _failed(log: Log, error: Exception) -> int:

@@ -1,0 +1,1 @@
+"""What an older daemon wrote, opened and served by this one."""
