@@ -92,31 +92,14 @@ class Shell:
         self.commands = Commands(
             self, settings.commands_max, settings.command_ids_max, self._room_for_changes
         )
-        self.listings = Listings(
-            self.spawn, LISTINGS_AT_A_TIME, settings.listings_max, settings.listings_all_max
-        )
+        listings_max = settings.listings_max, settings.listings_all_max
+        self.listings = Listings(self.spawn, LISTINGS_AT_A_TIME, *listings_max)
         self.backups = Listings(self.spawn, 1, settings.backups_max, settings.backups_max)
         self.observed = observed or Observed()
         self.history = history
         self.lateness = self.observed.lateness
         self._delivering = Delivering(engine, clock, self.lateness)
-        self.committer = Committer(
-            engine,
-            store,
-            self.reader,
-            clock,
-            owner=owner,
-            epoch=opened.epoch,
-            last_batch=opened.last_batch,
-            outcome_timeout_s=settings.outcome_timeout_s,
-            landed=self._landed,
-            replies_bytes_max=settings.replies_bytes_max,
-            replies_all_bytes_max=settings.replies_all_bytes_max,
-            noticed=noticed,
-            hand_over=self._delivering.hand_over,
-            observed=self.observed,
-            keeper=history,
-        )
+        self.committer = self._new_committer(owner, opened)
         if not opened.has_room:
             self.committer.start_full(opened.no_room)
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.poke)
@@ -139,6 +122,26 @@ class Shell:
         """Gets the exception that must stop the daemon."""
         # One that comes after the first is of no interest.
         self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())
+
+    def _new_committer(self, owner: str, opened: Opened) -> Committer:
+        settings = self.settings
+        return Committer(
+            self.engine,
+            self.store,
+            self.reader,
+            self.clock,
+            owner=owner,
+            epoch=opened.epoch,
+            last_batch=opened.last_batch,
+            outcome_timeout_s=settings.outcome_timeout_s,
+            landed=self._landed,
+            replies_bytes_max=settings.replies_bytes_max,
+            replies_all_bytes_max=settings.replies_all_bytes_max,
+            noticed=self.noticed,
+            hand_over=self._delivering.hand_over,
+            observed=self.observed,
+            keeper=self.history,
+        )
 
     # --- life --------------------------------------------------------------------------------
 
