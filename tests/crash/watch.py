@@ -237,8 +237,14 @@ class Watch:
 
 
 def _still(task: dict[str, Any]) -> dict[str, Any]:
-    """What does not change by itself: how many rotations are left does."""
-    return {name: value for name, value in task.items() if name not in ("cycles", "slot")}
+    """What does not change by itself: the rotations left do, and the end of a lease, which is
+    told by the wall clock and kept by the steady one, may by a millisecond."""
+    groups = {
+        group: {name: value for name, value in pair.items() if name != "at_ms"}
+        for group, pair in task.get("groups", {}).items()
+    }
+    fixed = {name: value for name, value in task.items() if name not in ("cycles", "slot")}
+    return fixed | {"groups": groups}
 
 
 def differences(
