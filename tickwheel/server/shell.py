@@ -252,6 +252,8 @@ class Shell:
                 failpoints.hit("deliver.before_checkpoint")
             self._delivering.tell_cut()
             self._loader.load()
+            if self.engine.ownership.replays:
+                self.upkeep.replay()
             if not self.core.open.is_empty():
                 self.committer.kick()
             if now.mono_ms - self._swept_mono_ms >= SWEEP_MS:

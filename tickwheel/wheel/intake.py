@@ -127,6 +127,7 @@ class Intake:
         rows = batch.effects.enqueued
         if rows:
             self._to_wheel(rows, now_ms)
+            core.wheel_id = max(core.wheel_id, batch.effects.id_mark)
         self.inflight_bytes -= batch.staged_bytes
         for subscriber, count in batch.credits.items():
             subscriber.outstanding -= count

@@ -68,6 +68,7 @@ class Lease:
         "attempt",
         "checkpointed",
         "deadline_mono_ms",
+        "due_ms",
         "epoch",
         "failures",
         "group",
@@ -87,6 +88,7 @@ class Lease:
         epoch: int,
         since_mono_ms: int,
         deadline_mono_ms: int,
+        due_ms: int,
         traits: Traits,
         failures: tuple[Failure, ...],
     ) -> None:
@@ -97,6 +99,7 @@ class Lease:
         self.epoch = epoch
         self.since_mono_ms = since_mono_ms
         self.deadline_mono_ms = deadline_mono_ms
+        self.due_ms = due_ms
         self.traits = traits
         self.failures = failures
         self.live = True
