@@ -156,14 +156,13 @@ class Ownership:
         return min((at_ms for at_ms in times if at_ms is not None), default=ID_MAX)
 
     def from_now_ms(self, now_ms: int) -> int:
-        """The start of a group that is owed what comes due from now on."""
+        """The start of a group that is owed what comes due from now on: the first due time that
+        has not fired, or now if the clock is behind that."""
         core = self._core
-        next_ms = core.wheel.position_ms + 1
-        if now_ms < next_ms:
-            # The clock is behind the wheel: what waits there has yet to come due.
-            is_staged = core.ids.last > core.wheel_id
-            next_ms = min(next_ms, now_ms + 1 if is_staged else max(now_ms + 1, self.unfired_ms()))
-        return next_ms
+        position_ms, first_ms = core.wheel.position_ms, self.unfired_ms()
+        if now_ms < position_ms and core.ids.last > core.wheel_id:
+            first_ms = now_ms  # what is staged has not fired either
+        return min(position_ms + 1, max(now_ms, first_ms))
 
     def begin(self, group: Group, since_ms: int, *, by_due: bool) -> None:
         """A further group of its topic was made; ``by_due``: its start lies in the future."""
