@@ -114,27 +114,45 @@ class Rig(RigBase):
             one = self.group(topic, group)
             grouping.set(one, one.settings._replace(**changes), self.mono_ms)
 
-    def create_group(self, topic: str, name: str, since_ms: int | None = None) -> Group:
-        """GROUP_CREATE of one that is not there, as the handler and the upkeep do it."""
-        core, grouping = self.core, self.engine.grouping
-        found = core.topic(topic)
-        group = grouping.create(found, name, self.now_ms if since_ms is None else since_ms)
-        ids = [i for i in self.rows.tasks if i <= core.landed_id]
-        for known in self.known(ids).values():
-            grouping.join(group, known, self.now_ms)
+    def create_group(
+        self, topic: str, name: str, since_ms: int | None = None, *, replays: bool = True
+    ) -> Group:
+        """GROUP_CREATE of one that is not there, as the handler does it; ``replays``: all that
+        it is to get of what was there before."""
+        grouping, found = self.engine.grouping, self.core.topic(topic)
+        if since_ms is None:
+            group = grouping.create_now(found, name, self.now_ms)
+        else:
+            group = grouping.create(found, name, since_ms, by_due=since_ms > self.now_ms)
+        while replays and self.replay(group):
+            pass
         return group
+
+    def replay(self, group: Group, limit: int = 100) -> bool:
+        """A page of what was there before the group, as the upkeep does it; False: that is over."""
+        core, topic = self.core, group.topic
+        replay = topic.replays.get(group)
+        if replay is None:
+            return False
+        rows = self.rows.tasks.values()
+        ids = sorted(row.id for row in rows if row.topic == topic.name and row.id > replay.reached)
+        page, following = ids[:limit], ids[limit - 1] if len(ids) >= limit else None
+        known = self.known([i for i in page if i <= core.landed_id])
+        looked_at = [known[i] for i in page if i in known]
+        self.engine.ownership.replayed(replay, looked_at, following, self.now_ms)
+        return True
 
     def close_group(self, topic: str, name: str) -> Group:
         """GROUP_DELETE; ``drain`` does the rest."""
         group = self.group(topic, name)
-        self.engine.closing.close(group, self.now_ms)
+        self.engine.closing.close(group)
         self.core.cut = []
         return group
 
     def drain(self, group: Group, limit: int = 100) -> bool:
         """One step of it; whether the group is gone."""
         closing = self.engine.closing
-        if closing.is_drained(group, self.now_ms):
+        if closing.is_drained(group):
             closing.finish(group)
             return True
         ids = closing.some(group, limit)

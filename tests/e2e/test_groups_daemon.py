@@ -114,6 +114,64 @@ def test_deleting_the_last_group_keeps_what_is_scheduled(daemon: Daemon) -> None
         assert item[0] == later
 
 
+COUNT = 3_000
+"""Six steps of a replay, and of a deletion."""
+
+
+def held_by_old(peer: Peer) -> list[int]:
+    """Tasks that a group has, due against the order of their ids, as a replay goes."""
+    peer.do(T.GROUP_CREATE, "t", "old", {})
+    tasks = [("t", b"%d" % n, (COUNT - n) // 20, {}) for n in range(COUNT)]
+    answer = peer.enqueue(*tasks)
+    assert answer[0] == T.OK
+    until(lambda: peer.topic("t")["groups"]["old"]["ready"] == COUNT)
+    return list(answer[2][1])
+
+
+def new_has_all(peer: Peer, ids: list[int]) -> None:
+    """Every one of them once, and nothing is left when it has acked them."""
+    until(lambda: peer.topic("t")["groups"]["new"]["replay"] is None)
+    assert peer.words(*ids) == ["ready"] * COUNT
+    peer.sub(5, "t", "new", prefetch=COUNT)
+    got = [item for _, item in peer.deliveries(COUNT)]
+    assert sorted(item[0] for item in got) == ids
+    assert peer.ack("t", "new", *got) is None
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_a_new_group_from_the_first_task_on_outlives_the_old_one(
+    daemon: Daemon, kills: bool
+) -> None:
+    with Peer(daemon.port) as peer:
+        ids = held_by_old(peer)
+        peer.do(T.GROUP_CREATE, "t", "new", {"since": "first"})
+        assert peer.do(T.GROUP_DELETE, "t", "old", True)["ready"] == COUNT
+    if kills:
+        daemon.restart()
+    with Peer(daemon.port) as peer:
+        until(lambda: peer.topic("t")["ready"] == COUNT)
+        new_has_all(peer, ids)
+        until(lambda: peer.topic("t")["groups"].keys() == {"new"})
+        assert peer.words(*ids) == ["acked"] * COUNT
+
+
+@pytest.mark.parametrize("kills", [False, True])
+def test_acks_of_the_old_group_take_nothing_from_a_new_one(daemon: Daemon, kills: bool) -> None:
+    with Peer(daemon.port) as peer, Peer(daemon.port) as other:
+        ids = held_by_old(peer)
+        peer.sub(1, "t", "old", prefetch=COUNT)
+        got = [item for _, item in peer.deliveries(COUNT)]
+        other.do(T.GROUP_CREATE, "t", "new", {"since": "first"})
+        assert peer.ack("t", "old", *got) is None
+    if kills:
+        daemon.restart()
+    with Peer(daemon.port) as peer:
+        until(lambda: peer.topic("t")["ready"] == COUNT)
+        new_has_all(peer, ids)
+        assert peer.words(*ids) == ["acked"] * COUNT
+        assert peer.topic("t")["groups"]["old"]["ready"] == 0
+
+
 def test_subscribers_of_a_deleted_group_are_told(daemon: Daemon) -> None:
     with Peer(daemon.port) as peer, Peer(daemon.port) as other:
         peer.sub(7, "t", "g")

@@ -61,6 +61,8 @@ NOTHING = Copy({}, [], [], [], 0, 0)
 class RestoreMachine(EngineMachine):
     """Adds backups and restores to what the engine goes through."""
 
+    FUTURE = False  # no event tells when such a group gets its place
+
     def begin(self, config: EngineConfig) -> None:
         super().begin(config)
         self.rig: RecordingRig = RecordingRig(config)
@@ -165,7 +167,7 @@ def lines(history: Iterable[tuple[int, list[Any]]]) -> list[dict[str, Any]]:
 def told(row: TaskRow) -> tuple[Any, ...]:
     """A policy has fields that its kind does not look at."""
     extras = row.extras or Extras()
-    return (*row[:4], *extras[:5], told_policy(extras.retry))
+    return (*row[:4], *extras[:5], told_policy(extras.retry), extras.order_id)
 
 
 def told_policy(policy: PolicyRef | None) -> Any:
@@ -175,7 +177,7 @@ def told_policy(policy: PolicyRef | None) -> Any:
 def told_group(row: GroupRow) -> tuple[Any, ...]:
     found = row.settings or GroupSettings()
     settings_told = settings_map(found) | {"retry": told_policy(found.retry)}
-    return (*row[:3], settings_told, *found[4:])
+    return (*row[:3], row.since_id, settings_told, *found[4:])
 
 
 TestRestore = RestoreMachine.TestCase

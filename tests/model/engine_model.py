@@ -10,8 +10,9 @@ from __future__ import annotations
 from copy import deepcopy
 from dataclasses import dataclass, field
 
-from engine_model_content import ACTIVE, FINISHED, Content, Staged, Standing, Task
+from engine_model_content import ACTIVE, FINISHED, Content, Staged, Standing, Start, Task
 
+from tickwheel.wheel.records import BY_DUE_ALONE
 from tickwheel.wheel.retry import RetryPolicy
 from tickwheel.wheel.states import Event, State
 
@@ -91,9 +92,10 @@ class Model:
     def refuse(self) -> None:
         self.sealed = None
 
-    def restart(self, ends_mono_ms: dict[tuple[int, str], int]) -> None:
+    def restart(self, ends_mono_ms: dict[tuple[int, str], int], now_ms: int, id_mark: int) -> None:
         """Go on from what is durable; ``ends_mono_ms`` says when the leases kept end."""
         self.now = deepcopy(self.durable)
+        self._begin_again(now_ms, id_mark)
         self.now.restored = {
             key for key, settings in self.now.settings.items() if settings.closed_ms is not None
         }
@@ -111,12 +113,19 @@ class Model:
                 if standings[group].state in ACTIVE:
                     del standings[group]
             for group in owed:
-                standings.setdefault(group, Standing())
+                standings.setdefault(group, Standing()).coming = False
             for group, standing in standings.items():
                 self._restore(standing, ends_mono_ms.get((task.id, group), 0))
         for task in list(self.now.tasks.values()):
             if task.standings and not task.holds():
                 self._end(task, "deleted")
+
+    def _begin_again(self, now_ms: int, id_mark: int) -> None:
+        """Groups whose start was a time in the future, which has come, get a place now."""
+        for topic, groups in self.now.groups.items():
+            for name in self.now.live(topic):
+                if groups[name].id == BY_DUE_ALONE and groups[name].ms <= now_ms:
+                    groups[name] = groups[name]._replace(id=id_mark)
 
     @staticmethod
     def _restore(standing: Standing, end_mono_ms: int) -> None:
@@ -146,29 +155,47 @@ class Model:
         owed = now.ever_owed(task)
         return bool(owed) and all((topic, name) in now.restored for name in owed)
 
-    def add_group(self, topic: str, group: str, since_ms: int) -> None:
-        """By its first subscriber, or by an operator who says from when on it is owed."""
+    def add_group(self, topic: str, group: str, start: Start) -> None:
+        """By its first subscriber, or by an operator who says from when on it is owed; ``start``
+        is what the engine has made of that."""
         groups = self.now.groups.setdefault(topic, {})
         if group in groups:
             return
         was_empty, live = not groups, self.now.live(topic)
         closed_ms = [self.now.set(topic, name).closed_ms or 0 for name in groups]
+        assert live or start.ms == (0 if was_empty else 1 + max(closed_ms))
         for name in self.now.earliest(topic):
-            groups[name] = min(groups[name], since_ms)
-        groups[group] = 0 if was_empty else since_ms if live else 1 + max(closed_ms)
-        for task in self.now.tasks.values():
-            if task.topic == topic and task.standings is not None and was_empty:
-                task.standings[group] = Standing()
-
-    def join(self, topic: str, group: str) -> None:
-        """What came due before the group was made is owed it from its start on."""
+            if groups[name].ms > start.ms:
+                groups[name] = groups[name]._replace(ms=max(0, start.ms - 1))
+        groups[group] = start
         for task in self.now.tasks.values():
             if task.topic != topic or task.standings is None or group in task.standings:
                 continue
-            if task.due_ms >= self.now.groups[topic][group]:
+            if was_empty:
                 task.standings[group] = Standing()
+            elif live and self.now.begins_by(task, group):
+                task.standings[group] = Standing(coming=True)
+
+    def see_coming(self, places: dict[tuple[int, str], str]) -> None:
+        """What a replay has come to is there; so is what nobody else has any more."""
+        for task_id, group in self.now.coming():
+            task = self.now.tasks[task_id]
+            assert task.standings is not None
+            others = {s.state for g, s in task.standings.items() if g != group and not s.coming}
+            if places.get((task_id, group)) == "ready":
+                task.standings[group].coming = False
+            else:
+                assert others - set(FINISHED), f"{task_id} is nobody's, and owed to {group}"
 
     # --- groups that are deleted ---------------------------------------------------------------
+
+    def close_group(self, topic: str, group: str) -> None:
+        """It gets nothing more; with it ends the search for what was there before it."""
+        for task in self.now.tasks.values():
+            standing = (task.standings or {}).get(group) if task.topic == topic else None
+            if standing is not None and standing.coming:
+                assert task.standings is not None
+                del task.standings[group]
 
     def drop_share(self, task: Task, group: str) -> None:
         """The group lets go of it."""
@@ -269,7 +296,7 @@ class Model:
                 return "stale"
             task.standings = {group: Standing(State.SCHEDULED)}
         standing = task.standings.get(group)
-        if standing is None:
+        if standing is None or standing.coming:
             return "stale"
         if standing.state is State.DEAD:
             return "dead"
@@ -352,6 +379,7 @@ class Model:
             return "scheduled"
         for standing in task.active().values():
             standing.move(Event.POSTPONE)
+            standing.coming = False
             standing.at_ms = due_ms
             standing.row = "WAITING", standing.attempt
         return "scheduled"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from tickwheel.wheel.records import GroupSettings
+from tickwheel.wheel.records import GroupRow, GroupSettings
 from tickwheel.wheel.retry import RetryPolicy
 from tickwheel.wheel.states import TRANSITIONS, Event, State
 
@@ -13,11 +14,20 @@ ACTIVE = (State.READY, State.IN_FLIGHT, State.WAITING)
 FINISHED = (State.ACKED, State.EXPIRED, State.DELETED)
 
 
+class Start(NamedTuple):
+    """Where a group begins: a due time, and a place in the order of the tasks."""
+
+    ms: int
+    id: int
+
+
 @dataclass
 class Standing:
     """Where one group stands with one task that is due."""
 
     state: State = State.READY
+    coming: bool = False
+    """A replay has not come to it yet, so the engine may not show it."""
     attempt: int = 0
     epoch: int = 0
     at_ms: int = 0
@@ -44,6 +54,12 @@ class Task:
     retry: RetryPolicy | None = None
     standings: dict[str, Standing] | None = None
     """By group; None until it is due."""
+    place: int = 0
+    """In the order, when that is not its id."""
+
+    @property
+    def order(self) -> int:
+        return self.place or self.id
 
     def move_all(self, event: Event) -> None:
         for standing in (self.standings or {}).values():
@@ -59,6 +75,7 @@ class Task:
         return {
             group: ("acked" if s.state in FINISHED else s.state.value, s.attempt)
             for group, s in (self.standings or {}).items()
+            if not s.coming
         }
 
     def holds(self) -> bool:
@@ -73,7 +90,7 @@ class Task:
         """One word for all groups."""
         if self.standings is None:
             return State.SCHEDULED
-        states = {s.state for s in self.standings.values()}
+        states = {s.state for s in self.standings.values() if not s.coming}
         for state in (State.IN_FLIGHT, State.WAITING):
             if state in states:
                 return state
@@ -86,8 +103,8 @@ class Content:
 
     tasks: dict[int, Task] = field(default_factory=dict)
     ended: dict[int, str] = field(default_factory=dict)
-    groups: dict[str, dict[str, int]] = field(default_factory=dict)
-    """topic → group → from when on it is owed what comes due, oldest first"""
+    groups: dict[str, dict[str, Start]] = field(default_factory=dict)
+    """topic → group → from where on it is owed tasks, oldest first"""
     restored: set[tuple[str, str]] = field(default_factory=set)
     """Groups whose deletion began before the last restart."""
     settings: dict[tuple[str, str], GroupSettings] = field(default_factory=dict)
@@ -109,36 +126,40 @@ class Content:
     def live(self, topic: str) -> list[str]:
         return [name for name in self.groups.get(topic, {}) if not self.is_closed(topic, name)]
 
+    def begins_by(self, task: Task, name: str) -> bool:
+        start = self.groups[task.topic][name]
+        return task.order > start.id or task.due_ms >= start.ms
+
     def owed_groups(self, task: Task) -> list[str]:
         """Those it is owed to when it comes due now."""
-        live, groups = self.live(task.topic), self.groups.get(task.topic, {})
-        return [name for name in live if groups[name] <= task.due_ms] or self.earliest(task.topic)
+        live = [name for name in self.live(task.topic) if self.begins_by(task, name)]
+        return live or self.earliest(task.topic)
 
     def ever_owed(self, task: Task) -> list[str]:
         """Those that owed it when it came due, the ones that are being deleted included."""
         found = []
-        for name, since_ms in self.groups.get(task.topic, {}).items():
+        for name in self.groups.get(task.topic, {}):
             closed_ms, closed_id = self.set(task.topic, name)[4:]
-            if since_ms > task.due_ms:
+            if not self.begins_by(task, name):
                 continue
-            if closed_ms is None or (task.due_ms <= closed_ms and task.id <= closed_id):
+            if closed_ms is None or (task.due_ms <= closed_ms and task.order <= closed_id):
                 found.append(name)
         return found or self.earliest(task.topic)
 
     def earliest(self, topic: str) -> list[str]:
         """Those that begin first."""
         groups, live = self.groups.get(topic, {}), self.live(topic)
-        since_ms = min((groups[name] for name in live), default=0)
-        return [name for name in live if groups[name] == since_ms]
+        since_ms = min((groups[name].ms for name in live), default=0)
+        return [name for name in live if groups[name].ms == since_ms]
 
-    def rows_of_groups(self) -> set[tuple[str, str, int, GroupSettings | None]]:
+    def rows_of_groups(self) -> set[GroupRow]:
         found = {
-            (topic, name, since_ms, self.settings.get((topic, name)))
+            GroupRow(topic, name, start.ms, self.settings.get((topic, name)), start.id)
             for topic, groups in self.groups.items()
-            for name, since_ms in groups.items()
+            for name, start in groups.items()
         }
         topics = {key: value for key, value in self.settings.items() if not key[1]}
-        return found | {(topic, "", 0, value) for (topic, _), value in topics.items()}
+        return found | {GroupRow(topic, "", 0, value) for (topic, _), value in topics.items()}
 
     def change(self, topic: str, group: str, after: GroupSettings) -> None:
         self.settings.pop((topic, group), None)
@@ -154,11 +175,18 @@ class Content:
 
     def places(self) -> dict[tuple[int, str], str]:
         """What is due and not finished."""
-        places = {key: s.state.value for key, s in self._standings().items() if s.state in ACTIVE}
+        places = {
+            key: s.state.value
+            for key, s in self._standings().items()
+            if s.state in ACTIVE and not s.coming
+        }
         for task in self.tasks.values():
             if task.standings is not None and not self.groups.get(task.topic):
                 places[task.id, ""] = "ready"
         return places
+
+    def coming(self) -> set[tuple[int, str]]:
+        return {key for key, s in self._standings().items() if s.coming}
 
     def _standings(self) -> dict[tuple[int, str], Standing]:
         return {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine_model import SCAN_MS
-from engine_model_content import Task
+from engine_model_content import Start, Task
 from engine_model_rules import (
     ROOMY,
     TIGHT,
@@ -58,7 +58,12 @@ class DeliveryRules(StoreRules):
                 at_most_once=at_most_once,
             )
         )
-        self.model.add_group(topic, group, self.rig.now_ms)
+        self.see_group(topic, group)
+
+    def see_group(self, topic: str, name: str) -> None:
+        """It may have been made just now."""
+        made = self.rig.group(topic, name)
+        self.model.add_group(topic, name, Start(made.since_ms, made.since_id))
 
     # --- what is due ---------------------------------------------------------------------------
 
@@ -139,6 +144,8 @@ class DeliveryRules(StoreRules):
             if standing.state not in (State.READY, State.WAITING):
                 continue
             if (task.id, group) not in places:
+                if standing.coming and self.rig.find(task.id) is not None:
+                    continue
                 assert is_over, f"{task.id} left {group}"
                 self.model.expire(task, group)
             elif everything:
@@ -180,6 +187,8 @@ class DeliveryRules(StoreRules):
                 place = places.get((task.id, name))
                 if standing.state is not State.READY or place == "ready":
                     continue
+                if standing.coming and self.rig.find(task.id) is not None:
+                    continue
                 if place == "waiting":
                     assert task.due_ms > rig.now_ms, "held back without need"
                     model.hold(task, name)
@@ -193,6 +202,8 @@ class DeliveryRules(StoreRules):
                 s.prefetch > s.outstanding and s not in self.doubted for s in group.subscribers
             )
             able = able and not model.now.is_held(topic, name)
+            replay = rig.core.topics[topic].replays.get(group) if group is not None else None
+            able = able and not (replay is not None and replay.is_ahead(task_id))
             limits = [model.rates[k] for k in ((topic, name), (topic, "")) if k in model.rates]
             tokens = min((limit.tokens(rig.mono_ms) for limit in limits), default=1.0)
             assert place != "ready" or not able or tokens < 1, f"{task_id} is left lying"

@@ -185,7 +185,7 @@ class StoreRules(RuleBasedStateMachine):
         assert {k: (r.state.name, r.attempt) for k, r in rows.progress.items()} == content.rows()
         assert set(rows.dead) == content.dead()
         assert {i: e.name.lower() for i, e in rows.endings.items()} == content.ended
-        assert {tuple(row) for row in rows.groups.values()} == content.rows_of_groups()
+        assert set(rows.groups.values()) == content.rows_of_groups()
         outcomes = {o[0]: o[1] for row in rows.sessions.values() for o in row.outcomes}
         assert outcomes == content.requests
 
@@ -216,7 +216,7 @@ class StoreRules(RuleBasedStateMachine):
             + min(lease_ms_max, max(0, row.at_ms - max(rig.now_ms, rig.rows.position_ms)))
             for key, row in rig.rows.progress.items()
         }
-        self.model.restart(ends_mono_ms)
+        self.model.restart(ends_mono_ms, rig.now_ms, rig.core.ids.last)
         self.model.rates.clear()
         for key, settings in self.model.now.settings.items():
             self.model.set_rate(key, settings.rate, settings.burst, rig.mono_ms)

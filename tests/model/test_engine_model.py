@@ -20,7 +20,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from tickwheel.wheel.groups import Group
+from tickwheel.wheel.groups import Group, Replay
+from tickwheel.wheel.ownership import order_of
+from tickwheel.wheel.records import BY_DUE_ALONE
 from tickwheel.wheel.retry import RetryPolicy
 
 DAY_MS = 86_400_000
@@ -140,6 +142,22 @@ class EngineMachine(DeliveryRules):
         if task_id is not None:
             word = self.model.reschedule(task_id, self.rig.now_ms + delay_ms)
             assert self.rig.reschedule(task_id, delay_ms) == word
+            if word == "scheduled":
+                self.see_place(task_id)
+
+    def see_place(self, task_id: int) -> None:
+        """A moved task that is due anew comes to every group that is there, and to none of those
+        that go."""
+        known, task = self.rig.find(task_id), self.model.now.tasks[task_id]
+        assert known is not None
+        task.place = order_of(known.row) if order_of(known.row) != task_id else 0
+        if task.standings is None:
+            now = self.model.now
+            for name, start in now.groups.get(task.topic, {}).items():
+                if now.is_closed(task.topic, name):
+                    assert name not in now.ever_owed(task)
+                elif start.id != BY_DUE_ALONE:
+                    assert now.begins_by(task, name)
 
     @rule(pick=picks, requeues=st.booleans())
     def operate_on_the_dead(self, pick: int, requeues: bool) -> None:
@@ -192,14 +210,42 @@ class EngineMachine(DeliveryRules):
         if "rate" in changes and before[1:3] != (changes["rate"], changes["burst"]):
             self.model.set_rate((topic, group), changes["rate"], burst, self.rig.mono_ms)
 
-    @rule(topic=topics, group=groups, ago_ms=st.sampled_from([0, 200, 2_000, 10**12]))
-    def create_group(self, topic: str, group: str, ago_ms: int) -> None:
+    FUTURE = True
+    """Whether groups may begin in the future."""
+
+    @rule(
+        topic=topics,
+        group=groups,
+        ago_ms=st.sampled_from([None, None, 0, 200, 2_000, 10**12, -1_000]),
+        replays=st.booleans(),
+    )
+    def create_group(self, topic: str, group: str, ago_ms: int | None, replays: bool) -> None:
         if group in self.model.now.groups.get(topic, {}):
             return
-        since_ms = max(0, self.rig.now_ms - ago_ms)
-        self.rig.create_group(topic, group, since_ms)
-        self.model.add_group(topic, group, since_ms)
-        self.model.join(topic, group)
+        rig, others = self.rig, self.model.now.live(topic)
+        if ago_ms is not None and ago_ms < 0 and not self.FUTURE:
+            ago_ms = 0
+        since_ms = None if ago_ms is None else max(0, rig.now_ms - ago_ms)
+        made = rig.create_group(topic, group, since_ms, replays=replays)
+        if others:
+            if since_ms is not None:
+                assert made.since_ms == since_ms
+            is_by_due = since_ms is not None and since_ms > rig.now_ms
+            assert made.since_id == (BY_DUE_ALONE if is_by_due else rig.core.ids.last)
+        self.see_group(topic, group)
+        for task in self.model.now.tasks.values() if since_ms is None else ():
+            if task.topic == topic and task.standings is None and task.due_ms > rig.now_ms:
+                assert group in self.model.now.owed_groups(task)
+
+    @property
+    def replays(self) -> list[Replay]:
+        topics = self.rig.core.topics.values()
+        return [replay for topic in topics for replay in topic.replays.values()]
+
+    @precondition(lambda self: self.replays)
+    @rule(pick=picks, limit=st.sampled_from([1, 2, 100]))
+    def replay(self, pick: int, limit: int) -> None:
+        self.rig.replay(chosen(self.replays, pick).group, limit)
 
     @rule(pick=picks)
     def close_group(self, pick: int) -> None:
@@ -211,11 +257,17 @@ class EngineMachine(DeliveryRules):
             s for s in self.subscribers if (s.group.topic.name, s.group.name) != (topic, name)
         ]
         group = self.rig.close_group(topic, name)
-        before = self.model.now.set(topic, name)
+        model = self.model
+        before = model.now.set(topic, name)
         closed_ms, closed_id = group.settings[4:]
-        assert closed_ms is not None and closed_ms >= self.rig.now_ms
+        assert closed_ms is not None
         after = before._replace(closed_ms=closed_ms, closed_id=closed_id)
-        self.model.now.change(topic, name, after)
+        model.now.change(topic, name, after)
+        model.close_group(topic, name)
+        staged = {**model.open.tasks, **(model.sealed.tasks if model.sealed else {})}
+        for task in (*model.now.tasks.values(), *staged.values()):
+            is_its = task.topic == topic and task.due_ms <= closed_ms and task.order <= closed_id
+            assert task.standings is not None or not is_its, "it ends what is scheduled"
 
     @property
     def closing(self) -> list[Group]:
@@ -250,6 +302,9 @@ class EngineMachine(DeliveryRules):
     @invariant()
     def every_task_is_where_the_model_says(self) -> None:
         places = recount(self.rig)
+        self.model.see_coming(places)
+        replaying = {replay.group.name for replay in self.replays}
+        assert {group for _, group in self.model.now.coming()} <= replaying
         assert places == self.model.now.places()
         for task in self.model.now.tasks.values():
             assert self.rig.state(task.id) == task.state
@@ -262,6 +317,9 @@ class EngineMachine(DeliveryRules):
         self.pass_time(DAY_MS)
         while self.subscribers:
             self.leave(0, says_so=False)
+        while self.replays:
+            self.replay(0, 100)
+        self.model.see_coming(recount(self.rig))
         while self.closing:
             self.fire(loads=True)
             self.drain(0, 100)

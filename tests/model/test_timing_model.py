@@ -188,6 +188,9 @@ class TimingMachine(RuleBasedStateMachine):
             return
         assert next_ms is not None
         assert next_ms <= min(self.live)[0]
+        first_ms = self.wheel.first_ms()
+        assert first_ms is not None
+        assert first_ms <= min(self.live)[0]
 
 
 class TinyLimitsMachine(TimingMachine):

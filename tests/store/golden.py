@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from store_rows import (
     DEAD,
     FAILURES,
+    FORMER_GROUPS,
+    FORMER_TASKS,
     FULL_EXTRAS,
     GROUPS,
     KNOWN_FAILURES,
@@ -66,19 +68,30 @@ def old_cases() -> dict[str, Case]:
     return found
 
 
-def cases() -> dict[str, Case]:
-    """The same of what this version can hold."""
+def former_cases() -> dict[str, Case]:
+    """The same of what those of layout 3 could hold."""
     found = old_cases()
     found["failures-known"] = (KNOWN_FAILURES, codec.encode_failures, codec.decode_failures)
     found["progress-known"] = (PROGRESS[-1], codec.encode_progress, codec.decode_progress)
     found["dead-known"] = (DEAD[-1], codec.encode_dead, codec.decode_dead)
-    for task in TASKS[len(OLD_TASKS) :]:
+    for task in FORMER_TASKS[len(OLD_TASKS) :]:
         name = task.body.decode()
         found[f"task-retry-{name}"] = (task, codec.encode_task, codec.decode_task)
         found[f"extras-retry-{name}"] = (task.extras, codec.encode_extras, codec.decode_extras)
-    for i, group in enumerate(GROUPS[len(OLD_GROUPS) :]):
+    for i, group in enumerate(FORMER_GROUPS[len(OLD_GROUPS) :]):
         found[f"group-settings-{i}"] = (group, codec.encode_group, codec.decode_group)
         found[f"settings-{i}"] = (group.settings, codec.encode_settings, codec.decode_settings)
+    return found
+
+
+def cases() -> dict[str, Case]:
+    """The same of what this version can hold."""
+    found = former_cases()
+    for i, task in enumerate(TASKS[len(FORMER_TASKS) :]):
+        found[f"task-placed-{i}"] = (task, codec.encode_task, codec.decode_task)
+        found[f"extras-placed-{i}"] = (task.extras, codec.encode_extras, codec.decode_extras)
+    for i, group in enumerate(GROUPS[len(FORMER_GROUPS) :]):
+        found[f"group-placed-{i}"] = (group, codec.encode_group, codec.decode_group)
     return found
 
 
@@ -89,6 +102,14 @@ def old_content() -> Effects:
     effects.groups = {(row.topic, row.group): row for row in OLD_GROUPS}
     effects.progress = {(row.id, row.group): row for row in OLD_PROGRESS}
     effects.dead = {(row.id, row.group): row for row in OLD_DEAD}
+    return effects
+
+
+def former_content() -> Effects:
+    """What those of layout 3 hold."""
+    effects = content()
+    effects.enqueued = {row.id: row for row in FORMER_TASKS if len(row.body) < 1_000}
+    effects.groups = {(row.topic, row.group): row for row in FORMER_GROUPS}
     return effects
 
 

@@ -60,11 +60,17 @@ OLD_TASKS = (
     TaskRow(ID_MAX, MS_MAX, "t", b"last", Extras(ttl_ms=0)),
 )
 """What version 1 of the records could hold already."""
-TASKS = (
+FORMER_TASKS = (
     *OLD_TASKS,
     TaskRow(21, 7, "t", b"named", Extras(retry="slow")),
     TaskRow(22, 7, "t", b"numbers", Extras(priority=3, retry=RetryPolicy(1, 1.5, 2, 3, 0.25))),
     TaskRow(23, 7, "t", b"table", Extras(retry=BUILT_IN["rocketmq"])),
+)
+"""What layout 3 and the records beside it could hold already."""
+TASKS = (
+    *FORMER_TASKS,
+    TaskRow(31, 7, "t", b"placed", Extras(order_id=ID_MAX)),
+    TaskRow(32, 7, "t", b"placed too", Extras("k", ttl_ms=5, retry="slow", order_id=33)),
 )
 OLD_PROGRESS = (
     ProgressRow(3, "default", ProgressState.IN_FLIGHT, 1, 1_700_000_030_000, 1),
@@ -87,7 +93,7 @@ OLD_GROUPS = (
     GroupRow("orders.close", UNICODE, MS_MAX),
     GroupRow("t", "default", 1_700_000_000_000),
 )
-GROUPS = (
+FORMER_GROUPS = (
     *OLD_GROUPS,
     GroupRow("orders.close", "", 0, GroupSettings(paused=True)),
     GroupRow("t", "", 0, GroupSettings(rate=0.125, burst=2**31, retry=BUILT_IN["rocketmq"])),
@@ -95,6 +101,11 @@ GROUPS = (
     GroupRow("t", "nothing set", 5, GroupSettings()),
 )
 """Those with an empty name hold the settings of their topic."""
+GROUPS = (
+    *FORMER_GROUPS,
+    GroupRow("t", "placed", 0, None, 0),
+    GroupRow("t", "placed too", MS_MAX, GroupSettings(closed_ms=-1, closed_id=5), ID_MAX - 1),
+)
 SESSIONS = (
     SessionRow(b"\x00" * 16, 0, 0, ()),
     SessionRow(

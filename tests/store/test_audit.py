@@ -68,7 +68,7 @@ async def test_a_crashed_store_is_read_with_its_log(path: Path, tmp_path: Path) 
         ("DELETE FROM task WHERE id = 3", "progress of group 'default' with task 3, which is not"),
         ("DELETE FROM task WHERE id = 3", "dead letter of group 'billing' for task 3, which is"),
         ("UPDATE meta SET value = 5 WHERE key = 'id_mark'", "above the id mark 5"),
-        ("UPDATE task SET extras = x'920301' WHERE id = 3", "extras: version 3"),
+        ("UPDATE task SET extras = x'920401' WHERE id = 3", "extras: version 4"),
         ("UPDATE prepare SET state = 9 WHERE id = 3", "unknown state 9"),
         ("UPDATE session SET outcomes = x'c1'", "outcomes: not a msgpack value"),
         ("UPDATE ending SET data = x'9101'", "ending of batch 1: endings: wrong fields"),

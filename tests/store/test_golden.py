@@ -9,7 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from golden import GOLDEN, cases, content, crowd, ended, load_dump, old_cases, old_content
+from golden import (
+    GOLDEN,
+    cases,
+    content,
+    crowd,
+    ended,
+    former_cases,
+    former_content,
+    load_dump,
+    old_cases,
+    old_content,
+)
 from store_subject import Subject
 
 from tickwheel.persistence import open_url
@@ -19,6 +30,7 @@ from tickwheel.wheel.effects import Effects
 
 RECORDS_V1: dict[str, str] = json.loads((GOLDEN / "v1" / "records.json").read_text("utf-8"))
 RECORDS_V3: dict[str, str] = json.loads((GOLDEN / "v3" / "records.json").read_text("utf-8"))
+RECORDS_V4: dict[str, str] = json.loads((GOLDEN / "v4" / "records.json").read_text("utf-8"))
 
 
 @pytest.mark.parametrize("name", sorted(old_cases()))
@@ -27,10 +39,16 @@ def test_records_of_version_1(name: str) -> None:
     _is_read(value, decode(bytes.fromhex(RECORDS_V1[name])))
 
 
+@pytest.mark.parametrize("name", sorted(former_cases()))
+def test_records_of_layout_3(name: str) -> None:
+    value, _, decode = former_cases()[name]
+    _is_read(value, decode(bytes.fromhex(RECORDS_V3[name])))
+
+
 @pytest.mark.parametrize("name", sorted(cases()))
 def test_records_as_they_are_written_now(name: str) -> None:
     value, encode, decode = cases()[name]
-    data = bytes.fromhex(RECORDS_V3[name])
+    data = bytes.fromhex(RECORDS_V4[name])
     _is_read(value, decode(data))
     assert encode(value) == data, "a version is written as it was"
 
@@ -50,10 +68,20 @@ def _types(value: Any) -> Any:
 
 def test_no_record_is_left_out() -> None:
     assert RECORDS_V1.keys() == old_cases().keys()
-    assert RECORDS_V3.keys() == cases().keys()
+    assert RECORDS_V3.keys() == former_cases().keys()
+    assert RECORDS_V4.keys() == cases().keys()
 
 
-@pytest.mark.parametrize(("folder", "made"), [("v2", old_content), ("v3", content)])
+def test_what_has_no_place_is_written_as_before() -> None:
+    """A release before this one reads such tasks."""
+    for name, (value, encode, _) in former_cases().items():
+        if not name.startswith("group"):
+            assert encode(value) == bytes.fromhex(RECORDS_V3[name])
+
+
+@pytest.mark.parametrize(
+    ("folder", "made"), [("v2", old_content), ("v3", former_content), ("v4", content)]
+)
 async def test_a_database_with_packs(
     tmp_path: Path, folder: str, made: Callable[[], Effects]
 ) -> None:

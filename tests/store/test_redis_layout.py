@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from golden import GOLDEN, content, old_content
+from golden import GOLDEN, content, former_content, old_content
 from redis.asyncio import Redis
 from redis_dump import dump, load
 from redis_server import RedisServer
@@ -25,7 +25,8 @@ from tickwheel.wheel.records import DeadRow, ProgressRow, ProgressState, TaskRow
 S = "{tw:default:0}"
 V1: dict[str, Any] = json.loads((GOLDEN / "v1" / "redis.json").read_text("utf-8"))
 V3: dict[str, Any] = json.loads((GOLDEN / "v3" / "redis.json").read_text("utf-8"))
-"""The same layout with the records of a later version."""
+V4: dict[str, Any] = json.loads((GOLDEN / "v4" / "redis.json").read_text("utf-8"))
+"""The same layout with the records of later versions."""
 
 
 @pytest.fixture
@@ -110,7 +111,9 @@ def _incarnation(subject: Subject) -> str:
 
 
 class TestGolden:
-    @pytest.mark.parametrize(("dumped", "expected"), [(V1, old_content()), (V3, content())])
+    @pytest.mark.parametrize(
+        ("dumped", "expected"), [(V1, old_content()), (V3, former_content()), (V4, content())]
+    )
     async def test_layout_1_is_read(
         self, subject: Subject, shared_redis: RedisServer, dumped: dict[str, Any], expected: Effects
     ) -> None:
@@ -138,7 +141,7 @@ class TestGolden:
         await subject.open("golden")
         assert await subject.store.commit(1, "golden", 1, content())
         await subject.store.close(clean=True)
-        assert await dump(shared_redis.url()) == V3
+        assert await dump(shared_redis.url()) == V4
 
 
 class TestNames:

@@ -31,7 +31,10 @@ GROUP = {
 TOPIC = {
     **GROUP, "pending": 1_234, "enqueued": 3, "paused": False, "rate": None, "burst": None,
     "retry": {**POLICY, "name": "own"},
-    "groups": {"billing": GROUP, "mail": {**GROUP, "retry": None}},
+    "groups": {
+        "billing": GROUP,
+        "mail": {**GROUP, "retry": None, "replay": {"looked_at": 8, "given": 7, "share": 0.256}},
+    },
 }  # fmt: skip
 STATS = {
     **dict.fromkeys(
@@ -164,6 +167,7 @@ async def test_groups_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str])
     lines = _lines(capsys)
     assert [line.split()[1] for line in lines[1:]] == ["billing", "mail"]
     assert "paused  5/s burst 9  fixed x2" in lines[1]
+    assert [line.split()[-2] for line in lines] == ["replay", "-", "26%"]
     await _ask(lambda call: groups.list_(call, "orders"), T.STATS, STATS, as_json=True)
     found = [json.loads(line) for line in _lines(capsys)]
     assert [(g["topic"], g["group"], g["subscribers"]) for g in found] == [

@@ -166,6 +166,7 @@ async def test_stats_of_groups_and_topics() -> None:
     group = old_group | {
         "nacked": 2, "expired": 3, "since_ms": 4, "oldest_ready_ms": 5, "paused": True,
         "rate": 6.5, "burst": 7, "retry": {"kind": "none"},
+        "replay": {"looked_at": 8, "given": 7, "share": 0.25},
     }  # fmt: skip
     counts = ("pending", "ready", "in_flight", "waiting", "dead", "enqueued", "delivered", "acked")
     plain = dict.fromkeys(counts, 1)
@@ -184,5 +185,7 @@ async def test_stats_of_groups_and_topics() -> None:
     assert (of_group.nacked, of_group.expired, of_group.since_ms) == (2, 3, 4)
     assert (of_group.oldest_ready_ms, of_group.paused, of_group.rate) == (5, True, 6.5)
     assert (of_group.burst, of_group.retry, of_group.retrying) == (7, Retry.none(), 1)
+    assert of_group.replay == 0.25
     old = of_topic.groups["old"]
     assert (old.nacked, old.paused, old.rate, old.retry) == (0, False, None, None)
+    assert old.replay is None

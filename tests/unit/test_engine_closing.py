@@ -70,15 +70,17 @@ def test_a_start_in_the_past_means_the_same_after_a_crash(crashes: bool) -> None
     recount(rig)
 
 
-def test_joining_twice_changes_nothing() -> None:
+def test_a_page_that_is_looked_at_twice_changes_nothing() -> None:
     rig = Rig()
     rig.subscribe(group="a", prefetch=0)
     task_id = rig.enqueue()
     rig.fire()
-    group = rig.create_group("t", "b", 0)
+    group = rig.create_group("t", "b", 0, replays=False)
     known = rig.find(task_id)
     assert known is not None
-    rig.engine.grouping.join(group, known, rig.now_ms)
+    replay = rig.core.topics["t"].replays[group]
+    for following in (task_id - 1, None, None):
+        rig.engine.ownership.replayed(replay, [known], following, rig.now_ms)
     assert group.ready_count == 1
     recount(rig)
 
@@ -287,7 +289,7 @@ def test_a_deletion_goes_in_bounded_steps() -> None:
 def test_subscriptions_of_a_deleted_group_are_told() -> None:
     rig = Rig()
     subscriber = rig.subscribe(group="a")
-    rig.engine.closing.close(rig.group("t", "a"), rig.now_ms)
+    rig.engine.closing.close(rig.group("t", "a"))
     assert rig.core.cut == [(subscriber, "not_found", "group a of topic t was deleted")]
     rig.enqueue()
     assert rig.pulse() == []

@@ -43,6 +43,7 @@ extras = st.builds(
     st.integers(0, 255),
     st.none() | ints,
     st.none() | names | policies,
+    st.none() | ints,
 )
 tasks = st.builds(TaskRow, ints, ints, names, st.binary(max_size=50), st.none() | extras)
 progress = st.builds(
@@ -53,7 +54,7 @@ settings = st.builds(
     GroupSettings, st.booleans(), st.none() | floats, st.none() | ints,
     st.none() | names | policies, st.none() | ints, ints,
 )  # fmt: skip
-groups = st.builds(GroupRow, names, names, ints, st.none() | settings)
+groups = st.builds(GroupRow, names, names, ints, st.none() | settings, ints)
 outcomes = st.lists(st.tuples(ints, ints, ints, ints), max_size=5).map(tuple)
 sessions = st.builds(SessionRow, st.binary(min_size=16, max_size=16), ints, ints, outcomes)
 
@@ -122,16 +123,15 @@ FIRST: list[Callable[[bytes], Any]] = [
     codec.decode_session,
 ]
 SECOND: list[Callable[[bytes], Any]] = [
-    codec.decode_extras,
     codec.decode_failures,
-    codec.decode_task,
     codec.decode_progress,
     codec.decode_dead,
-    codec.decode_group,
     codec.decode_settings,
 ]
 """Those of which there are two versions."""
-DECODERS = FIRST + SECOND
+THIRD: list[Callable[[bytes], Any]] = [codec.decode_extras, codec.decode_task, codec.decode_group]
+"""Those of which there are three."""
+DECODERS = FIRST + SECOND + THIRD
 
 
 @pytest.mark.parametrize("decode", FIRST)
@@ -144,6 +144,12 @@ def test_a_newer_version_is_refused(decode: Callable[[bytes], Any]) -> None:
 def test_a_version_above_the_second_is_refused(decode: Callable[[bytes], Any]) -> None:
     with pytest.raises(RecordUnreadable, match="version 3; this release reads versions 1 to 2"):
         decode(msgpack.packb([3, 1, 2, 3]))
+
+
+@pytest.mark.parametrize("decode", THIRD)
+def test_a_version_above_the_third_is_refused(decode: Callable[[bytes], Any]) -> None:
+    with pytest.raises(RecordUnreadable, match="version 4; this release reads versions 1 to 3"):
+        decode(msgpack.packb([4, 1, 2, 3]))
 
 
 @pytest.mark.parametrize("decode", DECODERS)

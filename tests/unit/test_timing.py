@@ -381,3 +381,18 @@ def test_what_is_no_handle_is_refused_whole(task_id: int, due_ms: int) -> None:
 def test_a_wheel_without_slots_or_ticks_is_refused(slots: int, tick_ms: int) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         TimingWheel(NOW_MS, slots=slots, tick_ms=tick_ms)
+
+
+def test_the_first_handle_is_known_exactly_where_it_is_near_and_never_too_late() -> None:
+    wheel = TimingWheel(NOW_MS, slots=4, tick_ms=10)
+    assert wheel.first_ms() is None
+    wheel.add(1, NOW_MS + 3)
+    wheel.add(2, NOW_MS + 1_003)
+    wheel.advance(NOW_MS, 10)
+    assert wheel.first_ms() == NOW_MS + 3
+    assert wheel.advance(NOW_MS + 5, 10)[0] == [1]
+    first_ms = wheel.first_ms()
+    assert first_ms is not None and NOW_MS + 5 < first_ms <= NOW_MS + 1_003
+    wheel.add(3, NOW_MS - 700)  # the clock went back
+    first_ms = wheel.first_ms()
+    assert first_ms is not None and NOW_MS - 710 < first_ms <= NOW_MS - 700

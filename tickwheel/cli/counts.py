@@ -48,6 +48,12 @@ def paused(settings: Map) -> str:
     return "paused" if settings.get("paused") else "-"
 
 
+def replay(group: Map) -> str:
+    """How far tasks from before the group have been looked at for it; a dash: all have been."""
+    found = group.get("replay")
+    return "-" if found is None else f"{found['share']:.0%}"
+
+
 # --- tables ----------------------------------------------------------------------------------
 
 
@@ -89,9 +95,10 @@ def groups_grid(groups: Iterator[tuple[str, str, Map]]) -> Grid:
     """A row a group."""
     numbers = [head(name) for name in NUMBERS if name != "pending"]
     heads = (
-        "topic", "group", *numbers, "oldest", "members", "paused", "rate", "retry", "acked",
+        "topic", "group", *numbers, "oldest", "members", "paused", "rate", "retry", "replay",
+        "acked",
     )  # fmt: skip
-    grid = Grid(heads, right=frozenset((*numbers, "oldest", "members", "acked")))
+    grid = Grid(heads, right=frozenset((*numbers, "oldest", "members", "replay", "acked")))
     for topic, group, counts in groups:
         grid.rows.append(
             (
@@ -103,6 +110,7 @@ def groups_grid(groups: Iterator[tuple[str, str, Map]]) -> Grid:
                 paused(counts),
                 rate(counts),
                 short_policy(counts.get("retry")),
+                replay(counts),
                 count(counts.get("acked")),
             )
         )

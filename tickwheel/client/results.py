@@ -152,9 +152,13 @@ class GroupStats:
     nacked: int
     expired: int
     since_ms: int
-    """It is owed what came due from then on; 0: all that is there."""
+    """It is owed what is due from then on, and what was enqueued since it was made; 0: all that
+    is there."""
     oldest_ready_ms: int
     """For how long the oldest of the ready ones has been; 0: there is none."""
+    replay: float | None
+    """It begins in the past: how much (0 to 1) of what was there before it has been looked at;
+    None: all of it."""
     paused: bool
     rate: float | None
     burst: int | None
@@ -170,7 +174,9 @@ class GroupStats:
     def of(cls, raw: Map) -> GroupStats:
         names = ("ready", "in_flight", "waiting", "dead", "subscribers", "delivered", "acked")
         newer = _newer(raw, "nacked", "expired", "since_ms", "oldest_ready_ms")
-        return cls(**_counts(raw, names), **newer, **_settings(raw), raw=raw)
+        replay = raw.get("replay")
+        share = None if replay is None else float(replay["share"])
+        return cls(**_counts(raw, names), **newer, replay=share, **_settings(raw), raw=raw)
 
 
 _COUNTS = ("pending", "ready", "in_flight", "waiting", "dead", "enqueued", "delivered", "acked")

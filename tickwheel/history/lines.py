@@ -86,12 +86,15 @@ class Renderer:
         ]
 
     def _rescheduled(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, ids, dues, *_ = record
+        _, time_ms, topic, ids, dues, *more = record
         start, middle = self._task(time_ms, "rescheduled", topic, None)
         end = self._end
+        places = [""] * len(ids)
+        if more and more[0]:
+            places = [f',"order_id":"{place:d}"' for place in more[0]]
         return [
-            f'{start}{i:d}{middle},"due_ms":{due:d}{end}{n}}}\n'
-            for n, (i, due) in enumerate(zip(ids, dues, strict=True), seq)
+            f'{start}{i:d}{middle},"due_ms":{due:d}{place}{end}{n}}}\n'
+            for n, (i, due, place) in enumerate(zip(ids, dues, places, strict=True), seq)
         ]
 
     # --- consumers ---------------------------------------------------------------------------
@@ -211,10 +214,12 @@ class Renderer:
     def _group(self, record: list[Any], seq: int) -> Iterable[str]:
         _, time_ms, topic, group, what, *rest = record
         details = dict(rest[0]) if rest and rest[0] else {}
-        since_ms = details.pop("since_ms", None)
+        since_ms, since_id = details.pop("since_ms", None), details.pop("since_id", None)
         text = f"{_start(time_ms, GROUP_EVENTS[what])}{_names(topic, group)}"
         if since_ms is not None:
             text += f',"since_ms":{since_ms:d}'
+        if since_id is not None:
+            text += f',"since_id":{quote(since_id)}'
         if details:
             text += f',"settings":{to_json(details)}'
         return [f"{text}{self._end}{seq}}}\n"]

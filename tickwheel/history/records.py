@@ -34,7 +34,7 @@ class Kind(IntEnum):
     ENDED = 8
     """time_ms, topic, group | nil, "cancelled" | "expired" | "deleted", ids[, ended]"""
     RESCHEDULED = 9
-    """time_ms, topic, ids, dues"""
+    """time_ms, topic, ids, dues[, places in the order]"""
     REQUEUED = 10
     """time_ms, topic, group, ids"""
     GROUP = 11
@@ -58,8 +58,8 @@ EVENTS = (
 FIELDS = (
     "v", "time_ms", "event", "task_id", "topic", "group", "key", "tag", "due_ms", "attempt",
     "lateness_ms", "ack_ms", "ended", "subscriber", "producer", "reason", "body", "priority",
-    "ttl_ms", "props", "retry", "since_ms", "settings", "clean", "details", "count", "node",
-    "shard", "epoch", "seq", "synthetic",
+    "ttl_ms", "props", "retry", "since_ms", "since_id", "order_id", "settings", "clean",
+    "details", "count", "node", "shard", "epoch", "seq", "synthetic",
 )  # fmt: skip
 EXTRAS = ("key", "tag", "props", "priority", "ttl_ms", "retry")
 """The names of an enqueued task's extras when they come as an array."""

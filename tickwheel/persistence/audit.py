@@ -16,6 +16,7 @@ from typing import Any
 from tickwheel.persistence.codec import RecordUnreadable, decode_endings
 from tickwheel.persistence.store import Audit, StoreUnusable
 from tickwheel.persistence.urls import parse
+from tickwheel.wheel.records import TaskRow
 
 PROBLEMS_MAX = 100
 """A kind of problem is listed this often at most."""
@@ -32,13 +33,16 @@ SELECT id FROM every AS task WHERE due_ms <= :position_ms
  AND NOT EXISTS (SELECT 1 FROM dead d WHERE d.id = task.id)
  AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.state <> 4)
  AND NOT EXISTS (SELECT 1 FROM grp g WHERE g.topic = task.topic AND g.grp <> ''
-  AND g.since_ms <= task.due_ms
+  AND ({begun}g.since_ms <= task.due_ms)
   AND NOT EXISTS (SELECT 1 FROM prepare p WHERE p.id = task.id AND p.grp = g.grp))
 """
 
+_BEGUN = "task.place > g.since_id OR "
+"""Since layout 4; ``place`` is the task's in the order, see ``wheel/ownership.py``."""
+
 _EVERY = (
-    "CREATE TEMP TABLE every(id INTEGER PRIMARY KEY, due_ms INTEGER, topic TEXT)",
-    "INSERT INTO every SELECT id, due_ms, topic FROM task",
+    "CREATE TEMP TABLE every(id INTEGER PRIMARY KEY, due_ms INTEGER, topic TEXT, place INTEGER)",
+    "INSERT INTO every SELECT id, due_ms, topic, id FROM task",
 )
 
 
@@ -132,12 +136,18 @@ def _count(connection: sqlite3.Connection, audit: Audit) -> None:
 
 def _packs(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
     """Decode every pack, and put the keys of all tasks into a temporary table."""
-    from tickwheel.persistence.sqlite import packs, schema
+    from tickwheel.persistence.sqlite import packs, rows, schema
     from tickwheel.persistence.sqlite import statements as sql
 
     connection.execute("PRAGMA query_only = OFF")  # it forbids temporary tables too
     for statement in _EVERY:
         connection.execute(statement)
+    for values in connection.execute("SELECT * FROM task WHERE extras IS NOT NULL"):
+        with contextlib.suppress(RecordUnreadable):
+            row = rows.task_row(*values)
+            if _place(row) != row.id:
+                found = (_place(row), row.id)
+                connection.execute("UPDATE every SET place = ? WHERE id = ?", found)
     if layout < schema.LAYOUT_WITH_PACKS:
         return
     for values in connection.execute(sql.ALL_PACKS):
@@ -146,17 +156,24 @@ def _packs(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
             _add(audit, f"pack {first!r}: {count!r} tasks of which {mask!r} are gone")
             continue
         try:
-            keys = [row[:3] for row in packs.Pack(*values).rows()]
+            keys = [(*row[:3], _place(row)) for row in packs.Pack(*values).rows()]
         except RecordUnreadable as error:
             _add(audit, str(error))
             continue
         audit.tasks += len(keys)
-        connection.executemany("INSERT OR IGNORE INTO every VALUES (?, ?, ?)", keys)
+        connection.executemany("INSERT OR IGNORE INTO every VALUES (?, ?, ?, ?)", keys)
     (distinct,) = connection.execute("SELECT count(*) FROM every").fetchone()
     if distinct != audit.tasks:
         audit.problems.append(f"{audit.tasks} tasks, but {distinct} different ids")
     for (first,) in connection.execute("SELECT first FROM gone EXCEPT SELECT first FROM pack"):
         _add(audit, f"tasks are gone from pack {first!r}, which is not stored")
+
+
+def _place(row: TaskRow) -> int:
+    """In the order of the tasks."""
+    if row.extras is None or row.extras.order_id is None:
+        return row.id
+    return row.extras.order_id
 
 
 def _relations(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | str]) -> None:
@@ -173,8 +190,12 @@ def _relations(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int
     )
     for task_id, group in both:
         audit.problems.append(f"task {task_id} is both dead and in progress for group {group!r}")
+    from tickwheel.persistence.sqlite import schema
+
+    begun = _BEGUN if int(meta["layout"]) >= schema.LAYOUT_WITH_PLACES else ""
     finished = connection.execute(
-        f"{_FINISHED} LIMIT {PROBLEMS_MAX}", {"position_ms": meta["position_ms"]}
+        f"{_FINISHED.format(begun=begun)} LIMIT {PROBLEMS_MAX}",
+        {"position_ms": meta["position_ms"]},
     )
     for (task_id,) in finished:
         audit.problems.append(f"task {task_id} is done for every group and is still stored")

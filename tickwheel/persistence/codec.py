@@ -12,6 +12,9 @@ Invariants:
 
 Version 2: a task's own retry policy (extras, task), the settings of a group (group), who had the
 task when an attempt failed (failures, progress, dead letter).
+
+Version 3: a task's place in the order (extras, task), written for those few that have one; a
+group's place (group).
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ import msgpack
 from tickwheel.persistence.fields import policy_fields, policy_of, settings_fields, settings_of
 from tickwheel.persistence.store import StoreError
 from tickwheel.wheel.records import (
+    BY_DUE_ALONE,
     DeadRow,
     Ending,
     Extras,
@@ -41,7 +45,10 @@ from tickwheel.wheel.records import (
 VERSION = 1
 """Of every kind of record that is not named with another one below."""
 TASK_VERSION = 2
-GROUP_VERSION = 2
+PLACED_TASK_VERSION = 3
+"""Of the few tasks with ``Extras.order_id``."""
+SETTINGS_VERSION = 2
+GROUP_VERSION = 3
 FAILURES_VERSION = 2
 
 Outcomes = tuple[tuple[int, int, int, int], ...]
@@ -85,15 +92,27 @@ def _unpack(what: str, data: bytes, *builds: Callable[..., _T]) -> _T:
 
 
 def encode_extras(extras: Extras | None) -> bytes | None:
-    return None if extras is None else _pack(*_extras_fields(extras), version=TASK_VERSION)
+    if extras is None:
+        return None
+    return _pack(*_extras_fields(extras), version=_version_of(extras))
 
 
 def decode_extras(data: bytes | None) -> Extras | None:
-    return None if not data else _unpack("extras", data, _extras_1, _extras)
+    return None if not data else _unpack("extras", data, _extras_1, _extras, _extras)
+
+
+def _version_of(extras: Extras | None) -> int:
+    """Version 3 is written only where it says something: older releases read all the rest."""
+    if extras is None or extras.order_id is None:
+        return TASK_VERSION
+    return PLACED_TASK_VERSION
 
 
 def _extras_fields(extras: Extras) -> tuple[object, ...]:
-    return extras if extras.retry is None else (*extras[:5], policy_fields(extras.retry))
+    fields = extras if extras.order_id is not None else extras[:6]
+    return (
+        fields if extras.retry is None else (*fields[:5], policy_fields(extras.retry), *fields[6:])
+    )
 
 
 def _extras_1(
@@ -113,15 +132,16 @@ def _extras(
     priority: int,
     ttl_ms: int | None,
     retry: Any,
+    order_id: int | None = None,
 ) -> Extras:
-    return Extras(key, tag, properties, priority, ttl_ms, policy_of(retry))
+    return Extras(key, tag, properties, priority, ttl_ms, policy_of(retry), order_id)
 
 
 def encode_settings(settings: GroupSettings | None) -> bytes | None:
     """None when nothing was ever set, which most groups have."""
     if settings is None:
         return None
-    return _pack(*settings_fields(settings), version=GROUP_VERSION)
+    return _pack(*settings_fields(settings), version=SETTINGS_VERSION)
 
 
 def decode_settings(data: bytes | None) -> GroupSettings | None:
@@ -196,13 +216,13 @@ def encode_tasks(rows: Iterable[TaskRow]) -> list[bytes]:
     return [
         pack((TASK_VERSION, *row))
         if row[4] is None
-        else pack((TASK_VERSION, *row[:4], _extras_fields(row[4])))
+        else pack((_version_of(row[4]), *row[:4], _extras_fields(row[4])))
         for row in rows
     ]
 
 
 def decode_task(data: bytes) -> TaskRow:
-    return _unpack("task", data, _task_1, _task)
+    return _unpack("task", data, _task_1, _task, _task)
 
 
 def _task_1(
@@ -262,19 +282,26 @@ def _dead(
 
 def encode_group(row: GroupRow) -> bytes:
     settings = None if row.settings is None else settings_fields(row.settings)
-    return _pack(*row[:3], settings, version=GROUP_VERSION)
+    return _pack(*row[:3], settings, row.since_id, version=GROUP_VERSION)
 
 
 def decode_group(data: bytes) -> GroupRow:
-    return _unpack("group", data, _group_1, _group)
+    return _unpack("group", data, _group_1, _group, _group)
 
 
 def _group_1(topic: str, group: str, since_ms: int) -> GroupRow:
     return GroupRow(topic, group, since_ms)
 
 
-def _group(topic: str, group: str, since_ms: int, settings: Iterable[Any] | None) -> GroupRow:
-    return GroupRow(topic, group, since_ms, None if settings is None else settings_of(*settings))
+def _group(
+    topic: str,
+    group: str,
+    since_ms: int,
+    settings: Iterable[Any] | None,
+    since_id: int = BY_DUE_ALONE,
+) -> GroupRow:
+    told = None if settings is None else settings_of(*settings)
+    return GroupRow(topic, group, since_ms, told, since_id)
 
 
 def encode_session(row: SessionRow) -> bytes:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tickwheel.wheel.groups import Group, Lease, Subscriber, Topic
     from tickwheel.wheel.intake import Draft
     from tickwheel.wheel.leases import Item
-    from tickwheel.wheel.records import GroupSettings
+    from tickwheel.wheel.records import GroupSettings, TaskRow
 
 Record = list[Any]
 Arrival = tuple[int, object, range, "Sequence[Draft]"]
@@ -112,8 +112,10 @@ class Recorder:
     def arrived(self, source: object, ids: range, drafts: Sequence[Draft], now_ms: int) -> None:
         self._arrivals.append((now_ms, source, ids, drafts))
 
-    def rescheduled(self, topic: str, task_id: int, due_ms: int) -> None:
-        self._note(Kind.RESCHEDULED, self._clock()[0], topic, [task_id], [due_ms])
+    def rescheduled(self, row: TaskRow, due_ms: int) -> None:
+        order_id = row.extras.order_id if row.extras is not None else None
+        orders = () if order_id is None else ([order_id],)
+        self._note(Kind.RESCHEDULED, self._clock()[0], row.topic, [row.id], [due_ms], *orders)
 
     # --- consumers ---------------------------------------------------------------------------
 
@@ -182,11 +184,12 @@ class Recorder:
     # --- groups ------------------------------------------------------------------------------
 
     def group_created(self, group: Group) -> None:
-        self._group(group.topic, group, "created", {"since_ms": group.since_ms})
+        # Ids as text: they are above what many readers of JSON can count to.
+        since = {"since_ms": group.since_ms, "since_id": str(group.since_id)}
+        self._group(group.topic, group, "created", since)
 
     def group_closed(self, group: Group) -> None:
         settings = group.settings
-        # The id as text: it is above what many readers of JSON can count to.
         closed = {"closed_ms": settings.closed_ms, "closed_id": str(settings.closed_id)}
         self._group(group.topic, group, "deleted", closed)
 

@@ -92,6 +92,7 @@ class Recovering:
         async for chunk in self._chunks:
             self._add(chunk)
             await asyncio.sleep(0)
+        self._engine.recovery.has_handles(None)
 
     def _add(self, chunk: Handles) -> None:
         ids, dues_ms, topics = chunk.ids, chunk.dues_ms, chunk.topics
@@ -103,4 +104,6 @@ class Recovering:
             dues_ms = [dues_ms[index] for index in kept]
             topics = [topics[index] for index in kept]
         self._engine.recovery.handles(ids, dues_ms, topics, self._special)
+        if chunk.dues_ms:
+            self._engine.recovery.has_handles(chunk.dues_ms[-1])
         self.loaded += len(ids)

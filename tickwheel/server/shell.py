@@ -346,13 +346,11 @@ class Shell:
             self._delivering.tell_cut()
             self._tell_faults()
             self._loader.load()
+            if self.engine.ownership.replays:
+                self.upkeep.replay()
             if not self.core.open.is_empty():
                 self.committer.kick()
-            if now.mono_ms - self._swept_mono_ms >= SWEEP_MS:
-                self._swept_mono_ms = now.mono_ms
-                self.engine.sweep(now.now_ms)
-                self._forget_topics(TOPICS_PER_SWEEP)
-                self.committer.mark_time(now.mono_ms)
+            self._sweep(now)
         except Exception as error:
             self.fail(error)
             return
@@ -367,6 +365,15 @@ class Shell:
             self.poke()
         else:
             self._sleep(now)
+
+    def _sweep(self, now: Now) -> None:
+        """Once in a while: forget what nobody will ask for."""
+        if now.mono_ms - self._swept_mono_ms < SWEEP_MS:
+            return
+        self._swept_mono_ms = now.mono_ms
+        self.engine.sweep(now.now_ms)
+        self._forget_topics(TOPICS_PER_SWEEP)
+        self.committer.mark_time(now.mono_ms)
 
     def _tell_faults(self) -> None:
         """Tasks that could not be processed, and are dead letters now."""

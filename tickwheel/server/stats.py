@@ -113,9 +113,18 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
         "nacked": group.nacked,
         "expired": group.expired,
         "since_ms": group.since_ms,
+        "replay": replay_map(group),
         "oldest_ready_ms": age_ms(group, now),
         **_settings(core, group.settings),
     }
+
+
+def replay_map(group: Group) -> dict[str, Any] | None:
+    """How far tasks from before the group have been looked at for it; None: all have been."""
+    replay = group.topic.replays.get(group)
+    if replay is None:
+        return None
+    return {"looked_at": replay.looked_at, "given": replay.given, "share": replay.share}
 
 
 def age_ms(group: Group, now: Now) -> int:

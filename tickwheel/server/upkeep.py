@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tickwheel.persistence.store import StoreAway
 from tickwheel.server.backups import DailyBackups
 from tickwheel.wheel.effects import ProgressKey
-from tickwheel.wheel.groups import Group
+from tickwheel.wheel.groups import Group, Replay
 
 if TYPE_CHECKING:
     from tickwheel.server.shell import Shell
@@ -80,7 +80,7 @@ class Upkeep:
         shell, closing = self._shell, self._shell.engine.closing
         await shell.loaded.wait()
         place = (0, "")
-        while not closing.is_drained(group, shell.clock.read().now_ms):
+        while not closing.is_drained(group):
             ids = closing.some(group, CHUNK)
             if not ids and group.dead:
                 ids = await self._some_dead(group, place)
@@ -112,23 +112,24 @@ class Upkeep:
 
     # --- tasks for a new group -----------------------------------------------------------------
 
-    def replay(self, group: Group) -> None:
-        """``group`` begins in the past: it is owed what came due since and is still there."""
-        self._shell.spawn(self._replay(group))
+    def replay(self) -> None:
+        """Groups were made that begin in the past: look at the tasks from before them."""
+        ownership = self._shell.engine.ownership
+        replays, ownership.replays = ownership.replays, []
+        for replay in replays:
+            self._shell.spawn(self._replay(replay))
 
-    async def _replay(self, group: Group) -> None:
-        shell = self._shell
+    async def _replay(self, replay: Replay) -> None:
+        shell, topic = self._shell, replay.group.topic
         await shell.loaded.wait()
-        after: int | None = 0
-        while after is not None and not group.is_closed:
+        while topic.replays.get(replay.group) is replay:
             try:
-                page, after = await shell.reader.scan(after, CHUNK, group.topic.name)
+                page, following = await shell.reader.scan(replay.reached, CHUNK, topic.name)
             except StoreAway:
                 await asyncio.sleep(AWAY_RETRY_S)
                 continue
             now_ms = shell.clock.read().now_ms
-            for known in page:
-                shell.engine.grouping.join(group, known, now_ms)
+            shell.engine.ownership.replayed(replay, page, following, now_ms)
             shell.poke()
             await asyncio.sleep(0)
 

@@ -17,27 +17,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from tickwheel.wheel.control import Known
 from tickwheel.wheel.core import Core
 from tickwheel.wheel.grouping import Grouping
 from tickwheel.wheel.groups import Group
+from tickwheel.wheel.ownership import Ownership
 from tickwheel.wheel.recording import DELETED
-from tickwheel.wheel.records import Ending
+from tickwheel.wheel.records import Ending, Known, TaskRow
 
 
 class Closing:
     """The engine's part of GROUP_DELETE."""
 
-    def __init__(self, core: Core, grouping: Grouping) -> None:
+    def __init__(self, core: Core, ownership: Ownership, grouping: Grouping) -> None:
         self._core = core
+        self._ownership = ownership
         self._grouping = grouping
 
-    def close(self, group: Group, now_ms: int) -> None:
+    def close(self, group: Group) -> None:
         """Mark it. Its subscriptions end."""
         core, topic = self._core, group.topic
-        fired_ms = max(now_ms, core.wheel.position_ms, core.acted_ms)
-        group.settings = group.settings._replace(closed_ms=fired_ms, closed_id=core.ids.last)
-        topic.closing += 1
+        self._ownership.end(group)
         core.open.effects.groups[topic.name, group.name] = group.row()
         if core.recorder is not None:
             core.recorder.group_closed(group)
@@ -67,7 +66,7 @@ class Closing:
         for task_id in asked:
             found = known.get(task_id)
             if found is not None and self._take_out(group, found):
-                self._forget(group, task_id)
+                self._forget(group, found.row)
 
     def _take_out(self, group: Group, found: Known) -> bool:
         core, task_id, name = self._core, found.row.id, group.name
@@ -84,38 +83,22 @@ class Closing:
             core.open.effects.dead[task_id, name] = None
             group.dead -= 1
             core.dead -= 1
-            if task_id in core.owed:
-                core.owed[task_id].buried -= 1
+            self._ownership.exhume(group, task_id, owes_it=False)
         else:
             return False
         return True
 
-    def _forget(self, group: Group, task_id: int) -> None:
+    def _forget(self, group: Group, row: TaskRow) -> None:
         core = self._core
-        owed = core.owed.get(task_id)
-        if owed is not None:
-            owed.remaining.discard(group.name)
-            if not owed.remaining:
-                core.drop(task_id)
-        last = owed is None or not (owed.remaining or owed.buried)
-        if last:
-            core.end(task_id, Ending.DELETED)
-        else:
-            core.open.effects.progress[task_id, group.name] = None
+        last = self._ownership.finish_row(group, row, Ending.DELETED)
+        if not last:
+            core.open.effects.progress[row.id, group.name] = None
         if core.recorder is not None:
-            core.recorder.ended(group.topic.name, group.name, DELETED, task_id, last=last)
+            core.recorder.ended(group.topic.name, group.name, DELETED, row.id, last=last)
 
-    def is_drained(self, group: Group, now_ms: int) -> bool:
+    def is_drained(self, group: Group) -> bool:
         """Nothing is left of it. After a restart what it held unrecorded comes due anew first."""
-        if self._holds(group):
-            return False
-        closed_ms, core = group.settings.closed_ms, self._core
-        if not group.was_restored or closed_ms is None:
-            return True
-        next_ms = core.wheel.next_due_ms(now_ms)
-        if next_ms is not None and next_ms <= closed_ms:
-            return False
-        return all(due_ms > closed_ms for due_ms in core.firing.values())
+        return not self._holds(group) and self._ownership.is_past(group)
 
     @staticmethod
     def _holds(group: Group) -> bool:

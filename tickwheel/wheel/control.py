@@ -6,37 +6,17 @@ passes the result here as ``Known``; engine memory says the rest.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from tickwheel.wheel.core import ROW_OVERHEAD_BYTES, Core
 from tickwheel.wheel.groups import Group
 from tickwheel.wheel.leases import Tries, priority_of
+from tickwheel.wheel.ownership import Ownership
 from tickwheel.wheel.recording import CANCELLED, DELETED
-from tickwheel.wheel.records import (
-    DeadRow,
-    Ending,
-    Failure,
-    ProgressRow,
-    ProgressState,
-    TaskRow,
-    task_bytes,
-)
+from tickwheel.wheel.records import Ending, Failure, Known, ProgressState, task_bytes
 from tickwheel.wheel.states import State
 
-
-class Known(NamedTuple):
-    """What is recorded of one task now."""
-
-    row: TaskRow
-    progress: Mapping[str, ProgressRow]
-    dead: Mapping[str, DeadRow]
-
-
-def is_done(known: Known, group: Group) -> bool:
-    """Whether the group has acked while others still owe an ack."""
-    progress = known.progress.get(group.name)
-    return progress is not None and progress.state is ProgressState.DONE
+__all__ = ["Control", "GroupView", "Known"]
 
 
 class GroupView(NamedTuple):
@@ -52,8 +32,9 @@ class GroupView(NamedTuple):
 class Control:
     """Verbs on tasks by id. Every answer is a word of the protocol."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, ownership: Ownership) -> None:
         self._core = core
+        self._ownership = ownership
 
     # --- where it stands ---------------------------------------------------------------------
 
@@ -68,22 +49,10 @@ class Control:
         core = self._core
         return 0 < task_id <= core.landed_id and task_id % 1024 == core.config.shard
 
-    def groups_of(self, known: Known) -> list[Group]:
-        """The groups that still owe something for a task that is due."""
-        core = self._core
-        topic = core.topic(known.row.topic)
-        if topic.unowned is not None:
-            return [topic.unowned]
-        owed = core.owed.get(known.row.id)
-        if owed is not None:
-            return [topic.groups[name] for name in owed.remaining]
-        first = topic.first_group
-        return [first] if first is not None and first.name not in known.dead else []
-
     def state(self, known: Known) -> State:
         """One word for the whole task: the most active of its groups."""
         core, task_id = self._core, known.row.id
-        groups = self.groups_of(known)
+        groups = self._ownership.groups_of(known)
         if any(task_id in group.flight for group in groups):
             return State.IN_FLIGHT
         if task_id in core.retrying:
@@ -104,7 +73,7 @@ class Control:
         topic = self._core.topic(known.row.topic)
         if self._core.is_scheduled(known.row):
             return views
-        for group in self.groups_of(known):
+        for group in self._ownership.groups_of(known):
             if group is topic.unowned:
                 continue
             policy = self._core.policy(own, group)
@@ -175,14 +144,16 @@ class Control:
                 self._take_out_everywhere(known)
                 core.owed.pop(task_id, None)
                 core.drop(task_id)
-            row = known.row._replace(due_ms=due_ms)
+            row = self._ownership.moved(known.row._replace(due_ms=due_ms), now_ms)
             core.open.effects.updated[task_id] = row
             core.open.updated_bytes += task_bytes(row) + ROW_OVERHEAD_BYTES
             core.schedule(row, now_ms)
+            if core.recorder is not None:
+                core.recorder.rescheduled(row, due_ms)
         else:
-            self._postpone(known, due_ms)
-        if core.recorder is not None:
-            core.recorder.rescheduled(known.row.topic, task_id, due_ms)
+            self._postpone(known, due_ms, now_ms)
+            if core.recorder is not None:
+                core.recorder.rescheduled(known.row, due_ms)
         return "scheduled", due_ms
 
     def _has_history(self, known: Known) -> bool:
@@ -191,15 +162,16 @@ class Control:
             return True
         task_id = known.row.id
         # One that waits without an attempt does so because the clock went back.
-        return any(task_id in group.tries for group in self.groups_of(known))
+        return any(task_id in group.tries for group in self._ownership.groups_of(known))
 
     def _take_out_everywhere(self, known: Known) -> None:
-        for group in self.groups_of(known):
+        for group in self._ownership.groups_of(known):
             self._core.leave(group, known.row)
 
-    def _postpone(self, known: Known, due_ms: int) -> None:
+    def _postpone(self, known: Known, due_ms: int, now_ms: int) -> None:
         core, task_id = self._core, known.row.id
-        for group in self.groups_of(known):
+        self._ownership.look_ahead(known, now_ms)
+        for group in self._ownership.groups_of(known):
             if task_id in group.flight:
                 continue
             tries = group.tries.get(task_id) or Tries(0, 0, priority_of(known.row), ())
@@ -217,10 +189,7 @@ class Control:
             return self.absent(task_id) if known is None else "unknown"
         core = self._core
         self._unbury(group, task_id)
-        owed = core.owed.get(task_id)
-        if owed is not None:
-            owed.buried -= 1
-            owed.remaining.add(name)
+        self._ownership.exhume(group, task_id, owes_it=True)
         group.ready.push(task_id, priority_of(known.row), now_ms)
         core.lifetimes.begin(known.row)
         core.wake(group)
@@ -235,13 +204,9 @@ class Control:
             return self.absent(task_id) if known is None else "unknown"
         core = self._core
         self._unbury(group, task_id)
-        owed = core.owed.get(task_id)
-        if owed is not None:
-            owed.buried -= 1
-        last = owed is None or not (owed.remaining or owed.buried)
-        if last:
-            core.end(task_id, Ending.DELETED)
-        else:
+        self._ownership.exhume(group, task_id, owes_it=False)
+        last = self._ownership.finish_row(group, known.row, Ending.DELETED)
+        if not last:
             core.note_done(task_id, group, known.dead[name].attempt, 0)
         if core.recorder is not None:
             core.recorder.ended(known.row.topic, name, DELETED, task_id, last=last)

@@ -71,8 +71,8 @@ class Core:
         self.recorder = recorder
         self.epoch = epoch
         self.ids = IdSource(config.shard, id_mark)
-        self.landed_id = id_mark
-        """Every id up to this is durable (or refused)."""
+        self.landed_id = self.wheel_id = id_mark
+        """Every id up to this is durable (or refused), and a moment later on the wheel."""
         self.wheel = TimingWheel(now_ms, slots=config.slots, tick_ms=config.tick_ms)
         self.open = Batch()
         self.sessions = Sessions(config.sessions_max, config.session_idle_ms_max)
@@ -197,18 +197,6 @@ class Core:
         self.endings.add(task_id, ending)
         self.drop(task_id)
         self.owed.pop(task_id, None)
-
-    def finish(self, task_id: int, group: Group, ending: Ending = Ending.ACKED) -> bool:
-        """``group`` is done. True when that ended the task, False when others still owe."""
-        owed = self.owed.get(task_id)
-        if owed is not None:
-            owed.remaining.discard(group.name)
-            if not owed.remaining:
-                self.drop(task_id)
-            if owed.remaining or owed.buried:
-                return False
-        self.end(task_id, ending)
-        return True
 
     def is_scheduled(self, row: TaskRow) -> bool:
         """Its due time has not come, or has not been acted on."""

@@ -7,24 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tickwheel.wheel.control import Control, Known
-from tickwheel.wheel.core import Core
 from tickwheel.wheel.dispatching import Dispatching
-from tickwheel.wheel.groups import Group, Owed, Topic
+from tickwheel.wheel.groups import Group, Topic
 from tickwheel.wheel.leases import Dispatch, Item, priority_of, ttl_end_ms
-from tickwheel.wheel.recording import DELETED
-from tickwheel.wheel.records import Ending, TaskRow
-from tickwheel.wheel.settlement import Settlement
+from tickwheel.wheel.records import Known, TaskRow
 
 __all__ = ["Delivery", "Dispatch", "Item", "priority_of"]
 
 
 class Delivery(Dispatching):
     """Due, ttl over; dispatch and subscribers by inheritance."""
-
-    def __init__(self, core: Core, settlement: Settlement, control: Control) -> None:
-        super().__init__(core, settlement)
-        self._control = control
 
     # --- due -------------------------------------------------------------------------------
 
@@ -79,7 +71,7 @@ class Delivery(Dispatching):
     def _due(self, row: TaskRow, now_ms: int) -> None:
         core = self._core
         topic = core.topic(row.topic)
-        if topic.closing and not topic.live_groups and not self._was_closed(topic, row):
+        if topic.closing and not topic.live_groups and not self._ownership.was_closed(topic, row):
             topic.deferred[row.id] = row.due_ms
             core.drop(row.id)
             return
@@ -107,43 +99,11 @@ class Delivery(Dispatching):
             return
         groups = topic.live_groups
         if len(groups) > 1 or topic.closing:
-            groups = self._owners(topic, groups, row)
+            groups = self._ownership.assign(topic, groups, row)
         for group in groups:
             group.ready.push(row.id, priority, now_ms)
             if group.able:
                 core.runnable[group] = None
-
-    def _owners(self, topic: Topic, groups: list[Group], row: TaskRow) -> list[Group]:
-        """Which of several groups get it; recorded, unless it is the first one alone."""
-        core = self._core
-        groups = [group for group in groups if group.since_ms <= row.due_ms] or topic.earliest
-        if topic.closing and self._was_closed(topic, row):
-            core.lifetimes.end(row)
-            core.end(row.id, Ending.DELETED)
-            if core.recorder is not None:
-                core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
-            return []
-        if len(groups) > 1 or groups[0] is not topic.first_group:
-            core.owed[row.id] = Owed({group.name for group in groups})
-        for _ in groups[1:]:
-            core.lifetimes.begin(row)
-        return groups
-
-    def _was_closed(self, topic: Topic, row: TaskRow) -> bool:
-        """It was owed only to groups that are being deleted, and a restart made it due again."""
-        owed = [group for group in topic.groups.values() if group.owes(row)]
-        return bool(owed) and all(group.was_restored for group in owed)
-
-    @staticmethod
-    def groups_owed(topic: Topic, known: Known) -> list[Group]:
-        """The groups that existed when it came due, those that are being deleted included, and
-        those that have a record of it."""
-        groups = topic.groups
-        if len(groups) == 1:
-            return list(groups.values())
-        owed = [group for group in groups.values() if group.owes(known.row)] or topic.earliest
-        recorded = known.progress.keys() | known.dead.keys()
-        return [group for group in groups.values() if group in owed or group.name in recorded]
 
     def _retry_due(self, task_id: int, at_ms: int, now_ms: int) -> bool:
         """A handle fired: the group whose wait it ends, if there is one, gets the task again."""
@@ -188,10 +148,10 @@ class Delivery(Dispatching):
                 for _ in range(lifetimes.fired.pop(task_id)):
                     lifetimes.begin(found.row)
                 continue
-            for group in self._control.groups_of(found):
+            for group in self._ownership.groups_of(found):
                 if task_id not in group.flight and task_id in lifetimes.fired:
                     tries = group.tries.get(task_id)
                     core.leave(group, found.row)
                     if tries is not None:
                         group.tries[task_id] = tries
-                    self.expire(group, task_id)
+                    self.expire(group, found.row)

@@ -24,6 +24,7 @@ from tickwheel.wheel.leases import (
     traits_of,
     ttl_end_ms,
 )
+from tickwheel.wheel.ownership import Ownership
 from tickwheel.wheel.recording import EXPIRED
 from tickwheel.wheel.records import Ending, Failure, TaskRow, extras_bytes
 from tickwheel.wheel.settlement import Settlement
@@ -34,8 +35,9 @@ NO_FAILURES: tuple[Failure, ...] = ()
 class Dispatching:
     """From the ready queues to frames."""
 
-    def __init__(self, core: Core, settlement: Settlement) -> None:
+    def __init__(self, core: Core, ownership: Ownership, settlement: Settlement) -> None:
         self._core = core
+        self._ownership = ownership
         self._settlement = settlement
         self._broadcasts = Broadcasts(core)
         self._bytes_left = 0
@@ -184,6 +186,7 @@ class Dispatching:
                 core.epoch,
                 mono_ms,
                 deadline_ms,
+                due_ms,
                 traits,
                 failures,
             )
@@ -230,15 +233,15 @@ class Dispatching:
             self._core.wait(group, row.id, row.due_ms)
             return
         self._core.lifetimes.end(row)
-        self.expire(group, row.id)
+        self.expire(group, row)
 
-    def expire(self, group: Group, task_id: int) -> None:
+    def expire(self, group: Group, row: TaskRow) -> None:
         """Nobody in ``group``, which it was taken out of, wants it any more."""
-        core = self._core
+        core, task_id = self._core, row.id
         core.totals.expired += 1
         group.expired += 1
         tries = group.tries.pop(task_id, None)
-        last = core.finish(task_id, group, Ending.EXPIRED)
+        last = self._ownership.finish_row(group, row, Ending.EXPIRED)
         core.lost_task(group.topic)
         if not last:
             core.note_done(task_id, group, tries.attempt if tries else 0, 0)

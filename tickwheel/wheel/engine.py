@@ -16,6 +16,7 @@ from tickwheel.wheel.core import Core, EngineConfig
 from tickwheel.wheel.delivery import Delivery
 from tickwheel.wheel.grouping import Grouping
 from tickwheel.wheel.intake import Intake
+from tickwheel.wheel.ownership import Ownership
 from tickwheel.wheel.recording import Recorder
 from tickwheel.wheel.records import ProgressRow, ProgressState
 from tickwheel.wheel.recovery import Recovery
@@ -35,12 +36,13 @@ class Engine:
     ) -> None:
         self.core = core = Core(config, epoch, id_mark, now_ms, recorder)
         self.intake = Intake(core)
-        self.settlement = Settlement(core)
-        self.control = Control(core)
-        self.delivery = Delivery(core, self.settlement, self.control)
-        self.grouping = Grouping(core, self.control)
-        self.closing = Closing(core, self.grouping)
-        self.recovery = Recovery(core, self.grouping)
+        self.ownership = ownership = Ownership(core)
+        self.settlement = Settlement(core, ownership)
+        self.control = Control(core, ownership)
+        self.delivery = Delivery(core, ownership, self.settlement)
+        self.grouping = Grouping(core, ownership)
+        self.closing = Closing(core, ownership, self.grouping)
+        self.recovery = Recovery(core, ownership, self.grouping)
 
     def seal(self, now_ms: int, mono_ms: int, *, checkpoint_all: bool = False) -> Batch | None:
         """Close the open batch for the store; None when there is nothing to commit."""

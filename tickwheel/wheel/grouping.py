@@ -1,19 +1,18 @@
-"""Groups as things of their own: made, set, and owed what was there before them; and topics, which
-are made with whatever names them first, and forgotten when nothing is left of them.
+"""Groups as things of their own: made, set, restored; and topics, which are made with whatever
+names them first, and forgotten when nothing is left of them.
 
 The first group of a topic gets everything that waits, whatever start it asks for: nothing is
 discarded by making a group. A further one is owed what comes due from its start on; when that
-lies in the past, the shell hands the stored tasks of the topic to ``join``.
+lies in the past, the shell hands the stored tasks of the topic to ``Ownership.replayed``.
 """
 
 from __future__ import annotations
 
 from itertools import islice
 
-from tickwheel.wheel.control import Control, Known, is_done
 from tickwheel.wheel.core import Core
-from tickwheel.wheel.groups import NOTHING_SET, Group, Owed, Topic
-from tickwheel.wheel.leases import priority_of
+from tickwheel.wheel.groups import NOTHING_SET, Group, Topic
+from tickwheel.wheel.ownership import Ownership
 from tickwheel.wheel.rates import changed
 from tickwheel.wheel.records import TOPIC_ITSELF, GroupRow, GroupSettings
 
@@ -21,45 +20,44 @@ from tickwheel.wheel.records import TOPIC_ITSELF, GroupRow, GroupSettings
 class Grouping:
     """Verbs on groups and topics; all of them go into the open batch."""
 
-    def __init__(self, core: Core, control: Control) -> None:
+    def __init__(self, core: Core, ownership: Ownership) -> None:
         self._core = core
-        self._control = control
+        self._ownership = ownership
 
     # --- made ------------------------------------------------------------------------------
 
     def group(self, topic: Topic, name: str, now_ms: int) -> Group:
         """The group, made and recorded on first use. May be one that ``is_closed``."""
-        return topic.groups.get(name) or self.create(topic, name, now_ms)
+        return topic.groups.get(name) or self.create_now(topic, name, now_ms)
 
-    def create(self, topic: Topic, name: str, since_ms: int) -> Group:
-        """A group that is not there, owed what comes due from ``since_ms`` on."""
+    def create_now(self, topic: Topic, name: str, now_ms: int) -> Group:
+        """A group that is not there, owed what comes due from now on."""
+        return self.create(topic, name, self._ownership.from_now_ms(now_ms))
+
+    def create(self, topic: Topic, name: str, since_ms: int, *, by_due: bool = False) -> Group:
+        """A group that is not there, owed what is due from ``since_ms`` on and whatever is
+        enqueued from now on; ``by_due``: the start lies in the future, and only the former."""
         core = self._core
         if topic.unowned is not None:
             made, topic.unowned = topic.unowned, None
             core.full_topics.pop(topic.name, None)
-            made.name, made.since_ms = name, 0
+            made.name = name
+            self._ownership.begin_first(made, 0)
         else:
             made = Group(topic, name, since_ms)
-            self._stay_earliest(topic, since_ms)
-        is_first = not topic.live_groups
+            if topic.live_groups:
+                self._ownership.begin(made, since_ms, by_due=by_due)
+            else:
+                # What came due while the last one was being deleted is this one's.
+                ends_ms = (group.settings.closed_ms or 0 for group in topic.groups.values())
+                self._ownership.begin_first(made, 1 + max(ends_ms))
+                self.release(topic)
         topic.groups[name] = made
         core.group_count += 1
-        if is_first and topic.closing:
-            # What came due while the last one was being deleted is this one's.
-            made.since_ms = 1 + max(group.settings.closed_ms or 0 for group in closed(topic))
-            self.release(topic)
         core.open.effects.groups[topic.name, name] = made.row()
         if core.recorder is not None:
             core.recorder.group_created(made)
         return made
-
-    def _stay_earliest(self, topic: Topic, since_ms: int) -> None:
-        """What came due before all groups and went to the earliest stays theirs, when a new one
-        begins before them."""
-        for group in topic.earliest:
-            if group.since_ms > since_ms:
-                group.since_ms = since_ms
-                self._core.open.effects.groups[topic.name, group.name] = group.row()
 
     def release(self, topic: Topic) -> None:
         """There is somebody again for what came due: it comes due anew."""
@@ -67,28 +65,6 @@ class Grouping:
         core.firing.update(deferred)
         core.wants += deferred
         topic.deferred = {}
-
-    def join(self, group: Group, known: Known, now_ms: int) -> None:
-        """A task that may have come due before ``group`` was made: is it owed it, too?"""
-        core, row, name = self._core, known.row, group.name
-        if group.is_closed or row.topic != group.topic.name or row.due_ms < group.since_ms:
-            return
-        if name in known.dead or is_done(known, group) or core.is_scheduled(row):
-            return
-        owed = core.owed.get(row.id)
-        if owed is None:
-            owners = self._control.groups_of(known)
-            if group in owners:
-                return
-            owed = Owed({owner.name for owner in owners})
-            owed.buried = len(known.dead)
-            core.owed[row.id] = owed
-        elif name in owed.remaining:
-            return
-        owed.remaining.add(name)
-        group.ready.push(row.id, priority_of(row), now_ms)
-        core.lifetimes.begin(row)
-        core.wake(group)
 
     # --- set -------------------------------------------------------------------------------
 
@@ -158,13 +134,11 @@ class Grouping:
         if row.group == TOPIC_ITSELF:
             topic.settings, topic.bucket = settings, bucket
             return
-        group = topic.groups[row.group] = Group(topic, row.group, row.since_ms)
+        group = topic.groups[row.group] = Group(topic, row.group, row.since_ms, row.since_id)
         self._core.group_count += 1
         group.settings, group.bucket = settings, bucket
         group.was_restored = group.is_closed
         topic.unowned = None
         topic.closing += group.is_closed
-
-
-def closed(topic: Topic) -> list[Group]:
-    return [group for group in topic.groups.values() if group.is_closed]
+        if self._ownership.begin_again(group):
+            self._core.open.effects.groups[row.topic, row.group] = group.row()

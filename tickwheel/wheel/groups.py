@@ -16,9 +16,11 @@ from collections import OrderedDict
 from tickwheel.wheel.leases import PLAIN, Lease, Subscriber, Traits, Tries
 from tickwheel.wheel.rates import Bucket
 from tickwheel.wheel.ready import ReadyQueue
-from tickwheel.wheel.records import TOPIC_ITSELF, GroupRow, GroupSettings, TaskRow
+from tickwheel.wheel.records import BY_DUE_ALONE, TOPIC_ITSELF, GroupRow, GroupSettings
 
-__all__ = ["PLAIN", "Group", "Lease", "Owed", "Subscriber", "Topic", "Traits", "Tries"]
+__all__ = [
+    "PLAIN", "Group", "Lease", "Owed", "Replay", "Subscriber", "Topic", "Traits", "Tries",
+]  # fmt: skip
 
 
 NOTHING_SET = GroupSettings()
@@ -44,6 +46,7 @@ class Group:
         "ready",
         "retried",
         "settings",
+        "since_id",
         "since_ms",
         "stale",
         "stale_count",
@@ -54,10 +57,14 @@ class Group:
         "was_restored",
     )
 
-    def __init__(self, topic: Topic, name: str, since_ms: int) -> None:
+    def __init__(
+        self, topic: Topic, name: str, since_ms: int, since_id: int = BY_DUE_ALONE
+    ) -> None:
         self.topic = topic
         self.name = name
         self.since_ms = since_ms
+        self.since_id = since_id
+        """Where it begins: see ``ownership.py``."""
         self.settings = NOTHING_SET
         self.was_restored = False
         """Its deletion began before this start of the engine."""
@@ -67,7 +74,8 @@ class Group:
         self.stale: dict[int, int] = {}
         self.stale_count = 0
         self.loading: dict[int, int] = {}
-        """id → priority of tasks taken from ``ready`` whose bodies are being read."""
+        """id → priority of tasks taken from ``ready`` whose bodies are being read, and of those
+        that a replay keeps for the group until it comes to them."""
         self.waiting: dict[int, int] = {}
         """id → wall-clock ms of the next attempt."""
         self.tries: dict[int, Tries] = {}
@@ -103,16 +111,9 @@ class Group:
         """It is being deleted."""
         return self.settings.closed_ms is not None
 
-    def owes(self, row: TaskRow) -> bool:
-        """Whether it is owed the task when that comes due."""
-        closed_ms, closed_id = self.settings[4:]
-        if closed_ms is not None and (row.due_ms > closed_ms or row.id > closed_id):
-            return False
-        return self.since_ms <= row.due_ms
-
     def row(self) -> GroupRow:
         settings = None if self.settings == NOTHING_SET else self.settings
-        return GroupRow(self.topic.name, self.name, self.since_ms, settings)
+        return GroupRow(self.topic.name, self.name, self.since_ms, settings, self.since_id)
 
     def oldest_since_ms(self) -> int | None:
         """Since when the ready task waits that has waited longest; None when none is ready."""
@@ -152,12 +153,76 @@ class Group:
 class Owed:
     """A task that came due for several groups: which of them are not finished."""
 
-    __slots__ = ("buried", "remaining")
+    __slots__ = ("buried", "made", "remaining")
 
-    def __init__(self, remaining: set[str]) -> None:
+    def __init__(self, remaining: set[str], made: int) -> None:
         self.remaining = remaining
+        self.made = made
+        """``Topic.made`` when it was decided who owes it; 0: not known any more."""
         self.buried = 0
         """How many groups keep it as a dead letter."""
+
+
+class Replay:
+    """A group that begins in the past, and how far the tasks before it have been looked at."""
+
+    __slots__ = (
+        "first",
+        "given",
+        "group",
+        "is_over",
+        "looked_at",
+        "made",
+        "mark",
+        "reached",
+        "seen",
+    )
+
+    def __init__(self, group: Group, mark: int, made: int) -> None:
+        self.group = group
+        self.mark = mark
+        """The newest id when the group was made: what is behind it fires with the group there."""
+        self.made = made
+        """``Topic.made`` with this group."""
+        self.reached = 0
+        """Every task up to this id has been looked at."""
+        self.seen: set[int] = set()
+        """Those behind it that were looked at out of turn."""
+        self.first = 0
+        """The first id there was."""
+        self.looked_at = 0
+        self.given = 0
+        """How many tasks the group got by it."""
+        self.is_over = False
+
+    def is_ahead(self, task_id: int) -> bool:
+        """It has still to come to this task."""
+        return self.reached < task_id <= self.mark
+
+    def claims(self, task_id: int, due_ms: int, made: int) -> bool:
+        """Whether its group is owed a task that fired without it; ``made``: see ``Owed``."""
+        return (
+            made < self.made
+            and self.is_ahead(task_id)
+            and due_ms >= self.group.since_ms
+            and task_id not in self.seen
+        )
+
+    def passed(self, first: int, count: int, following: int | None) -> None:
+        """A page of ``count`` tasks from ``first`` on was looked at; ``following``: its last."""
+        self.first = self.first or first
+        self.looked_at += count
+        if following is None or following >= self.mark:
+            self.is_over = True
+        else:
+            self.reached = following
+            self.seen = {task_id for task_id in self.seen if task_id > following}
+
+    @property
+    def share(self) -> float:
+        """How far it is, from 0 to 1, as far as ids tell."""
+        done, whole = self.reached - self.first, self.mark - self.first
+        return min(1.0, max(0.0, done / whole)) if whole > 0 else 0.0
 
 
 class Topic:
@@ -174,7 +239,9 @@ class Topic:
         "delivered",
         "enqueued",
         "groups",
+        "made",
         "name",
+        "replays",
         "scheduled",
         "settings",
         "unowned",
@@ -187,6 +254,10 @@ class Topic:
         """The rate limit for all its groups together."""
         self.groups: dict[str, Group] = {}
         """Oldest first; those that are being deleted stay until nothing is left of them."""
+        self.made = 0
+        """How many there have ever been, since the start."""
+        self.replays: dict[Group, Replay] = {}
+        """Those of them that tasks from before are still being looked at for."""
         self.closing = 0
         """How many of them are being deleted."""
         self.deferred: dict[int, int] = {}
@@ -215,13 +286,6 @@ class Topic:
         if not self.closing:
             return list(self.groups.values())
         return [group for group in self.groups.values() if not group.is_closed]
-
-    @property
-    def earliest(self) -> list[Group]:
-        """The live groups that begin first: what came due before all of them is theirs."""
-        groups = self.live_groups
-        since_ms = min((group.since_ms for group in groups), default=0)
-        return [group for group in groups if group.since_ms == since_ms]
 
     def row(self) -> GroupRow | None:
         """The row of its own settings, if there are any."""

@@ -128,6 +128,7 @@ class Intake:
         rows = batch.effects.enqueued
         if rows:
             self._to_wheel(batch, rows, now_ms)
+            core.wheel_id = max(core.wheel_id, batch.effects.id_mark)
         core.landing = None
         self.inflight_bytes -= batch.staged_bytes
         for subscriber, count in batch.credits.items():

@@ -72,6 +72,7 @@ class Lease:
         "attempt",
         "checkpointed",
         "deadline_mono_ms",
+        "due_ms",
         "epoch",
         "failures",
         "group",
@@ -91,6 +92,7 @@ class Lease:
         epoch: int,
         since_mono_ms: int,
         deadline_mono_ms: int,
+        due_ms: int,
         traits: Traits,
         failures: tuple[Failure, ...],
     ) -> None:
@@ -101,6 +103,7 @@ class Lease:
         self.epoch = epoch
         self.since_mono_ms = since_mono_ms
         self.deadline_mono_ms = deadline_mono_ms
+        self.due_ms = due_ms
         self.traits = traits
         self.failures = failures
         self.live = True

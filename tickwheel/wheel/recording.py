@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tickwheel.wheel.groups import Group, Lease, Subscriber, Topic
     from tickwheel.wheel.intake import Draft
     from tickwheel.wheel.leases import Item
+    from tickwheel.wheel.records import TaskRow
 
 CANCELLED, EXPIRED, DELETED = "cancelled", "expired", "deleted"
 
@@ -66,7 +67,7 @@ class Recorder(Protocol):
         """CANCELLED, EXPIRED or DELETED, in one group or (None) altogether; ``last``: that ended
         the task."""
 
-    def rescheduled(self, topic: str, task_id: int, due_ms: int) -> None:
+    def rescheduled(self, row: TaskRow, due_ms: int) -> None:
         """Its next delivery is at ``due_ms``."""
 
     def requeued(self, topic: str, group: str, task_id: int) -> None:

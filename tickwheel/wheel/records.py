@@ -6,6 +6,7 @@ A ``TaskRow`` never changes while it is pending except by reschedule, which repl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -17,8 +18,11 @@ ID_STEP = 1 << SHARD_BITS
 """Distance between two ids that one daemon assigns in a row."""
 ID_EPOCH_MS = 1_735_689_600_000
 """2025-01-01T00:00:00Z: ids count milliseconds from here, so that 41 bits last until 2094."""
+ID_MAX = 2**63 - 1
 DEFAULT_GROUP = "default"
 TOPIC_ITSELF = ""
+BY_DUE_ALONE = ID_MAX
+"""``GroupRow.since_id`` of a group whose start is a due time and no place among the ids."""
 
 ATTEMPT_MAX = 2**31 - 1
 """Deliveries of one task to one group. Nobody comes near it, and every store and file can hold
@@ -37,6 +41,8 @@ class Extras(NamedTuple):
     ttl_ms: int | None = None
     retry: PolicyRef | None = None
     """The task's own retry policy; it wins over those of its group and topic."""
+    order_id: int | None = None
+    """Its place in the order when that is not its own id: see ``ownership.py``."""
 
 
 class TaskRow(NamedTuple):
@@ -73,7 +79,7 @@ def task_bytes(row: TaskRow) -> int:
 
 def extras_bytes(extras: Extras) -> int:
     """At least what the extras take in a frame."""
-    key, tag, properties, _, _, retry = extras
+    key, tag, properties, _, _, retry, _ = extras
     size = EXTRAS_BYTES
     if key is not None:
         size += text_bytes(key)
@@ -158,13 +164,13 @@ class GroupSettings(NamedTuple):
     """Deliveries at once after a pause; None: as many as in a second, at least 1."""
     retry: PolicyRef | None = None
     closed_ms: int | None = None
-    """The group is being deleted since then: it is owed nothing that comes due later,"""
+    """The group is being deleted: everything that it holds is due by then,"""
     closed_id: int = 0
-    """and nothing that was enqueued later."""
+    """and was enqueued by then."""
 
 
 class GroupRow(NamedTuple):
-    """A subscriber group of a topic. It is owed what comes due from ``since_ms`` on.
+    """A subscriber group of a topic, and where it begins: see ``ownership.py``.
 
     The row whose group is ``TOPIC_ITSELF`` is no group: it holds the settings of the topic.
     """
@@ -172,8 +178,19 @@ class GroupRow(NamedTuple):
     topic: str
     group: str
     since_ms: int
+    """It is owed what is due at this time or later,"""
     settings: GroupSettings | None = None
     """None when nothing was ever set."""
+    since_id: int = BY_DUE_ALONE
+    """and what was enqueued after this id. Rows of older releases have no such id."""
+
+
+class Known(NamedTuple):
+    """What is recorded of one task now."""
+
+    row: TaskRow
+    progress: Mapping[str, ProgressRow]
+    dead: Mapping[str, DeadRow]
 
 
 class SessionRow(NamedTuple):

@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tickwheel.wheel.control import Known, is_done
 from tickwheel.wheel.core import Core
-from tickwheel.wheel.delivery import Delivery
 from tickwheel.wheel.grouping import Grouping
-from tickwheel.wheel.groups import Group, Owed
+from tickwheel.wheel.groups import Group
 from tickwheel.wheel.leases import Lease, Tries, priority_of, traits_of
+from tickwheel.wheel.ownership import Ownership
 from tickwheel.wheel.recording import DELETED
-from tickwheel.wheel.records import Ending, GroupRow, ProgressRow, ProgressState, SessionRow
+from tickwheel.wheel.records import (
+    Ending,
+    GroupRow,
+    Known,
+    ProgressRow,
+    ProgressState,
+    SessionRow,
+)
 
 
 class Recovery:
     """Restore groups and sessions first, then tasks with a history, then all the others."""
 
-    def __init__(self, core: Core, grouping: Grouping) -> None:
+    def __init__(self, core: Core, ownership: Ownership, grouping: Grouping) -> None:
         self._core = core
+        self._ownership = ownership
         self._grouping = grouping
         self.leases_kept = 0
         self.stopped_ms = 0
@@ -48,9 +55,7 @@ class Recovery:
                 core.dead += 1
         core.tasks += 1
         core.acted_ms = max(core.acted_ms, row.due_ms)
-        groups = Delivery.groups_owed(topic, known)
-        shared = len(groups) > 1 or groups[:1] != [topic.first_group]
-        groups = [g for g in groups if g.name not in known.dead and not is_done(known, g)]
+        groups = self._ownership.restore(known)
         if topic.unowned is not None:
             # Its records name groups that are not there: it waits for the first one.
             topic.unowned.ready.push(row.id, priority_of(row), now_ms)
@@ -62,9 +67,6 @@ class Recovery:
             if core.recorder is not None:
                 core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
             return
-        if shared:
-            owed = core.owed[row.id] = Owed({group.name for group in groups})
-            owed.buried = len(known.dead)
         for group in groups:
             progress = known.progress.get(group.name)
             self._standing(group, known, progress, now_ms, mono_ms, lease_ms_max)
@@ -96,6 +98,7 @@ class Recovery:
                 progress.epoch,
                 mono_ms,
                 mono_ms + left_ms,
+                known.row.due_ms,
                 traits_of(known.row),
                 progress.failures,
             )
@@ -132,3 +135,7 @@ class Recovery:
             core.topic(name).scheduled += count
         core.tasks += len(ids)
         core.scheduled += len(ids)
+
+    def has_handles(self, until_ms: int | None) -> None:
+        """All that are due before ``until_ms`` were loaded; None: all there are."""
+        self._ownership.unloaded_ms = until_ms

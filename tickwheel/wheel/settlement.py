@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tickwheel.wheel.control import Known, is_done
 from tickwheel.wheel.core import Core, failure_of
 from tickwheel.wheel.groups import Group
 from tickwheel.wheel.leases import Lease, Tries
+from tickwheel.wheel.ownership import Ownership, is_done
 from tickwheel.wheel.records import (
     ATTEMPT_MAX,
     FAILURES_MAX,
     DeadRow,
     Ending,
     Failure,
+    Known,
     ProgressRow,
     ProgressState,
 )
@@ -31,8 +32,9 @@ EXPIRY_SCAN_LEASES_PER_MS = 10_000
 class Settlement:
     """Ack, nack, reject, release, extend, and leases that end by time."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, ownership: Ownership) -> None:
         self._core = core
+        self._ownership = ownership
 
     def ack(
         self, group: Group, epoch: int, ids: Sequence[int], attempts: Sequence[int]
@@ -42,7 +44,7 @@ class Settlement:
         flight = group.flight
         credits = core.open.credits
         ended, endings = core.open.effects.ended, core.endings
-        shared = core.owed
+        is_shared, finish = bool(core.owed or group.topic.replays), self._ownership.finish
         unresolved: list[int] = []
         finished: list[Lease] = []
         kept: set[int] = set()
@@ -63,12 +65,12 @@ class Settlement:
             subscriber = lease.subscriber
             credits[subscriber] = credits.get(subscriber, 0) + 1
             finished.append(lease)
-            if not shared:
+            if not is_shared:
                 ended[task_id] = Ending.ACKED
                 endings.add(task_id, Ending.ACKED)
                 continue
             asked_core += 1
-            if not core.finish(task_id, group):
+            if not finish(group, task_id, lease.due_ms, lease.traits):
                 core.note_done(task_id, group, lease.attempt, lease.epoch)
                 kept.add(task_id)
         core.in_flight -= len(finished)
@@ -100,9 +102,7 @@ class Settlement:
         # What was delivered before a crash may be forgotten; such a receipt is believed.
         if epoch >= core.epoch and (epoch, attempt) > newest:
             return "stale"
-        owed = core.owed.get(task_id)
-        first = group.topic.first_group
-        if group.name not in owed.remaining if owed is not None else group is not first:
+        if not self._ownership.is_owed(group, task_id):
             return "stale"
         if tries is None and core.is_scheduled(row):
             if epoch >= core.epoch or len(group.topic.groups) > 1:
@@ -112,7 +112,7 @@ class Settlement:
         else:
             core.leave(group, row)
         attempt = max(attempt, newest[1])
-        ended = core.finish(task_id, group)
+        ended = self._ownership.finish_row(group, row, Ending.ACKED)
         if not ended:
             core.note_done(task_id, group, attempt, epoch)
         if core.recorder is not None:
@@ -248,12 +248,7 @@ class Settlement:
         group.buried += 1
         core.dead += 1
         core.totals.dead += 1
-        owed = core.owed.get(lease.id)
-        if owed is not None:
-            owed.remaining.discard(group.name)
-            owed.buried += 1
-            if not owed.remaining:
-                core.drop(lease.id)
+        self._ownership.bury(group, lease.id)
         if core.recorder is not None:
             core.recorder.died(lease, failure.reason, now_ms)
 

@@ -228,6 +228,15 @@ class TimingWheel:
     def _firsts(self) -> tuple[int | None, int | None]:
         return self._ring.first_tick(), self._ring.first_far()
 
+    def first_ms(self) -> int | None:
+        """No handle is due before this; None when there is none. Exact where it is near."""
+        times = [] if (first_ms := self._near.first_ms()) is None else [first_ms]
+        tick, rotation = self._firsts()
+        for number, length_ms in ((tick, self.tick_ms), (rotation, self.tick_ms * self.slots)):
+            if number is not None:
+                times.append(number * length_ms)
+        return min(times, default=None)
+
     def take_upcoming(self, limit: int) -> list[int]:
         """Ids that come due in this tick or the next, each once, soon after it was opened.
 

@@ -25,6 +25,7 @@ from tickwheel.wheel.records import (
     REASON_LENGTH_MAX,
     DeadRow,
     Ending,
+    Extras,
     Failure,
     ProgressRow,
     ProgressState,
@@ -129,6 +130,10 @@ class Fold:
         due_ms = int(event["due_ms"])
         if not has_history(task):
             task.row = task.row._replace(due_ms=due_ms)
+            if (place := event.get("order_id")) is not None:
+                extras = task.row.extras or Extras()
+                task.row = task.row._replace(extras=extras._replace(order_id=int(place)))
+                self.id_mark = max(self.id_mark, int(place))
             task.progress.clear()
             return
         for group in self._owing(task):

@@ -1,9 +1,8 @@
-"""Which groups owe a task an end: the engine's rule, over what is known of groups.
+"""Which groups owe a task an end: the engine's rules (``wheel/ownership.py``), over what events
+tell of groups.
 
-A group owes what comes due from its start on, and, while it is being deleted, what was there
-before that. The only group of a topic owes everything; what comes due before all groups is the
-earliest ones'. Groups that were deleted stay here, and are restored as being deleted: a daemon
-that starts on them lets go of what they still held, if there is any, and then of them.
+Groups that were deleted stay here, and are restored as being deleted: a daemon that starts on
+them lets go of what they still held, if there is any, and then of them.
 """
 
 from __future__ import annotations
@@ -12,7 +11,14 @@ from collections.abc import Iterable
 
 from tickwheel.history.restore.values import settings_of
 from tickwheel.history.segments import Event
-from tickwheel.wheel.records import TOPIC_ITSELF, GroupRow, GroupSettings, TaskRow
+from tickwheel.wheel.ownership import earliest, is_closed, moved_before, owing
+from tickwheel.wheel.records import (
+    BY_DUE_ALONE,
+    TOPIC_ITSELF,
+    GroupRow,
+    GroupSettings,
+    TaskRow,
+)
 
 
 class Owners:
@@ -40,21 +46,12 @@ class Owners:
     def is_closed(self, topic: str, group: str) -> bool:
         """It is being deleted, or was."""
         row = self._topics.get(topic, {}).get(group)
-        return row is not None and _is_closed(row)
+        return row is not None and is_closed(row)
 
     def owing(self, row: TaskRow, recorded: Iterable[str]) -> list[str]:
         """The groups that owe the task, or did; ``recorded``: those with a record of it."""
-        topic = self._topics.get(row.topic, {})
-        if len(topic) == 1:
-            return list(topic)
-        owed = [group for group in topic.values() if _owes(group, row)] or self._earliest(row.topic)
-        return [name for name, group in topic.items() if group in owed or name in recorded]
-
-    def _earliest(self, topic: str) -> list[GroupRow]:
-        """Those that begin first, of those that are there."""
-        there = [row for row in self._topics.get(topic, {}).values() if not _is_closed(row)]
-        since_ms = min((row.since_ms for row in there), default=0)
-        return [row for row in there if row.since_ms == since_ms]
+        groups = self._topics.get(row.topic, {})
+        return [group.group for group in owing(groups, row, set(recorded))]
 
     # --- events ------------------------------------------------------------------------------
 
@@ -63,15 +60,15 @@ class Owners:
         if self.knows(topic, name) and not self.is_closed(topic, name):
             return  # the backup has it already, and what became of it
         since_ms, settings = event.get("since_ms"), settings_of(event.get("settings"))
-        earliest = self._earliest(topic)
+        since_id = int(event.get("since_id", BY_DUE_ALONE))
+        groups = self._topics.setdefault(topic, {})
         if since_ms is None:
-            since_ms = event["time_ms"] if earliest else 0
-        for row in earliest:
-            if row.since_ms > since_ms:
-                # What came due before all groups stays theirs.
-                self._put(row._replace(since_ms=since_ms))
-        self._topics.setdefault(topic, {}).pop(name, None)
-        self._put(GroupRow(topic, name, since_ms, settings))
+            since_ms = event["time_ms"] if earliest(groups.values()) else 0
+        before, before_ms = moved_before(groups.values(), since_ms)
+        for row in before:
+            self._put(row._replace(since_ms=before_ms))
+        groups.pop(name, None)
+        self._put(GroupRow(topic, name, since_ms, settings, since_id))
 
     def ensure(self, task: TaskRow, name: str) -> None:
         """An event of this group and task came; how the group was made may be lost."""
@@ -99,16 +96,3 @@ class Owners:
 
     def _put(self, row: GroupRow) -> None:
         self._topics.setdefault(row.topic, {})[row.group] = row
-
-
-def _is_closed(row: GroupRow) -> bool:
-    return row.settings is not None and row.settings.closed_ms is not None
-
-
-def _owes(group: GroupRow, row: TaskRow) -> bool:
-    """Whether it is owed the task when that comes due."""
-    settings = group.settings
-    if settings is not None and settings.closed_ms is not None:
-        if row.due_ms > settings.closed_ms or row.id > settings.closed_id:
-            return False
-    return group.since_ms <= row.due_ms

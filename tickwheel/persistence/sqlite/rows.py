@@ -23,6 +23,7 @@ from tickwheel.persistence.codec import (
 )
 from tickwheel.persistence.sqlite.statements import ROWS_MAX
 from tickwheel.wheel.records import (
+    BY_DUE_ALONE,
     DeadRow,
     GroupRow,
     ProgressRow,
@@ -78,7 +79,7 @@ def dead_values(rows: Iterable[DeadRow]) -> Iterator[Sequence[object]]:
 
 
 def group_values(rows: Iterable[GroupRow]) -> Iterator[Sequence[object]]:
-    return ((*row[:3], encode_settings(row.settings)) for row in rows)
+    return ((*row[:3], encode_settings(row.settings), row.since_id) for row in rows)
 
 
 def session_values(rows: Iterable[SessionRow]) -> Iterator[Sequence[object]]:
@@ -99,9 +100,16 @@ def dead_row(
     return DeadRow(task_id, group, topic, died_ms, attempt, reason, decode_failures(failures))
 
 
-def group_row(topic: str, group: str, since_ms: int, settings: bytes | None = None) -> GroupRow:
-    """Without its last column it is a row of a layout below 3."""
-    return GroupRow(topic, group, since_ms, decode_settings(settings))
+def group_row(
+    topic: str,
+    group: str,
+    since_ms: int,
+    settings: bytes | None = None,
+    since_id: int | None = None,
+) -> GroupRow:
+    """A row of a layout below 4 has no last column, below 3 not the one before it either."""
+    place = BY_DUE_ALONE if since_id is None else since_id
+    return GroupRow(topic, group, since_ms, decode_settings(settings), place)
 
 
 def session_row(session: bytes, floor: int, seen_ms: int, outcomes: bytes) -> SessionRow:

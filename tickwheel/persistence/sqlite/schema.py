@@ -15,8 +15,9 @@ from tickwheel.persistence.store import StoreUnusable
 
 APPLICATION_ID = 0x5457_4845
 """'TWHE', in the file's header, where ``file`` and ``PRAGMA application_id`` find it."""
-LAYOUT = 3
+LAYOUT = 4
 LAYOUT_WITH_PACKS = 2
+LAYOUT_WITH_PLACES = 4
 _PACK = """CREATE TABLE pack(
         first INTEGER PRIMARY KEY, count INTEGER, head BLOB, topics TEXT, bodies BLOB,
         extras BLOB)"""
@@ -24,6 +25,7 @@ _GONE = "CREATE TABLE gone(first INTEGER PRIMARY KEY, mask INTEGER)"
 UPGRADES: dict[int, tuple[str, ...]] = {
     1: (_PACK, _GONE),
     2: ("ALTER TABLE grp ADD COLUMN settings BLOB",),
+    3: ("ALTER TABLE grp ADD COLUMN since_id INTEGER",),
 }
 """From a layout to the next: the statements that do it, in one transaction."""
 
@@ -45,7 +47,8 @@ TABLES = (
         failures BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",
     # A topic's own settings are the row with an empty grp.
     """CREATE TABLE grp(
-        topic TEXT, grp TEXT, since_ms INTEGER, settings BLOB, PRIMARY KEY(topic, grp))
+        topic TEXT, grp TEXT, since_ms INTEGER, settings BLOB, since_id INTEGER,
+        PRIMARY KEY(topic, grp))
         WITHOUT ROWID""",
     "CREATE TABLE session(session BLOB PRIMARY KEY, floor INTEGER, seen_ms INTEGER, outcomes BLOB)",
     # How tasks ended, a row a batch. upto counts the endings written so far, this row's included.

@@ -65,7 +65,7 @@ REPLACE_TASKS = _insert("REPLACE", "task", 5)
 REPLACE_PREPARE = _insert("REPLACE", "prepare", 7)
 REPLACE_DEAD = _insert("REPLACE", "dead", 7)
 REPLACE_SESSIONS = _insert("REPLACE", "session", 4)
-REPLACE_GROUPS = _insert("REPLACE", "grp", 4)
+REPLACE_GROUPS = _insert("REPLACE", "grp", 5)
 
 
 def _delete(table: str, columns: dict[str, str]) -> Multi:

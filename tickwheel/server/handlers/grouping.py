@@ -32,17 +32,18 @@ class Grouping:
         request = checks.request_number(frame[1])
         topic_name, name = checks.name(frame[2], "topic"), checks.name(frame[3], "group")
         options = checks.options(frame[4], ("since", *_SETTINGS))
-        since_ms = _since(options.get("since", "now"), now.now_ms)
+        since_ms = _since(options.get("since", "now"))
         core = self._core
         settings = policies.settings(options, NOTHING_SET, core.policies)
         topic, known = find_room(self._shell, topic_name, name)
         if known is None:
-            others = bool(topic.live_groups)
-            known = self._grouping.create(topic, name, since_ms)
+            if since_ms is None:
+                known = self._grouping.create_now(topic, name, now.now_ms)
+            else:
+                by_due = since_ms > now.now_ms
+                known = self._grouping.create(topic, name, since_ms, by_due=by_due)
             if settings != NOTHING_SET:
                 self._grouping.set(known, settings, now.mono_ms)
-            if others and since_ms < now.now_ms:
-                self._shell.upkeep.replay(known)
             created = True
         else:
             created = False
@@ -73,8 +74,8 @@ class Grouping:
                 f" {len(group.subscribers)} subscribers; delete it by force if that may go"
             )
         closing = self._shell.act().closing
-        closing.close(group, now.now_ms)
-        if closing.is_drained(group, now.now_ms):
+        closing.close(group)
+        if closing.is_drained(group):
             closing.finish(group)
         else:
             self._shell.upkeep.drain(group)
@@ -132,9 +133,10 @@ def find_room(shell: Shell, topic_name: str, name: str | None) -> tuple[Topic, G
     return topic, group
 
 
-def _since(value: object, now_ms: int) -> int:
+def _since(value: object) -> int | None:
+    """None: from now on."""
     if value == "now":
-        return now_ms
+        return None
     if value == "first":
         return 0
     if type(value) is not int:

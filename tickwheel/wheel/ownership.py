@@ -1,0 +1,405 @@
+"""Which groups owe a task an end: every rule about it, in one place.
+
+Engine, recovery, restore and tests ask here; nobody else compares a group with a task. What
+follows rests on an order that never goes back, and on no clock: ids are assigned in that order
+by this daemon, by the next one, and after a clock was set back.
+
+Rules, for what is durable (a group's row, a task's row):
+
+1. **Place.** A task's place in the order is its id. A task that an operator moved to a time at
+   which a group would wrongly miss it (or a group being deleted would wrongly hold it) gets a
+   new, later place, ``Extras.order_id``; hardly any task has one.
+2. **Start.** A group is owed what stands behind ``since_id``, the newest id when it was made,
+   and of what stands before that, what is due at ``since_ms`` or later. For a group that begins
+   now that is the first due time that the wheel had not fired, wherever the clock was. For a
+   start in the future it is that time alone (``BY_DUE_ALONE``), until a restart after it.
+3. **End.** A group that is being deleted is owed nothing behind ``closed_id``, and nothing that
+   is due after ``closed_ms``: no task that had not fired then, so what is scheduled never ends
+   with a group.
+4. **Nobody.** What no group is owed by 2 and 3 goes to the live groups that begin earliest by
+   due time. Who is earliest stays earliest: when a group is made that begins before it, its
+   own start moves before that one.
+5. **First.** The first group of a topic begins at 0. While a topic has only one group, that
+   group gets everything.
+
+Rules, for what is in memory:
+
+6. **Firing decides.** When a task fires, the groups that are owed it by the rules get it.
+   ``Core.owed`` names them, unless it is the topic's first group alone. After a crash what has
+   no record fires anew, and what has one is owed to the groups of the rules and of its records.
+7. **Replay.** A group that begins in the past is owed tasks that have fired without it. Every
+   task with an id up to ``Replay.mark`` is looked at in the background. Until it has been, the
+   replay counts as an owner: what another group ends of its tasks goes on as this group's
+   alone. A crash needs no memory of a replay: by 6 the row of the group says the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol, TypeVar
+
+from tickwheel.wheel.core import Core
+from tickwheel.wheel.groups import Group, Owed, Replay, Topic
+from tickwheel.wheel.leases import Traits, priority_of, traits_of
+from tickwheel.wheel.recording import DELETED
+from tickwheel.wheel.records import (
+    BY_DUE_ALONE,
+    ID_MAX,
+    Ending,
+    Extras,
+    GroupSettings,
+    Known,
+    ProgressState,
+    TaskRow,
+)
+
+
+class Member(Protocol):
+    """A group as the rules see it: the engine's, or its row."""
+
+    @property
+    def since_ms(self) -> int: ...
+
+    @property
+    def since_id(self) -> int: ...
+
+    @property
+    def settings(self) -> GroupSettings | None: ...
+
+
+M = TypeVar("M", bound=Member)
+
+# --- the rules: groups and tasks as they are stored ------------------------------------------
+
+
+def order_of(row: TaskRow) -> int:
+    """The task's place in the order."""
+    if row.extras is None or row.extras.order_id is None:
+        return row.id
+    return row.extras.order_id
+
+
+def is_closed(member: Member) -> bool:
+    """The group is being deleted."""
+    return member.settings is not None and member.settings.closed_ms is not None
+
+
+def owes(member: Member, row: TaskRow) -> bool:
+    """Whether the group is owed the task, by its start and its end."""
+    order, settings = order_of(row), member.settings
+    if settings is not None and settings.closed_ms is not None:
+        if row.due_ms > settings.closed_ms or order > settings.closed_id:
+            return False
+    return order > member.since_id or row.due_ms >= member.since_ms
+
+
+def earliest(members: Iterable[M]) -> list[M]:
+    """Of the groups that are not being deleted, those that begin first by due time."""
+    live = [member for member in members if not is_closed(member)]
+    since_ms = min((member.since_ms for member in live), default=0)
+    return [member for member in live if member.since_ms == since_ms]
+
+
+def moved_before(members: Iterable[M], since_ms: int) -> tuple[list[M], int]:
+    """The earliest groups, if a new one that begins at ``since_ms`` would be earlier, and when
+    they begin then."""
+    found = [member for member in earliest(members) if member.since_ms > since_ms]
+    return found, max(0, since_ms - 1)
+
+
+def owing(members: Mapping[str, M], row: TaskRow, recorded: Collection[str]) -> list[M]:
+    """The groups that are owed the task or were, finished or not, those that are being deleted
+    included. ``recorded``: names of those that have a record of it."""
+    if len(members) == 1:
+        return list(members.values())
+    owed = [member for member in members.values() if owes(member, row)]
+    owed = owed or earliest(members.values())
+    return [member for name, member in members.items() if member in owed or name in recorded]
+
+
+def needs_place(members: Iterable[Member], row: TaskRow) -> bool:
+    """Whether a task that is scheduled anew would miss a group that is there, or be held by one
+    that is being deleted."""
+    return any(
+        owes(member, row)
+        if is_closed(member)
+        else member.since_id != BY_DUE_ALONE and not owes(member, row)
+        for member in members
+    )
+
+
+def is_done(known: Known, group: Group) -> bool:
+    """Whether the group has finished it while others still owe an end."""
+    progress = known.progress.get(group.name)
+    return progress is not None and progress.state is ProgressState.DONE
+
+
+# --- the engine: groups and tasks in memory --------------------------------------------------
+
+
+class Ownership:
+    """Starts and ends of groups; who gets a task that fires; what the end of a share means."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.unloaded_ms: int | None = None
+        """Stored tasks that are due from then on may not be on the wheel yet."""
+        self.replays: list[Replay] = []
+        """Those that the shell has not begun with."""
+
+    # --- where groups begin and end ----------------------------------------------------------
+
+    def unfired_ms(self) -> int:
+        """Nothing that has not fired is due before this."""
+        core = self._core
+        times = (core.wheel.first_ms(), self.unloaded_ms, min(core.firing.values(), default=None))
+        return min((at_ms for at_ms in times if at_ms is not None), default=ID_MAX)
+
+    def from_now_ms(self, now_ms: int) -> int:
+        """The start of a group that is owed what comes due from now on: the first due time that
+        has not fired, or now if the clock is behind that."""
+        core = self._core
+        position_ms, first_ms = core.wheel.position_ms, self.unfired_ms()
+        if now_ms < position_ms and core.ids.last > core.wheel_id:
+            first_ms = now_ms  # what is staged has not fired either
+        return min(position_ms + 1, max(now_ms, first_ms))
+
+    def begin(self, group: Group, since_ms: int, *, by_due: bool) -> None:
+        """A further group of its topic was made; ``by_due``: its start lies in the future."""
+        core, topic = self._core, group.topic
+        group.since_ms = since_ms
+        group.since_id = BY_DUE_ALONE if by_due else core.ids.last
+        before, before_ms = moved_before(topic.groups.values(), since_ms)
+        for other in before:
+            other.since_ms = before_ms
+            core.open.effects.groups[topic.name, other.name] = other.row()
+        topic.made += 1
+        if topic.live_groups and since_ms <= max(core.wheel.position_ms, core.acted_ms):
+            replay = topic.replays[group] = Replay(group, core.ids.last, topic.made)
+            self.replays.append(replay)
+
+    def begin_first(self, group: Group, since_ms: int) -> None:
+        """Nobody else is there: what has fired for nobody is this group's."""
+        group.since_ms, group.since_id = since_ms, self._core.ids.last
+        group.topic.made += 1
+
+    def begin_again(self, group: Group) -> bool:
+        """A restart found it. True when it has got its place in the order just now."""
+        core = self._core
+        group.topic.made += 1
+        is_new = group.since_id == BY_DUE_ALONE and group.since_ms <= core.wheel.position_ms
+        if is_new and not group.is_closed:
+            group.since_id = core.ids.last
+            return True
+        return False
+
+    def end(self, group: Group) -> None:
+        """It is being deleted."""
+        core = self._core
+        closed_ms = min(core.wheel.position_ms, self.unfired_ms() - 1)
+        group.settings = group.settings._replace(closed_ms=closed_ms, closed_id=core.wheel_id)
+        group.topic.closing += 1
+        group.topic.replays.pop(group, None)
+
+    def is_past(self, group: Group) -> bool:
+        """Nothing that it held can fire anew any more."""
+        closed_ms = group.settings.closed_ms
+        return not group.was_restored or closed_ms is None or self.unfired_ms() > closed_ms
+
+    def moved(self, row: TaskRow, now_ms: int) -> TaskRow:
+        """The row of a task that has just got another due time, with a new place if needed."""
+        core = self._core
+        if not needs_place(core.topic(row.topic).groups.values(), row):
+            return row
+        extras = row.extras or Extras()
+        return row._replace(extras=extras._replace(order_id=core.ids.take(1, now_ms)))
+
+    # --- a task fires ------------------------------------------------------------------------
+
+    def assign(self, topic: Topic, live: list[Group], row: TaskRow) -> list[Group]:
+        """Which of ``live`` get a task on a topic with several groups. None: it has ended."""
+        core = self._core
+        order, due_ms = order_of(row), row.due_ms
+        groups = [group for group in live if order > group.since_id or due_ms >= group.since_ms]
+        groups = groups or earliest(live)
+        if topic.closing and self.was_closed(topic, row):
+            core.lifetimes.end(row)
+            core.end(row.id, Ending.DELETED)
+            if core.recorder is not None:
+                core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
+            return []
+        if len(groups) > 1 or groups[0] is not topic.first_group:
+            core.owed[row.id] = Owed({group.name for group in groups}, topic.made)
+        for _ in groups[1:]:
+            core.lifetimes.begin(row)
+        return groups
+
+    def was_closed(self, topic: Topic, row: TaskRow) -> bool:
+        """It was owed only to groups that are being deleted, and a restart made it due again."""
+        owed = [group for group in topic.groups.values() if owes(group, row)]
+        return bool(owed) and all(group.was_restored for group in owed)
+
+    def restore(self, known: Known) -> list[Group]:
+        """The groups that still owe a task that had fired before a restart."""
+        core, row = self._core, known.row
+        topic = core.topic(row.topic)
+        groups = owing(topic.groups, row, known.progress.keys() | known.dead.keys())
+        is_shared = len(groups) > 1 or groups[:1] != [topic.first_group]
+        left = [g for g in groups if g.name not in known.dead and not is_done(known, g)]
+        if is_shared and topic.unowned is None and (left or known.dead):
+            owed = core.owed[row.id] = Owed({group.name for group in left}, topic.made)
+            owed.buried = len(known.dead)
+        return left
+
+    # --- who has it --------------------------------------------------------------------------
+
+    def groups_of(self, known: Known) -> list[Group]:
+        """The groups that still owe something for a task that has fired."""
+        core = self._core
+        topic = core.topic(known.row.topic)
+        if topic.unowned is not None:
+            return [topic.unowned]
+        owed = core.owed.get(known.row.id)
+        if owed is not None:
+            return [topic.groups[name] for name in owed.remaining]
+        first = topic.first_group
+        return [first] if first is not None and first.name not in known.dead else []
+
+    def is_owed(self, group: Group, task_id: int) -> bool:
+        """Whether the group owes an end for a task that has fired and is no dead letter."""
+        owed = self._core.owed.get(task_id)
+        return group is group.topic.first_group if owed is None else group.name in owed.remaining
+
+    # --- the end of a share ------------------------------------------------------------------
+
+    def finish(
+        self,
+        group: Group,
+        task_id: int,
+        due_ms: int,
+        traits: Traits,
+        ending: Ending = Ending.ACKED,
+    ) -> bool:
+        """``group`` is done with it. True when that ended the task, False when others have it."""
+        core, made = self._core, 0
+        owed = core.owed.get(task_id)
+        if owed is not None:
+            owed.remaining.discard(group.name)
+            if not owed.remaining:
+                core.drop(task_id)
+            if owed.remaining or owed.buried:
+                return False
+            made = owed.made
+        if group.topic.replays and self._goes_on(group, task_id, due_ms, traits, made):
+            return False
+        core.end(task_id, ending)
+        return True
+
+    def finish_row(self, group: Group, row: TaskRow, ending: Ending) -> bool:
+        return self.finish(group, row.id, row.due_ms, traits_of(row), ending)
+
+    def bury(self, group: Group, task_id: int) -> None:
+        """It is a dead letter of the group now."""
+        owed = self._core.owed.get(task_id)
+        if owed is not None:
+            owed.remaining.discard(group.name)
+            owed.buried += 1
+            if not owed.remaining:
+                self._core.drop(task_id)
+
+    def exhume(self, group: Group, task_id: int, *, owes_it: bool) -> None:
+        """It is no dead letter of the group any more; ``owes_it``: it is the group's again."""
+        owed = self._core.owed.get(task_id)
+        if owed is not None:
+            owed.buried -= 1
+            if owes_it:
+                owed.remaining.add(group.name)
+
+    # --- replays -----------------------------------------------------------------------------
+
+    def _goes_on(self, group: Group, task_id: int, due_ms: int, traits: Traits, made: int) -> bool:
+        """The last share ends before a replay has looked at the task: now it is that group's.
+
+        It lies in ``loading``, where acks and cancels find it, until the replay comes to it.
+        """
+        core, topic = self._core, group.topic
+        heirs = [
+            replay
+            for replay in topic.replays.values()
+            if replay.group is not group and replay.claims(task_id, due_ms, made)
+        ]
+        if not heirs:
+            return False
+        core.drop(task_id)
+        core.owed[task_id] = Owed({replay.group.name for replay in heirs}, topic.made)
+        for replay in heirs:
+            replay.given += 1
+            replay.group.loading[task_id] = traits.priority
+            if traits.ttl_end_ms is not None:
+                core.lifetimes.add(task_id, traits.ttl_end_ms)
+        return True
+
+    def replayed(
+        self, replay: Replay, page: Sequence[Known], following: int | None, now_ms: int
+    ) -> None:
+        """Look at the next tasks of its topic, by id; ``following``: the last id of the page, or
+        None when there are no more."""
+        group, replays = replay.group, replay.group.topic.replays
+        if replays.get(group) is not replay:
+            return
+        for known in page:
+            if known.row.id <= replay.mark:
+                self._look_at(replay, known, now_ms)
+        replay.passed(page[0].row.id if page else 0, len(page), following)
+        if replay.is_over:
+            del replays[group]
+        self._core.wake(group)
+
+    def look_ahead(self, known: Known, now_ms: int) -> None:
+        """What happens to the task next has to happen to it in all its groups."""
+        for replay in self._core.topic(known.row.topic).replays.values():
+            if replay.is_ahead(known.row.id):
+                self._look_at(replay, known, now_ms)
+                replay.seen.add(known.row.id)
+
+    def _look_at(self, replay: Replay, known: Known, now_ms: int) -> None:
+        """Is the group owed a task that may have fired without it?"""
+        core, row, group = self._core, known.row, replay.group
+        owed = core.owed.get(row.id)
+        if row.id in replay.seen or (owed is not None and owed.made >= replay.made):
+            # It fired, or came to this group, since the group is there.
+            if group.loading.pop(row.id, None) is not None:
+                self._settle(group, known, now_ms)
+            return
+        if not owes(group, row) or group.name in known.dead or is_done(known, group):
+            return
+        if core.is_scheduled(row):
+            return
+        if owed is None:
+            owners = self.groups_of(known)
+            if group in owners:
+                return
+            owed = core.owed[row.id] = Owed({owner.name for owner in owners}, 0)
+            owed.buried = len(known.dead)
+            for owner in owners:
+                if owner in group.topic.replays:
+                    group.topic.replays[owner].seen.add(row.id)
+        elif group.name in owed.remaining:
+            return
+        owed.remaining.add(group.name)
+        replay.given += 1
+        group.ready.push(row.id, priority_of(row), now_ms)
+        core.lifetimes.begin(row)
+
+    def _settle(self, group: Group, known: Known, now_ms: int) -> None:
+        """What others have ended lay in ``loading`` for the replay: it is ready now."""
+        core, row = self._core, known.row
+        if not is_done(known, group):
+            group.ready.push(row.id, priority_of(row), now_ms)
+            return
+        # A group of this name acked it, and was deleted: it stays acked.
+        core.lifetimes.end(row)
+        ended = self.finish_row(group, row, Ending.ACKED)
+        if core.recorder is not None:
+            attempt = known.progress[group.name].attempt
+            core.recorder.acked_idle(group, row.id, attempt, ended=ended)
