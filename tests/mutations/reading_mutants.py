@@ -5,6 +5,8 @@ from __future__ import annotations
 from mutations.mutants import CONNECTION, Edit, Mutant
 
 SQLITE_READER = "tickwheel/persistence/sqlite/reader.py"
+MISSING = "tests/unit/test_missing_rows.py::"
+READER = "tests/unit/test_reader.py::"
 RACES = "tests/store/test_races.py::test_reads_beside_commits_see_whole_batches"
 
 READING_MUTANTS = (
@@ -14,10 +16,11 @@ READING_MUTANTS = (
         (
             Edit(
                 SQLITE_READER,
-                "        columns = cursor.fetchone()\n",
-                "        columns = cursor.fetchone()\n"
-                "        more = self._connection.execute(self._read, (str(list(ids)),)).fetchone()\n"
-                "        columns = (*columns[:_ROW_COLUMNS], *more[_ROW_COLUMNS:])\n",
+                "        rows, large = self._tasks(*columns[:6])\n",
+                "        cursor = self._connection.execute(self._read, (str(list(ids)),))\n"
+                "        more = cursor.fetchone()\n"
+                "        columns = (*columns[:_ROW_COLUMNS], *more[_ROW_COLUMNS:])\n"
+                "        rows, large = self._tasks(*columns[:6])\n",
             ),
         ),
         (RACES + "[sqlite]",),
@@ -45,5 +48,54 @@ READING_MUTANTS = (
             ),
         ),
         (RACES + "[redis]",),
+    ),
+    Mutant(
+        "a-missing-row-is-taken-for-gone-when-due",
+        "a task that came due and whose row was not found loses its place",
+        (
+            Edit(
+                "tickwheel/wheel/delivery.py",
+                "            if row is None:\n                continue\n            due_ms =",
+                "            if row is None:\n                core.firing.pop(task_id, None)\n"
+                "                continue\n            due_ms =",
+            ),
+        ),
+        (MISSING + "test_when_it_comes_due",),
+    ),
+    Mutant(
+        "a-missing-row-is-taken-for-gone-when-its-turn-comes",
+        "a ready task whose row was not found loses its place",
+        (
+            Edit(
+                "tickwheel/wheel/delivery.py",
+                "            if row is None or group.loading.pop(task_id, None) is None:\n",
+                "            if group.loading.pop(task_id, None) is None or row is None:\n",
+            ),
+        ),
+        (MISSING + "test_when_its_turn_comes",),
+    ),
+    Mutant(
+        "a-missing-row-is-answered-as-gone",
+        "cancel and look-up of a task whose row is missing say that it has left",
+        (
+            Edit(
+                "tickwheel/server/commands.py",
+                "        if missing:\n",
+                "        if missing and not ids:\n",
+            ),
+        ),
+        (MISSING + "test_when_it_comes_due", MISSING + "test_when_it_is_in_flight"),
+    ),
+    Mutant(
+        "a-missing-row-is-not-read-again",
+        "the first answer of the store is believed",
+        (
+            Edit(
+                "tickwheel/server/reader.py",
+                "        while absent and turn <= READS_AGAIN_MAX:\n",
+                "        while absent and turn < 0:\n",
+            ),
+        ),
+        (READER + "test_a_row_that_memory_holds_is_read_again",),
     ),
 )
