@@ -214,6 +214,14 @@ class StoreFull(Refused):
     http_status = 507
 
 
+class RowMissing(TickwheelError):
+    """The store does not have a task that has not ended; the daemon goes on looking for it."""
+
+    code = "row_missing"
+    retryable = True
+    http_status = 503
+
+
 class Overloaded(Refused):
     """A queue inside the daemon is at its limit."""
 

@@ -26,6 +26,7 @@ STORE = Dashboard(
                     red_below=1,
                 ),
                 stat("Store full", f"max(tickwheel_store_full{{{JOB}}})", red_above=1),
+                stat("Rows missing", f"max(tickwheel_missing_tasks{{{JOB}}})", red_above=1),
                 stat("Clock held", f"max(tickwheel_clock_held{{{JOB}}})", red_above=1),
             ],
             4,

@@ -6,16 +6,19 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from waiting import soon
 
-from tickwheel import Client
+from tickwheel import Client, Task
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.store import Handles
 from tickwheel.server import roles
 from tickwheel.server.daemon import Daemon
+from tickwheel.server.loading import load_bytes
 from tickwheel.server.logs import configure
 from tickwheel.server.recovering import FIRST_CHUNK
 from tickwheel.server.settings import Settings
 from tickwheel.server.status import status_map
+from tickwheel.wheel.core import ROW_OVERHEAD_BYTES, Core
 from tickwheel.wheel.effects import Effects
 from tickwheel.wheel.records import ID_STEP, GroupRow, TaskRow, id_floor
 
@@ -102,3 +105,37 @@ async def test_a_stop_while_it_loads_is_clean(store: GatedStore) -> None:
     await daemon.start()
     await daemon.stop()
     assert (await store.open("after", EARLIER_MS)).clean
+
+
+# --- the budget of bodies ------------------------------------------------------------------------
+
+
+async def test_a_backlog_is_read_within_the_budget_and_one_load(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Many ready tasks without a row in memory; consumers that take much and ack nothing."""
+    size, count, budget = 50_000, 400, 2_000_000
+    most = 0
+    keep = Core.keep
+
+    def watched(core: Core, row: TaskRow) -> None:
+        nonlocal most
+        keep(core, row)
+        most = max(most, core.resident_bytes)
+
+    monkeypatch.setattr(Core, "keep", watched)
+    settings = Settings(store="memory:", listen="tcp://127.0.0.1:0", resident_bytes_max=budget)
+    daemon = Daemon(settings, configure("json", "error"))
+    await daemon.start()
+    try:
+        async with Client(daemon.url) as client:
+            await client.create_group("t", "default")
+            await client.enqueue_many([Task("t", bytes(size)) for _ in range(count)])
+            taken: set[int] = set()
+            async with client.subscribe("t", prefetch=count) as deliveries:
+                while len(taken) < count:
+                    taken.add((await soon(anext(deliveries))).id)
+    finally:
+        await daemon.stop()
+    row = size + ROW_OVERHEAD_BYTES
+    assert budget / 2 < most <= budget + load_bytes(budget) + 2 * row

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tickwheel.errors import Overloaded, TickwheelError
+from tickwheel.errors import Overloaded, RowMissing, TickwheelError
 from tickwheel.server.reader import View
 from tickwheel.wheel.control import Known
 
@@ -132,6 +132,7 @@ class Commands:
         self._shell.acting = False
         try:
             if some:
+                self._check(command.ids[some.start : some.stop])
                 command.act(some, view(command.ids[some.start : some.stop]))
             if not command.is_over:
                 return False
@@ -142,6 +143,12 @@ class Commands:
             told = self._shell.contain(f"a command of {command.peer.peer}", error)
             command.peer.refuse(command.request, told)
         return True
+
+    def _check(self, ids: Sequence[int]) -> None:
+        """What is not found counts as ended, which would be wrong of a row that is missing."""
+        missing = self._shell.reader.missing(ids)
+        if missing:
+            raise RowMissing(f"the store has no row of {missing[0]}, which has not ended")
 
     def _parts(self) -> list[tuple[Command, int]]:
         """The next commands and how far to read for each."""

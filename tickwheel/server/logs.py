@@ -18,6 +18,7 @@ WARNINGS = frozenset(
         "election_trouble", "store_came_back_empty", "takeover_failed", "history_dropped",
         "history_writer_ended", "history_unfinished", "backup_failed", "store_is_partial",
         "same_node_name", "clock_held",
+        "rows_missing",
     )
 )  # fmt: skip
 """Notices that are warnings; the others are for information."""

@@ -128,6 +128,16 @@ ENGINE: tuple[Metric[Core], ...] = (
         "Not due at the last check; must stay 0.",
         lambda c, _: c.totals.early,
     ),
+    Metric(
+        "tickwheel_rows_missing_total",
+        "Tasks that had not ended and whose rows the store did not have; must stay 0.",
+        lambda c, _: c.totals.rows_missing,
+    ),
+    Metric(
+        "tickwheel_missing_tasks",
+        "Those of them that are still looked for.",
+        lambda c, _: len(c.missing),
+    ),
     Metric("tickwheel_leases_over_total", "Leases that ended.", lambda c, _: c.totals.leases_over),
     Metric(
         "tickwheel_dropped_once_total",

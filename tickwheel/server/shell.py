@@ -88,7 +88,7 @@ class Shell:
         """Whether the leader's lease lasts, by the steady clock; None: nobody else can lead."""
         self.loaded = asyncio.Event()
         """Every stored task is in memory: commands that name tasks may run."""
-        self.reader = Reader(self.core, store)
+        self.reader = Reader(self.core, store, noticed)
         self.commands = Commands(
             self, settings.commands_max, settings.command_ids_max, self._room_for_changes
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.persistence.election import Leader
@@ -14,9 +15,19 @@ if TYPE_CHECKING:
     from tickwheel.server.daemon import Daemon
 
 NOT_READY = frozenset(
-    ("starting", "recovering", "standby", "draining", "store_full", "store_trouble", "clock_held")
+    (
+        "starting",
+        "recovering",
+        "standby",
+        "draining",
+        "store_full",
+        "store_trouble",
+        "rows_missing",
+        "clock_held",
+    )
 )
 """States in which a load balancer should send nobody here. While loading it takes and gives."""
+IDS_TOLD_MAX = 3
 
 
 def state_of(daemon: Daemon) -> tuple[str, str | None]:
@@ -25,14 +36,18 @@ def state_of(daemon: Daemon) -> tuple[str, str | None]:
     if daemon.draining:
         return "draining", None
     if shell is None:
-        if daemon.roles.role == "standby":
-            return "standby", None
-        return "recovering", None
+        return ("standby" if daemon.roles.role == "standby" else "recovering"), None
     committer = shell.committer
     if committer.full:
         return "store_full", committer.trouble
     if committer.trouble is not None:
         return "store_trouble", committer.trouble
+    if shell.core.missing:
+        ids = ", ".join(map(str, islice(shell.core.missing, IDS_TOLD_MAX)))
+        return "rows_missing", (
+            f"{len(shell.core.missing)} tasks have not ended, and the store does not have their"
+            f" rows: {ids}{' …' if len(shell.core.missing) > IDS_TOLD_MAX else ''}"
+        )
     if daemon.roles.clock.held:
         return "clock_held", why_held(daemon.roles.clock)
     if not shell.loaded.is_set():

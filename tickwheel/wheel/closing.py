@@ -15,7 +15,7 @@ even when it is only one; on a topic whose last group is being deleted they wait
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import islice
+from itertools import chain, islice
 
 from tickwheel.wheel.core import Core
 from tickwheel.wheel.grouping import Grouping
@@ -50,10 +50,11 @@ class Closing:
         group.able.clear()
 
     def some(self, group: Group, limit: int) -> list[int]:
-        """Up to ``limit`` tasks that it holds, dead letters not among them."""
-        ids = list(islice(group.flight, limit))
-        ids += islice(group.waiting, limit - len(ids))
-        ids += islice(group.loading, limit - len(ids))
+        """Up to ``limit`` tasks that it holds, dead letters not among them, nor those whose
+        records are missing: they are held until these are found."""
+        missing = self._core.missing
+        held = chain(group.flight, group.waiting, group.loading)
+        ids = list(islice((i for i in held if i not in missing), limit))
         for task_id in group.ready.take(limit - len(ids)):
             if not group.is_stale(task_id):
                 # Where cancels and acks find it while its record is read.

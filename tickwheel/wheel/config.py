@@ -75,6 +75,8 @@ class Totals:
     dead: int = 0
     dead_expired: int = 0
     """Dead letters deleted because their retention was over."""
+    rows_missing: int = 0
+    """Must stay 0: tasks that had not ended and whose rows a store did not have."""
     dropped_once: int = 0
     """At-most-once deliveries whose consumer was gone when they could have been written."""
     early: int = 0

@@ -43,11 +43,7 @@ class Control:
         ending = self._core.endings.get(task_id)
         if ending is not None:
             return ending.name.lower()
-        return "gone" if self._was_assigned(task_id) else "unknown"
-
-    def _was_assigned(self, task_id: int) -> bool:
-        core = self._core
-        return 0 < task_id <= core.landed_id and task_id % 1024 == core.config.shard
+        return "gone" if self._core.was_assigned(task_id) else "unknown"
 
     def state(self, known: Known) -> State:
         """One word for the whole task: the most active of its groups."""

@@ -33,6 +33,8 @@ __all__ = ["ROW_OVERHEAD_BYTES", "Core", "EngineConfig", "Totals", "failure_of"]
 
 ROW_OVERHEAD_BYTES = 250
 """What a resident row costs beside its body and extras."""
+MISSING_MAX = 100_000
+"""So many tasks whose rows are missing do not hold up the reading of others."""
 
 
 class Core:
@@ -55,6 +57,8 @@ class Core:
     sealed: Batch | None = None
     landing: Batch | None = None
     """One that is durable, and whose tasks are not on the wheel yet."""
+    expiry_mono_ms: int | None = None
+    """No lease of any group ends before this."""
     acted_ms = 0
     """Newest due time of the tasks that were recovered with a history: they are not on the wheel,
     even if the clock went back during the restart."""
@@ -93,14 +97,15 @@ class Core:
         """Sessions whose row the next batch writes."""
         self.runnable: dict[Group, None] = {}
         """Groups that may be able to deliver."""
+        self.missing: dict[int, None] = {}
+        """Tasks that have not ended and whose rows the store does not have: they stay where they
+        are, and the shell goes on looking for their rows."""
         self.wants: list[int] = []
         """Ids the shell shall read and hand to ``Delivery.loaded``."""
         self.wants_ready: dict[Group, list[int]] = {}
         """Ids of ready tasks without a row in memory, for ``Delivery.loaded_ready``."""
         self.leased: dict[Group, None] = {}
         """Groups that may have deliveries in flight."""
-        self.expiry_mono_ms: int | None = None
-        """No lease of any group ends before this."""
         self.full_topics: dict[str, None] = {}
         """Topics without a group whose backlog is at its limit."""
         self.lifetimes = Lifetimes(now_ms, config.slots, config.tick_ms)
@@ -148,6 +153,44 @@ class Core:
     @property
     def has_room(self) -> bool:
         return self.resident_bytes < self.config.resident_bytes_max
+
+    @property
+    def reads_ahead(self) -> bool:
+        """So much room that rows may be read before somebody can take them."""
+        return self.resident_bytes < self.config.resident_bytes_max * 3 // 4
+
+    def make_room(self) -> None:
+        """Before rows are kept that somebody waits for: others, the newest first, are let go of
+        until the budget is kept. They are read again when they are wanted."""
+        hot = self.hot
+        while hot and self.resident_bytes > self.config.resident_bytes_max:
+            _, row = hot.popitem()
+            self.resident_bytes -= task_bytes(row) + ROW_OVERHEAD_BYTES
+
+    # --- rows that must be there ---------------------------------------------------------
+
+    def was_assigned(self, task_id: int) -> bool:
+        return 0 < task_id <= self.landed_id and task_id % 1024 == self.config.shard
+
+    def held(self, ids: set[int]) -> set[int]:
+        """Those of ``ids`` that have certainly not ended: memory has them where only tasks are
+        that have not. Others may be far away on the wheel or in a ready queue, which hold too
+        many to be searched."""
+        lifetimes = self.lifetimes
+        found: set[int] = set()
+        for holder in (self.firing, self.hot, self.retrying, self.owed, lifetimes.fired):
+            found |= ids & holder.keys()
+        for topic in self.topics.values():
+            for group in topic.groups.values():
+                if group.flight or group.loading:
+                    found |= ids & group.flight.keys()
+                    found |= ids & group.loading.keys()
+        return found
+
+    @property
+    def missing_apart(self) -> int:
+        """How many missing ones do not count against the limits of what is being read."""
+        return min(len(self.missing), MISSING_MAX)
 
     # --- names ---------------------------------------------------------------------------
 

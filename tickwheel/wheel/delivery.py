@@ -5,7 +5,7 @@ Handing out is ``Dispatching``'s, which this class adds to.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from tickwheel.wheel.dispatching import Dispatching
 from tickwheel.wheel.groups import Group, Topic
@@ -23,7 +23,7 @@ class Delivery(Dispatching):
     def fire(self, now_ms: int, limit: int) -> bool:
         """Hand up to ``limit`` due handles to their groups. True: call again at once."""
         core = self._core
-        room = core.config.loading_max - len(core.firing)
+        room = core.config.loading_max + core.missing_apart - len(core.firing)
         if room <= 0:
             return False
         ids, dues, more = core.wheel.advance(now_ms, min(limit, room))
@@ -43,30 +43,61 @@ class Delivery(Dispatching):
         return more
 
     def loaded(self, asked: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
-        """Rows that ``wants`` asked for, as they are now; a missing one has left."""
+        """Rows that ``wants`` asked for, as they are now. One that is due and has no row has not
+        left, or its handle would have: it stays, until its row is found."""
         core = self._core
         for task_id in asked:
             row = rows.get(task_id)
-            due_ms = core.firing.pop(task_id, None)
             if row is None:
-                core.drop(task_id)
-            elif due_ms is not None:
+                continue
+            due_ms = core.firing.pop(task_id, None)
+            if due_ms is not None:
                 if row.due_ms == due_ms:
                     self._due(row, now_ms)
             elif core.has_room and row.due_ms > now_ms and core.is_scheduled(row):
                 core.keep(row)
 
     def loaded_ready(self, group: Group, asked: Iterable[int], rows: dict[int, TaskRow]) -> None:
-        """Rows of ready tasks whose turn had come without a body in memory."""
-        core = self._core
-        for task_id in reversed(list(asked)):
-            if group.loading.pop(task_id, None) is None:
-                continue
+        """Rows of ready tasks whose turn had come without a body in memory.
+
+        Those that can be delivered at once are kept, whatever the budget: a load is bounded.
+        Others as long as there is room. A task that is still being loaded and has no row is
+        missing: it stays until that is found."""
+        core, asked = self._core, list(asked)
+        wanted = group.credit_up_to(len(asked))
+        core.make_room()
+        back: list[tuple[int, int]] = []
+        for task_id in asked:
             row = rows.get(task_id)
-            if row is not None:
+            if row is None or group.loading.pop(task_id, None) is None:
+                continue
+            if wanted > 0 or core.has_room:
                 core.keep(row)
-                group.ready.push_front(task_id, priority_of(row))
+                wanted -= 1
+            back.append((task_id, priority_of(row)))
+        for task_id, priority in reversed(back):
+            group.ready.push_front(task_id, priority)
         core.wake(group)
+
+    def not_loaded(self, group: Group, ids: Sequence[int]) -> None:
+        """Nobody can take these now, and there is no room for them: ready without a row again."""
+        for task_id in reversed(ids):
+            priority = group.loading.pop(task_id, None)
+            if priority is not None:
+                group.ready.push_front(task_id, priority)
+        self._core.wake(group)
+
+    def found_again(self, known: Known, now_ms: int) -> None:
+        """The row of a task that was missing: whatever waited for it goes on."""
+        row, core = known.row, self._core
+        rows = {row.id: row}
+        if row.id in core.firing:
+            self.loaded([row.id], rows, now_ms)
+        if row.id in core.lifetimes.fired:
+            self.lapsed([row.id], {row.id: known}, now_ms)
+        for group in core.topic(row.topic).groups.values():
+            if row.id in group.loading:
+                self.loaded_ready(group, [row.id], rows)
 
     def _due(self, row: TaskRow, now_ms: int) -> None:
         core = self._core
@@ -128,7 +159,7 @@ class Delivery(Dispatching):
         """Ask for the records of up to ``limit`` tasks whose ttl is over while nobody has taken
         them. True: call again at once."""
         core = self._core
-        ids, more = core.lifetimes.fire(now_ms, limit, core.config.lapsing_max)
+        ids, more = core.lifetimes.fire(now_ms, limit, core.config.lapsing_max + core.missing_apart)
         core.wants_lapsed += ids
         return more
 
@@ -138,10 +169,9 @@ class Delivery(Dispatching):
         lifetimes = core.lifetimes
         for task_id in asked:
             found = known.get(task_id)
-            if task_id not in lifetimes.fired:
+            if task_id not in lifetimes.fired or found is None:
+                # It has left in another way, or its row is missing: then it stays where it is.
                 continue
-            if found is None:
-                raise AssertionError(f"task {task_id} has ended, and its ttl has not")
             end_ms = ttl_end_ms(found.row.due_ms, found.row.extras)
             if end_ms is None or now_ms < end_ms:
                 # The clock went back while it was looked up.

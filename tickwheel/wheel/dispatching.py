@@ -20,7 +20,6 @@ from tickwheel.wheel.leases import (
     Lease,
     Presence,
     Subscriber,
-    priority_of,
     traits_of,
     ttl_end_ms,
 )
@@ -30,6 +29,8 @@ from tickwheel.wheel.records import Ending, Failure, TaskRow, extras_bytes
 from tickwheel.wheel.settlement import Settlement
 
 NO_FAILURES: tuple[Failure, ...] = ()
+READ_AHEAD_TASKS = 1_000
+"""Rows of a group's backlog that are read beyond what its subscribers can take now."""
 
 
 class Dispatching:
@@ -41,6 +42,11 @@ class Dispatching:
         self._settlement = settlement
         self._broadcasts = Broadcasts(core)
         self._bytes_left = 0
+        self._aside_left: int | None = None
+        """How many tasks more of the group at hand may be set aside to be read; None: nobody has
+        counted yet."""
+        self._allowed = 0
+        """How many of that group rates let go now."""
 
     def dispatch(self, now_ms: int, mono_ms: int, limit: int) -> tuple[list[Dispatch], bool]:
         """Deliveries for subscribers with credit, about ``limit`` tasks, and whether to go on."""
@@ -81,6 +87,7 @@ class Dispatching:
         used = 0
         share = min(-(-waiting // len(able)), core.config.delivery_frame_tasks_max)
         allowed = min(allowed, core.config.in_flight_max - core.in_flight)
+        self._aside_left, self._allowed = None, allowed
         for _ in range(len(able)):
             if not len(group.ready) or allowed <= 0 or self._bytes_left <= 0:
                 break
@@ -97,6 +104,10 @@ class Dispatching:
             allowed -= items
             for bucket in buckets:
                 bucket.take(items)
+            if back and not items:
+                break  # the next in line has to be read first
+        if self._aside_left is not None and core.reads_ahead:
+            self._read_ahead(group)
         return used
 
     def _hand_out(
@@ -155,25 +166,27 @@ class Dispatching:
         items: list[Item] = []
         size_left = core.config.delivery_frame_bytes_max
         for index, task_id in enumerate(ids):
+            row = hot.get(task_id)
+            if row is None and self._left_to_set_aside(group) <= 0:
+                group.ready.put_back(ids[index:])
+                break
             if group.stale and group.is_stale(task_id):
                 continue
-            row = hot.get(task_id)
             if row is None:
-                self._set_aside(group, task_id)
+                self._set_aside(group, task_id, group.ready.priority_at(index))
                 continue
             _, due_ms, _, body, extras = row
             size = len(body) + DELIVERY_BYTES + (0 if extras is None else extras_bytes(extras))
             if size > size_left and items:
-                self._put_back(group, ids[index:])
+                group.ready.put_back(ids[index:])
                 break
             if due_ms > now_ms or (extras is not None and _is_over(row, now_ms)):
                 self._withhold(group, row, now_ms)
                 continue
             attempt, failures = 1, NO_FAILURES
-            if group.tries:
-                tries = group.tries.pop(task_id, None)
-                if tries is not None:
-                    attempt, failures = tries.attempt + 1, tries.failures
+            tries = group.tries.pop(task_id, None) if group.tries else None
+            if tries is not None:
+                attempt, failures = tries.attempt + 1, tries.failures
             traits = PLAIN
             if extras is not None:
                 traits = traits_of(row)
@@ -193,7 +206,7 @@ class Dispatching:
             unsaved.append(lease)
             items.append((row, attempt))
             size_left -= size
-            if task_id not in owed:
+            if task_id not in owed or not core.has_room:
                 core.drop(task_id)
         else:
             index = len(ids)
@@ -214,17 +227,41 @@ class Dispatching:
         self._core.totals.delivered += count
         self._core.expires(group, deadline_ms)
 
-    def _put_back(self, group: Group, ids: list[int]) -> None:
-        """No room left in this frame: first in line for the next."""
-        for task_id in reversed(ids):
-            row = self._core.hot.get(task_id)
-            group.ready.push_front(task_id, priority_of(row) if row is not None else 0)
+    # --- rows that have to be read -----------------------------------------------------------
 
-    def _set_aside(self, group: Group, task_id: int) -> None:
+    def _left_to_set_aside(self, group: Group) -> int:
+        """Rows are read for as many tasks as can be delivered: what is being read counts against
+        the credit of the subscribers. A row that is missing does not, or one would stop a group."""
+        if self._aside_left is None:
+            config, reading = self._core.config, self._being_read(group)
+            most = min(self._allowed, config.loading_max, reading + config.delivery_frame_tasks_max)
+            self._aside_left = group.credit_up_to(most) - reading
+        return self._aside_left
+
+    def _being_read(self, group: Group) -> int:
+        missing = self._core.missing
+        if not missing:
+            return len(group.loading)
+        return sum(task_id not in missing for task_id in group.loading)
+
+    def _set_aside(self, group: Group, task_id: int, priority: int) -> None:
         """Its row is not in memory: have it read, and deliver it then."""
-        tries = group.tries.get(task_id)
-        group.loading[task_id] = tries.priority if tries else 0
+        if self._aside_left is not None:
+            self._aside_left -= 1
+        group.loading[task_id] = priority
         self._core.wants_ready.setdefault(group, []).append(task_id)
+
+    def _read_ahead(self, group: Group) -> None:
+        """There is room: the next rows of the backlog are read with those that are wanted now, so
+        that a subscriber with little credit does not wait for the store each time."""
+        ids = group.ready.take(max(0, READ_AHEAD_TASKS - self._being_read(group)))
+        for index, task_id in enumerate(ids):
+            if group.stale and group.is_stale(task_id):
+                continue
+            if task_id in self._core.hot:
+                group.ready.put_back(ids[index:])
+                return
+            self._set_aside(group, task_id, group.ready.priority_at(index))
 
     def _withhold(self, group: Group, row: TaskRow, now_ms: int) -> None:
         """Taken from the queue, but not to be delivered now."""

@@ -107,7 +107,8 @@ class Engine:
             if at_ms is not None
         ]
         end_ms = core.lifetimes.next_ms(now_ms)
-        if end_ms is not None and len(core.lifetimes.fired) < core.config.lapsing_max:
+        looked_up_max = core.config.lapsing_max + core.missing_apart
+        if end_ms is not None and len(core.lifetimes.fired) < looked_up_max:
             times.append(end_ms - now_ms)
         return min(times, default=None)
 

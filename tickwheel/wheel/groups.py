@@ -4,7 +4,9 @@ Invariants:
 
 * A task is in at most one of a group's ``ready``, ``loading``, ``waiting`` and ``flight``.
 * ``ready`` may hold entries of tasks that left it some other way (cancel, reschedule, ack by
-  an earlier receipt); ``stale`` counts them, so that ``ready_count`` stays true in O(1).
+  an earlier receipt); ``stale`` counts them, so that ``ready_count`` stays true in O(1). They are
+  dropped before they outnumber the others. A task that left and came back has two entries: the
+  first one to be met counts as the stale one, so that it is handed out once.
 * ``tries`` holds what is known of the earlier attempts of tasks that are ready or waiting;
   for a task in flight its lease holds it.
 """
@@ -24,6 +26,8 @@ __all__ = [
 
 
 NOTHING_SET = GroupSettings()
+STALE_MIN = 1_024
+"""Stale entries below this number are not worth a walk through the queue."""
 
 
 class Group:
@@ -125,7 +129,17 @@ class Group:
                 line.take(1)
             if line.since_ms is not None and (len(line) or self.loading):
                 found.append(line.since_ms)
-        return min(found, default=None)
+        return min(found, default=self.ready.emptied_since_ms)
+
+    def credit_up_to(self, limit: int) -> int:
+        """How many deliveries its subscribers would take now; counted no further than asked for,
+        because there may be thousands of them."""
+        found = 0
+        for subscriber in self.able:
+            if found >= limit:
+                break
+            found += max(0, subscriber.credit)
+        return min(found, limit)
 
     @property
     def ready_count(self) -> int:
@@ -136,6 +150,9 @@ class Group:
         if self.loading.pop(task_id, None) is None:
             self.stale[task_id] = self.stale.get(task_id, 0) + 1
             self.stale_count += 1
+            if self.stale_count > STALE_MIN and self.stale_count * 2 > len(self.ready):
+                self.ready.drop(self.stale)
+                self.stale, self.stale_count = {}, 0
 
     def is_stale(self, task_id: int) -> bool:
         """Whether this entry of ``ready``, just taken, stands for nothing any more."""

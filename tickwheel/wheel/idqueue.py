@@ -11,7 +11,7 @@ number of times.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 SPENT_MIN = 512
 """Spent entries below this number are not worth giving back."""
@@ -68,6 +68,25 @@ class IdQueue:
     def peek(self, limit: int) -> list[int]:
         """Up to ``limit`` ids from the front, left where they are."""
         return self._ids[self._head : self._head + max(0, limit)].tolist()
+
+    def thin(self, left: dict[int, int], places: Sequence[int]) -> list[int]:
+        """Drop the first entries of each id in ``left``, as many as it says, and count them off
+        there. Returns where the entries at ``places``, which rise, are then."""
+        ids, kept, moved = self._ids[self._head :], array("q"), []
+        begin = 0
+        for place in (*places, len(ids)):
+            for task_id in ids[begin:place]:
+                count = left.get(task_id)
+                if count is None:
+                    kept.append(task_id)
+                elif count == 1:
+                    del left[task_id]
+                else:
+                    left[task_id] = count - 1
+            moved.append(len(kept))
+            begin = place
+        self._ids, self._head = kept, 0
+        return moved[:-1]
 
     @property
     def memory_bytes(self) -> int:

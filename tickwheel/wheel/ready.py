@@ -9,7 +9,7 @@ priority tasks go in order of arrival. Time is an argument; knows nothing of tas
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from tickwheel.wheel.idqueue import IdQueue
 
@@ -55,12 +55,26 @@ class Line(IdQueue):
     def take(self, limit: int) -> list[int]:
         taken = super().take(limit)
         self._taken += len(taken)
+        self._forget_marks()
+        return taken
+
+    def _forget_marks(self) -> None:
+        """Those of entries that have left, but for the last of them."""
         if not len(self):
             self._next_ms = 0
         marks = self._marks
         while len(marks) > 1 and marks[1][0] <= self._taken:
             marks.popleft()
-        return taken
+
+    def drop(self, left: dict[int, int]) -> None:
+        """See ``IdQueue.thin``."""
+        places = [max(0, number - self._taken) for number, _ in self._marks]
+        moved = self.thin(left, places)
+        self._marks = deque(
+            (self._taken + place, at_ms)
+            for place, (_, at_ms) in zip(moved, self._marks, strict=True)
+        )
+        self._forget_marks()
 
     def push_front(self, ids: Iterable[int]) -> None:
         before = len(self)
@@ -76,7 +90,15 @@ class Line(IdQueue):
 class ReadyQueue:
     """Ids that are due; an id may stand in it more than once (see ``Group.stale``)."""
 
-    __slots__ = ("_by_priority", "_picks", "_plain", "_served", "_turn")
+    __slots__ = (
+        "_by_priority",
+        "_picks",
+        "_plain",
+        "_runs",
+        "_served",
+        "_turn",
+        "emptied_since_ms",
+    )
 
     def __init__(self) -> None:
         self._plain = Line()
@@ -86,6 +108,10 @@ class ReadyQueue:
         self._picks = 0
         self._served: dict[int, int] = {}
         """priority → number of the pick at which it had its turn."""
+        self._runs: list[tuple[int, int]] = []
+        """(priority, how many) of what was taken last; empty when all of it was plain."""
+        self.emptied_since_ms: int | None = None
+        """About since when the last entry of a priority had waited that ran empty last."""
 
     def push(self, task_id: int, priority: int, now_ms: int) -> None:
         if priority:
@@ -98,6 +124,7 @@ class ReadyQueue:
 
     def take(self, limit: int) -> list[int]:
         """Up to ``limit`` ids, removed."""
+        self._runs = []
         if not self._by_priority:
             return self._plain.take(limit)
         taken: list[int] = []
@@ -112,13 +139,15 @@ class ReadyQueue:
             self._turn += len(some)
             if self._turn >= FAIR_EVERY - 1 and len(taken) < limit:
                 taken += self._take_lower(highest)
-        return taken + self._plain.take(limit - len(taken))
+        return taken + self._take(0, limit - len(taken))
 
     def _take(self, priority: int, limit: int) -> list[int]:
-        line = self._by_priority[priority]
+        line = self._by_priority[priority] if priority else self._plain
         taken = line.take(limit)
-        if not len(line):
+        if priority and not len(line):
+            self.emptied_since_ms = line.since_ms
             del self._by_priority[priority]
+        self._runs.append((priority, len(taken)))
         return taken
 
     def _take_lower(self, highest: int) -> list[int]:
@@ -132,7 +161,33 @@ class ReadyQueue:
         priority = min(lower, key=lambda p: (self._served.get(p, 0), -p))
         self._picks += 1
         self._served[priority] = self._picks
-        return self._take(priority, 1) if priority else self._plain.take(1)
+        return self._take(priority, 1)
+
+    def priority_at(self, index: int) -> int:
+        """The priority of one of the ids that were taken last."""
+        for priority, count in self._runs:
+            if index < count:
+                return priority
+            index -= count
+        return 0
+
+    def put_back(self, ids: Sequence[int]) -> None:
+        """The last of what was taken last: each to the front of the line it came from."""
+        for priority, count in reversed(self._runs or [(0, len(ids))]):
+            keep = max(0, len(ids) - count)
+            (self._level(priority) if priority else self._plain).push_front(ids[keep:])
+            ids = ids[:keep]
+            if not ids:
+                return
+
+    def drop(self, stale: dict[int, int]) -> None:
+        """Take out as many entries of these ids, the first ones of each; all must be there."""
+        left = dict(stale)
+        for line in self.lines():
+            line.drop(left)
+        if left:
+            raise AssertionError(f"{len(left)} ids that are stale are not queued")
+        self._by_priority = {p: line for p, line in self._by_priority.items() if len(line)}
 
     def lines(self) -> list[Line]:
         """Highest priority first."""

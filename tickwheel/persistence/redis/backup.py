@@ -3,8 +3,8 @@
 Rows are read in pages while batches go on; every batch that lands meanwhile is laid over the
 copy in order before it is finished. Effects say absolute states, so the copy ends as the shard
 was when the last of them landed: one moment, though its pages are not. (Redis's own means, BGSAVE
-and the append-only file, copy the
-whole server; this one copies one shard, and a daemon can be started on it.)
+and the append-only file, copy the whole server; this one copies one shard, and a daemon can be
+started on it.)
 """
 
 from __future__ import annotations

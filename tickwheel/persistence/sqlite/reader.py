@@ -115,10 +115,9 @@ class Reader:
 
     def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """See ``Store.read``."""
-        if len(ids) <= IDS_A_STATEMENT:
-            found, large = self._some(ids)
-            if not large:
-                return found
+        found = self._at_once(ids) if len(ids) <= IDS_A_STATEMENT else None
+        if found is not None:
+            return found
         with snapshot(self._connection):
             return self._all(ids)
 
@@ -126,10 +125,9 @@ class Reader:
         self, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
         """See ``Store.read_some``. No statement brings more small bodies than are wanted."""
-        if len(ids) <= _step(bytes_max):
-            found, large = self._some(ids)
-            if not large:
-                return found, ()
+        found = self._at_once(ids) if len(ids) <= _step(bytes_max) else None
+        if found is not None:
+            return found, ()
         with snapshot(self._connection):
             return self._first(ids, bytes_max)
 
@@ -221,10 +219,19 @@ class Reader:
         row = self._connection.execute("SELECT * FROM task WHERE id = ?", (task.row.id,))
         return task._replace(row=task_row(*row.fetchone()))
 
-    def _some(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
-        """Tasks by id, and the ids of those whose body is missing because it is large."""
+    def _at_once(self, ids: Sequence[int]) -> dict[int, StoredTask] | None:
+        """Tasks by id, by one statement, which needs no snapshot; None: it takes several."""
         try:
-            columns = self._connection.execute(self._read, (str(list(ids)),)).fetchone()
+            found, large = self._statement(ids)
+        except sqlite3.DataError:
+            return None
+        return found if not large else None
+
+    def _some(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
+        """Tasks by id, and the ids of those whose body is missing because it is large; inside a
+        snapshot."""
+        try:
+            return self._statement(ids)
         except sqlite3.DataError:
             # Older versions packed tasks with properties of any size: longer than a result may be.
             if len(ids) == 1:
@@ -233,6 +240,10 @@ class Reader:
             found, large = self._some(ids[:half])
             others, more = self._some(ids[half:])
             return found | others, large + more
+
+    def _statement(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
+        """See ``_some``. Raises DataError when the result would be too long."""
+        columns = self._connection.execute(self._read, (str(list(ids)),)).fetchone()
         rows, large = self._tasks(*columns[:6])
         found = {row.id: StoredTask(row, (), ()) for row in rows}
         wanted = sorted(task_id for task_id in ids if task_id not in found)

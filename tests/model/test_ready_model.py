@@ -1,0 +1,159 @@
+"""A group's ready queue with its stale entries against a slow recount: what is ready is handed out
+once, nothing else is, and neither the counts nor the room that is taken drift.
+
+The steps are those that the engine makes: a task becomes ready, is withdrawn (cancel, reschedule,
+an ack by an earlier receipt) and may come back, is taken to be leased, is put back for lack of
+room, is set aside until its row is read and comes back to the front, or has left by then.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tickwheel.wheel import groups
+from tickwheel.wheel.groups import Group, Topic
+
+STEPS = ("come", "come", "come", "withdraw", "withdraw", "lease", "aside", "load", "back", "age")
+
+
+class Slow:
+    """What must be true, kept as plain as possible."""
+
+    def __init__(self, seed: int) -> None:
+        self.rnd = random.Random(seed)
+        self.group = Group(Topic("t"), "g", 0)
+        self.now_ms = 0
+        self.since_ms: dict[int, int] = {}
+        """id → when it became ready."""
+        self.aside: set[int] = set()
+        self.next_id = 0
+        self.leased: list[int] = []
+        self.away: list[int] = []
+        """Withdrawn; they may come back."""
+
+    def priority(self, task_id: int) -> int:
+        return task_id % 5 if task_id % 2 else 0
+
+    def step(self, name: str) -> None:
+        getattr(self, name)()
+        self.now_ms += self.rnd.choice((0, 1, 300))
+        self.check()
+
+    def come(self) -> None:
+        for _ in range(self.rnd.choice((1, 3, 20))):
+            if self.away and self.rnd.random() < 0.6:
+                task_id = self.away.pop(self.rnd.randrange(len(self.away)))
+            else:
+                self.next_id += 1
+                task_id = self.next_id
+            self.group.ready.push(task_id, self.priority(task_id), self.now_ms)
+            self.since_ms[task_id] = self.now_ms
+
+    def withdraw(self) -> None:
+        count = min(len(self.since_ms), self.rnd.choice((1, 2, 15)))
+        for task_id in self.rnd.sample(sorted(self.since_ms), count):
+            self.group.withdraw(task_id)
+            self.aside.discard(task_id)
+            del self.since_ms[task_id]
+            self.away.append(task_id)
+
+    def _take(self) -> list[int]:
+        """Real entries; some of what was taken goes back."""
+        taken = self.group.ready.take(self.rnd.choice((1, 2, 5, 30)))
+        index = self.rnd.randrange(len(taken) + 1)
+        priorities = [self.group.ready.priority_at(i) for i in range(len(taken))]
+        assert priorities == [self.priority(i) for i in taken]
+        self.group.ready.put_back(taken[index:])
+        return [i for i in taken[:index] if not self.group.is_stale(i)]
+
+    def lease(self) -> None:
+        for task_id in self._take():
+            assert task_id in self.since_ms, f"{task_id} is handed out and is not ready"
+            del self.since_ms[task_id]
+            self.leased.append(task_id)
+
+    def aside_(self) -> None:
+        for task_id in self._take():
+            assert task_id in self.since_ms and task_id not in self.aside
+            self.group.loading[task_id] = self.priority(task_id)
+            self.aside.add(task_id)
+
+    def load(self) -> None:
+        for task_id in self.rnd.sample(sorted(self.aside), min(len(self.aside), 3)):
+            priority = self.group.loading.pop(task_id)
+            self.group.ready.push_front(task_id, priority)
+            self.aside.discard(task_id)
+
+    def back(self) -> None:
+        """Released by its consumer: to the front."""
+        if self.leased:
+            task_id = self.leased.pop()
+            self.group.ready.push_front(task_id, self.priority(task_id))
+            self.since_ms[task_id] = self.now_ms
+
+    def age(self) -> None:
+        """Looking at the age throws stale heads away."""
+        found = self.group.oldest_since_ms()
+        assert (found is None) == (not self.since_ms)
+        if found is not None:
+            assert found <= self.now_ms
+
+    def check(self) -> None:
+        group = self.group
+        assert group.ready_count == len(self.since_ms)
+        assert set(group.loading) == self.aside
+        assert group.stale_count == sum(group.stale.values())
+        assert len(group.ready) <= 2 * len(self.since_ms) + groups.STALE_MIN + 1
+
+    def drain(self) -> None:
+        """All that is ready comes out, once."""
+        self.load()
+        while self.aside:
+            self.load()
+        out: list[int] = []
+        while ids := self.group.ready.take(7):
+            out += [i for i in ids if not self.group.is_stale(i)]
+        assert sorted(out) == sorted(self.since_ms)
+        assert (self.group.stale, self.group.stale_count) == ({}, 0)
+
+
+def run(seed: int, steps: list[str]) -> None:
+    slow = Slow(seed)
+    for name in steps:
+        slow.step("aside_" if name == "aside" else name)
+    slow.drain()
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "STALE_MIN", 8)
+
+
+@given(st.integers(0, 2**32), st.lists(st.sampled_from(STEPS), max_size=60))
+def test_what_is_ready_is_handed_out_once(seed: int, steps: list[str]) -> None:
+    run(seed, steps)
+
+
+def test_a_queue_that_nobody_takes_from_does_not_grow() -> None:
+    """A producer that enqueues and cancels, or moves one task again and again."""
+    slow = Slow(1)
+    for _ in range(3_000):
+        slow.step("come")
+        while len(slow.since_ms) > 20:
+            slow.step("withdraw")
+    assert slow.group.ready._plain.memory_bytes < 4_096
+    slow.drain()
+
+
+def test_the_age_is_not_that_of_those_that_left() -> None:
+    group = Group(Topic("t"), "g", 0)
+    for task_id in range(100):
+        group.ready.push(task_id, 0, 1_000 * task_id)
+    for task_id in range(90):
+        group.withdraw(task_id)
+    since_ms = group.oldest_since_ms()
+    assert since_ms is not None and 85_000 <= since_ms <= 90_000

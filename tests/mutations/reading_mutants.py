@@ -1,0 +1,101 @@
+"""Seeded bugs of reading beside commits, and of rows that are missing."""
+
+from __future__ import annotations
+
+from mutations.mutants import CONNECTION, Edit, Mutant
+
+SQLITE_READER = "tickwheel/persistence/sqlite/reader.py"
+MISSING = "tests/unit/test_missing_rows.py::"
+READER = "tests/unit/test_reader.py::"
+RACES = "tests/store/test_races.py::test_reads_beside_commits_see_whole_batches"
+
+READING_MUTANTS = (
+    Mutant(
+        "packs-read-by-a-statement-of-their-own",
+        "a task that moves from its pack to a row between the two statements is in neither",
+        (
+            Edit(
+                SQLITE_READER,
+                "        rows, large = self._tasks(*columns[:6])\n",
+                "        cursor = self._connection.execute(self._read, (str(list(ids)),))\n"
+                "        more = cursor.fetchone()\n"
+                "        columns = (*columns[:_ROW_COLUMNS], *more[_ROW_COLUMNS:])\n"
+                "        rows, large = self._tasks(*columns[:6])\n",
+            ),
+        ),
+        (RACES + "[sqlite]",),
+    ),
+    Mutant(
+        "reads-without-their-snapshot",
+        "each statement of a listing sees another moment",
+        (
+            Edit(
+                CONNECTION,
+                '    connection.execute("BEGIN")\n    try:\n        yield',
+                "    try:\n        yield",
+            ),
+        ),
+        (RACES + "[sqlite]",),
+    ),
+    Mutant(
+        "redis-scans-beside-commits",
+        "a page of several scripts does not hold commits up",
+        (
+            Edit(
+                "tickwheel/persistence/redis/reader.py",
+                "        async with self._writer.lock:\n            yield",
+                "        yield",
+            ),
+        ),
+        (RACES + "[redis]",),
+    ),
+    Mutant(
+        "a-missing-row-is-taken-for-gone-when-due",
+        "a task that came due and whose row was not found loses its place",
+        (
+            Edit(
+                "tickwheel/wheel/delivery.py",
+                "            if row is None:\n                continue\n            due_ms =",
+                "            if row is None:\n                core.firing.pop(task_id, None)\n"
+                "                continue\n            due_ms =",
+            ),
+        ),
+        (MISSING + "test_when_it_comes_due",),
+    ),
+    Mutant(
+        "a-missing-row-is-taken-for-gone-when-its-turn-comes",
+        "a ready task whose row was not found loses its place",
+        (
+            Edit(
+                "tickwheel/wheel/delivery.py",
+                "            if row is None or group.loading.pop(task_id, None) is None:\n",
+                "            if group.loading.pop(task_id, None) is None or row is None:\n",
+            ),
+        ),
+        (MISSING + "test_when_its_turn_comes",),
+    ),
+    Mutant(
+        "a-missing-row-is-answered-as-gone",
+        "cancel and look-up of a task whose row is missing say that it has left",
+        (
+            Edit(
+                "tickwheel/server/commands.py",
+                "        if missing:\n",
+                "        if missing and not ids:\n",
+            ),
+        ),
+        (MISSING + "test_when_it_comes_due", MISSING + "test_when_it_is_in_flight"),
+    ),
+    Mutant(
+        "a-missing-row-is-not-read-again",
+        "the first answer of the store is believed",
+        (
+            Edit(
+                "tickwheel/server/reader.py",
+                "        while absent and turn <= READS_AGAIN_MAX:\n",
+                "        while absent and turn < 0:\n",
+            ),
+        ),
+        (READER + "test_a_row_that_memory_holds_is_read_again",),
+    ),
+)
