@@ -14,19 +14,22 @@ how it works begins with ``link.py``: it owns the connection, and each other par
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.groups import GroupSettings
-from tickwheel.client.partly import Partly
+from tickwheel.client.producer import Partly
 from tickwheel.client.results import (
+    Active,
     Backup,
     DeadLetter,
     GroupInfo,
     GroupStats,
     Rescheduled,
     Stats,
+    Status,
     TaskInfo,
     TopicStats,
+    status_at,
+    statuses,
 )
 from tickwheel.client.retry import Retry
-from tickwheel.client.status import Active, Status, status_at, statuses
 from tickwheel.client.subscription import Subscription
 from tickwheel.client.tasks import Receipt, Task
 

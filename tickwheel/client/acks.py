@@ -12,10 +12,9 @@ from collections import deque
 from typing import Any
 from weakref import WeakValueDictionary
 
-from tickwheel.client.calls import retry_pause_s
-from tickwheel.client.connection import LOGGER, Connection, Request
-from tickwheel.client.futures import Signal, fail
-from tickwheel.client.link import Link
+from tickwheel.client.connection import LOGGER, Connection, Request, Signal, fail
+from tickwheel.client.reconnector import Link
+from tickwheel.client.requests import retry_pause_s
 from tickwheel.errors import NotActive, TickwheelError
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType

@@ -11,21 +11,18 @@ from typing import Any, Self
 
 from tickwheel.client.acks import Acks
 from tickwheel.client.addresses import DEFAULT_URL, parse_url
-from tickwheel.client.calls import Calls
 from tickwheel.client.commands import Commands
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.enqueuing import Enqueuing
 from tickwheel.client.groups import Groups
-from tickwheel.client.link import Link
 from tickwheel.client.producer import Producer
+from tickwheel.client.reconnector import HEARTBEAT_S, Link
+from tickwheel.client.requests import Calls
 from tickwheel.client.results import read
 from tickwheel.client.retry import Retry
-from tickwheel.client.subscribing import wish
-from tickwheel.client.subscription import Subscription
-from tickwheel.client.subscriptions import Subscriptions
+from tickwheel.client.subscription import Subscription, Subscriptions, wish
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.client.times import Duration, duration_ms, shown
-from tickwheel.client.watch import HEARTBEAT_S
 from tickwheel.errors import BadRequest, ClientClosed, TickwheelError
 from tickwheel.protocol.frames import SESSION_BYTES, FrameType
 from tickwheel.version import __version__

@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 
-from tickwheel.client.calls import Calls
-from tickwheel.client.link import Link
-from tickwheel.client.results import Backup, DeadLetter, Rescheduled, Stats, TaskInfo, read
-from tickwheel.client.status import Status
+from tickwheel.client.reconnector import Link
+from tickwheel.client.requests import Calls
+from tickwheel.client.results import Backup, DeadLetter, Rescheduled, Stats, Status, TaskInfo, read
 from tickwheel.client.times import Duration, duration_ms, moment_ms, shown
 from tickwheel.errors import BadRequest, ClientClosed, LimitExceeded, ProtocolError
 from tickwheel.protocol.frames import ID_MAX, FrameType, Limits

@@ -1,4 +1,6 @@
-"""One TCP connection: frames in and out, and which request waits for which answer.
+"""Futures that somebody may or may not look at, and a way to wait for a change.
+
+One TCP connection: frames in and out, and which request waits for which answer.
 
 Knows HELLO, answers and deliveries by number, and nothing of what they mean. Invariants: every
 request that was written is told exactly once how it ended (``answered``, ``failed``, ``lost`` or
@@ -13,7 +15,6 @@ import logging
 from collections.abc import Callable
 from typing import Any, cast
 
-from tickwheel.client.futures import Signal
 from tickwheel.errors import (
     ConnectionLost,
     NotActive,
@@ -24,6 +25,46 @@ from tickwheel.errors import (
 )
 from tickwheel.protocol.codec import Decoder, encode
 from tickwheel.protocol.frames import FrameType
+
+
+def fail(future: asyncio.Future[Any], error: TickwheelError) -> bool:
+    """Set the exception unless it is done; whether it was set.
+
+    It counts as seen: a future of ``enqueue_nowait`` or ``ack_nowait`` that nobody looks at
+    must not end in "exception was never retrieved". The client logs such failures itself, one
+    line a frame.
+    """
+    if future.done():
+        return False
+    future.set_exception(error)
+    future.exception()
+    return True
+
+
+class Signal:
+    """Wakes everybody who waits at the moment; each looks again whether it was for them."""
+
+    __slots__ = ("_waiters",)
+
+    def __init__(self) -> None:
+        self._waiters: dict[asyncio.Future[None], None] = {}
+
+    async def wait(self) -> None:
+        """Until the next ``tell``."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = None
+        try:
+            await waiter
+        finally:
+            self._waiters.pop(waiter, None)
+
+    def tell(self) -> None:
+        if self._waiters:
+            waiters, self._waiters = self._waiters, {}
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
 
 LOGGER = logging.getLogger("tickwheel.client")
 LOGGER.addHandler(logging.NullHandler())  # heard only where the application sets logging up
@@ -109,7 +150,7 @@ class Connection(asyncio.Protocol):
     # --- the event loop's -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=OUT_BYTES_SOFT)
 
     def data_received(self, data: bytes) -> None:

@@ -13,7 +13,7 @@ from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
     from tickwheel.client.acks import Channel
-    from tickwheel.client.calls import Calls
+    from tickwheel.client.requests import Calls
 
 Item = tuple[Any, ...]
 """(id, attempt, due_ms, body) or the same with a map of options."""

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
-from tickwheel.client.link import Link
-from tickwheel.client.partly import gather_receipts
-from tickwheel.client.producer import Producer
+from tickwheel.client.producer import Producer, gather_receipts
+from tickwheel.client.reconnector import Link
 from tickwheel.client.retry import Retry
 from tickwheel.client.tasks import FRAME_BYTES, Draft, Receipt, Task, TaskChecker, Value
 from tickwheel.client.times import Duration

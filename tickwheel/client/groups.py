@@ -13,7 +13,7 @@ from datetime import datetime
 from enum import Enum
 from typing import Any, Final
 
-from tickwheel.client.calls import Calls
+from tickwheel.client.requests import Calls
 from tickwheel.client.results import read
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.tasks import TaskChecker

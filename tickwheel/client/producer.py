@@ -9,6 +9,10 @@ Knows the session's rules (floor, window, resend) and no transport. Invariants:
 * At most ``window_max`` frames from the floor up, answered or not.
 * A caller is told ``unreachable`` or ``refused`` only when nothing of it was stored; when that
   is not certain, ``outcome_unknown``.
+
+One ENQUEUE frame: the tasks of one or several callers, and who waits for which of them.
+
+The outcome of an ``enqueue_many`` that took several frames.
 """
 
 from __future__ import annotations
@@ -16,17 +20,29 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tickwheel.client.batch import Batch, split
-from tickwheel.client.calls import retry_pause_s
-from tickwheel.client.connection import LOGGER, Connection
-from tickwheel.client.futures import Signal, fail
-from tickwheel.client.link import Link
-from tickwheel.client.tasks import FRAME_BYTES, Draft, Receipt, WireTask
-from tickwheel.errors import Draining, OutcomeUnknown, Overloaded, Refused, TickwheelError
+from tickwheel.client.connection import LOGGER, Connection, Request, Signal, fail
+from tickwheel.client.requests import retry_pause_s
+from tickwheel.client.tasks import FRAME_BYTES, Draft, Receipt, WireTask, due_of, receipts
+from tickwheel.errors import (
+    Draining,
+    NotActive,
+    OutcomeUnknown,
+    Overloaded,
+    ProtocolError,
+    Refused,
+    RequestForgotten,
+    TickwheelError,
+    Unreachable,
+)
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tickwheel.client.reconnector import Link
 
 QUEUE_TASKS_MAX = 1_000_000
 QUEUE_BYTES_MAX = 256 * 1024 * 1024
@@ -298,3 +314,169 @@ class Producer:
         if self._queue:
             self.link.wake()
         self._changed.tell()
+
+
+Entry = tuple[asyncio.Future[Any], int]
+"""A caller's future and how many tasks of the frame are its; 0: a single one, not a list."""
+
+
+class Batch(Request):
+    """Sizes are upper bounds of bytes on the wire; number 0 means that it has none yet."""
+
+    __slots__ = (
+        "began_s",
+        "done",
+        "entries",
+        "number",
+        "producer",
+        "refusal",
+        "sent",
+        "size",
+        "tasks",
+        "tries",
+    )  # fmt: skip
+
+    def __init__(self, producer: Producer, size: int) -> None:
+        super().__init__(0.0)
+        self.producer = producer
+        self.began_s = 0.0
+        self.tasks: list[WireTask] = []
+        self.entries: list[Entry] = []
+        self.size = size
+        self.number = 0
+        self.sent = 0
+        """How often it was written under its number."""
+        self.tries = 0
+        self.done = False
+        self.refusal: TickwheelError | None = None
+        """What refused it, while it is certain that nothing of it is stored."""
+
+    def unwanted(self) -> bool:
+        """Every caller has gone before it was sent."""
+        return all(future.cancelled() for future, _ in self.entries)
+
+    def answered(self, result: Any) -> None:
+        accepted_ms, ids = result
+        if type(accepted_ms) is not int or len(ids) != len(self.tasks):
+            raise ValueError(f"{len(ids)} ids for {len(self.tasks)} tasks")
+        if len(self.entries) == len(self.tasks) and not any(n for _, n in self.entries):
+            for (future, _), task_id, task in zip(self.entries, ids, self.tasks, strict=True):
+                if not future.done():
+                    future.set_result(Receipt(task_id, due_of(task, accepted_ms)))
+        else:
+            found, start = receipts(self.tasks, ids, accepted_ms), 0
+            for future, count in self.entries:
+                end = start + (count or 1)
+                if not future.done():
+                    future.set_result(found[start:end] if count else found[start])
+                start = end
+        self.producer.finish(self)
+
+    def failed(self, error: TickwheelError) -> None:
+        if self.done:
+            return
+        if isinstance(error, (RequestForgotten, ProtocolError)) and self.sent:
+            # The answer was given and is not to be had any more.
+            unknown = OutcomeUnknown(f"whether it was stored is not known: {error.message}")
+            self.producer.give_up(self, unknown)
+            return
+        if error.closes_connection:
+            return  # lost with its connection: the next one sends it again
+        if isinstance(error, NotActive):
+            # The same. An earlier daemon may have stored it, of which this one knows nothing.
+            self.refusal = error if self.sent == 1 else None
+            return
+        self.producer.refused(self, error)
+
+    def lost(self) -> None:
+        """It stays in the window; the next connection sends it again."""
+
+    def expired(self) -> None:
+        if self.done:
+            return
+        link = self.producer.link
+        waited_s = round(link.loop.time() - self.began_s, 1)
+        if not self.sent or isinstance(self.refusal, NotActive):
+            error = link.unreachable(waited_s)
+        elif self.refusal is not None:
+            error = self.refusal
+        else:
+            error = OutcomeUnknown(
+                f"ENQUEUE was sent and not answered within {waited_s:g} s; whether it was stored"
+                " is not known"
+            )
+        self.producer.give_up(self, error)
+
+
+def split(batch: Batch, frame_bytes: int) -> list[Batch]:
+    """A batch for each caller of ``batch``, without numbers, with the same deadline."""
+    parts: list[Batch] = []
+    start = 0
+    for entry in batch.entries:
+        count = entry[1] or 1
+        share = (batch.size - frame_bytes) * count // len(batch.tasks)
+        part = Batch(batch.producer, frame_bytes + share)
+        part.tasks = batch.tasks[start : start + count]
+        part.entries = [entry]
+        part.began_s, part.deadline_s = batch.began_s, batch.deadline_s
+        parts.append(part)
+        start += count
+    return parts
+
+
+class Partly(OutcomeUnknown):
+    """Some tasks of an ``enqueue_many`` were stored, others not, or nobody knows.
+
+    ``receipts`` has one entry a task, in order: its Receipt, or the error of its frame. After
+    ``refused`` and ``unreachable`` (``is_certain``) a task was not stored; after anything else
+    that is not known.
+    """
+
+    def __init__(self, message: str, receipts: list[Receipt | TickwheelError]) -> None:
+        super().__init__(message)
+        self.receipts = receipts
+
+
+def is_certain(error: TickwheelError) -> bool:
+    """Whether an enqueue that failed so was certainly not stored."""
+    return isinstance(error, (Refused, Unreachable)) or not error.retryable
+
+
+async def gather_receipts(
+    futures: Sequence[asyncio.Future[list[Receipt]]],
+    counts: Sequence[int],
+    trouble: TickwheelError | None,
+) -> list[Receipt]:
+    """All receipts. ``counts``: tasks of each frame; frames without a future were not begun,
+    for ``trouble`` or because an earlier one had failed. Raises what went wrong."""
+    if futures:
+        await asyncio.wait(futures)
+    errors = [error for error in map(_error_of, futures) if error is not None]
+    if trouble is not None:
+        errors.append(trouble)
+    if not errors:
+        return [receipt for future in futures for receipt in future.result()]
+    found: list[Receipt | TickwheelError] = []
+    for index, count in enumerate(counts):
+        if index >= len(futures):
+            found += [Unreachable(f"not sent: {errors[-1].message}")] * count
+            continue
+        error = _error_of(futures[index])
+        found += futures[index].result() if error is None else [error] * count
+    stored = sum(isinstance(item, Receipt) for item in found)
+    if not stored:
+        # The error that promises least.
+        raise next((error for error in errors if not is_certain(error)), errors[0])
+    raise Partly(
+        f"{stored} of {len(found)} tasks were stored; the first other one: {errors[0].code}:"
+        f" {errors[0].message}",
+        found,
+    )
+
+
+def _error_of(future: asyncio.Future[list[Receipt]]) -> TickwheelError | None:
+    if future.cancelled():
+        return OutcomeUnknown("the call was cancelled")
+    error = future.exception()
+    assert error is None or isinstance(error, TickwheelError)
+    return error

@@ -3,24 +3,38 @@
 Keeps the subscription alive over reconnects and the leases of what waits in the buffer up; what
 was handed out is its consumer's. Invariants: nothing is acked here; what was not handed out is
 given back at the end without costing an attempt; nothing is handed out after ``close``.
+
+All subscriptions of one client, by the numbers that DELIVER frames carry.
+
+What a subscription was asked to be: checked here, sent again after every reconnect. Pure.
+
+Leases of what waits in one subscription's buffer: extended while it waits, given up at the end.
+
+Invariant: nothing is extended that was handed out; the consumer's work is the consumer's (a
+worker extends what its handlers work on, see ``worker/leases.py``).
+
+Deliveries that wait to be handed out, and how long their leases hold. No I/O, no clock.
+
+Times are the event loop's, in seconds. Invariant: what is handed out has a lease that cannot have
+ended yet, as far as this side can know.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections import deque
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from tickwheel.client.autoack import AutoAck, Reader
-from tickwheel.client.buffer import Buffer
-from tickwheel.client.calls import retry_pause_s
-from tickwheel.client.connection import LOGGER
-from tickwheel.client.delivery import Delivery, Parcel
-from tickwheel.client.futures import Signal
-from tickwheel.client.subscribing import Wish
-from tickwheel.client.upkeep import Upkeep
+from tickwheel.client.connection import LOGGER, Connection, Signal
+from tickwheel.client.delivery import FINISHED, Delivery, Parcel
+from tickwheel.client.requests import Calls, retry_pause_s
+from tickwheel.client.retry import Retry, policy_wire
+from tickwheel.client.times import shown
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
@@ -33,7 +47,11 @@ from tickwheel.errors import (
 from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
-    from tickwheel.client.subscriptions import Subscriptions
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+    from types import TracebackType
+
+    from tickwheel.client.acks import Acks
+    from tickwheel.client.reconnector import Link
 
 LEASE_GUESS_S = 30.0
 """Until the daemon has said how long its leases are."""
@@ -298,3 +316,366 @@ def _lease_guess_s(wish: Wish) -> float:
     if not wish.leased:
         return float("inf")
     return LEASE_GUESS_S if wish.lease_ms is None else wish.lease_ms / 1000
+
+
+class Subscriptions:
+    """Where deliveries are sorted, and where reconnects are passed on."""
+
+    def __init__(self, link: Link, calls: Calls, acks: Acks) -> None:
+        self.link = link
+        self.calls = calls
+        self.acks = acks
+        self._open: dict[int, Subscription] = {}
+        self._last_number = 0
+
+    def make(self, wish: Wish, prefetch: int) -> Subscription:
+        """A subscription that is not started. Raises BadRequest."""
+        self.check_prefetch(prefetch)
+        self._last_number += 1
+        return Subscription(self, self._last_number, wish, prefetch)
+
+    def check_prefetch(self, prefetch: Any) -> None:
+        limit = self.link.limits.prefetch_max
+        if type(prefetch) is not int or not 0 <= prefetch <= limit:
+            raise BadRequest(
+                f"prefetch must be an integer of 0 to {limit} (prefetch_max), not {shown(prefetch)}"
+            )
+
+    def add(self, number: int, subscription: Subscription) -> None:
+        self._open[number] = subscription
+
+    def remove(self, number: int) -> None:
+        self._open.pop(number, None)
+
+    def all(self) -> list[Subscription]:
+        return list(self._open.values())
+
+    def deliver(self, sub: int, epoch: int, delivered_ms: int, items: tuple[Any, ...]) -> None:
+        """A DELIVER frame; one for a subscription that has ended is passed over."""
+        subscription = self._open.get(sub)
+        if subscription is None or not items:
+            return
+        topic, group, leased = subscription.topic, subscription.group, subscription.leased
+        subscription.deliver(self.parcel(topic, group, epoch, delivered_ms, items, leased=leased))
+
+    def ended(self, sub: int, error: TickwheelError) -> None:
+        """The daemon ended a subscription: its group was deleted, or it reads too slowly."""
+        subscription = self._open.get(sub)
+        if subscription is not None:
+            subscription.ended(error)
+
+    def parcel(
+        self, topic: str, group: str, epoch: int, delivered_ms: int, items: tuple[Any, ...],
+        *, leased: bool = True,
+    ) -> Parcel:  # fmt: skip
+        """Deliveries of one frame. Raises ValueError when they are none."""
+        if min(map(len, items)) < 4:
+            raise ValueError("a delivery has fewer than 4 fields")
+        calls = self.calls if leased else FINISHED
+        acks = self.acks.channel(topic, group, epoch) if leased else FINISHED
+        return Parcel(calls, acks, topic, group, epoch, delivered_ms, list(items[::-1]))
+
+    def pulled(self, topic: str, group: str, answer: Any) -> list[Delivery]:
+        """The answer to a PULL. Raises ValueError and the like when it is none."""
+        epoch, delivered_ms, items = answer
+        if not items:
+            return []
+        parcel = self.parcel(topic, group, epoch, delivered_ms, items)
+        return [Delivery(parcel, item) for item in items]
+
+    def give_back(self, topic: str, group: str, answer: Any) -> None:
+        """The caller of a PULL has gone: its deliveries are free again at once."""
+        epoch, _, items = answer
+        if items:
+            ids, attempts = [item[0] for item in items], [item[1] for item in items]
+            self.link.spawn(self._release(topic, group, epoch, ids, attempts))
+
+    async def _release(self, *fields: Any) -> None:
+        with suppress(TickwheelError):
+            await self.calls.call(FrameType.RELEASE, *fields, repeat=False)
+
+    # --- a source of the link -------------------------------------------------------------------
+
+    def up(self) -> None:
+        for subscription in self.all():
+            subscription.connection_up()
+
+    def down(self) -> None:
+        for subscription in self.all():
+            subscription.connection_lost()
+
+    def collect(self, connection: Connection) -> None:
+        """Nothing of its own to write."""
+
+    def sweep(self, now_s: float) -> None:
+        """Each has its own timer: leases may be short."""
+
+    def stop(self, error: TickwheelError) -> None:
+        for subscription in self.all():
+            subscription.fail(error)
+        self._open.clear()
+
+
+MANUAL, ON_DELIVERY = "manual", "on_delivery"
+GROUP_DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One subscription's options."""
+
+    topic: str
+    group: str
+    """Empty for a broadcast."""
+    lease_ms: int | None = None
+    retry: Retry | None = None
+    ack: str = MANUAL
+    auto_ack: bool = False
+    broadcast: bool = False
+
+    @property
+    def leased(self) -> bool:
+        """Whether its deliveries have leases, and are to be acked."""
+        return self.ack == MANUAL and not self.broadcast
+
+    def fields(self, number: int, prefetch: int) -> tuple[Any, ...]:
+        """Of the SUBSCRIBE frame."""
+        options: dict[str, Any] = {}
+        if self.lease_ms is not None:
+            options["lease_ms"] = self.lease_ms
+        if self.retry is not None:
+            options["retry"] = self.retry.to_wire()
+        if self.ack != MANUAL:
+            options["ack"] = self.ack
+        if self.broadcast:
+            options["broadcast"] = True
+        return number, self.topic, self.group or None, prefetch, options
+
+
+def wish(
+    topic: str,
+    group: str,
+    *,
+    lease_ms: int | None,
+    retry: Retry | None,
+    ack: str,
+    auto_ack: bool,
+    broadcast: bool,
+) -> Wish:
+    """Checked. Raises BadRequest naming what does not go together."""
+    if ack not in (MANUAL, ON_DELIVERY):
+        raise BadRequest(f"ack must be {MANUAL!r} or {ON_DELIVERY!r}, not {shown(ack)}")
+    for field, value in (("auto_ack", auto_ack), ("broadcast", broadcast)):
+        if not isinstance(value, bool):
+            raise BadRequest(f"{field} must be True or False, not {shown(value)}")
+    if retry is not None:
+        policy_wire(retry, "retry")
+    kind = "broadcast" if broadcast else f"ack={ack!r}"
+    if broadcast or ack != MANUAL:
+        given = [
+            name
+            for name, is_given in (
+                ("group", broadcast and group not in ("", GROUP_DEFAULT)),
+                ("retry", retry is not None),
+                ("lease", lease_ms is not None),
+                ("auto_ack", auto_ack),
+            )
+            if is_given
+        ]
+        if given:
+            raise BadRequest(f"{given[0]} has no meaning with {kind}: nothing is delivered again")
+    return Wish(topic, "" if broadcast else group, lease_ms, retry, ack, auto_ack, broadcast)
+
+
+TICKS_PER_LEASE = 16
+
+
+class Upkeep:
+    """Works from the first ``begin`` to ``stop``, while the buffer holds anything."""
+
+    def __init__(
+        self, calls: Calls, buffer: Buffer, topic: str, group: str, changed: Callable[[], None]
+    ) -> None:
+        self._link = calls.link
+        self._call = calls.call
+        self._buffer = buffer
+        self._names = topic, group
+        self._changed = changed
+        """Told when deliveries that were held back may be handed out."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def begin(self) -> None:
+        """The buffer holds something."""
+        if self._timer is None and not self._stopped:
+            delay_s = self._buffer.lease_s / TICKS_PER_LEASE
+            self._timer = self._link.loop.call_later(delay_s, self._tick)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._buffer and not self._stopped:
+            self.begin()
+            if self._link.connection is not None:
+                self._extend(self._buffer.to_extend(self._link.loop.time()))
+
+    def confirm(self) -> None:
+        """A new connection: what was delivered on the old one has a lease still, or not."""
+        self._extend(self._buffer.to_confirm(self._link.loop.time()))
+
+    def _extend(self, parcels: list[Parcel]) -> None:
+        for parcel in parcels:
+            parcel.extending = True
+        for lot in lots(parcels, self._link.limits.ids_per_frame_max):
+            self._link.spawn(self._extend_lot(lot))
+
+    async def _extend_lot(self, lot: Lot) -> None:
+        asked_s, lease_ms = self._link.loop.time(), int(self._buffer.lease_s * 1000)
+        head = (FrameType.EXTEND, *self._names, lot.epoch, lot.ids, lot.attempts)
+        try:
+            words = await self._call(*head, lease_ms, repeat=False)
+        except TickwheelError as error:
+            LOGGER.info("leases that wait were not extended: %s: %s", error.code, error.message)
+            return
+        finally:
+            for parcel in lot.parcels:
+                parcel.extending = False
+        said = zip(lot.ids, words or (), strict=False)
+        stale = {task_id for task_id, word in said if word != "extended"}
+        self._buffer.extended(lot.parcels, asked_s, stale)
+        self._changed()
+
+    async def release(self) -> None:
+        """Give all that waits back unstarted; if that fails their leases end by themselves."""
+        # The last lot first: each goes to the front of the line.
+        parcels, limit = self._buffer.clear(), self._link.limits.ids_per_frame_max
+        for lot in reversed(list(lots(parcels, limit))):
+            with suppress(TickwheelError):
+                await self._call(
+                    FrameType.RELEASE, *self._names, lot.epoch, lot.ids, lot.attempts, repeat=False
+                )
+
+
+SURE = 0.9
+"""The share of a lease that is relied upon: its clock started at the daemon, not here."""
+EXTEND_BELOW = 0.55
+"""A lease with less than this share left is extended: after 0.45 to 0.5 of it, that is."""
+GRACE_S = 5.0
+"""A broken connection keeps its leases for so long at most."""
+
+
+class Buffer:
+    """Parcels in order of arrival. Those from before a broken connection are apart: others may
+    have their tasks by now, so they wait until the daemon has extended them."""
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self.dropped = 0
+        """Deliveries whose lease ended here; the daemon delivers them again."""
+        self._parcels: deque[Parcel] = deque()
+        self._unsure: deque[Parcel] = deque()
+
+    def __len__(self) -> int:
+        return sum(len(parcel.items) for parcel in (*self._unsure, *self._parcels))
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def put(self, parcel: Parcel, now_s: float) -> None:
+        parcel.until_s = now_s + self.lease_s * SURE
+        self._parcels.append(parcel)
+
+    def take(self, now_s: float) -> Delivery | None:
+        """The oldest delivery, removed; None when there is none."""
+        parcels = self._parcels
+        while parcels:
+            parcel = parcels[0]
+            if parcel.items:
+                if now_s < parcel.until_s:
+                    return Delivery(parcel, parcel.items.pop())
+                self.dropped += len(parcel.items)
+                parcel.items.clear()
+            parcels.popleft()
+        return None
+
+    def set_lease(self, lease_s: float, now_s: float) -> None:
+        """The daemon said how long leases are."""
+        if lease_s < self.lease_s:
+            for parcel in self._parcels:
+                parcel.until_s = min(parcel.until_s, now_s + lease_s * SURE)
+        self.lease_s = lease_s
+
+    def connection_lost(self, now_s: float) -> None:
+        self._unsure.extend(self._parcels)
+        self._parcels.clear()
+        for parcel in self._unsure:
+            parcel.until_s = min(parcel.until_s, now_s + GRACE_S * SURE)
+
+    def to_confirm(self, now_s: float) -> list[Parcel]:
+        """Those from before, to be extended on the new connection if that can help."""
+        self._drop_ended(now_s)
+        return [parcel for parcel in self._unsure if not parcel.extending]
+
+    def to_extend(self, now_s: float) -> list[Parcel]:
+        """Parcels whose leases are half over, without those that are being extended."""
+        self._drop_ended(now_s)
+        latest_s = now_s + self.lease_s * (EXTEND_BELOW - 1 + SURE)
+        return [
+            parcel
+            for parcel in self._parcels
+            if parcel.items and not parcel.extending and now_s < parcel.until_s <= latest_s
+        ]
+
+    def extended(self, parcels: Iterable[Parcel], asked_s: float, stale: set[int]) -> None:
+        """The daemon extended what waits in these parcels, all but the ``stale`` ones."""
+        sure: list[Parcel] = []
+        for parcel in parcels:
+            parcel.until_s = asked_s + self.lease_s * SURE
+            if stale:
+                kept = [item for item in parcel.items if item[0] not in stale]
+                self.dropped += len(parcel.items) - len(kept)
+                parcel.items[:] = kept
+            if parcel in self._unsure:
+                self._unsure.remove(parcel)
+                sure.append(parcel)
+        self._parcels.extendleft(reversed(sure))
+
+    def _drop_ended(self, now_s: float) -> None:
+        for parcel in [parcel for parcel in self._unsure if parcel.until_s <= now_s]:
+            self.dropped += len(parcel.items)
+            self._unsure.remove(parcel)
+
+    def clear(self) -> list[Parcel]:
+        """Every parcel that still holds deliveries; they are out of the buffer then."""
+        parcels = [parcel for parcel in (*self._unsure, *self._parcels) if parcel.items]
+        self._unsure.clear()
+        self._parcels.clear()
+        return parcels
+
+
+class Lot(NamedTuple):
+    """Receipts of one frame, and the parcels they wait in."""
+
+    epoch: int
+    ids: list[int]
+    attempts: list[int]
+    parcels: list[Parcel]
+
+
+def lots(parcels: Iterable[Parcel], ids_max: int) -> Iterator[Lot]:
+    """What waits in ``parcels``, in order, as few frames' worth of receipts."""
+    for epoch, some in groupby(parcels, attrgetter("epoch")):
+        waiting = [(parcel, item) for parcel in some for item in reversed(parcel.items)]
+        for start in range(0, len(waiting), ids_max):
+            part = waiting[start : start + ids_max]
+            yield Lot(
+                epoch,
+                [item[0] for _, item in part],
+                [item[1] for _, item in part],
+                list(dict.fromkeys(parcel for parcel, _ in part)),
+            )

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from tickwheel.client.buffer import SURE
 from tickwheel.client.connection import LOGGER, Connection
 from tickwheel.client.delivery import Delivery
+from tickwheel.client.subscription import SURE
 from tickwheel.errors import TickwheelError
 from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
-    from tickwheel.client.calls import Calls
+    from tickwheel.client.requests import Calls
 
 EXTEND_AFTER = 1 / 3
 """The share of a lease after which it is extended."""

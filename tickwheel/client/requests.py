@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from tickwheel.client.connection import Connection, Request
-from tickwheel.client.futures import fail
-from tickwheel.client.link import Link
+from tickwheel.client.connection import Connection, Request, fail
+from tickwheel.client.reconnector import Link
 from tickwheel.errors import (
     ConnectionLost,
     Draining,
