@@ -13,13 +13,13 @@ how it works begins with ``link.py``: it owns the connection, and each other par
 
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
-from tickwheel.client.groups import GroupSettings
 from tickwheel.client.producer import Partly
 from tickwheel.client.results import (
     Active,
     Backup,
     DeadLetter,
     GroupInfo,
+    GroupSettings,
     GroupStats,
     Rescheduled,
     Stats,

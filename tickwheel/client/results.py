@@ -16,7 +16,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 
 from tickwheel.client.addresses import DEFAULT_URL, Address, parse_url, shown
 from tickwheel.client.connection import Connection, Request, fail, hello
@@ -471,3 +472,45 @@ def _from_hello(info: Map, address: Address) -> Status:
         "now_ms": info["now_ms"], "uptime_s": 0.0, "loaded": 0,
     }  # fmt: skip
     return Status.of(told)
+
+
+class Keep(Enum):
+    """Stands for "as it is" where None means something."""
+
+    KEEP = "as it is"
+
+
+KEEP: Final = Keep.KEEP
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """What holds for a group, or for a topic (then ``group`` is None)."""
+
+    topic: str
+    group: str | None
+    paused: bool
+    """Nothing is delivered; enqueues go on."""
+    rate: float | None
+    """Deliveries a second at most; None: no limit."""
+    burst: int | None
+    """Deliveries at once after a pause, when there is a rate."""
+    retry: Retry | None
+    """Its own policy; None: the one above it holds."""
+    created: bool
+    """Whether this very call made the group."""
+    raw: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, raw: Mapping[str, Any]) -> GroupSettings:
+        retry = raw.get("retry")
+        return cls(
+            topic=str(raw["topic"]),
+            group=raw.get("group") or None,
+            paused=bool(raw["paused"]),
+            rate=raw.get("rate"),
+            burst=raw.get("burst"),
+            retry=None if retry is None else Retry.of(retry),
+            created=bool(raw.get("created", False)),
+            raw=raw,
+        )
