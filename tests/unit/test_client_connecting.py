@@ -488,7 +488,7 @@ async def test_a_line_that_is_only_slow_is_not_given_up() -> None:
     async with FakeDaemon() as daemon, daemon.client(heartbeat=1.0, send_timeout=1.0) as client:
         peer = await daemon.peer()
         # What is in the system's buffers counts as gone, so there must be little room in them.
-        connection = client._link.connection
+        connection = client._reconnector.connection
         assert connection is not None
         for transport, buffer in (
             (connection._transport, socket.SO_SNDBUF),

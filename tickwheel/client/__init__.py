@@ -6,9 +6,9 @@
             async for delivery in deliveries:
                 await delivery.ack()
 
-Everything that may be imported is named here; the modules below are private. Who wants to know
-how it works begins with ``link.py``: it owns the connection, and each other part (``producer``,
-``acks``, ``calls``, ``subscriptions``) is a source of frames for it.
+Everything that may be imported is named here; the modules below are private. To learn how it works
+begin with ``reconnector.py``: it owns the connection, and each other part (``producer``, ``acks``,
+``requests``, ``subscription``) is a source of frames for it.
 """
 
 from tickwheel.client.client import Client

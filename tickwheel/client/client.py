@@ -15,7 +15,7 @@ from tickwheel.client.acks import Acks
 from tickwheel.client.addresses import DEFAULT_URL, parse_url
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.producer import Producer, gather_receipts
-from tickwheel.client.reconnector import HEARTBEAT_S, Link
+from tickwheel.client.reconnector import HEARTBEAT_S, Reconnector
 from tickwheel.client.requests import Calls
 from tickwheel.client.results import (
     KEEP,
@@ -30,8 +30,8 @@ from tickwheel.client.results import (
     read,
 )
 from tickwheel.client.retry import Retry, policy_wire
-from tickwheel.client.subscription import Subscription, Subscriptions, wish
-from tickwheel.client.tasks import FRAME_BYTES, Draft, Receipt, Task, TaskChecker, Value
+from tickwheel.client.subscription import Subscription, Subscriptions, subscribe_options
+from tickwheel.client.tasks import FRAME_BYTES, CheckedTask, Receipt, Task, TaskChecker, Value
 from tickwheel.client.times import Duration, duration_ms, moment_ms, shown
 from tickwheel.errors import BadRequest, ClientClosed, LimitExceeded, ProtocolError, TickwheelError
 from tickwheel.protocol.codec import encode
@@ -96,7 +96,7 @@ class Client:
             raise ClientClosed(f"this client is {self._state}; make a new one")
         self._state = "open"
         hello = {"session": os.urandom(SESSION_BYTES), "token": self._token, "client": self._name}
-        self._link = link = Link(
+        self._reconnector = reconnector = Reconnector(
             self._addresses,
             hello,
             send_timeout_s=self._send_timeout_s,
@@ -106,17 +106,17 @@ class Client:
             ended=self._ended,
             greeted=self._checker.set_limits,
         )
-        self._producer = Producer(link, self._total_s, self._retries)
-        self._acks = Acks(link, self._total_s)
-        self._calls = Calls(link, self._total_s, self._retries)
-        self._subscriptions = Subscriptions(link, self._calls, self._acks)
+        self._producer = Producer(reconnector, self._total_s, self._retries)
+        self._acks = Acks(reconnector, self._total_s)
+        self._calls = Calls(reconnector, self._total_s, self._retries)
+        self._subscriptions = Subscriptions(reconnector, self._calls, self._acks)
         # In the order of their frames: acks first, they set credit free; then what calls ask.
-        link.sources += [self._acks, self._producer, self._calls, self._subscriptions]
+        reconnector.sources += [self._acks, self._producer, self._calls, self._subscriptions]
         try:
-            await link.start()
+            await reconnector.start()
         except BaseException:
             self._state = "closed"
-            await link.stop(ClientClosed("the client did not connect"))
+            await reconnector.stop(ClientClosed("the client did not connect"))
             raise
         return self
 
@@ -135,14 +135,14 @@ class Client:
                 async with asyncio.timeout(limit_s):
                     await self._finish()
         finally:
-            await self._link.stop(ClientClosed("the client was closed"))
+            await self._reconnector.stop(ClientClosed("the client was closed"))
 
     async def _finish(self) -> None:
         subscriptions = self._subscriptions.all()
         await asyncio.gather(*(s.close() for s in subscriptions), return_exceptions=True)
         await self._acks.wait_idle()
         await self._producer.wait_idle()
-        if self._link.connection is not None and not self._link.connection.leaving:
+        if self._reconnector.connection is not None and not self._reconnector.connection.leaving:
             with suppress(TickwheelError):
                 await self._calls.call(FrameType.BYE, repeat=False)
 
@@ -190,10 +190,10 @@ class Client:
         share frames. Raises BadRequest when it is wrong; Refused (or a kind of
         it) or Unreachable when it was certainly not stored; OutcomeUnknown when nobody knows.
         """
-        draft = self._draft(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
+        checked = self._check(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
         if self._producer.is_full:
             await self._producer.wait_room()
-        receipt: Receipt = await self._producer.add(draft)
+        receipt: Receipt = await self._producer.add(checked)
         return receipt
 
     def enqueue_nowait(
@@ -215,8 +215,8 @@ class Client:
         Raises at once what is wrong with the task, and Overloaded when too many wait; what goes
         wrong later is the future's. One that nobody looks at is only logged.
         """
-        draft = self._draft(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
-        return self._producer.add(draft)
+        checked = self._check(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
+        return self._producer.add(checked)
 
     async def enqueue_many(self, tasks: Iterable[Task]) -> list[Receipt]:
         """Store tasks; their receipts in order. All are checked before the first is sent.
@@ -226,7 +226,7 @@ class Client:
         stored and others not, Partly says which.
         """
         self._ready()
-        frames = list(_frames(self._checker.check_all(tasks), self._link.limits))
+        frames = list(_frames(self._checker.check_all(tasks), self._reconnector.limits))
         futures: list[asyncio.Future[list[Receipt]]] = []
         trouble: TickwheelError | None = None
         for index, frame in enumerate(frames):
@@ -238,8 +238,8 @@ class Client:
             try:
                 if self._producer.is_full:
                     await self._producer.wait_room()
-                size = sum([draft[1] for draft in frame])
-                futures.append(self._producer.add_many([draft[0] for draft in frame], size))
+                size = sum([checked[1] for checked in frame])
+                futures.append(self._producer.add_many([checked[0] for checked in frame], size))
             except TickwheelError as error:
                 trouble = error
                 break
@@ -263,19 +263,19 @@ class Client:
 
         Raises what is wrong with it, and Unreachable when there is no connection to send it on.
         """
-        draft = self._draft(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
-        connection = await self._link.wait_up(self._send_timeout_s)
+        checked = self._check(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
+        connection = await self._reconnector.wait_up(self._send_timeout_s)
         if not connection.has_room:
             await connection.wait_room(self._send_timeout_s)
-        connection.put(encode((int(FrameType.ONEWAY), 0, (draft.wire,))))
-        self._link.wake()
+        connection.put(encode((int(FrameType.ONEWAY), 0, (checked.wire,))))
+        self._reconnector.wake()
 
-    def _draft(self, topic: str, body: bytes, delay: Duration | None, *options: Any) -> Draft:
+    def _check(self, topic: str, body: bytes, delay: Duration | None, *options: Any) -> CheckedTask:
         self._ready()
         if options == _NO_OPTIONS:
-            draft = self._checker.plain(topic, body, delay)
-            if draft is not None:
-                return draft
+            checked = self._checker.plain(topic, body, delay)
+            if checked is not None:
+                return checked
         at, key, tag, properties, priority, ttl, retry = options
         task = Task(
             topic, body, delay=delay, at=at, key=key, tag=tag, properties=properties,
@@ -313,7 +313,7 @@ class Client:
         self._checker.name(topic, "topic")
         if not broadcast or group:
             self._checker.name(group, "group")
-        asked = wish(
+        asked = subscribe_options(
             topic, group, lease_ms=self._lease_ms(lease), retry=retry, ack=ack,
             auto_ack=auto_ack, broadcast=broadcast,
         )  # fmt: skip
@@ -348,7 +348,7 @@ class Client:
     def _lease_ms(self, lease: Duration | None) -> int | None:
         if lease is None:
             return None
-        lease_ms, limits = duration_ms(lease, "lease"), self._link.limits
+        lease_ms, limits = duration_ms(lease, "lease"), self._reconnector.limits
         if not limits.lease_ms_min <= lease_ms <= limits.lease_ms_max:
             raise BadRequest(
                 f"lease is {lease_ms} ms; the limits are {limits.lease_ms_min} (lease_ms_min)"
@@ -506,24 +506,24 @@ class Client:
     async def ping(self) -> float:
         """How long the daemon takes to answer, in seconds."""
         self._ready()
-        began_s = self._link.loop.time()
+        began_s = self._reconnector.loop.time()
         await self._calls.call(FrameType.PING)
-        return self._link.loop.time() - began_s
+        return self._reconnector.loop.time() - began_s
 
     @property
     def server_info(self) -> Mapping[str, Any]:
         """What the daemon said last in answer to HELLO: v, epoch, node, role, now_ms, limits."""
-        return self._link.info
+        return self._reconnector.info
 
     @property
     def limits(self) -> Limits:
         """What the daemon accepts."""
-        return self._link.limits
+        return self._reconnector.limits
 
     @property
     def connected(self) -> bool:
         """Whether a connection stands right now; calls wait for the next one anyway."""
-        return self._link.connection is not None
+        return self._reconnector.connection is not None
 
     # --- what they share ------------------------------------------------------------------------
 
@@ -532,7 +532,7 @@ class Client:
     ) -> list[T]:
         self._ready()
         found: list[T] = []
-        step = self._link.limits.ids_per_frame_max
+        step = self._reconnector.limits.ids_per_frame_max
         for start in range(0, len(items), step):
             some = items[start : start + step]
             found += _list(await self._calls.call(kind, some), len(some), parse)
@@ -644,17 +644,17 @@ class Client:
         return topic, self._checker.name(group, "group")
 
 
-def _frames(drafts: list[Draft], limits: Limits) -> Iterable[list[Draft]]:
+def _frames(checked_tasks: list[CheckedTask], limits: Limits) -> Iterable[list[CheckedTask]]:
     """Slices that fit a frame each."""
     bytes_max, count_max = limits.frame_bytes_max - FRAME_BYTES, limits.tasks_per_frame_max
     start = size = 0
-    for index, draft in enumerate(drafts):
-        size += draft[1]
+    for index, checked in enumerate(checked_tasks):
+        size += checked[1]
         if size > bytes_max or index - start >= count_max:
-            yield drafts[start:index]
-            start, size = index, draft[1]
-    if start < len(drafts):
-        yield drafts[start:]
+            yield checked_tasks[start:index]
+            start, size = index, checked[1]
+    if start < len(checked_tasks):
+        yield checked_tasks[start:]
 
 
 def _list(answer: Any, count: int, parse: Callable[[Any], T]) -> list[T]:

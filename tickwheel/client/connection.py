@@ -1,11 +1,10 @@
-"""Futures that somebody may or may not look at, and a way to wait for a change.
+"""One TCP connection: frames in and out, and which request waits for which answer.
 
-One TCP connection: frames in and out, and which request waits for which answer.
-
-Knows HELLO, answers and deliveries by number, and nothing of what they mean. Invariants: every
-request that was written is told exactly once how it ended (``answered``, ``failed``, ``lost`` or
-``expired``); what is written in one step of the loop leaves in one piece; whatever the daemon
-sends, nothing escapes into the event loop; a daemon that says it is not active is left at once.
+Knows HELLO, answers and deliveries by number, and nothing of what they mean. ``Signal`` and
+``fail`` are the futures that all parts of the client wait with. Invariants: every request that was
+written learns exactly once how it ended (``answered``, ``failed``, ``lost`` or ``expired``); what
+is written in one step of the loop leaves in one piece; whatever the daemon sends, nothing escapes
+into the event loop; a daemon that says it is not active is left at once.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Signal:
         self._waiters: dict[asyncio.Future[None], None] = {}
 
     async def wait(self) -> None:
-        """Until the next ``tell``."""
+        """Until the next ``notify``."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters[waiter] = None
         try:
@@ -58,7 +57,7 @@ class Signal:
         finally:
             self._waiters.pop(waiter, None)
 
-    def tell(self) -> None:
+    def notify(self) -> None:
         if self._waiters:
             waiters, self._waiters = self._waiters, {}
             for waiter in waiters:
@@ -179,14 +178,14 @@ class Connection(asyncio.Protocol):
         if not self.closed.done():
             self.closed.set_result(self.error)
         self.paused = False
-        self._room.tell()
+        self._room.notify()
 
     def pause_writing(self) -> None:
         self.paused = True
 
     def resume_writing(self) -> None:
         self.paused = False
-        self._room.tell()
+        self._room.notify()
         self._wake()
 
     # --- writing --------------------------------------------------------------------------------
@@ -212,7 +211,7 @@ class Connection(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     def ask(self, number: int, request: Request, data: bytes) -> None:
-        """Write a request at the next ``flush``; its end will be told to it."""
+        """Write a request at the next ``flush``; it learns its end."""
         request.sent_s = self._loop.time()
         self.requests[number] = request
         self.put(data)

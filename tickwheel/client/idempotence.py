@@ -9,24 +9,20 @@
 
 ``first`` is False when the key was done within the last ``ttl`` seconds. A body that raises or is
 cancelled gives its claim back. **A second claim of a key that is being worked on waits** until the
-first one has ended, and then is told: it is not done before it is done, so a delivery that is
+first one has ended, and then knows: it is not done before it is done, so a delivery that is
 acked because of ``first == False`` can never lose work. After ``wait`` seconds it gives up with
 ``Conflict`` (in a handler: a nack, and the task comes again).
 
 In Redis a claim lasts ``claim`` seconds and is renewed while the body runs, so that after a crash
 the next attempt gets in once that time is over. What this cannot do: when the body ended and Redis
-cannot be told, ``Unreachable`` is raised and the next attempt works again. Work and mark are two
+cannot be reached, ``Unreachable`` is raised and the next attempt works again. Work and mark are two
 steps; who needs them to be one writes the key in the same transaction as the work.
 
-Where ``Once`` keeps what is done: the contract, and the one in this process.
-
-Invariant: of all claims of one key that is not done at most one is held; the next waits for it.
-
-``Once`` among processes: marks and claims in a Redis.
-
-One key each: ``done``, or ``claim:TOKEN`` while somebody works. Invariants: a claim is taken and
-removed by its own token only; a claim that is not renewed ends after ``claim_ms``; what was done is
-marked whoever has the claim by then. Knows no Tickwheel daemon; this Redis need not be its store.
+``DedupStore`` is where it keeps what is done, in this process or in a Redis: one key each,
+``done``, or ``claim:TOKEN`` while somebody works. Invariants: of all claims of one key that is not
+done at most one is held, the next waits for it; a claim is taken and removed by its own token
+only; one that is not renewed ends after ``claim_ms``; what was done is marked whoever has the claim
+by then. Knows no Tickwheel daemon; this Redis need not be its store.
 """
 
 from __future__ import annotations
@@ -80,13 +76,13 @@ class Once:
         self._wait_s = duration_ms(wait, "wait") / 1000
         self._namespace = namespace
         ttl_ms, claim_ms = _positive_ms(ttl, "ttl"), _positive_ms(claim, "claim")
-        self._marks: Marks
+        self._marks: DedupStore
         if url is None:
-            self._marks = MemoryMarks(size, ttl_ms)
+            self._marks = MemoryDedupStore(size, ttl_ms)
         elif url.startswith(_SCHEMES):
-            from tickwheel.client.idempotence import RedisMarks
+            from tickwheel.client.idempotence import RedisDedupStore
 
-            self._marks = RedisMarks(url, ttl_ms, claim_ms)
+            self._marks = RedisDedupStore(url, ttl_ms, claim_ms)
         else:
             raise BadRequest(f"url must be redis://HOST:PORT/DB, not {shown(url)}")
 
@@ -162,7 +158,7 @@ def _positive_ms(value: Any, field: str) -> int:
     return found_ms
 
 
-class Marks(Protocol):
+class DedupStore(Protocol):
     """Keys are text; a claim is whatever ``claim`` returned."""
 
     async def claim(self, key: str) -> Any:
@@ -184,7 +180,7 @@ class Marks(Protocol):
         """Harmless twice."""
 
 
-class MemoryMarks:
+class MemoryDedupStore:
     """The last ``size`` keys that were done, each for ``ttl_ms``."""
 
     def __init__(self, size: int, ttl_ms: int) -> None:
@@ -257,8 +253,8 @@ class _Claim(NamedTuple):
     renewing: asyncio.Task[None]
 
 
-class RedisMarks:
-    """See ``marks.Marks``."""
+class RedisDedupStore:
+    """See ``marks.DedupStore``."""
 
     def __init__(self, url: str, ttl_ms: int, claim_ms: int) -> None:
         try:

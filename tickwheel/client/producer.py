@@ -7,12 +7,11 @@ Knows the session's rules (floor, window, resend) and no transport. Invariants:
 * Only a frame that was certainly refused gets a new number. One that was also sent on an earlier
   connection keeps it even then: the older copy may still be on its way.
 * At most ``window_max`` frames from the floor up, answered or not.
-* A caller is told ``unreachable`` or ``refused`` only when nothing of it was stored; when that
+* A caller gets ``unreachable`` or ``refused`` only when nothing of it was stored; when that
   is not certain, ``outcome_unknown``.
 
-One ENQUEUE frame: the tasks of one or several callers, and who waits for which of them.
-
-The outcome of an ``enqueue_many`` that took several frames.
+``Batch`` is one such frame with the callers who wait for it; ``Partly`` the outcome of an
+``enqueue_many`` that took several.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.client.connection import LOGGER, Connection, Request, Signal, fail
 from tickwheel.client.requests import retry_pause_s
-from tickwheel.client.tasks import FRAME_BYTES, Draft, Receipt, WireTask, due_of, receipts
+from tickwheel.client.tasks import FRAME_BYTES, CheckedTask, Receipt, WireTask, due_of, receipts
 from tickwheel.errors import (
     Draining,
     NotActive,
@@ -42,7 +41,7 @@ from tickwheel.protocol.frames import FrameType
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from tickwheel.client.reconnector import Link
+    from tickwheel.client.reconnector import Reconnector
 
 QUEUE_TASKS_MAX = 1_000_000
 QUEUE_BYTES_MAX = 256 * 1024 * 1024
@@ -55,8 +54,8 @@ _ENQUEUE = int(FrameType.ENQUEUE)
 class Producer:
     """All enqueues of one client."""
 
-    def __init__(self, link: Link, total_s: float, retries: int) -> None:
-        self.link = link
+    def __init__(self, reconnector: Reconnector, total_s: float, retries: int) -> None:
+        self.reconnector = reconnector
         self.tasks_max = QUEUE_TASKS_MAX
         self.bytes_max = QUEUE_BYTES_MAX
         self._total_s = total_s
@@ -83,16 +82,16 @@ class Producer:
     def is_full(self) -> bool:
         """Whether a caller that can wait should: the window or half of the queue is in use."""
         return (
-            len(self._queue) + len(self._window) >= self.link.limits.window_max
+            len(self._queue) + len(self._window) >= self.reconnector.limits.window_max
             or self._tasks * 2 >= self.tasks_max
             or self._bytes * 2 >= self.bytes_max
         )
 
-    def add(self, draft: Draft) -> asyncio.Future[Any]:
+    def add(self, checked: CheckedTask) -> asyncio.Future[Any]:
         """One task; the future of its Receipt. Raises Overloaded."""
-        wire, size = draft
+        wire, size = checked
         batch = self._room_for(1, size)
-        future: asyncio.Future[Any] = self.link.loop.create_future()
+        future: asyncio.Future[Any] = self.reconnector.loop.create_future()
         batch.tasks.append(wire)
         batch.entries.append((future, 0))
         batch.size += size
@@ -101,7 +100,7 @@ class Producer:
     def add_many(self, tasks: list[WireTask], size: int) -> asyncio.Future[list[Receipt]]:
         """Tasks that fit a frame, all or nothing; the future of their Receipts."""
         batch = self._room_for(len(tasks), size)
-        future: asyncio.Future[list[Receipt]] = self.link.loop.create_future()
+        future: asyncio.Future[list[Receipt]] = self.reconnector.loop.create_future()
         batch.tasks.extend(tasks)
         batch.entries.append((future, len(tasks)))
         batch.size += size
@@ -114,11 +113,12 @@ class Producer:
                 while self.is_full and self._stopped is None:
                     await self._changed.wait()
         except TimeoutError:
-            if self.link.connection is None:
-                raise self.link.unreachable(self._total_s) from None
+            if self.reconnector.connection is None:
+                raise self.reconnector.unreachable(self._total_s) from None
             raise Overloaded(
                 f"{len(self._window)} frames are not answered, and none was for"
-                f" {self._total_s:g} s; the limit is {self.link.limits.window_max} (window_max)"
+                f" {self._total_s:g} s; the limit is"
+                f" {self.reconnector.limits.window_max} (window_max)"
             ) from None
 
     async def wait_idle(self) -> None:
@@ -143,7 +143,7 @@ class Producer:
         self._bytes += size
         batch = self._open
         if batch is not None:
-            limits = self.link.limits
+            limits = self.reconnector.limits
             if (
                 len(batch.tasks) + count <= limits.tasks_per_frame_max
                 and batch.size + size <= MERGE_BYTES_MAX
@@ -152,9 +152,9 @@ class Producer:
                 return batch
             self._close_open()
         self._open = batch = Batch(self, FRAME_BYTES)
-        batch.began_s = self.link.loop.time()
+        batch.began_s = self.reconnector.loop.time()
         batch.deadline_s = batch.began_s + self._total_s
-        self.link.wake()
+        self.reconnector.wake()
         return batch
 
     def _close_open(self) -> None:
@@ -163,7 +163,7 @@ class Producer:
             self._queue.append(batch)
             self._unfinished.add(batch)
 
-    # --- a source of the link -------------------------------------------------------------------
+    # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
         """Send all again that has a number and no outcome."""
@@ -181,16 +181,16 @@ class Producer:
         if not self._again and not connection.leaving:
             self._collect_new(connection)
         if not connection.has_room and not connection.paused:
-            self.link.wake()  # the transport takes more after this flush
+            self.reconnector.wake()  # the transport takes more after this flush
 
     def _collect_new(self, connection: Connection) -> None:
-        window_max = self.link.limits.window_max
+        window_max = self.reconnector.limits.window_max
         while self._queue and connection.has_room and len(self._window) < window_max:
             batch = self._queue.popleft()
             if batch.done or batch.unwanted():
                 self.finish(batch)
                 continue
-            batch.number = self.link.next_number()
+            batch.number = self.reconnector.next_number()
             self._window.append(batch)
             self._send(connection, batch)
 
@@ -210,7 +210,7 @@ class Producer:
         over = [batch for batch in self._unfinished if batch.deadline_s <= now_s]
         if not over:
             return
-        connection = self.link.connection
+        connection = self.reconnector.connection
         for batch in sorted(over, key=attrgetter("number")):
             if connection is not None:
                 connection.requests.pop(batch.number, None)
@@ -230,7 +230,7 @@ class Producer:
                 )
             )
             self.give_up(batch, reason)
-        self._changed.tell()
+        self._changed.notify()
 
     # --- outcomes -------------------------------------------------------------------------------
 
@@ -247,7 +247,7 @@ class Producer:
 
     def _certainly_refused(self, batch: Batch, error: TickwheelError) -> None:
         batch.refusal = error
-        connection = self.link.connection
+        connection = self.reconnector.connection
         if isinstance(error, Draining) and connection is not None:
             connection.leave(error)
             if batch.sent == 1:
@@ -260,7 +260,7 @@ class Producer:
 
     def _pause(self, batch: Batch) -> None:
         self._pausing.add(batch)
-        self.link.loop.call_later(retry_pause_s(batch.tries), self._resume, batch)
+        self.reconnector.loop.call_later(retry_pause_s(batch.tries), self._resume, batch)
         batch.tries += 1
 
     def _resume(self, batch: Batch) -> None:
@@ -271,7 +271,7 @@ class Producer:
             self._renumber(batch)
         else:
             self._again.append(batch)
-        self.link.wake()
+        self.reconnector.wake()
 
     def _renumber(self, batch: Batch) -> None:
         """Out of the window and first in the queue: it will be a new request."""
@@ -312,8 +312,8 @@ class Producer:
         self._pausing.discard(batch)
         self._trim()
         if self._queue:
-            self.link.wake()
-        self._changed.tell()
+            self.reconnector.wake()
+        self._changed.notify()
 
 
 Entry = tuple[asyncio.Future[Any], int]
@@ -394,10 +394,10 @@ class Batch(Request):
     def expired(self) -> None:
         if self.done:
             return
-        link = self.producer.link
-        waited_s = round(link.loop.time() - self.began_s, 1)
+        reconnector = self.producer.reconnector
+        waited_s = round(reconnector.loop.time() - self.began_s, 1)
         if not self.sent or isinstance(self.refusal, NotActive):
-            error = link.unreachable(waited_s)
+            error = reconnector.unreachable(waited_s)
         elif self.refusal is not None:
             error = self.refusal
         else:

@@ -1,29 +1,23 @@
 """One connection to the active daemon, made again for ever while the client is open.
 
-Numbers requests, says HELLO, and lets the sources of frames write once in each step of the event
-loop; which address is tried when is ``search``'s. Knows no frame but HELLO. Invariants: request
-numbers ascend over all connections; while one connection is up no other is tried; one to a
-standby never stands.
+Three parts: ``Reconnector`` numbers requests, says HELLO, and lets the sources of frames write
+once in each step of the event loop. ``Search`` says which address is tried when, and opens
+nothing. ``Heartbeat`` looks for deadlines that are over and for a connection that has died
+silently. Knows no frame but HELLO and PING. Invariants:
 
-Looks at the link now and then: deadlines that are over, a connection that has died silently.
-
-A stopped process and a cut line look alike: nothing comes any more. Who only subscribes would
-wait for ever, so the connection is asked with PING when it was quiet for a heartbeat; a daemon
-answers that even while its store is stuck. Invariants: anything that comes counts as an answer;
-a connection from which nothing came for 2.5 heartbeats is given up (sooner with a
-``send_timeout_s`` below a heartbeat and a request waiting), not counting the time in which the
-PING still moves forward behind other bytes on a slow line; nothing is judged in the moment after
-the event loop was blocked, when answers may lie unread.
-
-Looking for the daemon that is active: addresses in turn, hints of standbys, pauses between.
-
-Opens nothing and knows no frame: an attempt at one address is the link's. Invariants:
-
-* In one round an address is tried once at most, whoever names it, and so few hints are followed
-  that standbys which name each other, or ever new addresses, end in a pause like all others.
-* Hints add to the list and never replace it: a wrong one costs one attempt.
-* An address that was silent (it takes connections and says nothing, as a stopped process does)
-  costs time at every attempt: for a while it is only tried when no other daemon answers.
+* Request numbers ascend over all connections; while one connection is up no other is tried; a
+  connection to a standby never stands.
+* In one round an address is tried once at most, whoever names it. So few hints are followed that
+  standbys which name each other, or ever new addresses, end in a pause like all others. Hints add
+  to the list and never replace it: a wrong one costs one attempt. An address that was silent (it
+  takes connections and says nothing, as a stopped process does) costs time at every attempt: for a
+  while it is only tried when no other daemon answers.
+* A stopped process and a cut line look alike: nothing comes any more. So a connection that was
+  quiet for a heartbeat is asked with PING, which a daemon answers even while its store is stuck.
+  Anything that comes counts as an answer. A connection from which nothing came for 2.5 heartbeats
+  is given up (sooner with a ``send_timeout_s`` below a heartbeat and a request waiting), not
+  counting the time in which the PING still moves forward behind other bytes on a slow line.
+  Nothing is judged in the moment after the event loop was blocked, when answers may lie unread.
 """
 
 from __future__ import annotations
@@ -58,10 +52,10 @@ class Source(Protocol):
     """A part of the client that writes frames."""
 
     def up(self) -> None:
-        """A new connection stands; what was lost with the old one was told before."""
+        """A new connection stands; what was lost with the old one was reported before."""
 
     def down(self) -> None:
-        """The connection has ended; its requests are told next."""
+        """The connection has ended; its requests learn it next."""
 
     def collect(self, connection: Connection) -> None:
         """Write what waits and may be written."""
@@ -87,7 +81,7 @@ class _Hello(Request):
         fail(self.done, error)
 
 
-class Link:
+class Reconnector:
     """``start`` once, ``stop`` at the end; in between ``connection`` is there or is coming."""
 
     def __init__(
@@ -118,7 +112,7 @@ class Link:
         self._greeted = greeted
         self._number = 0
         self._flushing = False
-        self._watch = Watch(self, send_timeout_s, heartbeat_s)
+        self._watch = Heartbeat(self, send_timeout_s, heartbeat_s)
         self._tasks: set[asyncio.Task[Any]] = set()
         self._up = asyncio.Event()
         self._runner: asyncio.Task[None] | None = None
@@ -168,7 +162,7 @@ class Link:
             await connection.finish(error)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that ends with the link at the latest."""
+        """A task that ends with the reconnector at the latest."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -294,7 +288,7 @@ PATIENCE_HEARTBEATS = 1.5
 SWEEPS_PER_TIMEOUT = 4
 SWEEP_S_MAX = 0.25
 BLOCKED_S = 0.5
-"""A sweep that is so late tells that the loop was blocked."""
+"""A sweep that is so late shows that the loop was blocked."""
 
 
 class _Probe(Request):
@@ -311,11 +305,11 @@ class _Probe(Request):
     def expired(self) -> None: ...
 
 
-class Watch:
+class Heartbeat:
     """One timer, from ``start`` to ``stop``; both may be left out or come twice."""
 
-    def __init__(self, link: Link, send_timeout_s: float, heartbeat_s: float) -> None:
-        self._link = link
+    def __init__(self, reconnector: Reconnector, send_timeout_s: float, heartbeat_s: float) -> None:
+        self._reconnector = reconnector
         self._heartbeat_s = heartbeat_s
         self._shortest_s = min(heartbeat_s, send_timeout_s)
         """As ``heartbeat_s``, while an answer is due."""
@@ -332,7 +326,7 @@ class Watch:
 
     def start(self) -> None:
         self.stop()
-        loop = self._link.loop
+        loop = self._reconnector.loop
         self._due_s = loop.time() + min(SWEEP_S_MAX, self._shortest_s / SWEEPS_PER_TIMEOUT)
         self._timer = loop.call_at(self._due_s, self._sweep)
 
@@ -342,16 +336,16 @@ class Watch:
             self._timer = None
 
     def _sweep(self) -> None:
-        now_s = self._link.loop.time()
+        now_s = self._reconnector.loop.time()
         late_s = now_s - self._due_s
         self.start()
         if late_s >= min(BLOCKED_S, self._patience_s / 2):
             return
-        connection = self._link.connection
+        connection = self._reconnector.connection
         if connection is not None:
             self._expire(connection, now_s)
             self._check_alive(connection, now_s)
-        for source in self._link.sources:
+        for source in self._reconnector.sources:
             source.sweep(now_s)
 
     @staticmethod
@@ -385,7 +379,7 @@ class Watch:
         connection.abort(ConnectionLost(f"nothing came for {quiet_s:.1f} s, and PING no answer"))
 
     def _ask(self, connection: Connection, now_s: float) -> None:
-        number = self._link.next_number()
+        number = self._reconnector.next_number()
         connection.ask(number, _Probe(float("inf")), encode((int(FrameType.PING), number)))
         connection.flush()
         self._asked, self._asked_s, self._moved_s = connection, now_s, now_s

@@ -1,12 +1,9 @@
 """What the client's questions are answered with: read-only views of the daemon's maps.
 
 Every class keeps the daemon's answer in ``raw``: fields that a newer daemon adds are there.
-Whatever has not the shape of ``docs/protocol.md`` is a ProtocolError.
-
-How one daemon says it is: its role, its state, and whom it knows to be active.
-
-``status_at`` asks one address whatever its role, which the client's own connection cannot: that
-one stands with the active daemon only. ``statuses`` asks all that there are.
+Whatever has not the shape of ``docs/protocol.md`` is a ProtocolError. ``status_at`` asks one
+address whatever its role, which the client's own connection cannot: that one stands with the
+active daemon only. ``statuses`` asks all that there are.
 """
 
 from __future__ import annotations
@@ -315,7 +312,7 @@ class Status:
     """More about the state, for people."""
     epoch: int
     address: str
-    """Where it tells others to find it."""
+    """Where others find it, as it says."""
     since_ms: int
     """When its role began; 0: it is too old to say."""
     active: Active | None
@@ -387,16 +384,16 @@ async def statuses(
 
 
 def _named(known: Iterable[Status]) -> set[str]:
-    """Where active daemons are that did not answer under the address they tell."""
-    told: set[str] = set()
+    """Where active daemons are that did not answer under the address they give."""
+    given: set[str] = set()
     own: set[str] = set()
     for status in known:
         with suppress(BadRequest):
             own.add(f"tcp://{shown(parse_url(status.address)[0])}")
         with suppress(BadRequest):
             if status.active is not None and status.role != "active":
-                told.add(f"tcp://{shown(parse_url(status.active.address)[0])}")
-    return told - own
+                given.add(f"tcp://{shown(parse_url(status.active.address)[0])}")
+    return given - own
 
 
 async def status_at(
@@ -465,13 +462,13 @@ async def _answer(connection: Connection, number: int, data: bytes) -> Any:
 
 def _from_hello(info: Map, address: Address) -> Status:
     """A daemon from before STATUS: it serves alone, or would not have answered."""
-    told = {
+    given = {
         "node": info["node"], "version": UNKNOWN, "role": "active", "state": UNKNOWN,
         "detail": None, "epoch": info["epoch"], "address": f"tcp://{shown(address)}",
         "since_ms": 0, "active": None, "store": UNKNOWN, "store_ok": True,
         "now_ms": info["now_ms"], "uptime_s": 0.0, "loaded": 0,
     }  # fmt: skip
-    return Status.of(told)
+    return Status.of(given)
 
 
 class Keep(Enum):

@@ -3,16 +3,11 @@
 Invariants: a delivery that the handler settled itself is left alone; nothing is acked whose lease
 was lost; whatever goes wrong is logged and never ends the worker.
 
-How a handler says what an exception alone cannot: raise one of these.
-
-They are no errors of this package (those are ``TickwheelError``s) and are never sent as such.
-
-Threads for handlers that are plain functions.
-
-Not a ``ThreadPoolExecutor``: that one is joined when the interpreter ends, so that a handler which
-hangs would keep a stopped worker from ending. Threads are reused, so that what a handler keeps in
-thread-local storage (a database connection) lives on. Invariant: at most as many threads as calls
-were under way at a time; what a call returns to is the event loop it came from.
+``Reject`` and ``RetryLater`` say what an exception alone cannot; they are no ``TickwheelError``s
+and are never sent as such. ``Threads`` run handlers that are plain functions. They are no
+``ThreadPoolExecutor``, which is joined when the interpreter ends: a handler that hangs would keep a
+stopped worker from ending. Threads are reused, so that what a handler keeps in thread-local storage
+(a database connection) lives on; there are at most as many as calls were under way at a time.
 """
 
 from __future__ import annotations

@@ -2,14 +2,9 @@
 
 Invariants: after ``stop`` nothing new is begun; ``run`` returns when every handler has ended or was
 given up, and every settlement is answered; it takes at most ``grace`` seconds and a few more.
-
-One handler's lane: its subscription, and the jobs that are under way.
-
-A delivery is taken only when a job may start: what waits is the subscription's, which keeps its
-lease up and gives it back at the end. A part of the client: it uses its link and calls.
-Invariant: at most ``concurrency`` handlers run.
-
-SIGTERM and SIGINT while a worker runs: the first asks it to stop, the second to hurry.
+At most ``concurrency`` handlers of a lane run, and a delivery is taken only when one may start:
+what waits is the subscription's, which keeps its lease up and gives it back at the end. The first
+SIGTERM or SIGINT asks a running worker to stop, the second to hurry.
 """
 
 from __future__ import annotations
@@ -231,7 +226,7 @@ class Lane:
         subscription = await self._subscription.start()
         route, client = self.route, self._client
         self._leases = Leases(client._calls, route.topic, route.group, subscription.lease_s)
-        client._link.sources.append(self._leases)
+        client._reconnector.sources.append(self._leases)
 
     async def read(self) -> None:
         """Start a job for each delivery, for ever. Raises why there are no more."""
@@ -291,7 +286,7 @@ class Lane:
             await asyncio.wait(self._acks)
         if self._leases is not None:
             self._leases.stop(ClientClosed())
-            self._client._link.sources.remove(self._leases)
+            self._client._reconnector.sources.remove(self._leases)
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
