@@ -12,9 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from tickwheel.client.connection import Connection, Request
-from tickwheel.client.futures import fail
-from tickwheel.client.link import Link
+from tickwheel.client.connection import Connection, Request, fail
+from tickwheel.client.reconnector import Reconnector
 from tickwheel.errors import (
     ConnectionLost,
     Draining,
@@ -50,8 +49,8 @@ class Call(Request):
         self._calls = calls
         self.kind = kind
         self.fields = fields
-        self.asked_s = calls.link.loop.time()
-        self.future: asyncio.Future[Any] = calls.link.loop.create_future()
+        self.asked_s = calls.reconnector.loop.time()
+        self.future: asyncio.Future[Any] = calls.reconnector.loop.create_future()
         self.prompt = True
         self.repeat = True
         self.orphaned: Callable[[Any], None] | None = None
@@ -91,19 +90,20 @@ class Call(Request):
     def expired(self) -> None:
         if self.future.done():
             return
-        link = self._calls.link
-        waited_s = link.loop.time() - self.asked_s
+        reconnector = self._calls.reconnector
+        waited_s = reconnector.loop.time() - self.asked_s
         fail(
             self.future,
-            self.error or link.overdue(self.kind.name, round(waited_s, 1), written=self.sent > 0),
+            self.error
+            or reconnector.overdue(self.kind.name, round(waited_s, 1), written=self.sent > 0),
         )
 
 
 class Calls:
     """All of one client."""
 
-    def __init__(self, link: Link, total_s: float, retries: int) -> None:
-        self.link = link
+    def __init__(self, reconnector: Reconnector, total_s: float, retries: int) -> None:
+        self.reconnector = reconnector
         self._total_s = total_s
         self._retries = retries
         self._waiting: deque[Call] = deque()
@@ -130,7 +130,7 @@ class Calls:
             raise self._stopped
         if self._count >= CALLS_MAX:
             raise Overloaded(f"{self._count} calls wait for an answer; the limit is {CALLS_MAX}")
-        call = Call(self, kind, fields, self.link.loop.time() + self._total_s + extra_s)
+        call = Call(self, kind, fields, self.reconnector.loop.time() + self._total_s + extra_s)
         call.prompt, call.repeat, call.orphaned = prompt, repeat, orphaned
         self._count += 1
         try:
@@ -142,7 +142,7 @@ class Calls:
 
     def wait(self, call: Call) -> None:
         self._waiting.append(call)
-        self.link.wake()
+        self.reconnector.wake()
 
     def again(self, call: Call, error: TickwheelError) -> None:
         """Refused, retryable: try again after a pause, or on the next connection."""
@@ -152,15 +152,15 @@ class Calls:
             return
         call.error = error
         if isinstance(error, Draining):
-            if self.link.connection is not None:
-                self.link.connection.leave(error)
+            if self.reconnector.connection is not None:
+                self.reconnector.connection.leave(error)
             self.wait(call)
             return
         if call.tries >= self._retries:
             fail(call.future, error)
             return
         self._pausing.add(call)
-        self.link.loop.call_later(retry_pause_s(call.tries), self._resume, call)
+        self.reconnector.loop.call_later(retry_pause_s(call.tries), self._resume, call)
         call.tries += 1
 
     def _resume(self, call: Call) -> None:
@@ -168,13 +168,13 @@ class Calls:
             self._pausing.discard(call)
             self.wait(call)
 
-    # --- a source of the link -------------------------------------------------------------------
+    # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
         """Nothing to do: what was lost waits already."""
 
     def down(self) -> None:
-        """Nothing to do: what was sent is told that it is lost."""
+        """Nothing to do: what was sent learns that it is lost."""
 
     def collect(self, connection: Connection) -> None:
         held: list[Call] = []
@@ -185,7 +185,7 @@ class Calls:
             if connection.leaving and isinstance(call.error, Draining):
                 held.append(call)
                 continue
-            number = self.link.next_number()
+            number = self.reconnector.next_number()
             try:
                 data = encode((int(call.kind), number, *call.fields))
             except TickwheelError as error:
