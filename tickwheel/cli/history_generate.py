@@ -41,8 +41,8 @@ def generate(
 
     Every event is marked as synthetic, and so is every report of it.
     """
-    from tickwheel.history.generate import Plan
-    from tickwheel.history.generate import generate as make
+    from tickwheel.demo.synthetic_history import Plan
+    from tickwheel.demo.synthetic_history import generate as make
 
     if out.exists() and any(out.iterdir()):
         remark(f"failed: {out} is not empty; synthetic history is never mixed into another")

@@ -19,10 +19,10 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tickwheel.cli.demo_daemon import DemoDaemon
-from tickwheel.cli.demo_load import CONSUMERS, Books, consume, percentile, produce
-from tickwheel.cli.demo_view import Picture, View
 from tickwheel.client import Client
+from tickwheel.demo.daemon import DemoDaemon
+from tickwheel.demo.load import CONSUMERS, Books, consume, percentile, produce
+from tickwheel.demo.view import Picture, View
 from tickwheel.errors import TickwheelError
 
 FINISH_TIMEOUT_S = 45.0

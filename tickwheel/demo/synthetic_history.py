@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tickwheel.history.generate_files import SegmentFiles
-from tickwheel.history.generate_load import LOADS, Group, Load
+from tickwheel.demo.generate_files import SegmentFiles
+from tickwheel.demo.generate_load import LOADS, Group, Load
 
 HOUR_MS = 3_600_000
 DAY_MS = 86_400_000

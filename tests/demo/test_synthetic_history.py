@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reports.story import ms
 from typer.testing import CliRunner
 
-from reports.story import ms
 from tickwheel.cli.app import app
-from tickwheel.history.generate import Plan, generate
+from tickwheel.demo.synthetic_history import Plan, generate
 
 START_MS = ms("2026-11-17T00:00:00")
 
