@@ -30,9 +30,9 @@ from tickwheel import disk
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments
 from tickwheel.history.names import STATE, last_backup_file
-from tickwheel.history.retention import Limits, clean, free, write_last_backup
 from tickwheel.history.segments import Segment
-from tickwheel.history.upkeep import LOOK_MS
+from tickwheel.history.writer.retention import Limits, clean, free, write_last_backup
+from tickwheel.history.writer.upkeep import LOOK_MS
 
 BLOCK = 4096
 ANY = "0.0000001"

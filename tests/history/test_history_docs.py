@@ -14,7 +14,8 @@ from typer.main import get_command
 
 from history.history_rig import delivered, make_id, write
 from tickwheel.cli.app import app
-from tickwheel.history import launch, spool
+from tickwheel.history import spool
+from tickwheel.history import writer as launch
 from tickwheel.history.records import EVENTS, FIELDS, Kind
 
 TEXT = (Path(__file__).parents[2] / "docs" / "history.md").read_text()

@@ -29,8 +29,8 @@ from tickwheel.history import read, segments
 from tickwheel.history.names import hour_folder
 from tickwheel.history.read import Follow, Query, flow, newest, search
 from tickwheel.history.records import Kind
-from tickwheel.history.sealing import Sealer
 from tickwheel.history.segments import Tally
+from tickwheel.history.writer.sealing import Sealer
 
 KEY = 'ключ "1"\n'
 

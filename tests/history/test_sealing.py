@@ -28,9 +28,10 @@ from history.history_rig import (
     write,
     writer_of,
 )
-from tickwheel.history import sealing, segments
+from tickwheel.history import segments
 from tickwheel.history.names import hour_folder, last_backup_file, state_folder
-from tickwheel.history.retention import (
+from tickwheel.history.writer import sealing
+from tickwheel.history.writer.retention import (
     BACKUP_MARGIN_MS,
     Limits,
     clean,
@@ -38,7 +39,7 @@ from tickwheel.history.retention import (
     needed_since_ms,
     write_last_backup,
 )
-from tickwheel.history.sealing import Sealer
+from tickwheel.history.writer.sealing import Sealer
 
 # --- sealing ---------------------------------------------------------------------------------
 

@@ -30,11 +30,12 @@ from history.history_rig import (
     write,
     writer_of,
 )
-from tickwheel.history import output as output_module
-from tickwheel.history import position, segments, spool_read
+from tickwheel.history import segments, spool_read
 from tickwheel.history.names import POSITION, hour_folder, parse_segment, safe_node, state_folder
 from tickwheel.history.records import Kind
 from tickwheel.history.segments import Tally
+from tickwheel.history.writer import open_segments as output_module
+from tickwheel.history.writer import position
 
 FOLDER = hour_folder(NOW_MS)
 

@@ -18,11 +18,11 @@ from typing import Any
 
 from tickwheel.clock import Clock
 from tickwheel.errors import BadRequest
-from tickwheel.history.launch import writer_command
 from tickwheel.history.names import state_folder
 from tickwheel.history.pending import Pending, take
 from tickwheel.history.records import Kind
 from tickwheel.history.spool import Spool
+from tickwheel.history.writer import writer_command
 from tickwheel.persistence.store import Opened
 from tickwheel.server.handlers.consuming import label
 from tickwheel.server.recorder import Notes, Recorder, events_in

@@ -14,7 +14,7 @@ from tickwheel.history.restore.owners import Owners
 from tickwheel.history.restore.replay import Replay
 from tickwheel.history.restore.report import Report
 from tickwheel.history.restore.source import Backup, open_backup
-from tickwheel.history.restore.target import Filler, check_empty, filling, shard_of
+from tickwheel.history.restore.stores import Filler, check_empty, filling, shard_of
 from tickwheel.history.restore.task import Task
 from tickwheel.history.segments import Event
 from tickwheel.persistence.store import StoredTask

@@ -17,8 +17,8 @@ from typing import Self
 from tickwheel.history import segments, spool_read
 from tickwheel.history.lines import MALFORMED, Renderer
 from tickwheel.history.names import STATE, SpoolName
-from tickwheel.history.position import Place, Position, load
 from tickwheel.history.segments import Event
+from tickwheel.history.writer.position import Place, Position, load
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tickwheel.history import segments
 from tickwheel.history.names import HOUR_MS, PART, SegmentName, hour_folder, safe_node
-from tickwheel.history.position import Position
+from tickwheel.history.writer.position import Position
 
 OPEN_MAX = 4
 """Hours open at once: the current one, the last, and what a clock that went back brings."""

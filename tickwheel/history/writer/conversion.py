@@ -20,9 +20,9 @@ from typing import Any
 from tickwheel.history import spool_read
 from tickwheel.history.lines import MALFORMED, Renderer
 from tickwheel.history.names import POSITION, SpoolName, hour_of
-from tickwheel.history.output import Output
-from tickwheel.history.position import Place, Position, sync
 from tickwheel.history.records import Kind
+from tickwheel.history.writer.open_segments import Output
+from tickwheel.history.writer.position import Place, Position, sync
 
 TIME_MS_MAX = 4_102_444_800_000
 """1 January 2100: a time beyond is no time."""

@@ -22,15 +22,15 @@ from pathlib import Path
 
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments, spool_read
-from tickwheel.history.follower import Follower
-from tickwheel.history.launch import parser
-from tickwheel.history.lock import Lock
 from tickwheel.history.names import state_folder
-from tickwheel.history.output import Output
-from tickwheel.history.position import Place, Position, load
-from tickwheel.history.retention import Limits
-from tickwheel.history.sealing import Sealer
-from tickwheel.history.upkeep import Upkeep
+from tickwheel.history.writer import parser
+from tickwheel.history.writer.conversion import Follower
+from tickwheel.history.writer.lock import Lock
+from tickwheel.history.writer.open_segments import Output
+from tickwheel.history.writer.position import Place, Position, load
+from tickwheel.history.writer.retention import Limits
+from tickwheel.history.writer.sealing import Sealer
+from tickwheel.history.writer.upkeep import Upkeep
 
 NICE = 10
 IDLE_S_MIN, IDLE_S_MAX = 0.02, 0.5

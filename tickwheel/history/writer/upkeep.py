@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tickwheel.disk import Use, measure
 from tickwheel.history.names import HOUR_MS
-from tickwheel.history.retention import Cleaned, Limits, clean, free
+from tickwheel.history.writer.retention import Cleaned, Limits, clean, free
 
 LOOK_MS = 60_000
 DAY_MS = 24 * HOUR_MS
