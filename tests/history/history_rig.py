@@ -10,12 +10,11 @@ from typing import Any
 
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments
-from tickwheel.history.names import state_folder
-from tickwheel.history.records import Kind
-from tickwheel.history.segments import Event, Tally
+from tickwheel.history.lines import Kind
+from tickwheel.history.segments import Event, Tally, state_folder
 from tickwheel.history.spool import Spool
 from tickwheel.history.writer import writer_command
-from tickwheel.history.writer.__main__ import Writer
+from tickwheel.history.writer.conversion import Writer
 from tickwheel.history.writer.retention import Limits
 from tickwheel.wheel.records import id_floor
 

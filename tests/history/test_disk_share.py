@@ -29,10 +29,15 @@ from history.history_rig import (
 from tickwheel import disk
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments
-from tickwheel.history.names import STATE, last_backup_file
-from tickwheel.history.segments import Segment
-from tickwheel.history.writer.retention import Limits, clean, free, write_last_backup
-from tickwheel.history.writer.upkeep import LOOK_MS
+from tickwheel.history.segments import STATE, Segment
+from tickwheel.history.writer.retention import (
+    LOOK_MS,
+    Limits,
+    clean,
+    free,
+    last_backup_file,
+    write_last_backup,
+)
 
 BLOCK = 4096
 ANY = "0.0000001"

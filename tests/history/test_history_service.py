@@ -23,9 +23,8 @@ from history.daemon_rig import daemon_in, metric, spools, taken_up, until
 from history.history_rig import NODE, read_all, segment_names
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
-from tickwheel.history.names import STATE
-from tickwheel.history.records import Kind
-from tickwheel.history.segments import Event
+from tickwheel.history.lines import Kind
+from tickwheel.history.segments import STATE, Event
 from tickwheel.persistence.redis.initialise import lay_out, look
 from tickwheel.persistence.redis.options import options_from
 from tickwheel.persistence.store import CommitRefused, CommitUnknown, Opened

@@ -17,9 +17,8 @@ from history.daemon_rig import daemon_in, until
 from history.history_rig import NODE, read_all
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
-from tickwheel.history.names import PENDING, STATE, state_folder
-from tickwheel.history.pending import Pending, take
-from tickwheel.history.segments import Event
+from tickwheel.history.segments import STATE, Event, state_folder
+from tickwheel.history.spool import PENDING, Pending, take
 from tickwheel.persistence.store import Opened
 from tickwheel.server.history import History
 from tickwheel.server.recorder import Recorder
@@ -124,7 +123,7 @@ def test_a_disk_that_fails_is_no_trouble(
 
     pending = Pending(folder, 3)
     with monkeypatch.context() as patched:
-        patched.setattr("tickwheel.history.pending.os.pwritev", full)
+        patched.setattr("tickwheel.history.spool.os.pwritev", full)
         pending.note(8, b"eight")
     assert not pending.is_taken(8)
     pending.kept(8)

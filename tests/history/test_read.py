@@ -26,11 +26,10 @@ from history.history_rig import (
 )
 from tickwheel.errors import LimitExceeded
 from tickwheel.history import read, segments
-from tickwheel.history.names import hour_folder
+from tickwheel.history.lines import Kind
 from tickwheel.history.read import Follow, Query, flow, newest, search
-from tickwheel.history.records import Kind
-from tickwheel.history.segments import Tally
-from tickwheel.history.writer.sealing import Sealer
+from tickwheel.history.segments import Tally, hour_folder
+from tickwheel.history.writer.open_segments import Sealer
 
 KEY = 'ключ "1"\n'
 

@@ -23,7 +23,7 @@ from history.history_rig import (
 from history.restore_rig import LATER_MS, STARTED, group, held, make_backup, run, stopped, url
 from tickwheel.errors import BadRequest, Conflict, NotFound
 from tickwheel.history import segments
-from tickwheel.history.records import Kind
+from tickwheel.history.lines import Kind
 from tickwheel.history.restore import Plan, restore
 from tickwheel.persistence.store import StoreUnusable
 from tickwheel.wheel.records import (

@@ -18,11 +18,9 @@ from hypothesis.stateful import precondition, rule
 from test_engine_model import EngineMachine
 
 from history.recording_rig import RecordingRig
-from tickwheel.history.lines import Renderer
-from tickwheel.history.records import policy_map
-from tickwheel.history.restore.fold import Fold
+from tickwheel.history.lines import Renderer, policy_map
+from tickwheel.history.restore.fold import Fold, Task
 from tickwheel.history.restore.owners import Owners
-from tickwheel.history.restore.task import Task
 from tickwheel.server.recorder import settings_map
 from tickwheel.wheel.core import EngineConfig
 from tickwheel.wheel.records import (

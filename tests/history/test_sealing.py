@@ -29,17 +29,18 @@ from history.history_rig import (
     writer_of,
 )
 from tickwheel.history import segments
-from tickwheel.history.names import hour_folder, last_backup_file, state_folder
-from tickwheel.history.writer import sealing
+from tickwheel.history.segments import hour_folder, state_folder
+from tickwheel.history.writer import open_segments
+from tickwheel.history.writer.open_segments import Sealer
 from tickwheel.history.writer.retention import (
     BACKUP_MARGIN_MS,
     Limits,
     clean,
+    last_backup_file,
     last_backup_ms,
     needed_since_ms,
     write_last_backup,
 )
-from tickwheel.history.writer.sealing import Sealer
 
 # --- sealing ---------------------------------------------------------------------------------
 
@@ -61,7 +62,7 @@ def seal(path: Path) -> None:
 def test_the_lines_are_the_same_and_a_torn_one_is_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sealing, "PIECE_BYTES", 10)
+    monkeypatch.setattr(open_segments, "PIECE_BYTES", 10)
     text = "".join(f'{{"time_ms":{n}}}\n' for n in range(100))
     path = open_segment(tmp_path, text + '{"time_ms":1')
     seal(path)
@@ -98,7 +99,7 @@ def test_a_full_disk_begins_anew_and_leaves_nothing_half(
     sealer = Sealer()
     sealer.add(path)
     with monkeypatch.context() as patch:
-        patch.setattr(sealing, "os", stand_in(os, fdatasync=full))
+        patch.setattr(open_segments, "os", stand_in(os, fdatasync=full))
         with pytest.raises(OSError, match="No space"):
             while sealer.step():
                 pass

@@ -24,9 +24,10 @@ from history.history_rig import (
     spool_of,
     start_writer,
 )
-from tickwheel.history import segments, spool_read
-from tickwheel.history.names import POSITION, STATE, state_folder
-from tickwheel.history.segments import Tally
+from tickwheel.history import segments
+from tickwheel.history.segments import STATE, Tally, state_folder
+from tickwheel.history.spool import files
+from tickwheel.history.writer.position import POSITION
 
 PATIENCE_S = 30.0
 BATCHES, EACH = 400, 40
@@ -85,7 +86,7 @@ def test_killed_at_random_moments_every_record_appears_once(tmp_path: Path, seed
         told = [int(event["task_id"]) for event in events if event["event"] == kind]
         assert sorted(told) == [make_id(i) for i in range(BATCHES * EACH)]
     assert all(name.endswith(".gz") for name in segment_names(tmp_path))
-    assert spool_read.files(state_folder(tmp_path, NODE, 0)) == []
+    assert files(state_folder(tmp_path, NODE, 0)) == []
 
 
 def torn_only_at_the_end(folder: Path) -> None:

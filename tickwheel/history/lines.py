@@ -1,8 +1,13 @@
-"""Records as JSON lines: the hot part of the writer, by hand, a record's columns at a time.
+"""Records and lines: what is written of a shard's life, as the spool and as the segments hold it.
 
-What is the same for all tasks of a record is formatted once. Lines are ASCII: every character
-beyond it is escaped, so a line is valid whatever a key or a reason holds. Nothing here reads or
-writes a file.
+A record of the spool is ``[kind, time_ms, …]`` with whole columns. It becomes an event, one JSON
+line, for each of its tasks. The tables of kinds, events and fields stand first. ``docs/history.md``
+is their reference for readers; a test compares the two.
+
+``Renderer`` is the hot part of the writer. It makes lines by hand, a record's columns at a time,
+and formats once what all tasks of a record have in common. Lines are ASCII: every other character
+is escaped, so a line is valid whatever a key or a reason holds. Nothing here reads or writes a
+file.
 """
 
 from __future__ import annotations
@@ -10,18 +15,92 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
 from json import dumps
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
-from tickwheel.history.records import (
-    DAEMON_EVENTS,
-    ENDINGS,
-    EXTRAS,
-    GROUP_EVENTS,
-    SCHEMA_VERSION,
-    Kind,
-)
+SCHEMA_VERSION = 1
+
+
+class Kind(IntEnum):
+    """The first element of a record; what follows stands beside it."""
+
+    ENQUEUED = 1
+    """time_ms, producer, ids, dues, topics (one | each), extras {index: …}, bodies | nil"""
+    DELIVERED = 2
+    """time_ms, topic, group, subscriber, ids, attempts, dues"""
+    ACKED = 3
+    """time_ms, topic, group, subscriber, epoch, ids, attempts, delivered_ms[, ended]; ``ended``:
+    one or each, whether that ended the task (no other group has it any more)"""
+    NACKED = 4
+    """time_ms, topic, group, subscriber, ids, attempts, next_ms, reasons"""
+    LEASE_OVER = 5
+    """time_ms, topic, group, subscriber, ids, attempts, reasons"""
+    RELEASED = 6
+    """time_ms, topic, group, subscriber, ids, attempts"""
+    DEAD = 7
+    """time_ms, topic, group, ids, attempts, reasons"""
+    ENDED = 8
+    """time_ms, topic, group | nil, "cancelled" | "expired" | "deleted", ids[, ended]"""
+    RESCHEDULED = 9
+    """time_ms, topic, ids, dues"""
+    REQUEUED = 10
+    """time_ms, topic, group, ids"""
+    GROUP = 11
+    """time_ms, topic, group | nil, "created" | "deleted" | "configured"[, details]"""
+    DAEMON = 12
+    """time_ms, "started" | "stopped", details"""
+    DROPPED = 13
+    """time_ms, count[, reason]"""
+
+
+ENDINGS = ("cancelled", "expired", "deleted")
+GROUP_EVENTS = {
+    "created": "group_created", "deleted": "group_deleted", "configured": "group_configured",
+}  # fmt: skip
+DAEMON_EVENTS = ("started", "stopped")
+EVENTS = (
+    "enqueued", "rescheduled", "cancelled", "delivered", "acked", "nacked", "lease_over",
+    "released", "dead", "requeued", "expired", "deleted", *GROUP_EVENTS.values(), *DAEMON_EVENTS,
+    "dropped",
+)  # fmt: skip
+FIELDS = (
+    "v", "time_ms", "event", "task_id", "topic", "group", "key", "tag", "due_ms", "attempt",
+    "lateness_ms", "ack_ms", "ended", "subscriber", "producer", "reason", "body", "priority",
+    "ttl_ms", "props", "retry", "since_ms", "settings", "clean", "details", "count", "node",
+    "shard", "epoch", "seq", "synthetic",
+)  # fmt: skip
+EXTRAS = ("key", "tag", "props", "priority", "ttl_ms", "retry")
+"""The names of an enqueued task's extras when they come as an array."""
+
+_POLICY_FIELDS = {
+    "exponential": ("base_ms", "factor", "cap_ms", "retries", "jitter"),
+    "fixed": ("delay_ms", "retries", "jitter"),
+    "table": ("delays_ms", "retries"),
+    "none": (),
+}
+
+
+def policy_map(policy: Any) -> dict[str, Any]:
+    """A retry policy's numbers as the wire has them. Raises TypeError for anything else."""
+    kind = getattr(policy, "kind", None)
+    if kind not in _POLICY_FIELDS:
+        raise TypeError(f"a {type(policy).__name__} is nothing that a record holds")
+    values = {
+        "base_ms": policy.base_ms,
+        "factor": policy.factor,
+        "cap_ms": policy.cap_ms,
+        "delay_ms": policy.base_ms,
+        "delays_ms": list(policy.delays_ms),
+        "retries": policy.retries_max,
+        "jitter": policy.jitter,
+    }
+    return {"kind": kind} | {name: values[name] for name in _POLICY_FIELDS[kind]}
+
+
+# --- records as lines ------------------------------------------------------------------------
+
 
 MALFORMED = (TypeError, ValueError, IndexError, KeyError, AttributeError)
 """What a record that is none makes ``render`` raise."""

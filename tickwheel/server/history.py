@@ -18,10 +18,9 @@ from typing import Any
 
 from tickwheel.clock import Clock
 from tickwheel.errors import BadRequest
-from tickwheel.history.names import state_folder
-from tickwheel.history.pending import Pending, take
-from tickwheel.history.records import Kind
-from tickwheel.history.spool import Spool
+from tickwheel.history.lines import Kind
+from tickwheel.history.segments import state_folder
+from tickwheel.history.spool import Pending, Spool, take
 from tickwheel.history.writer import writer_command
 from tickwheel.persistence.store import Opened
 from tickwheel.server.handlers.consuming import label

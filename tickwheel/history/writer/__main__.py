@@ -1,17 +1,19 @@
 """The process that turns the spool into files: ``python -m tickwheel.history.writer``.
 
-Started and watched by the daemon, at a low priority; it can also be run by hand to finish what a
+The daemon starts and watches it, at a low priority. It can also be run by hand, to finish what a
 daemon that is gone has left. Standard input is a pipe from the daemon: a byte in it is a wake-up,
 its end says that the daemon is gone. Then what is there is written, sealed when no daemon holds
 the spool any more, and the process ends.
 
-One writer has a state folder at a time; another one waits for its end, or for that of its own
-daemon. When the folder is removed or moved it ends, to be started anew.
+A state folder has one writer at a time, by its lock. Another writer waits for the end of the first
+one, or for that of its own daemon. When the folder is removed or moved the process ends, to be
+started again.
 """
 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import select
 import signal
@@ -20,119 +22,24 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tickwheel.disk import Use, measure
-from tickwheel.history import segments, spool_read
-from tickwheel.history.names import state_folder
+from tickwheel.history import spool
+from tickwheel.history.segments import state_folder
 from tickwheel.history.writer import parser
-from tickwheel.history.writer.conversion import Follower
-from tickwheel.history.writer.lock import Lock
-from tickwheel.history.writer.open_segments import Output
-from tickwheel.history.writer.position import Place, Position, load
+from tickwheel.history.writer.conversion import LITTLE_BYTES, Writer
 from tickwheel.history.writer.retention import Limits
-from tickwheel.history.writer.sealing import Sealer
-from tickwheel.history.writer.upkeep import Upkeep
 
+LOCK = "lock"
+"""The file that is locked, in the state folder."""
 NICE = 10
 IDLE_S_MIN, IDLE_S_MAX = 0.02, 0.5
 GATHER_S = 0.1
 """After little work: what comes in small batches is taken together."""
-LITTLE_BYTES = 64 << 10
 TROUBLE_S_MIN, TROUBLE_S_MAX = 0.25, 5.0
 GONE_PATIENCE_S = 5.0
 """After the end of standard input: until the daemon's lock is free."""
 TROUBLE_PATIENCE_S = 15.0
 """The same while the disk does not take it; the spool keeps what is left."""
-UPKEEP_MS = 1_000
-
-
-class Writer:
-    """One state folder's lines, seals and retention."""
-
-    def __init__(
-        self,
-        history_dir: Path,
-        node: str,
-        shard: int,
-        *,
-        segment_bytes: int,
-        limits: Limits,
-        clean_hour: int,
-        log: Callable[[str], None],
-        now_ms: Callable[[], int] = lambda: int(time.time() * 1000),
-        measured: Callable[[Path], Use] = measure,
-    ) -> None:
-        self._dir = history_dir
-        self._folder = state_folder(history_dir, node, shard)
-        self._now_ms = now_ms
-        self._upkeep = Upkeep(
-            history_dir, limits, clean_hour=clean_hour, log=log, measured=measured
-        )
-        self.output = Output(history_dir, node, shard, segment_bytes)
-        self.sealer = Sealer()
-        position = load(self._folder)
-        self.output.take_up(position)
-        if position is None:
-            position = self._anew(shard)
-        self.follower = Follower(
-            self._folder, self.output, position, node=node, shard=shard, now_ms=now_ms, log=log
-        )
-        self.follower.save()
-        self._upkeep_ms = 0
-
-    def step(self) -> int:
-        """Some lines and a piece of sealing; the bytes of spool that were dealt with, or 1 when
-        there is more to seal. 0: there is nothing to do. Raises OSError."""
-        done = self.follower.step()
-        behind = done >= LITTLE_BYTES
-        self._ripen(self.follower.newest_ms if behind else self._now_ms())
-        if self.sealer.step() and not self.sealer.busy:
-            self._upkeep.sealed(self._now_ms(), self._busy())
-        return done or int(self.sealer.busy)
-
-    def finish(self) -> bool:
-        """Everything to its end; whether all could be sealed. Raises OSError."""
-        while self.step():
-            pass
-        if not self.follower.held:
-            self.output.end()
-        self._ripen(self._now_ms())
-        self.follower.save()
-        while self.sealer.step():
-            pass
-        return not self.follower.held
-
-    def _anew(self, shard: int) -> Position:
-        """Without a position: numbers go on behind the highest that is there."""
-        epochs = {name.epoch for name in spool_read.files(self._folder)}
-        places: dict[int, Place] = {}
-        for segment in segments.find(self._dir) if epochs else []:
-            name = segment.name
-            if name.shard == shard and name.epoch in epochs:
-                place = places.setdefault(name.epoch, Place())
-                place.seq = max(place.seq, segments.last_seq(segment.path))
-        return Position(number=self.output.number, epochs=places)
-
-    def close(self) -> None:
-        """Leave everything as it is; the next writer goes on from there."""
-        self.sealer.abandon()
-        self.output.release()
-
-    def _ripen(self, reached_ms: int) -> None:
-        if self.output.ripen(reached_ms):
-            self.follower.save()
-        while self.output.ripe:
-            self.sealer.add(self.output.ripe.pop(0))
-        now_ms = self._now_ms()
-        if abs(now_ms - self._upkeep_ms) >= UPKEEP_MS:
-            self._upkeep_ms = now_ms
-            if self._upkeep.is_hour(now_ms, self.follower.position.cleaned_ms):
-                self.follower.position.cleaned_ms = now_ms
-                self.follower.save()
-                self._upkeep.daily(now_ms, self._busy())
-            self._upkeep.now_and_then(now_ms, self._busy())
-
-    def _busy(self) -> set[Path]:
-        return self.output.busy | self.sealer.paths
+GLANCE_S = 0.05
 
 
 class Process:
@@ -185,20 +92,20 @@ class Process:
             self._writer.close()
 
     def _begin(self) -> Writer:
-        told = self._arguments
+        given = self._arguments
         limits = Limits(
-            None if told.retention_s is None else int(told.retention_s * 1000),
-            told.bytes_max,
-            told.disk_warn,
-            told.disk_clean,
+            None if given.retention_s is None else int(given.retention_s * 1000),
+            given.bytes_max,
+            given.disk_warn,
+            given.disk_clean,
         )
         self._writer = Writer(
-            Path(told.dir),
-            told.node,
-            told.shard,
-            segment_bytes=told.segment_bytes,
+            Path(given.dir),
+            given.node,
+            given.shard,
+            segment_bytes=given.segment_bytes,
             limits=limits,
-            clean_hour=told.clean_hour,
+            clean_hour=given.clean_hour,
             log=self._log,
         )
         return self._writer
@@ -242,24 +149,72 @@ class Process:
             self._log("history is written again")
 
 
+class Lock:
+    """``take`` it; it lasts as long as the process. Raises OSError where there is no folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._fd = -1
+        self._open()
+
+    def take(self, is_over: Callable[[float], bool]) -> bool:
+        """Wait for it. False: it is another's, who will write all that is there.
+
+        ``is_over`` waits so many seconds at most, and says whether the daemon is gone by then.
+        """
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if is_over(GLANCE_S) and not self._is_left():
+                    return False
+            else:
+                if not self.is_gone:
+                    return True
+                os.close(self._fd)
+                self._open()
+
+    @property
+    def is_gone(self) -> bool:
+        """The folder was removed or moved."""
+        try:
+            there = os.stat(self._folder / LOCK)
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            return False
+        return not os.path.samestat(there, os.fstat(self._fd))
+
+    def _open(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+
+    def _is_left(self) -> bool:
+        """Whether something is in the spool that no living daemon adds to: a writer that is about
+        to end may have seen its last, and what a living one has is its own writer's work."""
+        names = spool.files(self._folder)
+        living = {n.epoch for n in names if spool.is_held(self._folder / str(n))}
+        return any(name.epoch not in living for name in names)
+
+
 def say(text: str) -> None:
     """One line for the daemon's log."""
     try:
         os.write(2, f"history writer: {text}\n".encode("utf-8", "replace"))
     except OSError:
-        return  # there is nobody to tell
+        return  # there is nobody who reads it
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code."""
-    told = parser().parse_args(arguments)
+    given = parser().parse_args(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):
         # They are meant for the daemon, whose end ends this process in order.
         signal.signal(number, signal.SIG_IGN)
     os.nice(NICE)
-    folder = state_folder(told.dir, told.node, told.shard)
+    folder = state_folder(given.dir, given.node, given.shard)
     try:
-        process = Process(told, Lock(folder), say)
+        process = Process(given, Lock(folder), say)
     except OSError as error:
         say(f"cannot begin: {error}")
         return 1
