@@ -91,7 +91,7 @@ def writer_of(
 ) -> Writer:  # fmt: skip
     """A writer in this process."""
     state_folder(folder, NODE, 0).mkdir(parents=True, exist_ok=True)
-    told = log if log is not None else []
+    lines = log if log is not None else []
     return Writer(
         folder,
         NODE,
@@ -99,7 +99,7 @@ def writer_of(
         segment_bytes=segment_bytes,
         limits=limits or Limits(None, None),
         clean_hour=clean_hour,
-        log=told.append,
+        log=lines.append,
         now_ms=clock or Clock(),
         measured=disk,
     )

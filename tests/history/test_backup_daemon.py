@@ -49,7 +49,7 @@ def test_the_backup_of_the_day_and_the_history_since_are_the_store(
     (backup,) = tmp_path.glob("tickwheel-s0-*.db")
     source = ["--from", str(backup), "--history", str(tmp_path / "history")]
     assert run(["restore", *source, "--into", url(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["exact"] is True
-    assert (told["from_backup"], told["from_history"]) == (2, 3)
+    report = json.loads(capsys.readouterr().out)
+    assert report["exact"] is True
+    assert (report["from_backup"], report["from_history"]) == (2, 3)
     assert asyncio.run(held(url(tmp_path))).rows.keys() == before | after

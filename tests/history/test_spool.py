@@ -155,8 +155,8 @@ def test_retry_policies_are_packed_as_the_wire_has_them(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 1)
     fixed = RetryPolicy(5_000, 1.0, 0, 3, 0.0, "fixed")
     assert spool.append(1, [[1, {0: {"retry": fixed}}]])
-    told = {"kind": "fixed", "delay_ms": 5_000, "retries": 3, "jitter": 0.0}
-    assert arrays(tmp_path) == [(1, [[1, {0: {"retry": told}}]])]
+    numbers = {"kind": "fixed", "delay_ms": 5_000, "retries": 3, "jitter": 0.0}
+    assert arrays(tmp_path) == [(1, [[1, {0: {"retry": numbers}}]])]
 
 
 def test_the_writer_sees_whether_its_daemon_lives(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ def test_the_writer_sees_whether_its_daemon_lives(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"\x00" * 30, b"\xc1", b"\x93\x01\x02\x03", b"\x92\xa1x\x90"])
-def test_damage_is_told_from_a_torn_tail(tmp_path: Path, damage: bytes) -> None:
+def test_damage_is_not_taken_for_a_torn_tail(tmp_path: Path, damage: bytes) -> None:
     spool = Spool(tmp_path, 1)
     spool.append(1, records())
     path = tmp_path / str(spool_module.files(tmp_path)[0])

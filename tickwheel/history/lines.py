@@ -27,7 +27,7 @@ class Kind(IntEnum):
     """The first element of a record; what follows stands beside it."""
 
     ENQUEUED = 1
-    """time_ms, producer, ids, dues, topics (one | each), extras {index: …}, bodies | nil"""
+    """time_ms, producer, ids, dues, topics (one | each), options {index: …}, bodies | nil"""
     DELIVERED = 2
     """time_ms, topic, group, subscriber, ids, attempts, dues"""
     ACKED = 3
@@ -71,8 +71,8 @@ FIELDS = (
     "ttl_ms", "props", "retry", "since_ms", "settings", "clean", "details", "count", "node",
     "shard", "epoch", "seq", "synthetic",
 )  # fmt: skip
-EXTRAS = ("key", "tag", "props", "priority", "ttl_ms", "retry")
-"""The names of an enqueued task's extras when they come as an array."""
+TASK_OPTIONS = ("key", "tag", "props", "priority", "ttl_ms", "retry")
+"""The names of an enqueued task's options when they come as an array."""
 
 _POLICY_FIELDS = {
     "exponential": ("base_ms", "factor", "cap_ms", "retries", "jitter"),
@@ -103,7 +103,7 @@ def policy_map(policy: Any) -> dict[str, Any]:
 
 
 MALFORMED = (TypeError, ValueError, IndexError, KeyError, AttributeError)
-"""What a record that is none makes ``render`` raise."""
+"""What ``render`` raises for a malformed record."""
 _ENDED = {None: "", True: ',"ended":true', False: ',"ended":false'}
 
 
@@ -140,11 +140,11 @@ class Renderer:
     # --- producers ---------------------------------------------------------------------------
 
     def _enqueued(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, producer, ids, dues, topics, extras, bodies, *_ = record
+        _, time_ms, producer, ids, dues, topics, options, bodies, *_ = record
         end = (f',"producer":{quote(producer)}' if producer else "") + self._end
         start = f'{_start(time_ms, "enqueued")},"task_id":"'
         numbers = range(seq, seq + len(ids))
-        if not extras and bodies is None and isinstance(topics, str):
+        if not options and bodies is None and isinstance(topics, str):
             middle = f'","topic":{quote(topics)},"due_ms":'
             return [
                 f"{start}{i:d}{middle}{due:d}{end}{n}}}\n"
@@ -152,8 +152,8 @@ class Renderer:
             ]
         quoted = {name: quote(name) for name in set(_column(topics, 1))}
         more = [""] * len(ids)
-        for index, one in (extras or {}).items():
-            more[index] = _extras(one)
+        for index, one in (options or {}).items():
+            more[index] = _options(one)
         if bodies is not None:
             for index, body in enumerate(bodies):
                 more[index] += f',"body":"{b64encode(body).decode()}"'
@@ -357,19 +357,19 @@ def _column(value: Any, count: int) -> list[Any]:
     return value if type(value) is list else [value] * count
 
 
-def _extras(extras: Any) -> str:
+def _options(options: Any) -> str:
     """The fields of an enqueued task that most tasks do not have."""
-    if type(extras) is list:
-        extras = dict(zip(EXTRAS, extras, strict=False))
+    if type(options) is list:
+        options = dict(zip(TASK_OPTIONS, options, strict=False))
     text = ""
     for name in ("key", "tag"):
-        if (value := extras.get(name)) is not None:
+        if (value := options.get(name)) is not None:
             text += f',"{name}":{quote(value)}'
-    if priority := extras.get("priority"):
+    if priority := options.get("priority"):
         text += f',"priority":{priority:d}'
-    if (ttl_ms := extras.get("ttl_ms")) is not None:
+    if (ttl_ms := options.get("ttl_ms")) is not None:
         text += f',"ttl_ms":{ttl_ms:d}'
     for name in ("props", "retry"):
-        if (value := extras.get(name)) is not None:
+        if (value := options.get(name)) is not None:
             text += f',"{name}":{to_json(value)}'
     return text

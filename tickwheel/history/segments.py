@@ -201,7 +201,7 @@ def raw_lines(path: Path, tally: Tally) -> Iterator[bytes]:
 
 
 def parse_line(line: bytes, tally: Tally) -> Event | None:
-    """The event; None for what is none."""
+    """The event; None where the line holds none."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):

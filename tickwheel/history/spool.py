@@ -384,7 +384,9 @@ class Pending:
             os.close(fd)
 
 
-def take(history_dir: Path, shard: int, epoch: int, last_batch: int) -> list[tuple[int, bytes]]:
+def take_pending(
+    history_dir: Path, shard: int, epoch: int, last_batch: int
+) -> list[tuple[int, bytes]]:
     """What the daemon before ``epoch`` left though it was durable, by number; it is removed.
 
     Only of the epoch right before: later ones may have used the number for another batch. What

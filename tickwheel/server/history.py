@@ -20,7 +20,7 @@ from tickwheel.clock import Clock
 from tickwheel.errors import BadRequest
 from tickwheel.history.lines import Kind
 from tickwheel.history.segments import state_folder
-from tickwheel.history.spool import Pending, Spool, take
+from tickwheel.history.spool import Pending, Spool, take_pending
 from tickwheel.history.writer import writer_command
 from tickwheel.persistence.store import Opened
 from tickwheel.server.handlers.consuming import label
@@ -100,7 +100,7 @@ class History:
         """What the daemon before had no time to append, though its batch was durable."""
         assert self._spool is not None and self._settings.history_dir is not None
         folder = Path(self._settings.history_dir)
-        left = take(folder, self._shard, opened.epoch, opened.last_batch)
+        left = take_pending(folder, self._shard, opened.epoch, opened.last_batch)
         for _, data in left:
             if not self._spool.append_packed(data):
                 self._drop(1, self._spool.trouble or "unknown")

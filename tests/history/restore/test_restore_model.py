@@ -98,8 +98,8 @@ class RestoreMachine(EngineMachine):
 
     def compare(self, found: dict[int, Task], fold: Fold) -> None:
         rows = self.rig.rows
-        assert {i: told(self.moved(task)) for i, task in found.items()} == {
-            i: told(row) for i, row in rows.tasks.items()
+        assert {i: comparable(self.moved(task)) for i, task in found.items()} == {
+            i: comparable(row) for i, row in rows.tasks.items()
         }
         dead = {(i, g): d for i, task in found.items() for g, d in task.dead.items()}
         assert {k: d._replace(failures=()) for k, d in dead.items()} == {
@@ -108,7 +108,7 @@ class RestoreMachine(EngineMachine):
         self.compare_progress(found, fold)
         groups = {row[:2]: row for row in fold.owners.rows()}
         for key, row in rows.groups.items():
-            assert told_group(groups[key]) == told_group(row)
+            assert comparable_group(groups[key]) == comparable_group(row)
         gone = groups.keys() - rows.groups.keys()
         assert all(not group or fold.owners.is_closed(topic, group) for topic, group in gone)
         assert fold.id_mark <= rows.id_mark
@@ -160,19 +160,19 @@ def lines(history: Iterable[tuple[int, list[Any]]]) -> list[dict[str, Any]]:
     return found
 
 
-def told(row: TaskRow) -> tuple[Any, ...]:
+def comparable(row: TaskRow) -> tuple[Any, ...]:
     """A policy has fields that its kind does not look at."""
     extras = row.extras or Extras()
-    return (*row[:4], *extras[:5], told_policy(extras.retry))
+    return (*row[:4], *extras[:5], comparable_policy(extras.retry))
 
 
-def told_policy(policy: PolicyRef | None) -> Any:
+def comparable_policy(policy: PolicyRef | None) -> Any:
     return policy_map(policy) if isinstance(policy, RetryPolicy) else policy
 
 
-def told_group(row: GroupRow) -> tuple[Any, ...]:
+def comparable_group(row: GroupRow) -> tuple[Any, ...]:
     found = row.settings or GroupSettings()
-    settings_told = settings_map(found) | {"retry": told_policy(found.retry)}
+    settings_told = settings_map(found) | {"retry": comparable_policy(found.retry)}
     return (*row[:3], settings_told, *found[4:])
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tickwheel.history.read import task_id
 from tickwheel.history.restore.owners import Owners
-from tickwheel.history.restore.values import body_of, extras_of
+from tickwheel.history.restore.values import body_of, options_of
 from tickwheel.history.segments import Event
 from tickwheel.wheel.records import (
     FAILURES_MAX,
@@ -116,7 +116,7 @@ class Fold:
         if named in self.tasks or named in self.gone:
             return
         body = body_of(event)
-        row = TaskRow(named, int(event["due_ms"]), event["topic"], body or b"", extras_of(event))
+        row = TaskRow(named, int(event["due_ms"]), event["topic"], body or b"", options_of(event))
         self.tasks[named] = Task(row, has_body=body is not None, is_new=True)
 
     def _rescheduled(self, task: Task, event: Event) -> None:
@@ -295,7 +295,7 @@ class Task:
     ) -> None:
         self.row = row
         self.is_new = is_new
-        """Not of the backup."""
+        """The backup does not have it."""
         self.progress = {one.group: one for one in progress}
         self.dead = {one.group: one for one in dead}
         self.holders: dict[str, str] = {}

@@ -69,13 +69,13 @@ class Process:
             try:
                 writer = self._writer or self._begin()
                 if self._stdin_ended_s is not None and writer.finish():
-                    self._well()
+                    self._recovered()
                     return 0
                 done = writer.step()
-                self._well()
+                self._recovered()
                 trouble_s = TROUBLE_S_MIN
             except OSError as error:
-                self._ill(error)
+                self._failed(error)
                 wait_s, trouble_s = trouble_s, min(trouble_s * 2, TROUBLE_S_MAX)
             else:
                 if done >= LITTLE_BYTES or (done and writer.sealer.busy):
@@ -138,12 +138,12 @@ class Process:
         patience_s = TROUBLE_PATIENCE_S if self._trouble else GONE_PATIENCE_S
         return time.monotonic() - self._stdin_ended_s > patience_s
 
-    def _ill(self, error: OSError) -> None:
+    def _failed(self, error: OSError) -> None:
         if not self._trouble:
             self._log(f"cannot write history: {error}; trying on, the spool keeps it meanwhile")
         self._trouble = str(error)
 
-    def _well(self) -> None:
+    def _recovered(self) -> None:
         if self._trouble:
             self._trouble = ""
             self._log("history is written again")
@@ -197,7 +197,7 @@ class Lock:
         return any(name.epoch not in living for name in names)
 
 
-def say(text: str) -> None:
+def log_line(text: str) -> None:
     """One line for the daemon's log."""
     try:
         os.write(2, f"history writer: {text}\n".encode("utf-8", "replace"))
@@ -214,9 +214,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.nice(NICE)
     folder = state_folder(given.dir, given.node, given.shard)
     try:
-        process = Process(given, Lock(folder), say)
+        process = Process(given, Lock(folder), log_line)
     except OSError as error:
-        say(f"cannot begin: {error}")
+        log_line(f"cannot begin: {error}")
         return 1
     try:
         return process.run()

@@ -32,7 +32,7 @@ LITTLE_BYTES = 64 << 10
 """A step that has taken less is not behind."""
 UPKEEP_MS = 1_000
 TIME_MS_MAX = 4_102_444_800_000
-"""1 January 2100: a time beyond is no time."""
+"""1 January 2100: a later time is taken for damage."""
 DAMAGES_LOGGED_MAX = 20
 """Damage comes in crowds: the first ones are logged."""
 
@@ -64,9 +64,9 @@ class Writer:
         self.output = Output(history_dir, node, shard, segment_bytes)
         self.sealer = Sealer()
         position = load(self._folder)
-        self.output.take_up(position)
+        self.output.resume(position)
         if position is None:
-            position = self._anew(shard)
+            position = self._first_position(shard)
         self.follower = Follower(
             self._folder, self.output, position, node=node, shard=shard, now_ms=now_ms, log=log
         )
@@ -95,8 +95,8 @@ class Writer:
             pass
         return not self.follower.held
 
-    def _anew(self, shard: int) -> Position:
-        """Without a position: numbers go on behind the highest that is there."""
+    def _first_position(self, shard: int) -> Position:
+        """Nothing was saved: numbers go on behind the highest that is there."""
         epochs = {name.epoch for name in spool.files(self._folder)}
         places: dict[int, Place] = {}
         for segment in segments.find(self._dir) if epochs else []:
@@ -266,7 +266,7 @@ class Follower:
         self.position = position
 
     def _remove(self, epoch: int, place: Place, path: Path, *, last: bool) -> None:
-        """The file is read to its end. The position is on the disk before the file is gone."""
+        """The file is read to its end. The position is on the disk before the file is removed."""
         if last:
             self._output.end_epoch(epoch)
             self._renderers.pop(epoch, None)

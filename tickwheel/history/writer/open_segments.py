@@ -56,7 +56,7 @@ class Output:
         self.ripe: list[Path] = []
         """Closed here, to be sealed."""
 
-    def take_up(self, position: Position | None) -> None:
+    def resume(self, position: Position | None) -> None:
         """Go on with what a writer before this one left.
 
         What is newer than its position is removed: the spool still holds it, and it will be
