@@ -1,6 +1,7 @@
 """Synthetic history: the segments that a busy daemon would have written, made up from a seed.
 
-It is there to try reports and to measure them. It knows no daemon and reads no clock. Invariants:
+It is there to try reports and to measure them. It knows how segments are named. It knows no daemon
+and reads no clock. Invariants:
 
 * Every line says ``"synthetic": true``, so that no figure made from it is taken for a real one.
 * The same arguments make the same bytes.
@@ -17,13 +18,12 @@ from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-HOUR_MS = 3_600_000
-DAY_MS = 86_400_000
+from tickwheel.history.segments import DAY_MS, HOUR_MS, PART, SegmentName, hour_folder
+
 NODE = "synthetic-1"
 SHARD = 0
 RETRY_BASE_MS, RETRY_CAP_MS, RETRY_JITTER = 10_000, 7_200_000, 0.1
@@ -304,9 +304,8 @@ class SegmentFiles:
 
     def _seal(self, start_ms: int, texts: list[str]) -> None:
         self._number += 1
-        at = datetime.fromtimestamp(start_ms // 1000, UTC)
-        folder = self._out / f"dt={at:%Y-%m-%d}" / f"hour={at:%H}"
-        name = f"{self._node}-s{SHARD}-e{self._epoch}-{self._number:06d}.jsonl.gz"
+        folder = self._out / hour_folder(start_ms)
+        name = str(SegmentName(self._node, SHARD, self._epoch, self._number, sealed=True))
         while len(self._under_way) >= AHEAD:
             self._finish()
         self._under_way.append(self._pool.submit(_write, folder, name, texts))
@@ -318,7 +317,7 @@ class SegmentFiles:
 
 def _write(folder: Path, name: str, texts: list[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f".tmp-{name}"
+    part = folder / f"{PART}{name}"
     # Without a time of its own the same history is the same bytes.
     part.write_bytes(gzip.compress("".join(texts).encode(), GZIP_LEVEL, mtime=0))
     part.rename(folder / name)
