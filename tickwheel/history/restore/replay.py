@@ -28,19 +28,7 @@ from tickwheel.history.writer.position import Place, Position, load
 
 
 @dataclass(slots=True)
-class SpoolSeen:
-    """What reading spools has come upon."""
-
-    drops: int = 0
-    """How often events are missing where they should be, and nobody knows how many."""
-    spool_events: int = 0
-    """Read from a spool: no writer had turned them into files."""
-    lost_bytes: int = 0
-    """Of spools, torn or damaged."""
-
-
-@dataclass(slots=True)
-class Seen(SpoolSeen):
+class Seen:
     """What the replay has come upon so far."""
 
     events: int = 0
@@ -53,6 +41,12 @@ class Seen(SpoolSeen):
     """Events that the daemon says it could not keep."""
     spool_ms: int | None = None
     """When something was appended to a spool last, by its file."""
+    spool_events: int = 0
+    """Read from a spool: no writer had turned them into files."""
+    lost_bytes: int = 0
+    """Of spools, torn or damaged."""
+    drops: int = 0
+    """How often events are missing where they should be, and nobody knows how many."""
     crashes: int = 0
     """Daemons that found their store not closed in order, since the backup."""
     ends_clean: bool = False
@@ -204,7 +198,7 @@ class Spools:
             for _, fd in found:
                 os.close(fd)
 
-    def by_epoch(self, seen: SpoolSeen) -> dict[int, Iterator[Event]]:
+    def by_epoch(self, seen: Seen) -> dict[int, Iterator[Event]]:
         """Each epoch's events; ``seen`` counts while they are read."""
         epochs: dict[int, Iterator[Event]] = {}
         for folder, found in self._files.items():
@@ -214,7 +208,7 @@ class Spools:
         return epochs
 
     def _events(
-        self, folder: Path, epoch: int, files: list[tuple[int, int]], seen: SpoolSeen
+        self, folder: Path, epoch: int, files: list[tuple[int, int]], seen: Seen
     ) -> Iterator[Event]:
         position = self._positions[folder]
         place = position.place(epoch) if position is not None else self._behind(epoch)
@@ -244,7 +238,7 @@ class Spools:
         return Place(seq=max(numbers, default=0))
 
 
-def _records(fd: int, offset: int, seen: SpoolSeen) -> Iterator[list[object]]:
+def _records(fd: int, offset: int, seen: Seen) -> Iterator[list[object]]:
     while True:
         chunk = spool.read_open(fd, offset)
         for _, records in chunk.arrays:
