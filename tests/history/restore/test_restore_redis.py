@@ -11,7 +11,7 @@ from redis_server import RedisServer
 from history.history_rig import HOUR_MS, NOW_MS, acked, delivered, enqueued, make_id, write
 from history.restore_rig import LATER_MS, STARTED, held, make_backup, run, stopped
 from tickwheel.errors import BadRequest, Conflict
-from tickwheel.history.restore import stores
+from tickwheel.history.restore import source_and_target as target
 from tickwheel.persistence.election import Leader, open_election
 from tickwheel.persistence.redis import options_from
 from tickwheel.persistence.redis.initialise import lay_out, look
@@ -87,13 +87,13 @@ async def test_nobody_else_leads_while_it_is_filled(
     url = redis.url("")
     tried = []
 
-    async def look(filler: stores.Filler) -> None:
+    async def look(filler: target.Filler) -> None:
         election = open_election(url, 60_000)
         assert election is not None
         tried.append(await election.acquire(Leader("other/1", "tcp://other:1", 0, 0)))
         await election.close()
 
-    monkeypatch.setattr(stores.Filler, "end", look)
+    monkeypatch.setattr(target.Filler, "end", look)
     await run(tmp_path, backup, into=url, history=())
     assert tried == [False]
 
@@ -103,10 +103,10 @@ async def test_a_lease_that_is_lost_ends_it(
 ) -> None:
     backup = await make_backup(tmp_path, [TaskRow(A, DUE, "t", b"a")])
 
-    async def lost(lease: stores.Lease) -> None:
+    async def lost(lease: target.Lease) -> None:
         raise StoreUnusable("the leader's lease was lost")
 
-    monkeypatch.setattr(stores.Lease, "renew", lost)
+    monkeypatch.setattr(target.Lease, "renew", lost)
     with pytest.raises(StoreUnusable, match=r"lost.*half filled: tickwheel init --force"):
         await run(tmp_path, backup, into=redis.url(""), history=())
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from tickwheel.history.read import task_id
+from tickwheel.history.restore.event_values import body_of, options_of
 from tickwheel.history.restore.owners import Owners
-from tickwheel.history.restore.values import body_of, options_of
 from tickwheel.history.segments import Event
 from tickwheel.wheel.records import (
     FAILURES_MAX,

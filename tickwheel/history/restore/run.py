@@ -13,7 +13,7 @@ from tickwheel.history import segments
 from tickwheel.history.restore.fold import ENDINGS_MAX, Fold, Task, is_done
 from tickwheel.history.restore.owners import Owners
 from tickwheel.history.restore.replay import Replay
-from tickwheel.history.restore.stores import (
+from tickwheel.history.restore.source_and_target import (
     Backup,
     Filler,
     check_empty,
