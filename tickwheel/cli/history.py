@@ -186,7 +186,7 @@ def tell_skipped(call: Call, tally: Tally) -> None:
 
 
 def _known(events: list[str] | None) -> frozenset[str] | None:
-    from tickwheel.history.records import EVENTS
+    from tickwheel.history.lines import EVENTS
 
     names = [name for text in events or () for name in text.replace("-", "_").split(",")]
     for name in names:

@@ -20,7 +20,7 @@ from tickwheel.cli.values import format_duration, format_time, parse_id
 
 if TYPE_CHECKING:
     from tickwheel.history.restore import Report
-    from tickwheel.history.restore.report import Listed
+    from tickwheel.history.restore.run import Listed
 
 SHOWN_IDS_MAX = 10
 

@@ -178,7 +178,7 @@ def demo(
     was lost or early.
     """
     try:
-        from tickwheel.cli.demo import run_demo
+        from tickwheel.demo.demonstration import run_demo
     except ModuleNotFoundError as error:
         return _missing(error)
     as_json = as_json or shared_of(ctx).as_json

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tickwheel.history.restore.values import settings_of
+from tickwheel.history.restore.event_values import settings_of
 from tickwheel.history.segments import Event
 from tickwheel.wheel.records import TOPIC_ITSELF, GroupRow, GroupSettings, TaskRow
 

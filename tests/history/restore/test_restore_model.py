@@ -18,11 +18,9 @@ from hypothesis.stateful import precondition, rule
 from test_engine_model import EngineMachine
 
 from history.recording_rig import RecordingRig
-from tickwheel.history.lines import Renderer
-from tickwheel.history.records import policy_map
-from tickwheel.history.restore.fold import Fold
+from tickwheel.history.lines import Renderer, policy_map
+from tickwheel.history.restore.fold import Fold, Task
 from tickwheel.history.restore.owners import Owners
-from tickwheel.history.restore.task import Task
 from tickwheel.server.recorder import settings_map
 from tickwheel.wheel.core import EngineConfig
 from tickwheel.wheel.records import (
@@ -100,8 +98,8 @@ class RestoreMachine(EngineMachine):
 
     def compare(self, found: dict[int, Task], fold: Fold) -> None:
         rows = self.rig.rows
-        assert {i: told(self.moved(task)) for i, task in found.items()} == {
-            i: told(row) for i, row in rows.tasks.items()
+        assert {i: comparable(self.moved(task)) for i, task in found.items()} == {
+            i: comparable(row) for i, row in rows.tasks.items()
         }
         dead = {(i, g): d for i, task in found.items() for g, d in task.dead.items()}
         assert {k: d._replace(failures=()) for k, d in dead.items()} == {
@@ -110,7 +108,7 @@ class RestoreMachine(EngineMachine):
         self.compare_progress(found, fold)
         groups = {row[:2]: row for row in fold.owners.rows()}
         for key, row in rows.groups.items():
-            assert told_group(groups[key]) == told_group(row)
+            assert comparable_group(groups[key]) == comparable_group(row)
         gone = groups.keys() - rows.groups.keys()
         assert all(not group or fold.owners.is_closed(topic, group) for topic, group in gone)
         assert fold.id_mark <= rows.id_mark
@@ -162,19 +160,19 @@ def lines(history: Iterable[tuple[int, list[Any]]]) -> list[dict[str, Any]]:
     return found
 
 
-def told(row: TaskRow) -> tuple[Any, ...]:
+def comparable(row: TaskRow) -> tuple[Any, ...]:
     """A policy has fields that its kind does not look at."""
     extras = row.extras or Extras()
-    return (*row[:4], *extras[:5], told_policy(extras.retry))
+    return (*row[:4], *extras[:5], comparable_policy(extras.retry))
 
 
-def told_policy(policy: PolicyRef | None) -> Any:
+def comparable_policy(policy: PolicyRef | None) -> Any:
     return policy_map(policy) if isinstance(policy, RetryPolicy) else policy
 
 
-def told_group(row: GroupRow) -> tuple[Any, ...]:
+def comparable_group(row: GroupRow) -> tuple[Any, ...]:
     found = row.settings or GroupSettings()
-    settings_told = settings_map(found) | {"retry": told_policy(found.retry)}
+    settings_told = settings_map(found) | {"retry": comparable_policy(found.retry)}
     return (*row[:3], settings_told, *found[4:])
 
 

@@ -29,10 +29,15 @@ from history.history_rig import (
 from tickwheel import disk
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments
-from tickwheel.history.names import STATE, last_backup_file
-from tickwheel.history.retention import Limits, clean, free, write_last_backup
-from tickwheel.history.segments import Segment
-from tickwheel.history.upkeep import LOOK_MS
+from tickwheel.history.segments import STATE, Segment
+from tickwheel.history.writer.retention import (
+    LOOK_MS,
+    Limits,
+    clean,
+    free,
+    last_backup_file,
+    write_last_backup,
+)
 
 BLOCK = 4096
 ANY = "0.0000001"
@@ -107,10 +112,10 @@ def test_it_is_warned_of_once_until_it_was_below(folder: Path) -> None:
     clock, log, disk = Clock(), list[str](), Disk(folder, 0.7512)
     writer = writer_of(folder, limits=LIMITS, clock=clock, log=log, disk=disk)
     warning = f"the disk of {folder} is 75.1% full; above 75.0% (history_disk_warn)"
-    for used, told in ((0.7512, 1), (0.85, 1), (0.75, 1), (0.7512, 2), (0.7512, 2)):
+    for used, warnings in ((0.7512, 1), (0.85, 1), (0.75, 1), (0.7512, 2), (0.7512, 2)):
         disk.use(used)
         writer.step()
-        assert log == [warning] * told
+        assert log == [warning] * warnings
         clock.now_ms += LOOK_MS
     writer.close()
     assert len(hours(folder)) == 5
@@ -224,10 +229,10 @@ def test_it_is_looked_at_when_a_segment_is_sealed(tmp_path: Path) -> None:
 
 
 def test_what_is_measured_is_what_df_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Told:
+    class Measured:
         f_frsize, f_blocks, f_bfree, f_bavail = 4096, 1000, 300, 100
 
-    monkeypatch.setattr(disk, "os", stand_in(os, statvfs=lambda _: Told))
+    monkeypatch.setattr(disk, "os", stand_in(os, statvfs=lambda _: Measured))
     assert measure(tmp_path) == Use(700 * 4096, 800 * 4096)
     assert measure(tmp_path).share == 0.875
 
@@ -239,10 +244,10 @@ def test_the_process_cleans_whatever_may_go(folder: Path) -> None:
     """The smallest limit makes any disk too full."""
     write_last_backup(folder, 0, NOW_MS - 2 * HOUR_MS, "backup.db")
     process = start_writer(folder, disk_warn=float(ANY), disk_clean=float(ANY))
-    code, told = ended(process)
+    code, logged = ended(process)
     assert code == 0
     assert hours(folder) == [3, 2, 1]
-    lines = told.splitlines()
+    lines = logged.splitlines()
     assert len(lines) == 3
     assert "(history_disk_warn)" in lines[0]
     assert "removed 2 segments, " in lines[1]
@@ -250,8 +255,8 @@ def test_the_process_cleans_whatever_may_go(folder: Path) -> None:
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[int, str]:
-    _, told = process.communicate(timeout=30)
-    return process.returncode, told.decode()
+    _, logged = process.communicate(timeout=30)
+    return process.returncode, logged.decode()
 
 
 def until(what: Callable[[], bool], daemon: Daemon) -> None:

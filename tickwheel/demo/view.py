@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -80,7 +80,7 @@ def render(picture: Picture) -> RenderableType:
 
 
 class View:
-    """``show`` a picture now and then; ``tell`` what happened."""
+    """``show`` a picture now and then; ``report`` what happened."""
 
     def __init__(self, console: Console, *, plain: bool) -> None:
         self._console = console
@@ -112,5 +112,24 @@ class View:
                 soft_wrap=True,
             )
 
-    def tell(self, text: str) -> None:
+    def report(self, text: str) -> None:
         self._console.print(f"[bold]{text}[/bold]", highlight=False)
+
+
+def summary_table(summary: dict[str, Any]) -> Table:
+    """The end of the demonstration."""
+    table = Table(title="What the clients' own books say", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("enqueued and confirmed", f"{summary['enqueued']:,}")
+    table.add_row("acked and confirmed", f"{summary['acked']:,}")
+    table.add_row("[bold]lost[/bold]", f"[bold]{summary['lost']}[/bold]")
+    table.add_row("[bold]early[/bold]", f"[bold]{summary['early']}[/bold]")
+    table.add_row("delivered more than once, unasked", f"{summary['duplicates']}")
+    table.add_row("failed twice, then done", f"{summary['failed_twice']}")
+    table.add_row("killed with SIGKILL", f"{summary['kills']} time")
+    table.add_row("start after the kill", f"{summary['restart_s']:.2f} s")
+    p50_ms, p99_ms = summary["lateness_p50_ms"], summary["lateness_p99_ms"]
+    table.add_row("lateness p50 / p99 while it ran", f"{p50_ms} / {p99_ms} ms")
+    table.add_row("lateness at most, the outage included", f"{summary['lateness_max_ms']:,} ms")
+    return table

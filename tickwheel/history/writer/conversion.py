@@ -1,12 +1,13 @@
-"""From spool to segments: chunk by chunk, each written and then remembered.
+"""From spool to segments: what the writer process does, step by step, for one state folder.
 
-Follows the spool files of all epochs: an epoch is over when the daemon that wrote it is gone, or
-has begun another file, and everything is read. Invariants:
+``Writer`` puts it together: lines, sealing, retention. ``Follower`` reads the spool files of all
+epochs, chunk by chunk. An epoch is over when the daemon that wrote it is gone, or has begun another
+file, and everything is read. Invariants:
 
-* Lines are written, then the position is saved, then both are held in memory: whatever fails or
+* Lines are written, then the position is saved, then both are held in memory. Whatever fails or
   is killed in between, the same lines are written again with the same numbers.
 * A spool file is removed when what came from it is written and the position says so.
-* What cannot be read or understood is counted in a ``dropped`` event and told; nothing is left
+* What cannot be read or understood is counted in a ``dropped`` event and logged. Nothing is left
   out silently.
 """
 
@@ -17,17 +18,124 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tickwheel.history import spool_read
-from tickwheel.history.lines import MALFORMED, Renderer
-from tickwheel.history.names import POSITION, SpoolName, hour_of
-from tickwheel.history.output import Output
-from tickwheel.history.position import Place, Position, sync
-from tickwheel.history.records import Kind
+from tickwheel.clock import sources
+from tickwheel.disk import Use, measure
+from tickwheel.history import segments, spool
+from tickwheel.history.lines import MALFORMED, Kind, Renderer
+from tickwheel.history.segments import hour_of, state_folder
+from tickwheel.history.spool import SpoolName
+from tickwheel.history.writer.open_segments import Output, Sealer
+from tickwheel.history.writer.position import POSITION, Place, Position, load, sync
+from tickwheel.history.writer.retention import Limits, Upkeep
 
+LITTLE_BYTES = 64 << 10
+"""A step that has taken less is not behind."""
+UPKEEP_MS = 1_000
 TIME_MS_MAX = 4_102_444_800_000
-"""1 January 2100: a time beyond is no time."""
+"""1 January 2100: a later time is taken for damage."""
+DAMAGES_LOGGED_MAX = 20
+"""Damage comes in crowds: the first ones are logged."""
 
 Log = Callable[[str], None]
+
+
+class Writer:
+    """One state folder's lines, seals and retention."""
+
+    def __init__(
+        self,
+        history_dir: Path,
+        node: str,
+        shard: int,
+        *,
+        segment_bytes: int,
+        limits: Limits,
+        clean_hour: int,
+        log: Log,
+        now_ms: Callable[[], int] | None = None,
+        measured: Callable[[Path], Use] = measure,
+    ) -> None:
+        self._dir = history_dir
+        self._folder = state_folder(history_dir, node, shard)
+        self._now_ms = now_ms or sources().wall_ms
+        self._upkeep = Upkeep(
+            history_dir, limits, clean_hour=clean_hour, log=log, measured=measured
+        )
+        self.output = Output(history_dir, node, shard, segment_bytes)
+        self.sealer = Sealer()
+        position = load(self._folder)
+        self.output.resume(position)
+        if position is None:
+            position = self._first_position(shard)
+        self.follower = Follower(
+            self._folder,
+            self.output,
+            position,
+            node=node,
+            shard=shard,
+            now_ms=self._now_ms,
+            log=log,
+        )
+        self.follower.save()
+        self._upkeep_ms = 0
+
+    def step(self) -> int:
+        """Some lines and a piece of sealing; the bytes of spool that were dealt with, or 1 when
+        there is more to seal. 0: there is nothing to do. Raises OSError."""
+        done = self.follower.step()
+        behind = done >= LITTLE_BYTES
+        self._ripen(self.follower.newest_ms if behind else self._now_ms())
+        if self.sealer.step() and not self.sealer.busy:
+            self._upkeep.sealed(self._now_ms(), self._busy())
+        return done or int(self.sealer.busy)
+
+    def finish(self) -> bool:
+        """Everything to its end; whether all could be sealed. Raises OSError."""
+        while self.step():
+            pass
+        if not self.follower.held:
+            self.output.end()
+        self._ripen(self._now_ms())
+        self.follower.save()
+        while self.sealer.step():
+            pass
+        return not self.follower.held
+
+    def _first_position(self, shard: int) -> Position:
+        """Nothing was saved: numbers go on behind the highest that is there."""
+        epochs = {name.epoch for name in spool.files(self._folder)}
+        places: dict[int, Place] = {}
+        for segment in segments.find(self._dir) if epochs else []:
+            name = segment.name
+            if name.shard == shard and name.epoch in epochs:
+                place = places.setdefault(name.epoch, Place())
+                place.seq = max(place.seq, segments.last_seq(segment.path))
+        return Position(number=self.output.number, epochs=places)
+
+    def close(self) -> None:
+        """Leave everything as it is; the next writer goes on from there."""
+        self.sealer.abandon()
+        self.output.release()
+
+    def _ripen(self, reached_ms: int) -> None:
+        if self.output.ripen(reached_ms):
+            self.follower.save()
+        while self.output.ripe:
+            self.sealer.add(self.output.ripe.pop(0))
+        now_ms = self._now_ms()
+        if abs(now_ms - self._upkeep_ms) >= UPKEEP_MS:
+            self._upkeep_ms = now_ms
+            if self._upkeep.is_hour(now_ms, self.follower.position.cleaned_ms):
+                self.follower.position.cleaned_ms = now_ms
+                self.follower.save()
+                self._upkeep.daily(now_ms, self._busy())
+            self._upkeep.now_and_then(now_ms, self._busy())
+
+    def _busy(self) -> set[Path]:
+        return self.output.busy | self.sealer.paths
+
+
+# --- following the spool ---------------------------------------------------------------------
 
 
 class Follower:
@@ -43,7 +151,7 @@ class Follower:
         shard: int,
         now_ms: Callable[[], int],
         log: Log,
-        chunk_bytes: int = spool_read.CHUNK_BYTES,
+        chunk_bytes: int = spool.CHUNK_BYTES,
     ) -> None:
         self._folder = folder
         self._output = output
@@ -53,7 +161,7 @@ class Follower:
         self._log = log
         self._chunk_bytes = chunk_bytes
         self._renderers: dict[int, Renderer] = {}
-        self._told = 0
+        self._damages = 0
         self.events = 0
         """Lines written since the start."""
         self.held = False
@@ -75,7 +183,7 @@ class Follower:
 
     def _by_epoch(self) -> dict[int, list[SpoolName]]:
         found: dict[int, list[SpoolName]] = {}
-        for name in spool_read.files(self._folder):
+        for name in spool.files(self._folder):
             if name.number < self.position.place(name.epoch).file:
                 # Read to its end; only the removal was cut off.
                 (self._folder / str(name)).unlink(missing_ok=True)
@@ -91,9 +199,9 @@ class Follower:
         if name.number != place.file:
             place = replace(place, file=name.number, offset=0)
         # Asked before reading: what is appended after the answer cannot be the last.
-        held = len(names) == 1 and spool_read.is_held(path)
+        held = len(names) == 1 and spool.is_held(path)
         self.held = self.held or held
-        chunk = spool_read.read_chunk(path, place.offset, self._chunk_bytes)
+        chunk = spool.read_chunk(path, place.offset, self._chunk_bytes)
         if chunk.arrays:
             self._take(epoch, place, [r for _, records in chunk.arrays for r in records])
             return self._adopt(epoch, replace(place, offset=chunk.offset), chunk.offset)
@@ -101,7 +209,7 @@ class Follower:
         rest = size - chunk.offset
         if chunk.damaged or (rest and not held):
             why = chunk.damaged or "the end is torn"
-            self._tell(f"{rest} bytes of {name} are lost: {why}")
+            self._log_damage(f"{rest} bytes of {name} are lost: {why}")
             record = [Kind.DROPPED, place.last_ms or self._now_ms(), None, f"{why}: {rest} bytes"]
             self._take(epoch, place, [record])
             return self._adopt(epoch, replace(place, offset=size), rest)
@@ -125,7 +233,7 @@ class Follower:
                 if not 0 <= time_ms < TIME_MS_MAX:
                     raise ValueError(f"the time {time_ms} is none")
             except MALFORMED as error:
-                self._tell(f"a record was not understood: {error!r}")
+                self._log_damage(f"a record was not understood: {error!r}")
                 time_ms = place.last_ms or self._now_ms()
                 dropped = [Kind.DROPPED, time_ms, None, "a record was not understood"]
                 lines = renderer.render(dropped, place.seq + 1)
@@ -164,7 +272,7 @@ class Follower:
         self.position = position
 
     def _remove(self, epoch: int, place: Place, path: Path, *, last: bool) -> None:
-        """The file is read to its end. The position is on the disk before the file is gone."""
+        """The file is read to its end. The position is on the disk before the file is removed."""
         if last:
             self._output.end_epoch(epoch)
             self._renderers.pop(epoch, None)
@@ -173,8 +281,7 @@ class Follower:
         sync(self._folder / POSITION)
         path.unlink(missing_ok=True)
 
-    def _tell(self, text: str) -> None:
-        """Damage comes in crowds: the first ones are told."""
-        self._told += 1
-        if self._told <= 20:
+    def _log_damage(self, text: str) -> None:
+        self._damages += 1
+        if self._damages <= DAMAGES_LOGGED_MAX:
             self._log(text)

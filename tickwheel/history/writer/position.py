@@ -12,8 +12,9 @@ import os
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tickwheel.history.names import PART, POSITION
+from tickwheel.history.segments import PART
 
+POSITION = "position.json"
 VERSION = 1
 EPOCHS_MAX = 512
 """So many past epochs' last numbers are kept: an epoch begins anew with a new store, and its
@@ -81,14 +82,14 @@ class Position:
 def load(folder: Path) -> Position | None:
     """The position that was saved; None when there is none that can be read. Raises OSError."""
     try:
-        told = json.loads((folder / POSITION).read_bytes())
-        if told["v"] != VERSION:
+        saved = json.loads((folder / POSITION).read_bytes())
+        if saved["v"] != VERSION:
             return None
         return Position(
-            number=int(told["number"]),
-            epochs={int(epoch): Place(*map(int, p)) for epoch, p in told["epochs"].items()},
-            open={str(path): int(length) for path, length in told["open"].items()},
-            cleaned_ms=int(told["cleaned_ms"]),
+            number=int(saved["number"]),
+            epochs={int(epoch): Place(*map(int, p)) for epoch, p in saved["epochs"].items()},
+            open={str(path): int(length) for path, length in saved["open"].items()},
+            cleaned_ms=int(saved["cleaned_ms"]),
         )
     except FileNotFoundError:
         return None

@@ -11,7 +11,7 @@ from redis_server import RedisServer
 from history.history_rig import HOUR_MS, NOW_MS, acked, delivered, enqueued, make_id, write
 from history.restore_rig import LATER_MS, STARTED, held, make_backup, run, stopped
 from tickwheel.errors import BadRequest, Conflict
-from tickwheel.history.restore import target
+from tickwheel.history.restore import source_and_target as target
 from tickwheel.persistence.election import Leader, open_election
 from tickwheel.persistence.redis import options_from
 from tickwheel.persistence.redis.initialise import lay_out, look

@@ -30,11 +30,12 @@ from history.history_rig import (
     write,
     writer_of,
 )
-from tickwheel.history import output as output_module
-from tickwheel.history import position, segments, spool_read
-from tickwheel.history.names import POSITION, hour_folder, parse_segment, safe_node, state_folder
-from tickwheel.history.records import Kind
-from tickwheel.history.segments import Tally
+from tickwheel.history import segments
+from tickwheel.history.lines import Kind
+from tickwheel.history.segments import Tally, hour_folder, parse_segment, safe_node, state_folder
+from tickwheel.history.spool import files
+from tickwheel.history.writer import open_segments, position
+from tickwheel.history.writer.position import POSITION
 
 FOLDER = hour_folder(NOW_MS)
 
@@ -52,7 +53,7 @@ def test_a_clean_stop_leaves_sealed_segments_and_no_spool(tmp_path: Path) -> Non
         events = [json.loads(line) for line in file]
     assert [event["seq"] for event in events] == list(range(1, 16))
     assert [event["event"] for event in events[::5]] == ["enqueued", "delivered", "acked"]
-    assert spool_read.files(state_folder(tmp_path, NODE, 0)) == []
+    assert files(state_folder(tmp_path, NODE, 0)) == []
 
 
 def test_while_the_daemon_lives_lines_come_and_nothing_is_sealed(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_an_hour_is_sealed_when_it_is_over(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, clock=clock)
     while writer.step():
         pass
-    clock.now_ms = NOW_MS + HOUR_MS + output_module.LATE_MS - 1
+    clock.now_ms = NOW_MS + HOUR_MS + open_segments.LATE_MS - 1
     writer.step()
     assert segment_names(tmp_path)[0].endswith(".jsonl")
     clock.now_ms += 1
@@ -279,7 +280,7 @@ def test_a_full_disk_delays_lines_and_loses_none(
     fill(tmp_path, batches(10))
     writer = writer_of(tmp_path)
     writer.follower._chunk_bytes = 100
-    calls = _fail_once_in(monkeypatch, output_module, "pwrite", 4)
+    calls = _fail_once_in(monkeypatch, open_segments, "pwrite", 4)
     failed = 0
     while True:
         try:

@@ -24,9 +24,10 @@ from history.history_rig import (
     spool_of,
     start_writer,
 )
-from tickwheel.history import segments, spool_read
-from tickwheel.history.names import POSITION, STATE, state_folder
-from tickwheel.history.segments import Tally
+from tickwheel.history import segments
+from tickwheel.history.segments import STATE, Tally, state_folder
+from tickwheel.history.spool import files
+from tickwheel.history.writer.position import POSITION
 
 PATIENCE_S = 30.0
 BATCHES, EACH = 400, 40
@@ -52,8 +53,8 @@ def glance(process: subprocess.Popen[bytes] | None, wait_s: float) -> None:
 
 def end(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     """The daemon is gone: its pipe ends."""
-    _, told = process.communicate(timeout=PATIENCE_S)
-    return process.returncode, told.decode()
+    _, logged = process.communicate(timeout=PATIENCE_S)
+    return process.returncode, logged.decode()
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -82,10 +83,10 @@ def test_killed_at_random_moments_every_record_appears_once(tmp_path: Path, seed
     assert tally.torn == tally.unreadable == 0
     assert sorted(numbers(events)) == [(1, seq) for seq in range(1, EVENTS + 1)]
     for kind in ("enqueued", "delivered", "acked"):
-        told = [int(event["task_id"]) for event in events if event["event"] == kind]
-        assert sorted(told) == [make_id(i) for i in range(BATCHES * EACH)]
+        found = [int(event["task_id"]) for event in events if event["event"] == kind]
+        assert sorted(found) == [make_id(i) for i in range(BATCHES * EACH)]
     assert all(name.endswith(".gz") for name in segment_names(tmp_path))
-    assert spool_read.files(state_folder(tmp_path, NODE, 0)) == []
+    assert files(state_folder(tmp_path, NODE, 0)) == []
 
 
 def torn_only_at_the_end(folder: Path) -> None:
@@ -235,6 +236,6 @@ def test_without_a_folder_it_says_so_and_ends(tmp_path: Path) -> None:
     folder = state_folder(tmp_path, NODE, 0)
     folder.parent.mkdir()
     folder.write_text("in the way")
-    code, told = end(start_writer(tmp_path))
+    code, logged = end(start_writer(tmp_path))
     assert code == 1
-    assert told.startswith("history writer: cannot begin: ") and told.count("\n") == 1
+    assert logged.startswith("history writer: cannot begin: ") and logged.count("\n") == 1

@@ -1,28 +1,31 @@
 """Synthetic history: the segments that a busy daemon would have written, made up from a seed.
 
-For trying reports and for measuring them. Every line says ``"synthetic": true``, so that no
-figure made from it can be taken for a real one. The same arguments make the same bytes.
+It is there to try reports and to measure them. It knows how segments are named. It knows no daemon
+and reads no clock. Invariants:
 
-Hours are made in order: what is enqueued in an hour waits in the hour it is due, and only there
-do its deliveries come about. So memory holds what is pending, not the whole history. Nothing
-here reads a clock or knows a daemon.
+* Every line says ``"synthetic": true``, so that no figure made from it is taken for a real one.
+* The same arguments make the same bytes.
+* Memory holds what is pending, not the whole history: hours are made in order; a task that is
+  enqueued in one hour waits in the hour in which it is due, and only there it is delivered.
 """
 
 from __future__ import annotations
 
+import gzip
 import math
 import random
 from collections import defaultdict
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
-from tickwheel.history.generate_files import SegmentFiles
-from tickwheel.history.generate_load import LOADS, Group, Load
+from tickwheel.history.segments import DAY_MS, HOUR_MS, PART, SegmentName, hour_folder
 
-HOUR_MS = 3_600_000
-DAY_MS = 86_400_000
 NODE = "synthetic-1"
+SHARD = 0
 RETRY_BASE_MS, RETRY_CAP_MS, RETRY_JITTER = 10_000, 7_200_000, 0.1
 LEASE_MS = 30_000
 CANCELLED, RESCHEDULED = 0.01, 0.004
@@ -33,6 +36,9 @@ RESTART_EVERY_DAYS = 3
 """A daemon that is never restarted would show one epoch only."""
 SPELLS_A_DAY = 1.2
 """So often a slow consumer falls behind."""
+GZIP_LEVEL = 1
+AHEAD = 2
+"""So many segments may wait for their compression; more would only fill memory."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,8 @@ class Made:
         return sum(self.events.values())
 
 
-def generate(plan: Plan, out: Path, tell: Callable[[int, int], None] | None = None) -> Made:
-    """Write the history below ``out``; ``tell(hours done, hours)`` after every hour."""
+def generate(plan: Plan, out: Path, on_hour: Callable[[int, int], None] | None = None) -> Made:
+    """Write the history below ``out``; ``on_hour(hours done, hours)`` after each."""
     made = Made()
     maker = _Maker(plan)
     hours = plan.days * 24
@@ -74,8 +80,8 @@ def generate(plan: Plan, out: Path, tell: Callable[[int, int], None] | None = No
             epoch = 1 + hour // (24 * RESTART_EVERY_DAYS)
             lines = maker.hour(hour, last=hour == hours - 1)
             files.hour(start_ms, epoch, lines)
-            if tell is not None:
-                tell(hour + 1, hours)
+            if on_hour is not None:
+                on_hour(hour + 1, hours)
     made.events.update(maker.counts)
     made.segments, made.bytes = files.segments, files.bytes
     return made
@@ -131,8 +137,8 @@ class _Maker:
 
     def _daemon(self, events: list[tuple[int, str]], at_ms: int, event: str, clean: bool) -> None:
         self.counts[event] += 1
-        told = "true" if clean else "false"
-        events.append((at_ms, f'{{"v":1,"time_ms":{at_ms},"event":"{event}","clean":{told}'))
+        text = "true" if clean else "false"
+        events.append((at_ms, f'{{"v":1,"time_ms":{at_ms},"event":"{event}","clean":{text}'))
 
     # --- what producers do ------------------------------------------------------------------
 
@@ -244,3 +250,175 @@ def _time(event: tuple[int, str]) -> int:
 
 def _weight(load: Load, hour: int) -> float:
     return load.share * load.rhythm[hour]
+
+
+# --- files -------------------------------------------------------------------------------------
+
+
+class SegmentFiles:
+    """Writes hours as sealed segments; ``segments`` and ``bytes`` count what is finished.
+
+    Compression runs beside the making of the next hour: zlib lets other threads go on meanwhile.
+    """
+
+    def __init__(self, out: Path, node: str, segment_bytes: int) -> None:
+        self._out, self._node, self._segment_bytes = out, node, segment_bytes
+        self._number, self._seq, self._epoch = 0, 0, 0
+        self._pool = ThreadPoolExecutor(1)
+        self._under_way: list[Future[int]] = []
+        self.segments = 0
+        self.bytes = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            while self._under_way:
+                self._finish()
+        finally:
+            self._pool.shutdown()
+
+    def hour(self, start_ms: int, epoch: int, lines: list[tuple[int, str]]) -> None:
+        """One hour's events in order; ``seq`` begins anew with each epoch."""
+        if epoch != self._epoch:
+            self._epoch, self._seq = epoch, 0
+        ends = f',"node":"{self._node}","shard":{SHARD},"epoch":{epoch},"seq":'
+        last = ',"synthetic":true}\n'
+        texts: list[str] = []
+        size = 0
+        for seq, (_, text) in enumerate(lines, self._seq + 1):
+            texts.append(f"{text}{ends}{seq}{last}")
+            size += len(texts[-1])
+            if size >= self._segment_bytes:
+                self._seal(start_ms, texts)
+                texts, size = [], 0
+        self._seq += len(lines)
+        if texts:
+            self._seal(start_ms, texts)
+
+    def _seal(self, start_ms: int, texts: list[str]) -> None:
+        self._number += 1
+        folder = self._out / hour_folder(start_ms)
+        name = str(SegmentName(self._node, SHARD, self._epoch, self._number, sealed=True))
+        while len(self._under_way) >= AHEAD:
+            self._finish()
+        self._under_way.append(self._pool.submit(_write, folder, name, texts))
+
+    def _finish(self) -> None:
+        self.bytes += self._under_way.pop(0).result()
+        self.segments += 1
+
+
+def _write(folder: Path, name: str, texts: list[str]) -> int:
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{PART}{name}"
+    # Without a time of its own the same history is the same bytes.
+    part.write_bytes(gzip.compress("".join(texts).encode(), GZIP_LEVEL, mtime=0))
+    part.rename(folder / name)
+    return (folder / name).stat().st_size
+
+
+# --- who enqueues what -------------------------------------------------------------------------
+
+
+_MINUTE, _HOUR = 60_000, 3_600_000
+
+OFFICE = (1, 1, 1, 1, 1, 2, 4, 8, 14, 18, 20, 19, 16, 17, 19, 18, 16, 13, 9, 7, 5, 4, 2, 1)
+EVENING = (5, 3, 2, 1, 1, 1, 2, 4, 6, 7, 8, 9, 11, 10, 9, 9, 10, 13, 17, 21, 23, 20, 14, 9)
+FLAT = (10,) * 24
+NIGHTLY = (0, 0, 120, 60, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 60)
+
+
+@dataclass(frozen=True)
+class Group:
+    """One subscriber group: how quick, how often failing, whether it falls behind by day."""
+
+    name: str
+    subscribers: tuple[str, ...]
+    ack_ms: float
+    failing: float
+    retries: int = 5
+    slow: bool = False
+    reasons: tuple[str, ...] = ("timed out",)
+
+
+@dataclass(frozen=True)
+class Load:
+    """One topic. Delays are spread evenly over the magnitudes between their bounds."""
+
+    topic: str
+    share: float
+    rhythm: tuple[int, ...]
+    delay_min_ms: int
+    delay_max_ms: int
+    producers: tuple[str, ...]
+    groups: tuple[Group, ...]
+    key: str = ""
+    keys: int = 0
+    burst_ms: int = 0
+    on_minute: bool = False
+    crowd_ms: float = 0.0
+    ttl_ms: int = 0
+
+
+def _workers(name: str, count: int) -> tuple[str, ...]:
+    return tuple(f"{name}-{i}@10.0.3.{10 + i}:{50_000 + 7 * i}" for i in range(1, count + 1))
+
+
+LOADS = (
+    Load(
+        "orders.close", 24, OFFICE, 30 * _MINUTE, 2 * _HOUR, ("shop-api-1", "shop-api-2"),
+        (
+            Group("billing", _workers("billing", 4), 24, 0.012, reasons=(
+                "payment provider: 503", "payment provider: timed out", "order is locked")),
+            Group("audit", _workers("audit", 1), 3, 0.0005, reasons=("disk quota",)),
+        ),
+        key="customer", keys=4_000, on_minute=True, crowd_ms=9,
+    ),
+    Load(
+        "push.reminder", 30, EVENING, 1_000, 6 * _HOUR, ("app-backend-1", "app-backend-2",
+        "app-backend-3"),
+        (Group("push", _workers("push", 6), 38, 0.004, retries=3, slow=True, reasons=(
+            "device token is gone", "rate limited")),),
+        key="device", keys=60_000, ttl_ms=10 * _MINUTE,
+    ),
+    Load(
+        "webhooks:deliver", 14, FLAT, 1_000, 10 * _MINUTE, ("events-1",),
+        (Group("dispatch", _workers("dispatch", 3), 180, 0.16, slow=True, reasons=(
+            "HTTP 500", "HTTP 404", "HTTP 410", "connection refused", "timed out",
+            "TLS: expired")),),
+        key="endpoint", keys=300,
+    ),
+    Load(
+        "payments/retry", 6, OFFICE, 60_000, 24 * _HOUR, ("payments-1", "payments-2"),
+        (Group("gateway", _workers("gateway", 2), 320, 0.06, retries=6, reasons=(
+            "card declined", "issuer unavailable", "3-D Secure pending")),),
+        key="card", keys=9_000,
+    ),
+    Load(
+        "sessions.expire", 16, EVENING, 15 * _MINUTE, 30 * _MINUTE, ("auth-1", "auth-2"),
+        (Group("default", _workers("janitor", 1), 2, 0.0003, reasons=("store busy",)),),
+    ),
+    Load(
+        "reports/nightly", 4, NIGHTLY, 1_000, 20 * _MINUTE, ("cron-1",),
+        (Group("render", _workers("render", 2), 900, 0.02, retries=2, reasons=(
+            "out of memory", "no data for day")),),
+        key="tenant", keys=1_200, burst_ms=90_000, crowd_ms=420,
+    ),
+    Load(
+        "search.index", 6, OFFICE, 500, 5_000, ("catalogue-1",),
+        (Group("indexer", _workers("indexer", 2), 55, 0.008, slow=True, reasons=(
+            "version conflict", "shard not ready")),),
+        key="product", keys=20_000,
+    ),
+    Load(
+        "legacy.import:v1", 0.02, FLAT, 60_000, 4 * _HOUR, ("legacy-importer",), (),
+    ),
+)  # fmt: skip
+"""The last one has no subscriber: its tasks stay, and a report lists them as stuck."""

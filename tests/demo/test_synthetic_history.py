@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reports.story import ms
 from typer.testing import CliRunner
 
-from reports.story import ms
 from tickwheel.cli.app import app
-from tickwheel.history.generate import Plan, generate
+from tickwheel.demo.synthetic_history import Plan, generate
 
 START_MS = ms("2026-11-17T00:00:00")
 
@@ -84,9 +84,9 @@ def test_the_command_refuses_a_folder_with_something_in_it(tmp_path: Path) -> No
         )  # fmt: skip
 
     done = run("--tasks", "50", "--days", "1", "--start", "2026-11-20", "--json")
-    told = json.loads(done.stdout)
-    assert told["synthetic"] is True
-    assert told["by_event"]["enqueued"] == 50
+    summary = json.loads(done.stdout)
+    assert summary["synthetic"] is True
+    assert summary["by_event"]["enqueued"] == 50
     assert list((tmp_path / "h").glob("dt=2026-11-20/*"))
     again = run("--tasks", "50")
     assert again.return_value == 1

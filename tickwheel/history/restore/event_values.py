@@ -23,7 +23,7 @@ def body_of(event: Event) -> bytes | None:
         raise ValueError(f"the body of task {event.get('task_id')}: {error}") from None
 
 
-def extras_of(event: Event) -> Extras | None:
+def options_of(event: Event) -> Extras | None:
     found = Extras(
         key=event.get("key"),
         tag=event.get("tag"),
@@ -35,42 +35,42 @@ def extras_of(event: Event) -> Extras | None:
     return None if found == Extras() else found
 
 
-def policy_of(told: Any) -> PolicyRef | None:
+def policy_of(given: Any) -> PolicyRef | None:
     """A policy as the wire has it, by its name or its numbers; or as records have it."""
-    if told is None or isinstance(told, str):
-        return told
-    if isinstance(told, list):
-        kind, base_ms, factor, cap_ms, retries, jitter, delays_ms = told
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, list):
+        kind, base_ms, factor, cap_ms, retries, jitter, delays_ms = given
         return RetryPolicy(base_ms, factor, cap_ms, retries, jitter, kind, tuple(delays_ms))
-    if isinstance(told, Mapping):
-        if "name" in told:
-            return str(told["name"])
-        return _numbers(told)
-    raise ValueError(f"{told!r:.100} is no retry policy")
+    if isinstance(given, Mapping):
+        if "name" in given:
+            return str(given["name"])
+        return _numbers(given)
+    raise ValueError(f"{given!r:.100} is no retry policy")
 
 
-def _numbers(told: Mapping[str, Any]) -> RetryPolicy:
-    kind, retries = told.get("kind"), told.get("retries", 16)
+def _numbers(given: Mapping[str, Any]) -> RetryPolicy:
+    kind, retries = given.get("kind"), given.get("retries", 16)
     if kind == "none":
         return BUILT_IN["none"]
     if kind == "table":
-        return RetryPolicy(0, 1.0, 0, retries, 0.0, kind, tuple(told["delays_ms"]))
-    jitter = told.get("jitter", 0.1)
+        return RetryPolicy(0, 1.0, 0, retries, 0.0, kind, tuple(given["delays_ms"]))
+    jitter = given.get("jitter", 0.1)
     if kind == "fixed":
-        return RetryPolicy(told["delay_ms"], 1.0, 0, retries, jitter, kind)
+        return RetryPolicy(given["delay_ms"], 1.0, 0, retries, jitter, kind)
     if kind == "exponential":
-        return RetryPolicy(told["base_ms"], told["factor"], told["cap_ms"], retries, jitter)
+        return RetryPolicy(given["base_ms"], given["factor"], given["cap_ms"], retries, jitter)
     raise ValueError(f"{kind!r:.100} is no kind of retry policy")
 
 
-def settings_of(told: Mapping[str, Any] | None) -> GroupSettings | None:
+def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:
     """None when nothing was ever set."""
-    if not told:
+    if not given:
         return None
     found = GroupSettings(
-        paused=bool(told.get("paused", False)),
-        rate=told.get("rate"),
-        burst=told.get("burst"),
-        retry=policy_of(told.get("retry")),
+        paused=bool(given.get("paused", False)),
+        rate=given.get("rate"),
+        burst=given.get("burst"),
+        retry=policy_of(given.get("retry")),
     )
     return None if found == GroupSettings() else found

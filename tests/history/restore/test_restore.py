@@ -23,7 +23,7 @@ from history.history_rig import (
 from history.restore_rig import LATER_MS, STARTED, group, held, make_backup, run, stopped, url
 from tickwheel.errors import BadRequest, Conflict, NotFound
 from tickwheel.history import segments
-from tickwheel.history.records import Kind
+from tickwheel.history.lines import Kind
 from tickwheel.history.restore import Plan, restore
 from tickwheel.persistence.store import StoreUnusable
 from tickwheel.wheel.records import (
@@ -72,7 +72,7 @@ async def test_what_was_enqueued_since_comes_with_all_it_had(tmp_path: Path) -> 
     extras = Extras(
         "k", "", {"n": 1.5, "b": True}, 7, 60_000, RetryPolicy(5, 1.0, 0, 3, 0.0, "fixed")
     )
-    told = [
+    given = [
         {
             "key": "k", "tag": "", "props": {"n": 1.5, "b": True}, "priority": 7,
             "ttl_ms": 60_000, "retry": extras.retry,
@@ -82,7 +82,7 @@ async def test_what_was_enqueued_since_comes_with_all_it_had(tmp_path: Path) -> 
     write(
         tmp_path,
         [[STARTED, group()],
-         [enqueued([B, C, D], DUE, extras=dict(enumerate(told)), bodies=[b"\x00\xff", b"c", b""])],
+         [enqueued([B, C, D], DUE, extras=dict(enumerate(given)), bodies=[b"\x00\xff", b"c", b""])],
          [stopped()]],
     )  # fmt: skip
     report = await run(tmp_path, backup)

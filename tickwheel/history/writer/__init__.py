@@ -1,4 +1,9 @@
-"""How the writer process is started: its arguments, for those who start it and for itself."""
+"""The writer process of the history: it turns what the daemon has put into the spool into files.
+
+Here is how it is started: its arguments, for those who start it and for itself. The daemon imports
+this and nothing else of the process. ``conversion`` is the work, step by step, with ``position``
+(how far it is), ``open_segments`` (what it writes and seals) and ``retention`` (what it removes).
+"""
 
 from __future__ import annotations
 
@@ -40,7 +45,9 @@ def writer_command(
 def parser() -> argparse.ArgumentParser:
     """What the writer understands. Without --retention-s, --bytes-max and --disk-clean nothing
     is removed."""
-    found = argparse.ArgumentParser(prog="python -m tickwheel.history.writer", description=__doc__)
+    found = argparse.ArgumentParser(
+        prog="python -m tickwheel.history.writer", description=__doc__.partition("\n")[0]
+    )
     found.add_argument("--dir", required=True)
     found.add_argument("--node", required=True)
     found.add_argument("--shard", type=int, default=0)
