@@ -8,7 +8,7 @@ import typer
 
 from tickwheel.cli import views
 from tickwheel.cli.ask import ask, can_ask
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, command
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call
 from tickwheel.cli.dead_select import (
     Pair,
     Selection,
@@ -18,7 +18,6 @@ from tickwheel.cli.dead_select import (
     settle_selection,
     tell,
 )
-from tickwheel.cli.nested import nested
 from tickwheel.cli.options import (
     GroupOption,
     Ids,
@@ -39,15 +38,6 @@ All = Annotated[bool, typer.Option("--all", help="All that the filters select, o
 MaybeIds = Annotated[
     list[str] | None, typer.Argument(metavar="ID...", help="The tasks' ids; or filters, or --all.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    dead = nested(app, "dead", "Dead letters: look at them, requeue them, delete them.")
-    command(dead, "list")(list_)
-    command(dead)(show)
-    command(dead)(requeue)
-    command(dead)(delete)
-    command(dead)(purge)
 
 
 async def list_(

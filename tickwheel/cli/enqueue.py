@@ -16,7 +16,7 @@ from typing import Annotated, BinaryIO
 import typer
 
 from tickwheel.cli.bulk import PRIORITY_MAX, Defaults, read_tasks
-from tickwheel.cli.call import Call, command, typed
+from tickwheel.cli.call import Call, typed
 from tickwheel.cli.options import AtOption, DelayOption, RetryOption
 from tickwheel.cli.policies import retry_of
 from tickwheel.cli.values import (
@@ -47,10 +47,6 @@ TtlOption = Annotated[
         help="How long after its due time it is still worth delivering.",
     ),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    command(app)(enqueue)
 
 
 async def enqueue(

@@ -10,8 +10,7 @@ import typer
 
 from tickwheel.cli import counts
 from tickwheel.cli.ask import ask, can_ask
-from tickwheel.cli.call import EXIT_FAILED, Call, command, typed
-from tickwheel.cli.nested import nested
+from tickwheel.cli.call import EXIT_FAILED, Call, typed
 from tickwheel.cli.options import RetryOption, TopicArgument
 from tickwheel.cli.policies import retry_of
 from tickwheel.cli.topics import BurstOption, tell
@@ -32,16 +31,6 @@ def parse_start(text: str) -> str | datetime:
         return parse_at(text)
     except ValueError:
         raise ValueError(f"{text!r:.60} is neither now nor first nor an ISO-8601 time") from None
-
-
-def register(app: typer.Typer) -> None:
-    groups = nested(
-        app, "groups", "Groups of a topic: list them (by default), create them, delete them.",
-        list_by_default=True,
-    )  # fmt: skip
-    command(groups, "list")(list_)
-    command(groups)(create)
-    command(groups)(delete)
 
 
 async def list_(

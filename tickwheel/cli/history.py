@@ -14,10 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tickwheel.cli import history_generate
 from tickwheel.cli import history_view as view
 from tickwheel.cli.call import EXIT_NOT_FOUND, Call, merge, typed
-from tickwheel.cli.nested import nested
 from tickwheel.cli.options import parse_moment
 from tickwheel.cli.values import parse_id
 from tickwheel.errors import BadRequest
@@ -40,17 +38,6 @@ DirOption = Annotated[
 
 def _moment(name: str, help_: str) -> Any:
     return typer.Option(name, parser=typed(parse_moment), metavar="TIME|AGO", help=help_)
-
-
-def register(app: typer.Typer) -> None:
-    history = nested(
-        app,
-        "history",
-        "What happened to tasks: search it (by default), or make some up for trials.",
-        list_by_default=True,
-    )
-    history.command("list")(list_)
-    history_generate.register(history)
 
 
 def list_(

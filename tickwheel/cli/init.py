@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from tickwheel.persistence.redis.initialise import Found
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(init)
-
-
 def init(
     ctx: typer.Context,
     store: StoreOption = None,

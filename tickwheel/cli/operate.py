@@ -7,12 +7,7 @@ from typing import Annotated
 import typer
 
 from tickwheel.cli import views
-from tickwheel.cli.call import Call, command
-
-
-def register(app: typer.Typer) -> None:
-    command(app)(stats)
-    command(app)(backup)
+from tickwheel.cli.call import Call
 
 
 async def stats(call: Call) -> None:

@@ -9,8 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tickwheel.cli.call import Call, command
-from tickwheel.cli.nested import nested
+from tickwheel.cli.call import Call
 from tickwheel.cli.options import MaybeGroup, SpecParser, TopicArgument
 from tickwheel.cli.output import Grid
 from tickwheel.cli.policies import SPEC_HELP, SPEC_METAVAR, describe_policy, retry_of
@@ -20,13 +19,6 @@ from tickwheel.errors import NotFound
 SpecArgument = Annotated[
     Any, typer.Argument(parser=SpecParser, metavar=SPEC_METAVAR, help=SPEC_HELP)
 ]
-
-
-def register(app: typer.Typer) -> None:
-    policy = nested(app, "policy", "Retry policies of topics and groups: show, set, clear.")
-    command(policy)(show)
-    command(policy, "set")(set_)
-    command(policy)(clear)
 
 
 async def show(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:

@@ -26,10 +26,6 @@ STUCK_AFTER = "1h"
 _HEAP = "2g"
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(report)
-
-
 def report(
     ctx: typer.Context,
     history: Annotated[

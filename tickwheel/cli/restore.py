@@ -32,10 +32,6 @@ class Overdue(StrEnum):
     SKIP = "skip"
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(restore)
-
-
 def restore(
     ctx: typer.Context,
     into: Annotated[

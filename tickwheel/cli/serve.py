@@ -54,12 +54,6 @@ ResidentOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(serve)
-    app.command()(demo)
-    app.command()(check)
-
-
 def serve(
     ctx: typer.Context,
     store: StoreOption = None,

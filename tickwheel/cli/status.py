@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import typer
-
-from tickwheel.cli.call import EXIT_FAILED, EXIT_UNREACHABLE, Call, command
+from tickwheel.cli.call import EXIT_FAILED, EXIT_UNREACHABLE, Call
 from tickwheel.cli.output import Grid
 from tickwheel.cli.values import format_duration, format_time, printable
 from tickwheel.client import Status, statuses
 from tickwheel.errors import ConnectionLost, TickwheelError, Unreachable
 
 COLUMNS = ("address", "node", "role", "state", "epoch", "since", "store")
-
-
-def register(app: typer.Typer) -> None:
-    command(app)(status)
 
 
 async def status(call: Call) -> int:

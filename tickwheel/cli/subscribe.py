@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from tickwheel.cli import views
-from tickwheel.cli.call import Call, command, typed
+from tickwheel.cli.call import Call, typed
 from tickwheel.cli.execute import Execution, execute, reason_of
 from tickwheel.cli.keeper import Keeper
 from tickwheel.cli.options import RetryOption
@@ -77,10 +77,6 @@ BroadcastOption = Annotated[
         "--broadcast", help="All that comes due while this runs, whoever else gets it; no retry."
     ),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    command(app)(subscribe)
 
 
 async def subscribe(

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tickwheel.cli import views
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, command
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call
 from tickwheel.cli.find import show_key
 from tickwheel.cli.flow import show_flow
 from tickwheel.cli.history import DIR_ENV, DIR_HELP
@@ -20,14 +20,6 @@ from tickwheel.errors import BadRequest
 NOT_THERE = frozenset(("unknown", "gone"))
 STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
 LIST_DEFAULT = 100
-
-
-def register(app: typer.Typer) -> None:
-    command(app)(cancel)
-    command(app)(reschedule)
-    command(app, "run-now")(run_now)
-    command(app)(show)
-    command(app, "list")(list_)
 
 
 async def cancel(call: Call, ids: Ids) -> int:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tickwheel.cli.call import Call, command, typed
+from tickwheel.cli.call import Call, typed
 from tickwheel.cli.top_frame import NOTHING, SORTS, Frame, Meter
 from tickwheel.cli.top_view import View
 from tickwheel.cli.values import parse_duration
@@ -20,10 +20,6 @@ INTERVAL_S = 1.0
 INTERVAL_S_MIN = 0.05
 ANSWER_S = 2.0
 """A daemon that says nothing for so long is shown as away."""
-
-
-def register(app: typer.Typer) -> None:
-    command(app)(top)
 
 
 async def top(

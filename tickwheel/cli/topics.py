@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from tickwheel.cli import counts
-from tickwheel.cli.call import Call, command
+from tickwheel.cli.call import Call
 from tickwheel.cli.options import MaybeGroup, TopicArgument
 from tickwheel.client import GroupSettings
 from tickwheel.errors import BadRequest
@@ -17,13 +17,6 @@ BurstOption = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="So many at once after a pause. Default: the rate."),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    command(app)(topics)
-    command(app)(pause)
-    command(app)(resume)
-    command(app)(rate)
 
 
 async def topics(call: Call) -> None:
