@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from tickwheel.cli.app import shared
+from tickwheel.cli.app import run, shared
 from tickwheel.cli.call import Call, command
-from tickwheel.cli.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [

@@ -10,8 +10,8 @@ import pytest
 
 from tickwheel import errors
 from tickwheel.cli import views
+from tickwheel.cli.app import exit_code
 from tickwheel.cli.output import Grid, Output
-from tickwheel.cli.run import exit_code
 from tickwheel.cli.tasks import verdict
 
 TOPICS = {

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
 
-from tickwheel.cli.policies import Policy, policy_of_json, retry_of
-from tickwheel.cli.values import parse_at, parse_duration
+from tickwheel.cli.values import Policy, parse_at, parse_duration, policy_of_json, retry_of
 from tickwheel.client import Task
 from tickwheel.errors import BadRequest
 

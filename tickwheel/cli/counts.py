@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from tickwheel.cli.output import Grid
-from tickwheel.cli.policies import describe_policy, short_policy
-from tickwheel.cli.values import format_duration
+from tickwheel.cli.values import describe_policy, format_duration, short_policy
 
 Map = Mapping[str, Any]
 

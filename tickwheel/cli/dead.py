@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from tickwheel.cli import views
-from tickwheel.cli.ask import ask, can_ask
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask
 from tickwheel.cli.dead_select import (
     Pair,
     Selection,

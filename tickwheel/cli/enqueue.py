@@ -16,15 +16,15 @@ from typing import Annotated, BinaryIO
 import typer
 
 from tickwheel.cli.bulk import PRIORITY_MAX, Defaults, read_tasks
-from tickwheel.cli.call import Call, typed
-from tickwheel.cli.options import AtOption, DelayOption, RetryOption
-from tickwheel.cli.policies import retry_of
+from tickwheel.cli.call import Call
+from tickwheel.cli.options import AtOption, DelayOption, RetryOption, typed
 from tickwheel.cli.values import (
     format_duration,
     format_time,
     iso_time,
     parse_duration,
     parse_property,
+    retry_of,
 )
 from tickwheel.client import Client, Receipt
 from tickwheel.errors import BadRequest, TickwheelError

@@ -9,12 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from tickwheel.cli import counts
-from tickwheel.cli.ask import ask, can_ask
-from tickwheel.cli.call import EXIT_FAILED, Call, typed
-from tickwheel.cli.options import RetryOption, TopicArgument
-from tickwheel.cli.policies import retry_of
+from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
+from tickwheel.cli.options import RetryOption, TopicArgument, typed
 from tickwheel.cli.topics import BurstOption, tell
-from tickwheel.cli.values import parse_at
+from tickwheel.cli.values import parse_at, retry_of
 from tickwheel.errors import BadRequest, Conflict, NotFound
 
 HELD = ("ready", "in_flight", "waiting", "dead")

@@ -10,13 +10,13 @@ import time
 from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tickwheel.cli import history_view as view
-from tickwheel.cli.call import EXIT_NOT_FOUND, Call, merge, typed
-from tickwheel.cli.options import parse_moment
+from tickwheel.cli.call import EXIT_NOT_FOUND, Call, merge
+from tickwheel.cli.options import moment, typed
 from tickwheel.cli.values import parse_id
 from tickwheel.errors import BadRequest
 
@@ -36,10 +36,6 @@ DirOption = Annotated[
 ]
 
 
-def _moment(name: str, help_: str) -> Any:
-    return typer.Option(name, parser=typed(parse_moment), metavar="TIME|AGO", help=help_)
-
-
 def list_(
     ctx: typer.Context,
     directory: DirOption = None,
@@ -57,10 +53,10 @@ def list_(
         ),
     ] = None,
     since: Annotated[
-        datetime | None, _moment("--since", "From then on: ISO-8601, or 2h for two hours ago.")
+        datetime | None, moment("--since", "From then on: ISO-8601, or 2h for two hours ago.")
     ] = None,
     until: Annotated[
-        datetime | None, _moment("--until", "Before then: ISO-8601, or 2h for two hours ago.")
+        datetime | None, moment("--until", "Before then: ISO-8601, or 2h for two hours ago.")
     ] = None,
     limit: Annotated[
         int, typer.Option(min=0, help="At most so many; 0: all, oldest first.")

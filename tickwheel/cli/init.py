@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tickwheel.cli.ask import ask, can_ask
-from tickwheel.cli.call import EXIT_FAILED, Call, merge
+from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask, merge
 from tickwheel.cli.serve import (
     ConfigOption,
     JsonOption,

@@ -12,8 +12,8 @@ import typer
 from tickwheel.cli.call import Call
 from tickwheel.cli.options import MaybeGroup, SpecParser, TopicArgument
 from tickwheel.cli.output import Grid
-from tickwheel.cli.policies import SPEC_HELP, SPEC_METAVAR, describe_policy, retry_of
 from tickwheel.cli.topics import tell
+from tickwheel.cli.values import SPEC_HELP, SPEC_METAVAR, describe_policy, retry_of
 from tickwheel.errors import NotFound
 
 SpecArgument = Annotated[

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, merge, typed
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, merge
 from tickwheel.cli.history import DIR_ENV, DIR_HELP
+from tickwheel.cli.options import typed
 from tickwheel.cli.output import Grid
 from tickwheel.cli.values import format_duration, format_time, parse_id
 

@@ -17,13 +17,12 @@ from typing import Annotated, Any
 import typer
 
 from tickwheel.cli import views
-from tickwheel.cli.call import Call, typed
+from tickwheel.cli.call import Call
 from tickwheel.cli.execute import Execution, execute, reason_of
 from tickwheel.cli.keeper import Keeper
-from tickwheel.cli.options import RetryOption
+from tickwheel.cli.options import RetryOption, typed
 from tickwheel.cli.output import remark
-from tickwheel.cli.policies import Policy, retry_of
-from tickwheel.cli.values import parse_duration
+from tickwheel.cli.values import Policy, parse_duration, retry_of
 from tickwheel.client import Delivery
 from tickwheel.errors import BadRequest
 

@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from tickwheel.cli.call import Call, typed
+from tickwheel.cli.call import Call
+from tickwheel.cli.options import typed
 from tickwheel.cli.top_frame import NOTHING, SORTS, Frame, Meter
 from tickwheel.cli.top_view import View
 from tickwheel.cli.values import parse_duration

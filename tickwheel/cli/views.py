@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from tickwheel.cli.output import Grid, Output
-from tickwheel.cli.policies import describe_policy
 from tickwheel.cli.values import (
     body_fields,
     body_text,
+    describe_policy,
     format_duration,
     format_time,
     printable,

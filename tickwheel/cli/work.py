@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from tickwheel.cli.call import Call, typed
+from tickwheel.cli.call import Call
+from tickwheel.cli.options import typed
 from tickwheel.cli.values import parse_duration
 from tickwheel.client.worker import Worker
 
