@@ -9,10 +9,10 @@ import sys
 import pytest
 
 from tickwheel import errors
-from tickwheel.cli import views
 from tickwheel.cli.app import exit_code
 from tickwheel.cli.output import Grid, Output
-from tickwheel.cli.tasks import verdict
+from tickwheel.cli.tasks import named_failures, verdict
+from tickwheel.cli.top import stats_topics_grid
 
 TOPICS = {
     "orders": {
@@ -33,14 +33,14 @@ def test_an_empty_table_is_its_head() -> None:
 
 
 def test_topics_have_a_row_and_one_for_each_group() -> None:
-    lines = views.topics_grid(TOPICS).plain().splitlines()
+    lines = stats_topics_grid(TOPICS).plain().splitlines()
     assert lines[0] == "Topics"
     assert lines[2].split() == ["orders", "1,234", "0", "2", "0", "1", "5", "3"]
     assert lines[3].split() == ["billing", "0", "2", "1"]
 
 
 def test_a_table_into_a_pipe_has_no_frames(capsys: pytest.CaptureFixture[str]) -> None:
-    Output(as_json=False).grid(views.topics_grid(TOPICS))
+    Output(as_json=False).grid(stats_topics_grid(TOPICS))
     assert capsys.readouterr().out.isascii()
 
 
@@ -60,7 +60,7 @@ def test_output_survives_a_terminal_that_knows_only_ascii(monkeypatch: pytest.Mo
 
 
 def test_failures_get_names() -> None:
-    assert views.failures([[1, 5, "exit code 1"]]) == [
+    assert named_failures([[1, 5, "exit code 1"]]) == [
         {"attempt": 1, "at_ms": 5, "reason": "exit code 1"}
     ]
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from tickwheel.cli.top_frame import NOTHING, SORTS, Frame, Meter
-from tickwheel.cli.top_view import plain, rows_grid
+from tickwheel.cli.top import NOTHING, SORTS, Frame, Meter, frame_text, rows_grid
 
 
 def _group(**counts: Any) -> dict[str, Any]:
@@ -90,7 +89,7 @@ def test_rows_are_sorted_largest_first_and_by_name_where_equal() -> None:
 
 def test_groups_stand_under_their_topic() -> None:
     groups = {"slow": _group(ready=1), "quick": _group(ready=2, paused=True)}
-    text = plain(Meter("ready").read(_stats(a=_topic(ready=3, groups=groups))))
+    text = frame_text(Meter("ready").read(_stats(a=_topic(ready=3, groups=groups))))
     lines = text.splitlines()
     assert lines[0].startswith("n1  active  up 10 s")
     assert "late p50 / p99 1 / 3 ms  early 0" in text
@@ -109,10 +108,10 @@ def test_what_does_not_fit_is_counted() -> None:
 
 def test_a_lost_daemon_shows_the_last_figures_and_what_is_the_matter() -> None:
     frame = Meter().read(_stats(a=_topic(ready=3))).lost("reconnecting: gone")
-    assert plain(frame).splitlines()[0] == "reconnecting: gone"
+    assert frame_text(frame).splitlines()[0] == "reconnecting: gone"
     assert frame.fields()["reconnecting"] is True
     assert frame.fields()["topics"][0]["ready"] == 3
-    assert "reconnecting" in plain(NOTHING.lost("reconnecting"))
+    assert "reconnecting" in frame_text(NOTHING.lost("reconnecting"))
 
 
 def test_json_has_topics_with_their_groups() -> None:

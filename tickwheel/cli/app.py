@@ -22,17 +22,11 @@ from tickwheel.cli import (
     groups,
     history,
     history_generate,
-    init,
-    operate,
-    policy,
     report,
-    restore,
     serve,
-    status,
     subscribe,
     tasks,
     top,
-    topics,
     work,
 )
 from tickwheel.cli.call import (
@@ -98,7 +92,7 @@ def shared(
 app.command()(serve.serve)
 app.command()(serve.demo)
 app.command()(serve.check)
-app.command()(init.init)
+app.command()(serve.init)
 command(app)(enqueue.enqueue)
 command(app)(subscribe.subscribe)
 command(app)(tasks.cancel)
@@ -106,14 +100,14 @@ command(app)(tasks.reschedule)
 command(app, "run-now")(tasks.run_now)
 command(app)(tasks.show)
 command(app, "list")(tasks.list_)
-command(app)(status.status)
-command(app)(operate.stats)
-command(app)(operate.backup)
-command(app)(topics.topics)
-command(app)(topics.pause)
-command(app)(topics.resume)
-command(app)(topics.rate)
-app.command()(restore.restore)
+command(app)(serve.status)
+command(app)(top.stats)
+command(app)(serve.backup)
+command(app)(groups.topics)
+command(app)(groups.pause)
+command(app)(groups.resume)
+command(app)(groups.rate)
+app.command()(history.restore)
 app.command()(report.report)
 command(app)(top.top)
 command(app)(work.work)
@@ -123,14 +117,14 @@ _groups = nested(
     app, "groups", "Groups of a topic: list them (by default), create them, delete them.",
     list_by_default=True,
 )  # fmt: skip
-command(_groups, "list")(groups.list_)
-command(_groups)(groups.create)
-command(_groups)(groups.delete)
+command(_groups, "list")(groups.list_groups)
+command(_groups, "create")(groups.create_group)
+command(_groups, "delete")(groups.delete_group)
 
 _policy = nested(app, "policy", "Retry policies of topics and groups: show, set, clear.")
-command(_policy)(policy.show)
-command(_policy, "set")(policy.set_)
-command(_policy)(policy.clear)
+command(_policy, "show")(groups.show_policy)
+command(_policy, "set")(groups.set_policy)
+command(_policy, "clear")(groups.clear_policy)
 
 _dead = nested(app, "dead", "Dead letters: look at them, requeue them, delete them.")
 command(_dead, "list")(dead.list_)
