@@ -12,8 +12,22 @@ from typing import Annotated, Any
 
 import typer
 
-from tickwheel.cli import counts
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
+from tickwheel.cli.counts import (
+    GROUP_STATES,
+    GROUPS,
+    MEMBERS,
+    OLDEST,
+    PAUSED,
+    RATE,
+    RETRY,
+    STATES,
+    TOTALS,
+    count_columns,
+    counts_grid,
+    head,
+    rate_limit,
+)
 from tickwheel.cli.options import MaybeGroup, RetryOption, SpecParser, TopicArgument, typed
 from tickwheel.cli.output import Grid
 from tickwheel.cli.values import SPEC_HELP, SPEC_METAVAR, describe_policy, parse_at, retry_of
@@ -35,9 +49,11 @@ async def topics(call: Call) -> None:
         found = (await client.stats()).raw.get("topics") or {}
     if call.out.as_json:
         for name, topic in sorted(found.items()):
-            call.out.record(counts.topic_fields(name, topic))
+            call.out.record({"topic": name, **topic})
         return
-    call.out.grid(counts.topics_grid(found))
+    columns = (*count_columns(STATES), OLDEST, PAUSED, RATE, GROUPS, *count_columns(TOTALS))
+    rows = (((name,), topic) for name, topic in sorted(found.items()))
+    call.out.grid(counts_grid(("topic",), columns, rows))
 
 
 async def pause(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
@@ -99,12 +115,23 @@ def show_settings(call: Call, settings: GroupSettings) -> None:
     if call.out.as_json:
         call.out.record(dict(settings.raw))
     else:
-        call.out.line(counts.settings_line(settings.raw))
+        call.out.line(settings_line(settings.raw))
+
+
+def settings_line(settings: Mapping[str, Any]) -> str:
+    """What holds for a topic or group, on one line."""
+    group = settings.get("group")
+    whom = f"{settings.get('topic')}" + (f"  {group}" if group else "")
+    state = "paused" if settings.get("paused") else "active"
+    limit = rate_limit(settings)
+    limited = "no rate limit" if limit == "-" else f"rate {limit}"
+    policy = settings.get("retry")
+    retried = "" if policy is None else f"  retry {describe_policy(policy)}"
+    return f"{whom}  {state}  {limited}{retried}"
 
 
 # --- groups --------------------------------------------------------------------------------------
 
-HELD = ("ready", "in_flight", "waiting", "dead")
 STARTS = ("now", "first")
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
@@ -131,11 +158,18 @@ async def list_groups(
         topics = (await client.stats()).raw.get("topics") or {}
     if topic is not None and topic not in topics:
         raise NotFound(f"there is no topic {topic!r:.255}")
-    found = counts.each_group(topics, topic)
+    found = [
+        ((name, group), of_group)
+        for name, of_topic in sorted(topics.items())
+        if topic in {None, name}
+        for group, of_group in sorted((of_topic.get("groups") or {}).items())
+    ]
     if not call.out.as_json:
-        call.out.grid(counts.groups_grid(found))
+        states, acked = count_columns(GROUP_STATES), count_columns(["acked"])
+        columns = (*states, OLDEST, MEMBERS, PAUSED, RATE, RETRY, *acked)
+        call.out.grid(counts_grid(("topic", "group"), columns, found))
         return
-    for name, group, of_group in found:
+    for (name, group), of_group in found:
         call.out.record({"topic": name, "group": group, **of_group})
 
 
@@ -208,7 +242,7 @@ async def _delete_group(call: Call, topic: str, group: str, force: bool) -> None
     if call.out.as_json:
         call.out.record({"topic": topic, "group": group, "deleted": True, **held})
         return
-    what = ", ".join(f"{held[n]:,} {counts.head(n)}" for n in HELD if held.get(n))
+    what = ", ".join(f"{held[n]:,} {head(n)}" for n in GROUP_STATES if held.get(n))
     call.out.line(f"{topic}  {group}  deleted" + (f" with {what}" if what else ""))
 
 

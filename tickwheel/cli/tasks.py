@@ -25,6 +25,7 @@ from tickwheel.cli.values import (
     body_fields,
     body_text,
     describe_policy,
+    format_count,
     format_duration,
     format_time,
     iso_time,
@@ -347,7 +348,7 @@ def attempts_grid(info: TaskInfo) -> Grid:
             grid.rows.append((name, "failed", str(attempt), at, "", reason_text(reason)))
         state = str(group.get("state")).replace("_", " ")
         at = format_time(group.get("at_ms") or None)
-        left = _count(group.get("retries_left"))
+        left = format_count(group.get("retries_left"))
         grid.rows.append((name, state, str(group.get("attempt")), at, left, ""))
     return grid
 
@@ -367,10 +368,6 @@ def task_row(info: TaskInfo) -> tuple[str, ...]:
         printable(raw.get("key") or "-"),
         body_text(body) if isinstance(body, bytes) else "",
     )
-
-
-def _count(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else "-"
 
 
 def reason_text(reason: str | None) -> str:

@@ -12,17 +12,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
 from tickwheel.cli.call import Call
-from tickwheel.cli.counts import age, count
+from tickwheel.cli.counts import (
+    OLDEST,
+    STATES,
+    TOTALS,
+    Column,
+    Map,
+    age,
+    count_columns,
+    counts_grid,
+    head,
+)
 from tickwheel.cli.options import typed
 from tickwheel.cli.output import Grid, Output
 from tickwheel.cli.values import (
+    format_count,
     format_duration,
     parse_duration,
     printable,
@@ -114,11 +125,9 @@ async def _next(client: Client, meter: Meter, last: Frame) -> Frame:
 
 # --- frames: what is shown -----------------------------------------------------------------------
 
-Map = Mapping[str, Any]
 Key = tuple[str, str | None]
 """(topic, group or None for the topic itself)"""
 
-RATED = ("enqueued", "delivered", "acked")
 SORTS = ("busy", "name", "pending", "ready", "in-flight", "retrying", "dead", "age")
 _FIELD = {"in-flight": "in_flight", "retrying": "waiting", "age": "oldest_ms"}
 
@@ -237,7 +246,7 @@ class Meter:
             self._topic(name, topic, topics_before.get(name), took_s)
             for name, topic in raw["topics"].items()
         ]
-        counts = {n: int(raw[n]) for n in ("pending", "ready", "in_flight", "waiting", "dead")}
+        counts = {n: int(raw[n]) for n in STATES}
         return Frame(
             node=str(raw["node"]),
             role=role,
@@ -275,10 +284,10 @@ def _same_run(before: Map, now: Map) -> bool:
 def _rates(raw: Map, before: Map | None, took_s: float) -> dict[str, float | None]:
     """What is new since then counts from 0: a topic that came to be in between."""
     if took_s <= 0:
-        return dict.fromkeys(RATED)
+        return dict.fromkeys(TOTALS)
     return {
         name: round((raw[name] - (before or {}).get(name, 0)) / took_s, 1)
-        for name in RATED
+        for name in TOTALS
         if name in raw
     }
 
@@ -296,7 +305,7 @@ def _row(key: Key, raw: Map, before: Map | None, took_s: float) -> Row:
         raw["dead"],
         raw.get("oldest_ready_ms") or 0,
         bool(raw.get("paused")),
-        **{f"{name}_per_s": rates.get(name) for name in RATED},
+        **{f"{name}_per_s": rates.get(name) for name in TOTALS},
     )
 
 
@@ -308,10 +317,6 @@ def _order(row: Row, sort: str) -> tuple[float, str, str]:
 
 # --- views: how it is drawn ----------------------------------------------------------------------
 
-HEADS = (
-    "topic", "group", "pending", "ready", "in flight", "retrying", "dead", "oldest", "in/s",
-    "out/s", "acked/s", "",
-)  # fmt: skip
 CHROME_LINES = 7
 """Of the screen, beside the rows."""
 
@@ -325,10 +330,8 @@ def head_lines(frame: Frame) -> list[str]:
         f"{printable(frame.node)}  {frame.role}  up {format_duration(frame.uptime_s)}"
         f"  epoch {frame.epoch}  store {store}"
         f"  connections {frame.connections}  subscribers {frame.subscribers}",
-        f"pending {count(counts.get('pending'))}  ready {count(counts.get('ready'))}"
-        f"  in flight {count(counts.get('in_flight'))}"
-        f"  retrying {count(counts.get('waiting'))}  dead {count(counts.get('dead'))}"
-        f"  oldest {age(frame.oldest_ms)}",
+        "  ".join(f"{head(name)} {format_count(counts.get(name))}" for name in STATES)
+        + f"  oldest {age(frame.oldest_ms)}",
         f"in {_rate(frame.rates.get('enqueued'))}/s  out {_rate(frame.rates.get('delivered'))}/s"
         f"  acked {_rate(frame.rates.get('acked'))}/s"
         f"  late p50 / p99 {lateness} ms  early {frame.early}",
@@ -337,12 +340,14 @@ def head_lines(frame: Frame) -> list[str]:
 
 def rows_grid(frame: Frame, rows_max: int | None = None) -> Grid:
     """Topics and their groups; the last line says how many did not fit."""
-    grid = Grid(HEADS, right=frozenset(HEADS[2:-1]))
-    rows = list(_rows(frame))
+    rows: list[tuple[tuple[str, str], Map]] = []
+    for topic, groups in frame.topics:
+        rows.append(((topic.topic, ""), _row_fields(topic)))
+        rows += ((("", group.group or ""), _row_fields(group)) for group in groups)
     shown = rows if rows_max is None or len(rows) <= rows_max else rows[: max(rows_max - 1, 1)]
-    grid.rows.extend(shown)
+    grid = counts_grid(("topic", "group"), _COLUMNS, shown)
     if len(shown) < len(rows):
-        grid.rows.append((f"… {len(rows) - len(shown)} more", *[""] * (len(HEADS) - 1)))
+        grid.rows.append((f"… {len(rows) - len(shown)} more", *[""] * (len(grid.columns) - 1)))
     return grid
 
 
@@ -352,34 +357,24 @@ def frame_text(frame: Frame) -> str:
     return "\n".join([*trouble, *head_lines(frame), "", rows_grid(frame).plain()])
 
 
-def _rows(frame: Frame) -> Iterator[tuple[str, ...]]:
-    for topic, groups in frame.topics:
-        yield _cells(topic, topic.topic)
-        for group in groups:
-            yield _cells(group, "")
-
-
-def _cells(row: Row, topic: str) -> tuple[str, ...]:
-    return (
-        topic,
-        row.group or "",
-        "" if row.pending is None else count(row.pending),
-        count(row.ready),
-        count(row.in_flight),
-        count(row.waiting),
-        count(row.dead),
-        age(row.oldest_ms),
-        "" if row.group is not None else _rate(row.enqueued_per_s),
-        _rate(row.delivered_per_s),
-        _rate(row.acked_per_s),
-        "paused" if row.paused else "",
-    )
-
-
 def _rate(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _rate_column(head: str, name: str) -> Column:
+    return Column(head, lambda row: _rate(row[name]) if name in row else "")
+
+
+_COLUMNS = (
+    *count_columns(STATES, absent=""),
+    OLDEST,
+    _rate_column("in/s", "enqueued_per_s"),
+    _rate_column("out/s", "delivered_per_s"),
+    _rate_column("acked/s", "acked_per_s"),
+    Column("", lambda row: "paused" if row["paused"] else "", number=False),
+)
 
 
 class View:
@@ -437,8 +432,7 @@ async def stats(call: Call) -> None:
         call.out.grid(grid)
 
 
-COUNTS = ("pending", "ready", "in_flight", "waiting", "dead")
-TOTALS = (
+_TOTALS = (
     "enqueued", "delivered", "acked", "nacked", "retried", "expired", "cancelled", "dead_total",
     "dead_expired", "dropped_once", "early",
 )  # fmt: skip
@@ -455,8 +449,8 @@ def stats_grids(stats: Stats) -> list[Grid]:
         "up": format_duration(raw.get("uptime_s") or 0),
         "store": "ok" if raw.get("store_ok") else "NOT OK",
         "slot": f"{raw.get('slot')} of {raw.get('slots')}",
-        "connections": _count(raw.get("connections")),
-        **{name.replace("_", " "): _count(raw[name]) for name in (*COUNTS, *TOTALS) if name in raw},
+        "connections": format_count(raw.get("connections")),
+        **{_spaced(n): format_count(raw[n]) for n in (*STATES, *_TOTALS) if n in raw},
         "lateness p50 / p99 / max": " / ".join(
             f"{lateness.get(name) or 0:g} ms" for name in ("p50_ms", "p99_ms", "max_ms")
         ),
@@ -465,17 +459,20 @@ def stats_grids(stats: Stats) -> list[Grid]:
     return [grid, stats_topics_grid(raw.get("topics") or {})]
 
 
-def stats_topics_grid(topics: Mapping[str, Mapping[str, Any]]) -> Grid:
-    numbers = ("pending", "ready", "in_flight", "waiting", "dead", "delivered", "acked")
-    heads = tuple(name.replace("_", " ") for name in numbers)
-    grid = Grid(("topic", "group", *heads), title="Topics", right=frozenset(heads))
+def stats_topics_grid(topics: Mapping[str, Map]) -> Grid:
+    """A row a topic, then one for each of its groups; a count that a group has not is blank."""
+    names = (*STATES, "delivered", "acked")
+    rows: list[tuple[tuple[str, str], Map]] = []
     for topic, counts in sorted(topics.items()):
-        grid.rows.append((topic, "", *(_count(counts.get(name)) for name in numbers)))
-        for group, of_group in sorted((counts.get("groups") or {}).items()):
-            cells = (_count(of_group.get(name)) if name in of_group else "" for name in numbers)
-            grid.rows.append(("", group, *cells))
-    return grid
+        rows.append(((topic, ""), {**dict.fromkeys(names), **counts}))
+        rows += (
+            (("", group), of_group)
+            for group, of_group in sorted((counts.get("groups") or {}).items())
+        )
+    columns = count_columns(names, absent="", head=_spaced)
+    return counts_grid(("topic", "group"), columns, rows, title="Topics")
 
 
-def _count(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else "-"
+def _spaced(name: str) -> str:
+    """Counts go by the daemon's own names here."""
+    return name.replace("_", " ")

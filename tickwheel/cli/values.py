@@ -98,6 +98,11 @@ def format_duration(seconds: float) -> str:
     return sign + " ".join(parts)
 
 
+def format_count(value: Any) -> str:
+    """``12,345``; a dash when it is not known."""
+    return f"{value:,}" if isinstance(value, int) else "-"
+
+
 def format_time(at_ms: int | None) -> str:
     """Local time to the millisecond; a dash for none."""
     if at_ms is None:
