@@ -87,7 +87,7 @@ def shared(
     ctx.obj = Shared(url=url, token=token, as_json=as_json)
 
 
-# --- the commands, in the order in which the help shows them -----------------------------------
+# --- the commands, in the order in which the help shows them -------------------------------------
 
 app.command()(serve.serve)
 app.command()(serve.demo)

@@ -138,7 +138,7 @@ def nested(
 
 
 def can_ask(call: Call) -> bool:
-    """Whether somebody sits there who can answer."""
+    """Whether a person at a terminal can answer."""
     return not call.out.as_json and sys.stdin.isatty() and sys.stderr.isatty()
 
 

@@ -30,7 +30,7 @@ from tickwheel.cli.options import (
     TopicOption,
     UntilOption,
 )
-from tickwheel.cli.output import Grid, Output
+from tickwheel.cli.output import Grid
 from tickwheel.cli.tasks import (
     LIST_DEFAULT,
     attempts_grid,
@@ -49,6 +49,14 @@ from tickwheel.cli.values import (
 from tickwheel.client import Client, DeadLetter
 from tickwheel.errors import BadRequest
 
+Pair = tuple[int, str]
+"""(task id, group)"""
+Settle = Callable[[Sequence[Pair]], Awaitable[Sequence[str]]]
+
+CHUNK_MAX = 1_000
+"""Dead letters settled with one request."""
+CHUNKS_PER_S = 5
+"""With a rate, so many requests a second at most: smooth, and not one request a task."""
 GONE = "unknown"
 """Somebody else settled it in the meantime."""
 
@@ -165,12 +173,11 @@ async def purge(
         return await _selected(call, client, client.dead_delete, "deleted", selection, None)
 
 
-# --- settling --------------------------------------------------------------------------------
+# --- settling by ids -----------------------------------------------------------------------------
 
 
 def _check(ids: list[str] | None, selection: Selection, all_: bool) -> list[int]:
-    """The ids, none for a selection. That everything is meant has to be said: a filter that was
-    forgotten settles nothing."""
+    """The ids; none for a selection. ``--all`` is explicit: a forgotten filter settles nothing."""
     if not ids and not all_ and not selection.given:
         raise BadRequest("give ids, or --topic, --group, --since, --until, --reason, or --all")
     if ids and all_:
@@ -191,7 +198,10 @@ async def _selected(
         if tally.matched:
             call.out.remark(f"{tally.statuses[good]} were {good} before this")
         raise
-    _show_tally(call.out, tally)
+    if call.out.as_json:
+        call.out.record(tally.fields())
+    else:
+        call.out.line(tally.sentence())
     return verdict([status for status in tally.statuses if status != GONE], {good})
 
 
@@ -230,14 +240,6 @@ def _id(text: str) -> int:
 
 
 # --- by selection --------------------------------------------------------------------------------
-
-Pair = tuple[int, str]
-Settle = Callable[[Sequence[Pair]], Awaitable[Sequence[str]]]
-
-CHUNK_MAX = 1_000
-"""Dead letters settled with one request."""
-CHUNKS_PER_S = 5
-"""With a rate, so many requests a second at most: smooth, and not one request a task."""
 
 
 @dataclass(frozen=True)
@@ -322,7 +324,7 @@ async def settle_selection(
 
 
 def _daemon_now(client: Client) -> datetime:
-    """The first millisecond after the daemon said hello, by its clock."""
+    """The first millisecond after the daemon's HELLO, by its clock."""
     return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=client.server_info["now_ms"] + 1)
 
 
@@ -355,14 +357,6 @@ async def _total(client: Client, selection: Selection) -> int | None:
     if not sys.stderr.isatty() or not selection.counted:
         return None
     return await count_dead(client, selection)
-
-
-def _show_tally(out: Output, tally: Tally) -> None:
-    """The summary."""
-    if out.as_json:
-        out.record(tally.fields())
-    else:
-        out.line(tally.sentence())
 
 
 @contextmanager

@@ -146,7 +146,7 @@ def _receipt_fields(topic: str, receipt: Receipt) -> dict[str, object]:
     }
 
 
-# --- bulk ------------------------------------------------------------------------------------
+# --- bulk ----------------------------------------------------------------------------------------
 
 
 async def _bulk(call: Call, source: Path, defaults: Defaults) -> None:

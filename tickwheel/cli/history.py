@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tickwheel.history.segments import Tally
 
 
+Event = dict[str, Any]
+
 LIMIT_DEFAULT = 100
 GRID_ROWS_MAX = 10_000
 """More are shown line by line, as they are found."""
@@ -118,7 +120,7 @@ def _find(
 
 
 def _show_events(call: Call, events: Iterable[Event], limit: int) -> int:
-    """How many there were."""
+    """Show them; how many there were."""
     if not call.out.as_json and 0 < limit <= GRID_ROWS_MAX:
         grid = events_grid(events)
         if grid.rows:
@@ -153,7 +155,7 @@ def _follow(call: Call, folder: Path, query: Query, tally: Tally) -> int:
         time.sleep(FOLLOW_POLL_S)
 
 
-# --- shared with other commands ----------------------------------------------------------------
+# --- shared with other commands ------------------------------------------------------------------
 
 
 def folder_of(given: str | None, option: str) -> Path:
@@ -168,7 +170,7 @@ def folder_of(given: str | None, option: str) -> Path:
 
 
 def remark_skipped(call: Call, tally: Tally) -> None:
-    """What reading came upon that is no event."""
+    """Report what was read and is no event."""
     if tally.torn:
         call.out.remark(f"{tally.torn:,} torn lines were skipped")
     if tally.unreadable:
@@ -194,7 +196,6 @@ def _ms(moment: datetime | None) -> int | None:
 _COLUMNS = ("time", "event", "task", "topic", "group", "what")
 _FLOW_COLUMNS = ("time", "after", "event", "group", "attempt", "what", "node")
 REASON_SHOWN_MAX = 80
-Event = dict[str, Any]
 
 
 def events_grid(events: Iterable[Event]) -> Grid:
@@ -365,20 +366,20 @@ def _show_report(call: Call, into: str, report: Report) -> None:
     if call.out.as_json:
         call.out.record({"into": without_secrets(into), **report.fields()})
         return
-    grid = Grid(("what", "value"), title=_title(without_secrets(into), report))
-    grid.rows.extend(_rows(report))
+    grid = Grid(("what", "value"), title=_report_title(without_secrets(into), report))
+    grid.rows.extend(_report_rows(report))
     call.out.grid(grid)
-    for text in _remarks(report):
+    for text in _report_remarks(report):
         call.out.remark(text)
 
 
-def _title(into: str, report: Report) -> str:
+def _report_title(into: str, report: Report) -> str:
     if report.refused:
         return f"Nothing was written to {into}"
     return f"What would be restored into {into}" if report.dry_run else f"Restored into {into}"
 
 
-def _rows(report: Report) -> list[tuple[str, str]]:
+def _report_rows(report: Report) -> list[tuple[str, str]]:
     shown = {
         "tasks": report.restored,
         "of the backup": report.from_backup,
@@ -402,7 +403,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
     return rows
 
 
-def _remarks(report: Report) -> list[str]:
+def _report_remarks(report: Report) -> list[str]:
     found = [f"the history has gaps: {gap}" for gap in report.gaps]
     if report.history and not report.clean_stop:
         spool = "" if report.tail_ms is None else (

@@ -39,7 +39,7 @@ MaybeGroup = Annotated[
     typer.Option("--group", metavar="GROUP", help="One group of it; without, the topic."),
 ]
 
-# --- tasks -----------------------------------------------------------------------------------
+# --- tasks ---------------------------------------------------------------------------------------
 
 Ids = Annotated[
     list[int], typer.Argument(parser=typed(parse_id), metavar="ID...", help="The tasks' ids.")
@@ -67,14 +67,14 @@ AtOption = Annotated[
     ),
 ]
 
-# --- retry policies --------------------------------------------------------------------------
+# --- retry policies ------------------------------------------------------------------------------
 
 SpecParser = typed(parse_policy)
 RetryOption = Annotated[
     Any, typer.Option("--retry", parser=SpecParser, metavar=SPEC_METAVAR, help=SPEC_HELP)
 ]
 
-# --- dead letters ----------------------------------------------------------------------------
+# --- dead letters --------------------------------------------------------------------------------
 
 
 def parse_moment(text: str) -> datetime:

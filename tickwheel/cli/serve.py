@@ -271,13 +271,15 @@ def _lay_out_redis(call: Call, url: str, *, force: bool, yes: bool) -> int:
         return EXIT_FAILED
     incarnation = asyncio.run(initialise.lay_out(options, found, SystemSources().wall_ms()))
     what = "was laid out anew" if found.exists else "was laid out"
-    _show_laid_out(call, found.store, what, shard=found.shard, incarnation=incarnation,
-          removed=found.counts if found.exists else None)  # fmt: skip
+    removed = found.counts if found.exists else None
+    _show_laid_out(
+        call, found.store, what, shard=found.shard, incarnation=incarnation, removed=removed
+    )
     return 0
 
 
 def _may_remove(call: Call, found: Found, *, force: bool, yes: bool) -> bool:
-    """Whether the operator means it; says what there is."""
+    """Whether the operator confirms it. Shows first what there is."""
     what = f"{found.shard} in {found.store} is {found.state}"
     if not force:
         raise Conflict(f"{what}. Exists already; --force removes it and lays it out anew")
@@ -322,7 +324,7 @@ async def status(call: Call) -> int:
 
 
 def _status_exit_code(found: dict[str, Status | TickwheelError]) -> int:
-    """For scripts: does somebody serve?"""
+    """For scripts: 0 when an active daemon serves."""
     if any(isinstance(answer, Status) and answer.serves for answer in found.values()):
         return 0
     silent = all(isinstance(answer, (Unreachable, ConnectionLost)) for answer in found.values())
@@ -375,6 +377,9 @@ def _since(answer: Status) -> str:
         return "-"
     lasting = format_duration((answer.now_ms - answer.since_ms) / 1000)
     return f"{format_time(answer.since_ms)[:-4]} ({lasting})"
+
+
+# --- backup --------------------------------------------------------------------------------------
 
 
 async def backup(

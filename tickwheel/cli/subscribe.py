@@ -41,8 +41,6 @@ PREFETCH_DEFAULT = 256
 PREFETCH_MAX = 65_535
 LEASE_DEFAULT_S = 30.0
 LEASE_S_MIN = 0.1
-
-
 GROUP_DEFAULT = "default"
 MANUAL = "manual"
 ACKS = (MANUAL, "on_delivery")
@@ -142,7 +140,7 @@ def _check(no_ack: bool, exec_: str | None, lease: float | None, ack: str) -> No
 def _check_settled(
     kind: str, group: str | None, no_ack: bool, lease: float | None, retry: Policy | None
 ) -> None:
-    """What speaks of acks makes no sense where the daemon waits for none."""
+    """Options about acks make no sense where the daemon waits for none."""
     given = {
         "--group": group is not None, "--no-ack": no_ack, "--lease": lease is not None,
         "--retry": retry is not None,
@@ -159,7 +157,7 @@ class _Remarks(logging.Handler):
 
 
 def _show_log() -> None:
-    """From here on: before, a failure to connect ends the command and is said once, as that."""
+    """From here on. Before, a failure to connect ends the command and is reported once, as that."""
     logging.getLogger("tickwheel.client").addHandler(_Remarks(logging.WARNING))
 
 
@@ -169,13 +167,13 @@ def _stop_on_signals() -> asyncio.Event:
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
 
-    def asked() -> None:
+    def on_signal() -> None:
         if stop.is_set() and main is not None:
             main.cancel()
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked)
+        loop.add_signal_handler(number, on_signal)
     return stop
 
 
@@ -207,7 +205,7 @@ class Receiver:
                 await self._handle(delivery)
                 handled += 1
         finally:
-            # Whatever was begun and could not be finished (nobody reads what is printed) too.
+            # Also after a failure half way, for example when nobody reads what is printed.
             await self._leases.release_all()
             await asyncio.gather(*self._acks, return_exceptions=True)
         if self._failed is not None:
@@ -301,7 +299,7 @@ class HeldLeases:
             self._running = asyncio.create_task(self._keep())
 
     def drop(self, delivery: Delivery) -> None:
-        """It is being settled; its lease is somebody else's business now."""
+        """It is being settled: its lease is not extended any more."""
         self._held.pop(delivery.id, None)
 
     async def release_all(self) -> None:

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
+SORTS = ("busy", "name", "pending", "ready", "in-flight", "retrying", "dead", "age")
+_SORT_FIELDS = {"in-flight": "in_flight", "retrying": "waiting", "age": "oldest_ms"}
 INTERVAL_S = 1.0
 INTERVAL_S_MIN = 0.05
 ANSWER_S = 2.0
@@ -124,12 +126,6 @@ async def _next(client: Client, meter: Meter, last: Frame) -> Frame:
 
 
 # --- frames: what is shown -----------------------------------------------------------------------
-
-Key = tuple[str, str | None]
-"""(topic, group or None for the topic itself)"""
-
-SORTS = ("busy", "name", "pending", "ready", "in-flight", "retrying", "dead", "age")
-_FIELD = {"in-flight": "in_flight", "retrying": "waiting", "age": "oldest_ms"}
 
 
 @dataclass(frozen=True)
@@ -269,11 +265,11 @@ class Meter:
     ) -> tuple[Row, tuple[Row, ...]]:
         groups_before: Map = (before or {}).get("groups") or {}
         groups = [
-            _row((name, group), of_group, groups_before.get(group), took_s)
+            _row(name, group, of_group, groups_before.get(group), took_s)
             for group, of_group in (raw.get("groups") or {}).items()
         ]
         groups.sort(key=lambda row: _order(row, self.sort))
-        return _row((name, None), raw, before, took_s), tuple(groups)
+        return _row(name, None, raw, before, took_s), tuple(groups)
 
 
 def _same_run(before: Map, now: Map) -> bool:
@@ -292,8 +288,7 @@ def _rates(raw: Map, before: Map | None, took_s: float) -> dict[str, float | Non
     }
 
 
-def _row(key: Key, raw: Map, before: Map | None, took_s: float) -> Row:
-    topic, group = key
+def _row(topic: str, group: str | None, raw: Map, before: Map | None, took_s: float) -> Row:
     rates = _rates(raw, before, took_s)
     return Row(
         topic,
@@ -311,7 +306,7 @@ def _row(key: Key, raw: Map, before: Map | None, took_s: float) -> Row:
 
 def _order(row: Row, sort: str) -> tuple[float, str, str]:
     """Largest first; what is equal by name."""
-    value = 0.0 if sort == "name" else getattr(row, _FIELD.get(sort, sort)) or 0
+    value = 0.0 if sort == "name" else getattr(row, _SORT_FIELDS.get(sort, sort)) or 0
     return -float(value), row.topic, row.group or ""
 
 
