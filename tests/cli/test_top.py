@@ -1,4 +1,4 @@
-"""The live view's figures: rates from deltas, restarts, order, what fits on a screen."""
+"""The live view: rates from deltas, restarts, order, what fits on a screen; the tables of stats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tickwheel.cli.top import NOTHING, SORTS, Frame, Meter, frame_text, rows_grid
+from tickwheel.cli.output import Output
+from tickwheel.cli.top import NOTHING, SORTS, Frame, Meter, frame_text, rows_grid, stats_topics_grid
 
 
 def _group(**counts: Any) -> dict[str, Any]:
@@ -123,3 +124,25 @@ def test_json_has_topics_with_their_groups() -> None:
     assert topic["groups"][0]["group"] == "g"
     assert topic["groups"][0]["dead"] == 1
     assert "pending" not in topic["groups"][0]
+
+
+# --- stats ---------------------------------------------------------------------------------------
+
+TOPICS = {
+    "orders": {
+        "pending": 1234, "ready": 0, "in_flight": 2, "waiting": 0, "dead": 1, "delivered": 5,
+        "acked": 3, "groups": {"billing": {"ready": 0, "in_flight": 2, "dead": 1}},
+    }
+}  # fmt: skip
+
+
+def test_topics_have_a_row_and_one_for_each_group() -> None:
+    lines = stats_topics_grid(TOPICS).plain().splitlines()
+    assert lines[0] == "Topics"
+    assert lines[2].split() == ["orders", "1,234", "0", "2", "0", "1", "5", "3"]
+    assert lines[3].split() == ["billing", "0", "2", "1"]
+
+
+def test_a_table_into_a_pipe_has_no_frames(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=False).grid(stats_topics_grid(TOPICS))
+    assert capsys.readouterr().out.isascii()
