@@ -13,7 +13,7 @@ from daemon import Daemon
 from history.daemon_rig import daemon_in, metric, until
 from history.restore_rig import held, url
 from tickwheel import Client, Task
-from tickwheel.cli.run import run
+from tickwheel.cli.app import run
 from tickwheel.history.writer.retention import last_backup_file, last_backup_ms
 
 FAR = 3_600.0

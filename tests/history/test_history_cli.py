@@ -17,7 +17,7 @@ from history.history_rig import NOW_MS, acked, delivered, enqueued, make_id, spo
 from history.history_rig import writer_of as make_writer
 from history.restore_rig import LATER_MS, STARTED, group, held, make_backup, stopped, url
 from tickwheel.cli import history as history_command
-from tickwheel.cli.run import run
+from tickwheel.cli.app import run
 from tickwheel.history.lines import Kind
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.wheel.records import TaskRow

@@ -17,7 +17,7 @@ from history.daemon_rig import PATIENCE_S, daemon_in, taken_up
 from history.history_rig import read_all
 from history.restore_rig import Held, held, url
 from tickwheel import Client, Delivery, Task
-from tickwheel.cli.run import run
+from tickwheel.cli.app import run
 from tickwheel.history.restore import Plan, Report, restore
 from tickwheel.history.segments import Event, Tally
 from tickwheel.wheel.records import ProgressState

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.cli.bulk import BadLine, Defaults, read_task, read_tasks
+from tickwheel.cli.enqueue import BadLine, Defaults, read_task, read_tasks
 from tickwheel.cli.values import body_fields
 from tickwheel.client import Retry, Task
 

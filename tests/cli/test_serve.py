@@ -8,7 +8,7 @@ import json
 import pytest
 from fake_daemon import NOW_MS, FakeDaemon
 
-from tickwheel.cli.run import run
+from tickwheel.cli.app import run
 
 Capture = pytest.CaptureFixture[str]
 

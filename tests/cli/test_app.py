@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from tickwheel.cli.app import shared
+from tickwheel import errors
+from tickwheel.cli.app import exit_code, run, shared
 from tickwheel.cli.call import Call, command
-from tickwheel.cli.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMANDS = [
@@ -180,6 +180,19 @@ def test_check_of_a_store_that_is_not_there(
 ) -> None:
     assert run(["check", "--store", f"sqlite:///{tmp_path}/none.db"]) == 1
     assert "does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.Refused(), 1), (errors.SendTimeout(), 1), (errors.OutcomeUnknown(), 1),
+        (errors.Unauthorized(), 1), (errors.BadRequest(), 2), (errors.DueTooFar(), 2),
+        (errors.Unreachable(), 3), (errors.ConnectionLost(), 3), (errors.NotFound(), 4),
+        (errors.TaskGone(), 4),
+    ],
+)  # fmt: skip
+def test_exit_codes(error: errors.TickwheelError, code: int) -> None:
+    assert exit_code(error) == code
 
 
 # --- shell completion ------------------------------------------------------------------------

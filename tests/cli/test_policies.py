@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.cli.policies import (
-    FIELDS,
+from tickwheel.cli.values import (
     RETRIES_MAX,
+    SPEC_FIELDS,
     describe_policy,
     format_policy,
     parse_policy,
@@ -172,7 +172,7 @@ def test_exact_durations(ms: int, text: str) -> None:
 
 def test_every_kind_of_the_client_can_be_written() -> None:
     made = (Retry.exponential(), Retry.fixed(1), Retry.table([1, 2]))
-    assert {retry.kind for retry in made} == set(FIELDS)
+    assert {retry.kind for retry in made} == set(SPEC_FIELDS)
     for retry in made:
         sent = retry.to_wire()
         assert parse_policy(format_policy(sent)) == {**sent, **_lists(sent)}  # type: ignore[arg-type,dict-item]  # these three are maps

@@ -12,7 +12,7 @@ import pytest
 from fake_daemon import FakeDaemon
 from waiting import soon
 
-from tickwheel.cli import groups, policy, topics
+from tickwheel.cli import groups
 from tickwheel.cli.call import Call
 from tickwheel.cli.groups import parse_start
 from tickwheel.cli.output import Output
@@ -64,13 +64,13 @@ async def _ask(run: Run, kind: T, answer: Answer, *, as_json: bool = False) -> t
 @pytest.mark.parametrize(
     ("run", "changed"),
     [
-        (lambda call: topics.pause(call, "orders"), {"paused": True}),
-        (lambda call: topics.resume(call, "orders"), {"paused": False}),
-        (lambda call: topics.rate(call, "orders", "7.5"), {"rate": 7.5}),
-        (lambda call: topics.rate(call, "orders", "7", None, 3), {"rate": 7.0, "burst": 3}),
-        (lambda call: topics.rate(call, "orders", "none"), {"rate": None, "burst": None}),
-        (lambda call: policy.set_(call, "orders", "rocketmq"), {"retry": "rocketmq"}),
-        (lambda call: policy.clear(call, "orders"), {"retry": None}),
+        (lambda call: groups.pause(call, "orders"), {"paused": True}),
+        (lambda call: groups.resume(call, "orders"), {"paused": False}),
+        (lambda call: groups.rate(call, "orders", "7.5"), {"rate": 7.5}),
+        (lambda call: groups.rate(call, "orders", "7", None, 3), {"rate": 7.0, "burst": 3}),
+        (lambda call: groups.rate(call, "orders", "none"), {"rate": None, "burst": None}),
+        (lambda call: groups.set_policy(call, "orders", "rocketmq"), {"retry": "rocketmq"}),
+        (lambda call: groups.clear_policy(call, "orders"), {"retry": None}),
     ],
 )
 async def test_only_what_is_named_is_changed(run: Run, changed: dict[str, Any]) -> None:
@@ -79,7 +79,7 @@ async def test_only_what_is_named_is_changed(run: Run, changed: dict[str, Any]) 
 
 async def test_a_group_is_named_beside_its_topic() -> None:
     asked = await _ask(
-        lambda call: topics.pause(call, "orders", "g"), T.CONFIGURE, {**SETTINGS, "group": "g"}
+        lambda call: groups.pause(call, "orders", "g"), T.CONFIGURE, {**SETTINGS, "group": "g"}
     )
     assert asked == ("orders", "g", {"paused": True})
 
@@ -87,7 +87,7 @@ async def test_a_group_is_named_beside_its_topic() -> None:
 async def test_creating_a_group(capsys: pytest.CaptureFixture[str]) -> None:
     answer = {**SETTINGS, "group": "g", "rate": 5.0, "burst": 9, "retry": POLICY, "created": False}
     asked = await _ask(
-        lambda call: groups.create(
+        lambda call: groups.create_group(
             call, "orders", "g", start="first", retry=POLICY, rate=5.0, burst=9, paused=True
         ),
         T.GROUP_CREATE,
@@ -105,7 +105,7 @@ async def test_creating_a_group(capsys: pytest.CaptureFixture[str]) -> None:
 async def test_deleting_says_what_it_held(capsys: pytest.CaptureFixture[str]) -> None:
     held = {"ready": 1_500, "in_flight": 0, "waiting": 2, "dead": 0}
     asked = await _ask(
-        lambda call: groups.delete(call, "orders", "g", force=True), T.GROUP_DELETE, held
+        lambda call: groups.delete_group(call, "orders", "g", force=True), T.GROUP_DELETE, held
     )
     assert asked == ("orders", "g", True)
     assert capsys.readouterr().out == "orders  g  deleted with 1,500 ready, 2 retrying\n"
@@ -114,7 +114,7 @@ async def test_deleting_says_what_it_held(capsys: pytest.CaptureFixture[str]) ->
 async def test_a_group_that_holds_something_is_kept_when_nobody_can_be_asked() -> None:
     with pytest.raises(Conflict, match="it holds 3 ready; --force deletes it with them"):
         await _ask(
-            lambda call: groups.delete(call, "orders", "g"),
+            lambda call: groups.delete_group(call, "orders", "g"),
             T.GROUP_DELETE,
             Conflict("it holds 3 ready"),
         )
@@ -145,7 +145,7 @@ def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 
 async def test_topics_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
-    await _ask(topics.topics, T.STATS, STATS)
+    await _ask(groups.topics, T.STATS, STATS)
     head, row = _lines(capsys)
     assert "oldest" in head
     assert row.split() == [
@@ -155,36 +155,36 @@ async def test_topics_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 async def test_topics_of_a_daemon_that_says_less(capsys: pytest.CaptureFixture[str]) -> None:
     old = {name: TOPIC[name] for name in (*STATS, "groups") if name in TOPIC}
-    await _ask(topics.topics, T.STATS, {**STATS, "topics": {"orders": {**old, "groups": {}}}})
+    await _ask(groups.topics, T.STATS, {**STATS, "topics": {"orders": {**old, "groups": {}}}})
     assert _lines(capsys)[1].split()[6:9] == ["-", "-", "-"]
 
 
 async def test_groups_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    await _ask(groups.list_, T.STATS, STATS)
+    await _ask(groups.list_groups, T.STATS, STATS)
     lines = _lines(capsys)
     assert [line.split()[1] for line in lines[1:]] == ["billing", "mail"]
     assert "paused  5/s burst 9  fixed x2" in lines[1]
-    await _ask(lambda call: groups.list_(call, "orders"), T.STATS, STATS, as_json=True)
+    await _ask(lambda call: groups.list_groups(call, "orders"), T.STATS, STATS, as_json=True)
     found = [json.loads(line) for line in _lines(capsys)]
     assert [(g["topic"], g["group"], g["subscribers"]) for g in found] == [
         ("orders", "billing", 2), ("orders", "mail", 2),
     ]  # fmt: skip
     with pytest.raises(NotFound, match="no topic 'nosuch'"):
-        await _ask(lambda call: groups.list_(call, "nosuch"), T.STATS, STATS)
+        await _ask(lambda call: groups.list_groups(call, "nosuch"), T.STATS, STATS)
 
 
 async def test_the_policy_that_holds_and_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
-    await _ask(lambda call: policy.show(call, "orders"), T.STATS, STATS, as_json=True)
+    await _ask(lambda call: groups.show_policy(call, "orders"), T.STATS, STATS, as_json=True)
     found = [json.loads(line) for line in _lines(capsys)]
     assert [(p["group"], p["from"], p["holds"].get("name")) for p in found] == [
         (None, "topic", "own"), ("billing", "group", None), ("mail", "topic", "own"),
     ]  # fmt: skip
-    await _ask(lambda call: policy.show(call, "orders", "mail"), T.STATS, STATS)
+    await _ask(lambda call: groups.show_policy(call, "orders", "mail"), T.STATS, STATS)
     (_, row) = _lines(capsys)
     assert row.split()[:4] == ["orders", "mail", "-", "own"]
     bare = {**STATS, "topics": {"orders": {**TOPIC, "retry": None, "groups": {}}}}
-    await _ask(lambda call: policy.show(call, "orders"), T.STATS, bare)
+    await _ask(lambda call: groups.show_policy(call, "orders"), T.STATS, bare)
     assert "the daemon's default" in _lines(capsys)[1]
     for given in (("nosuch", None), ("orders", "nosuch")):
         with pytest.raises(NotFound, match="nosuch"):
-            await _ask(lambda call, given=given: policy.show(call, *given), T.STATS, STATS)  # type: ignore[misc]  # bound early
+            await _ask(lambda call, given=given: groups.show_policy(call, *given), T.STATS, STATS)  # type: ignore[misc]  # bound early

@@ -1,4 +1,4 @@
-"""The live view's figures: rates from deltas, restarts, order, what fits on a screen."""
+"""The live view: rates from deltas, restarts, order, what fits on a screen; the tables of stats."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tickwheel.cli.top_frame import NOTHING, SORTS, Frame, Meter
-from tickwheel.cli.top_view import plain, rows_grid
+from tickwheel.cli.output import Output
+from tickwheel.cli.top import NOTHING, SORTS, Frame, Meter, frame_text, rows_grid, stats_topics_grid
 
 
 def _group(**counts: Any) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def test_rows_are_sorted_largest_first_and_by_name_where_equal() -> None:
 
 def test_groups_stand_under_their_topic() -> None:
     groups = {"slow": _group(ready=1), "quick": _group(ready=2, paused=True)}
-    text = plain(Meter("ready").read(_stats(a=_topic(ready=3, groups=groups))))
+    text = frame_text(Meter("ready").read(_stats(a=_topic(ready=3, groups=groups))))
     lines = text.splitlines()
     assert lines[0].startswith("n1  active  up 10 s")
     assert "late p50 / p99 1 / 3 ms  early 0" in text
@@ -109,10 +109,10 @@ def test_what_does_not_fit_is_counted() -> None:
 
 def test_a_lost_daemon_shows_the_last_figures_and_what_is_the_matter() -> None:
     frame = Meter().read(_stats(a=_topic(ready=3))).lost("reconnecting: gone")
-    assert plain(frame).splitlines()[0] == "reconnecting: gone"
+    assert frame_text(frame).splitlines()[0] == "reconnecting: gone"
     assert frame.fields()["reconnecting"] is True
     assert frame.fields()["topics"][0]["ready"] == 3
-    assert "reconnecting" in plain(NOTHING.lost("reconnecting"))
+    assert "reconnecting" in frame_text(NOTHING.lost("reconnecting"))
 
 
 def test_json_has_topics_with_their_groups() -> None:
@@ -124,3 +124,25 @@ def test_json_has_topics_with_their_groups() -> None:
     assert topic["groups"][0]["group"] == "g"
     assert topic["groups"][0]["dead"] == 1
     assert "pending" not in topic["groups"][0]
+
+
+# --- stats ---------------------------------------------------------------------------------------
+
+TOPICS = {
+    "orders": {
+        "pending": 1234, "ready": 0, "in_flight": 2, "waiting": 0, "dead": 1, "delivered": 5,
+        "acked": 3, "groups": {"billing": {"ready": 0, "in_flight": 2, "dead": 1}},
+    }
+}  # fmt: skip
+
+
+def test_topics_have_a_row_and_one_for_each_group() -> None:
+    lines = stats_topics_grid(TOPICS).plain().splitlines()
+    assert lines[0] == "Topics"
+    assert lines[2].split() == ["orders", "1,234", "0", "2", "0", "1", "5", "3"]
+    assert lines[3].split() == ["billing", "0", "2", "1"]
+
+
+def test_a_table_into_a_pipe_has_no_frames(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=False).grid(stats_topics_grid(TOPICS))
+    assert capsys.readouterr().out.isascii()
