@@ -19,11 +19,10 @@ from pathlib import Path
 
 from benchmarks.environment import choose_folder
 from tickwheel.history import segments
-from tickwheel.history.launch import writer_command
-from tickwheel.history.names import state_folder
-from tickwheel.history.records import Kind
-from tickwheel.history.segments import Tally
+from tickwheel.history.lines import Kind
+from tickwheel.history.segments import Tally, state_folder
 from tickwheel.history.spool import Spool
+from tickwheel.history.writer import writer_command
 
 NODE = "bench"
 ID_STEP = 1024

@@ -18,7 +18,7 @@ from daemon import ANY_DISK
 from typer.main import get_command
 
 from tickwheel.cli.app import app
-from tickwheel.cli.nested import DEFAULT, ListByDefault
+from tickwheel.cli.call import DEFAULT, ListByDefault
 
 ROOT = Path(__file__).parents[2]
 WAIT = """

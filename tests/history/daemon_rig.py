@@ -12,8 +12,8 @@ from typing import Any
 
 from daemon import Daemon
 
-from tickwheel.history import spool_read
-from tickwheel.history.names import STATE
+from tickwheel.history import spool
+from tickwheel.history.segments import STATE
 
 PATIENCE_S = 30.0
 
@@ -39,7 +39,7 @@ async def taken_up(history: Path) -> None:
 def spools(history: Path) -> list[Path]:
     """The spool files that are still there."""
     folders = [path for path in (history / STATE).iterdir() if path.is_dir()]
-    return [folder / str(name) for folder in folders for name in spool_read.files(folder)]
+    return [folder / str(name) for folder in folders for name in spool.files(folder)]
 
 
 def metric(daemon: Daemon, name: str) -> float:

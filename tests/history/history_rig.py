@@ -10,13 +10,12 @@ from typing import Any
 
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments
-from tickwheel.history.launch import writer_command
-from tickwheel.history.names import state_folder
-from tickwheel.history.records import Kind
-from tickwheel.history.retention import Limits
-from tickwheel.history.segments import Event, Tally
+from tickwheel.history.lines import Kind
+from tickwheel.history.segments import Event, Tally, state_folder
 from tickwheel.history.spool import Spool
-from tickwheel.history.writer import Writer
+from tickwheel.history.writer import writer_command
+from tickwheel.history.writer.conversion import Writer
+from tickwheel.history.writer.retention import Limits
 from tickwheel.wheel.records import id_floor
 
 NODE = "node-1"
@@ -92,7 +91,7 @@ def writer_of(
 ) -> Writer:  # fmt: skip
     """A writer in this process."""
     state_folder(folder, NODE, 0).mkdir(parents=True, exist_ok=True)
-    told = log if log is not None else []
+    lines = log if log is not None else []
     return Writer(
         folder,
         NODE,
@@ -100,7 +99,7 @@ def writer_of(
         segment_bytes=segment_bytes,
         limits=limits or Limits(None, None),
         clean_hour=clean_hour,
-        log=told.append,
+        log=lines.append,
         now_ms=clock or Clock(),
         measured=disk,
     )

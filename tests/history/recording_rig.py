@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 from engine_rig import Rig
 
-from tickwheel.history.records import policy_map
+from tickwheel.history.lines import policy_map
 from tickwheel.server.recorder import Notes, Recorder
 from tickwheel.wheel.core import EngineConfig
 from tickwheel.wheel.engine import Engine

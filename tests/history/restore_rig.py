@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from history.history_rig import HOUR_MS, NOW_MS, Record
-from tickwheel.history.records import Kind
+from tickwheel.history.lines import Kind
 from tickwheel.history.restore import Plan, Report, restore
 from tickwheel.persistence import open_url
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore

@@ -13,9 +13,8 @@ from daemon import Daemon
 from history.daemon_rig import daemon_in, metric, until
 from history.restore_rig import held, url
 from tickwheel import Client, Task
-from tickwheel.cli.run import run
-from tickwheel.history.names import last_backup_file
-from tickwheel.history.retention import last_backup_ms
+from tickwheel.cli.app import run
+from tickwheel.history.writer.retention import last_backup_file, last_backup_ms
 
 FAR = 3_600.0
 
@@ -50,7 +49,7 @@ def test_the_backup_of_the_day_and_the_history_since_are_the_store(
     (backup,) = tmp_path.glob("tickwheel-s0-*.db")
     source = ["--from", str(backup), "--history", str(tmp_path / "history")]
     assert run(["restore", *source, "--into", url(tmp_path), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["exact"] is True
-    assert (told["from_backup"], told["from_history"]) == (2, 3)
+    report = json.loads(capsys.readouterr().out)
+    assert report["exact"] is True
+    assert (report["from_backup"], report["from_history"]) == (2, 3)
     assert asyncio.run(held(url(tmp_path))).rows.keys() == before | after

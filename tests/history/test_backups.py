@@ -11,7 +11,7 @@ import pytest
 from fake_daemon import turns
 
 from history.history_rig import HOUR_MS, Clock
-from tickwheel.history.retention import last_backup_ms
+from tickwheel.history.writer.retention import last_backup_ms
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.store import StoreError
 from tickwheel.server.backups import DailyBackups

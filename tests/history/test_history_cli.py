@@ -17,8 +17,8 @@ from history.history_rig import NOW_MS, acked, delivered, enqueued, make_id, spo
 from history.history_rig import writer_of as make_writer
 from history.restore_rig import LATER_MS, STARTED, group, held, make_backup, stopped, url
 from tickwheel.cli import history as history_command
-from tickwheel.cli.run import run
-from tickwheel.history.records import Kind
+from tickwheel.cli.app import run
+from tickwheel.history.lines import Kind
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.wheel.records import TaskRow
 
@@ -214,9 +214,9 @@ async def test_restore_from_the_command_line(folder: Path, capsys: Capture) -> N
     assert not (folder / "new.db").exists()
     code, lines, err = restore(capsys, folder, "--from", backup)
     assert code == 0 and lines[0].startswith("Restored into sqlite:///")
-    told = {line.rsplit("  ", 1)[0].strip(): line.rsplit("  ", 1)[1] for line in lines[2:]}
-    assert (told["tasks"], told["of the backup"], told["of the history"]) == ("2", "1", "1")
-    assert told["exact"] == "no: at least once"
+    shown = {line.rsplit("  ", 1)[0].strip(): line.rsplit("  ", 1)[1] for line in lines[2:]}
+    assert (shown["tasks"], shown["of the backup"], shown["of the history"]) == ("2", "1", "1")
+    assert shown["exact"] == "no: at least once"
     assert "did not stop cleanly" in err
     assert set((await held(url(folder))).rows) == {make_id(9), B}
     code, _, err = restore(capsys, folder, "--from", backup)

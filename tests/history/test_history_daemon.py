@@ -17,7 +17,7 @@ from history.daemon_rig import PATIENCE_S, daemon_in, taken_up
 from history.history_rig import read_all
 from history.restore_rig import Held, held, url
 from tickwheel import Client, Delivery, Task
-from tickwheel.cli.run import run
+from tickwheel.cli.app import run
 from tickwheel.history.restore import Plan, Report, restore
 from tickwheel.history.segments import Event, Tally
 from tickwheel.wheel.records import ProgressState
@@ -163,15 +163,15 @@ def test_a_daemon_on_the_restored_store_delivers_what_was_promised(
     at_once = wanted & set(life.overdue)
     kept = wanted if overdue == "include" else wanted - at_once
     options = ["--overdue", overdue] + [f"--id={task_id}" for task_id in wanted] * (scope == "one")
-    told = restore_by_command(capsys, life, url(tmp_path), *options)
+    report = restore_by_command(capsys, life, url(tmp_path), *options)
     dead = len(life.dead) if scope == "all" else 0
-    assert told["restored"] == len(kept) + dead
-    skipped = told["skipped_overdue"]["ids"]
+    assert report["restored"] == len(kept) + dead
+    skipped = report["skipped_overdue"]["ids"]
     assert set(map(int, skipped)) == (at_once if overdue == "skip" else set())
-    assert told["clean_stop"] is (how == "stopped")
-    assert told["epoch"] > life.epoch
-    assert int(told["id_mark"]) >= max(life.far | life.over | life.overdue.keys())
-    asyncio.run(look(life, Daemon(tmp_path, store=url(tmp_path)), kept, dead, told))
+    assert report["clean_stop"] is (how == "stopped")
+    assert report["epoch"] > life.epoch
+    assert int(report["id_mark"]) >= max(life.far | life.over | life.overdue.keys())
+    asyncio.run(look(life, Daemon(tmp_path, store=url(tmp_path)), kept, dead, report))
 
 
 def restore_by_command(
@@ -186,10 +186,12 @@ def restore_by_command(
     return found
 
 
-async def look(life: Life, daemon: Daemon, kept: set[int], dead: int, told: dict[str, Any]) -> None:
+async def look(
+    life: Life, daemon: Daemon, kept: set[int], dead: int, report: dict[str, Any]
+) -> None:
     """What a daemon on the restored store has, and what it gives out."""
     async with daemon, Client(daemon.url) as client:
-        assert (await client.status()).epoch >= told["epoch"]
+        assert (await client.status()).epoch >= report["epoch"]
         listed = {task.id: task async for task in client.list_tasks()}
         assert listed.keys() - life.dead == kept
         assert len(listed.keys() & life.dead) == dead

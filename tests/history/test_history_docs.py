@@ -14,8 +14,8 @@ from typer.main import get_command
 
 from history.history_rig import delivered, make_id, write
 from tickwheel.cli.app import app
-from tickwheel.history import launch, spool
-from tickwheel.history.records import EVENTS, FIELDS, Kind
+from tickwheel.history import spool, writer
+from tickwheel.history.lines import EVENTS, FIELDS, Kind
 
 TEXT = (Path(__file__).parents[2] / "docs" / "history.md").read_text()
 PROGRAMS = re.findall(r"```python\n# (\w+)\n(.*?)```", TEXT, re.DOTALL)
@@ -37,10 +37,10 @@ def test_every_kind_of_record_is_there() -> None:
 
 
 def test_defaults_are_those_of_the_code() -> None:
-    assert launch.SEGMENT_BYTES == 64 << 20 and "`history_segment_bytes` | 64 MiB" in TEXT
+    assert writer.SEGMENT_BYTES == 64 << 20 and "`history_segment_bytes` | 64 MiB" in TEXT
     assert spool.BYTES_MAX == 256 << 20 and "`history_spool_bytes_max` | 256 MiB" in TEXT
-    assert launch.RETENTION_S == 72 * 3600 and "`history_retention_s` | 72 h" in TEXT
-    assert launch.CLEAN_HOUR == 4 and "`history_clean_hour` | 4" in TEXT
+    assert writer.RETENTION_S == 72 * 3600 and "`history_retention_s` | 72 h" in TEXT
+    assert writer.CLEAN_HOUR == 4 and "`history_clean_hour` | 4" in TEXT
 
 
 def test_the_commands_exist_with_their_options() -> None:

@@ -23,9 +23,8 @@ from history.daemon_rig import daemon_in, metric, spools, taken_up, until
 from history.history_rig import NODE, read_all, segment_names
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
-from tickwheel.history.names import STATE
-from tickwheel.history.records import Kind
-from tickwheel.history.segments import Event
+from tickwheel.history.lines import Kind
+from tickwheel.history.segments import STATE, Event
 from tickwheel.persistence.redis.initialise import lay_out, look
 from tickwheel.persistence.redis.options import options_from
 from tickwheel.persistence.store import CommitRefused, CommitUnknown, Opened
@@ -46,10 +45,10 @@ class Service:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder / "history"
-        told = Settings(store="memory:", history_dir=str(self.folder), node=NODE, **settings)
+        given = Settings(store="memory:", history_dir=str(self.folder), node=NODE, **settings)
         self.clock = Clock(86_400_000)
         self.notices: list[str] = []
-        self.history = History(told, 0, self.clock, lambda event, text: self.notices.append(event))
+        self.history = History(given, 0, self.clock, lambda event, text: self.notices.append(event))
         self.kept: list[int] = []
         """Ids of the tasks whose arrival was kept."""
         self.batches = self._tasks = 0
@@ -268,9 +267,9 @@ async def test_a_clean_stop_leaves_sealed_segments_and_no_spool(tmp_path: Path) 
     events = read_all(history)
     assert events[0]["event"] == "started" and events[0]["clean"] is True
     assert events[-1]["event"] == "stopped" and events[-1]["clean"] is True
-    told = of_kind(events, "enqueued")
-    assert [event.get("key") for event in told] == ["k", None, None, None]
-    assert all(event["producer"].startswith("shop 127.0.0.1:") for event in told)
+    found = of_kind(events, "enqueued")
+    assert [event.get("key") for event in found] == ["k", None, None, None]
+    assert all(event["producer"].startswith("shop 127.0.0.1:") for event in found)
 
 
 # --- what no batch carries, and what is finished when it is written ------------------------------
@@ -301,9 +300,9 @@ async def test_at_most_once_is_delivered_and_acked(tmp_path: Path) -> None:
             async with client.subscribe("t", group="g", ack="on_delivery") as deliveries:
                 assert (await anext(aiter(deliveries))).id == receipt.id
         assert await daemon.aterminate() == 0
-    told = [event for event in read_all(tmp_path / "history") if "task_id" in event]
-    assert [event["event"] for event in told] == ["enqueued", "delivered", "acked"]
-    assert told[-1]["ended"] is True
+    found = [event for event in read_all(tmp_path / "history") if "task_id" in event]
+    assert [event["event"] for event in found] == ["enqueued", "delivered", "acked"]
+    assert found[-1]["ended"] is True
 
 
 # --- a store that does not take it ---------------------------------------------------------------
@@ -361,9 +360,9 @@ async def test_a_refused_batch_leaves_no_arrivals(bench: Bench, tmp_path: Path) 
     for _ in range(3):
         bench.let()
     (first, *_) = (await taken.next())[2][1]  # type: ignore[index]  # an OK: (accepted, ids)
-    told = of_kind(await ended(bench, tmp_path), "enqueued")
-    assert [(event["task_id"], event["topic"]) for event in told] == [(str(first), "taken")]
-    assert told[0]["producer"] == "shop 1.2.3.4:5"
+    found = of_kind(await ended(bench, tmp_path), "enqueued")
+    assert [(event["task_id"], event["topic"]) for event in found] == [(str(first), "taken")]
+    assert found[0]["producer"] == "shop 1.2.3.4:5"
 
 
 async def test_what_was_withdrawn_leaves_nothing_and_what_was_unclear_is_there(
@@ -382,8 +381,8 @@ async def test_what_was_withdrawn_leaves_nothing_and_what_was_unclear_is_there(
     await bench.committer.barrier()
     # Once more: the batch that what was withdrawn would have belonged to.
     await bench.committer.barrier()
-    told = of_kind(await ended(bench, tmp_path), "enqueued")
-    assert [event["topic"] for event in told] == ["unclear"]
+    found = of_kind(await ended(bench, tmp_path), "enqueued")
+    assert [event["topic"] for event in found] == ["unclear"]
 
 
 async def test_what_comes_again_and_again_without_a_store_is_bounded(
@@ -414,11 +413,11 @@ async def test_what_comes_again_and_again_without_a_store_is_bounded(
     bench.let()
     await bench.committer.barrier()
     flushing.cancel()
-    told = await ended(bench, tmp_path)
+    found = await ended(bench, tmp_path)
     assert noticed[1:] == ["history_kept_again: 4 events are missing"]
-    assert len(of_kind(told, "lease_over")) == 5
-    assert len(of_kind(told, "acked")) == 1
-    (dropped,) = of_kind(told, "dropped")
+    assert len(of_kind(found, "lease_over")) == 5
+    assert len(of_kind(found, "acked")) == 1
+    (dropped,) = of_kind(found, "dropped")
     assert dropped["count"] == 4
     assert "5 deliveries and retries" in dropped["reason"]
 

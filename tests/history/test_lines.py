@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.history.lines import MALFORMED, Renderer, to_json
-from tickwheel.history.records import EVENTS, FIELDS, Kind
+from tickwheel.history.lines import EVENTS, FIELDS, MALFORMED, Kind, Renderer, to_json
 
 T = 1_795_255_200_000
 END = {"node": "n", "shard": 3, "epoch": 9}

@@ -17,9 +17,8 @@ from history.daemon_rig import daemon_in, until
 from history.history_rig import NODE, read_all
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
-from tickwheel.history.names import PENDING, STATE, state_folder
-from tickwheel.history.pending import Pending, take
-from tickwheel.history.segments import Event
+from tickwheel.history.segments import STATE, Event, state_folder
+from tickwheel.history.spool import PENDING, Pending, take_pending
 from tickwheel.persistence.store import Opened
 from tickwheel.server.history import History
 from tickwheel.server.recorder import Recorder
@@ -39,8 +38,8 @@ def test_what_was_durable_is_taken_in_order_and_once(tmp_path: Path, folder: Pat
     pending.note(8, b"eight")
     pending.note(9, b"nine")
     pending.close()
-    assert take(tmp_path, 0, 4, 9) == [(8, b"eight"), (9, b"nine")]
-    assert take(tmp_path, 0, 4, 9) == []
+    assert take_pending(tmp_path, 0, 4, 9) == [(8, b"eight"), (9, b"nine")]
+    assert take_pending(tmp_path, 0, 4, 9) == []
     assert not list(folder.iterdir())
 
 
@@ -50,7 +49,7 @@ def test_what_the_store_never_had_or_another_daemon_may_have_had_is_not(
 ) -> None:
     pending = Pending(folder, 3)
     pending.note(9, b"nine")
-    assert take(tmp_path, 0, epoch, last_batch) == []
+    assert take_pending(tmp_path, 0, epoch, last_batch) == []
     pending.close()
 
 
@@ -60,10 +59,10 @@ def test_a_daemon_that_was_frozen_in_its_start_takes_nothing_of_its_successors(
 ) -> None:
     pending = Pending(folder, 3)
     pending.note(9, b"nine")
-    assert take(tmp_path, 0, epoch, 9) == []
+    assert take_pending(tmp_path, 0, epoch, 9) == []
     assert not pending.is_taken(9)
     pending.close()
-    assert take(tmp_path, 0, 4, 9) == [(9, b"nine")]
+    assert take_pending(tmp_path, 0, 4, 9) == [(9, b"nine")]
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 5, b"x" * 100])
@@ -82,8 +81,8 @@ def test_only_what_was_crossed_out_is_taken(folder: Path, data: bytes) -> None:
 def test_another_shard_is_left_alone(tmp_path: Path, folder: Path) -> None:
     pending = Pending(folder, 3)
     pending.note(9, b"nine")
-    assert take(tmp_path, 1, 4, 9) == []
-    assert take(tmp_path, 0, 4, 9) == [(9, b"nine")]
+    assert take_pending(tmp_path, 1, 4, 9) == []
+    assert take_pending(tmp_path, 0, 4, 9) == [(9, b"nine")]
     pending.close()
 
 
@@ -94,7 +93,7 @@ def test_what_was_appended_is_not(tmp_path: Path, folder: Path, length: int) -> 
     pending.note(9, b"nine")
     pending.kept(8)
     assert (folder / f"{PENDING}0").stat().st_size < 1 << 20
-    assert take(tmp_path, 0, 4, 9) == [(9, b"nine")]
+    assert take_pending(tmp_path, 0, 4, 9) == [(9, b"nine")]
     pending.close()
 
 
@@ -104,7 +103,7 @@ def test_a_shorter_one_hides_the_rest_of_a_longer_one(tmp_path: Path, folder: Pa
         pending.note(n, data)
         if n == 6:
             pending.kept(n)
-    assert take(tmp_path, 0, 4, 9) == [(8, b"short")]
+    assert take_pending(tmp_path, 0, 4, 9) == [(8, b"short")]
     pending.close()
 
 
@@ -113,7 +112,7 @@ def test_half_of_one_is_none(tmp_path: Path, folder: Path) -> None:
     pending.note(8, b"eight")
     pending.close()
     os.truncate(folder / f"{PENDING}0", 30)
-    assert take(tmp_path, 0, 4, 9) == []
+    assert take_pending(tmp_path, 0, 4, 9) == []
 
 
 def test_a_disk_that_fails_is_no_trouble(
@@ -124,12 +123,12 @@ def test_a_disk_that_fails_is_no_trouble(
 
     pending = Pending(folder, 3)
     with monkeypatch.context() as patched:
-        patched.setattr("tickwheel.history.pending.os.pwritev", full)
+        patched.setattr("tickwheel.history.spool.os.pwritev", full)
         pending.note(8, b"eight")
     assert not pending.is_taken(8)
     pending.kept(8)
     pending.close()
-    assert take(tmp_path, 0, 4, 9) == []
+    assert take_pending(tmp_path, 0, 4, 9) == []
     Pending(tmp_path / "nowhere", 3).note(1, b"")
 
 
@@ -206,8 +205,8 @@ async def test_a_client_that_resends_is_told_only_what_is_in_the_history(tmp_pat
             receipts += await _over_a_kill(daemon, sent)
         await daemon.aterminate()
     events = read_all(tmp_path / "history")
-    told = [int(event["task_id"]) for event in events if event["event"] == "enqueued"]
-    assert sorted(told) == sorted(receipt.id for receipt in receipts)
+    found = [int(event["task_id"]) for event in events if event["event"] == "enqueued"]
+    assert sorted(found) == sorted(receipt.id for receipt in receipts)
 
 
 async def _over_a_kill(daemon: Daemon, sent: Any) -> Any:

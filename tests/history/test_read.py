@@ -26,11 +26,10 @@ from history.history_rig import (
 )
 from tickwheel.errors import LimitExceeded
 from tickwheel.history import read, segments
-from tickwheel.history.names import hour_folder
+from tickwheel.history.lines import Kind
 from tickwheel.history.read import Follow, Query, flow, newest, search
-from tickwheel.history.records import Kind
-from tickwheel.history.sealing import Sealer
-from tickwheel.history.segments import Tally
+from tickwheel.history.segments import Tally, hour_folder
+from tickwheel.history.writer.open_segments import Sealer
 
 KEY = 'ключ "1"\n'
 
@@ -52,7 +51,7 @@ def some_history(folder: Path) -> list[int]:
     return ids
 
 
-def told(events: Any) -> list[tuple[str, int]]:
+def pairs(events: Any) -> list[tuple[str, int]]:
     return [(event["event"], int(event["task_id"])) for event in events]
 
 
@@ -67,14 +66,14 @@ def test_everything_oldest_first(tmp_path: Path) -> None:
 
 def test_by_id_topic_group_and_event(tmp_path: Path) -> None:
     ids = some_history(tmp_path)
-    assert told(find(tmp_path, ids=frozenset((ids[1],)))) == [
+    assert pairs(find(tmp_path, ids=frozenset((ids[1],)))) == [
         ("enqueued", ids[1]), ("delivered", ids[1]), ("acked", ids[1])
     ]  # fmt: skip
-    assert told(find(tmp_path, topic="u")) == [
+    assert pairs(find(tmp_path, topic="u")) == [
         ("enqueued", ids[3]), ("delivered", ids[3]), ("delivered", ids[3])
     ]  # fmt: skip
-    assert told(find(tmp_path, group="h")) == [("delivered", ids[3])]
-    assert told(find(tmp_path, events=frozenset(("acked",)))) == [
+    assert pairs(find(tmp_path, group="h")) == [("delivered", ids[3])]
+    assert pairs(find(tmp_path, events=frozenset(("acked",)))) == [
         ("acked", ids[0]), ("acked", ids[1])
     ]  # fmt: skip
     assert find(tmp_path, topic="t", group="h") == []
@@ -83,16 +82,16 @@ def test_by_id_topic_group_and_event(tmp_path: Path) -> None:
 
 def test_by_key_events_that_do_not_hold_it_are_found_too(tmp_path: Path) -> None:
     ids = some_history(tmp_path)
-    assert told(find(tmp_path, key=KEY)) == [
+    assert pairs(find(tmp_path, key=KEY)) == [
         ("enqueued", ids[0]), ("enqueued", ids[3]), ("delivered", ids[0]), ("acked", ids[0]),
         ("delivered", ids[3]), ("delivered", ids[3]),
     ]  # fmt: skip
-    assert told(find(tmp_path, key=KEY, topic="u", events=frozenset(("enqueued",)))) == [
+    assert pairs(find(tmp_path, key=KEY, topic="u", events=frozenset(("enqueued",)))) == [
         ("enqueued", ids[3])
     ]
     # It was enqueued before the time that is asked for.
     since_ms = NOW_MS + HOUR_MS + 1
-    assert told(find(tmp_path, key=KEY, since_ms=since_ms))[0] == ("acked", ids[0])
+    assert pairs(find(tmp_path, key=KEY, since_ms=since_ms))[0] == ("acked", ids[0])
     assert find(tmp_path, key="1") == []
 
 
@@ -271,7 +270,7 @@ def test_following_a_key_learns_its_tasks(tmp_path: Path) -> None:
         [[enqueued([one, other], extras={0: {"key": "k"}, 1: {"key": "x"}})],
          [delivered([one, other])]],
     )  # fmt: skip
-    assert told(follow.read()) == [("enqueued", one), ("delivered", one)]
+    assert pairs(follow.read()) == [("enqueued", one), ("delivered", one)]
 
 
 def test_following_begins_at_its_time(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from stand_in import stand_in
 
 from history.history_rig import enqueued, make_id
 from tickwheel.history import spool as spool_module
-from tickwheel.history import spool_read
 from tickwheel.history.spool import Spool
 from tickwheel.wheel.retry import RetryPolicy
 
@@ -23,9 +22,9 @@ def records(count: int = 1, first: int = 0) -> list[Any]:
 
 def arrays(folder: Path) -> list[tuple[int, list[Any]]]:
     found = []
-    for name in spool_read.files(folder):
+    for name in spool_module.files(folder):
         offset = 0
-        while (chunk := spool_read.read_chunk(folder / str(name), offset, 64)).arrays:
+        while (chunk := spool_module.read_chunk(folder / str(name), offset, 64)).arrays:
             found += chunk.arrays
             offset = chunk.offset
         assert not chunk.damaged
@@ -46,12 +45,12 @@ def test_a_torn_tail_is_no_error_at_any_byte(tmp_path: Path) -> None:
     for n in range(1, 4):
         spool.append(n, records(3, n))
     spool.close()
-    path = tmp_path / str(spool_read.files(tmp_path)[0])
+    path = tmp_path / str(spool_module.files(tmp_path)[0])
     data = path.read_bytes()
     ends = []
     for size in range(len(data) + 1):
         path.write_bytes(data[:size])
-        chunk = spool_read.read_chunk(path, 0)
+        chunk = spool_module.read_chunk(path, 0)
         assert not chunk.damaged
         assert [n for n, _ in chunk.arrays] == list(range(1, len(chunk.arrays) + 1))
         assert chunk.offset <= size
@@ -63,7 +62,7 @@ def test_files_rotate_and_are_read_one_after_the_other(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 1, bytes_max=4_000)
     for n in range(1, 31):
         assert spool.append(n, records())
-    names = spool_read.files(tmp_path)
+    names = spool_module.files(tmp_path)
     assert [name.number for name in names] == list(range(1, len(names) + 1)) and len(names) >= 2
     assert [n for n, _ in arrays(tmp_path)] == list(range(1, 31))
 
@@ -72,10 +71,10 @@ def test_numbers_of_files_are_never_used_again(tmp_path: Path) -> None:
     first = Spool(tmp_path, 1)
     first.append(1, records())
     first.close()
-    (tmp_path / str(spool_read.files(tmp_path)[0])).unlink()
+    (tmp_path / str(spool_module.files(tmp_path)[0])).unlink()
     again = Spool(tmp_path, 1)
     again.append(1, records())
-    assert [name.number for name in spool_read.files(tmp_path)] == [2]
+    assert [name.number for name in spool_module.files(tmp_path)] == [2]
 
 
 def test_over_the_bound_it_refuses_until_there_is_room(tmp_path: Path) -> None:
@@ -89,7 +88,7 @@ def test_over_the_bound_it_refuses_until_there_is_room(tmp_path: Path) -> None:
     assert spool.trouble is not None and "2000 bytes" in spool.trouble
     assert not spool.append(n, records())
     assert spool.refused == 2
-    oldest = spool_read.files(tmp_path)[0]
+    oldest = spool_module.files(tmp_path)[0]
     (tmp_path / str(oldest)).unlink()  # as the writer does
     assert spool.append(n, records())
     assert spool.trouble is None
@@ -132,7 +131,7 @@ def test_where_the_rest_cannot_be_cut_off_another_file_is_begun(
     assert not spool.append(2, records())
     monkeypatch.undo()
     assert spool.append(3, records())
-    assert len(spool_read.files(tmp_path)) == 2
+    assert len(spool_module.files(tmp_path)) == 2
     assert [n for n, _ in arrays(tmp_path)] == [1, 3]
 
 
@@ -156,31 +155,31 @@ def test_retry_policies_are_packed_as_the_wire_has_them(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 1)
     fixed = RetryPolicy(5_000, 1.0, 0, 3, 0.0, "fixed")
     assert spool.append(1, [[1, {0: {"retry": fixed}}]])
-    told = {"kind": "fixed", "delay_ms": 5_000, "retries": 3, "jitter": 0.0}
-    assert arrays(tmp_path) == [(1, [[1, {0: {"retry": told}}]])]
+    numbers = {"kind": "fixed", "delay_ms": 5_000, "retries": 3, "jitter": 0.0}
+    assert arrays(tmp_path) == [(1, [[1, {0: {"retry": numbers}}]])]
 
 
 def test_the_writer_sees_whether_its_daemon_lives(tmp_path: Path) -> None:
     spool = Spool(tmp_path, 1)
     spool.append(1, records())
-    path = tmp_path / str(spool_read.files(tmp_path)[0])
-    assert spool_read.is_held(path)
+    path = tmp_path / str(spool_module.files(tmp_path)[0])
+    assert spool_module.is_held(path)
     spool.close(clean=True)
-    assert not spool_read.is_held(path)
-    assert not spool_read.is_held(tmp_path / "gone")
-    assert not spool.append(1, records()) or len(spool_read.files(tmp_path)) == 2
+    assert not spool_module.is_held(path)
+    assert not spool_module.is_held(tmp_path / "gone")
+    assert not spool.append(1, records()) or len(spool_module.files(tmp_path)) == 2
 
 
 @pytest.mark.parametrize("damage", [b"\x00" * 30, b"\xc1", b"\x93\x01\x02\x03", b"\x92\xa1x\x90"])
-def test_damage_is_told_from_a_torn_tail(tmp_path: Path, damage: bytes) -> None:
+def test_damage_is_not_taken_for_a_torn_tail(tmp_path: Path, damage: bytes) -> None:
     spool = Spool(tmp_path, 1)
     spool.append(1, records())
-    path = tmp_path / str(spool_read.files(tmp_path)[0])
+    path = tmp_path / str(spool_module.files(tmp_path)[0])
     size = path.stat().st_size
     with path.open("ab") as file:
         file.write(damage)
-    chunk = spool_read.read_chunk(path, 0)
+    chunk = spool_module.read_chunk(path, 0)
     if chunk.arrays and not chunk.damaged:
-        chunk = spool_read.read_chunk(path, chunk.offset)
+        chunk = spool_module.read_chunk(path, chunk.offset)
     assert chunk.damaged
     assert chunk.offset == size

@@ -16,8 +16,8 @@ from raw import Raw
 
 from reports.browser import Browser
 from tickwheel import Client, Delivery, Retry, Task
-from tickwheel.history import spool_read
-from tickwheel.history.names import STATE
+from tickwheel.history import spool
+from tickwheel.history.segments import STATE
 from tickwheel.protocol.frames import FrameType as T
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ async def taken_up(history: Path) -> None:
     """Until the writing process has turned everything into files, and sealed them."""
     deadline_s = time.monotonic() + PATIENCE_S
     while [*history.glob("dt=*/hour=*/*.jsonl")] or any(
-        spool_read.files(folder) for folder in (history / STATE).iterdir()
+        spool.files(folder) for folder in (history / STATE).iterdir()
     ):
         assert time.monotonic() < deadline_s
         await asyncio.sleep(0.05)

@@ -14,7 +14,7 @@ from redis_server import RedisServer
 from store_rows import ended, everything, tasks
 from store_subject import OWNER, Subject
 
-from tickwheel.cli.run import run
+from tickwheel.cli.app import run
 from tickwheel.persistence import Fenced, StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
 from tickwheel.persistence.redis.initialise import LAY_OUT, Found, lay_out, look

@@ -38,7 +38,8 @@ MAY_IMPORT = {
         "history",
     },
     "reports": {"reports"},
-    "cli": {"cli", "client", "protocol", "errors", "version"},
+    "demo": {"demo", "client", "history", "errors"},
+    "cli": {"cli", "client", "demo", "protocol", "errors", "version"},
 }  # fmt: skip
 WHEEL_FOR_PERSISTENCE = {
     "tickwheel.wheel.records", "tickwheel.wheel.effects", "tickwheel.wheel.retry",

@@ -11,7 +11,7 @@ from fake_daemon import FakeDaemon, turns
 from waiting import soon
 
 from tickwheel import Delivery, errors
-from tickwheel.client import marks
+from tickwheel.client import idempotence as marks
 from tickwheel.client.idempotence import Once
 
 

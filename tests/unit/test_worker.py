@@ -439,7 +439,7 @@ async def test_a_worker_that_is_cancelled_gives_all_back() -> None:
 async def test_a_handler_that_does_not_end_does_not_hold_the_worker_for_ever(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tickwheel.client.worker.lane.ABANDON_S", 0.05)
+    monkeypatch.setattr("tickwheel.client.worker.worker.ABANDON_S", 0.05)
     started, end = asyncio.Event(), asyncio.Event()
 
     async def handler(delivery: Delivery) -> None:

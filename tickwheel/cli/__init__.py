@@ -15,6 +15,6 @@ def main() -> int:
     except ImportError:
         print(MISSING, file=sys.stderr)
         return 1
-    from tickwheel.cli.run import run
+    from tickwheel.cli.app import run
 
     return run()

@@ -1,7 +1,16 @@
-"""The command ``tickwheel``: its sub-commands and what can be said before them."""
+"""The program ``tickwheel``: its commands, what can be said before them, and its exit codes.
+
+``run`` goes from arguments to exit code: 0 done, 1 failed, 2 usage (or a request that the daemon
+calls wrong), 3 the daemon cannot be reached, 4 there is no such task. Whatever a user can cause
+is one line on stderr; a traceback means a bug.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -12,20 +21,35 @@ from tickwheel.cli import (
     enqueue,
     groups,
     history,
-    init,
-    operate,
-    policy,
+    history_generate,
     report,
-    restore,
     serve,
-    status,
     subscribe,
     tasks,
     top,
-    topics,
     work,
 )
-from tickwheel.cli.call import JSON_HELP, TOKEN_HELP, URL_HELP, Shared
+from tickwheel.cli.call import (
+    EXIT_FAILED,
+    EXIT_NOT_FOUND,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+    JSON_HELP,
+    TOKEN_HELP,
+    URL_HELP,
+    Shared,
+    command,
+    nested,
+)
+from tickwheel.cli.output import remark
+from tickwheel.errors import (
+    BadRequest,
+    ConnectionLost,
+    NotFound,
+    TaskGone,
+    TickwheelError,
+    Unreachable,
+)
 from tickwheel.version import __version__
 
 app = typer.Typer(
@@ -63,23 +87,110 @@ def shared(
     ctx.obj = Shared(url=url, token=token, as_json=as_json)
 
 
-for _part in (
-    serve,
-    init,
-    enqueue,
-    subscribe,
-    tasks,
-    status,
-    operate,
-    topics,
-    groups,
-    policy,
-    dead,
-    history,
-    restore,
-    report,
-    top,
-    work,
-    bench,
-):
-    _part.register(app)
+# --- the commands, in the order in which the help shows them -------------------------------------
+
+app.command()(serve.serve)
+app.command()(serve.demo)
+app.command()(serve.check)
+app.command()(serve.init)
+command(app)(enqueue.enqueue)
+command(app)(subscribe.subscribe)
+command(app)(tasks.cancel)
+command(app)(tasks.reschedule)
+command(app, "run-now")(tasks.run_now)
+command(app)(tasks.show)
+command(app, "list")(tasks.list_)
+command(app)(serve.status)
+command(app)(top.stats)
+command(app)(serve.backup)
+command(app)(groups.topics)
+command(app)(groups.pause)
+command(app)(groups.resume)
+command(app)(groups.rate)
+app.command()(history.restore)
+app.command()(report.report)
+command(app)(top.top)
+command(app)(work.work)
+bench.register(app)
+
+_groups = nested(
+    app, "groups", "Groups of a topic: list them (by default), create them, delete them.",
+    list_by_default=True,
+)  # fmt: skip
+command(_groups, "list")(groups.list_groups)
+command(_groups, "create")(groups.create_group)
+command(_groups, "delete")(groups.delete_group)
+
+_policy = nested(app, "policy", "Retry policies of topics and groups: show, set, clear.")
+command(_policy, "show")(groups.show_policy)
+command(_policy, "set")(groups.set_policy)
+command(_policy, "clear")(groups.clear_policy)
+
+_dead = nested(app, "dead", "Dead letters: look at them, requeue them, delete them.")
+command(_dead, "list")(dead.list_)
+command(_dead)(dead.show)
+command(_dead)(dead.requeue)
+command(_dead)(dead.delete)
+command(_dead)(dead.purge)
+
+_history = nested(
+    app, "history", "What happened to tasks: search it (by default), or make some up for trials.",
+    list_by_default=True,
+)  # fmt: skip
+_history.command("list")(history.list_)
+history_generate.register(_history)
+
+
+# --- from arguments to exit code -----------------------------------------------------------------
+
+EXIT_INTERRUPTED = 130
+"""128 + SIGINT, as shells count."""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """The exit code of ``tickwheel ARGUMENTS…``."""
+    # What the client logs, a command says in its own words; `subscribe` alone shows it.
+    logging.getLogger("tickwheel.client").addHandler(logging.NullHandler())
+    try:
+        found = typer.main.get_command(app).main(
+            args=None if arguments is None else list(arguments),
+            prog_name="tickwheel",
+            standalone_mode=False,
+        )
+        return found if isinstance(found, int) else 0
+    except typer.TyperException as error:
+        return _usage(error)
+    except TickwheelError as error:
+        remark(f"{error.code}: {_one_line(error.message)}")
+        return exit_code(error)
+    except BrokenPipeError:
+        # The reader has gone; Python's own flush at exit must not complain about it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except OSError as error:
+        remark(f"io_error: {_one_line(str(error))}")
+        return EXIT_FAILED
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+
+
+def exit_code(error: TickwheelError) -> int:
+    """By kind, so that scripts can tell them apart."""
+    if isinstance(error, (Unreachable, ConnectionLost)):
+        return EXIT_UNREACHABLE
+    if isinstance(error, (NotFound, TaskGone)):
+        return EXIT_NOT_FOUND
+    return EXIT_USAGE if isinstance(error, BadRequest) else EXIT_FAILED
+
+
+def _usage(error: typer.TyperException) -> int:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "tickwheel"
+    message = _one_line(error.format_message()).rstrip(".")
+    if message:  # without one the help has been shown instead
+        remark(f"usage: {message} (see {path} --help)")
+    return int(error.exit_code)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from tickwheel.cli.call import EXIT_FAILED, Call, command
-from tickwheel.cli.load import Bench, Result, percentile
 from tickwheel.cli.output import Grid
+from tickwheel.demo.bench import Bench, Result, percentile
 from tickwheel.errors import SendTimeout
 
 TIMEOUT_S = 300.0

@@ -1,7 +1,9 @@
-"""What every command that talks to a daemon has in common: the address, the token, ``--json``.
+"""What every command has in common: how it is registered, whom it talks to, whether it may ask.
 
-These options are understood before the command's name (for all that follows) and after it
-(which wins), so that nobody has to remember where they belong.
+``command`` registers a coroutine that takes a ``Call``: the address of the daemon, its token,
+the output. These three options are understood before the command's name (for all that follows)
+and after it (which wins), so that nobody has to remember where they belong. ``nested`` makes
+commands below a command. ``ask`` asks a person; a script decides by an option.
 """
 
 from __future__ import annotations
@@ -9,11 +11,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import signal
+import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from tickwheel.cli.output import Output
 from tickwheel.client import Client
@@ -28,7 +33,6 @@ TOKEN_HELP = "The token that the daemon asks for."
 JSON_HELP = "One JSON object a line on stdout; remarks go to stderr."
 SHARED = "Shared by all commands"
 
-T = TypeVar("T")
 Command = Callable[..., Coroutine[Any, Any, int | None]]
 
 _Url = Annotated[
@@ -105,13 +109,44 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Command], Co
     return decorate
 
 
-def typed(parse: Callable[[str], T]) -> Callable[[str], T]:
-    """A parser whose ValueError becomes the usage error of the option it stands for."""
+# --- commands below a command --------------------------------------------------------------------
 
-    def parser(text: str) -> T:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from None
+DEFAULT = "list"
+_HELP = ("--help", "-h")
 
-    return parser
+
+class ListByDefault(TyperGroup):
+    """A group whose ``list`` is meant when the first word is none of its commands."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing and (not args or args[0] not in {*self.commands, *_HELP}):
+            args = [DEFAULT, *args]
+        return super().parse_args(ctx, args)
+
+
+def nested(
+    app: typer.Typer, name: str, help_: str, *, list_by_default: bool = False
+) -> typer.Typer:
+    """The group ``tickwheel NAME``, ready for its commands."""
+    kind = ListByDefault if list_by_default else TyperGroup
+    found = typer.Typer(help=help_, cls=kind)
+    app.add_typer(found, name=name, no_args_is_help=not list_by_default)
+    return found
+
+
+# --- questions to a person -----------------------------------------------------------------------
+
+
+def can_ask(call: Call) -> bool:
+    """Whether a person at a terminal can answer."""
+    return not call.out.as_json and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def ask(question: str) -> bool:
+    """Yes or no; no is the default. Blocks, so ask while no connection is open."""
+    # The event loop's own handler would only note a Ctrl-C and let the question stand.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return typer.confirm(question, err=True)
+    finally:
+        signal.signal(signal.SIGINT, before)

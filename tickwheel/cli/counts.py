@@ -1,34 +1,65 @@
-"""Counts of topics and groups, from the daemon's STATS, as JSON fields and as tables. Pure.
+"""Tables of counts: a row for each topic or group, columns over what the daemon's STATS say. Pure.
 
-What an older daemon does not say is left out of JSON and is a dash in tables.
+``topics``, ``groups``, ``stats`` and ``top`` choose their columns; how a count, an age or a rate
+looks is decided here. A count that an older daemon does not send is a dash.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from tickwheel.cli.output import Grid
-from tickwheel.cli.policies import describe_policy, short_policy
-from tickwheel.cli.values import format_duration
+from tickwheel.cli.values import format_count, format_duration, short_policy
 
 Map = Mapping[str, Any]
 
-NUMBERS = ("pending", "ready", "in_flight", "waiting", "dead")
+STATES = ("pending", "ready", "in_flight", "waiting", "dead")
+"""Counts of what is there now; a group has no pending of its own."""
+GROUP_STATES = STATES[1:]
 TOTALS = ("enqueued", "delivered", "acked")
-HEADS = {"in_flight": "in flight", "waiting": "retrying"}
-"""What a count is called for people; all others by their own name."""
+"""Counts of what has happened."""
+_HEADS = {"in_flight": "in flight", "waiting": "retrying"}
+
+
+@dataclass(frozen=True)
+class Column:
+    """A head, and how its cell is read from a row's map."""
+
+    head: str
+    cell: Callable[[Map], str]
+    number: bool = True
+    """Numbers stand right."""
+
+
+def counts_grid(
+    names: Sequence[str],
+    columns: Sequence[Column],
+    rows: Iterable[tuple[Sequence[str], Map]],
+    title: str = "",
+) -> Grid:
+    """A table: what each row is called, under ``names``, then its columns."""
+    heads = (*names, *(column.head for column in columns))
+    numbers = frozenset(column.head for column in columns if column.number)
+    cells = [(*called, *(column.cell(row) for column in columns)) for called, row in rows]
+    return Grid(heads, title=title, rows=list(cells), right=numbers)
 
 
 def head(name: str) -> str:
-    return HEADS.get(name, name.replace("_", " "))
+    """What a count is called for people."""
+    return _HEADS.get(name, name.replace("_", " "))
 
 
-# --- cells -----------------------------------------------------------------------------------
+def count_columns(
+    names: Iterable[str], *, absent: str = "-", head: Callable[[str], str] = head
+) -> tuple[Column, ...]:
+    """Counts by their names in STATS; ``absent`` is shown for one that the row does not have."""
 
+    def column(name: str) -> Column:
+        return Column(head(name), lambda row: format_count(row[name]) if name in row else absent)
 
-def count(value: Any) -> str:
-    return f"{value:,}" if isinstance(value, int) else "-"
+    return tuple(column(name) for name in names)
 
 
 def age(oldest_ms: Any) -> str:
@@ -36,16 +67,12 @@ def age(oldest_ms: Any) -> str:
     return format_duration(oldest_ms / 1000) if isinstance(oldest_ms, int) and oldest_ms else "-"
 
 
-def rate(settings: Map) -> str:
+def rate_limit(settings: Map) -> str:
     """``100/s``, ``100/s burst 200``, or a dash for no limit."""
     limit, burst = settings.get("rate"), settings.get("burst")
     if limit is None:
         return "-"
     return f"{limit:g}/s" + ("" if burst is None else f" burst {burst}")
-
-
-def paused(settings: Map) -> str:
-    return "paused" if settings.get("paused") else "-"
 
 
 def replay(group: Map) -> str:
@@ -54,76 +81,10 @@ def replay(group: Map) -> str:
     return "-" if found is None else f"{found['share']:.0%}"
 
 
-# --- tables ----------------------------------------------------------------------------------
-
-
-def topics_grid(topics: Map) -> Grid:
-    """A row a topic."""
-    numbers = [head(name) for name in NUMBERS]
-    totals = [head(name) for name in TOTALS]
-    heads = ("topic", *numbers, "oldest", "paused", "rate", "groups", *totals)
-    grid = Grid(heads, right=frozenset((*numbers, "oldest", "groups", *totals)))
-    for name, topic in sorted(topics.items()):
-        grid.rows.append(
-            (
-                name,
-                *(count(topic.get(field)) for field in NUMBERS),
-                age(topic.get("oldest_ready_ms")),
-                paused(topic),
-                rate(topic),
-                count(len(topic.get("groups") or {})),
-                *(count(topic.get(field)) for field in TOTALS),
-            )
-        )
-    return grid
-
-
-def topic_fields(name: str, topic: Map) -> dict[str, Any]:
-    """A topic as ``--json`` shows it."""
-    return {"topic": name, **topic}
-
-
-def each_group(topics: Map, only: str | None = None) -> Iterator[tuple[str, str, Map]]:
-    """(topic, group, counts) by name."""
-    for topic, counts in sorted(topics.items()):
-        if only is None or topic == only:
-            for group, of_group in sorted((counts.get("groups") or {}).items()):
-                yield topic, group, of_group
-
-
-def groups_grid(groups: Iterator[tuple[str, str, Map]]) -> Grid:
-    """A row a group."""
-    numbers = [head(name) for name in NUMBERS if name != "pending"]
-    heads = (
-        "topic", "group", *numbers, "oldest", "members", "paused", "rate", "retry", "replay",
-        "acked",
-    )  # fmt: skip
-    grid = Grid(heads, right=frozenset((*numbers, "oldest", "members", "replay", "acked")))
-    for topic, group, counts in groups:
-        grid.rows.append(
-            (
-                topic,
-                group,
-                *(count(counts.get(field)) for field in NUMBERS if field != "pending"),
-                age(counts.get("oldest_ready_ms")),
-                count(counts.get("subscribers")),
-                paused(counts),
-                rate(counts),
-                short_policy(counts.get("retry")),
-                replay(counts),
-                count(counts.get("acked")),
-            )
-        )
-    return grid
-
-
-def settings_line(settings: Map) -> str:
-    """What holds for a topic or group after a change, on one line."""
-    group = settings.get("group")
-    whom = f"{settings.get('topic')}" + (f"  {group}" if group else "")
-    state = "paused" if settings.get("paused") else "active"
-    limit = rate(settings)
-    limited = "no rate limit" if limit == "-" else f"rate {limit}"
-    policy = settings.get("retry")
-    retried = "" if policy is None else f"  retry {describe_policy(policy)}"
-    return f"{whom}  {state}  {limited}{retried}"
+OLDEST = Column("oldest", lambda row: age(row.get("oldest_ready_ms")))
+PAUSED = Column("paused", lambda row: "paused" if row.get("paused") else "-", number=False)
+RATE = Column("rate", rate_limit, number=False)
+RETRY = Column("retry", lambda row: short_policy(row.get("retry")), number=False)
+GROUPS = Column("groups", lambda row: format_count(len(row.get("groups") or {})))
+MEMBERS = Column("members", lambda row: format_count(row.get("subscribers")))
+REPLAY = Column("replay", replay)

@@ -1,24 +1,27 @@
-"""``tickwheel dead``: tasks whose retries are used up, or that a consumer rejected."""
+"""``tickwheel dead``: tasks whose retries are used up, or that a consumer rejected; listed, shown,
+requeued or deleted, by ids or by selection.
+
+A selection is settled page by page, at a rate, with bounded memory: a page is read, settled and
+forgotten before the next one is read. Ids only rise from page to page, and what died after the
+start is left alone. So a task that dies again is not met again, and this ends however quickly
+tasks die.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any
 
 import typer
 
-from tickwheel.cli import views
-from tickwheel.cli.ask import ask, can_ask
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, command
-from tickwheel.cli.dead_select import (
-    Pair,
-    Selection,
-    Settle,
-    Tally,
-    count_dead,
-    settle_selection,
-    tell,
-)
-from tickwheel.cli.nested import nested
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask
 from tickwheel.cli.options import (
     GroupOption,
     Ids,
@@ -27,27 +30,40 @@ from tickwheel.cli.options import (
     TopicOption,
     UntilOption,
 )
-from tickwheel.cli.tasks import LIST_DEFAULT, verdict
-from tickwheel.cli.values import parse_id
-from tickwheel.client import Client
+from tickwheel.cli.output import Grid
+from tickwheel.cli.tasks import (
+    LIST_DEFAULT,
+    attempts_grid,
+    dead_groups,
+    named_failures,
+    reason_text,
+    task_fields,
+    task_grid,
+    verdict,
+)
+from tickwheel.cli.values import (
+    format_duration,
+    format_time,
+    parse_id,
+)
+from tickwheel.client import Client, DeadLetter
 from tickwheel.errors import BadRequest
 
+Pair = tuple[int, str]
+"""(task id, group)"""
+Settle = Callable[[Sequence[Pair]], Awaitable[Sequence[str]]]
+
+CHUNK_MAX = 1_000
+"""Dead letters settled with one request."""
+CHUNKS_PER_S = 5
+"""With a rate, so many requests a second at most: smooth, and not one request a task."""
 GONE = "unknown"
 """Somebody else settled it in the meantime."""
 
 All = Annotated[bool, typer.Option("--all", help="All that the filters select, or all there are.")]
-MaybeIds = Annotated[
+IdsOrFilters = Annotated[
     list[str] | None, typer.Argument(metavar="ID...", help="The tasks' ids; or filters, or --all.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    dead = nested(app, "dead", "Dead letters: look at them, requeue them, delete them.")
-    command(dead, "list")(list_)
-    command(dead)(show)
-    command(dead)(requeue)
-    command(dead)(delete)
-    command(dead)(purge)
 
 
 async def list_(
@@ -60,14 +76,14 @@ async def list_(
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = LIST_DEFAULT,
 ) -> None:
     """Dead letters with the reason of their last failure."""
-    grid = views.dead_grid()
+    grid = dead_grid()
     query = Selection(topic, group, since, until, reason).query()
     async with call.client() as client:
         async for letter in client.dead_list(**query, limit=limit):
             if call.out.as_json:
-                call.out.record(views.dead_fields(letter))
+                call.out.record(dead_fields(letter))
             else:
-                grid.rows.append(views.dead_row(letter))
+                grid.rows.append(dead_row(letter))
     if not call.out.as_json:
         call.out.grid(grid)
 
@@ -78,20 +94,20 @@ async def show(call: Call, ids: Ids) -> int:
     async with call.client() as client:
         for task_id in ids:
             info = await client.lookup(task_id)
-            if not views.dead_groups(info):
+            if not dead_groups(info):
                 call.out.remark(f"not_found: task {task_id} is no dead letter ({info.state})")
                 missing = True
             elif call.out.as_json:
-                call.out.record(views.task_fields(info))
+                call.out.record(task_fields(info))
             else:
-                call.out.grid(views.task_grid(info))
-                call.out.grid(views.attempts_grid(info))
+                call.out.grid(task_grid(info))
+                call.out.grid(attempts_grid(info))
     return EXIT_NOT_FOUND if missing else 0
 
 
 async def requeue(
     call: Call,
-    ids: MaybeIds = None,
+    ids: IdsOrFilters = None,
     topic: TopicOption = None,
     group: GroupOption = None,
     since: SinceOption = None,
@@ -116,7 +132,7 @@ async def requeue(
 
 async def delete(
     call: Call,
-    ids: MaybeIds = None,
+    ids: IdsOrFilters = None,
     topic: TopicOption = None,
     group: GroupOption = None,
     since: SinceOption = None,
@@ -157,12 +173,11 @@ async def purge(
         return await _selected(call, client, client.dead_delete, "deleted", selection, None)
 
 
-# --- settling --------------------------------------------------------------------------------
+# --- settling by ids -----------------------------------------------------------------------------
 
 
 def _check(ids: list[str] | None, selection: Selection, all_: bool) -> list[int]:
-    """The ids, none for a selection. That everything is meant has to be said: a filter that was
-    forgotten settles nothing."""
+    """The ids; none for a selection. ``--all`` is explicit: a forgotten filter settles nothing."""
     if not ids and not all_ and not selection.given:
         raise BadRequest("give ids, or --topic, --group, --since, --until, --reason, or --all")
     if ids and all_:
@@ -183,14 +198,17 @@ async def _selected(
         if tally.matched:
             call.out.remark(f"{tally.statuses[good]} were {good} before this")
         raise
-    tell(call.out, tally)
+    if call.out.as_json:
+        call.out.record(tally.fields())
+    else:
+        call.out.line(tally.sentence())
     return verdict([status for status in tally.statuses if status != GONE], {good})
 
 
 async def _by_id(
     call: Call, client: Client, settle: Settle, good: str, ids: list[int], group: str | None
 ) -> int:
-    """Each is told; the exit code says whether all went well."""
+    """Shows each; the exit code says whether all went well."""
     pairs = await _pairs_of(client, ids, group)
     found = [pair for pair in pairs if pair[1]]
     answers = dict(zip(found, await settle(found), strict=True)) if found else {}
@@ -210,7 +228,7 @@ async def _pairs_of(client: Client, ids: list[int], group: str | None) -> list[P
         return [(task_id, group) for task_id in ids]
     pairs: list[Pair] = []
     for info in await client.lookup_many(ids):
-        pairs.extend((info.id, name) for name in views.dead_groups(info) or [""])
+        pairs.extend((info.id, name) for name in dead_groups(info) or [""])
     return pairs
 
 
@@ -219,3 +237,171 @@ def _id(text: str) -> int:
         return parse_id(text)
     except ValueError as error:
         raise BadRequest(str(error)) from None
+
+
+# --- by selection --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Selection:
+    """What ``--topic --group --since --until --reason`` say."""
+
+    topic: str | None = None
+    group: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+    reason: str | None = None
+
+    @property
+    def given(self) -> bool:
+        return bool(self.query())
+
+    @property
+    def counted(self) -> bool:
+        """The daemon's counts say how many that are."""
+        return not self.query().keys() & {"since", "until", "reason"}
+
+    def query(self) -> dict[str, Any]:
+        """As ``Client.dead_list`` takes it."""
+        named = {
+            "topic": self.topic, "group": self.group, "since": self.since, "until": self.until,
+            "reason": self.reason,
+        }  # fmt: skip
+        return {name: value for name, value in named.items() if value is not None}
+
+
+@dataclass
+class Tally:
+    """What became of the selected ones."""
+
+    good: str
+    """The status that was wished for."""
+    began_s: float = field(default_factory=time.monotonic)
+    statuses: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def matched(self) -> int:
+        return self.statuses.total()
+
+    def fields(self) -> dict[str, Any]:
+        counted = {self.good: self.statuses[self.good], **self.statuses}
+        took_s = round(time.monotonic() - self.began_s, 3)
+        return {"matched": self.matched, **counted, "took_s": took_s}
+
+    def sentence(self) -> str:
+        others = [
+            f", {n:,} {status.replace('_', ' ')}"
+            for status, n in sorted(self.statuses.items())
+            if status != self.good
+        ]
+        took = format_duration(time.monotonic() - self.began_s)
+        return f"{self.statuses[self.good]:,} {self.good}{''.join(others)} in {took}"
+
+
+def chunk_size(rate: float | None) -> int:
+    """Dead letters a request."""
+    return CHUNK_MAX if rate is None else min(CHUNK_MAX, max(1, int(rate / CHUNKS_PER_S)))
+
+
+def pause_s(done: int, elapsed_s: float, rate: float | None) -> float:
+    """How long to wait after ``done`` of them so that no more than ``rate`` a second go."""
+    return 0.0 if rate is None else max(0.0, done / rate - elapsed_s)
+
+
+async def settle_selection(
+    client: Client, selection: Selection, settle: Settle, tally: Tally, rate: float | None
+) -> None:
+    """Settle each; ``tally`` is true at every moment, also when this is ended in the middle."""
+    query = selection.query()
+    query.setdefault("until", _daemon_now(client))
+    with _progress(await _total(client, selection)) as advance:
+        async for pairs in _chunks(client.dead_list(**query), chunk_size(rate)):
+            tally.statuses.update(await settle(pairs))
+            advance(len(pairs))
+            wait_s = pause_s(tally.matched, time.monotonic() - tally.began_s, rate)
+            if wait_s:
+                await asyncio.sleep(wait_s)
+
+
+def _daemon_now(client: Client) -> datetime:
+    """The first millisecond after the daemon's HELLO, by its clock."""
+    return datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=client.server_info["now_ms"] + 1)
+
+
+async def _chunks(letters: AsyncIterator[Any], size: int) -> AsyncIterator[list[Pair]]:
+    chunk: list[Pair] = []
+    async for letter in letters:
+        chunk.append((letter.id, letter.group))
+        if len(chunk) == size:
+            yield chunk
+            chunk = []
+    if chunk:
+        yield chunk
+
+
+async def count_dead(client: Client, selection: Selection) -> int:
+    """How many dead letters a topic, a group or all have; times and reasons do not count here."""
+    topics: Mapping[str, Any] = (await client.stats()).raw.get("topics") or {}
+    found = 0
+    for name, topic in topics.items():
+        if selection.topic in {None, name}:
+            groups = topic.get("groups") or {}
+            if selection.group is None:
+                found += int(topic.get("dead") or 0)
+            elif selection.group in groups:
+                found += int(groups[selection.group].get("dead") or 0)
+    return found
+
+
+async def _total(client: Client, selection: Selection) -> int | None:
+    if not sys.stderr.isatty() or not selection.counted:
+        return None
+    return await count_dead(client, selection)
+
+
+@contextmanager
+def _progress(total: int | None) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, when that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = (MofNCompleteColumn(), BarColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("", total=total)
+        yield lambda done: progress.update(bar, advance=done)
+
+
+# --- tables and JSON of dead letters -------------------------------------------------------------
+
+
+def dead_grid() -> Grid:
+    return Grid(
+        ("id", "group", "topic", "died", "attempts", "reason"),
+        right=frozenset(("id", "attempts")),
+    )
+
+
+def dead_row(letter: DeadLetter) -> tuple[str, ...]:
+    return (
+        str(letter.id),
+        letter.group,
+        letter.topic,
+        format_time(letter.died_ms),
+        str(letter.attempt),
+        reason_text(letter.reason),
+    )
+
+
+def dead_fields(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "id": str(letter.id),
+        "group": letter.group,
+        "topic": letter.topic,
+        "died_ms": letter.died_ms,
+        "attempt": letter.attempt,
+        "reason": letter.reason,
+        "failures": named_failures(letter.failures),
+    }

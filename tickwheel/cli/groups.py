@@ -1,4 +1,8 @@
-"""``tickwheel groups``: who gets a topic's tasks. Each group gets every task."""
+"""``topics``, ``pause``, ``resume``, ``rate``, ``groups``, ``policy``: a topic and its groups.
+
+Each group of a topic gets every task of it. Of the retry policies that are set, the task's own
+wins, then the group's, the topic's, the daemon's.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +12,127 @@ from typing import Annotated, Any
 
 import typer
 
-from tickwheel.cli import counts
-from tickwheel.cli.ask import ask, can_ask
-from tickwheel.cli.call import EXIT_FAILED, Call, command, typed
-from tickwheel.cli.nested import nested
-from tickwheel.cli.options import RetryOption, TopicArgument
-from tickwheel.cli.policies import retry_of
-from tickwheel.cli.topics import BurstOption, tell
-from tickwheel.cli.values import parse_at
+from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
+from tickwheel.cli.counts import (
+    GROUP_STATES,
+    GROUPS,
+    MEMBERS,
+    OLDEST,
+    PAUSED,
+    RATE,
+    REPLAY,
+    RETRY,
+    STATES,
+    TOTALS,
+    count_columns,
+    counts_grid,
+    head,
+    rate_limit,
+)
+from tickwheel.cli.options import MaybeGroup, RetryOption, SpecParser, TopicArgument, typed
+from tickwheel.cli.output import Grid
+from tickwheel.cli.values import SPEC_HELP, SPEC_METAVAR, describe_policy, parse_at, retry_of
+from tickwheel.client import GroupSettings
 from tickwheel.errors import BadRequest, Conflict, NotFound
 
-HELD = ("ready", "in_flight", "waiting", "dead")
+# --- topics --------------------------------------------------------------------------------------
+
+NONE = "none"
+BurstOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="So many at once after a pause. Default: the rate."),
+]
+
+
+async def topics(call: Call) -> None:
+    """Every topic: its counts, its oldest ready task, whether it is paused, its rate limit."""
+    async with call.client() as client:
+        found = (await client.stats()).raw.get("topics") or {}
+    if call.out.as_json:
+        for name, topic in sorted(found.items()):
+            call.out.record({"topic": name, **topic})
+        return
+    columns = (*count_columns(STATES), OLDEST, PAUSED, RATE, GROUPS, *count_columns(TOTALS))
+    rows = (((name,), topic) for name, topic in sorted(found.items()))
+    call.out.grid(counts_grid(("topic",), columns, rows))
+
+
+async def pause(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
+    """Deliver nothing of a topic, or to one of its groups, until it is resumed.
+
+    Enqueues go on; what is in flight may still be acked. It holds over restarts.
+    """
+    async with call.client() as client:
+        show_settings(call, await client.pause(topic, group))
+
+
+async def resume(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
+    """Deliver again what was paused."""
+    async with call.client() as client:
+        show_settings(call, await client.resume(topic, group))
+
+
+async def rate(
+    call: Call,
+    topic: TopicArgument,
+    limit: Annotated[
+        str, typer.Argument(metavar="N|none", help="Deliveries a second; none lifts the limit.")
+    ],
+    group: MaybeGroup = None,
+    burst: BurstOption = None,
+) -> None:
+    """Deliver no more than N a second of a topic, or to one of its groups.
+
+    For the backlog after a downtime: what is due waits its turn, nothing is lost.
+    """
+    per_second = parse_rate(limit)
+    if per_second is None and burst is not None:
+        raise BadRequest("--burst goes with a rate, not with none")
+    async with call.client() as client:
+        if per_second is None:
+            settings = await client.configure(topic, group, rate=None, burst=None)
+        elif burst is None:
+            settings = await client.configure(topic, group, rate=per_second)
+        else:
+            settings = await client.configure(topic, group, rate=per_second, burst=burst)
+    show_settings(call, settings)
+
+
+def parse_rate(text: str) -> float | None:
+    """A number above 0, or none."""
+    if text.strip().lower() == NONE:
+        return None
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < float("inf"):
+        raise BadRequest(f"the rate is {text!r:.40}; a number above 0 is needed, or {NONE}")
+    return found
+
+
+def show_settings(call: Call, settings: GroupSettings) -> None:
+    """What holds now."""
+    if call.out.as_json:
+        call.out.record(dict(settings.raw))
+    else:
+        call.out.line(settings_line(settings.raw))
+
+
+def settings_line(settings: Mapping[str, Any]) -> str:
+    """What holds for a topic or group, on one line."""
+    group = settings.get("group")
+    whom = f"{settings.get('topic')}" + (f"  {group}" if group else "")
+    state = "paused" if settings.get("paused") else "active"
+    limit = rate_limit(settings)
+    limited = "no rate limit" if limit == "-" else f"rate {limit}"
+    policy = settings.get("retry")
+    retried = "" if policy is None else f"  retry {describe_policy(policy)}"
+    return f"{whom}  {state}  {limited}{retried}"
+
+
+# --- groups --------------------------------------------------------------------------------------
+
 STARTS = ("now", "first")
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's name.")]
@@ -34,17 +148,7 @@ def parse_start(text: str) -> str | datetime:
         raise ValueError(f"{text!r:.60} is neither now nor first nor an ISO-8601 time") from None
 
 
-def register(app: typer.Typer) -> None:
-    groups = nested(
-        app, "groups", "Groups of a topic: list them (by default), create them, delete them.",
-        list_by_default=True,
-    )  # fmt: skip
-    command(groups, "list")(list_)
-    command(groups)(create)
-    command(groups)(delete)
-
-
-async def list_(
+async def list_groups(
     call: Call,
     topic: Annotated[
         str | None, typer.Argument(metavar="TOPIC", help="Only this topic's groups.")
@@ -55,15 +159,22 @@ async def list_(
         topics = (await client.stats()).raw.get("topics") or {}
     if topic is not None and topic not in topics:
         raise NotFound(f"there is no topic {topic!r:.255}")
-    found = counts.each_group(topics, topic)
+    found = [
+        ((name, group), of_group)
+        for name, of_topic in sorted(topics.items())
+        if topic in {None, name}
+        for group, of_group in sorted((of_topic.get("groups") or {}).items())
+    ]
     if not call.out.as_json:
-        call.out.grid(counts.groups_grid(found))
+        states, acked = count_columns(GROUP_STATES), count_columns(["acked"])
+        columns = (*states, OLDEST, MEMBERS, PAUSED, RATE, RETRY, REPLAY, *acked)
+        call.out.grid(counts_grid(("topic", "group"), columns, found))
         return
-    for name, group, of_group in found:
+    for (name, group), of_group in found:
         call.out.record({"topic": name, "group": group, **of_group})
 
 
-async def create(
+async def create_group(
     call: Call,
     topic: TopicArgument,
     group: GroupArgument,
@@ -99,12 +210,12 @@ async def create(
             burst=burst,
             paused=paused,
         )
-    tell(call, settings)
+    show_settings(call, settings)
     if not settings.raw.get("created", True):
         call.out.remark(f"group {group} of {topic} existed before; nothing was changed")
 
 
-async def delete(
+async def delete_group(
     call: Call,
     topic: TopicArgument,
     group: GroupArgument,
@@ -114,7 +225,7 @@ async def delete(
 ) -> int:
     """Delete a group. What it still holds is shown and asked about first."""
     try:
-        await _delete(call, topic, group, force)
+        await _delete_group(call, topic, group, force)
     except Conflict as conflict:
         if force or not can_ask(call):
             raise Conflict(f"{conflict.message}; --force deletes it with them") from None
@@ -122,15 +233,69 @@ async def delete(
         if not ask(f"Delete group {group} of {topic} and what it holds?"):
             call.out.remark("nothing was deleted")
             return EXIT_FAILED
-        await _delete(call, topic, group, force=True)
+        await _delete_group(call, topic, group, force=True)
     return 0
 
 
-async def _delete(call: Call, topic: str, group: str, force: bool) -> None:
+async def _delete_group(call: Call, topic: str, group: str, force: bool) -> None:
     async with call.client() as client:
         held: Mapping[str, Any] = await client.delete_group(topic, group, force=force)
     if call.out.as_json:
         call.out.record({"topic": topic, "group": group, "deleted": True, **held})
         return
-    what = ", ".join(f"{held[n]:,} {counts.head(n)}" for n in HELD if held.get(n))
+    what = ", ".join(f"{held[n]:,} {head(n)}" for n in GROUP_STATES if held.get(n))
     call.out.line(f"{topic}  {group}  deleted" + (f" with {what}" if what else ""))
+
+
+# --- policies ------------------------------------------------------------------------------------
+
+SpecArgument = Annotated[
+    Any, typer.Argument(parser=SpecParser, metavar=SPEC_METAVAR, help=SPEC_HELP)
+]
+
+
+async def show_policy(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
+    """The policies of a topic and its groups; none set means the next outer one."""
+    async with call.client() as client:
+        topics = (await client.stats()).raw.get("topics") or {}
+    if topic not in topics:
+        raise NotFound(f"there is no topic {topic!r:.255}")
+    groups = topics[topic].get("groups") or {}
+    if group is not None and group not in groups:
+        raise NotFound(f"there is no group {group!r:.255} of topic {topic}")
+    own = topics[topic].get("retry")
+    rows: list[tuple[str | None, Any]] = [] if group is not None else [(None, own)]
+    rows += [(n, g.get("retry")) for n, g in sorted(groups.items()) if group in {None, n}]
+    grid = Grid(("topic", "group", "own policy", "what holds"))
+    for name, policy in rows:
+        found, level = _policy_that_holds(policy, own, name)
+        if call.out.as_json:
+            call.out.record(
+                {"topic": topic, "group": name, "retry": policy, "holds": found, "from": level}
+            )
+        else:
+            shown = describe_policy(found) if found is not None else "the daemon's default"
+            grid.rows.append((topic, name or "", describe_policy(policy), shown))
+    if not call.out.as_json:
+        call.out.grid(grid)
+
+
+def _policy_that_holds(policy: Any, of_topic: Any, group: str | None) -> tuple[Any, str]:
+    """The policy that holds, and whose it is."""
+    if policy is not None:
+        return policy, "topic" if group is None else "group"
+    return (of_topic, "topic") if of_topic is not None else (None, "daemon")
+
+
+async def set_policy(
+    call: Call, topic: TopicArgument, spec: SpecArgument, group: MaybeGroup = None
+) -> None:
+    """Set the policy of a topic, or of one of its groups."""
+    async with call.client() as client:
+        show_settings(call, await client.configure(topic, group, retry=retry_of(spec)))
+
+
+async def clear_policy(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
+    """Take away a topic's or group's own policy; the next outer one holds again."""
+    async with call.client() as client:
+        show_settings(call, await client.configure(topic, group, retry=None))

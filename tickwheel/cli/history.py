@@ -1,30 +1,37 @@
-"""``history``: what happened to tasks, from the files that the daemon writes.
+"""``history`` and ``restore``: the files that a daemon writes, searched and shown; and a lost store
+rebuilt from the latest backup and these files. No daemon is needed; none may use the store that
+is restored.
 
-No daemon is needed.
+The history's own package is imported when a command runs, so that other commands start quickly.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Iterable
 from datetime import datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tickwheel.cli import history_generate
-from tickwheel.cli import history_view as view
-from tickwheel.cli.call import EXIT_NOT_FOUND, Call, merge, typed
-from tickwheel.cli.nested import nested
-from tickwheel.cli.options import parse_moment
-from tickwheel.cli.values import parse_id
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, merge
+from tickwheel.cli.options import moment, typed
+from tickwheel.cli.output import Grid
+from tickwheel.cli.values import format_duration, format_time, parse_id, printable
 from tickwheel.errors import BadRequest
 
 if TYPE_CHECKING:
     from tickwheel.history.read import Query
+    from tickwheel.history.restore import Report
+    from tickwheel.history.restore.run import Listed
     from tickwheel.history.segments import Tally
+
+
+Event = dict[str, Any]
 
 LIMIT_DEFAULT = 100
 GRID_ROWS_MAX = 10_000
@@ -36,21 +43,6 @@ DIR_HELP = "The history's folder: the daemon's setting history_dir."
 DirOption = Annotated[
     str | None, typer.Option("--dir", envvar=DIR_ENV, metavar="DIR", help=DIR_HELP)
 ]
-
-
-def _moment(name: str, help_: str) -> Any:
-    return typer.Option(name, parser=typed(parse_moment), metavar="TIME|AGO", help=help_)
-
-
-def register(app: typer.Typer) -> None:
-    history = nested(
-        app,
-        "history",
-        "What happened to tasks: search it (by default), or make some up for trials.",
-        list_by_default=True,
-    )
-    history.command("list")(list_)
-    history_generate.register(history)
 
 
 def list_(
@@ -70,10 +62,10 @@ def list_(
         ),
     ] = None,
     since: Annotated[
-        datetime | None, _moment("--since", "From then on: ISO-8601, or 2h for two hours ago.")
+        datetime | None, moment("--since", "From then on: ISO-8601, or 2h for two hours ago.")
     ] = None,
     until: Annotated[
-        datetime | None, _moment("--until", "Before then: ISO-8601, or 2h for two hours ago.")
+        datetime | None, moment("--until", "Before then: ISO-8601, or 2h for two hours ago.")
     ] = None,
     limit: Annotated[
         int, typer.Option(min=0, help="At most so many; 0: all, oldest first.")
@@ -100,22 +92,22 @@ def list_(
         key=key,
         topic=topic,
         group=group,
-        events=_known(events),
+        events=_event_names(events),
         since_ms=_ms(since),
         until_ms=_ms(until),
     )
     tally = Tally()
     if follow:
         return _follow(call, folder, query, tally)
-    found = _show(call, _find(folder, query, limit, tally, oldest_first=oldest_first), limit)
-    tell_skipped(call, tally)
+    found = _show_events(call, _find(folder, query, limit, tally, oldest_first=oldest_first), limit)
+    remark_skipped(call, tally)
     asked = query.ids is not None or query.key is not None
     return EXIT_NOT_FOUND if asked and not found else 0
 
 
 def _find(
     folder: Path, query: Query, limit: int, tally: Tally, *, oldest_first: bool
-) -> Iterable[view.Event]:
+) -> Iterable[Event]:
     from itertools import islice
 
     from tickwheel.history import read
@@ -127,25 +119,25 @@ def _find(
     return read.newest(folder, query, limit, tally)
 
 
-def _show(call: Call, events: Iterable[view.Event], limit: int) -> int:
-    """How many there were."""
+def _show_events(call: Call, events: Iterable[Event], limit: int) -> int:
+    """Show them; how many there were."""
     if not call.out.as_json and 0 < limit <= GRID_ROWS_MAX:
-        grid = view.events_grid(events)
+        grid = events_grid(events)
         if grid.rows:
             call.out.grid(grid)
         return len(grid.rows)
     count = 0
     for event in events:
         count += 1
-        _one(call, event)
+        _show_event(call, event)
     return count
 
 
-def _one(call: Call, event: view.Event) -> None:
+def _show_event(call: Call, event: Event) -> None:
     if call.out.as_json:
         call.out.record(event)
     else:
-        call.out.line(view.line(event))
+        call.out.line(event_line(event))
 
 
 def _follow(call: Call, folder: Path, query: Query, tally: Tally) -> int:
@@ -157,13 +149,13 @@ def _follow(call: Call, folder: Path, query: Query, tally: Tally) -> int:
     )
     while True:
         for event in following.read():
-            _one(call, event)
+            _show_event(call, event)
         if query.until_ms is not None and time.time() * 1000 >= query.until_ms:
             return 0
         time.sleep(FOLLOW_POLL_S)
 
 
-# --- shared with other commands ----------------------------------------------------------------
+# --- shared with other commands ------------------------------------------------------------------
 
 
 def folder_of(given: str | None, option: str) -> Path:
@@ -177,16 +169,16 @@ def folder_of(given: str | None, option: str) -> Path:
     return folder
 
 
-def tell_skipped(call: Call, tally: Tally) -> None:
-    """What reading came upon that is no event."""
+def remark_skipped(call: Call, tally: Tally) -> None:
+    """Report what was read and is no event."""
     if tally.torn:
         call.out.remark(f"{tally.torn:,} torn lines were skipped")
     if tally.unreadable:
         call.out.remark(f"{tally.unreadable:,} segments could not be read to their end")
 
 
-def _known(events: list[str] | None) -> frozenset[str] | None:
-    from tickwheel.history.records import EVENTS
+def _event_names(events: list[str] | None) -> frozenset[str] | None:
+    from tickwheel.history.lines import EVENTS
 
     names = [name for text in events or () for name in text.replace("-", "_").split(",")]
     for name in names:
@@ -197,3 +189,243 @@ def _known(events: list[str] | None) -> frozenset[str] | None:
 
 def _ms(moment: datetime | None) -> int | None:
     return None if moment is None else round(moment.timestamp() * 1000)
+
+
+# --- events for people ---------------------------------------------------------------------------
+
+_COLUMNS = ("time", "event", "task", "topic", "group", "what")
+_FLOW_COLUMNS = ("time", "after", "event", "group", "attempt", "what", "node")
+REASON_SHOWN_MAX = 80
+
+
+def events_grid(events: Iterable[Event]) -> Grid:
+    """A row for each, in the order given."""
+    return Grid(_COLUMNS, rows=[_cells(event) for event in events], right=frozenset(("task",)))
+
+
+def _cells(event: Event) -> tuple[str, ...]:
+    return (
+        format_time(event["time_ms"]),
+        _word(event),
+        _text(event, "task_id"),
+        _text(event, "topic"),
+        _text(event, "group"),
+        _what(event, with_attempt=True),
+    )
+
+
+def event_line(event: Event) -> str:
+    """The same as one line, for what is shown as it comes."""
+    at, word, task, topic, group, what = _cells(event)
+    return f"{at}  {word:<12}  {task:>19}  {topic}  {group}  {what}".rstrip()
+
+
+def flow_grid(task_id: int, events: Iterable[Event]) -> Grid:
+    """One task's story: when, how long after the one before, what, who, where."""
+    grid = Grid(
+        _FLOW_COLUMNS, title=f"History of task {task_id}", right=frozenset(("after", "attempt"))
+    )
+    before_ms: int | None = None
+    for event in events:
+        at_ms = event["time_ms"]
+        after = "" if before_ms is None else format_duration((at_ms - before_ms) / 1000)
+        before_ms = at_ms
+        grid.rows.append(
+            (
+                format_time(at_ms),
+                after,
+                _word(event),
+                _text(event, "group"),
+                str(event.get("attempt", "")),
+                _what(event, with_attempt=False),
+                _text(event, "node"),
+            )
+        )
+    return grid
+
+
+def _what(event: Event, *, with_attempt: bool) -> str:
+    """What is to be known of an event beside its name."""
+    parts = []
+    if with_attempt and event.get("attempt", 1) != 1:
+        parts.append(f"attempt {event['attempt']}")
+    if "lateness_ms" in event:
+        parts.append(f"+{format_duration(event['lateness_ms'] / 1000)}")
+    if "ack_ms" in event:
+        parts.append(f"in {format_duration(event['ack_ms'] / 1000)}")
+    if "due_ms" in event and event.get("event") != "delivered":
+        word = "next" if event.get("event") == "nacked" else "due"
+        parts.append(f"{word} {format_time(event['due_ms'])}")
+    parts += [f"{name}={_text(event, name)}" for name in ("key", "tag") if name in event]
+    for name in ("subscriber", "producer"):
+        if name in event:
+            parts.append(f"by {_text(event, name)}")
+    if "reason" in event:
+        parts.append(printable(str(event["reason"]), REASON_SHOWN_MAX))
+    if "count" in event:
+        parts.append(f"{event['count']:,} events")
+    if "clean" in event:
+        parts.append("clean" if event["clean"] else "after an unclean stop")
+    return ", ".join(parts)
+
+
+def _word(event: Event) -> str:
+    return _text(event, "event").replace("_", " ")
+
+
+def _text(event: Event, name: str) -> str:
+    value = event.get(name)
+    return "" if value is None else printable(str(value))
+
+
+# --- restore -------------------------------------------------------------------------------------
+
+SHOWN_IDS_MAX = 10
+
+
+class Overdue(StrEnum):
+    """What becomes of tasks that were due already."""
+
+    INCLUDE = "include"
+    SKIP = "skip"
+
+
+def restore(
+    ctx: typer.Context,
+    into: Annotated[
+        str,
+        typer.Option(
+            "--into", metavar="URL", help="The new, empty store: sqlite:///… or redis://…"
+        ),
+    ],
+    backup: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="BACKUP.db", help="The latest backup. Without: history only."
+        ),
+    ] = None,
+    history: Annotated[
+        list[str] | None,
+        typer.Option("--history", metavar="DIR", help=f"{DIR_HELP} Repeatable."),
+    ] = None,
+    ids: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--id", parser=typed(parse_id), metavar="ID", help="Only this task; repeatable."
+        ),
+    ] = None,
+    overdue: Annotated[
+        Overdue,
+        typer.Option(help="Tasks that were due already: they go out at once, or stay away."),
+    ] = Overdue.INCLUDE,
+    allow_missing_bodies: Annotated[
+        bool,
+        typer.Option(
+            "--allow-missing-bodies", help="Leave out what cannot be restored, and go on."
+        ),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be restored; write nothing.")
+    ] = False,
+    shard: Annotated[
+        int | None, typer.Option(min=0, max=1023, help="Where the history holds several.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The report as JSON.")] = False,
+) -> int:
+    """Rebuild a lost store from the latest backup and the history since.
+
+    Ids are kept. Exact after a clean stop; after a crash tasks may come once more than they
+    should. Exit code 1 when tasks enqueued after the backup have no body in the history
+    (history_bodies was off): nothing is written then, unless --allow-missing-bodies. Exit
+    code 4 when a task named by --id is not there.
+    """
+    from tickwheel.history.restore import Plan
+    from tickwheel.history.restore import restore as run
+
+    call = merge(ctx, None, None, as_json)
+    plan = Plan(
+        into=into,
+        backup=backup,
+        history=tuple(history or filter(None, [os.environ.get(DIR_ENV)])),
+        ids=frozenset(ids) if ids else None,
+        include_overdue=overdue is Overdue.INCLUDE,
+        allow_missing_bodies=allow_missing_bodies,
+        dry_run=dry_run,
+        shard=shard,
+    )
+    report = asyncio.run(run(plan, int(time.time() * 1000)))
+    _show_report(call, into, report)
+    if report.refused:
+        return EXIT_FAILED
+    return EXIT_NOT_FOUND if report.not_found.count else 0
+
+
+def _show_report(call: Call, into: str, report: Report) -> None:
+    from tickwheel.persistence.urls import without_secrets
+
+    if call.out.as_json:
+        call.out.record({"into": without_secrets(into), **report.fields()})
+        return
+    grid = Grid(("what", "value"), title=_report_title(without_secrets(into), report))
+    grid.rows.extend(_report_rows(report))
+    call.out.grid(grid)
+    for text in _report_remarks(report):
+        call.out.remark(text)
+
+
+def _report_title(into: str, report: Report) -> str:
+    if report.refused:
+        return f"Nothing was written to {into}"
+    return f"What would be restored into {into}" if report.dry_run else f"Restored into {into}"
+
+
+def _report_rows(report: Report) -> list[tuple[str, str]]:
+    shown = {
+        "tasks": report.restored,
+        "of the backup": report.from_backup,
+        "of the history": report.from_history,
+        "overdue, they go out at once": report.overdue,
+        "waiting for a retry": report.waiting,
+        "dead letters": report.dead_letters,
+        "groups": report.groups,
+        "ended since the backup": report.ended_since,
+        "overdue, left out": report.skipped_overdue.count,
+        "without a body, left out": report.without_body.count,
+    }
+    rows = [(name, f"{count:,}") for name, count in shown.items()]
+    rows.append(("backup of", format_time(report.backup_ms)))
+    if report.history:
+        rows.append(("events applied", f"{report.events:,}"))
+        rows.append(("newest event", format_time(report.last_event_ms)))
+        why_not = "tasks without a body" if report.without_body.count else "at least once"
+        rows.append(("exact", "yes" if report.exact else f"no: {why_not}"))
+    rows.append(("epoch", str(report.epoch)))
+    return rows
+
+
+def _report_remarks(report: Report) -> list[str]:
+    found = [f"the history has gaps: {gap}" for gap in report.gaps]
+    if report.history and not report.clean_stop:
+        spool = "" if report.tail_ms is None else (
+            f"; the spool was written to for {format_duration(report.tail_ms / 1000)} after it"
+        )  # fmt: skip
+        found.append(
+            f"the daemon did not stop cleanly: what came after the newest event is lost{spool}"
+        )
+    if not report.history:
+        found.append("without a history the store is as it was when the backup was made")
+    if report.without_body.count:
+        found.append(
+            f"{_listed(report.without_body)} cannot be restored: enqueued after the backup, and"
+            " the history has no bodies"
+            + ("" if not report.refused else "; --allow-missing-bodies restores the others")
+        )
+    if report.not_found.count:
+        found.append(f"not_found: {_listed(report.not_found)} not there, or ended")
+    return found
+
+
+def _listed(listed: Listed) -> str:
+    shown = ", ".join(listed.ids[:SHOWN_IDS_MAX])
+    more = ", …" if listed.count > SHOWN_IDS_MAX else ""
+    return f"{listed.count:,} tasks ({shown}{more})"

@@ -41,15 +41,15 @@ def generate(
 
     Every event is marked as synthetic, and so is every report of it.
     """
-    from tickwheel.history.generate import Plan
-    from tickwheel.history.generate import generate as make
+    from tickwheel.demo.synthetic_history import Plan
+    from tickwheel.demo.synthetic_history import generate as make
 
     if out.exists() and any(out.iterdir()):
         remark(f"failed: {out} is not empty; synthetic history is never mixed into another")
         return EXIT_FAILED
     plan = Plan(tasks=tasks, days=days, seed=seed, start_ms=_start_ms(start, days))
     began_s = time.monotonic()
-    made = make(plan, out, _tell if sys.stderr.isatty() else None)
+    made = make(plan, out, _show_progress if sys.stderr.isatty() else None)
     took_s = time.monotonic() - began_s
     output = Output(as_json=as_json or shared_of(ctx).as_json)
     if output.as_json:
@@ -82,7 +82,7 @@ def _start_ms(text: str | None, days: int) -> int:
     return round(midnight.timestamp() * 1000)
 
 
-def _tell(done: int, of: int) -> None:
+def _show_progress(done: int, of: int) -> None:
     end = "\n" if done == of else ""
     sys.stderr.write(f"\rtickwheel: hour {done} of {of}{end}")
     sys.stderr.flush()

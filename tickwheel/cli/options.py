@@ -3,14 +3,35 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
-from tickwheel.cli.call import typed
-from tickwheel.cli.policies import SPEC_HELP, SPEC_METAVAR, parse_policy
-from tickwheel.cli.values import parse_at, parse_duration, parse_id
+from tickwheel.cli.values import (
+    SPEC_HELP,
+    SPEC_METAVAR,
+    parse_at,
+    parse_duration,
+    parse_id,
+    parse_policy,
+)
+
+T = TypeVar("T")
+
+
+def typed(parse: Callable[[str], T]) -> Callable[[str], T]:
+    """A parser whose ValueError becomes the usage error of the option it stands for."""
+
+    def parser(text: str) -> T:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+
+    return parser
+
 
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
 MaybeGroup = Annotated[
@@ -18,7 +39,7 @@ MaybeGroup = Annotated[
     typer.Option("--group", metavar="GROUP", help="One group of it; without, the topic."),
 ]
 
-# --- tasks -----------------------------------------------------------------------------------
+# --- tasks ---------------------------------------------------------------------------------------
 
 Ids = Annotated[
     list[int], typer.Argument(parser=typed(parse_id), metavar="ID...", help="The tasks' ids.")
@@ -46,14 +67,14 @@ AtOption = Annotated[
     ),
 ]
 
-# --- retry policies --------------------------------------------------------------------------
+# --- retry policies ------------------------------------------------------------------------------
 
 SpecParser = typed(parse_policy)
 RetryOption = Annotated[
     Any, typer.Option("--retry", parser=SpecParser, metavar=SPEC_METAVAR, help=SPEC_HELP)
 ]
 
-# --- dead letters ----------------------------------------------------------------------------
+# --- dead letters --------------------------------------------------------------------------------
 
 
 def parse_moment(text: str) -> datetime:
@@ -70,7 +91,8 @@ def parse_moment(text: str) -> datetime:
     return datetime.fromtimestamp(time.time() - ago_s, UTC)
 
 
-def _moment(name: str, help_: str) -> Any:
+def moment(name: str, help_: str) -> Any:
+    """An option that takes a time or how long ago."""
     return typer.Option(name, parser=typed(parse_moment), metavar="TIME|AGO", help=help_)
 
 
@@ -79,14 +101,14 @@ GroupOption = Annotated[
     str | None, typer.Option("--group", help="Only this group's. Default: every group's.")
 ]
 SinceOption = Annotated[
-    datetime | None, _moment("--since", "Only what died since: ISO-8601, or 2h for two hours ago.")
+    datetime | None, moment("--since", "Only what died since: ISO-8601, or 2h for two hours ago.")
 ]
 UntilOption = Annotated[
-    datetime | None, _moment("--until", "Only what died before: ISO-8601, or 2h for 2 hours ago.")
+    datetime | None, moment("--until", "Only what died before: ISO-8601, or 2h for 2 hours ago.")
 ]
 BeforeOption = Annotated[
     datetime | None,
-    _moment("--before", "Only what was enqueued then or earlier: ISO-8601, or 2h for 2 hours ago."),
+    moment("--before", "Only what was enqueued then or earlier: ISO-8601, or 2h for 2 hours ago."),
 ]
 ReasonOption = Annotated[
     str | None,

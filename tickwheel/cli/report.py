@@ -26,10 +26,6 @@ STUCK_AFTER = "1h"
 _HEAP = "2g"
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(report)
-
-
 def report(
     ctx: typer.Context,
     history: Annotated[
@@ -74,12 +70,12 @@ def report(
 
     Only what is new since the last report into the same folder is loaded.
     """
-    said = dict(locals())
-    return _report(Output(as_json=as_json or shared_of(ctx).as_json), said)
+    options = dict(locals())
+    return _report(Output(as_json=as_json or shared_of(ctx).as_json), options)
 
 
-def _report(output: Output, said: dict[str, Any]) -> int:
-    """``said`` are the options by their names."""
+def _report(output: Output, options: dict[str, Any]) -> int:
+    """``options`` by their names."""
     from tickwheel.reports.session import little_to_do, missing_part, started
 
     missing = missing_part()
@@ -89,29 +85,31 @@ def _report(output: Output, said: dict[str, Any]) -> int:
     from tickwheel.reports.job import at_ms, run
     from tickwheel.reports.settings import ReportError, ReportSettings, Slo
 
-    timezone = said["timezone"]
+    timezone = options["timezone"]
     try:
         settings = ReportSettings(
-            history=said["history"],
-            out=said["out"],
-            since_ms=at_ms(said["since"], timezone),
-            until_ms=at_ms(said["until"], timezone),
-            topics=tuple(said["topic"] or ()),
+            history=options["history"],
+            out=options["out"],
+            since_ms=at_ms(options["since"], timezone),
+            until_ms=at_ms(options["until"], timezone),
+            topics=tuple(options["topic"] or ()),
             timezone=timezone,
-            slos=tuple(Slo.parse(text) for text in said["slo"] or ()),
-            stuck_after_ms=round(_seconds(said["stuck_after"]) * 1000),
-            open_segments=not said["sealed_only"],
-            batch_bytes=said["batch_mb"] << 20,
-            top=said["top"],
+            slos=tuple(Slo.parse(text) for text in options["slo"] or ()),
+            stuck_after_ms=round(_seconds(options["stuck_after"]) * 1000),
+            open_segments=not options["sealed_only"],
+            batch_bytes=options["batch_mb"] << 20,
+            top=options["top"],
         )
         began_s = time.monotonic()
-        with _progress(quiet=output.as_json) as tell:
-            tell("starting", 0, 1)
+        with _progress(quiet=output.as_json) as progress:
+            progress("starting", 0, 1)
             little = little_to_do(settings)
-            session = started(said["master"], memory=said["memory"], quiet=True, little=little)
+            session = started(
+                options["master"], memory=options["memory"], quiet=True, little=little
+            )
             with session as spark:
-                tell("starting", 1, 1)
-                found = run(spark, settings, tell)
+                progress("starting", 1, 1)
+                found = run(spark, settings, progress)
     except ReportError as error:
         remark(f"report_failed: {' '.join(str(error).split())}")
         return EXIT_FAILED
@@ -138,11 +136,11 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
         yield lambda stage, done, of: None
         return
     if not sys.stderr.isatty():
-        told: set[str] = set()
+        shown: set[str] = set()
 
         def line(stage: str, done: int, of: int) -> None:
-            if stage not in told:
-                told.add(stage)
+            if stage not in shown:
+                shown.add(stage)
                 remark(_STAGES[stage] + (f" ({of / 1e6:.1f} MB)" if stage == "loading" else ""))
 
         yield line

@@ -1,21 +1,27 @@
-"""``serve``, ``check``, ``demo``: the commands that are a daemon, or look at one's files.
+"""``serve``, ``init``, ``check``, ``status``, ``backup``: a daemon as a whole, and its store.
 
-The only place of the command line that knows the daemon's packages, and imports them when the
-command runs: operating a remote daemon needs only the extra ``cli``.
+``status`` and ``backup`` ask running daemons. The others know the daemon's packages, and import
+them when the command runs: operating a remote daemon needs only the extra ``cli``.
 """
 
 from __future__ import annotations
 
+import asyncio
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tickwheel.cli.call import EXIT_FAILED, merge, shared_of
+from tickwheel.cli.call import EXIT_FAILED, EXIT_UNREACHABLE, Call, ask, can_ask, merge, shared_of
 from tickwheel.cli.output import Grid, Output, remark
-from tickwheel.errors import BadRequest
+from tickwheel.cli.values import format_duration, format_time, printable
+from tickwheel.client import Status, statuses
+from tickwheel.errors import BadRequest, Conflict, ConnectionLost, TickwheelError, Unreachable
 
 if TYPE_CHECKING:
+    from tickwheel.persistence.redis.initialise import Found
     from tickwheel.server.settings import Settings
+
 
 NO_SERVER = "the daemon needs more packages: pip install 'tickwheel[server]' (missing: {})"
 STORE_HELP = (
@@ -59,12 +65,6 @@ AcceptClockOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(serve)
-    app.command()(demo)
-    app.command()(check)
 
 
 def serve(
@@ -178,7 +178,7 @@ def demo(
     was lost or early.
     """
     try:
-        from tickwheel.cli.demo import run_demo
+        from tickwheel.demo.demonstration import run_demo
     except ModuleNotFoundError as error:
         return _missing(error)
     as_json = as_json or shared_of(ctx).as_json
@@ -202,14 +202,212 @@ def check(
     if out.as_json:
         out.record({"store": settings.store, **counts, "problems": list(found.problems)})
     else:
-        _show(out, settings.store, counts, list(found.problems))
+        _show_check(out, settings.store, counts, list(found.problems))
     return EXIT_FAILED if found.problems else 0
 
 
-def _show(out: Output, store: str, counts: dict[str, int], problems: list[str]) -> None:
+def _show_check(out: Output, store: str, counts: dict[str, int], problems: list[str]) -> None:
     grid = Grid(("rows", "found"), title=f"Store {store}", right=frozenset(("found",)))
     grid.rows.extend((name, f"{count:,}") for name, count in counts.items())
     out.grid(grid)
     for problem in problems:
         out.line(f"WRONG: {problem}")
     out.line(f"{len(problems)} problems" if problems else "all rows agree")
+
+
+# --- init ----------------------------------------------------------------------------------------
+
+
+def init(
+    ctx: typer.Context,
+    store: StoreOption = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Redis: also when there is data, which is removed for good."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    allow_volatile_store: VolatileOption = False,
+    config: ConfigOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Lay a store out without serving: a new SQLite file, or an empty shard in Redis.
+
+    What is there already is refused, with exit code 1. With --force a shard in Redis is laid
+    out anew: everything in it is removed, and no daemon that used it before can write to it any
+    more. That is for a shard that came back empty, damaged, or half written. Never done while
+    a daemon leads the shard.
+    """
+    given = {"store": store, "allow_volatile_store": allow_volatile_store or None}
+    settings = load_settings(config, only_given(given))
+    from tickwheel.persistence.urls import parse, with_setting
+
+    call = merge(ctx, None, None, as_json)
+    url, kind = settings.store, parse(settings.store).kind
+    if kind == "memory":
+        raise BadRequest("store memory: is empty at every start; there is nothing to lay out")
+    if kind == "sqlite":
+        return _lay_out_sqlite(call, url, parse(url).path, force=force)
+    if settings.allow_volatile_store:
+        url = with_setting(url, "allow_volatile", "1")
+    return _lay_out_redis(call, url, force=force, yes=yes)
+
+
+def _lay_out_sqlite(call: Call, url: str, path: str, *, force: bool) -> int:
+    from tickwheel.clock import sources
+    from tickwheel.persistence import open_url
+
+    if os.path.exists(path):
+        hint = "; --force is for Redis: move the file away yourself" if force else ""
+        raise Conflict(f"{path} exists already{hint}")
+
+    async def lay_out() -> None:
+        store = open_url(url)
+        await store.open("init", sources().wall_ms())
+        await store.close(clean=True)
+
+    asyncio.run(lay_out())
+    _show_laid_out(call, url, "was laid out")
+    return 0
+
+
+def _lay_out_redis(call: Call, url: str, *, force: bool, yes: bool) -> int:
+    from tickwheel.clock import sources
+    from tickwheel.persistence.redis import initialise, options_from
+
+    options = options_from(url)
+    found = asyncio.run(initialise.look(options))
+    if found.exists and not _may_remove(call, found, force=force, yes=yes):
+        return EXIT_FAILED
+    incarnation = asyncio.run(initialise.lay_out(options, found, sources().wall_ms()))
+    what = "was laid out anew" if found.exists else "was laid out"
+    removed = found.counts if found.exists else None
+    _show_laid_out(
+        call, found.store, what, shard=found.shard, incarnation=incarnation, removed=removed
+    )
+    return 0
+
+
+def _may_remove(call: Call, found: Found, *, force: bool, yes: bool) -> bool:
+    """Whether the operator confirms it. Shows first what there is."""
+    what = f"{found.shard} in {found.store} is {found.state}"
+    if not force:
+        raise Conflict(f"{what}. Exists already; --force removes it and lays it out anew")
+    call.out.remark(what)
+    if yes:
+        return True
+    if not can_ask(call):
+        call.out.remark("conflict: all of it would be removed for good; say --yes")
+        return False
+    if not ask("Remove all of it for good, and lay the shard out anew?"):
+        call.out.remark("nothing was changed")
+        return False
+    return True
+
+
+def _show_laid_out(call: Call, store: str, what: str, **more: object) -> None:
+    if call.out.as_json:
+        call.out.record({"store": store, "created": True, **more})
+    else:
+        shard = f"{more['shard']} in " if "shard" in more else ""
+        call.out.line(f"{shard}{store} {what}")
+
+
+# --- status --------------------------------------------------------------------------------------
+
+_STATUS_COLUMNS = ("address", "node", "role", "state", "epoch", "since", "store")
+
+
+async def status(call: Call) -> int:
+    """Every daemon of --url, and the active one that a standby names: role, state, since when.
+
+    Exit code 0 when an active one is ready (or still loading), 1 when none is, 3 when no
+    address can be reached.
+    """
+    found = await statuses(call.url, token=call.token, name="tickwheel-cli")
+    if call.out.as_json:
+        for url, answer in found.items():
+            call.out.record(_status_fields(url, answer))
+    else:
+        call.out.grid(_status_grid(found))
+        for answer in found.values():
+            if isinstance(answer, Status) and answer.durability:
+                call.out.line(f"durability: {printable(answer.durability)}")
+    return _status_exit_code(found)
+
+
+def _status_exit_code(found: dict[str, Status | TickwheelError]) -> int:
+    """For scripts: 0 when an active daemon serves."""
+    if any(isinstance(answer, Status) and answer.serves for answer in found.values()):
+        return 0
+    silent = all(isinstance(answer, (Unreachable, ConnectionLost)) for answer in found.values())
+    return EXIT_UNREACHABLE if silent else EXIT_FAILED
+
+
+def _status_fields(url: str, answer: Status | TickwheelError) -> dict[str, Any]:
+    """One address; ``url`` was asked; ``address`` is what the daemon gives to others."""
+    if isinstance(answer, Status):
+        return {"url": url, "reachable": True, **answer.raw}
+    return {"url": url, "reachable": False, "error": answer.code, "message": answer.message}
+
+
+def _status_grid(found: dict[str, Status | TickwheelError]) -> Grid:
+    """A row for each address."""
+    table = Grid(_STATUS_COLUMNS, right=frozenset(("epoch",)))
+    for url, answer in found.items():
+        address = url.removeprefix("tcp://")
+        if not isinstance(answer, Status):
+            reachable = not isinstance(answer, (Unreachable, ConnectionLost))
+            role = answer.code if reachable else "unreachable"
+            why = answer.message.removeprefix(address).lstrip(": ")
+            table.rows.append((address, "-", role, printable(why), "-", "-", "-"))
+            continue
+        table.rows.append(
+            (
+                address,
+                printable(answer.node),
+                printable(answer.role),
+                _state(answer),
+                str(answer.epoch) if answer.epoch else "-",
+                _since(answer),
+                printable(answer.store) + ("" if answer.store_ok else " (NOT OK)"),
+            )
+        )
+    return table
+
+
+def _state(answer: Status) -> str:
+    parts = [answer.detail] if answer.detail else []
+    if answer.state == "loading":
+        of = "" if answer.to_load is None else f" of {answer.to_load:,}"
+        parts.append(f"{answer.loaded:,}{of} loaded")
+    state = answer.state.replace("_", " ")
+    return printable(f"{state} ({', '.join(parts)})" if parts else state)
+
+
+def _since(answer: Status) -> str:
+    if not answer.since_ms:
+        return "-"
+    lasting = format_duration((answer.now_ms - answer.since_ms) / 1000)
+    return f"{format_time(answer.since_ms)[:-4]} ({lasting})"
+
+
+# --- backup --------------------------------------------------------------------------------------
+
+
+async def backup(
+    call: Call,
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME", help="A file name in the daemon's backup folder; must not exist."
+        ),
+    ],
+) -> None:
+    """Copy the store while the daemon goes on. The copy is one moment's state."""
+    async with call.client() as client:
+        done = await client.backup(name)
+    path, size = str(done["path"]), int(done["bytes"])
+    if call.out.as_json:
+        call.out.record({"path": path, "bytes": size})
+    else:
+        call.out.line(f"{path}  {size:,} bytes")

@@ -3,6 +3,9 @@
 Order: a task is printed (or its command has run) before it is acked, so that a crash in
 between repeats it and never loses it. Acks of what was only printed are not waited for one by
 one; all of them are before the command ends.
+
+``--exec`` runs one command for one delivery: the body on its stdin, the verdict by its exit code.
+Meanwhile, and with ``--no-ack``, the lease is extended.
 """
 
 from __future__ import annotations
@@ -10,29 +13,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
+import sys
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
-from tickwheel.cli import views
-from tickwheel.cli.call import Call, command, typed
-from tickwheel.cli.execute import Execution, execute, reason_of
-from tickwheel.cli.keeper import Keeper
-from tickwheel.cli.options import RetryOption
+from tickwheel.cli.call import Call
+from tickwheel.cli.options import RetryOption, typed
 from tickwheel.cli.output import remark
-from tickwheel.cli.policies import Policy, retry_of
-from tickwheel.cli.values import parse_duration
+from tickwheel.cli.values import (
+    Policy,
+    body_fields,
+    body_text,
+    format_duration,
+    format_time,
+    parse_duration,
+    retry_of,
+)
 from tickwheel.client import Delivery
-from tickwheel.errors import BadRequest
+from tickwheel.errors import BadRequest, TickwheelError
 
 PREFETCH_DEFAULT = 256
 PREFETCH_MAX = 65_535
 LEASE_DEFAULT_S = 30.0
 LEASE_S_MIN = 0.1
-
-
 GROUP_DEFAULT = "default"
 MANUAL = "manual"
 ACKS = (MANUAL, "on_delivery")
@@ -79,10 +87,6 @@ BroadcastOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    command(app)(subscribe)
-
-
 async def subscribe(
     call: Call,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Whose tasks to receive.")],
@@ -111,7 +115,7 @@ async def subscribe(
         kind = "--broadcast" if broadcast else f"--ack {ack}"
         _check_settled(kind, group if broadcast else None, no_ack, lease, retry)
     lease_s = lease if lease is not None else LEASE_DEFAULT_S
-    worker = Worker(call, exec_, lease_s, no_ack=no_ack, settles=settles)
+    receiver = Receiver(call, exec_, lease_s, no_ack=no_ack, settles=settles)
     credit = prefetch or (1 if exec_ is not None else PREFETCH_DEFAULT)
     options: dict[str, Any] = {"prefetch": min(credit, max_ or credit), "broadcast": broadcast}
     if not broadcast:
@@ -121,7 +125,7 @@ async def subscribe(
     stop = _stop_on_signals()
     async with call.client() as client, client.subscribe(topic, **options) as deliveries:
         _show_log()
-        await worker.run(deliveries, max_, stop)
+        await receiver.run(deliveries, max_, stop)
 
 
 def _check(no_ack: bool, exec_: str | None, lease: float | None, ack: str) -> None:
@@ -136,7 +140,7 @@ def _check(no_ack: bool, exec_: str | None, lease: float | None, ack: str) -> No
 def _check_settled(
     kind: str, group: str | None, no_ack: bool, lease: float | None, retry: Policy | None
 ) -> None:
-    """What speaks of acks makes no sense where the daemon waits for none."""
+    """Options about acks make no sense where the daemon waits for none."""
     given = {
         "--group": group is not None, "--no-ack": no_ack, "--lease": lease is not None,
         "--retry": retry is not None,
@@ -153,7 +157,7 @@ class _Remarks(logging.Handler):
 
 
 def _show_log() -> None:
-    """From here on: before, a failure to connect ends the command and is said once, as that."""
+    """From here on. Before, a failure to connect ends the command and is reported once, as that."""
     logging.getLogger("tickwheel.client").addHandler(_Remarks(logging.WARNING))
 
 
@@ -163,17 +167,17 @@ def _stop_on_signals() -> asyncio.Event:
     loop = asyncio.get_running_loop()
     main = asyncio.current_task()
 
-    def asked() -> None:
+    def on_signal() -> None:
         if stop.is_set() and main is not None:
             main.cancel()
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, asked)
+        loop.add_signal_handler(number, on_signal)
     return stop
 
 
-class Worker:
+class Receiver:
     """What happens to each delivery: printed, executed, acked or held."""
 
     def __init__(
@@ -184,7 +188,7 @@ class Worker:
         self._no_ack = no_ack
         self._settles = settles
         self._cmd = cmd
-        self._keeper = Keeper(lease_s)
+        self._leases = HeldLeases(lease_s)
         self._acks: set[asyncio.Future[str]] = set()
         self._failed: BaseException | None = None
 
@@ -201,8 +205,8 @@ class Worker:
                 await self._handle(delivery)
                 handled += 1
         finally:
-            # Whatever was begun and could not be finished (nobody reads what is printed) too.
-            await self._keeper.release_all()
+            # Also after a failure half way, for example when nobody reads what is printed.
+            await self._leases.release_all()
             await asyncio.gather(*self._acks, return_exceptions=True)
         if self._failed is not None:
             raise self._failed
@@ -211,17 +215,17 @@ class Worker:
         if not self._settles:
             await self._handle_settled(delivery)
             return
-        self._keeper.hold(delivery)
+        self._leases.hold(delivery)
         if self._no_ack:
             self._print(delivery)
         elif self._cmd is None:
             self._print(delivery)
-            self._keeper.drop(delivery)
+            self._leases.drop(delivery)
             self._ack(delivery)
         else:
             # With --json the command's own output must not stand between the objects.
             done = await execute(self._cmd, delivery, output_to_stderr=self._out.as_json)
-            self._keeper.drop(delivery)
+            self._leases.drop(delivery)
             if done.exit_code == 0:
                 result = await delivery.ack()
             else:
@@ -248,12 +252,12 @@ class Worker:
         self, delivery: Delivery, done: Execution | None = None, result: str | None = None
     ) -> None:
         if self._out.as_json:
-            fields = views.delivery_fields(delivery)
+            fields = delivery_fields(delivery)
             if done is not None:
                 fields |= {"exit_code": done.exit_code, "result": result}
             self._out.record(fields)
         elif done is None:
-            self._out.line(views.delivery_line(delivery))
+            self._out.line(delivery_line(delivery))
         elif done.exit_code != 0:
             self._out.remark(f"task {delivery.id}: {reason_of(done)} ({result})")
 
@@ -273,3 +277,126 @@ async def _next(deliveries: AsyncIterator[Delivery], stop: asyncio.Event) -> Del
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(coming, stopping, return_exceptions=True)
+
+
+# --- leases --------------------------------------------------------------------------------------
+
+EXTENSIONS_PER_LEASE = 3
+"""So many tries before a lease is over: one lost answer is no reason to deliver again."""
+
+
+class HeldLeases:
+    """Holds deliveries; the lease of each is extended until it is dropped or released."""
+
+    def __init__(self, lease_s: float) -> None:
+        self._lease_s = lease_s
+        self._held: dict[int, Delivery] = {}
+        self._running: asyncio.Task[None] | None = None
+
+    def hold(self, delivery: Delivery) -> None:
+        self._held[delivery.id] = delivery
+        if self._running is None:
+            self._running = asyncio.create_task(self._keep())
+
+    def drop(self, delivery: Delivery) -> None:
+        """It is being settled: its lease is not extended any more."""
+        self._held.pop(delivery.id, None)
+
+    async def release_all(self) -> None:
+        """Give back what is held, without a cost in attempts. Harmless when nothing is."""
+        if self._running is not None:
+            self._running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._running
+        held = list(self._held.values())
+        self._held.clear()
+        # A release that fails is no loss: the lease ends by itself.
+        await asyncio.gather(*(d.release() for d in held), return_exceptions=True)
+
+    async def _keep(self) -> None:
+        while True:
+            await asyncio.sleep(self._lease_s / EXTENSIONS_PER_LEASE)
+            for delivery in list(self._held.values()):
+                with contextlib.suppress(TickwheelError):
+                    await delivery.extend(self._lease_s)
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a command ended; a negative code is the number of the signal that ended it."""
+
+    exit_code: int
+
+
+def reason_of(done: Execution) -> str:
+    """What the task's record will say about the failure."""
+    if done.exit_code >= 0:
+        return f"exit code {done.exit_code}"
+    with contextlib.suppress(ValueError):
+        return f"signal {signal.Signals(-done.exit_code).name}"
+    return f"signal {-done.exit_code}"
+
+
+def environment(delivery: Delivery) -> dict[str, str]:
+    """What the command gets beside the body."""
+    return {
+        **os.environ,
+        "TICKWHEEL_ID": str(delivery.id),
+        "TICKWHEEL_TOPIC": delivery.topic,
+        "TICKWHEEL_ATTEMPT": str(delivery.attempt),
+        "TICKWHEEL_DUE_MS": str(delivery.due_ms),
+    }
+
+
+async def execute(cmd: str, delivery: Delivery, *, output_to_stderr: bool) -> Execution:
+    """Run ``sh -c CMD`` to its end. Cancelled: the command and its children are killed.
+
+    It has a process group of its own, so that Ctrl-C lets it finish what it has begun.
+    """
+    process = await asyncio.create_subprocess_shell(
+        cmd,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=sys.stderr.fileno() if output_to_stderr else None,
+        env=environment(delivery),
+        start_new_session=True,
+    )
+    try:
+        await process.communicate(delivery.body)
+    except asyncio.CancelledError:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        raise
+    assert process.returncode is not None
+    return Execution(process.returncode)
+
+
+# --- deliveries for people and as JSON -----------------------------------------------------------
+
+
+def delivery_fields(delivery: Delivery) -> dict[str, object]:
+    """One delivery as ``--json`` shows it."""
+    return {
+        "id": str(delivery.id),
+        "topic": delivery.topic,
+        "group": delivery.group,
+        **body_fields(delivery.body),
+        "due_ms": delivery.due_ms,
+        "delivered_ms": delivery.delivered_ms,
+        "attempt": delivery.attempt,
+        "key": delivery.key,
+        "tag": delivery.tag,
+        "properties": dict(delivery.properties or {}),
+        "priority": delivery.priority,
+    }
+
+
+def delivery_line(delivery: Delivery) -> str:
+    """One delivery for people: when, how late, which, what."""
+    late = format_duration((delivery.delivered_ms - delivery.due_ms) / 1000)
+    again = f"  attempt {delivery.attempt}" if delivery.attempt > 1 else ""
+    body = body_text(delivery.body, None)
+    return f"{format_time(delivery.delivered_ms)}  +{late:<7}  {delivery.id}{again}  {body}"

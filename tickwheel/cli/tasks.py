@@ -1,33 +1,42 @@
-"""``cancel``, ``reschedule``, ``run-now``, ``show``, ``list``: tasks by their ids."""
+"""``cancel``, ``reschedule``, ``run-now``, ``show``, ``list``: tasks by their ids or keys.
+
+The daemon knows tasks that are not finished. A finished one is found in the files of the history,
+if they are there; when no daemon can be reached, only the files are read. ``show --flow`` puts the
+story from the history beside where the task stands now.
+
+Ids are decimal strings in JSON: readers that keep numbers as doubles lose digits above 2^53.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from tickwheel.cli import views
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, command
-from tickwheel.cli.find import show_key
-from tickwheel.cli.flow import show_flow
-from tickwheel.cli.history import DIR_ENV, DIR_HELP
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call
+from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
 from tickwheel.cli.options import AtOption, BeforeOption, DelayOption, Ids, MaybeIds
-from tickwheel.cli.values import format_time, iso_time
-from tickwheel.errors import BadRequest
+from tickwheel.cli.output import Grid, Output
+from tickwheel.cli.values import (
+    body_fields,
+    body_text,
+    describe_policy,
+    format_count,
+    format_duration,
+    format_time,
+    iso_time,
+    printable,
+)
+from tickwheel.client import TaskInfo
+from tickwheel.errors import BadRequest, ConnectionLost, Unreachable
 
 NOT_THERE = frozenset(("unknown", "gone"))
 STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
 LIST_DEFAULT = 100
-
-
-def register(app: typer.Typer) -> None:
-    command(app)(cancel)
-    command(app)(reschedule)
-    command(app, "run-now")(run_now)
-    command(app)(show)
-    command(app, "list")(list_)
 
 
 async def cancel(call: Call, ids: Ids) -> int:
@@ -35,7 +44,7 @@ async def cancel(call: Call, ids: Ids) -> int:
     async with call.client() as client:
         statuses = await client.cancel_many(ids)
     for task_id, status in zip(ids, statuses, strict=True):
-        _tell(call, task_id, status, None)
+        _show_change(call, task_id, status, None)
     return verdict(statuses, {"cancelled", "already_cancelled"})
 
 
@@ -57,7 +66,7 @@ async def _move(call: Call, ids: list[int], delay: float | None, at: datetime | 
         for task_id in ids:
             moved = await client.reschedule(task_id, delay=delay, at=at)
             due_ms = None if moved.due is None else round(moved.due.timestamp() * 1000)
-            _tell(call, task_id, moved.status, due_ms)
+            _show_change(call, task_id, moved.status, due_ms)
             statuses.append(moved.status)
     return verdict(statuses, {"scheduled"})
 
@@ -99,7 +108,7 @@ async def show(
             if info.state in NOT_THERE and not call.out.as_json:
                 call.out.remark(f"not_found: task {task_id} is {info.state}")
             else:
-                views.show_task(call.out, info)
+                show_task(call.out, info)
     return EXIT_NOT_FOUND if any(state in NOT_THERE for state in states) else 0
 
 
@@ -121,7 +130,7 @@ async def list_(
     """Tasks that are stored, by id."""
     if state is not None and state not in STATES:
         raise BadRequest(f"--state is {state!r}; known are {', '.join(STATES)}")
-    grid = views.tasks_grid()
+    grid = tasks_grid()
     async with call.client() as client:
         async for info in client.list_tasks(
             topic=topic,
@@ -132,9 +141,9 @@ async def list_(
             limit=limit,
         ):
             if call.out.as_json:
-                call.out.record(views.task_fields(info))
+                call.out.record(task_fields(info))
             else:
-                grid.rows.append(views.task_row(info))
+                grid.rows.append(task_row(info))
     if not call.out.as_json:
         call.out.grid(grid)
 
@@ -147,10 +156,223 @@ def verdict(statuses: Sequence[str], good: set[str]) -> int:
     return EXIT_NOT_FOUND if all(status in NOT_THERE for status in bad) else EXIT_FAILED
 
 
-def _tell(call: Call, task_id: int, status: str, due_ms: int | None) -> None:
+def _show_change(call: Call, task_id: int, status: str, due_ms: int | None) -> None:
     if call.out.as_json:
         due = {} if due_ms is None else {"due_ms": due_ms, "due": iso_time(due_ms)}
         call.out.record({"id": str(task_id), "status": status, **due})
     else:
         when = "" if due_ms is None else f", due {format_time(due_ms)}"
         call.out.line(f"{task_id}  {status.replace('_', ' ')}{when}")
+
+
+# --- by key --------------------------------------------------------------------------------------
+
+
+async def show_key(
+    call: Call,
+    key: str,
+    topic: str | None,
+    before: datetime | None,
+    *,
+    flow: bool,
+    history: str | None,
+) -> int:
+    """Exit code 4 when nobody knows one."""
+    has_files = bool(history or os.environ.get(DIR_ENV))
+    if flow:
+        folder_of(history, "--history")
+    info: TaskInfo | None = None
+    try:
+        async with call.client() as client:
+            info = await client.find(key, topic=topic, not_after=before)
+    except (Unreachable, ConnectionLost) as error:
+        if not has_files:
+            raise
+        call.out.remark(f"{error.code}: {error.message}; from the history alone")
+    if info is not None:
+        if flow:
+            return await show_flow(call, [info.id], history)
+        show_task(call.out, info)
+        return 0
+    found = _in_history(call, key, topic, before, history) if has_files else None
+    if found is not None:
+        return await show_flow(call, [found], history)
+    where = "" if topic is None else f" in topic {topic}"
+    also = ", nor in the history" if has_files else ""
+    call.out.remark(f"not_found: no task with key {key!r:.80}{where} is stored{also}")
+    return EXIT_NOT_FOUND
+
+
+def _in_history(
+    call: Call, key: str, topic: str | None, before: datetime | None, history: str | None
+) -> int | None:
+    from tickwheel.history.read import Query, newest_id
+    from tickwheel.history.segments import Tally
+
+    tally = Tally()
+    until_ms = None if before is None else round(before.timestamp() * 1000) + 1
+    query = Query(key=key, topic=topic, until_ms=until_ms)
+    found = newest_id(folder_of(history, "--history"), query, tally)
+    remark_skipped(call, tally)
+    return found
+
+
+# --- with the history ----------------------------------------------------------------------------
+
+
+async def show_flow(call: Call, ids: Sequence[int], history: str | None) -> int:
+    """Exit code 4 when nobody knows one of them."""
+    folder = folder_of(history, "--history")
+    known = await _look_up(call, ids)
+    missing = 0
+    for task_id in ids:
+        missing += not _show_story(call, task_id, known.get(task_id), folder)
+    return EXIT_NOT_FOUND if missing else 0
+
+
+async def _look_up(call: Call, ids: Sequence[int]) -> dict[int, TaskInfo]:
+    """Where they stand now, as far as a daemon says."""
+    try:
+        async with call.client() as client:
+            return {task_id: await client.lookup(task_id) for task_id in ids}
+    except (Unreachable, ConnectionLost) as error:
+        call.out.remark(f"{error.code}: {error.message}; from the history alone")
+        return {}
+
+
+def _show_story(call: Call, task_id: int, info: TaskInfo | None, folder: Path) -> bool:
+    """Whether there is anything to show."""
+    from tickwheel.history.read import flow
+    from tickwheel.history.segments import Tally
+    from tickwheel.wheel.records import id_time_ms
+
+    tally = Tally()
+    events = flow(folder, task_id, id_time_ms(task_id), tally)
+    is_known = info is not None and info.state not in NOT_THERE
+    if call.out.as_json:
+        fields = task_fields(info) if info is not None else {"id": str(task_id)}
+        call.out.record({**fields, "flow": events})
+    else:
+        if info is not None and is_known:
+            call.out.grid(task_grid(info))
+        if events:
+            call.out.grid(flow_grid(task_id, events))
+        elif is_known:
+            call.out.remark(f"the history in {folder} says nothing of task {task_id}")
+        else:
+            call.out.remark(f"not_found: nothing is known of task {task_id}")
+    remark_skipped(call, tally)
+    return bool(events) or is_known
+
+
+# --- tables and JSON of tasks --------------------------------------------------------------------
+
+REASON_SHOWN_MAX = 60
+
+
+def task_fields(info: TaskInfo) -> dict[str, Any]:
+    """One looked-up task; of one that is not stored any more only id and state."""
+    raw = dict(info.raw)
+    fields: dict[str, Any] = {"id": str(raw.pop("id")), "state": raw.pop("state")}
+    if isinstance(body := raw.pop("body", None), bytes):
+        fields |= body_fields(body)
+    if "props" in raw:
+        raw["properties"] = raw.pop("props")
+    groups = raw.pop("groups", None)
+    fields |= raw
+    if groups is not None:
+        fields["groups"] = {
+            name: {**group, "failures": named_failures(group.get("failures", ()))}
+            for name, group in groups.items()
+        }
+    return fields
+
+
+def show_task(out: Output, info: TaskInfo) -> None:
+    """One task as the output is wanted."""
+    if out.as_json:
+        out.record(task_fields(info))
+        return
+    out.grid(task_grid(info))
+    if info.groups:
+        out.grid(attempts_grid(info))
+
+
+def named_failures(found: Any) -> list[dict[str, Any]]:
+    """``[[attempt, at_ms, reason, subscriber], …]`` with names."""
+    names = ("attempt", "at_ms", "reason", "subscriber")
+    return [dict(zip(names, one, strict=False)) for one in found]
+
+
+def dead_groups(info: TaskInfo) -> list[str]:
+    """The groups in which the task is a dead letter."""
+    return [name for name, group in _groups(info).items() if group.get("state") == "dead"]
+
+
+def _groups(info: TaskInfo) -> Mapping[str, Mapping[str, Any]]:
+    groups: Mapping[str, Mapping[str, Any]] = info.raw.get("groups") or {}
+    return groups
+
+
+def task_grid(info: TaskInfo) -> Grid:
+    """One task, a field a row."""
+    raw = info.raw
+    grid = Grid(("field", "value"), title=f"Task {info.id}")
+    body = raw.get("body")
+    shown: dict[str, Any] = {
+        "state": str(raw["state"]).replace("_", " "),
+        "topic": raw.get("topic"),
+        "due": format_time(raw.get("due_ms")),
+        "enqueued": format_time(raw.get("enqueued_ms")),
+        "key": raw.get("key"),
+        "tag": raw.get("tag"),
+        "properties": ", ".join(f"{k}={v}" for k, v in (raw.get("props") or {}).items()),
+        "priority": raw.get("priority") or None,
+        "ttl": _duration_ms(raw.get("ttl_ms")),
+        "retry": describe_policy(raw["retry"]) if raw.get("retry") else None,
+        "slot": raw.get("slot"),
+        "rotations left": raw.get("cycles"),
+        "body": body_text(body, None) if isinstance(body, bytes) else None,
+    }
+    grid.rows.extend((k, printable(str(v))) for k, v in shown.items() if v not in {None, ""})
+    return grid
+
+
+def attempts_grid(info: TaskInfo) -> Grid:
+    """What happened to a task in each group."""
+    heads = ("group", "state", "attempt", "at", "retries left", "reason")
+    grid = Grid(heads, right=frozenset(("attempt", "retries left")))
+    for name, group in _groups(info).items():
+        for attempt, at_ms, reason, *_ in group.get("failures", ()):
+            at = format_time(at_ms)
+            grid.rows.append((name, "failed", str(attempt), at, "", reason_text(reason)))
+        state = str(group.get("state")).replace("_", " ")
+        at = format_time(group.get("at_ms") or None)
+        left = format_count(group.get("retries_left"))
+        grid.rows.append((name, state, str(group.get("attempt")), at, left, ""))
+    return grid
+
+
+def tasks_grid() -> Grid:
+    return Grid(("id", "state", "topic", "due", "key", "body"), right=frozenset(("id",)))
+
+
+def task_row(info: TaskInfo) -> tuple[str, ...]:
+    raw = info.raw
+    body = raw.get("body")
+    return (
+        str(raw["id"]),
+        str(raw["state"]).replace("_", " "),
+        str(raw.get("topic")),
+        format_time(raw.get("due_ms")),
+        printable(raw.get("key") or "-"),
+        body_text(body) if isinstance(body, bytes) else "",
+    )
+
+
+def reason_text(reason: str | None) -> str:
+    return printable(reason or "-", REASON_SHOWN_MAX)
+
+
+def _duration_ms(value: int | None) -> str | None:
+    return None if value is None else format_duration(value / 1000)

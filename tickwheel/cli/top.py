@@ -1,29 +1,56 @@
-"""``tickwheel top``: topics and groups, live. Goes on while the daemon is away, and says so."""
+"""``tickwheel top``: topics and groups, live; and ``tickwheel stats``: the same counts once, as the
+daemon keeps them. ``top`` goes on while the daemon is away, and shows that it does.
+
+A ``Frame`` is worked out from two STATS, one after the other. Rates are differences of the
+daemon's totals over the daemon's own uptime, so that neither a step of a clock nor a slow terminal
+bends them. After a restart the totals begin anew: no rate until there are two answers of the same
+daemon.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import signal
-from typing import Annotated
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from tickwheel.cli.call import Call, command, typed
-from tickwheel.cli.top_frame import NOTHING, SORTS, Frame, Meter
-from tickwheel.cli.top_view import View
-from tickwheel.cli.values import parse_duration
-from tickwheel.client import Client
+from tickwheel.cli.call import Call
+from tickwheel.cli.counts import (
+    OLDEST,
+    STATES,
+    TOTALS,
+    Column,
+    Map,
+    age,
+    count_columns,
+    counts_grid,
+    head,
+)
+from tickwheel.cli.options import typed
+from tickwheel.cli.output import Grid, Output
+from tickwheel.cli.values import (
+    format_count,
+    format_duration,
+    parse_duration,
+    printable,
+)
+from tickwheel.client import Client, Stats
 from tickwheel.errors import BadRequest, TickwheelError
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+
+SORTS = ("busy", "name", "pending", "ready", "in-flight", "retrying", "dead", "age")
+_SORT_FIELDS = {"in-flight": "in_flight", "retrying": "waiting", "age": "oldest_ms"}
 INTERVAL_S = 1.0
 INTERVAL_S_MIN = 0.05
 ANSWER_S = 2.0
 """A daemon that says nothing for so long is shown as away."""
-
-
-def register(app: typer.Typer) -> None:
-    command(app)(top)
 
 
 async def top(
@@ -55,15 +82,15 @@ async def top(
     meter = Meter(sort)
     async with call.client(retries=0) as client:
         if once:
-            await _ask(client, meter)
+            await _read(client, meter)
             await asyncio.sleep(interval_s)
             view = View(call.out, live=False)
-            view.show(await _ask(client, meter))
+            view.show(await _read(client, meter))
         else:
             await _watch(call, client, meter, interval_s)
 
 
-async def _ask(client: Client, meter: Meter) -> Frame:
+async def _read(client: Client, meter: Meter) -> Frame:
     stats = await client.stats()
     return meter.read(stats.raw, str(client.server_info.get("role", "active")))
 
@@ -89,10 +116,358 @@ async def _next(client: Client, meter: Meter, last: Frame) -> Frame:
         return last.lost("reconnecting: the connection to the daemon is lost")
     try:
         async with asyncio.timeout(ANSWER_S):
-            return await _ask(client, meter)
+            return await _read(client, meter)
     except TimeoutError:
         return last.lost(f"reconnecting: no answer within {ANSWER_S:g} s")
     except TickwheelError as error:
         if not error.retryable:
             raise
         return last.lost(f"reconnecting: {error.code}: {error.message}")
+
+
+# --- frames: what is shown -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Row:
+    """A topic, or a group of it. A rate is None while it cannot be known."""
+
+    topic: str
+    group: str | None
+    pending: int | None
+    ready: int
+    in_flight: int
+    waiting: int
+    dead: int
+    oldest_ms: int
+    paused: bool
+    enqueued_per_s: float | None = None
+    delivered_per_s: float | None = None
+    acked_per_s: float | None = None
+
+    @property
+    def busy(self) -> float:
+        return self.delivered_per_s or 0.0
+
+
+@dataclass(frozen=True)
+class Frame:
+    """One moment."""
+
+    node: str
+    role: str
+    version: str
+    epoch: int
+    uptime_s: float
+    store_ok: bool
+    counts: Mapping[str, int]
+    rates: Mapping[str, float | None]
+    oldest_ms: int
+    lateness: Map
+    early: int
+    connections: int
+    subscribers: int
+    topics: tuple[tuple[Row, tuple[Row, ...]], ...]
+    """Each topic with its groups, sorted."""
+    trouble: str = ""
+    """Why this is not of now: the daemon cannot be asked."""
+
+    def lost(self, why: str) -> Frame:
+        """The last one that is known, with what is the matter."""
+        return replace(self, trouble=why)
+
+    def fields(self) -> dict[str, Any]:
+        """As ``--json`` shows it."""
+        return {
+            "node": self.node,
+            "role": self.role,
+            "version": self.version,
+            "epoch": self.epoch,
+            "uptime_s": self.uptime_s,
+            "store_ok": self.store_ok,
+            **self.counts,
+            **{f"{name}_per_s": value for name, value in self.rates.items()},
+            "oldest_ready_ms": self.oldest_ms,
+            "lateness": dict(self.lateness),
+            "early": self.early,
+            "connections": self.connections,
+            "subscribers": self.subscribers,
+            "reconnecting": bool(self.trouble),
+            "topics": [
+                {**_row_fields(topic), "groups": [_row_fields(group) for group in groups]}
+                for topic, groups in self.topics
+            ],
+        }
+
+
+NOTHING = Frame("-", "-", "-", 0, 0.0, True, {}, {}, 0, {}, 0, 0, 0, ())
+"""Before the first answer."""
+
+
+def _row_fields(row: Row) -> dict[str, Any]:
+    name = {"topic": row.topic} if row.group is None else {"group": row.group}
+    pending = {} if row.pending is None else {"pending": row.pending}
+    enqueued = {} if row.group is not None else {"enqueued_per_s": row.enqueued_per_s}
+    return {
+        **name,
+        **pending,
+        "ready": row.ready,
+        "in_flight": row.in_flight,
+        "waiting": row.waiting,
+        "dead": row.dead,
+        "oldest_ready_ms": row.oldest_ms,
+        "paused": row.paused,
+        **enqueued,
+        "delivered_per_s": row.delivered_per_s,
+        "acked_per_s": row.acked_per_s,
+    }
+
+
+@dataclass
+class Meter:
+    """Keeps the answer before, for the rates."""
+
+    sort: str = "busy"
+    _before: Map | None = field(default=None, init=False)
+
+    def read(self, raw: Map, role: str = "active") -> Frame:
+        """The frame of one STATS."""
+        before = self._before
+        if before is not None and not _same_run(before, raw):
+            before = None
+        self._before = raw
+        took_s = 0.0 if before is None else raw["uptime_s"] - before["uptime_s"]
+        topics_before: Map = {} if before is None else before["topics"]
+        topics = [
+            self._topic(name, topic, topics_before.get(name), took_s)
+            for name, topic in raw["topics"].items()
+        ]
+        counts = {n: int(raw[n]) for n in STATES}
+        return Frame(
+            node=str(raw["node"]),
+            role=role,
+            version=str(raw["version"]),
+            epoch=raw["epoch"],
+            uptime_s=raw["uptime_s"],
+            store_ok=bool(raw["store_ok"]),
+            counts=counts,
+            rates=_rates(raw, before, took_s),
+            oldest_ms=max((topic.oldest_ms for topic, _ in topics), default=0),
+            lateness=raw.get("lateness") or {},
+            early=raw["early"],
+            connections=raw["connections"],
+            subscribers=raw["subscribers"],
+            topics=tuple(sorted(topics, key=lambda found: _order(found[0], self.sort))),
+        )
+
+    def _topic(
+        self, name: str, raw: Map, before: Map | None, took_s: float
+    ) -> tuple[Row, tuple[Row, ...]]:
+        groups_before: Map = (before or {}).get("groups") or {}
+        groups = [
+            _row(name, group, of_group, groups_before.get(group), took_s)
+            for group, of_group in (raw.get("groups") or {}).items()
+        ]
+        groups.sort(key=lambda row: _order(row, self.sort))
+        return _row(name, None, raw, before, took_s), tuple(groups)
+
+
+def _same_run(before: Map, now: Map) -> bool:
+    same = before["epoch"] == now["epoch"] and before["node"] == now["node"]
+    return bool(same and now["uptime_s"] > before["uptime_s"])
+
+
+def _rates(raw: Map, before: Map | None, took_s: float) -> dict[str, float | None]:
+    """What is new since then counts from 0: a topic that came to be in between."""
+    if took_s <= 0:
+        return dict.fromkeys(TOTALS)
+    return {
+        name: round((raw[name] - (before or {}).get(name, 0)) / took_s, 1)
+        for name in TOTALS
+        if name in raw
+    }
+
+
+def _row(topic: str, group: str | None, raw: Map, before: Map | None, took_s: float) -> Row:
+    rates = _rates(raw, before, took_s)
+    return Row(
+        topic,
+        group,
+        raw.get("pending"),
+        raw["ready"],
+        raw["in_flight"],
+        raw["waiting"],
+        raw["dead"],
+        raw.get("oldest_ready_ms") or 0,
+        bool(raw.get("paused")),
+        **{f"{name}_per_s": rates.get(name) for name in TOTALS},
+    )
+
+
+def _order(row: Row, sort: str) -> tuple[float, str, str]:
+    """Largest first; what is equal by name."""
+    value = 0.0 if sort == "name" else getattr(row, _SORT_FIELDS.get(sort, sort)) or 0
+    return -float(value), row.topic, row.group or ""
+
+
+# --- views: how it is drawn ----------------------------------------------------------------------
+
+CHROME_LINES = 7
+"""Of the screen, beside the rows."""
+
+
+def head_lines(frame: Frame) -> list[str]:
+    """The daemon as a whole."""
+    late, counts = frame.lateness, frame.counts
+    store = "ok" if frame.store_ok else "NOT OK"
+    lateness = " / ".join(f"{late.get(name) or 0:g}" for name in ("p50_ms", "p99_ms"))
+    return [
+        f"{printable(frame.node)}  {frame.role}  up {format_duration(frame.uptime_s)}"
+        f"  epoch {frame.epoch}  store {store}"
+        f"  connections {frame.connections}  subscribers {frame.subscribers}",
+        "  ".join(f"{head(name)} {format_count(counts.get(name))}" for name in STATES)
+        + f"  oldest {age(frame.oldest_ms)}",
+        f"in {_rate(frame.rates.get('enqueued'))}/s  out {_rate(frame.rates.get('delivered'))}/s"
+        f"  acked {_rate(frame.rates.get('acked'))}/s"
+        f"  late p50 / p99 {lateness} ms  early {frame.early}",
+    ]
+
+
+def rows_grid(frame: Frame, rows_max: int | None = None) -> Grid:
+    """Topics and their groups; the last line says how many did not fit."""
+    rows: list[tuple[tuple[str, str], Map]] = []
+    for topic, groups in frame.topics:
+        rows.append(((topic.topic, ""), _row_fields(topic)))
+        rows += ((("", group.group or ""), _row_fields(group)) for group in groups)
+    shown = rows if rows_max is None or len(rows) <= rows_max else rows[: max(rows_max - 1, 1)]
+    grid = counts_grid(("topic", "group"), _COLUMNS, shown)
+    if len(shown) < len(rows):
+        grid.rows.append((f"… {len(rows) - len(shown)} more", *[""] * (len(grid.columns) - 1)))
+    return grid
+
+
+def frame_text(frame: Frame) -> str:
+    """A frame as text."""
+    trouble = [frame.trouble] if frame.trouble else []
+    return "\n".join([*trouble, *head_lines(frame), "", rows_grid(frame).plain()])
+
+
+def _rate(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _rate_column(head: str, name: str) -> Column:
+    return Column(head, lambda row: _rate(row[name]) if name in row else "")
+
+
+_COLUMNS = (
+    *count_columns(STATES, absent=""),
+    OLDEST,
+    _rate_column("in/s", "enqueued_per_s"),
+    _rate_column("out/s", "delivered_per_s"),
+    _rate_column("acked/s", "acked_per_s"),
+    Column("", lambda row: "paused" if row["paused"] else "", number=False),
+)
+
+
+class View:
+    """``show`` frames one after the other."""
+
+    def __init__(self, out: Output, *, live: bool = True) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        self._out = out
+        self._console = Console()
+        drawn = live and self._console.is_terminal and not out.as_json
+        self._live = Live(console=self._console, screen=True, auto_refresh=False) if drawn else None
+
+    def __enter__(self) -> Self:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, frame: Frame) -> None:
+        if self._out.as_json:
+            self._out.record(frame.fields())
+        elif self._live is None:
+            self._out.line(frame_text(frame))
+        else:
+            self._live.update(self._drawn(frame), refresh=True)
+
+    def _drawn(self, frame: Frame) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        from tickwheel.cli.output import table_of
+
+        lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in head_lines(frame)]
+        trouble = Text(frame.trouble or " ", style="bold red", no_wrap=True, overflow="ellipsis")
+        grid = rows_grid(frame, max(self._console.height - CHROME_LINES, 1))
+        return Group(trouble, *lines, table_of(grid, dim=bool(frame.trouble)))
+
+
+# --- stats ---------------------------------------------------------------------------------------
+
+
+async def stats(call: Call) -> None:
+    """Counts: the daemon's, and each topic's and group's."""
+    async with call.client() as client:
+        found = await client.stats()
+    if call.out.as_json:
+        call.out.record(dict(found.raw))
+        return
+    for grid in stats_grids(found):
+        call.out.grid(grid)
+
+
+_TOTALS = (
+    "enqueued", "delivered", "acked", "nacked", "retried", "expired", "cancelled", "dead_total",
+    "dead_expired", "dropped_once", "early",
+)  # fmt: skip
+
+
+def stats_grids(stats: Stats) -> list[Grid]:
+    """The daemon, and a row for each topic and group."""
+    raw = stats.raw
+    grid = Grid(("what", "value"), title="Daemon", right=frozenset(("value",)))
+    lateness = raw.get("lateness") or {}
+    shown: dict[str, str] = {
+        "node": printable(str(raw.get("node"))),
+        "version": str(raw.get("version")),
+        "up": format_duration(raw.get("uptime_s") or 0),
+        "store": "ok" if raw.get("store_ok") else "NOT OK",
+        "slot": f"{raw.get('slot')} of {raw.get('slots')}",
+        "connections": format_count(raw.get("connections")),
+        **{_spaced(n): format_count(raw[n]) for n in (*STATES, *_TOTALS) if n in raw},
+        "lateness p50 / p99 / max": " / ".join(
+            f"{lateness.get(name) or 0:g} ms" for name in ("p50_ms", "p99_ms", "max_ms")
+        ),
+    }
+    grid.rows.extend(shown.items())
+    return [grid, stats_topics_grid(raw.get("topics") or {})]
+
+
+def stats_topics_grid(topics: Mapping[str, Map]) -> Grid:
+    """A row a topic, then one for each of its groups; a count that a group has not is blank."""
+    names = (*STATES, "delivered", "acked")
+    rows: list[tuple[tuple[str, str], Map]] = []
+    for topic, counts in sorted(topics.items()):
+        rows.append(((topic, ""), {**dict.fromkeys(names), **counts}))
+        rows += (
+            (("", group), of_group)
+            for group, of_group in sorted((counts.get("groups") or {}).items())
+        )
+    columns = count_columns(names, absent="", head=_spaced)
+    return counts_grid(("topic", "group"), columns, rows, title="Topics")
+
+
+def _spaced(name: str) -> str:
+    """Counts go by the daemon's own names here."""
+    return name.replace("_", " ")

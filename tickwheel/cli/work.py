@@ -16,15 +16,12 @@ from typing import Annotated, Any
 
 import typer
 
-from tickwheel.cli.call import Call, command, typed
+from tickwheel.cli.call import Call
+from tickwheel.cli.options import typed
 from tickwheel.cli.values import parse_duration
 from tickwheel.client.worker import Worker
 
 LOG_FORMAT = "%(asctime)s %(levelname)-7s %(name)s: %(message)s"
-
-
-def register(app: typer.Typer) -> None:
-    command(app)(work)
 
 
 async def work(

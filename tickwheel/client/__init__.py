@@ -6,27 +6,30 @@
             async for delivery in deliveries:
                 await delivery.ack()
 
-Everything that may be imported is named here; the modules below are private. Who wants to know
-how it works begins with ``link.py``: it owns the connection, and each other part (``producer``,
-``acks``, ``calls``, ``subscriptions``) is a source of frames for it.
+Everything that may be imported is named here; the modules below are private. To learn how it works
+begin with ``reconnector.py``: it owns the connection, and each other part (``producer``, ``acks``,
+``requests``, ``subscription``) is a source of frames for it.
 """
 
 from tickwheel.client.client import Client
 from tickwheel.client.delivery import Delivery
-from tickwheel.client.groups import GroupSettings
-from tickwheel.client.partly import Partly
+from tickwheel.client.producer import Partly
 from tickwheel.client.results import (
+    Active,
     Backup,
     DeadLetter,
     GroupInfo,
+    GroupSettings,
     GroupStats,
     Rescheduled,
     Stats,
+    Status,
     TaskInfo,
     TopicStats,
+    status_at,
+    statuses,
 )
 from tickwheel.client.retry import Retry
-from tickwheel.client.status import Active, Status, status_at, statuses
 from tickwheel.client.subscription import Subscription
 from tickwheel.client.tasks import Receipt, Task
 

@@ -12,10 +12,9 @@ from collections import deque
 from typing import Any
 from weakref import WeakValueDictionary
 
-from tickwheel.client.calls import retry_pause_s
-from tickwheel.client.connection import LOGGER, Connection, Request
-from tickwheel.client.futures import Signal, fail
-from tickwheel.client.link import Link
+from tickwheel.client.connection import LOGGER, Connection, Request, Signal, fail
+from tickwheel.client.reconnector import Reconnector
+from tickwheel.client.requests import retry_pause_s
 from tickwheel.errors import NotActive, TickwheelError
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
@@ -33,7 +32,7 @@ class Channel:
 
     def __init__(self, acks: Acks, topic: str, group: str, epoch: int) -> None:
         self._acks = acks
-        self._create_future = acks.link.loop.create_future
+        self._create_future = acks.reconnector.loop.create_future
         self.topic = topic
         self.group = group
         self.epoch = epoch
@@ -66,7 +65,7 @@ class AckFrame(Request):
         attempts: list[int],
         futures: list[AckFuture],
     ) -> None:
-        self._began_s = acks.link.loop.time()
+        self._began_s = acks.reconnector.loop.time()
         super().__init__(self._began_s + acks.total_s)
         self._acks = acks
         self.channel = channel
@@ -102,17 +101,17 @@ class AckFrame(Request):
         self._acks.wait(self)
 
     def expired(self) -> None:
-        link = self._acks.link
-        waited_s = round(link.loop.time() - self._began_s, 1)
-        error = self.error or link.overdue("ACK", waited_s, written=self.sent > 0)
+        reconnector = self._acks.reconnector
+        waited_s = round(reconnector.loop.time() - self._began_s, 1)
+        error = self.error or reconnector.overdue("ACK", waited_s, written=self.sent > 0)
         self._acks.give_up(self, error)
 
 
 class Acks:
     """All of one client."""
 
-    def __init__(self, link: Link, total_s: float) -> None:
-        self.link = link
+    def __init__(self, reconnector: Reconnector, total_s: float) -> None:
+        self.reconnector = reconnector
         self.total_s = total_s
         self._channels: WeakValueDictionary[tuple[str, str, int], Channel] = WeakValueDictionary()
         self._gathering: list[Channel] = []
@@ -133,7 +132,7 @@ class Acks:
         if self._stopped is not None:
             raise self._stopped
         self._gathering.append(channel)
-        self.link.wake()
+        self.reconnector.wake()
 
     async def wait_idle(self) -> None:
         """Until every ack has its answer."""
@@ -145,12 +144,12 @@ class Acks:
     def wait(self, frame: AckFrame) -> None:
         """Send it with the next step of the loop, or the next connection."""
         self._waiting.append(frame)
-        self.link.wake()
+        self.reconnector.wake()
 
     def pause(self, frame: AckFrame, error: TickwheelError) -> None:
         """Not taken now: again after a while, until its time is over."""
         frame.error = error
-        self.link.loop.call_later(retry_pause_s(frame.tries), self._resume, frame)
+        self.reconnector.loop.call_later(retry_pause_s(frame.tries), self._resume, frame)
         frame.tries += 1
 
     def _resume(self, frame: AckFrame) -> None:
@@ -166,11 +165,11 @@ class Acks:
     def finish(self, frame: AckFrame) -> None:
         self._unfinished.discard(frame)
         if not self._unfinished:
-            self._idle.tell()
+            self._idle.notify()
 
     def _close_channels(self) -> None:
         gathering, self._gathering = self._gathering, []
-        step = self.link.limits.ids_per_frame_max
+        step = self.reconnector.limits.ids_per_frame_max
         for channel in gathering:
             ids, channel.ids = channel.ids, []
             attempts, channel.attempts = channel.attempts, []
@@ -182,13 +181,13 @@ class Acks:
                 self._unfinished.add(frame)
                 self._waiting.append(frame)
 
-    # --- a source of the link -------------------------------------------------------------------
+    # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
         """Nothing to do: what was lost waits already."""
 
     def down(self) -> None:
-        """Nothing to do: what was sent is told that it is lost."""
+        """Nothing to do: what was sent learns that it is lost."""
 
     def collect(self, connection: Connection) -> None:
         """Acks are never held back by a full enqueue side: they go even when it is paused."""
@@ -199,7 +198,7 @@ class Acks:
                 continue
             frame.sent += 1
             frame.error = None
-            channel, number = frame.channel, self.link.next_number()
+            channel, number = frame.channel, self.reconnector.next_number()
             head = (_ACK, number, channel.topic, channel.group, channel.epoch)
             connection.ask(number, frame, encode((*head, frame.ids, frame.attempts)))
 

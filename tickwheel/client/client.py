@@ -3,35 +3,57 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from tickwheel.client.acks import Acks
 from tickwheel.client.addresses import DEFAULT_URL, parse_url
-from tickwheel.client.calls import Calls
-from tickwheel.client.commands import Commands
 from tickwheel.client.delivery import Delivery
-from tickwheel.client.enqueuing import Enqueuing
-from tickwheel.client.groups import Groups
-from tickwheel.client.link import Link
-from tickwheel.client.producer import Producer
-from tickwheel.client.results import read
-from tickwheel.client.retry import Retry
-from tickwheel.client.subscribing import wish
-from tickwheel.client.subscription import Subscription
-from tickwheel.client.subscriptions import Subscriptions
-from tickwheel.client.tasks import TaskChecker
-from tickwheel.client.times import Duration, duration_ms, shown
-from tickwheel.client.watch import HEARTBEAT_S
-from tickwheel.errors import BadRequest, ClientClosed, TickwheelError
-from tickwheel.protocol.frames import SESSION_BYTES, FrameType
+from tickwheel.client.producer import Producer, gather_receipts
+from tickwheel.client.reconnector import HEARTBEAT_S, Reconnector
+from tickwheel.client.requests import Calls
+from tickwheel.client.results import (
+    KEEP,
+    Backup,
+    DeadLetter,
+    GroupSettings,
+    Keep,
+    Rescheduled,
+    Stats,
+    Status,
+    TaskInfo,
+    read,
+)
+from tickwheel.client.retry import Retry, policy_wire
+from tickwheel.client.subscription import Subscription, Subscriptions, subscribe_options
+from tickwheel.client.tasks import FRAME_BYTES, CheckedTask, Receipt, Task, TaskChecker, Value
+from tickwheel.client.times import Duration, duration_ms, moment_ms, shown
+from tickwheel.errors import BadRequest, ClientClosed, LimitExceeded, ProtocolError, TickwheelError
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import ID_MAX, SESSION_BYTES, FrameType, Limits
 from tickwheel.version import __version__
 
+FRAMES_AHEAD = 8
+"""Frames of one ``enqueue_many`` that may be on their way at a time."""
+_NO_OPTIONS = (None, None, None, None, 0, None, None)
+LOOKUP_IDS = 256
+"""Ids of one LOOKUP: their bodies have to fit one answer."""
+PAGE = 1000
+BACKUP_S = 600.0
+"""How much longer than other answers that of a backup may take."""
 
-class Client(Enqueuing, Commands, Groups):
+T = TypeVar("T")
+
+STARTS = ("now", "first")
+HELD = ("ready", "in_flight", "waiting", "dead")
+
+
+class Client:
     """A connection to a Tickwheel daemon that mends itself; every method may be used at once.
 
     ``url``: ``tcp://HOST:PORT``, several with commas (default: ``TICKWHEEL_URL``, else
@@ -78,7 +100,7 @@ class Client(Enqueuing, Commands, Groups):
             raise ClientClosed(f"this client is {self._state}; make a new one")
         self._state = "open"
         hello = {"session": os.urandom(SESSION_BYTES), "token": self._token, "client": self._name}
-        self._link = link = Link(
+        self._reconnector = reconnector = Reconnector(
             self._addresses,
             hello,
             send_timeout_s=self._send_timeout_s,
@@ -89,17 +111,17 @@ class Client(Enqueuing, Commands, Groups):
             ended=self._ended,
             greeted=self._checker.set_limits,
         )
-        self._producer = Producer(link, self._total_s, self._retries)
-        self._acks = Acks(link, self._total_s)
-        self._calls = Calls(link, self._total_s, self._retries)
-        self._subscriptions = Subscriptions(link, self._calls, self._acks)
+        self._producer = Producer(reconnector, self._total_s, self._retries)
+        self._acks = Acks(reconnector, self._total_s)
+        self._calls = Calls(reconnector, self._total_s, self._retries)
+        self._subscriptions = Subscriptions(reconnector, self._calls, self._acks)
         # In the order of their frames: acks first, they set credit free; then what calls ask.
-        link.sources += [self._acks, self._producer, self._calls, self._subscriptions]
+        reconnector.sources += [self._acks, self._producer, self._calls, self._subscriptions]
         try:
-            await link.start()
+            await reconnector.start()
         except BaseException:
             self._state = "closed"
-            await link.stop(ClientClosed("the client did not connect"))
+            await reconnector.stop(ClientClosed("the client did not connect"))
             raise
         return self
 
@@ -118,14 +140,14 @@ class Client(Enqueuing, Commands, Groups):
                 async with asyncio.timeout(limit_s):
                     await self._finish()
         finally:
-            await self._link.stop(ClientClosed("the client was closed"))
+            await self._reconnector.stop(ClientClosed("the client was closed"))
 
     async def _finish(self) -> None:
         subscriptions = self._subscriptions.all()
         await asyncio.gather(*(s.close() for s in subscriptions), return_exceptions=True)
         await self._acks.wait_idle()
         await self._producer.wait_idle()
-        if self._link.connection is not None and not self._link.connection.leaving:
+        if self._reconnector.connection is not None and not self._reconnector.connection.leaving:
             with suppress(TickwheelError):
                 await self._calls.call(FrameType.BYE, repeat=False)
 
@@ -150,6 +172,121 @@ class Client(Enqueuing, Commands, Groups):
         if self._state != "open":
             hint = ": use async with, or connect()" if self._state == "new" else ""
             raise ClientClosed(f"the client is {self._state}{hint}")
+
+    # --- enqueue --------------------------------------------------------------------------------
+
+    async def enqueue(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, Value] | None = None,
+        priority: int = 0,
+        ttl: Duration | None = None,
+        retry: Retry | None = None,
+    ) -> Receipt:
+        """Store a task durably; due after ``delay``, or ``at``, else at once.
+
+        ``retry``: its own policy, which wins over its group's and topic's. Concurrent calls
+        share frames. Raises BadRequest when it is wrong; Refused (or a kind of
+        it) or Unreachable when it was certainly not stored; OutcomeUnknown when nobody knows.
+        """
+        checked = self._check(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
+        if self._producer.is_full:
+            await self._producer.wait_room()
+        receipt: Receipt = await self._producer.add(checked)
+        return receipt
+
+    def enqueue_nowait(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, Value] | None = None,
+        priority: int = 0,
+        ttl: Duration | None = None,
+        retry: Retry | None = None,
+    ) -> asyncio.Future[Receipt]:
+        """``enqueue`` as a future.
+
+        Raises at once what is wrong with the task, and Overloaded when too many wait; what goes
+        wrong later is the future's. One that nobody looks at is only logged.
+        """
+        checked = self._check(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
+        return self._producer.add(checked)
+
+    async def enqueue_many(self, tasks: Iterable[Task]) -> list[Receipt]:
+        """Store tasks; their receipts in order. All are checked before the first is sent.
+
+        What fits one frame (``limits.tasks_per_frame_max`` tasks and ``frame_bytes_max`` bytes)
+        is stored as a whole or not at all. More goes out in several; when some of them were
+        stored and others not, Partly says which.
+        """
+        self._ready()
+        frames = list(_frames(self._checker.check_all(tasks), self._reconnector.limits))
+        futures: list[asyncio.Future[list[Receipt]]] = []
+        trouble: TickwheelError | None = None
+        for index, frame in enumerate(frames):
+            if index >= FRAMES_AHEAD:
+                # When one has failed the rest is not even begun.
+                await asyncio.wait((futures[index - FRAMES_AHEAD],))
+                if futures[index - FRAMES_AHEAD].exception() is not None:
+                    break
+            try:
+                if self._producer.is_full:
+                    await self._producer.wait_room()
+                size = sum([checked[1] for checked in frame])
+                futures.append(self._producer.add_many([checked[0] for checked in frame], size))
+            except TickwheelError as error:
+                trouble = error
+                break
+        return await gather_receipts(futures, [len(frame) for frame in frames], trouble)
+
+    async def oneway(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, Value] | None = None,
+        priority: int = 0,
+        ttl: Duration | None = None,
+        retry: Retry | None = None,
+    ) -> None:
+        """Send a task and forget it: no answer, no retry, no promise that it is stored.
+
+        Raises what is wrong with it, and Unreachable when there is no connection to send it on.
+        """
+        checked = self._check(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
+        connection = await self._reconnector.wait_up(self._send_timeout_s)
+        if not connection.has_room:
+            await connection.wait_room(self._send_timeout_s)
+        connection.put(encode((int(FrameType.ONEWAY), 0, (checked.wire,))))
+        self._reconnector.wake()
+
+    def _check(self, topic: str, body: bytes, delay: Duration | None, *options: Any) -> CheckedTask:
+        self._ready()
+        if options == _NO_OPTIONS:
+            checked = self._checker.plain(topic, body, delay)
+            if checked is not None:
+                return checked
+        at, key, tag, properties, priority, ttl, retry = options
+        task = Task(
+            topic, body, delay=delay, at=at, key=key, tag=tag, properties=properties,
+            priority=priority, ttl=ttl, retry=retry,
+        )  # fmt: skip
+        return self._checker.check(task)
 
     # --- consume --------------------------------------------------------------------------------
 
@@ -181,7 +318,7 @@ class Client(Enqueuing, Commands, Groups):
         self._checker.name(topic, "topic")
         if not broadcast or group:
             self._checker.name(group, "group")
-        asked = wish(
+        asked = subscribe_options(
             topic, group, lease_ms=self._lease_ms(lease), retry=retry, ack=ack,
             auto_ack=auto_ack, broadcast=broadcast,
         )  # fmt: skip
@@ -216,13 +353,366 @@ class Client(Enqueuing, Commands, Groups):
     def _lease_ms(self, lease: Duration | None) -> int | None:
         if lease is None:
             return None
-        lease_ms, limits = duration_ms(lease, "lease"), self._link.limits
+        lease_ms, limits = duration_ms(lease, "lease"), self._reconnector.limits
         if not limits.lease_ms_min <= lease_ms <= limits.lease_ms_max:
             raise BadRequest(
                 f"lease is {lease_ms} ms; the limits are {limits.lease_ms_min} (lease_ms_min)"
                 f" and {limits.lease_ms_max} (lease_ms_max)"
             )
         return lease_ms
+
+    # --- tasks by id ----------------------------------------------------------------------------
+
+    async def cancel(self, task_id: int) -> str:
+        """Cancel a task that is not being worked on: "cancelled", "already_cancelled", or what
+        is too late for that: "in_flight", "acked", "expired", "dead", "gone", "unknown", …"""
+        return (await self.cancel_many([task_id]))[0]
+
+    async def cancel_many(self, ids: Iterable[int]) -> list[str]:
+        """``cancel`` of each, in order."""
+        return await self._each(FrameType.CANCEL, _ids(ids), str)
+
+    async def reschedule(
+        self, task_id: int, *, delay: Duration | None = None, at: datetime | None = None
+    ) -> Rescheduled:
+        """Another due time: ``delay`` from now (by the daemon's clock), or ``at``."""
+        if (delay is None) == (at is None):
+            raise BadRequest("reschedule needs delay or at, one of them")
+        item = (
+            _id(task_id),
+            None if delay is None else duration_ms(delay, "delay"),
+            None if at is None else moment_ms(at, "at"),
+        )
+        return (await self._each(FrameType.RESCHEDULE, [item], Rescheduled.of))[0]
+
+    async def run_now(self, task_id: int) -> Rescheduled:
+        """Due at once."""
+        return (await self.run_now_many([task_id]))[0]
+
+    async def run_now_many(self, ids: Iterable[int]) -> list[Rescheduled]:
+        """``run_now`` of each, in order."""
+        return await self._each(FrameType.RUN_NOW, _ids(ids), Rescheduled.of)
+
+    async def lookup(self, task_id: int) -> TaskInfo:
+        """Where a task stands."""
+        return (await self.lookup_many([task_id]))[0]
+
+    async def lookup_many(self, ids: Iterable[int]) -> list[TaskInfo]:
+        """``lookup`` of each, in order."""
+        self._ready()
+        wanted, found = _ids(ids), list[TaskInfo]()
+        for start in range(0, len(wanted), LOOKUP_IDS):
+            found += await self._lookup(wanted[start : start + LOOKUP_IDS])
+        return found
+
+    async def _lookup(self, ids: list[int]) -> list[TaskInfo]:
+        try:
+            answer = await self._calls.call(FrameType.LOOKUP, ids)
+        except LimitExceeded:
+            # Their bodies are too large for one answer.
+            if len(ids) == 1:
+                raise
+            half = len(ids) // 2
+            return await self._lookup(ids[:half]) + await self._lookup(ids[half:])
+        return _list(answer, len(ids), TaskInfo.of)
+
+    async def list_tasks(
+        self,
+        *,
+        topic: str | None = None,
+        state: str | None = None,
+        key: str | None = None,
+        not_after: datetime | None = None,
+        newest_first: bool = False,
+        limit: int | None = None,
+    ) -> AsyncIterator[TaskInfo]:
+        """Stored tasks in the order of their ids (``newest_first``: the other way round), at most
+        ``limit``, read page by page: those with that ``key``, enqueued at ``not_after`` or before.
+        A key has no index: the tasks are looked through."""
+        options = {
+            "topic": topic,
+            "state": state,
+            "key": key,
+            "until_ms": None if not_after is None else moment_ms(not_after, "not_after"),
+            "newest": newest_first or None,
+        }
+        async for task in self._pages(FrameType.LIST, options, "tasks", limit):
+            yield read(TaskInfo.of, task)
+
+    async def find(
+        self, key: str, *, topic: str | None = None, not_after: datetime | None = None
+    ) -> TaskInfo | None:
+        """The newest task with that key that is stored (not finished; dead letters are), enqueued
+        at ``not_after`` or before. The newest tasks are looked at first; None, when no task has
+        it, is known when all were."""
+        found = None
+        async for task in self.list_tasks(
+            topic=topic, key=key, not_after=not_after, newest_first=True, limit=1
+        ):
+            found = task
+        return found
+
+    # --- dead letters ---------------------------------------------------------------------------
+
+    async def dead_list(
+        self,
+        *,
+        topic: str | None = None,
+        group: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        reason: str | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[DeadLetter]:
+        """Dead letters in the order of their ids, at most ``limit``, read page by page: those
+        that died at ``since`` or later and before ``until``, with ``reason`` somewhere in the
+        text of the last failure (in whatever case)."""
+        options = {
+            "topic": topic,
+            "group": group,
+            "since_ms": None if since is None else moment_ms(since, "since"),
+            "until_ms": None if until is None else moment_ms(until, "until"),
+            "reason": reason,
+        }
+        async for letter in self._pages(FrameType.DEAD_LIST, options, "dead", limit):
+            yield read(DeadLetter.of, letter)
+
+    async def dead_requeue(self, pairs: Iterable[tuple[int, str]]) -> list[str]:
+        """Deliver dead letters, given as (id, group), again: "requeued" or "unknown" for each."""
+        return await self._each(FrameType.DEAD_REQUEUE, _pairs(pairs), str)
+
+    async def dead_delete(self, pairs: Iterable[tuple[int, str]]) -> list[str]:
+        """Delete dead letters, given as (id, group): "deleted" or "unknown" for each."""
+        return await self._each(FrameType.DEAD_DELETE, _pairs(pairs), str)
+
+    # --- the daemon -----------------------------------------------------------------------------
+
+    async def stats(self) -> Stats:
+        """Counts of now."""
+        self._ready()
+        return read(Stats.of, await self._calls.call(FrameType.STATS))
+
+    async def status(self) -> Status:
+        """How the daemon is: its role and state, and since when. For one that is not active see
+        ``status_at``."""
+        self._ready()
+        return read(Status.of, await self._calls.call(FrameType.STATUS))
+
+    async def backup(self, name: str) -> Backup:
+        """Copy the store to a new file ``name`` in the daemon's backup folder, while it works."""
+        self._ready()
+        if not isinstance(name, str):
+            raise BadRequest(f"name must be a file name, not {shown(name)}")
+        answer = await self._calls.call(
+            FrameType.BACKUP, name, extra_s=BACKUP_S, prompt=False, repeat=False
+        )
+        return read(lambda raw: Backup(path=raw["path"], bytes=raw["bytes"]), answer)
+
+    async def ping(self) -> float:
+        """How long the daemon takes to answer, in seconds."""
+        self._ready()
+        began_s = self._reconnector.loop.time()
+        await self._calls.call(FrameType.PING)
+        return self._reconnector.loop.time() - began_s
+
+    @property
+    def server_info(self) -> Mapping[str, Any]:
+        """What the daemon said last in answer to HELLO: v, epoch, node, role, now_ms, limits."""
+        return self._reconnector.info
+
+    @property
+    def limits(self) -> Limits:
+        """What the daemon accepts."""
+        return self._reconnector.limits
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection stands right now; calls wait for the next one anyway."""
+        return self._reconnector.connection is not None
+
+    # --- what they share ------------------------------------------------------------------------
+
+    async def _each(
+        self, kind: FrameType, items: Sequence[Any], parse: Callable[[Any], T]
+    ) -> list[T]:
+        self._ready()
+        found: list[T] = []
+        step = self._reconnector.limits.ids_per_frame_max
+        for start in range(0, len(items), step):
+            some = items[start : start + step]
+            found += _list(await self._calls.call(kind, some), len(some), parse)
+        return found
+
+    async def _pages(
+        self, kind: FrameType, options: Mapping[str, Any], field: str, limit: int | None
+    ) -> AsyncIterator[Any]:
+        self._ready()
+        if limit is not None and (type(limit) is not int or limit < 1):
+            raise BadRequest(f"limit must be an integer of 1 or more, not {shown(limit)}")
+        asked = {name: value for name, value in options.items() if value is not None}
+        left = limit
+        while left is None or left > 0:
+            asked["limit"] = PAGE if left is None else min(left, PAGE)
+            answer = await self._calls.call(kind, asked, prompt=False)
+            items, following = read(lambda raw: (tuple(raw[field]), raw["next"]), answer)
+            for item in items:
+                yield item
+            if following is None:
+                return
+            if left is not None:
+                left -= len(items)
+            asked["after"] = following
+
+    # --- groups ---------------------------------------------------------------------------------
+
+    async def create_group(
+        self,
+        topic: str,
+        group: str,
+        *,
+        start: str | datetime = "now",
+        retry: Retry | None = None,
+        rate: float | None = None,
+        burst: int | None = None,
+        paused: bool = False,
+    ) -> GroupSettings:
+        """Make a group before its first subscriber comes; one that exists stays as it is
+        (``created`` tells).
+
+        ``start``: it is owed what comes due from "now" on, from the "first" task that is still
+        there, or from a moment.
+        """
+        names = self._names(topic, group, group_needed=True)
+        options: dict[str, Any] = {"since": _since(start)}
+        if retry is not None:
+            options["retry"] = policy_wire(retry, "retry")
+        if rate is not None:
+            options["rate"] = _rate(rate)
+        if burst is not None:
+            options["burst"] = _burst(burst)
+        if _bool(paused, "paused"):
+            options["paused"] = True
+        answer = await self._calls.call(FrameType.GROUP_CREATE, *names, options)
+        return read(GroupSettings.of, answer)
+
+    async def delete_group(self, topic: str, group: str, *, force: bool = False) -> dict[str, int]:
+        """Delete a group; how many it held: ready, in_flight, waiting, dead.
+
+        Raises Conflict when it holds anything, unless ``force``: then that is gone for it.
+        """
+        names = self._names(topic, group, group_needed=True)
+        answer = await self._calls.call(
+            FrameType.GROUP_DELETE, *names, _bool(force, "force"), repeat=False
+        )
+        return read(lambda raw: {name: int(raw[name]) for name in HELD}, answer)
+
+    async def configure(
+        self,
+        topic: str,
+        group: str | None = None,
+        *,
+        paused: bool | Keep = KEEP,
+        rate: float | Keep | None = KEEP,
+        burst: int | Keep | None = KEEP,
+        retry: Retry | Keep | None = KEEP,
+    ) -> GroupSettings:
+        """Change settings of a group, or of the topic itself; what is not named stays. None
+        lifts a rate or a policy. Durable when it returns. Raises NotFound for a group."""
+        names = self._names(topic, group)
+        changed: dict[str, Any] = {}
+        if paused is not KEEP:
+            changed["paused"] = _bool(paused, "paused")
+        if rate is not KEEP:
+            changed["rate"] = None if rate is None else _rate(rate)
+        if burst is not KEEP:
+            changed["burst"] = None if burst is None else _burst(burst)
+        if retry is not KEEP:
+            changed["retry"] = None if retry is None else policy_wire(retry, "retry")
+        answer = await self._calls.call(FrameType.CONFIGURE, *names, changed)
+        return read(GroupSettings.of, answer)
+
+    async def pause(self, topic: str, group: str | None = None) -> GroupSettings:
+        """Deliver nothing until ``resume``; it outlasts restarts of the daemon."""
+        return await self.configure(topic, group, paused=True)
+
+    async def resume(self, topic: str, group: str | None = None) -> GroupSettings:
+        """Deliver again."""
+        return await self.configure(topic, group, paused=False)
+
+    def _names(
+        self, topic: str, group: str | None, *, group_needed: bool = False
+    ) -> tuple[str, str | None]:
+        self._ready()
+        topic = self._checker.name(topic, "topic")
+        if group is None and not group_needed:
+            return topic, None
+        return topic, self._checker.name(group, "group")
+
+
+def _frames(checked_tasks: list[CheckedTask], limits: Limits) -> Iterable[list[CheckedTask]]:
+    """Slices that fit a frame each."""
+    bytes_max, count_max = limits.frame_bytes_max - FRAME_BYTES, limits.tasks_per_frame_max
+    start = size = 0
+    for index, checked in enumerate(checked_tasks):
+        size += checked[1]
+        if size > bytes_max or index - start >= count_max:
+            yield checked_tasks[start:index]
+            start, size = index, checked[1]
+    if start < len(checked_tasks):
+        yield checked_tasks[start:]
+
+
+def _list(answer: Any, count: int, parse: Callable[[Any], T]) -> list[T]:
+    if not isinstance(answer, tuple) or len(answer) != count:
+        raise ProtocolError(f"the daemon's answer is no list of {count}: {answer!r:.100}")
+    return [read(parse, item) for item in answer]
+
+
+def _id(value: Any) -> int:
+    if type(value) is not int or not 0 <= value <= ID_MAX:
+        raise BadRequest(f"id must be an integer of 0 to {ID_MAX}, not {shown(value)}")
+    return value
+
+
+def _ids(values: Iterable[int]) -> list[int]:
+    return [_id(value) for value in values]
+
+
+def _pairs(values: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
+    return [_pair(value) for value in values]
+
+
+def _pair(value: Any) -> tuple[int, str]:
+    if not isinstance(value, (tuple, list)) or len(value) != 2 or not isinstance(value[1], str):
+        raise BadRequest(f"a dead letter is (id, group), not {shown(value)}")
+    return _id(value[0]), value[1]
+
+
+def _since(start: Any) -> str | int:
+    if isinstance(start, datetime):
+        return moment_ms(start, "start")
+    if start not in STARTS:
+        raise BadRequest(f"start must be 'now', 'first' or a datetime, not {shown(start)}")
+    return str(start)
+
+
+def _rate(value: Any) -> float:
+    wrong = isinstance(value, bool) or not isinstance(value, (int, float))
+    if wrong or not math.isfinite(value) or value <= 0:
+        raise BadRequest(f"rate must be a number above 0 (deliveries a second), not {shown(value)}")
+    return float(value)
+
+
+def _burst(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise BadRequest(f"burst must be an integer of 1 or more, not {shown(value)}")
+    return value
+
+
+def _bool(value: Any, field_name: str) -> bool:
+    if not isinstance(value, bool):
+        raise BadRequest(f"{field_name} must be True or False, not {shown(value)}")
+    return value
 
 
 def _seconds(value: Any, field: str) -> float:

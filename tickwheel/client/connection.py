@@ -1,9 +1,10 @@
 """One TCP connection: frames in and out, and which request waits for which answer.
 
-Knows HELLO, answers and deliveries by number, and nothing of what they mean. Invariants: every
-request that was written is told exactly once how it ended (``answered``, ``failed``, ``lost`` or
-``expired``); what is written in one step of the loop leaves in one piece; whatever the daemon
-sends, nothing escapes into the event loop; a daemon that says it is not active is left at once.
+Knows HELLO, answers and deliveries by number, and nothing of what they mean. ``Signal`` and
+``fail`` are the futures that all parts of the client wait with. Invariants: every request that was
+written learns exactly once how it ended (``answered``, ``failed``, ``lost`` or ``expired``); what
+is written in one step of the loop leaves in one piece; whatever the daemon sends, nothing escapes
+into the event loop; a daemon that says it is not active is left at once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ import logging
 from collections.abc import Callable
 from typing import Any, cast
 
-from tickwheel.client.futures import Signal
 from tickwheel.errors import (
     ConnectionLost,
     NotActive,
@@ -24,6 +24,46 @@ from tickwheel.errors import (
 )
 from tickwheel.protocol.codec import Decoder, encode
 from tickwheel.protocol.frames import FrameType
+
+
+def fail(future: asyncio.Future[Any], error: TickwheelError) -> bool:
+    """Set the exception unless it is done; whether it was set.
+
+    It counts as seen: a future of ``enqueue_nowait`` or ``ack_nowait`` that nobody looks at
+    must not end in "exception was never retrieved". The client logs such failures itself, one
+    line a frame.
+    """
+    if future.done():
+        return False
+    future.set_exception(error)
+    future.exception()
+    return True
+
+
+class Signal:
+    """Wakes everybody who waits at the moment; each looks again whether it was for them."""
+
+    __slots__ = ("_waiters",)
+
+    def __init__(self) -> None:
+        self._waiters: dict[asyncio.Future[None], None] = {}
+
+    async def wait(self) -> None:
+        """Until the next ``notify``."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = None
+        try:
+            await waiter
+        finally:
+            self._waiters.pop(waiter, None)
+
+    def notify(self) -> None:
+        if self._waiters:
+            waiters, self._waiters = self._waiters, {}
+            for waiter in waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+
 
 LOGGER = logging.getLogger("tickwheel.client")
 LOGGER.addHandler(logging.NullHandler())  # heard only where the application sets logging up
@@ -111,7 +151,7 @@ class Connection(asyncio.Protocol):
     # --- the event loop's -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=OUT_BYTES_SOFT)
 
     def data_received(self, data: bytes) -> None:
@@ -140,14 +180,14 @@ class Connection(asyncio.Protocol):
         if not self.closed.done():
             self.closed.set_result(self.error)
         self.paused = False
-        self._room.tell()
+        self._room.notify()
 
     def pause_writing(self) -> None:
         self.paused = True
 
     def resume_writing(self) -> None:
         self.paused = False
-        self._room.tell()
+        self._room.notify()
         self._wake()
 
     # --- writing --------------------------------------------------------------------------------
@@ -173,7 +213,7 @@ class Connection(asyncio.Protocol):
         return self._transport is None or self._transport.is_closing()
 
     def ask(self, number: int, request: Request, data: bytes) -> None:
-        """Write a request at the next ``flush``; its end will be told to it."""
+        """Write a request at the next ``flush``; it learns its end."""
         request.sent_s = self._loop.time()
         self.requests[number] = request
         self.put(data)

@@ -1,4 +1,4 @@
-"""Deliveries as the business code sees them, and the parcels they come in."""
+"""Deliveries as the business code sees them, and the batches they come in."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
     from tickwheel.client.acks import Channel
-    from tickwheel.client.calls import Calls
+    from tickwheel.client.requests import Calls
 
 Item = tuple[Any, ...]
 """(id, attempt, due_ms, body) or the same with a map of options."""
@@ -39,7 +39,7 @@ class Finished:
 FINISHED = Finished()
 
 
-class Parcel:
+class DeliveryBatch:
     """What deliveries of one frame have in common."""
 
     __slots__ = ("acks", "calls", "delivered_ms", "epoch", "extending", "group", "items", "topic",
@@ -75,10 +75,10 @@ class Delivery:
     something else came first, what became of the task ("stale", "cancelled", "gone", …).
     """
 
-    __slots__ = ("_item", "_parcel", "settled")
+    __slots__ = ("_batch", "_item", "settled")
 
-    def __init__(self, parcel: Parcel, item: Item) -> None:
-        self._parcel = parcel
+    def __init__(self, batch: DeliveryBatch, item: Item) -> None:
+        self._batch = batch
         self._item = item
         self.settled = False
         """Whether ack, nack, reject or release was called; not whether it was answered."""
@@ -131,38 +131,38 @@ class Delivery:
 
     @property
     def topic(self) -> str:
-        return self._parcel.topic
+        return self._batch.topic
 
     @property
     def group(self) -> str:
-        return self._parcel.group
+        return self._batch.group
 
     @property
     def epoch(self) -> int:
         """The daemon's start that this delivery belongs to; part of the receipt."""
-        return self._parcel.epoch
+        return self._batch.epoch
 
     @property
     def delivered_ms(self) -> int:
         """When it was sent, by the daemon's clock."""
-        return self._parcel.delivered_ms
+        return self._batch.delivered_ms
 
     @property
     def lease_until_s(self) -> float:
         """When it was handed out: until when its lease holds for sure, by the loop's clock."""
-        return self._parcel.until_s
+        return self._batch.until_s
 
     # --- what becomes of it ---------------------------------------------------------------------
 
     async def ack(self) -> str:
         """Done. "acked" when it is durable, or what else became of the task."""
         self.settled = True
-        return await self._parcel.acks.add(self._item[0], self._item[1])
+        return await self._batch.acks.add(self._item[0], self._item[1])
 
     def ack_nowait(self) -> asyncio.Future[str]:
         """``ack`` as a future; acks of one step of the event loop share a frame."""
         self.settled = True
-        return self._parcel.acks.add(self._item[0], self._item[1])
+        return self._batch.acks.add(self._item[0], self._item[1])
 
     async def nack(self, delay: Duration | None = None, reason: str | None = None) -> str:
         """It failed: again after ``delay`` (default: the daemon's retry policy), or, when its
@@ -189,17 +189,17 @@ class Delivery:
 
     @property
     def _receipt(self) -> tuple[int, int, int]:
-        return self._item[0], self._parcel.epoch, self._item[1]
+        return self._item[0], self._batch.epoch, self._item[1]
 
     async def _one(self, kind: FrameType, items: list[tuple[Any, ...]]) -> str:
-        parcel = self._parcel
-        words = await parcel.calls.call(kind, parcel.topic, parcel.group, items)
+        batch = self._batch
+        words = await batch.calls.call(kind, batch.topic, batch.group, items)
         return str(words[0])
 
     async def _plain(self, kind: FrameType, usual: str, *rest: Any) -> str:
-        parcel, (task_id, epoch, attempt) = self._parcel, self._receipt
-        head = (parcel.topic, parcel.group, epoch, [task_id], [attempt])
-        words = await parcel.calls.call(kind, *head, *rest)
+        batch, (task_id, epoch, attempt) = self._batch, self._receipt
+        head = (batch.topic, batch.group, epoch, [task_id], [attempt])
+        words = await batch.calls.call(kind, *head, *rest)
         return usual if words is None else str(words[0])
 
     def __repr__(self) -> str:

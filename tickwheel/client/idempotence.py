@@ -9,28 +9,41 @@
 
 ``first`` is False when the key was done within the last ``ttl`` seconds. A body that raises or is
 cancelled gives its claim back. **A second claim of a key that is being worked on waits** until the
-first one has ended, and then is told: it is not done before it is done, so a delivery that is
+first one has ended, and then knows: it is not done before it is done, so a delivery that is
 acked because of ``first == False`` can never lose work. After ``wait`` seconds it gives up with
 ``Conflict`` (in a handler: a nack, and the task comes again).
 
 In Redis a claim lasts ``claim`` seconds and is renewed while the body runs, so that after a crash
 the next attempt gets in once that time is over. What this cannot do: when the body ended and Redis
-cannot be told, ``Unreachable`` is raised and the next attempt works again. Work and mark are two
+cannot be reached, ``Unreachable`` is raised and the next attempt works again. Work and mark are two
 steps; who needs them to be one writes the key in the same transaction as the work.
+
+``DedupStore`` is where it keeps what is done, in this process or in a Redis: one key each,
+``done``, or ``claim:TOKEN`` while somebody works. Invariants: of all claims of one key that is not
+done at most one is held, the next waits for it; a claim is taken and removed by its own token
+only; one that is not renewed ends after ``claim_ms``; what was done is marked whoever has the claim
+by then. Knows no Tickwheel daemon; this Redis need not be its store.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from types import TracebackType
-from typing import Any, Self
+import random
+import secrets
+import time
+from collections import OrderedDict
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
+from tickwheel.client.connection import LOGGER
 from tickwheel.client.delivery import Delivery
-from tickwheel.client.marks import Marks, MemoryMarks
 from tickwheel.client.times import Duration, duration_ms, shown
-from tickwheel.errors import BadRequest, Conflict
+from tickwheel.errors import BadRequest, Conflict, Unreachable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable
+    from types import TracebackType
 
 SIZE = 100_000
 TTL_S = 86_400.0
@@ -63,13 +76,13 @@ class Once:
         self._wait_s = duration_ms(wait, "wait") / 1000
         self._namespace = namespace
         ttl_ms, claim_ms = _positive_ms(ttl, "ttl"), _positive_ms(claim, "claim")
-        self._marks: Marks
+        self._marks: DedupStore
         if url is None:
-            self._marks = MemoryMarks(size, ttl_ms)
+            self._marks = MemoryDedupStore(size, ttl_ms)
         elif url.startswith(_SCHEMES):
-            from tickwheel.client.redis_marks import RedisMarks
+            from tickwheel.client.idempotence import RedisDedupStore
 
-            self._marks = RedisMarks(url, ttl_ms, claim_ms)
+            self._marks = RedisDedupStore(url, ttl_ms, claim_ms)
         else:
             raise BadRequest(f"url must be redis://HOST:PORT/DB, not {shown(url)}")
 
@@ -143,3 +156,175 @@ def _positive_ms(value: Any, field: str) -> int:
     if found_ms <= 0:
         raise BadRequest(f"{field} must be more than 0 s, not {shown(value)}")
     return found_ms
+
+
+class DedupStore(Protocol):
+    """Keys are text; a claim is whatever ``claim`` returned."""
+
+    async def claim(self, key: str) -> Any:
+        """A claim, or None when the key is done; waits while another one holds it."""
+
+    async def done(self, claim: Any) -> None:
+        """The work is done."""
+
+    async def give_back(self, claim: Any) -> None:
+        """The work failed. Raises nothing: a claim that cannot be given back ends by itself."""
+
+    async def is_done(self, key: str) -> bool:
+        """Whether it is done, and not forgotten."""
+
+    async def forget(self, key: str) -> None:
+        """Not done any more."""
+
+    async def close(self) -> None:
+        """Harmless twice."""
+
+
+class MemoryDedupStore:
+    """The last ``size`` keys that were done, each for ``ttl_ms``."""
+
+    def __init__(self, size: int, ttl_ms: int) -> None:
+        self._size = size
+        self._ttl_s = ttl_ms / 1000
+        self._done: OrderedDict[str, float] = OrderedDict()
+        """key → until when, by the monotonic clock; the oldest first."""
+        self._claims: dict[str, asyncio.Future[None]] = {}
+
+    async def claim(self, key: str) -> str | None:
+        while not await self.is_done(key):
+            held = self._claims.get(key)
+            if held is None:
+                self._claims[key] = asyncio.get_running_loop().create_future()
+                return key
+            await asyncio.shield(held)
+        return None
+
+    async def done(self, claim: str) -> None:
+        self._done[claim] = time.monotonic() + self._ttl_s
+        self._done.move_to_end(claim)
+        if len(self._done) > self._size:
+            self._done.popitem(last=False)
+        self._let_go(claim)
+
+    async def give_back(self, claim: str) -> None:
+        self._let_go(claim)
+
+    def _let_go(self, claim: str) -> None:
+        held = self._claims.pop(claim)
+        if not held.done():
+            held.set_result(None)
+
+    async def is_done(self, key: str) -> bool:
+        until_s = self._done.get(key)
+        if until_s is None:
+            return False
+        if time.monotonic() < until_s:
+            return True
+        del self._done[key]
+        return False
+
+    async def forget(self, key: str) -> None:
+        self._done.pop(key, None)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+DONE = b"done"
+TIMEOUT_S = 5.0
+"""Of one call to Redis."""
+POLL_S_MIN = 0.02
+POLL_S_MAX = 0.5
+MARK_TRIES = 4
+"""The work is done when it is marked: a short trouble must not make it be done again."""
+RENEWALS_PER_CLAIM = 3
+
+# KEYS[1] the key, ARGV[1] our value, ARGV[2] for how long in ms (0: remove it).
+_IF_OURS = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if ARGV[2] == '0' then return redis.call('DEL', KEYS[1]) end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+"""
+
+
+class _Claim(NamedTuple):
+    key: str
+    value: bytes
+    renewing: asyncio.Task[None]
+
+
+class RedisDedupStore:
+    """See ``marks.DedupStore``."""
+
+    def __init__(self, url: str, ttl_ms: int, claim_ms: int) -> None:
+        try:
+            # By name: the client's modules import no extra, and linters hold them to it.
+            redis = import_module("redis.asyncio")
+        except ModuleNotFoundError as error:
+            raise BadRequest(
+                f"Once({url.partition('://')[0]}://…) needs the package redis:"
+                f" pip install 'tickwheel[redis]' (missing: {error.name})"
+            ) from None
+        self._errors: tuple[type[Exception], ...] = (import_module("redis").RedisError, OSError)
+        self._redis: Any = redis.from_url(
+            url, socket_timeout=TIMEOUT_S, socket_connect_timeout=TIMEOUT_S
+        )
+        self._if_ours: Any = self._redis.register_script(_IF_OURS)
+        self._ttl_ms = ttl_ms
+        self._claim_ms = claim_ms
+
+    async def claim(self, key: str) -> _Claim | None:
+        value, pause_s = b"claim:" + secrets.token_bytes(12), POLL_S_MIN
+        while True:
+            if await self._ask(self._redis.set(key, value, nx=True, px=self._claim_ms)):
+                renewing = asyncio.get_running_loop().create_task(self._renew(key, value))
+                return _Claim(key, value, renewing)
+            if await self.is_done(key):
+                return None
+            await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(POLL_S_MAX, pause_s * 2)
+
+    async def done(self, claim: _Claim) -> None:
+        claim.renewing.cancel()
+        for tries in range(MARK_TRIES):
+            try:
+                await self._ask(self._redis.set(claim.key, DONE, px=self._ttl_ms))
+                return
+            except Unreachable:
+                if tries == MARK_TRIES - 1:
+                    raise
+                await asyncio.sleep(POLL_S_MIN * 4**tries)
+
+    async def give_back(self, claim: _Claim) -> None:
+        claim.renewing.cancel()
+        with suppress(Unreachable):
+            await self._ask(self._if_ours(keys=[claim.key], args=[claim.value, 0]))
+
+    async def is_done(self, key: str) -> bool:
+        return bool(await self._ask(self._redis.get(key)) == DONE)
+
+    async def forget(self, key: str) -> None:
+        await self._ask(self._redis.delete(key))
+
+    async def close(self) -> None:
+        await self._redis.aclose()
+
+    async def _renew(self, key: str, value: bytes) -> None:
+        """While the body runs. When the claim is gone another one may work on it too; the body
+        is not ended for that: a second attempt is what its lease allows as well."""
+        while True:
+            await asyncio.sleep(self._claim_ms / 1000 / RENEWALS_PER_CLAIM)
+            try:
+                kept = await self._ask(self._if_ours(keys=[key], args=[value, self._claim_ms]))
+            except Unreachable as error:
+                LOGGER.warning("a claim was not renewed: %s", error)
+                continue
+            if not kept:
+                LOGGER.warning("the claim of %r was lost while it was worked on", key)
+                return
+
+    async def _ask(self, call: Awaitable[Any]) -> Any:
+        try:
+            return await call
+        except self._errors as error:
+            raise Unreachable(f"Redis: {error}") from None

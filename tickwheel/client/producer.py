@@ -7,8 +7,11 @@ Knows the session's rules (floor, window, resend) and no transport. Invariants:
 * Only a frame that was certainly refused gets a new number. One that was also sent on an earlier
   connection keeps it even then: the older copy may still be on its way.
 * At most ``window_max`` frames from the floor up, answered or not.
-* A caller is told ``unreachable`` or ``refused`` only when nothing of it was stored; when that
+* A caller gets ``unreachable`` or ``refused`` only when nothing of it was stored; when that
   is not certain, ``outcome_unknown``.
+
+``Batch`` is one such frame with the callers who wait for it; ``Partly`` the outcome of an
+``enqueue_many`` that took several.
 """
 
 from __future__ import annotations
@@ -16,17 +19,29 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tickwheel.client.batch import Batch, split
-from tickwheel.client.calls import retry_pause_s
-from tickwheel.client.connection import LOGGER, Connection
-from tickwheel.client.futures import Signal, fail
-from tickwheel.client.link import Link
-from tickwheel.client.tasks import FRAME_BYTES, Draft, Receipt, WireTask
-from tickwheel.errors import Draining, OutcomeUnknown, Overloaded, Refused, TickwheelError
+from tickwheel.client.connection import LOGGER, Connection, Request, Signal, fail
+from tickwheel.client.requests import retry_pause_s
+from tickwheel.client.tasks import FRAME_BYTES, CheckedTask, Receipt, WireTask, due_of, receipts
+from tickwheel.errors import (
+    Draining,
+    NotActive,
+    OutcomeUnknown,
+    Overloaded,
+    ProtocolError,
+    Refused,
+    RequestForgotten,
+    TickwheelError,
+    Unreachable,
+)
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tickwheel.client.reconnector import Reconnector
 
 QUEUE_TASKS_MAX = 1_000_000
 QUEUE_BYTES_MAX = 256 * 1024 * 1024
@@ -39,8 +54,8 @@ _ENQUEUE = int(FrameType.ENQUEUE)
 class Producer:
     """All enqueues of one client."""
 
-    def __init__(self, link: Link, total_s: float, retries: int) -> None:
-        self.link = link
+    def __init__(self, reconnector: Reconnector, total_s: float, retries: int) -> None:
+        self.reconnector = reconnector
         self.tasks_max = QUEUE_TASKS_MAX
         self.bytes_max = QUEUE_BYTES_MAX
         self._total_s = total_s
@@ -67,16 +82,16 @@ class Producer:
     def is_full(self) -> bool:
         """Whether a caller that can wait should: the window or half of the queue is in use."""
         return (
-            len(self._queue) + len(self._window) >= self.link.limits.window_max
+            len(self._queue) + len(self._window) >= self.reconnector.limits.window_max
             or self._tasks * 2 >= self.tasks_max
             or self._bytes * 2 >= self.bytes_max
         )
 
-    def add(self, draft: Draft) -> asyncio.Future[Any]:
+    def add(self, checked: CheckedTask) -> asyncio.Future[Any]:
         """One task; the future of its Receipt. Raises Overloaded."""
-        wire, size = draft
+        wire, size = checked
         batch = self._room_for(1, size)
-        future: asyncio.Future[Any] = self.link.loop.create_future()
+        future: asyncio.Future[Any] = self.reconnector.loop.create_future()
         batch.tasks.append(wire)
         batch.entries.append((future, 0))
         batch.size += size
@@ -85,7 +100,7 @@ class Producer:
     def add_many(self, tasks: list[WireTask], size: int) -> asyncio.Future[list[Receipt]]:
         """Tasks that fit a frame, all or nothing; the future of their Receipts."""
         batch = self._room_for(len(tasks), size)
-        future: asyncio.Future[list[Receipt]] = self.link.loop.create_future()
+        future: asyncio.Future[list[Receipt]] = self.reconnector.loop.create_future()
         batch.tasks.extend(tasks)
         batch.entries.append((future, len(tasks)))
         batch.size += size
@@ -98,11 +113,12 @@ class Producer:
                 while self.is_full and self._stopped is None:
                     await self._changed.wait()
         except TimeoutError:
-            if self.link.connection is None:
-                raise self.link.unreachable(self._total_s) from None
+            if self.reconnector.connection is None:
+                raise self.reconnector.unreachable(self._total_s) from None
             raise Overloaded(
                 f"{len(self._window)} frames are not answered, and none was for"
-                f" {self._total_s:g} s; the limit is {self.link.limits.window_max} (window_max)"
+                f" {self._total_s:g} s; the limit is"
+                f" {self.reconnector.limits.window_max} (window_max)"
             ) from None
 
     async def wait_idle(self) -> None:
@@ -127,7 +143,7 @@ class Producer:
         self._bytes += size
         batch = self._open
         if batch is not None:
-            limits = self.link.limits
+            limits = self.reconnector.limits
             if (
                 len(batch.tasks) + count <= limits.tasks_per_frame_max
                 and batch.size + size <= MERGE_BYTES_MAX
@@ -136,9 +152,9 @@ class Producer:
                 return batch
             self._close_open()
         self._open = batch = Batch(self, FRAME_BYTES)
-        batch.began_s = self.link.loop.time()
+        batch.began_s = self.reconnector.loop.time()
         batch.deadline_s = batch.began_s + self._total_s
-        self.link.wake()
+        self.reconnector.wake()
         return batch
 
     def _close_open(self) -> None:
@@ -147,7 +163,7 @@ class Producer:
             self._queue.append(batch)
             self._unfinished.add(batch)
 
-    # --- a source of the link -------------------------------------------------------------------
+    # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
         """Send all again that has a number and no outcome."""
@@ -165,16 +181,16 @@ class Producer:
         if not self._again and not connection.leaving:
             self._collect_new(connection)
         if not connection.has_room and not connection.paused:
-            self.link.wake()  # the transport takes more after this flush
+            self.reconnector.wake()  # the transport takes more after this flush
 
     def _collect_new(self, connection: Connection) -> None:
-        window_max = self.link.limits.window_max
+        window_max = self.reconnector.limits.window_max
         while self._queue and connection.has_room and len(self._window) < window_max:
             batch = self._queue.popleft()
             if batch.done or batch.unwanted():
                 self.finish(batch)
                 continue
-            batch.number = self.link.next_number()
+            batch.number = self.reconnector.next_number()
             self._window.append(batch)
             self._send(connection, batch)
 
@@ -194,7 +210,7 @@ class Producer:
         over = [batch for batch in self._unfinished if batch.deadline_s <= now_s]
         if not over:
             return
-        connection = self.link.connection
+        connection = self.reconnector.connection
         for batch in sorted(over, key=attrgetter("number")):
             if connection is not None:
                 connection.requests.pop(batch.number, None)
@@ -214,7 +230,7 @@ class Producer:
                 )
             )
             self.give_up(batch, reason)
-        self._changed.tell()
+        self._changed.notify()
 
     # --- outcomes -------------------------------------------------------------------------------
 
@@ -231,7 +247,7 @@ class Producer:
 
     def _certainly_refused(self, batch: Batch, error: TickwheelError) -> None:
         batch.refusal = error
-        connection = self.link.connection
+        connection = self.reconnector.connection
         if isinstance(error, Draining) and connection is not None:
             connection.leave(error)
             if batch.sent == 1:
@@ -244,7 +260,7 @@ class Producer:
 
     def _pause(self, batch: Batch) -> None:
         self._pausing.add(batch)
-        self.link.loop.call_later(retry_pause_s(batch.tries), self._resume, batch)
+        self.reconnector.loop.call_later(retry_pause_s(batch.tries), self._resume, batch)
         batch.tries += 1
 
     def _resume(self, batch: Batch) -> None:
@@ -255,7 +271,7 @@ class Producer:
             self._renumber(batch)
         else:
             self._again.append(batch)
-        self.link.wake()
+        self.reconnector.wake()
 
     def _renumber(self, batch: Batch) -> None:
         """Out of the window and first in the queue: it will be a new request."""
@@ -296,5 +312,171 @@ class Producer:
         self._pausing.discard(batch)
         self._trim()
         if self._queue:
-            self.link.wake()
-        self._changed.tell()
+            self.reconnector.wake()
+        self._changed.notify()
+
+
+Entry = tuple[asyncio.Future[Any], int]
+"""A caller's future and how many tasks of the frame are its; 0: a single one, not a list."""
+
+
+class Batch(Request):
+    """Sizes are upper bounds of bytes on the wire; number 0 means that it has none yet."""
+
+    __slots__ = (
+        "began_s",
+        "done",
+        "entries",
+        "number",
+        "producer",
+        "refusal",
+        "sent",
+        "size",
+        "tasks",
+        "tries",
+    )  # fmt: skip
+
+    def __init__(self, producer: Producer, size: int) -> None:
+        super().__init__(0.0)
+        self.producer = producer
+        self.began_s = 0.0
+        self.tasks: list[WireTask] = []
+        self.entries: list[Entry] = []
+        self.size = size
+        self.number = 0
+        self.sent = 0
+        """How often it was written under its number."""
+        self.tries = 0
+        self.done = False
+        self.refusal: TickwheelError | None = None
+        """What refused it, while it is certain that nothing of it is stored."""
+
+    def unwanted(self) -> bool:
+        """Every caller has gone before it was sent."""
+        return all(future.cancelled() for future, _ in self.entries)
+
+    def answered(self, result: Any) -> None:
+        accepted_ms, ids = result
+        if type(accepted_ms) is not int or len(ids) != len(self.tasks):
+            raise ValueError(f"{len(ids)} ids for {len(self.tasks)} tasks")
+        if len(self.entries) == len(self.tasks) and not any(n for _, n in self.entries):
+            for (future, _), task_id, task in zip(self.entries, ids, self.tasks, strict=True):
+                if not future.done():
+                    future.set_result(Receipt(task_id, due_of(task, accepted_ms)))
+        else:
+            found, start = receipts(self.tasks, ids, accepted_ms), 0
+            for future, count in self.entries:
+                end = start + (count or 1)
+                if not future.done():
+                    future.set_result(found[start:end] if count else found[start])
+                start = end
+        self.producer.finish(self)
+
+    def failed(self, error: TickwheelError) -> None:
+        if self.done:
+            return
+        if isinstance(error, (RequestForgotten, ProtocolError)) and self.sent:
+            # The answer was given and is not to be had any more.
+            unknown = OutcomeUnknown(f"whether it was stored is not known: {error.message}")
+            self.producer.give_up(self, unknown)
+            return
+        if error.closes_connection:
+            return  # lost with its connection: the next one sends it again
+        if isinstance(error, NotActive):
+            # The same. An earlier daemon may have stored it, of which this one knows nothing.
+            self.refusal = error if self.sent == 1 else None
+            return
+        self.producer.refused(self, error)
+
+    def lost(self) -> None:
+        """It stays in the window; the next connection sends it again."""
+
+    def expired(self) -> None:
+        if self.done:
+            return
+        reconnector = self.producer.reconnector
+        waited_s = round(reconnector.loop.time() - self.began_s, 1)
+        if not self.sent or isinstance(self.refusal, NotActive):
+            error = reconnector.unreachable(waited_s)
+        elif self.refusal is not None:
+            error = self.refusal
+        else:
+            error = OutcomeUnknown(
+                f"ENQUEUE was sent and not answered within {waited_s:g} s; whether it was stored"
+                " is not known"
+            )
+        self.producer.give_up(self, error)
+
+
+def split(batch: Batch, frame_bytes: int) -> list[Batch]:
+    """A batch for each caller of ``batch``, without numbers, with the same deadline."""
+    parts: list[Batch] = []
+    start = 0
+    for entry in batch.entries:
+        count = entry[1] or 1
+        share = (batch.size - frame_bytes) * count // len(batch.tasks)
+        part = Batch(batch.producer, frame_bytes + share)
+        part.tasks = batch.tasks[start : start + count]
+        part.entries = [entry]
+        part.began_s, part.deadline_s = batch.began_s, batch.deadline_s
+        parts.append(part)
+        start += count
+    return parts
+
+
+class Partly(OutcomeUnknown):
+    """Some tasks of an ``enqueue_many`` were stored, others not, or nobody knows.
+
+    ``receipts`` has one entry a task, in order: its Receipt, or the error of its frame. After
+    ``refused`` and ``unreachable`` (``is_certain``) a task was not stored; after anything else
+    that is not known.
+    """
+
+    def __init__(self, message: str, receipts: list[Receipt | TickwheelError]) -> None:
+        super().__init__(message)
+        self.receipts = receipts
+
+
+def is_certain(error: TickwheelError) -> bool:
+    """Whether an enqueue that failed so was certainly not stored."""
+    return isinstance(error, (Refused, Unreachable)) or not error.retryable
+
+
+async def gather_receipts(
+    futures: Sequence[asyncio.Future[list[Receipt]]],
+    counts: Sequence[int],
+    trouble: TickwheelError | None,
+) -> list[Receipt]:
+    """All receipts. ``counts``: tasks of each frame; frames without a future were not begun,
+    for ``trouble`` or because an earlier one had failed. Raises what went wrong."""
+    if futures:
+        await asyncio.wait(futures)
+    errors = [error for error in map(_error_of, futures) if error is not None]
+    if trouble is not None:
+        errors.append(trouble)
+    if not errors:
+        return [receipt for future in futures for receipt in future.result()]
+    found: list[Receipt | TickwheelError] = []
+    for index, count in enumerate(counts):
+        if index >= len(futures):
+            found += [Unreachable(f"not sent: {errors[-1].message}")] * count
+            continue
+        error = _error_of(futures[index])
+        found += futures[index].result() if error is None else [error] * count
+    stored = sum(isinstance(item, Receipt) for item in found)
+    if not stored:
+        # The error that promises least.
+        raise next((error for error in errors if not is_certain(error)), errors[0])
+    raise Partly(
+        f"{stored} of {len(found)} tasks were stored; the first other one: {errors[0].code}:"
+        f" {errors[0].message}",
+        found,
+    )
+
+
+def _error_of(future: asyncio.Future[list[Receipt]]) -> TickwheelError | None:
+    if future.cancelled():
+        return OutcomeUnknown("the call was cancelled")
+    error = future.exception()
+    assert error is None or isinstance(error, TickwheelError)
+    return error

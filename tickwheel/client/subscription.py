@@ -1,26 +1,31 @@
 """A subscription: deliveries pushed by the daemon, buffered here, handed out one by one.
 
-Keeps the subscription alive over reconnects and the leases of what waits in the buffer up; what
-was handed out is its consumer's. Invariants: nothing is acked here; what was not handed out is
-given back at the end without costing an attempt; nothing is handed out after ``close``.
+``Subscription`` lives over reconnects; ``Subscriptions`` are all of one client, by the numbers
+that DELIVER frames carry; ``SubscribeOptions`` is what one was asked to be, sent again after every
+reconnect; ``Buffer`` holds what waits to be handed out, and ``Upkeep`` extends its leases.
+
+Invariants: nothing is acked here; what was not handed out is given back at the end without costing
+an attempt; nothing is handed out after ``close``, or with a lease that can have ended as far as
+this side can know; nothing is extended that was handed out (a worker extends what its handlers
+work on, see ``worker/leases.py``). Times are the event loop's, in seconds.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections import deque
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from tickwheel.client.autoack import AutoAck, Reader
-from tickwheel.client.buffer import Buffer
-from tickwheel.client.calls import retry_pause_s
-from tickwheel.client.connection import LOGGER
-from tickwheel.client.delivery import Delivery, Parcel
-from tickwheel.client.futures import Signal
-from tickwheel.client.subscribing import Wish
-from tickwheel.client.upkeep import Upkeep
+from tickwheel.client.connection import LOGGER, Connection, Signal
+from tickwheel.client.delivery import FINISHED, Delivery, DeliveryBatch
+from tickwheel.client.requests import Calls, retry_pause_s
+from tickwheel.client.retry import Retry, policy_wire
+from tickwheel.client.times import shown
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
@@ -33,7 +38,11 @@ from tickwheel.errors import (
 from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
-    from tickwheel.client.subscriptions import Subscriptions
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+    from types import TracebackType
+
+    from tickwheel.client.acks import Acks
+    from tickwheel.client.reconnector import Reconnector
 
 LEASE_GUESS_S = 30.0
 """Until the daemon has said how long its leases are."""
@@ -53,21 +62,25 @@ class Subscription:
         self,
         subscriptions: Subscriptions,
         number: int,
-        wish: Wish,
+        subscribe_options: SubscribeOptions,
         prefetch: int,
     ) -> None:
-        self.topic, self.group, self.leased = wish.topic, wish.group, wish.leased
-        self._wish = wish
-        self._auto = AutoAck() if wish.auto_ack else None
+        self.topic, self.group, self.leased = (
+            subscribe_options.topic,
+            subscribe_options.group,
+            subscribe_options.leased,
+        )
+        self._wish = subscribe_options
+        self._auto = AutoAck() if subscribe_options.auto_ack else None
         self._all = subscriptions
-        self._link = subscriptions.link
+        self._reconnector = subscriptions.reconnector
         self._call = subscriptions.calls.call
         self._number = number
         self._prefetch = prefetch
-        self._buffer = Buffer(_lease_guess_s(wish))
+        self._buffer = Buffer(_lease_guess_s(subscribe_options))
         self._arrived = Signal()
         self._upkeep = Upkeep(
-            subscriptions.calls, self._buffer, self.topic, self.group, self._arrived.tell
+            subscriptions.calls, self._buffer, self.topic, self.group, self._arrived.notify
         )
         self._starting = asyncio.Lock()
         self._on = False
@@ -75,7 +88,7 @@ class Subscription:
         self._error: TickwheelError | None = None
         self._subscribing = False
         self._credit = prefetch
-        """What the daemon was told; less than ``prefetch`` while an old buffer drains."""
+        """What the daemon was asked for; less than ``prefetch`` while an old buffer drains."""
         self._streak = 0
         self._resuming: asyncio.Task[None] | None = None
 
@@ -91,7 +104,7 @@ class Subscription:
                 except BaseException:
                     # The daemon may have done it all the same, or be about to.
                     self._end()
-                    self._link.spawn(self._leave())
+                    self._reconnector.spawn(self._leave())
                     raise
                 self._on = True
         return self
@@ -106,7 +119,7 @@ class Subscription:
         if self._resuming is not None:
             self._resuming.cancel()  # a SUBSCRIBE after the UNSUBSCRIBE would stay for ever
         try:
-            if self._link.connection is not None:
+            if self._reconnector.connection is not None:
                 with suppress(TickwheelError):
                     await self._call(FrameType.UNSUBSCRIBE, self._number, repeat=False)
                 if self.leased:
@@ -140,10 +153,10 @@ class Subscription:
     def _end(self) -> None:
         self._closed = True
         self._upkeep.stop()
-        self._arrived.tell()
+        self._arrived.notify()
 
     def fail(self, error: TickwheelError) -> None:
-        """No more deliveries will come; those who iterate are told."""
+        """No more deliveries will come; those who iterate notice."""
         if not self._closed:
             self._error = error
             self._end()
@@ -152,7 +165,7 @@ class Subscription:
         """The daemon has, or wants, no such subscription any more."""
         LOGGER.error("subscription to %s ended: %s: %s", self.topic, error.code, error.message)
         self.fail(error)
-        self._link.spawn(self._leave())
+        self._reconnector.spawn(self._leave())
 
     # --- handing out ----------------------------------------------------------------------------
 
@@ -176,14 +189,14 @@ class Subscription:
             self._streak = 0
             await asyncio.sleep(0)
         while not self._closed:
-            delivery = self._buffer.take(self._link.loop.time())
+            delivery = self._buffer.take(self._reconnector.loop.time())
             if delivery is not None:
                 self._streak += 1
                 return delivery
             if self._credit != self._prefetch and not self._subscribing:
                 self._credit = self._prefetch
                 # The old buffer is handed out: the whole prefetch from now on.
-                self._link.spawn(self._tell_credit())
+                self._reconnector.spawn(self._tell_credit())
             self._streak = 0
             await self._arrived.wait()
         if self._error is not None and not isinstance(self._error, ClientClosed):
@@ -195,7 +208,7 @@ class Subscription:
         source = aiter(self)
         async for first in source:
             batch = [first]
-            now_s = self._link.loop.time()
+            now_s = self._reconnector.loop.time()
             while len(batch) < max_deliveries:
                 delivery = self._buffer.take(now_s)
                 if delivery is None:
@@ -206,10 +219,10 @@ class Subscription:
                 source.took(batch)
             yield batch
 
-    def deliver(self, parcel: Parcel) -> None:
+    def deliver(self, batch: DeliveryBatch) -> None:
         """Deliveries have come."""
-        self._buffer.put(parcel, self._link.loop.time())
-        self._arrived.tell()
+        self._buffer.put(batch, self._reconnector.loop.time())
+        self._arrived.notify()
         if not self.leased:
             self._hold_back()
         else:
@@ -219,20 +232,20 @@ class Subscription:
         """Nothing is acked, so nothing but this keeps a daemon from sending ever more."""
         if self._credit and len(self._buffer) >= self._prefetch:
             self._credit = 0
-            self._link.spawn(self._tell_credit())
+            self._reconnector.spawn(self._tell_credit())
 
     # --- over reconnects ------------------------------------------------------------------------
 
     def connection_lost(self) -> None:
         if self.leased:
-            self._buffer.connection_lost(self._link.loop.time())
+            self._buffer.connection_lost(self._reconnector.loop.time())
 
     def connection_up(self) -> None:
         """Subscribe again, and keep what was delivered before."""
         if self._closed or not self._on:
             return
         if self._resuming is None or self._resuming.done():
-            self._resuming = self._link.spawn(self._resume())
+            self._resuming = self._reconnector.spawn(self._resume())
         self._upkeep.confirm()
 
     async def _resume(self) -> None:
@@ -287,14 +300,381 @@ class Subscription:
         except (TypeError, LookupError, ValueError):
             raise ProtocolError(f"SUBSCRIBE's answer has no lease_ms: {answer!r:.100}") from None
         if self.leased:
-            self._buffer.set_lease(lease_ms / 1000, self._link.loop.time())
+            self._buffer.set_lease(lease_ms / 1000, self._reconnector.loop.time())
 
     async def _tell_credit(self) -> None:
         with suppress(TickwheelError):
             await self._call(FrameType.PREFETCH, self._number, self._credit, repeat=False)
 
 
-def _lease_guess_s(wish: Wish) -> float:
-    if not wish.leased:
+def _lease_guess_s(subscribe_options: SubscribeOptions) -> float:
+    if not subscribe_options.leased:
         return float("inf")
-    return LEASE_GUESS_S if wish.lease_ms is None else wish.lease_ms / 1000
+    return (
+        LEASE_GUESS_S if subscribe_options.lease_ms is None else subscribe_options.lease_ms / 1000
+    )
+
+
+class Subscriptions:
+    """Where deliveries are sorted, and where reconnects are passed on."""
+
+    def __init__(self, reconnector: Reconnector, calls: Calls, acks: Acks) -> None:
+        self.reconnector = reconnector
+        self.calls = calls
+        self.acks = acks
+        self._open: dict[int, Subscription] = {}
+        self._last_number = 0
+
+    def make(self, subscribe_options: SubscribeOptions, prefetch: int) -> Subscription:
+        """A subscription that is not started. Raises BadRequest."""
+        self.check_prefetch(prefetch)
+        self._last_number += 1
+        return Subscription(self, self._last_number, subscribe_options, prefetch)
+
+    def check_prefetch(self, prefetch: Any) -> None:
+        limit = self.reconnector.limits.prefetch_max
+        if type(prefetch) is not int or not 0 <= prefetch <= limit:
+            raise BadRequest(
+                f"prefetch must be an integer of 0 to {limit} (prefetch_max), not {shown(prefetch)}"
+            )
+
+    def add(self, number: int, subscription: Subscription) -> None:
+        self._open[number] = subscription
+
+    def remove(self, number: int) -> None:
+        self._open.pop(number, None)
+
+    def all(self) -> list[Subscription]:
+        return list(self._open.values())
+
+    def deliver(self, sub: int, epoch: int, delivered_ms: int, items: tuple[Any, ...]) -> None:
+        """A DELIVER frame; one for a subscription that has ended is passed over."""
+        subscription = self._open.get(sub)
+        if subscription is None or not items:
+            return
+        topic, group, leased = subscription.topic, subscription.group, subscription.leased
+        subscription.deliver(self.batch(topic, group, epoch, delivered_ms, items, leased=leased))
+
+    def ended(self, sub: int, error: TickwheelError) -> None:
+        """The daemon ended a subscription: its group was deleted, or it reads too slowly."""
+        subscription = self._open.get(sub)
+        if subscription is not None:
+            subscription.ended(error)
+
+    def batch(
+        self, topic: str, group: str, epoch: int, delivered_ms: int, items: tuple[Any, ...],
+        *, leased: bool = True,
+    ) -> DeliveryBatch:  # fmt: skip
+        """Deliveries of one frame. Raises ValueError when they are none."""
+        if min(map(len, items)) < 4:
+            raise ValueError("a delivery has fewer than 4 fields")
+        calls = self.calls if leased else FINISHED
+        acks = self.acks.channel(topic, group, epoch) if leased else FINISHED
+        return DeliveryBatch(calls, acks, topic, group, epoch, delivered_ms, list(items[::-1]))
+
+    def pulled(self, topic: str, group: str, answer: Any) -> list[Delivery]:
+        """The answer to a PULL. Raises ValueError and the like when it is none."""
+        epoch, delivered_ms, items = answer
+        if not items:
+            return []
+        batch = self.batch(topic, group, epoch, delivered_ms, items)
+        return [Delivery(batch, item) for item in items]
+
+    def give_back(self, topic: str, group: str, answer: Any) -> None:
+        """The caller of a PULL has gone: its deliveries are free again at once."""
+        epoch, _, items = answer
+        if items:
+            ids, attempts = [item[0] for item in items], [item[1] for item in items]
+            self.reconnector.spawn(self._release(topic, group, epoch, ids, attempts))
+
+    async def _release(self, *fields: Any) -> None:
+        with suppress(TickwheelError):
+            await self.calls.call(FrameType.RELEASE, *fields, repeat=False)
+
+    # --- a source of the reconnector ------------------------------------------------------------
+
+    def up(self) -> None:
+        for subscription in self.all():
+            subscription.connection_up()
+
+    def down(self) -> None:
+        for subscription in self.all():
+            subscription.connection_lost()
+
+    def collect(self, connection: Connection) -> None:
+        """Nothing of its own to write."""
+
+    def sweep(self, now_s: float) -> None:
+        """Each has its own timer: leases may be short."""
+
+    def stop(self, error: TickwheelError) -> None:
+        for subscription in self.all():
+            subscription.fail(error)
+        self._open.clear()
+
+
+MANUAL, ON_DELIVERY = "manual", "on_delivery"
+GROUP_DEFAULT = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribeOptions:
+    """One subscription's options."""
+
+    topic: str
+    group: str
+    """Empty for a broadcast."""
+    lease_ms: int | None = None
+    retry: Retry | None = None
+    ack: str = MANUAL
+    auto_ack: bool = False
+    broadcast: bool = False
+
+    @property
+    def leased(self) -> bool:
+        """Whether its deliveries have leases, and are to be acked."""
+        return self.ack == MANUAL and not self.broadcast
+
+    def fields(self, number: int, prefetch: int) -> tuple[Any, ...]:
+        """Of the SUBSCRIBE frame."""
+        options: dict[str, Any] = {}
+        if self.lease_ms is not None:
+            options["lease_ms"] = self.lease_ms
+        if self.retry is not None:
+            options["retry"] = self.retry.to_wire()
+        if self.ack != MANUAL:
+            options["ack"] = self.ack
+        if self.broadcast:
+            options["broadcast"] = True
+        return number, self.topic, self.group or None, prefetch, options
+
+
+def subscribe_options(
+    topic: str,
+    group: str,
+    *,
+    lease_ms: int | None,
+    retry: Retry | None,
+    ack: str,
+    auto_ack: bool,
+    broadcast: bool,
+) -> SubscribeOptions:
+    """Checked. Raises BadRequest naming what does not go together."""
+    if ack not in (MANUAL, ON_DELIVERY):
+        raise BadRequest(f"ack must be {MANUAL!r} or {ON_DELIVERY!r}, not {shown(ack)}")
+    for field, value in (("auto_ack", auto_ack), ("broadcast", broadcast)):
+        if not isinstance(value, bool):
+            raise BadRequest(f"{field} must be True or False, not {shown(value)}")
+    if retry is not None:
+        policy_wire(retry, "retry")
+    kind = "broadcast" if broadcast else f"ack={ack!r}"
+    if broadcast or ack != MANUAL:
+        given = [
+            name
+            for name, is_given in (
+                ("group", broadcast and group not in ("", GROUP_DEFAULT)),
+                ("retry", retry is not None),
+                ("lease", lease_ms is not None),
+                ("auto_ack", auto_ack),
+            )
+            if is_given
+        ]
+        if given:
+            raise BadRequest(f"{given[0]} has no meaning with {kind}: nothing is delivered again")
+    return SubscribeOptions(
+        topic, "" if broadcast else group, lease_ms, retry, ack, auto_ack, broadcast
+    )
+
+
+TICKS_PER_LEASE = 16
+
+
+class Upkeep:
+    """Works from the first ``begin`` to ``stop``, while the buffer holds anything."""
+
+    def __init__(
+        self, calls: Calls, buffer: Buffer, topic: str, group: str, changed: Callable[[], None]
+    ) -> None:
+        self._reconnector = calls.reconnector
+        self._call = calls.call
+        self._buffer = buffer
+        self._names = topic, group
+        self._changed = changed
+        """Told when deliveries that were held back may be handed out."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._stopped = False
+
+    def begin(self) -> None:
+        """The buffer holds something."""
+        if self._timer is None and not self._stopped:
+            delay_s = self._buffer.lease_s / TICKS_PER_LEASE
+            self._timer = self._reconnector.loop.call_later(delay_s, self._tick)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _tick(self) -> None:
+        self._timer = None
+        if self._buffer and not self._stopped:
+            self.begin()
+            if self._reconnector.connection is not None:
+                self._extend(self._buffer.to_extend(self._reconnector.loop.time()))
+
+    def confirm(self) -> None:
+        """A new connection: what was delivered on the old one has a lease still, or not."""
+        self._extend(self._buffer.to_confirm(self._reconnector.loop.time()))
+
+    def _extend(self, batches: list[DeliveryBatch]) -> None:
+        for batch in batches:
+            batch.extending = True
+        for lot in lots(batches, self._reconnector.limits.ids_per_frame_max):
+            self._reconnector.spawn(self._extend_lot(lot))
+
+    async def _extend_lot(self, lot: Lot) -> None:
+        asked_s, lease_ms = self._reconnector.loop.time(), int(self._buffer.lease_s * 1000)
+        head = (FrameType.EXTEND, *self._names, lot.epoch, lot.ids, lot.attempts)
+        try:
+            words = await self._call(*head, lease_ms, repeat=False)
+        except TickwheelError as error:
+            LOGGER.info("leases that wait were not extended: %s: %s", error.code, error.message)
+            return
+        finally:
+            for batch in lot.batches:
+                batch.extending = False
+        said = zip(lot.ids, words or (), strict=False)
+        stale = {task_id for task_id, word in said if word != "extended"}
+        self._buffer.extended(lot.batches, asked_s, stale)
+        self._changed()
+
+    async def release(self) -> None:
+        """Give all that waits back unstarted; if that fails their leases end by themselves."""
+        # The last lot first: each goes to the front of the line.
+        batches, limit = self._buffer.clear(), self._reconnector.limits.ids_per_frame_max
+        for lot in reversed(list(lots(batches, limit))):
+            with suppress(TickwheelError):
+                await self._call(
+                    FrameType.RELEASE, *self._names, lot.epoch, lot.ids, lot.attempts, repeat=False
+                )
+
+
+SURE = 0.9
+"""The share of a lease that is relied upon: its clock started at the daemon, not here."""
+EXTEND_BELOW = 0.55
+"""A lease with less than this share left is extended: after 0.45 to 0.5 of it, that is."""
+GRACE_S = 5.0
+"""A broken connection keeps its leases for so long at most."""
+
+
+class Buffer:
+    """Parcels in order of arrival. Those from before a broken connection are apart: others may
+    have their tasks by now, so they wait until the daemon has extended them."""
+
+    def __init__(self, lease_s: float) -> None:
+        self.lease_s = lease_s
+        self.dropped = 0
+        """Deliveries whose lease ended here; the daemon delivers them again."""
+        self._batches: deque[DeliveryBatch] = deque()
+        self._unsure: deque[DeliveryBatch] = deque()
+
+    def __len__(self) -> int:
+        return sum(len(batch.items) for batch in (*self._unsure, *self._batches))
+
+    def __bool__(self) -> bool:
+        return len(self) > 0
+
+    def put(self, batch: DeliveryBatch, now_s: float) -> None:
+        batch.until_s = now_s + self.lease_s * SURE
+        self._batches.append(batch)
+
+    def take(self, now_s: float) -> Delivery | None:
+        """The oldest delivery, removed; None when there is none."""
+        batches = self._batches
+        while batches:
+            batch = batches[0]
+            if batch.items:
+                if now_s < batch.until_s:
+                    return Delivery(batch, batch.items.pop())
+                self.dropped += len(batch.items)
+                batch.items.clear()
+            batches.popleft()
+        return None
+
+    def set_lease(self, lease_s: float, now_s: float) -> None:
+        """The daemon said how long leases are."""
+        if lease_s < self.lease_s:
+            for batch in self._batches:
+                batch.until_s = min(batch.until_s, now_s + lease_s * SURE)
+        self.lease_s = lease_s
+
+    def connection_lost(self, now_s: float) -> None:
+        self._unsure.extend(self._batches)
+        self._batches.clear()
+        for batch in self._unsure:
+            batch.until_s = min(batch.until_s, now_s + GRACE_S * SURE)
+
+    def to_confirm(self, now_s: float) -> list[DeliveryBatch]:
+        """Those from before, to be extended on the new connection if that can help."""
+        self._drop_ended(now_s)
+        return [batch for batch in self._unsure if not batch.extending]
+
+    def to_extend(self, now_s: float) -> list[DeliveryBatch]:
+        """Parcels whose leases are half over, without those that are being extended."""
+        self._drop_ended(now_s)
+        latest_s = now_s + self.lease_s * (EXTEND_BELOW - 1 + SURE)
+        return [
+            batch
+            for batch in self._batches
+            if batch.items and not batch.extending and now_s < batch.until_s <= latest_s
+        ]
+
+    def extended(self, batches: Iterable[DeliveryBatch], asked_s: float, stale: set[int]) -> None:
+        """The daemon extended what waits in these batches, all but the ``stale`` ones."""
+        sure: list[DeliveryBatch] = []
+        for batch in batches:
+            batch.until_s = asked_s + self.lease_s * SURE
+            if stale:
+                kept = [item for item in batch.items if item[0] not in stale]
+                self.dropped += len(batch.items) - len(kept)
+                batch.items[:] = kept
+            if batch in self._unsure:
+                self._unsure.remove(batch)
+                sure.append(batch)
+        self._batches.extendleft(reversed(sure))
+
+    def _drop_ended(self, now_s: float) -> None:
+        for batch in [batch for batch in self._unsure if batch.until_s <= now_s]:
+            self.dropped += len(batch.items)
+            self._unsure.remove(batch)
+
+    def clear(self) -> list[DeliveryBatch]:
+        """Every batch that still holds deliveries; they are out of the buffer then."""
+        batches = [batch for batch in (*self._unsure, *self._batches) if batch.items]
+        self._unsure.clear()
+        self._batches.clear()
+        return batches
+
+
+class Lot(NamedTuple):
+    """Receipts of one frame, and the batches they wait in."""
+
+    epoch: int
+    ids: list[int]
+    attempts: list[int]
+    batches: list[DeliveryBatch]
+
+
+def lots(batches: Iterable[DeliveryBatch], ids_max: int) -> Iterator[Lot]:
+    """What waits in ``batches``, in order, as few frames' worth of receipts."""
+    for epoch, some in groupby(batches, attrgetter("epoch")):
+        waiting = [(batch, item) for batch in some for item in reversed(batch.items)]
+        for start in range(0, len(waiting), ids_max):
+            part = waiting[start : start + ids_max]
+            yield Lot(
+                epoch,
+                [item[0] for _, item in part],
+                [item[1] for _, item in part],
+                list(dict.fromkeys(batch for batch, _ in part)),
+            )

@@ -66,7 +66,7 @@ class Receipt(NamedTuple):
         return moment(self.due_ms)
 
 
-class Draft(NamedTuple):
+class CheckedTask(NamedTuple):
     """A checked task and at most how many bytes it takes in a frame."""
 
     wire: WireTask
@@ -83,7 +83,7 @@ class TaskChecker:
     def set_limits(self, limits: Limits) -> None:
         self.limits = limits
 
-    def plain(self, topic: str, body: bytes, delay: Any) -> Draft | None:
+    def plain(self, topic: str, body: bytes, delay: Any) -> CheckedTask | None:
         """The common task, quickly; None when a closer look is needed."""
         if type(topic) is not str or topic not in self._names or type(body) is not bytes:
             return None
@@ -96,9 +96,9 @@ class TaskChecker:
         limits, size = self.limits, len(body)
         if size > limits.body_bytes_max or delay_ms > limits.delay_ms_max:
             return None
-        return Draft((topic, body, delay_ms), size + len(topic) + PLAIN_BYTES)
+        return CheckedTask((topic, body, delay_ms), size + len(topic) + PLAIN_BYTES)
 
-    def check(self, task: Any, field: str = "task") -> Draft:
+    def check(self, task: Any, field: str = "task") -> CheckedTask:
         """Any task. Raises BadRequest (or a kind of it) naming field, limit and value."""
         if not isinstance(task, Task):
             raise BadRequest(f"{field} must be a Task, not {shown(task)}")
@@ -120,18 +120,18 @@ class TaskChecker:
             raise BadRequest(f"{field}: {error.message}") from None
         return self._fitting((topic, body, delay_ms, options), size, field)
 
-    def check_all(self, tasks: Iterable[Task]) -> list[Draft]:
+    def check_all(self, tasks: Iterable[Task]) -> list[CheckedTask]:
         """Every task, or the error of the first bad one, before any is sent."""
-        drafts: list[Draft] = []
+        checked_tasks: list[CheckedTask] = []
         plain = self.plain
         for index, task in enumerate(tasks):
             if type(task) is Task and _is_plain(task):
-                draft = plain(task.topic, task.body, task.delay)
-                if draft is not None:
-                    drafts.append(draft)
+                checked = plain(task.topic, task.body, task.delay)
+                if checked is not None:
+                    checked_tasks.append(checked)
                     continue
-            drafts.append(self.check(task, f"tasks[{index}]"))
-        return drafts
+            checked_tasks.append(self.check(task, f"tasks[{index}]"))
+        return checked_tasks
 
     def name(self, value: Any, field: str) -> str:
         """A topic's or group's name."""
@@ -146,14 +146,14 @@ class TaskChecker:
         self._names.add(value)
         return value
 
-    def _fitting(self, wire: WireTask, size: int, field: str) -> Draft:
+    def _fitting(self, wire: WireTask, size: int, field: str) -> CheckedTask:
         limit = self.limits.frame_bytes_max
         if size + FRAME_BYTES > limit:
             raise LimitExceeded(
                 f"{field} has about {size} bytes with all its fields; a frame's limit is {limit}"
                 " (frame_bytes_max)"
             )
-        return Draft(wire, size)
+        return CheckedTask(wire, size)
 
     def _due(self, task: Task, options: dict[str, Any], field: str) -> int | None:
         if task.at is not None:

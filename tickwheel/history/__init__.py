@@ -1,1 +1,6 @@
-"""Delivery history: what happened to every task, as files that anybody can read."""
+"""Delivery history: what happened to every task, as files that anybody can read.
+
+``lines`` is the format, ``segments`` the folder with its files, ``spool`` the way from the daemon
+to the writer process, ``writer`` that process, ``read`` the questions to the files, ``restore`` a
+new store from them. The daemon's end of it is not here; nothing here needs a running daemon.
+"""

@@ -1,8 +1,13 @@
-"""Records as JSON lines: the hot part of the writer, by hand, a record's columns at a time.
+"""Records and lines: what is written of a shard's life, as the spool and as the segments hold it.
 
-What is the same for all tasks of a record is formatted once. Lines are ASCII: every character
-beyond it is escaped, so a line is valid whatever a key or a reason holds. Nothing here reads or
-writes a file.
+A record of the spool is ``[kind, time_ms, …]`` with whole columns. It becomes an event, one JSON
+line, for each of its tasks. The tables of kinds, events and fields stand first. ``docs/history.md``
+is their reference for readers; a test compares the two.
+
+``Renderer`` is the hot part of the writer. It makes lines by hand, a record's columns at a time,
+and formats once what all tasks of a record have in common. Lines are ASCII: every other character
+is escaped, so a line is valid whatever a key or a reason holds. Nothing here reads or writes a
+file.
 """
 
 from __future__ import annotations
@@ -10,21 +15,95 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
 from json import dumps
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
-from tickwheel.history.records import (
-    DAEMON_EVENTS,
-    ENDINGS,
-    EXTRAS,
-    GROUP_EVENTS,
-    SCHEMA_VERSION,
-    Kind,
-)
+SCHEMA_VERSION = 1
+
+
+class Kind(IntEnum):
+    """The first element of a record; what follows stands beside it."""
+
+    ENQUEUED = 1
+    """time_ms, producer, ids, dues, topics (one | each), options {index: …}, bodies | nil"""
+    DELIVERED = 2
+    """time_ms, topic, group, subscriber, ids, attempts, dues"""
+    ACKED = 3
+    """time_ms, topic, group, subscriber, epoch, ids, attempts, delivered_ms[, ended]; ``ended``:
+    one or each, whether that ended the task (no other group has it any more)"""
+    NACKED = 4
+    """time_ms, topic, group, subscriber, ids, attempts, next_ms, reasons"""
+    LEASE_OVER = 5
+    """time_ms, topic, group, subscriber, ids, attempts, reasons"""
+    RELEASED = 6
+    """time_ms, topic, group, subscriber, ids, attempts"""
+    DEAD = 7
+    """time_ms, topic, group, ids, attempts, reasons"""
+    ENDED = 8
+    """time_ms, topic, group | nil, "cancelled" | "expired" | "deleted", ids[, ended]"""
+    RESCHEDULED = 9
+    """time_ms, topic, ids, dues[, places in the order]"""
+    REQUEUED = 10
+    """time_ms, topic, group, ids"""
+    GROUP = 11
+    """time_ms, topic, group | nil, "created" | "deleted" | "configured"[, details]"""
+    DAEMON = 12
+    """time_ms, "started" | "stopped", details"""
+    DROPPED = 13
+    """time_ms, count[, reason]"""
+
+
+ENDINGS = ("cancelled", "expired", "deleted")
+GROUP_EVENTS = {
+    "created": "group_created", "deleted": "group_deleted", "configured": "group_configured",
+}  # fmt: skip
+DAEMON_EVENTS = ("started", "stopped")
+EVENTS = (
+    "enqueued", "rescheduled", "cancelled", "delivered", "acked", "nacked", "lease_over",
+    "released", "dead", "requeued", "expired", "deleted", *GROUP_EVENTS.values(), *DAEMON_EVENTS,
+    "dropped",
+)  # fmt: skip
+FIELDS = (
+    "v", "time_ms", "event", "task_id", "topic", "group", "key", "tag", "due_ms", "attempt",
+    "lateness_ms", "ack_ms", "ended", "subscriber", "producer", "reason", "body", "priority",
+    "ttl_ms", "props", "retry", "since_ms", "since_id", "order_id", "settings", "clean",
+    "details", "count", "node", "shard", "epoch", "seq", "synthetic",
+)  # fmt: skip
+TASK_OPTIONS = ("key", "tag", "props", "priority", "ttl_ms", "retry")
+"""The names of an enqueued task's options when they come as an array."""
+
+_POLICY_FIELDS = {
+    "exponential": ("base_ms", "factor", "cap_ms", "retries", "jitter"),
+    "fixed": ("delay_ms", "retries", "jitter"),
+    "table": ("delays_ms", "retries"),
+    "none": (),
+}
+
+
+def policy_map(policy: Any) -> dict[str, Any]:
+    """A retry policy's numbers as the wire has them. Raises TypeError for anything else."""
+    kind = getattr(policy, "kind", None)
+    if kind not in _POLICY_FIELDS:
+        raise TypeError(f"a {type(policy).__name__} is nothing that a record holds")
+    values = {
+        "base_ms": policy.base_ms,
+        "factor": policy.factor,
+        "cap_ms": policy.cap_ms,
+        "delay_ms": policy.base_ms,
+        "delays_ms": list(policy.delays_ms),
+        "retries": policy.retries_max,
+        "jitter": policy.jitter,
+    }
+    return {"kind": kind} | {name: values[name] for name in _POLICY_FIELDS[kind]}
+
+
+# --- records as lines ------------------------------------------------------------------------
+
 
 MALFORMED = (TypeError, ValueError, IndexError, KeyError, AttributeError)
-"""What a record that is none makes ``render`` raise."""
+"""What ``render`` raises for a malformed record."""
 _ENDED = {None: "", True: ',"ended":true', False: ',"ended":false'}
 
 
@@ -61,11 +140,11 @@ class Renderer:
     # --- producers ---------------------------------------------------------------------------
 
     def _enqueued(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, producer, ids, dues, topics, extras, bodies, *_ = record
+        _, time_ms, producer, ids, dues, topics, options, bodies, *_ = record
         end = (f',"producer":{quote(producer)}' if producer else "") + self._end
         start = f'{_start(time_ms, "enqueued")},"task_id":"'
         numbers = range(seq, seq + len(ids))
-        if not extras and bodies is None and isinstance(topics, str):
+        if not options and bodies is None and isinstance(topics, str):
             middle = f'","topic":{quote(topics)},"due_ms":'
             return [
                 f"{start}{i:d}{middle}{due:d}{end}{n}}}\n"
@@ -73,8 +152,8 @@ class Renderer:
             ]
         quoted = {name: quote(name) for name in set(_column(topics, 1))}
         more = [""] * len(ids)
-        for index, one in (extras or {}).items():
-            more[index] = _extras(one)
+        for index, one in (options or {}).items():
+            more[index] = _options(one)
         if bodies is not None:
             for index, body in enumerate(bodies):
                 more[index] += f',"body":"{b64encode(body).decode()}"'
@@ -283,19 +362,19 @@ def _column(value: Any, count: int) -> list[Any]:
     return value if type(value) is list else [value] * count
 
 
-def _extras(extras: Any) -> str:
+def _options(options: Any) -> str:
     """The fields of an enqueued task that most tasks do not have."""
-    if type(extras) is list:
-        extras = dict(zip(EXTRAS, extras, strict=False))
+    if type(options) is list:
+        options = dict(zip(TASK_OPTIONS, options, strict=False))
     text = ""
     for name in ("key", "tag"):
-        if (value := extras.get(name)) is not None:
+        if (value := options.get(name)) is not None:
             text += f',"{name}":{quote(value)}'
-    if priority := extras.get("priority"):
+    if priority := options.get("priority"):
         text += f',"priority":{priority:d}'
-    if (ttl_ms := extras.get("ttl_ms")) is not None:
+    if (ttl_ms := options.get("ttl_ms")) is not None:
         text += f',"ttl_ms":{ttl_ms:d}'
     for name in ("props", "retry"):
-        if (value := extras.get(name)) is not None:
+        if (value := options.get(name)) is not None:
             text += f',"{name}":{to_json(value)}'
     return text

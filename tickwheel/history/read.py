@@ -19,8 +19,7 @@ from pathlib import Path
 
 from tickwheel.errors import LimitExceeded
 from tickwheel.history import segments
-from tickwheel.history.names import HOUR_MS, hour_of
-from tickwheel.history.segments import Event, Segment, Tally
+from tickwheel.history.segments import HOUR_MS, Event, Segment, Tally, hour_of
 
 KEY_IDS_MAX = 100_000
 """A key that more tasks have needs a narrower question."""

@@ -1,8 +1,12 @@
-"""Segments as they lie in their folders: finding them by time, and reading their lines.
+"""The history's folder and its segments: what files are called, finding them by time, their lines.
+
+``HISTORY_DIR/dt=2026-11-21/hour=09/NODE-sSHARD-eEPOCH-NNNNNN.jsonl[.gz]`` are segments. Folders are
+UTC, by the time of the event. ``HISTORY_DIR/_state/NODE-sSHARD/`` belongs to one writer: its spool,
+its position and its lock.
 
 Readers need nothing of a daemon: not its state, not its locks. A line counts when it ends with a
-line feed and is a JSON object; anything else is skipped and counted (a crash tears the last line
-of an open segment, a copy that is under way ends early).
+line feed and is a JSON object. Anything else is skipped and counted: a crash tears the last line of
+an open segment, and a copy that is still being made ends early.
 """
 
 from __future__ import annotations
@@ -11,27 +15,100 @@ import contextlib
 import gzip
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
-from tickwheel.history.names import (
-    HOUR_MS,
-    SegmentName,
-    day_of,
-    hour_in_day,
-    hour_of,
-    parse_segment,
-)
-
+HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 LINE_BYTES_MAX = 1 << 30
-"""As long as a batch of the spool may be: how large a body is, is a setting without a limit. What
-is longer, or a damaged file without line feeds, is not taken into memory whole."""
+"""As long as a batch of the spool may be: the size of a body is a setting without a limit. What is
+longer, or a damaged file without line feeds, is not taken into memory whole."""
+STATE = "_state"
+OPEN_END, SEALED_END = ".jsonl", ".jsonl.gz"
+PART = ".tmp-"
+"""How a file begins that is not whole yet."""
 
 Event = dict[str, Any]
+
+_EPOCH_START = datetime(1970, 1, 1, tzinfo=UTC)
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+_NODE_MAX = 100
+_SEGMENT = re.compile(r"(?P<node>[A-Za-z0-9._-]+)-s(\d+)-e(\d+)-(\d+)\.jsonl(?P<gz>\.gz)?")
+_DAY = re.compile(r"dt=(\d{4}-\d{2}-\d{2})")
+_HOUR = re.compile(r"hour=(\d{2})")
+
+
+class SegmentName(NamedTuple):
+    """What a segment's file name says."""
+
+    node: str
+    shard: int
+    epoch: int
+    number: int
+    sealed: bool
+
+    def __str__(self) -> str:
+        end = SEALED_END if self.sealed else OPEN_END
+        return f"{self.node}-s{self.shard}-e{self.epoch}-{self.number:06d}{end}"
+
+
+def safe_node(node: str) -> str:
+    """A node's name as it stands in file names."""
+    found = _UNSAFE.sub("_", node)[:_NODE_MAX]
+    # A name that begins with a dot or an underscore would hide the file from readers.
+    return f"n{found}" if not found or found[0] in "._" else found
+
+
+def state_folder(history_dir: str | Path, node: str, shard: int) -> Path:
+    """Where the spool and the position of one daemon's writer are."""
+    return Path(history_dir) / STATE / f"{safe_node(node)}-s{shard}"
+
+
+def parse_segment(name: str) -> SegmentName | None:
+    found = _SEGMENT.fullmatch(name)
+    if found is None or name[0] in "._":
+        return None
+    shard, epoch, number = map(int, found.group(2, 3, 4))
+    return SegmentName(found["node"], shard, epoch, number, found["gz"] is not None)
+
+
+def hour_of(time_ms: int) -> int:
+    """The first millisecond of its hour."""
+    return time_ms - time_ms % HOUR_MS
+
+
+def hour_folder(hour_ms: int) -> str:
+    """``dt=2026-11-21/hour=09``, relative to the history's folder."""
+    # Not fromtimestamp: it knows fewer years.
+    at = _EPOCH_START + timedelta(milliseconds=hour_ms)
+    return f"dt={at.year:04d}-{at.month:02d}-{at.day:02d}/hour={at.hour:02d}"
+
+
+def day_of(name: str) -> int | None:
+    """The first millisecond of the day that ``dt=2026-11-21`` names; None for another folder."""
+    found = _DAY.fullmatch(name)
+    if found is None:
+        return None
+    try:
+        day = datetime.fromisoformat(found[1]).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return (day - _EPOCH_START) // timedelta(milliseconds=1)
+
+
+def hour_in_day(name: str) -> int | None:
+    """The milliseconds after midnight of ``hour=09``; None for another folder."""
+    found = _HOUR.fullmatch(name)
+    hour = int(found[1]) if found is not None else 24
+    return hour * HOUR_MS if hour < 24 else None
+
+
+# --- finding segments ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +201,7 @@ def raw_lines(path: Path, tally: Tally) -> Iterator[bytes]:
 
 
 def parse_line(line: bytes, tally: Tally) -> Event | None:
-    """The event; None for what is none."""
+    """The event; None where the line holds none."""
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,13 +1,20 @@
-"""The spool: what the daemon appends to, batch by batch, for the writer process to turn into files.
+"""The spool: what the daemon appends to, batch by batch, and what its writer process reads.
 
-One msgpack array ``[batch, [record, …]]`` a batch, one ``write`` each, no sync: what is written
-survives the end of the daemon, not a power cut. Invariants:
+One msgpack array ``[batch, [record, …]]`` a batch, written with one ``write`` and without a sync:
+what is written survives the end of the daemon, not a power cut. Invariants:
 
-* ``append`` never raises for what a disk or a record can do, and never waits for the writer: it
-  answers False, ``trouble`` says why, and the caller goes on without that history.
-* A file holds whole arrays, whatever went wrong; what a failed write left is cut off.
-* The file that is appended to is locked as long as its daemon lives: so the writer knows whether
-  more may come. It appears under its name with the lock on it.
+* ``Spool.append`` never raises for what a disk or a record can do, and never waits for the writer.
+  It answers False, ``trouble`` says why, and the caller goes on without that history.
+* A file holds whole arrays, whatever went wrong: what a failed write left is cut off.
+* The file that is appended to is locked as long as its daemon lives. It appears under its name
+  with the lock on it. So the writer knows whether more may come.
+* A torn tail is no error to a reader: an array counts when all of it is there. What is cut off
+  after a full disk must not be remembered, so every call reads the file again from a position,
+  and a position always lies between two arrays.
+
+A batch is appended when it is durable. ``Pending`` notes it before it goes to the store, so that a
+SIGKILL in between costs no event: the daemon that follows knows from the store whether the batch
+became durable, and appends it then.
 """
 
 from __future__ import annotations
@@ -15,23 +22,57 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
+import struct
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 
-from tickwheel.history.names import COUNTER, PART, SpoolName, parse_spool
-from tickwheel.history.records import policy_map
+from tickwheel.history.lines import policy_map
+from tickwheel.history.segments import PART, STATE
 
 ROTATE_BYTES = 16 << 20
 BYTES_MAX = 256 << 20
 FILES_IN_BOUND_MIN = 4
 """A file is removed as a whole: with fewer of them within the bound, little would ever be free."""
+CHUNK_BYTES = 128 << 10
+ARRAY_BYTES_MAX = 1 << 30
+"""No batch is as large; beyond it the bytes are damaged."""
+KEPT_BYTES_MAX = 1 << 20
+"""A longer note of a pending batch is given back to the disk at once."""
+COUNTER = "spool-number"
+"""Holds the number of the newest spool file."""
+PENDING = "pending-"
+"""And 0 or 1: the batches that are with the store."""
+
+_NAME = re.compile(r"spool-(\d+)-(\d+)")
+_HEADER = struct.Struct("<QQQI")
+"""Of a pending batch: epoch, batch, length, checksum of what follows."""
+
+
+class SpoolName(NamedTuple):
+    """What a spool file's name says; in order of writing."""
+
+    epoch: int
+    number: int
+
+    def __str__(self) -> str:
+        return f"spool-{self.epoch}-{self.number:06d}"
+
+
+def parse_spool(name: str) -> SpoolName | None:
+    found = _NAME.fullmatch(name)
+    return SpoolName(int(found[1]), int(found[2])) if found is not None else None
+
+
+# --- the appending end -----------------------------------------------------------------------
 
 
 class Spool:
-    """One epoch's appending end. ``folder`` is ``names.state_folder(…)``; it is made if need be."""
+    """One epoch's appending end. ``folder`` is ``state_folder(…)``; it is made if need be."""
 
     def __init__(self, folder: str | Path, epoch: int, bytes_max: int = BYTES_MAX) -> None:
         self._folder = Path(folder)
@@ -187,3 +228,184 @@ class Spool:
                     with contextlib.suppress(FileNotFoundError):
                         total += entry.stat().st_size
         return total - self._length
+
+
+# --- the reading end -------------------------------------------------------------------------
+
+
+class Chunk(NamedTuple):
+    """Some arrays, and where the next one begins."""
+
+    arrays: list[tuple[int, list[Any]]]
+    offset: int
+    damaged: str = ""
+    """Why nothing can be read from ``offset`` on; empty when nothing is wrong."""
+
+
+def files(folder: Path) -> list[SpoolName]:
+    """The spool files that are there, oldest first."""
+    try:
+        names = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in map(parse_spool, names) if name is not None)
+
+
+def is_held(path: Path) -> bool:
+    """Whether the daemon that appends to the file lives: more may come."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+def read_chunk(path: Path, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Chunk:
+    """The arrays of about ``chunk_bytes`` from ``offset`` on; none when none is whole.
+
+    Raises OSError.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return read_open(fd, offset, chunk_bytes)
+    finally:
+        os.close(fd)
+
+
+def read_open(fd: int, offset: int, chunk_bytes: int = CHUNK_BYTES) -> Chunk:
+    """The same of an open file."""
+    size = os.fstat(fd).st_size
+    while True:
+        data = os.pread(fd, chunk_bytes, offset)
+        found = _parse(data, offset)
+        if found.arrays or found.damaged or offset + len(data) >= size:
+            return found
+        if chunk_bytes > ARRAY_BYTES_MAX:
+            return found._replace(damaged=f"an array is longer than {ARRAY_BYTES_MAX} bytes")
+        chunk_bytes *= 4
+
+
+def _parse(data: bytes, offset: int) -> Chunk:
+    # A limit for each of the lengths that damaged bytes may claim: memory is asked for by them.
+    unpacker = msgpack.Unpacker(
+        strict_map_key=False, unicode_errors="surrogatepass", max_buffer_size=ARRAY_BYTES_MAX
+    )
+    unpacker.feed(data)
+    arrays: list[tuple[int, list[Any]]] = []
+    end, damaged = offset, ""
+    try:
+        for array in unpacker:
+            if not _is_batch(array):
+                damaged = "something that is no batch"
+                break
+            arrays.append((array[0], array[1]))
+            end = offset + unpacker.tell()
+    except (ValueError, msgpack.UnpackException) as error:
+        damaged = f"not msgpack: {type(error).__name__}"
+    return Chunk(arrays, end, damaged)
+
+
+def _is_batch(array: Any) -> bool:
+    return (
+        type(array) is list and len(array) == 2 and type(array[0]) is int and type(array[1]) is list
+    )
+
+
+# --- the batch that is with the store --------------------------------------------------------
+
+
+class Pending:
+    """One epoch's. Raises nothing: where it cannot be written, a kill may cost a batch.
+
+    There are two places, taken in turn, because a batch may be sent to the store while the one
+    before it is being appended. A successor crosses out what it takes: a daemon that was only
+    frozen sees that, and does not append it a second time. Nothing is synced, as everywhere in
+    the history.
+    """
+
+    def __init__(self, folder: Path, epoch: int) -> None:
+        self._epoch = epoch
+        self._fds: list[int] = []
+        self._noted: dict[int, bytes] = {}
+        """Batches that stand there, by their headers."""
+        with contextlib.suppress(OSError):
+            for slot in range(2):
+                flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+                self._fds.append(os.open(folder / f"{PENDING}{slot}", flags, 0o640))
+
+    def note(self, n: int, data: bytes) -> None:
+        """``data`` is what is to be appended when the batch is durable."""
+        slot = n % 2
+        if slot >= len(self._fds):
+            return
+        header = _HEADER.pack(self._epoch, n, len(data), zlib.crc32(data))
+        # Half of it, on a full disk, has a wrong checksum, and need not be crossed out.
+        with contextlib.suppress(OSError):
+            if os.pwritev(self._fds[slot], (header, data), 0) == len(header) + len(data):
+                self._noted[n] = header
+
+    def is_taken(self, n: int) -> bool:
+        """Whether a successor has it."""
+        if n not in self._noted:
+            return False
+        try:
+            header = os.pread(self._fds[n % 2], _HEADER.size, 0)
+        except OSError:
+            return False
+        # Crossed out, that is: a file that was emptied or damaged is no reason to drop a batch.
+        return len(header) == _HEADER.size and not any(header)
+
+    def kept(self, n: int) -> None:
+        """It is appended, or never will be."""
+        header = self._noted.pop(n, None)
+        if header is None:
+            return
+        with contextlib.suppress(OSError):
+            if _HEADER.unpack(header)[2] > KEPT_BYTES_MAX:
+                os.ftruncate(self._fds[n % 2], 0)
+            else:
+                os.pwrite(self._fds[n % 2], bytes(len(header)), 0)
+
+    def close(self, clean: bool = False) -> None:
+        """``clean``: nothing of it is needed any more."""
+        fds, self._fds = self._fds, []
+        self._noted.clear()
+        for fd in fds:
+            if clean:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(fd, 0)
+            os.close(fd)
+
+
+def take_pending(
+    history_dir: Path, shard: int, epoch: int, last_batch: int
+) -> list[tuple[int, bytes]]:
+    """What the daemon before ``epoch`` left though it was durable, by number; it is removed.
+
+    Only of the epoch right before: later ones may have used the number for another batch. What
+    is of ``epoch`` or later belongs to whoever succeeded a daemon that was frozen in its start.
+    """
+    found: list[tuple[int, bytes]] = []
+    for path in (history_dir / STATE).glob(f"*-s{shard}/{PENDING}[01]"):
+        with contextlib.suppress(OSError):
+            with path.open("rb+") as file:
+                data = file.read()
+                header = data[: _HEADER.size].ljust(_HEADER.size, b"\0")
+                its_epoch, n, length, checksum = _HEADER.unpack(header)
+                if its_epoch >= epoch:
+                    continue
+                file.seek(0)
+                file.write(bytes(_HEADER.size))
+            path.unlink()
+            body = data[_HEADER.size : _HEADER.size + length]
+            is_whole = len(body) == length and zlib.crc32(body) == checksum
+            if length and is_whole and its_epoch + 1 == epoch and n <= last_batch:
+                found.append((n, body))
+    return sorted(found)

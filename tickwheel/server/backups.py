@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from tickwheel.history.retention import write_last_backup
+from tickwheel.history.writer.retention import write_last_backup
 from tickwheel.persistence.store import StoreError
 
 LOOK_S = 60.0

@@ -18,11 +18,10 @@ from typing import Any
 
 from tickwheel.clock import Clock
 from tickwheel.errors import BadRequest
-from tickwheel.history.launch import writer_command
-from tickwheel.history.names import state_folder
-from tickwheel.history.pending import Pending, take
-from tickwheel.history.records import Kind
-from tickwheel.history.spool import Spool
+from tickwheel.history.lines import Kind
+from tickwheel.history.segments import state_folder
+from tickwheel.history.spool import Pending, Spool, take_pending
+from tickwheel.history.writer import writer_command
 from tickwheel.persistence.store import Opened
 from tickwheel.server.handlers.consuming import label
 from tickwheel.server.recorder import Notes, Recorder, events_in
@@ -101,7 +100,7 @@ class History:
         """What the daemon before had no time to append, though its batch was durable."""
         assert self._spool is not None and self._settings.history_dir is not None
         folder = Path(self._settings.history_dir)
-        left = take(folder, self._shard, opened.epoch, opened.last_batch)
+        left = take_pending(folder, self._shard, opened.epoch, opened.last_batch)
         for _, data in left:
             if not self._spool.append_packed(data):
                 self._drop(1, self._spool.trouble or "unknown")

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.history.records import Kind
+from tickwheel.history.lines import Kind
 
 if TYPE_CHECKING:
     from tickwheel.wheel.groups import Group, Lease, Subscriber, Topic

@@ -20,8 +20,8 @@ from pydantic_settings import (
 )
 
 from tickwheel.errors import BadRequest
-from tickwheel.history.launch import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
 from tickwheel.history.spool import BYTES_MAX
+from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
 from tickwheel.protocol.frames import Limits
 from tickwheel.server import policies
 from tickwheel.wheel.core import EngineConfig

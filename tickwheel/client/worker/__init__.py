@@ -12,7 +12,7 @@
 handler, ``leases.py`` the heartbeat, ``threads.py`` where plain functions run.
 """
 
-from tickwheel.client.worker.outcomes import Reject, RetryLater
+from tickwheel.client.worker.job import Reject, RetryLater
 from tickwheel.client.worker.routes import Handler
 from tickwheel.client.worker.worker import Worker
 

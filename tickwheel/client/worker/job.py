@@ -2,25 +2,35 @@
 
 Invariants: a delivery that the handler settled itself is left alone; nothing is acked whose lease
 was lost; whatever goes wrong is logged and never ends the worker.
+
+``Reject`` and ``RetryLater`` say what an exception alone cannot; they are no ``TickwheelError``s
+and are never sent as such. ``Threads`` run handlers that are plain functions. They are no
+``ThreadPoolExecutor``, which is joined when the interpreter ends: a handler that hangs would keep a
+stopped worker from ending. Threads are reused, so that what a handler keeps in thread-local storage
+(a database connection) lives on; there are at most as many as calls were under way at a time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
-from collections.abc import Callable
+import threading
+from contextlib import suppress
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from tickwheel.client.autoack import reason_of
-from tickwheel.client.delivery import Delivery
-from tickwheel.client.times import Duration
-from tickwheel.client.worker.outcomes import Reject, RetryLater
-from tickwheel.client.worker.routes import Route
-from tickwheel.client.worker.threads import Call, Threads
+from tickwheel.client.times import Duration, duration_ms
 from tickwheel.errors import TickwheelError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tickwheel.client.delivery import Delivery
     from tickwheel.client.worker.leases import Leases
+    from tickwheel.client.worker.routes import Route
+
 
 LOGGER = logging.getLogger("tickwheel.worker")
 LOGGER.addHandler(logging.NullHandler())  # heard only where the application sets logging up
@@ -108,7 +118,7 @@ class Job:
 
     async def _work(self) -> None:
         if self._route.is_async:
-            await cast(Any, self._route.handler(self.delivery))
+            await cast("Any", self._route.handler(self.delivery))
         else:
             self._call = self._threads.start(self._route.handler, self.delivery)
             await self._call.result
@@ -148,3 +158,97 @@ class Job:
     def _acked(self, ack: asyncio.Future[str]) -> None:
         if not ack.cancelled() and ack.exception() is None and ack.result() != "acked":
             LOGGER.info("%r: its ack was answered %s", self.delivery, ack.result())
+
+
+class Reject(Exception):
+    """It can never succeed: to the dead letters at once, whatever retries are left."""
+
+    def __init__(self, reason: str | None = None) -> None:
+        super().__init__(reason or "rejected")
+        self.reason = reason
+
+
+class RetryLater(Exception):
+    """Not now: delivered again after ``delay`` (seconds or a timedelta), as one of its retries."""
+
+    def __init__(self, delay: Duration, reason: str | None = None) -> None:
+        duration_ms(delay, "delay")  # a wrong one fails where it is written
+        super().__init__(reason or f"retry after {delay}")
+        self.delay = delay
+        self.reason = reason
+
+
+class Call:
+    """One call. ``ended`` is done when the function has returned; it is never cancelled."""
+
+    def __init__(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
+        self._function = function
+        self._arguments = arguments
+        self.result: asyncio.Future[Any] = self._loop.create_future()
+        """What it returned or raised; whoever waits for it may be cancelled."""
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+
+    def run(self) -> None:
+        """In the thread."""
+        value: Any = None
+        error: BaseException | None = None
+        try:
+            value = self._context.run(self._function, *self._arguments)
+        except BaseException as problem:
+            error = problem
+        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            self._loop.call_soon_threadsafe(self._finish, value, error)
+
+    def _finish(self, value: Any, error: BaseException | None) -> None:
+        self.ended.set_result(None)
+        if self.result.done():
+            return
+        if error is None:
+            self.result.set_result(value)
+        elif isinstance(error, (Exception, asyncio.CancelledError)):
+            self.result.set_exception(_awaitable(error))
+            self.result.exception()  # seen: the job may have been given up
+        else:  # SystemExit in a thread ends the thread's call, not the program
+            self.result.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
+            self.result.exception()
+
+
+class Threads:
+    """``start`` calls; ``stop`` lets idle threads end. Threads never keep the process alive."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._count = 0
+
+    def start(self, function: Callable[..., Any], *arguments: Any) -> Call:
+        """Call it in a thread, with the context variables of now."""
+        call = Call(function, arguments)
+        self._calls.put(call)
+        if not self._idle.acquire(blocking=False):
+            self._count += 1
+            name = f"{self._name}-{self._count}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+        return call
+
+    def stop(self) -> None:
+        """Each thread ends when it is done with what it does."""
+        for _ in range(self._count):
+            self._calls.put(None)
+        self._count = 0
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call.run()
+            del call
+            self._idle.release()
+
+
+def _awaitable(error: BaseException) -> BaseException:
+    """A future cannot hold StopIteration, and a cancelled one would look like a cancelled job."""
+    if isinstance(error, (StopIteration, asyncio.CancelledError)):
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error

@@ -3,7 +3,7 @@
 After a third of a lease it is extended, all that need it in one frame (an epoch), and all at once
 on a new connection, where the daemon gives up what nobody claims within seconds. A lease is lost
 when the daemon says so, or when it ended by this side's clock without a word from the daemon;
-then whoever holds it is told, once. Invariant: an extension never asks for a shorter lease than
+then whoever holds it is notified, once. Invariant: an extension never asks for a shorter lease than
 the subscription's, and the clock of a lease starts when it was asked for, not when answered.
 """
 
@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from tickwheel.client.buffer import SURE
 from tickwheel.client.connection import LOGGER, Connection
 from tickwheel.client.delivery import Delivery
+from tickwheel.client.subscription import SURE
 from tickwheel.errors import TickwheelError
 from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
-    from tickwheel.client.calls import Calls
+    from tickwheel.client.requests import Calls
 
 EXTEND_AFTER = 1 / 3
 """The share of a lease after which it is extended."""
@@ -43,10 +43,10 @@ class Hold:
 
 
 class Leases:
-    """Of one topic and group. A source of the link, for its reconnects; has its own timer."""
+    """Of one topic and group. A source of the reconnector; has a timer of its own."""
 
     def __init__(self, calls: Calls, topic: str, group: str, lease_s: float) -> None:
-        self._link = calls.link
+        self._reconnector = calls.reconnector
         self._call = calls.call
         self._names = topic, group
         self._lease_s = lease_s
@@ -71,32 +71,32 @@ class Leases:
 
     def _arm(self) -> None:
         delay_s = self._lease_s / TICKS_PER_LEASE
-        self._timer = self._link.loop.call_later(delay_s, self._tick)
+        self._timer = self._reconnector.loop.call_later(delay_s, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         if not self._holds:
             return
         self._arm()
-        now_s = self._link.loop.time()
+        now_s = self._reconnector.loop.time()
         for hold in [h for h in self._holds.values() if now_s >= h.since_s + self._lease_s]:
             self._lose(hold, f"not extended for {self._lease_s:g} s")
-        if self._link.connection is not None:
+        if self._reconnector.connection is not None:
             due_s = now_s - self._lease_s * EXTEND_AFTER
             self._extend(hold for hold in self._holds.values() if hold.since_s <= due_s)
 
     def _extend(self, holds: Iterable[Hold]) -> None:
         wanted = sorted((h for h in holds if not h.asking), key=lambda h: h.delivery.epoch)
         for epoch, some in groupby(wanted, key=lambda h: h.delivery.epoch):
-            group, step = list(some), self._link.limits.ids_per_frame_max
+            group, step = list(some), self._reconnector.limits.ids_per_frame_max
             for start in range(0, len(group), step):
                 part = group[start : start + step]
                 for hold in part:
                     hold.asking = True
-                self._link.spawn(self._ask(epoch, part))
+                self._reconnector.spawn(self._ask(epoch, part))
 
     async def _ask(self, epoch: int, holds: list[Hold]) -> None:
-        asked_s, lease_ms = self._link.loop.time(), int(self._lease_s * 1000)
+        asked_s, lease_ms = self._reconnector.loop.time(), int(self._lease_s * 1000)
         ids = [hold.delivery.id for hold in holds]
         attempts = [hold.delivery.attempt for hold in holds]
         try:
@@ -120,7 +120,7 @@ class Leases:
         if self._holds.pop(id(hold.delivery), None) is hold:
             hold.lost(word)
 
-    # --- a source of the link -------------------------------------------------------------------
+    # --- a source of the reconnector ------------------------------------------------------------
 
     def up(self) -> None:
         """Claim what is held, before the daemon gives it to others."""

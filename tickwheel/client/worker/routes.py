@@ -1,4 +1,4 @@
-"""What ``worker.on`` was told, checked where it is written."""
+"""What ``worker.on`` was given, checked where it is written."""
 
 from __future__ import annotations
 

@@ -2,24 +2,30 @@
 
 Invariants: after ``stop`` nothing new is begun; ``run`` returns when every handler has ended or was
 given up, and every settlement is answered; it takes at most ``grace`` seconds and a few more.
+At most ``concurrency`` handlers of a lane run, and a delivery is taken only when one may start:
+what waits is the subscription's, which keeps its lease up and gives it back at the end. The first
+SIGTERM or SIGINT asks a running worker to stop, the second to hurry.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
-from contextlib import nullcontext
-from typing import Any, TypeVar
+import signal
+from contextlib import contextmanager, nullcontext, suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.client.client import Client
-from tickwheel.client.retry import Retry
 from tickwheel.client.times import Duration, shown
-from tickwheel.client.worker.job import LOGGER
-from tickwheel.client.worker.lane import Lane
+from tickwheel.client.worker.job import LOGGER, Job, Threads
+from tickwheel.client.worker.leases import Leases
 from tickwheel.client.worker.routes import CONCURRENCY_DEFAULT, Handler, Route, route, seconds
-from tickwheel.client.worker.signals import on_signals
-from tickwheel.client.worker.threads import Threads
-from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.errors import BadRequest, ClientClosed, TickwheelError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from tickwheel.client.delivery import Delivery
+    from tickwheel.client.retry import Retry
 
 GRACE_S = 30.0
 
@@ -190,3 +196,124 @@ async def _all(works: Iterable[Any], *, quiet: bool = False) -> None:
     for end in ends:
         if isinstance(end, BaseException) and not (quiet and isinstance(end, TickwheelError)):
             raise end
+
+
+ABANDON_S = 5.0
+"""How long a handler that was cancelled may take to end."""
+
+
+class Lane:
+    """``start``, then ``read`` until it fails or is cancelled; then ``close`` and ``finish``."""
+
+    def __init__(self, client: Client, route: Route, threads: Threads) -> None:
+        self.route = route
+        self._client = client
+        self._threads = threads
+        self._slots = asyncio.Semaphore(route.concurrency)
+        self._jobs: set[Job] = set()
+        self._acks: set[asyncio.Future[Any]] = set()
+        self._subscription = client.subscribe(
+            route.topic,
+            group=route.group,
+            prefetch=route.prefetch or min(route.concurrency, client.limits.prefetch_max),
+            lease=route.lease,
+            retry=route.retry,
+        )
+        self._leases: Leases | None = None
+
+    async def start(self) -> None:
+        """Subscribe. Raises what the daemon objects to."""
+        subscription = await self._subscription.start()
+        route, client = self.route, self._client
+        self._leases = Leases(client._calls, route.topic, route.group, subscription.lease_s)
+        client._reconnector.sources.append(self._leases)
+
+    async def read(self) -> None:
+        """Start a job for each delivery, for ever. Raises why there are no more."""
+        while True:
+            await self._slots.acquire()
+            try:
+                delivery = await anext(self._subscription, None)
+            except BaseException:
+                self._slots.release()
+                raise
+            if delivery is None:
+                raise ClientClosed("the client was closed while the worker ran")
+            self._begin(delivery)
+
+    def _begin(self, delivery: Delivery) -> None:
+        assert self._leases is not None, "started"
+        job = Job(self.route, delivery, self._leases, self._threads)
+        self._jobs.add(job)
+        job.task.add_done_callback(lambda _: self._ended(job))
+
+    def _ended(self, job: Job) -> None:
+        self._jobs.discard(job)
+        job.when_free(self._slots.release)
+        if job.ack is not None and not job.ack.done():
+            self._acks.add(job.ack)
+            job.ack.add_done_callback(self._acks.discard)
+        if not job.task.cancelled() and (bug := job.task.exception()) is not None:
+            LOGGER.error("%r: %r", job.delivery, bug, exc_info=bug)
+
+    # --- the end --------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Handlers that run."""
+        return len(self._jobs)
+
+    async def close(self) -> None:
+        """Take no more; what was not started goes back."""
+        await self._subscription.close()
+
+    async def drained(self) -> None:
+        """Until no handler runs."""
+        while self._jobs:
+            await asyncio.wait([job.task for job in self._jobs])
+            await asyncio.sleep(0)  # their callbacks
+
+    async def finish(self) -> None:
+        """Cancel what still runs, give it back, and see that every ack is answered."""
+        for job in list(self._jobs):
+            job.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ABANDON_S):
+                await self.drained()
+        for job in self._jobs:
+            LOGGER.error("%r: its handler does not let itself be cancelled", job.delivery)
+        if self._acks:
+            await asyncio.wait(self._acks)
+        if self._leases is not None:
+            self._leases.stop(ClientClosed())
+            self._client._reconnector.sources.remove(self._leases)
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+@contextmanager
+def on_signals(stop: Callable[[], None], hurry: Callable[[], None]) -> Iterator[None]:
+    """Handlers for the block's time; none where the platform or the thread allows none."""
+    loop = asyncio.get_running_loop()
+    asked = False
+
+    def heard() -> None:
+        nonlocal asked
+        (hurry if asked else stop)()
+        asked = True
+
+    before = {}
+    for number in SIGNALS:
+        try:
+            before[number] = signal.getsignal(number)
+            loop.add_signal_handler(number, heard)
+        except (NotImplementedError, RuntimeError, ValueError):
+            before.pop(number, None)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            if handler is not None:  # None: installed by something that is not Python
+                signal.signal(number, handler)

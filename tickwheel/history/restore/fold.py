@@ -1,24 +1,18 @@
 """What events mean for tasks: from the state of a backup to the state at the last event.
 
-Events say absolute states, so some may have happened before the backup was made: the newest word
-on a task and group counts. Tasks of the backup are brought in when an event names them
-(``needs``), so memory holds what is unfinished and was touched. Pure: no file, no clock.
+Events say absolute states, so it does no harm that some had happened before the backup was made:
+the newest event of a task and group counts. Tasks of the backup are brought in when an event names
+them (``needs``), so memory holds what is unfinished and was touched. Pure: no file, no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from tickwheel.history.read import task_id
+from tickwheel.history.restore.event_values import body_of, options_of
 from tickwheel.history.restore.owners import Owners
-from tickwheel.history.restore.task import (
-    Task,
-    failures_of,
-    failures_until,
-    has_history,
-    is_done,
-)
-from tickwheel.history.restore.values import body_of, extras_of
 from tickwheel.history.segments import Event
 from tickwheel.wheel.records import (
     FAILURES_MAX,
@@ -123,7 +117,7 @@ class Fold:
         if named in self.tasks or named in self.gone:
             return
         body = body_of(event)
-        row = TaskRow(named, int(event["due_ms"]), event["topic"], body or b"", extras_of(event))
+        row = TaskRow(named, int(event["due_ms"]), event["topic"], body or b"", options_of(event))
         self.tasks[named] = Task(row, has_body=body is not None, is_new=True)
 
     def _rescheduled(self, task: Task, event: Event) -> None:
@@ -285,3 +279,53 @@ class Fold:
         self.endings[named] = ending
         if len(self.endings) > ENDINGS_MAX:
             del self.endings[next(iter(self.endings))]
+
+
+# --- one task --------------------------------------------------------------------------------
+
+
+class Task:
+    """One task that an event has named."""
+
+    __slots__ = ("dead", "has_body", "holders", "is_new", "let_go", "progress", "row")
+
+    def __init__(
+        self,
+        row: TaskRow,
+        progress: Iterable[ProgressRow] = (),
+        dead: Iterable[DeadRow] = (),
+        *,
+        has_body: bool = True,
+        is_new: bool = False,
+    ) -> None:
+        self.row = row
+        self.is_new = is_new
+        """The backup does not have it."""
+        self.progress = {one.group: one for one in progress}
+        self.dead = {one.group: one for one in dead}
+        self.holders: dict[str, str] = {}
+        """Who had it last, by group."""
+        self.let_go: set[str] = set()
+        """Groups that were deleted, and had it."""
+        self.has_body = has_body
+
+
+def is_done(row: ProgressRow | None) -> bool:
+    return row is not None and row.state is ProgressState.DONE
+
+
+def has_history(task: Task) -> bool:
+    """Some group has attempts, an ack or a dead letter to remember."""
+    return bool(task.dead) or any(
+        row.attempt or row.state is ProgressState.DONE for row in task.progress.values()
+    )
+
+
+def failures_of(task: Task, group: str) -> tuple[Failure, ...]:
+    known: Any = task.progress.get(group) or task.dead.get(group)
+    found: tuple[Failure, ...] = known.failures if known is not None else ()
+    return found
+
+
+def failures_until(task: Task, group: str, time_ms: int) -> tuple[Failure, ...]:
+    return tuple(failure for failure in failures_of(task, group) if failure.at_ms <= time_ms)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tickwheel.history.restore.values import settings_of
+from tickwheel.history.restore.event_values import settings_of
 from tickwheel.history.segments import Event
 from tickwheel.wheel.ownership import earliest, is_closed, moved_before, owing
 from tickwheel.wheel.records import (

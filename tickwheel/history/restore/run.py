@@ -1,22 +1,27 @@
-"""A restore from beginning to end: backup, events, new store, report."""
+"""A restore from beginning to end: backup, events, new store, and a report of how exact it is."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tickwheel.errors import BadRequest
-from tickwheel.history.names import HOUR_MS, STATE
-from tickwheel.history.restore.fold import ENDINGS_MAX, Fold
+from tickwheel.history import segments
+from tickwheel.history.restore.fold import ENDINGS_MAX, Fold, Task, is_done
 from tickwheel.history.restore.owners import Owners
 from tickwheel.history.restore.replay import Replay
-from tickwheel.history.restore.report import Report
-from tickwheel.history.restore.source import Backup, open_backup
-from tickwheel.history.restore.target import Filler, check_empty, filling, shard_of
-from tickwheel.history.restore.task import Task
-from tickwheel.history.segments import Event
+from tickwheel.history.restore.source_and_target import (
+    Backup,
+    Filler,
+    check_empty,
+    filling,
+    open_backup,
+    shard_of,
+)
+from tickwheel.history.segments import HOUR_MS, STATE, Event
 from tickwheel.persistence.store import StoredTask
 from tickwheel.persistence.urls import parse
 from tickwheel.wheel.records import (
@@ -33,6 +38,8 @@ MARGIN_MS = HOUR_MS
 it does no harm."""
 EPOCHS_AFTER_CRASH = 16
 """Starts that no event is left of."""
+LISTED_MAX = 100
+"""Ids of a kind that are listed; all are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +115,14 @@ class _Run:
             await self._bring(some)
             for event in some:
                 fold.apply(event, is_old=event["time_ms"] <= self._backup.position_ms)
-        self._tell_events()
+        self._report_events()
 
     async def _bring(self, events: list[Event]) -> None:
         """Tasks of the backup that these events name."""
         for task in await self._backup.read(self._fold.needs(events)):
             self._fold.put(Task(task.row, task.progress, task.dead))
 
-    def _tell_events(self) -> None:
+    def _report_events(self) -> None:
         seen, report = self._replay.seen, self._report
         report.events = seen.events
         report.first_event_ms, report.last_event_ms = seen.first_ms, seen.last_ms
@@ -162,7 +169,7 @@ class _Run:
         return not (task.dead or standing) or any(group not in held_back for group in owing)
 
     def _is_held_back(self, row: ProgressRow) -> bool:
-        return _is_done(row) or (_waits(row) and row.at_ms > self._now_ms)
+        return is_done(row) or (_waits(row) and row.at_ms > self._now_ms)
 
     def _is_wanted(self, task: StoredTask) -> bool:
         return self._plan.include_overdue or not self._goes_out_at_once(task)
@@ -255,8 +262,6 @@ def _shards(history_dir: Path) -> set[int]:
     names = (path.name.rpartition("-s")[2] for path in (history_dir / STATE).glob("*-s*"))
     found = {int(name) for name in names if name.isdecimal()}
     if not found:
-        from tickwheel.history import segments
-
         found = {segment.name.shard for segment in islice(segments.find(history_dir), 10_000)}
     return found
 
@@ -281,5 +286,101 @@ def _waits(row: ProgressRow) -> bool:
     return row.state is ProgressState.WAITING
 
 
-def _is_done(row: ProgressRow) -> bool:
-    return row.state is ProgressState.DONE
+# --- the report ------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Listed:
+    """Tasks of one kind: all counted, the first ones named."""
+
+    count: int = 0
+    ids: list[str] = field(default_factory=list)
+
+    def add(self, task_id: int) -> None:
+        self.count += 1
+        if len(self.ids) < LISTED_MAX:
+            self.ids.append(str(task_id))
+
+
+@dataclass(slots=True)
+class Report:
+    """Times in ms since 1970; tasks as counts."""
+
+    dry_run: bool = False
+    backup: str | None = None
+    backup_ms: int | None = None
+    """The backup holds what had happened by then."""
+    shard: int = 0
+    # the history
+    history: bool = False
+    events: int = 0
+    first_event_ms: int | None = None
+    last_event_ms: int | None = None
+    spool_events: int = 0
+    """Found in a spool that no writer had turned into files."""
+    reaches_back: bool = True
+    """The history begins before the backup was made."""
+    missing_events: int = 0
+    dropped_events: int = 0
+    drops: int = 0
+    lost_bytes: int = 0
+    torn_lines: int = 0
+    unusable_events: int = 0
+    crashes: int = 0
+    """Since the backup; each may have lost the batch that was being appended."""
+    clean_stop: bool = False
+    """The newest event is a clean stop: nothing can have happened after it."""
+    tail_ms: int | None = None
+    """From the newest event to the last thing that was written to a spool."""
+    # the tasks
+    restored: int = 0
+    from_backup: int = 0
+    from_history: int = 0
+    """Enqueued after the backup."""
+    ended_since: int = 0
+    """Ended after the backup was made, or were enqueued and ended since."""
+    overdue: int = 0
+    """Of those restored: due already, they go out at once."""
+    waiting: int = 0
+    dead_letters: int = 0
+    groups: int = 0
+    skipped_overdue: Listed = field(default_factory=Listed)
+    without_body: Listed = field(default_factory=Listed)
+    """Cannot be restored: enqueued after the backup, and the history holds no bodies."""
+    not_found: Listed = field(default_factory=Listed)
+    """Asked for by id, and not there."""
+    refused: bool = False
+    """Nothing was written, because tasks without a body would be missing."""
+    epoch: int = 0
+    id_mark: str = "0"
+
+    @property
+    def exact(self) -> bool:
+        """The store is as it was when it was last written, as far as can be known, but for what
+        was left out on demand."""
+        return self.history and self.clean_stop and not self.gaps and not self.without_body.count
+
+    @property
+    def gaps(self) -> list[str]:
+        """What is known to be missing from the history, in words."""
+        found = []
+        if self.history and not self.reaches_back:
+            found.append("it begins after the backup was made")
+        if self.missing_events:
+            found.append(f"{self.missing_events:,} events are in no file")
+        if self.drops:
+            found.append(f"the daemon dropped {self.dropped_events:,} events or more")
+        if self.crashes:
+            found.append(
+                f"a daemon crashed since the backup ({self.crashes}); the last batch before that"
+                " may not be in it"
+            )
+        if self.lost_bytes:
+            found.append(f"{self.lost_bytes:,} bytes of a spool are torn or damaged")
+        if self.unusable_events:
+            found.append(f"{self.unusable_events:,} events lack fields")
+        return found
+
+    def fields(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return {**asdict(self), "exact": self.exact, "gaps": self.gaps}

@@ -1,0 +1,116 @@
+"""Tasks from JSON lines: every field, its default, and a named mistake for all the rest."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tickwheel.cli.enqueue import BadLine, Defaults, read_task, read_tasks
+from tickwheel.cli.values import body_fields
+from tickwheel.client import Retry, Task
+
+TOPIC = Defaults(topic="orders")
+
+
+def _line(**fields: Any) -> bytes:
+    return json.dumps(fields).encode()
+
+
+def test_a_line_with_everything() -> None:
+    task = read_task(
+        _line(
+            topic="t", body="hello", delay="1m", key="k", tag="g", properties={"a": "b"},
+            priority=9, ttl=60, retry="fixed:delay=5s,retries=2",
+        ),
+        Defaults(),
+    )  # fmt: skip
+    assert (task.topic, task.body, task.delay, task.at) == ("t", b"hello", 60.0, None)
+    assert (task.key, task.tag, task.properties) == ("k", "g", {"a": "b"})
+    assert (task.priority, task.ttl) == (9, 60.0)
+    assert task.retry == Retry.of({"kind": "fixed", "delay_ms": 5000, "retries": 2})
+
+
+def test_a_retry_may_be_a_map_or_come_from_the_options() -> None:
+    given = {"kind": "table", "delays_ms": [1, 2]}
+    assert read_task(_line(body="x", retry=given), TOPIC).retry == Retry.of(given)
+    defaults = Defaults("orders", retry="none")
+    assert read_task(_line(body="x"), defaults).retry == Retry.named("none")
+    assert read_task(_line(body="x", retry="rocketmq"), defaults).retry == Retry.named("rocketmq")
+
+
+def test_what_a_line_does_not_say_comes_from_the_options() -> None:
+    defaults = Defaults("orders", 5.0, None, "tag", {"a": "1", "b": "2"}, 3, 60.0)
+    task = read_task(_line(body="x", properties={"b": "3"}), defaults)
+    assert (task.topic, task.delay, task.tag, task.priority) == ("orders", 5.0, "tag", 3)
+    assert (task.properties, task.ttl) == ({"a": "1", "b": "3"}, 60.0)
+
+
+def test_a_lines_time_wins_over_the_options_delay() -> None:
+    task = read_task(_line(body="x", at="2030-01-01T00:00:00Z"), Defaults("orders", delay=5.0))
+    assert (task.delay, task.at) == (None, datetime(2030, 1, 1, tzinfo=UTC))
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (b"{", "not JSON"),
+        (b"\xff", "not UTF-8"),
+        (b"[]", "a JSON object is needed, not list"),
+        (_line(body="x", dealy=1), "field dealy: not known"),
+        (_line(), "field body: give body or body_base64"),
+        (_line(body="x", body_base64="eA=="), "field body: give body or body_base64"),
+        (_line(body=1), "field body: text is needed"),
+        (_line(body="\ud800"), "field body: holds half a surrogate pair"),
+        (_line(body_base64="!"), "field body_base64: not base64"),
+        (_line(body_base64=1), "field body_base64: not base64"),
+        (_line(body="x", delay=-1), "field delay: -1 is no duration"),
+        (_line(body="x", delay=float("nan")), "field delay: nan is no duration"),
+        (_line(body="x", delay=True), "field delay: True is of the wrong type"),
+        (_line(body="x", delay="soon"), "field delay: 'soon' is not a duration"),
+        (_line(body="x", at=5), "field at: 5 is of the wrong type"),
+        (_line(body="x", at="soon"), "field at: 'soon' is no ISO-8601"),
+        (_line(body="x", at="2030-01-01", delay=1), "field at: give delay or at"),
+        (_line(body="x", topic=""), "field topic: text that is not empty"),
+        (_line(body="x", key=7), "field key: text that is not empty"),
+        (_line(body="x", priority=256), "field priority: 0 to 255 is allowed, not 256"),
+        (_line(body="x", priority=True), "field priority: 0 to 255"),
+        (_line(body="x", properties={"a": 1}), "field properties: an object of texts"),
+        (_line(body="x", ttl="x"), "field ttl: 'x' is not a duration"),
+        (_line(body="x", retry=5), "field retry: a SPEC or an object is needed, not 5"),
+        (_line(body="x", retry="fixed:x=1"), "field retry: 'x=1' in fixed: write delay="),
+    ],
+)
+def test_a_bad_line_names_line_and_field(line: bytes, problem: str) -> None:
+    good = _line(body="fine")
+    with pytest.raises(BadLine) as caught:
+        list(read_tasks([good, b"\n", line], TOPIC))
+    assert caught.value.message.startswith(f"line 3: {problem}")
+
+
+def test_a_line_without_a_topic_anywhere() -> None:
+    with pytest.raises(ValueError, match="field topic: missing"):
+        read_task(_line(body="x"), Defaults())
+
+
+def test_sizes_add_up_to_the_input_with_its_empty_lines() -> None:
+    lines = [b"\n", _line(body="a") + b"\n", b"  \n", _line(body="b")]
+    assert sum(size for _, size in read_tasks(lines, TOPIC)) == sum(map(len, lines))
+
+
+@given(st.binary(max_size=40))
+def test_no_line_breaks_the_reader(line: bytes) -> None:
+    try:
+        found = read_task(line, TOPIC)
+    except ValueError:
+        return
+    assert isinstance(found, Task)
+
+
+@given(st.binary(max_size=60))
+def test_a_body_that_subscribe_prints_is_read_back(body: bytes) -> None:
+    assert read_task(_line(**body_fields(body)), TOPIC).body == body

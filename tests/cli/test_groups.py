@@ -1,0 +1,194 @@
+"""What the commands on groups ask the daemon, and how they show its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from fake_daemon import FakeDaemon
+from waiting import soon
+
+from tickwheel.cli import groups
+from tickwheel.cli.call import Call
+from tickwheel.cli.groups import parse_start
+from tickwheel.cli.output import Output
+from tickwheel.errors import Conflict, NotFound, TickwheelError
+from tickwheel.protocol.frames import FrameType as T
+
+POLICY = {"kind": "fixed", "delay_ms": 5_000, "retries": 2, "jitter": 0.0}
+SETTINGS = {
+    "topic": "orders", "group": None, "paused": False, "rate": None, "burst": None, "retry": None,
+}  # fmt: skip
+GROUP = {
+    **dict.fromkeys(("ready", "in_flight", "waiting", "dead", "delivered", "acked"), 0),
+    "subscribers": 2, "paused": True, "rate": 5.0, "burst": 9, "retry": POLICY, "since_ms": 0,
+    "oldest_ready_ms": 90_000,
+}  # fmt: skip
+TOPIC = {
+    **GROUP, "pending": 1_234, "enqueued": 3, "paused": False, "rate": None, "burst": None,
+    "retry": {**POLICY, "name": "own"},
+    "groups": {
+        "billing": GROUP,
+        "mail": {**GROUP, "retry": None, "replay": {"looked_at": 8, "given": 7, "share": 0.256}},
+    },
+}  # fmt: skip
+STATS = {
+    **dict.fromkeys(
+        ("pending", "ready", "in_flight", "waiting", "dead", "enqueued", "delivered", "acked"), 0
+    ),
+    "topics": {"orders": TOPIC},
+}  # fmt: skip
+
+Run = Callable[[Call], Coroutine[Any, Any, int | None]]
+Answer = dict[str, Any] | TickwheelError
+
+
+async def _ask(run: Run, kind: T, answer: Answer, *, as_json: bool = False) -> tuple[Any, ...]:
+    """Run a command against a daemon that answers so; the frame that it sent."""
+    async with FakeDaemon() as daemon:
+        running = asyncio.ensure_future(run(Call(daemon.url, None, Output(as_json=as_json))))
+        peer = await daemon.peer()
+        frame = await peer.next(kind)
+        if isinstance(answer, TickwheelError):
+            peer.error(frame, answer.code, answer.message)
+        else:
+            peer.ok(frame, answer)
+        await soon(running)
+        return tuple(frame[2:])
+
+
+# --- what is asked ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("run", "changed"),
+    [
+        (lambda call: groups.pause(call, "orders"), {"paused": True}),
+        (lambda call: groups.resume(call, "orders"), {"paused": False}),
+        (lambda call: groups.rate(call, "orders", "7.5"), {"rate": 7.5}),
+        (lambda call: groups.rate(call, "orders", "7", None, 3), {"rate": 7.0, "burst": 3}),
+        (lambda call: groups.rate(call, "orders", "none"), {"rate": None, "burst": None}),
+        (lambda call: groups.set_policy(call, "orders", "rocketmq"), {"retry": "rocketmq"}),
+        (lambda call: groups.clear_policy(call, "orders"), {"retry": None}),
+    ],
+)
+async def test_only_what_is_named_is_changed(run: Run, changed: dict[str, Any]) -> None:
+    assert await _ask(run, T.CONFIGURE, SETTINGS) == ("orders", None, changed)
+
+
+async def test_a_group_is_named_beside_its_topic() -> None:
+    asked = await _ask(
+        lambda call: groups.pause(call, "orders", "g"), T.CONFIGURE, {**SETTINGS, "group": "g"}
+    )
+    assert asked == ("orders", "g", {"paused": True})
+
+
+async def test_creating_a_group(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = {**SETTINGS, "group": "g", "rate": 5.0, "burst": 9, "retry": POLICY, "created": False}
+    asked = await _ask(
+        lambda call: groups.create_group(
+            call, "orders", "g", start="first", retry=POLICY, rate=5.0, burst=9, paused=True
+        ),
+        T.GROUP_CREATE,
+        answer,
+    )
+    options = {"since": "first", "retry": POLICY, "rate": 5.0, "burst": 9, "paused": True}
+    assert asked == ("orders", "g", options)
+    said = capsys.readouterr()
+    assert said.out == (
+        "orders  g  active  rate 5/s burst 9  retry fixed:delay=5s,retries=2,jitter=0\n"
+    )
+    assert "existed before" in said.err
+
+
+async def test_deleting_says_what_it_held(capsys: pytest.CaptureFixture[str]) -> None:
+    held = {"ready": 1_500, "in_flight": 0, "waiting": 2, "dead": 0}
+    asked = await _ask(
+        lambda call: groups.delete_group(call, "orders", "g", force=True), T.GROUP_DELETE, held
+    )
+    assert asked == ("orders", "g", True)
+    assert capsys.readouterr().out == "orders  g  deleted with 1,500 ready, 2 retrying\n"
+
+
+async def test_a_group_that_holds_something_is_kept_when_nobody_can_be_asked() -> None:
+    with pytest.raises(Conflict, match="it holds 3 ready; --force deletes it with them"):
+        await _ask(
+            lambda call: groups.delete_group(call, "orders", "g"),
+            T.GROUP_DELETE,
+            Conflict("it holds 3 ready"),
+        )
+
+
+@pytest.mark.parametrize(
+    ("text", "start"),
+    [
+        ("now", "now"),
+        ("first", "first"),
+        ("2030-01-01T00:00:00Z", datetime(2030, 1, 1, tzinfo=UTC)),
+    ],
+)
+def test_starts(text: str, start: Any) -> None:
+    assert parse_start(text) == start
+
+
+def test_a_start_that_is_none() -> None:
+    with pytest.raises(ValueError, match="'soon' is neither now nor first nor an ISO-8601 time"):
+        parse_start("soon")
+
+
+# --- what is shown ---------------------------------------------------------------------------
+
+
+def _lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().out.splitlines()
+
+
+async def test_topics_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    await _ask(groups.topics, T.STATS, STATS)
+    head, row = _lines(capsys)
+    assert "oldest" in head
+    assert row.split() == [
+        "orders", "1,234", "0", "0", "0", "0", "1m", "30s", "-", "-", "2", "3", "0", "0",
+    ]  # fmt: skip
+
+
+async def test_topics_of_a_daemon_that_says_less(capsys: pytest.CaptureFixture[str]) -> None:
+    old = {name: TOPIC[name] for name in (*STATS, "groups") if name in TOPIC}
+    await _ask(groups.topics, T.STATS, {**STATS, "topics": {"orders": {**old, "groups": {}}}})
+    assert _lines(capsys)[1].split()[6:9] == ["-", "-", "-"]
+
+
+async def test_groups_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    await _ask(groups.list_groups, T.STATS, STATS)
+    lines = _lines(capsys)
+    assert [line.split()[1] for line in lines[1:]] == ["billing", "mail"]
+    assert "paused  5/s burst 9  fixed x2" in lines[1]
+    assert [line.split()[-2] for line in lines] == ["replay", "-", "26%"]
+    await _ask(lambda call: groups.list_groups(call, "orders"), T.STATS, STATS, as_json=True)
+    found = [json.loads(line) for line in _lines(capsys)]
+    assert [(g["topic"], g["group"], g["subscribers"]) for g in found] == [
+        ("orders", "billing", 2), ("orders", "mail", 2),
+    ]  # fmt: skip
+    with pytest.raises(NotFound, match="no topic 'nosuch'"):
+        await _ask(lambda call: groups.list_groups(call, "nosuch"), T.STATS, STATS)
+
+
+async def test_the_policy_that_holds_and_whose_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    await _ask(lambda call: groups.show_policy(call, "orders"), T.STATS, STATS, as_json=True)
+    found = [json.loads(line) for line in _lines(capsys)]
+    assert [(p["group"], p["from"], p["holds"].get("name")) for p in found] == [
+        (None, "topic", "own"), ("billing", "group", None), ("mail", "topic", "own"),
+    ]  # fmt: skip
+    await _ask(lambda call: groups.show_policy(call, "orders", "mail"), T.STATS, STATS)
+    (_, row) = _lines(capsys)
+    assert row.split()[:4] == ["orders", "mail", "-", "own"]
+    bare = {**STATS, "topics": {"orders": {**TOPIC, "retry": None, "groups": {}}}}
+    await _ask(lambda call: groups.show_policy(call, "orders"), T.STATS, bare)
+    assert "the daemon's default" in _lines(capsys)[1]
+    for given in (("nosuch", None), ("orders", "nosuch")):
+        with pytest.raises(NotFound, match="nosuch"):
+            await _ask(lambda call, given=given: groups.show_policy(call, *given), T.STATS, STATS)  # type: ignore[misc]  # bound early

@@ -1,0 +1,36 @@
+"""Output: plain columns into a pipe, one object a line with --json."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from tickwheel.cli.output import Grid, Output
+
+
+def test_columns_are_aligned_and_numbers_stand_right() -> None:
+    grid = Grid(("id", "topic"), right=frozenset(("id",)))
+    grid.rows.extend([("7", "a"), ("1234", "orders")])
+    assert grid.plain() == "  id  topic\n   7  a\n1234  orders"
+
+
+def test_an_empty_table_is_its_head() -> None:
+    assert Grid(("id", "topic"), title="Tasks").plain() == "Tasks\nid  topic"
+
+
+def test_a_record_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=True).record({"id": "1", "body": "two\nlines, ünïcode"})
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    assert json.loads(out) == {"id": "1", "body": "two\nlines, ünïcode"}
+
+
+def test_output_survives_a_terminal_that_knows_only_ascii(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    Output(as_json=True).record({"body": "ü"})
+    Output(as_json=False).line("ü")
+    assert raw.getvalue() == b'{"body": "\\u00fc"}\n?\n'

@@ -1,0 +1,185 @@
+"""Retry policies as text: every kind, every field, and a named mistake for all the rest."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tickwheel.cli.values import (
+    RETRIES_MAX,
+    SPEC_FIELDS,
+    describe_policy,
+    format_policy,
+    parse_policy,
+    policy_of_json,
+    retry_of,
+    short_policy,
+    spec_duration,
+)
+from tickwheel.client import Retry
+
+EXPONENTIAL = {
+    "kind": "exponential", "base_ms": 10_000, "factor": 2.0, "cap_ms": 7_200_000, "retries": 16,
+    "jitter": 0.1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("spec", "policy"),
+    [
+        ("exponential:base=10s,factor=2,cap=2h,retries=16,jitter=0.1", EXPONENTIAL),
+        ("exponential", {"kind": "exponential"}),
+        ("exponential: base=5ms , retries=0", {"kind": "exponential", "base_ms": 5, "retries": 0}),
+        ("fixed:delay=30s,retries=5", {"kind": "fixed", "delay_ms": 30_000, "retries": 5}),
+        ("fixed:delay=1m30s,jitter=1", {"kind": "fixed", "delay_ms": 90_000, "jitter": 1.0}),
+        ("table:10s,30s,1m;retries=8",
+         {"kind": "table", "delays_ms": [10_000, 30_000, 60_000], "retries": 8}),
+        ("table:0", {"kind": "table", "delays_ms": [0]}),
+        ("rocketmq", "rocketmq"), ("none", "none"), ("default", "default"),
+        ("My.own-1", "My.own-1"),
+    ],
+)  # fmt: skip
+def test_specs(spec: str, policy: Any) -> None:
+    assert parse_policy(spec) == policy
+    assert policy_of_json(spec) == policy
+    made = retry_of(parse_policy(spec))
+    assert made is not None
+    sent = made.to_wire()
+    assert (sent if isinstance(sent, str) else {**sent, **_lists(sent)}) == policy
+
+
+def _lists(sent: dict[str, Any]) -> dict[str, Any]:
+    return {"delays_ms": list(sent["delays_ms"])} if "delays_ms" in sent else {}
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("", "'' is no retry policy"),
+        ("often:x=1", "'often:x=1' is no retry policy"),
+        ("5 times", "'5 times' is no retry policy"),
+        ("exponential:speed=1", "'speed=1' in exponential: write base=…, factor=…"),
+        ("exponential:base", "'base' in exponential: write"),
+        ("fixed:base=10s", "'base=10s' in fixed: write delay=…, retries=…, jitter=…"),
+        ("fixed:delay=soon", "delay: 'soon' is not a duration"),
+        ("fixed:delay=1s,delay=2s", "delay is given twice"),
+        ("fixed:retries=-1", "retries is '-1'; 0 to 65535 is allowed"),
+        ("fixed:retries=65536", "retries is '65536'; 0 to 65535 is allowed"),
+        ("exponential:factor=0.5", "factor is 0.5; 1 or more is allowed"),
+        ("exponential:factor=inf", "factor is inf; 1 or more"),
+        ("exponential:factor=nan", "factor is nan; 1 or more"),
+        ("exponential:factor=fast", "factor is 'fast'; a number is needed"),
+        ("exponential:jitter=2", "jitter is 2; 0 to 1 is allowed"),
+        ("table", "table needs its delays"),
+        ("table:;retries=8", "table needs its delays"),
+        ("table:10s,,1m", "table: '' is not a duration"),
+        ("table:10s,retries=8", "table: 'retries=8' is not a duration"),
+        ("table:10s;delay=1s", "'delay=1s' in table: write retries=…"),
+    ],
+)
+def test_a_bad_spec_names_the_field_and_the_value(spec: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        parse_policy(spec)
+
+
+@pytest.mark.parametrize(
+    ("value", "problem"),
+    [
+        (5, "a SPEC or an object is needed, not 5"),
+        ({}, "kind is None; known are none, exponential, fixed, table"),
+        ({"kind": "often"}, "kind is 'often'"),
+        ({"kind": "fixed", "base_ms": 5}, "base_ms is no part of kind fixed"),
+        ({"kind": "fixed", "delay_ms": "5s"}, "delay_ms is '5s', which is no such number"),
+        ({"kind": "fixed", "retries": True}, "retries is True"),
+        ({"kind": "table", "delays_ms": [1.5]}, "delays_ms is [1.5]"),
+        ({"kind": "none", "delays_ms": [1]}, "delays_ms is no part of kind none"),
+    ],
+)
+def test_a_bad_policy_in_json(value: Any, problem: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(problem)):
+        policy_of_json(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [EXPONENTIAL, {"kind": "none"}, {"kind": "table", "delays_ms": [1, 2], "retries": 3}],
+)
+def test_a_map_in_json_is_taken_as_it_is(value: dict[str, Any]) -> None:
+    assert policy_of_json(value) == value
+
+
+def test_policies_for_people() -> None:
+    assert format_policy(None) == "-"
+    assert (
+        format_policy(EXPONENTIAL) == "exponential:base=10s,factor=2,cap=2h,retries=16,jitter=0.1"
+    )
+    named = {**EXPONENTIAL, "name": "default"}
+    assert format_policy(named) == "default"
+    assert describe_policy(named).startswith("default (exponential:base=10s")
+    assert describe_policy({"kind": "none", "name": "none"}) == "none"
+    assert describe_policy("own") == "own"
+
+
+ONE_OF = st.one_of(
+    st.fixed_dictionaries(
+        {"kind": st.just("exponential")},
+        optional={
+            "base_ms": st.integers(0, 10**10), "cap_ms": st.integers(0, 10**10),
+            "factor": st.floats(1, 1e6), "retries": st.integers(0, RETRIES_MAX),
+            "jitter": st.floats(0, 1),
+        },
+    ),
+    st.fixed_dictionaries(
+        {"kind": st.just("fixed")},
+        optional={"delay_ms": st.integers(0, 10**10), "retries": st.integers(0, RETRIES_MAX)},
+    ),
+    st.fixed_dictionaries(
+        {
+            "kind": st.just("table"),
+            "delays_ms": st.lists(st.integers(0, 10**10), min_size=1, max_size=9),
+        },
+        optional={"retries": st.integers(0, RETRIES_MAX)},
+    ),
+    st.sampled_from(["none", "default", "rocketmq", "x"]),
+)  # fmt: skip
+
+
+@given(ONE_OF)
+def test_what_is_shown_is_read_back(policy: Any) -> None:
+    assert parse_policy(format_policy(policy)) == policy
+
+
+@given(st.text(max_size=60))
+def test_no_text_breaks_the_parser(text: str) -> None:
+    try:
+        found = parse_policy(text)
+    except ValueError:
+        return
+    assert isinstance(retry_of(found), Retry)
+
+
+@pytest.mark.parametrize(
+    ("ms", "text"),
+    [(0, "0s"), (500, "500ms"), (90_000, "1m30s"), (7_200_000, "2h"), (86_400_001, "1d1ms")],
+)
+def test_exact_durations(ms: int, text: str) -> None:
+    assert spec_duration(ms) == text
+
+
+def test_every_kind_of_the_client_can_be_written() -> None:
+    made = (Retry.exponential(), Retry.fixed(1), Retry.table([1, 2]))
+    assert {retry.kind for retry in made} == set(SPEC_FIELDS)
+    for retry in made:
+        sent = retry.to_wire()
+        assert parse_policy(format_policy(sent)) == {**sent, **_lists(sent)}  # type: ignore[arg-type,dict-item]  # these three are maps
+
+
+def test_policies_in_a_narrow_column() -> None:
+    assert short_policy(None) == "-"
+    assert short_policy(EXPONENTIAL) == "exponential x16"
+    assert short_policy({**EXPONENTIAL, "name": "default"}) == "default"
+    assert short_policy({"kind": "none"}) == "none"

@@ -1,0 +1,80 @@
+"""``tickwheel status`` against daemons that say what a test wants."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from fake_daemon import NOW_MS, FakeDaemon
+
+from tickwheel.cli.app import run
+
+Capture = pytest.CaptureFixture[str]
+
+
+async def status(url: str, *options: str) -> int:
+    return await asyncio.to_thread(run, ["status", "--url", url, *options])
+
+
+async def test_a_row_for_each_address_and_the_active_one_that_is_named(capsys: Capture) -> None:
+    async with FakeDaemon() as standby, FakeDaemon() as active:
+        told = {"node": "left", "address": active.url, "epoch": 7, "since_ms": NOW_MS}
+        standby.told(node="right", role="standby", state="standby", active=told, epoch=0)
+        active.told(node="left", state="loading", loaded=12_000, to_load=100_000, epoch=7)
+        assert await status(f"{standby.url},127.0.0.1:1") == 0
+    head, *rows = capsys.readouterr().out.splitlines()
+    assert head.split() == ["address", "node", "role", "state", "epoch", "since", "store"]
+    assert [row.split()[0] for row in rows] == [standby.address, "127.0.0.1:1", active.address]
+    assert rows[0].split()[1:5] == ["right", "standby", "standby", "-"]
+    assert rows[1].split()[2] == "unreachable"
+    assert "loading (12,000 of 100,000 loaded)" in rows[2]
+    assert "(1h 2m)" in rows[2]
+    assert "redis://r:6379/0" in rows[2]
+
+
+async def test_what_a_confirmed_task_survives_is_said_below(capsys: Capture) -> None:
+    async with FakeDaemon() as daemon:
+        daemon.told(durability="appendfsync everysec: \x1b can lose a second")
+        assert await status(daemon.url) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("durability: appendfsync everysec: ")
+    assert "\x1b" not in last
+
+
+async def test_json_is_an_object_an_address(capsys: Capture) -> None:
+    async with FakeDaemon() as daemon:
+        told = daemon.told(address="tcp://known.as:7355")
+        assert await status(f"{daemon.url},127.0.0.1:1", "--json") == 0
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    assert first == {"url": daemon.url, "reachable": True, **told}
+    assert second["url"] == "tcp://127.0.0.1:1"
+    assert (second["reachable"], second["error"]) == (False, "unreachable")
+    assert second["message"]
+
+
+@pytest.mark.parametrize("state", ["store_trouble", "draining", "recovering"])
+async def test_without_one_that_serves_it_is_1(state: str, capsys: Capture) -> None:
+    async with FakeDaemon() as daemon, FakeDaemon() as standby:
+        daemon.told(state=state, detail="for a reason", store_ok=False)
+        standby.told(role="standby", state="standby")
+        assert await status(f"{daemon.url},{standby.address}") == 1
+    out = capsys.readouterr().out
+    assert f"{state.replace('_', ' ')} (for a reason)" in out
+    assert "(NOT OK)" in out
+
+
+async def test_with_nobody_there_it_is_3(capsys: Capture) -> None:
+    assert await status("tcp://127.0.0.1:1,127.0.0.1:2") == 3
+    captured = capsys.readouterr()
+    assert captured.out.count("unreachable") == 2
+    assert captured.err == ""
+
+
+async def test_one_that_objects_is_there(capsys: Capture) -> None:
+    async with FakeDaemon() as daemon:
+        daemon.greet = lambda peer, frame: (peer.error(frame, "unauthorized", "no"), peer.close())[
+            0
+        ]
+        assert await status(daemon.url) == 1
+    assert "unauthorized" in capsys.readouterr().out

@@ -1,0 +1,148 @@
+"""The live view: rates from deltas, restarts, order, what fits on a screen; the tables of stats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tickwheel.cli.output import Output
+from tickwheel.cli.top import NOTHING, SORTS, Frame, Meter, frame_text, rows_grid, stats_topics_grid
+
+
+def _group(**counts: Any) -> dict[str, Any]:
+    zero = dict.fromkeys(("ready", "in_flight", "waiting", "dead", "delivered", "acked"), 0)
+    return {**zero, "subscribers": 1, **counts}
+
+
+def _topic(**counts: Any) -> dict[str, Any]:
+    return {**_group(), "pending": 0, "enqueued": 0, "groups": {}, **counts}
+
+
+def _stats(uptime_s: float = 10.0, epoch: int = 1, **topics: Any) -> dict[str, Any]:
+    sums = {
+        name: sum(topic[name] for topic in topics.values())
+        for name in (
+            "pending", "ready", "in_flight", "waiting", "dead", "enqueued", "delivered", "acked",
+        )
+    }  # fmt: skip
+    return {
+        "node": "n1", "version": "1", "epoch": epoch, "uptime_s": uptime_s, "store_ok": True,
+        "early": 0, "connections": 2, "subscribers": 1, "topics": topics, **sums,
+        "lateness": {"p50_ms": 1, "p99_ms": 3},
+    }  # fmt: skip
+
+
+def test_rates_are_what_came_since_over_the_daemons_own_time() -> None:
+    meter = Meter()
+    first = meter.read(_stats(10.0, a=_topic(enqueued=100, groups={"g": _group(acked=7)})))
+    assert first.rates == {"enqueued": None, "delivered": None, "acked": None}
+    second = meter.read(
+        _stats(12.0, a=_topic(enqueued=150, delivered=10, groups={"g": _group(acked=17)}))
+    )
+    assert second.rates == {"enqueued": 25.0, "delivered": 5.0, "acked": 0.0}
+    ((topic, (group,)),) = second.topics
+    assert (topic.enqueued_per_s, topic.delivered_per_s) == (25.0, 5.0)
+    assert group.acked_per_s == 5.0
+
+
+def test_a_topic_that_came_to_be_in_between_counts_from_nothing() -> None:
+    meter = Meter()
+    meter.read(_stats(10.0))
+    frame = meter.read(_stats(11.0, new=_topic(enqueued=8)))
+    assert frame.topics[0][0].enqueued_per_s == 8.0
+
+
+@pytest.mark.parametrize(
+    "after",
+    [
+        _stats(0.5, a=_topic(enqueued=1)),  # its uptime began anew
+        _stats(60.0, epoch=2, a=_topic(enqueued=1)),  # a takeover
+        _stats(10.0, a=_topic(enqueued=5)),  # no time has passed
+    ],
+)
+def test_there_is_no_rate_over_a_restart(after: dict[str, Any]) -> None:
+    meter = Meter()
+    meter.read(_stats(10.0, a=_topic(enqueued=5)))
+    assert meter.read(after).rates["enqueued"] is None
+
+
+def _order(frame: Frame) -> list[str]:
+    return [topic.topic for topic, _ in frame.topics]
+
+
+def test_rows_are_sorted_largest_first_and_by_name_where_equal() -> None:
+    topics = {
+        "b": _topic(ready=5, dead=1, oldest_ready_ms=9),
+        "a": _topic(ready=5, in_flight=3, waiting=1),
+        "c": _topic(ready=9, pending=4, delivered=50),
+    }
+    expected = {
+        "name": "abc", "pending": "cab", "ready": "cab", "in-flight": "abc", "retrying": "abc",
+        "dead": "bac", "age": "bac", "busy": "cab",
+    }  # fmt: skip
+    for sort in SORTS:
+        meter = Meter(sort)
+        meter.read(_stats(9.0))
+        assert "".join(_order(meter.read(_stats(10.0, **topics)))) == expected[sort], sort
+    assert set(expected) == set(SORTS)
+
+
+def test_groups_stand_under_their_topic() -> None:
+    groups = {"slow": _group(ready=1), "quick": _group(ready=2, paused=True)}
+    text = frame_text(Meter("ready").read(_stats(a=_topic(ready=3, groups=groups))))
+    lines = text.splitlines()
+    assert lines[0].startswith("n1  active  up 10 s")
+    assert "late p50 / p99 1 / 3 ms  early 0" in text
+    names = [line.split()[0] for line in lines[5:]]
+    assert names == ["a", "quick", "slow"]
+    assert lines[6].split()[-1] == "paused"
+
+
+def test_what_does_not_fit_is_counted() -> None:
+    frame = Meter().read(_stats(**{f"t{n:02d}": _topic() for n in range(20)}))
+    grid = rows_grid(frame, 6)
+    assert len(grid.rows) == 6
+    assert grid.rows[-1][0] == "… 15 more"
+    assert len(rows_grid(frame, 20).rows) == 20
+
+
+def test_a_lost_daemon_shows_the_last_figures_and_what_is_the_matter() -> None:
+    frame = Meter().read(_stats(a=_topic(ready=3))).lost("reconnecting: gone")
+    assert frame_text(frame).splitlines()[0] == "reconnecting: gone"
+    assert frame.fields()["reconnecting"] is True
+    assert frame.fields()["topics"][0]["ready"] == 3
+    assert "reconnecting" in frame_text(NOTHING.lost("reconnecting"))
+
+
+def test_json_has_topics_with_their_groups() -> None:
+    frame = Meter().read(_stats(a=_topic(pending=2, groups={"g": _group(dead=1)})), "standby")
+    fields = frame.fields()
+    assert (fields["node"], fields["role"], fields["pending"]) == ("n1", "standby", 2)
+    (topic,) = fields["topics"]
+    assert (topic["topic"], topic["pending"]) == ("a", 2)
+    assert topic["groups"][0]["group"] == "g"
+    assert topic["groups"][0]["dead"] == 1
+    assert "pending" not in topic["groups"][0]
+
+
+# --- stats ---------------------------------------------------------------------------------------
+
+TOPICS = {
+    "orders": {
+        "pending": 1234, "ready": 0, "in_flight": 2, "waiting": 0, "dead": 1, "delivered": 5,
+        "acked": 3, "groups": {"billing": {"ready": 0, "in_flight": 2, "dead": 1}},
+    }
+}  # fmt: skip
+
+
+def test_topics_have_a_row_and_one_for_each_group() -> None:
+    lines = stats_topics_grid(TOPICS).plain().splitlines()
+    assert lines[0] == "Topics"
+    assert lines[2].split() == ["orders", "1,234", "0", "2", "0", "1", "5", "3"]
+    assert lines[3].split() == ["billing", "0", "2", "1"]
+
+
+def test_a_table_into_a_pipe_has_no_frames(capsys: pytest.CaptureFixture[str]) -> None:
+    Output(as_json=False).grid(stats_topics_grid(TOPICS))
+    assert capsys.readouterr().out.isascii()

@@ -1,0 +1,521 @@
+"""A lost store again: from a backup and hand-written history, case by case."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from history.history_rig import (
+    HOUR_MS,
+    NOW_MS,
+    acked,
+    delivered,
+    drain,
+    enqueued,
+    fill,
+    make_id,
+    spool_of,
+    write,
+)
+from history.restore_rig import LATER_MS, STARTED, group, held, make_backup, run, stopped, url
+from tickwheel.errors import BadRequest, Conflict, NotFound
+from tickwheel.history import segments
+from tickwheel.history.lines import Kind
+from tickwheel.history.restore import Plan, restore
+from tickwheel.persistence.store import StoreUnusable
+from tickwheel.wheel.records import (
+    DeadRow,
+    Ending,
+    Extras,
+    Failure,
+    GroupRow,
+    GroupSettings,
+    ProgressRow,
+    ProgressState,
+    SessionRow,
+    TaskRow,
+)
+from tickwheel.wheel.retry import BUILT_IN, RetryPolicy
+
+A, B, C, D = (make_id(n) for n in range(4))
+DUE = NOW_MS + 5
+OLD = TaskRow(A, DUE, "t", b"old")
+
+
+def t(after_ms: int) -> int:
+    return NOW_MS + after_ms
+
+
+def failed(kind: Kind, task: int, attempt: int, at_ms: int, *rest: Any) -> list[Any]:
+    return [kind, at_ms, "t", "g", "w@1", [task], [attempt], *rest]
+
+
+async def test_without_events_it_is_the_backup(tmp_path: Path) -> None:
+    session = SessionRow(b"s" * 16, 3, NOW_MS, ((3, A, 1, NOW_MS),))
+    backup = await make_backup(
+        tmp_path, [OLD], sessions={session.session: session}, ended={D: Ending.CANCELLED}
+    )
+    report = await run(tmp_path, backup, history=())
+    found = await held(url(tmp_path))
+    assert found.rows == {A: OLD}
+    assert found.small.sessions == [session]
+    assert found.endings == {D: Ending.CANCELLED}
+    assert found.groups == {("t", "g"): GroupRow("t", "g", 0)}
+    assert (report.restored, report.from_backup, report.exact) == (1, 1, False)
+
+
+async def test_what_was_enqueued_since_comes_with_all_it_had(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD])
+    extras = Extras(
+        "k", "", {"n": 1.5, "b": True}, 7, 60_000, RetryPolicy(5, 1.0, 0, 3, 0.0, "fixed")
+    )
+    given = [
+        {
+            "key": "k", "tag": "", "props": {"n": 1.5, "b": True}, "priority": 7,
+            "ttl_ms": 60_000, "retry": extras.retry,
+        },
+        [None, None, None, 0, None, "rocketmq"],
+    ]  # fmt: skip
+    write(
+        tmp_path,
+        [[STARTED, group()],
+         [enqueued([B, C, D], DUE, extras=dict(enumerate(given)), bodies=[b"\x00\xff", b"c", b""])],
+         [stopped()]],
+    )  # fmt: skip
+    report = await run(tmp_path, backup)
+    found = await held(url(tmp_path))
+    assert found.rows == {
+        A: OLD,
+        B: TaskRow(B, DUE, "t", b"\x00\xff", extras),
+        C: TaskRow(C, DUE, "t", b"c", Extras(retry="rocketmq")),
+        D: TaskRow(D, DUE, "t", b""),
+    }
+    assert (report.restored, report.from_backup, report.from_history) == (4, 1, 3)
+    assert report.exact and report.gaps == []
+
+
+async def test_what_has_ended_does_not_come_back(tmp_path: Path) -> None:
+    rows = [TaskRow(i, DUE, "t", b"x") for i in (A, B, C, D)]
+    backup = await make_backup(tmp_path, rows)
+    write(
+        tmp_path,
+        [[STARTED], [delivered([A], time_ms=t(6)), acked([A], time_ms=t(7))],
+         [[Kind.ENDED, t(8), "t", None, "cancelled", [B]]],
+         [[Kind.ENDED, t(9), "t", "g", "expired", [C]]], [stopped()]],
+    )  # fmt: skip
+    report = await run(tmp_path, backup)
+    found = await held(url(tmp_path))
+    assert list(found.rows) == [D]
+    assert found.endings == {A: Ending.ACKED, B: Ending.CANCELLED, C: Ending.EXPIRED}
+    assert report.ended_since == 3
+
+
+async def test_events_from_before_the_backup_do_no_harm(tmp_path: Path) -> None:
+    """Ended before it, enqueued before it, failed before it: the backup knows it already."""
+    failure = Failure(1, t(-40), "no", "w@1")
+    waiting = ProgressRow(A, "g", ProgressState.WAITING, 1, t(100), 1, (failure,))
+    old = OLD._replace(due_ms=t(-50))
+    backup = await make_backup(tmp_path, [old, TaskRow(C, DUE, "t", b"c")], progress=[waiting])
+    write(
+        tmp_path,
+        [[STARTED, group()], [enqueued([A, B], t(-50), time_ms=t(-60), bodies=[b"?", b"?"])],
+         [delivered([A, B], time_ms=t(-49), due_ms=t(-50))],
+         [failed(Kind.NACKED, A, 1, t(-40), [t(100)], ["no"]), acked([B], time_ms=t(-40))],
+         [stopped()]],
+    )  # fmt: skip
+    report = await run(tmp_path, backup)
+    found = await held(url(tmp_path))
+    assert found.rows == {A: old, C: TaskRow(C, DUE, "t", b"c")}
+    assert found.progress == {(A, "g"): waiting}
+    assert report.exact
+
+
+async def test_attempts_failures_and_due_times(tmp_path: Path) -> None:
+    rows = [TaskRow(i, DUE, "t", b"x") for i in (A, B, C, D)]
+    backup = await make_backup(tmp_path, rows)
+    write(
+        tmp_path,
+        [[STARTED], [delivered([A, B, C], time_ms=t(6))],
+         [failed(Kind.NACKED, A, 1, t(10), [t(HOUR_MS * 9)], ["no"])],
+         [failed(Kind.LEASE_OVER, B, 1, t(20), ["lease over"])],
+         [failed(Kind.RELEASED, C, 1, t(21))],
+         [delivered([B], 2, time_ms=t(30))],
+         [[Kind.RESCHEDULED, t(31), "t", [D], [t(500)]]],
+         [stopped()]],
+    )  # fmt: skip
+    report = await run(tmp_path, backup)
+    found = await held(url(tmp_path))
+    released, waiting = ProgressState.RELEASED, ProgressState.WAITING
+    over = Failure(1, t(20), "lease over", "w@1")
+    assert found.progress == {
+        (A, "g"): ProgressRow(
+            A, "g", waiting, 1, t(HOUR_MS * 9), 1, (Failure(1, t(10), "no", "w@1"),)
+        ),
+        (B, "g"): ProgressRow(B, "g", released, 2, t(30), 1, (over,)),
+    }
+    assert {i: row.due_ms for i, row in found.rows.items()} == {A: DUE, B: DUE, C: DUE, D: t(500)}
+    assert report.waiting == 1
+
+
+async def test_rescheduled_after_a_failure_only_the_retry_moves(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD])
+    write(
+        tmp_path,
+        [[STARTED], [delivered([A], time_ms=t(6))],
+         [failed(Kind.NACKED, A, 1, t(10), [t(900)], ["no"])],
+         [[Kind.RESCHEDULED, t(31), "t", [A], [t(7_777)]]], [stopped()]],
+    )  # fmt: skip
+    await run(tmp_path, backup)
+    found = await held(url(tmp_path))
+    assert found.rows == {A: OLD}
+    row = found.progress[A, "g"]
+    assert (row.state, row.at_ms, row.attempt) == (ProgressState.WAITING, t(7_777), 1)
+    assert len(row.failures) == 1
+
+
+async def test_dead_letters_are_made_deleted_and_requeued(tmp_path: Path) -> None:
+    rows = [TaskRow(i, DUE, "t", b"x") for i in (A, B, C, D)]
+    letters = [DeadRow(i, "g", "t", t(-9), 3, "why") for i in (C, D)]
+    backup = await make_backup(tmp_path, rows, dead=letters)
+    dead = [Kind.DEAD, t(9), "t", "g", [A], [1], ["w" * 300]]
+    write(
+        tmp_path,
+        [[STARTED], [delivered([A], time_ms=t(6)), dead],
+         [[Kind.ENDED, t(10), "t", "g", "deleted", [C]], [Kind.REQUEUED, t(11), "t", "g", [D]]],
+         [stopped()]],
+    )  # fmt: skip
+    report = await run(tmp_path, backup)
+    found = await held(url(tmp_path))
+    assert set(found.rows) == {A, B, D}
+    failure = Failure(1, t(9), "w" * 200, "w@1")
+    assert found.dead == {(A, "g"): DeadRow(A, "g", "t", t(9), 1, "w" * 200, (failure,))}
+    assert found.progress == {}
+    assert report.dead_letters == 1
+
+
+async def test_each_group_owes_its_own_end(tmp_path: Path) -> None:
+    groups = [GroupRow("t", "g", 0), GroupRow("t", "h", 0), GroupRow("t", "late", t(7))]
+    rows = [TaskRow(i, DUE, "t", b"x") for i in (A, B, C)]
+    backup = await make_backup(tmp_path, rows, groups=groups)
+    both = [delivered([A, B, C], group=name, time_ms=t(6)) for name in ("g", "h")]
+    write(
+        tmp_path,
+        [[STARTED], both, [acked([A, B], group="g"), acked([A], group="h")],
+         [[Kind.DEAD, t(9), "t", "h", [C], [1], ["no"]], acked([C], group="g")],
+         [stopped()]],
+    )  # fmt: skip
+    await run(tmp_path, backup)
+    found = await held(url(tmp_path))
+    assert set(found.rows) == {B, C}
+    done, released = ProgressState.DONE, ProgressState.RELEASED
+    assert {key: row.state for key, row in found.progress.items()} == {
+        (B, "g"): done, (B, "h"): released, (C, "g"): done
+    }  # fmt: skip
+    assert set(found.dead) == {(C, "h")}
+    assert set(found.groups) == {("t", name) for name in ("g", "h", "late")}
+
+
+async def test_groups_of_the_history(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD, TaskRow(B, DUE, "t", b"b")])
+    settings = {"since_ms": t(3), "rate": 2.5, "retry": {"kind": "none"}}
+    write(
+        tmp_path,
+        [[STARTED], [[Kind.GROUP, t(3), "t", "h", "created", settings]],
+         [[Kind.GROUP, t(4), "u", "first", "created"]],
+         [[Kind.GROUP, t(4), "u", "second", "created"]],
+         [[Kind.GROUP, t(5), "t", None, "configured", {"paused": True}]],
+         [delivered([A, B], group=name, time_ms=t(6)) for name in ("g", "h")],
+         [[Kind.GROUP, t(8), "t", "g", "deleted"], [Kind.ENDED, t(9), "t", "g", "deleted", [A, B]]],
+         [acked([A], group="h")], [stopped()]],
+    )  # fmt: skip
+    report = await run(tmp_path, backup)
+    found = await held(url(tmp_path))
+    # A daemon that starts on it goes on with the deletion, and finds nothing left to do.
+    deleted = GroupSettings(closed_ms=t(8), closed_id=B)
+    assert found.groups == {
+        ("t", ""): GroupRow("t", "", 0, GroupSettings(paused=True)),
+        ("t", "g"): GroupRow("t", "g", 0, deleted),
+        ("t", "h"): GroupRow("t", "h", t(3), GroupSettings(rate=2.5, retry=BUILT_IN["none"])),
+        ("u", "first"): GroupRow("u", "first", 0),
+        ("u", "second"): GroupRow("u", "second", t(4)),
+    }
+    assert set(found.rows) == {B}
+    assert set(found.progress) == {(B, "h")}
+    assert report.groups == 3
+
+
+async def test_a_task_of_no_group_expires_and_broadcasts_own_nothing(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD, TaskRow(B, DUE, "t", b"b")], groups=[])
+    write(
+        tmp_path,
+        [[STARTED], [delivered([A, B], group=None, time_ms=t(6))],  # type: ignore[arg-type]  # as for broadcasts
+         [[Kind.ENDED, t(9), "t", None, "expired", [B]]], [stopped()]],
+    )  # fmt: skip
+    await run(tmp_path, backup)
+    found = await held(url(tmp_path))
+    assert found.rows == {A: OLD}
+    assert found.progress == {} and found.groups == {}
+
+
+# --- what is asked for -------------------------------------------------------------------------
+
+
+async def test_one_task_alone(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD, TaskRow(B, DUE, "t", b"b")])
+    write(tmp_path, [[STARTED], [enqueued([C], DUE, bodies=[b"c"])], [stopped()]])
+    report = await run(tmp_path, backup, ids=frozenset((B, D)))
+    found = await held(url(tmp_path))
+    assert set(found.rows) == {B}
+    assert (report.not_found.count, report.not_found.ids) == (1, [str(D)])
+    os.unlink(tmp_path / "new.db")
+    await run(tmp_path, backup, ids=frozenset((C,)))
+    assert set((await held(url(tmp_path))).rows) == {C}
+
+
+async def test_overdue_tasks_stay_away_when_that_is_wanted(tmp_path: Path) -> None:
+    later = LATER_MS + 1
+    rows = [
+        OLD,
+        TaskRow(B, later, "t", b"b"),
+        TaskRow(C, DUE, "t", b"c"),
+        TaskRow(D, DUE, "t", b""),
+    ]
+    waiting = ProgressRow(C, "g", ProgressState.WAITING, 1, later, 1)
+    backup = await make_backup(
+        tmp_path, rows, progress=[waiting], dead=[DeadRow(D, "g", "t", DUE, 1, "no")]
+    )
+    write(tmp_path, [[STARTED], [stopped()]])
+    report = await run(tmp_path, backup)
+    assert (report.restored, report.overdue) == (4, 1)
+    os.unlink(tmp_path / "new.db")
+    report = await run(tmp_path, backup, include_overdue=False)
+    found = await held(url(tmp_path))
+    assert set(found.rows) == {B, C, D}  # in the future, waiting, a dead letter
+    assert (report.restored, report.skipped_overdue.ids) == (3, [str(A)])
+
+
+async def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD])
+    write(tmp_path, [[STARTED], [stopped()]])
+    before = sorted(os.listdir(tmp_path))
+    report = await run(tmp_path, backup, dry_run=True)
+    assert (report.restored, report.dry_run) == (1, True)
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+async def test_without_bodies_nothing_is_written_unless_told(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD])
+    write(
+        tmp_path,
+        [[STARTED], [enqueued([B, C], DUE)], [delivered([C]), acked([C])], [stopped()]],
+    )
+    report = await run(tmp_path, backup)
+    assert report.refused and report.without_body.ids == [str(B)]
+    assert not (tmp_path / "new.db").exists()
+    report = await run(tmp_path, backup, allow_missing_bodies=True)
+    assert not report.refused and report.without_body.count == 1
+    assert report.clean_stop and not report.gaps and not report.exact
+    assert set((await held(url(tmp_path))).rows) == {A}
+
+
+async def test_history_alone_will_do(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        [[STARTED, group()], [enqueued([A, B], DUE, bodies=[b"a", b"b"])],
+         [delivered([A]), acked([A])], [stopped()]],
+    )  # fmt: skip
+    report = await run(tmp_path, None)
+    found = await held(url(tmp_path))
+    assert found.rows == {B: TaskRow(B, DUE, "t", b"b")}
+    assert set(found.groups) == {("t", "g")}
+    assert report.exact
+
+
+# --- marks -------------------------------------------------------------------------------------
+
+
+async def test_epoch_and_id_mark_are_above_everything_seen(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD], opens=5)
+    far = make_id(0, LATER_MS + 10 * HOUR_MS)
+    write(tmp_path, [[STARTED], [enqueued([far], LATER_MS, bodies=[b""])], [stopped()]], epoch=8)
+    report = await run(tmp_path, backup)
+    found = await held(url(tmp_path))
+    assert report.epoch == 9
+    assert found.opened.epoch == 10  # raised by this look at it
+    assert found.opened.id_mark == int(report.id_mark) == far
+    assert found.opened.clean
+
+
+async def test_ids_that_are_lost_with_the_tail_are_not_given_again(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD])
+    fill(tmp_path, [[STARTED], [enqueued([B], DUE, bodies=[b""])]])
+    report = await run(tmp_path, backup)
+    assert int(report.id_mark) >= make_id(0, LATER_MS)
+    assert report.epoch > 2
+
+
+# --- how exact ---------------------------------------------------------------------------------
+
+
+async def test_spools_that_no_writer_has_taken_up_are_read(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD])
+    fill(tmp_path, [[STARTED], [enqueued([B], DUE, bodies=[b"b"])]])
+    drain(tmp_path)
+    fill(tmp_path, [[delivered([A]), acked([A])], [enqueued([C], DUE, bodies=[b"c"])]])
+    report = await run(tmp_path, backup)
+    assert set((await held(url(tmp_path))).rows) == {B, C}
+    assert (report.events, report.spool_events, report.missing_events) == (5, 3, 0)
+    assert not report.clean_stop and not report.exact
+    assert report.tail_ms is not None
+
+
+async def test_a_torn_spool_is_reported(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD])
+    fill(tmp_path, [[STARTED], [enqueued([B], DUE, bodies=[b"b"])]])
+    (path,) = tmp_path.glob("_state/*/spool-1-*")
+    path.write_bytes(path.read_bytes()[:-3])
+    report = await run(tmp_path, backup)
+    assert set((await held(url(tmp_path))).rows) == {A}
+    assert report.lost_bytes > 0 and "torn" in report.gaps[0]
+
+
+async def test_missing_and_dropped_events_are_reported(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD])
+    write(
+        tmp_path,
+        [
+            [STARTED],
+            [[Kind.DROPPED, t(1), 12]],
+            [enqueued([B], t(HOUR_MS * 2), time_ms=t(2), bodies=[b""])],
+        ],
+    )
+    fill(
+        tmp_path,
+        [[enqueued([C], DUE, time_ms=t(HOUR_MS), bodies=[b""])], [stopped(t(HOUR_MS * 2))]],
+    )
+    drain(tmp_path)
+    gone = [segment for segment in segments.find(tmp_path) if segment.hour_ms == NOW_MS + HOUR_MS]
+    gone[0].path.unlink()
+    report = await run(tmp_path, backup, now_ms=t(HOUR_MS * 3))
+    assert (report.missing_events, report.drops, report.dropped_events) == (1, 1, 12)
+    assert report.clean_stop and not report.exact
+    assert len(report.gaps) == 2
+
+
+async def test_a_crash_since_the_backup_is_reported(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD])
+    write(tmp_path, [[[Kind.DAEMON, t(-9), "started", {"clean": False}]]])
+    write(tmp_path, [[[Kind.DAEMON, t(5), "started", {"clean": False}]], [stopped()]], epoch=2)
+    report = await run(tmp_path, backup)
+    assert report.crashes == 1 and report.clean_stop and not report.exact
+
+
+async def test_a_writer_at_work_meanwhile_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes up the spool, seals it and removes it between the first look and the reading."""
+    backup = await make_backup(tmp_path, [OLD])
+    write(tmp_path, [[STARTED]])
+    fill(tmp_path, [[enqueued([B], DUE, bodies=[b"b"])]])
+    real = segments.find
+
+    def find(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.setattr(segments, "find", real)
+        drain(tmp_path)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(segments, "find", find)
+    report = await run(tmp_path, backup)
+    assert (report.events, report.missing_events, report.lost_bytes) == (2, 0, 0)
+    assert set((await held(url(tmp_path))).rows) == {A, B}
+
+
+async def test_a_history_that_begins_after_the_backup_is_reported(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD], position_ms=t(-5 * HOUR_MS))
+    write(tmp_path, [[STARTED], [stopped()]])
+    report = await run(tmp_path, backup)
+    assert not report.reaches_back and not report.exact
+    assert "begins after" in report.gaps[0]
+
+
+async def test_events_that_lack_fields_are_counted(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD])
+    write(
+        tmp_path,
+        [[STARTED], [[Kind.NACKED, t(1), "t", None, "", [A], [1], [t(2)], [""]]], [stopped()]],
+    )
+    report = await run(tmp_path, backup)
+    assert report.unusable_events == 1 and not report.exact
+
+
+async def test_several_folders_are_one_history(tmp_path: Path) -> None:
+    """The daemons of a pair, each with its own disk."""
+    backup = await make_backup(tmp_path, [OLD])
+    left, right = tmp_path / "left", tmp_path / "right"
+    write(left, [[STARTED], [delivered([A])]], epoch=1)
+    write(right, [[enqueued([B], DUE, bodies=[b""])], [acked([A])], [stopped()]], epoch=2)
+    report = await run(tmp_path, backup, history=(str(right), str(left)))
+    assert set((await held(url(tmp_path))).rows) == {B}
+    assert report.events == 5 and report.exact
+
+
+# --- what cannot be done -----------------------------------------------------------------------
+
+
+async def test_a_target_that_is_there_is_refused(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD])
+    (tmp_path / "new.db").write_bytes(b"mine")
+    with pytest.raises(Conflict, match="exists already"):
+        await run(tmp_path, backup)
+    assert (tmp_path / "new.db").read_bytes() == b"mine"
+
+
+async def test_what_makes_no_sense_is_said(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD])
+    with pytest.raises(NotFound, match="no such file"):
+        await run(tmp_path, str(tmp_path / "none.db"))
+    with pytest.raises(BadRequest, match="no such folder"):
+        await run(tmp_path, backup, history=(str(tmp_path / "none"),))
+    with pytest.raises(BadRequest, match="memory"):
+        await run(tmp_path, backup, into="memory:")
+    with pytest.raises(BadRequest, match="name a backup, a history"):
+        await run(tmp_path, None, history=())
+    with pytest.raises(BadRequest, match="different shards"):
+        await run(tmp_path, backup, shard=9)
+    (tmp_path / "text").write_text("no database, but long enough to be looked at\n" * 100)
+    with pytest.raises(StoreUnusable, match="not a SQLite database"):
+        await run(tmp_path, str(tmp_path / "text"))
+    assert not [name for name in os.listdir(tmp_path) if name.startswith((".tick", "new.db"))]
+
+
+async def test_a_backup_is_not_changed(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD])
+    before = Path(backup).read_bytes()
+    await run(tmp_path, backup, history=())
+    assert Path(backup).read_bytes() == before
+    assert not [name for name in os.listdir(tmp_path) if name.startswith("backup.db-")]
+
+
+async def test_the_shard_of_a_history_alone(tmp_path: Path) -> None:
+    for shard in (3, 5):
+        spool = spool_of(tmp_path, shard=shard)
+        spool.append(1, [enqueued([make_id(1) + shard], DUE, bodies=[b""])])
+        spool.close()
+    with pytest.raises(BadRequest, match="shards 3, 5"):
+        await run(tmp_path, None)
+    await run(tmp_path, None, shard=5)
+    assert set((await held(url(tmp_path))).rows) == {make_id(1) + 5}
+
+
+async def test_many_tasks_come_in_many_batches(tmp_path: Path) -> None:
+    rows = [TaskRow(make_id(n), DUE, "t", b"x" * 10_000) for n in range(1_500)]
+    backup = await make_backup(tmp_path, rows)
+    more = [make_id(n) for n in range(2_000, 4_500)]
+    write(tmp_path, [[STARTED], [enqueued(more, DUE, bodies=[b"y"] * 2_500)], [stopped()]])
+    report = await restore(Plan(url(tmp_path), backup, (str(tmp_path),)), LATER_MS)
+    found = await held(url(tmp_path))
+    assert len(found.rows) == report.restored == 4_000
+    assert found.rows[rows[-1].id] == rows[-1]

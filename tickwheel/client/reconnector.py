@@ -1,0 +1,574 @@
+"""One connection to the active daemon, made again for ever while the client is open.
+
+Three parts: ``Reconnector`` numbers requests, says HELLO, and lets the sources of frames write
+once in each step of the event loop. ``Search`` says which address is tried when, and opens
+nothing. ``Heartbeat`` looks for deadlines that are over and for a connection that has died
+silently. Knows no frame but HELLO and PING. Invariants:
+
+* Request numbers ascend over all connections; while one connection is up no other is tried; a
+  connection to a standby never stands.
+* In one round an address is tried once at most, whoever names it. So few hints are followed that
+  standbys which name each other, or ever new addresses, end in a pause like all others. Hints add
+  to the list and never replace it: a wrong one costs one attempt. An address that was silent (it
+  takes connections and says nothing, as a stopped process does) costs time at every attempt: for a
+  while it is only tried when no other daemon answers.
+* A stopped process and a cut line look alike: nothing comes any more. So a connection that was
+  quiet for a heartbeat is asked with PING, which a daemon answers even while its store is stuck.
+  Anything that comes counts as an answer. A connection from which nothing came for 2.5 heartbeats
+  is given up (sooner with a ``send_timeout_s`` below a heartbeat and a request waiting), not
+  counting the time in which the PING still moves forward behind other bytes on a slow line.
+  Nothing is judged in the moment after the event loop was blocked, when answers may lie unread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from tickwheel.client.addresses import Address, parse_url, shown
+from tickwheel.client.connection import LOGGER, Connection, Deliver, Ended, Request, fail, hello
+from tickwheel.errors import (
+    BadRequest,
+    ClientClosed,
+    ConnectionLost,
+    NotActive,
+    ProtocolError,
+    SendTimeout,
+    TickwheelError,
+    Unreachable,
+)
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType, Limits
+
+STEADY_S = 1.0
+"""A connection that lived so long was a good one: the next wait is the shortest again."""
+
+
+class Source(Protocol):
+    """A part of the client that writes frames."""
+
+    def up(self) -> None:
+        """A new connection stands; what was lost with the old one was reported before."""
+
+    def down(self) -> None:
+        """The connection has ended; its requests learn it next."""
+
+    def collect(self, connection: Connection) -> None:
+        """Write what waits and may be written."""
+
+    def sweep(self, now_s: float) -> None:
+        """Fail what waits and whose deadline is over."""
+
+    def stop(self, error: TickwheelError) -> None:
+        """Fail all that waits."""
+
+
+class _Hello(Request):
+    __slots__ = ("done",)
+
+    def __init__(self, deadline_s: float) -> None:
+        super().__init__(deadline_s)
+        self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def answered(self, result: Any) -> None:
+        self.done.set_result(result)
+
+    def failed(self, error: TickwheelError) -> None:
+        fail(self.done, error)
+
+
+class Reconnector:
+    """``start`` once, ``stop`` at the end; in between ``connection`` is there or is coming."""
+
+    def __init__(
+        self,
+        addresses: Sequence[Address],
+        hello_options: dict[str, Any],
+        *,
+        send_timeout_s: float,
+        connect_timeout_s: float,
+        active_timeout_s: float,
+        heartbeat_s: float,
+        deliver: Deliver,
+        ended: Ended,
+        greeted: Callable[[Limits], None],
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.limits = Limits()
+        self.info: dict[str, Any] = {}
+        """The daemon's answer to the last HELLO."""
+        self.connection: Connection | None = None
+        self.sources: list[Source] = []
+        self.trouble: TickwheelError = Unreachable("not connected yet")
+        """Why the last attempt or connection failed."""
+        self._search = Search(addresses, self._greet, connect_timeout_s)
+        self._hello_options = {"v": PROTOCOL_VERSION, "heartbeat": True, **hello_options}
+        self._connect_timeout_s = connect_timeout_s
+        self._active_timeout_s = max(active_timeout_s, connect_timeout_s)
+        self._deliver = deliver
+        self._ended = ended
+        self._greeted = greeted
+        self._number = 0
+        self._flushing = False
+        self._watch = Heartbeat(self, send_timeout_s, heartbeat_s)
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._up = asyncio.Event()
+        self._runner: asyncio.Task[None] | None = None
+
+    # --- life -----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Until the first connection stands. Raises Unreachable, NotActive, or what the daemon
+        objects to."""
+        self._runner = self.loop.create_task(self._run())
+        up = self.loop.create_task(self._first_stands())
+        ends, waited_s = (self._runner, up), self._connect_timeout_s
+        try:
+            done, _ = await asyncio.wait(
+                ends, timeout=waited_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done and self._search.any_standby:
+                # Daemons are there: one of them is about to lead.
+                rest_s, waited_s = self._active_timeout_s - waited_s, self._active_timeout_s
+                await asyncio.wait(ends, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            up.cancel()
+        if self._runner.done():
+            self._runner.result()
+        if self.connection is None:
+            raise self.unreachable(waited_s)
+        self._watch.start()
+
+    async def _first_stands(self) -> None:
+        """Until there is a connection; one that ended at once does not count."""
+        while self.connection is None:
+            await self._up.wait()
+
+    async def stop(self, error: TickwheelError) -> None:
+        """Close; whatever still waits fails with ``error``."""
+        self._watch.stop()
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
+        tasks = [task for task in (self._runner, *self._tasks) if task is not None]
+        for task in tasks:
+            task.cancel()
+        if connection is not None:
+            connection.give_up_requests()
+        for source in self.sources:
+            source.stop(error)
+        # A runner that failed at the start was reported there.
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if connection is not None:
+            await connection.finish(error)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """A task that ends with the reconnector at the latest."""
+        task = self.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # --- for sources ----------------------------------------------------------------------------
+
+    def next_number(self) -> int:
+        self._number += 1
+        return self._number
+
+    def wake(self) -> None:
+        """Something waits to be written: let all sources write in the next step of the loop."""
+        if not self._flushing:
+            self._flushing = True
+            self.loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flushing = False
+        connection = self.connection
+        if connection is None or connection.ending:
+            return  # the next one will take it
+        for source in self.sources:
+            source.collect(connection)
+        connection.flush()
+
+    def unreachable(self, waited_s: float) -> TickwheelError:
+        """Unreachable, or NotActive when a daemon is there and stands by."""
+        return self._search.failure(waited_s)
+
+    def overdue(self, what: str, waited_s: float, *, written: bool) -> TickwheelError:
+        """Why there is no answer: never sent, connection broken, or plain silence."""
+        if not written:
+            return self.unreachable(waited_s)
+        if self.connection is None:
+            return ConnectionLost(
+                f"{what} was sent, then the connection broke, and for {waited_s:g} s there was no"
+                f" answer: {self.trouble.message}"
+            )
+        return SendTimeout(f"{what} was sent and not answered within {waited_s:g} s")
+
+    async def wait_up(self, timeout_s: float) -> Connection:
+        """A connection. Raises Unreachable or NotActive."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._up.wait()
+        if self.connection is None:
+            raise self.unreachable(timeout_s)
+        return self.connection
+
+    # --- connecting -----------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            connection = await self._search.find()
+            began_s = self.loop.time()
+            self._stand(connection)
+            self.trouble = await asyncio.shield(connection.closed)
+            LOGGER.info("connection ended: %s: %s", self.trouble.code, self.trouble.message)
+            steady = self.loop.time() - began_s >= STEADY_S
+            self._search.ended(self.trouble, silent=connection.silent, steady=steady)
+            self._fall(connection)
+            if not steady:
+                await self._search.pause()
+
+    def _stand(self, connection: Connection) -> None:
+        self.connection = connection
+        self._up.set()
+        for source in self.sources:
+            source.up()
+        self.wake()
+
+    def _fall(self, connection: Connection) -> None:
+        self.connection = None
+        self._up.clear()
+        for source in self.sources:
+            source.down()
+        connection.give_up_requests()
+
+    async def _greet(self, address: Address, timeout_s: float) -> Connection:
+        """One attempt at one address. Raises a TickwheelError; Standby and Silent mean that."""
+        connection = Connection(self._deliver, self.wake, self._ended)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self.loop.create_connection(lambda: connection, *address)
+                await self._say_hello(connection)
+            return connection
+        except TimeoutError:
+            error: TickwheelError = Silent(f"did not answer within {timeout_s:g} s")
+        except (OSError, UnicodeError) as problem:  # UnicodeError: no host name at all
+            error = Unreachable(str(problem))
+        except TickwheelError as problem:
+            error = problem
+        except BaseException:
+            connection.abort(ClientClosed())
+            raise
+        self.trouble = error
+        connection.abort(error)
+        raise error
+
+    async def _say_hello(self, connection: Connection) -> None:
+        request = _Hello(0.0)
+        number = self.next_number()
+        connection.ask(number, request, hello(number, self._hello_options))
+        connection.flush()
+        await asyncio.wait((request.done, connection.closed), return_when=asyncio.FIRST_COMPLETED)
+        if not request.done.done():
+            raise connection.closed.result()
+        try:
+            info = request.done.result()
+        except BadRequest as error:
+            if self._hello_options.pop("heartbeat", None) is None:
+                raise
+            # A daemon from before heartbeats refuses what it does not know in a HELLO.
+            raise ConnectionLost(f"HELLO was refused: {error.message}; once more without") from None
+        if not isinstance(info, dict):
+            raise ProtocolError("HELLO's answer is no map")
+        not_active = standby(info)
+        if not_active is not None:
+            raise not_active
+        self.limits = Limits.from_wire(info.get("limits"))
+        self.info = info
+        self._greeted(self.limits)
+
+
+HEARTBEAT_S = 1.0
+PATIENCE_HEARTBEATS = 1.5
+"""How long a PING may go without anything coming."""
+SWEEPS_PER_TIMEOUT = 4
+SWEEP_S_MAX = 0.25
+BLOCKED_S = 0.5
+"""A sweep that is so late shows that the loop was blocked."""
+
+
+class _Probe(Request):
+    """A PING nobody waits for: that something comes is all that counts."""
+
+    __slots__ = ()
+
+    def answered(self, result: Any) -> None: ...
+
+    def failed(self, error: TickwheelError) -> None: ...
+
+    def lost(self) -> None: ...
+
+    def expired(self) -> None: ...
+
+
+class Heartbeat:
+    """One timer, from ``start`` to ``stop``; both may be left out or come twice."""
+
+    def __init__(self, reconnector: Reconnector, send_timeout_s: float, heartbeat_s: float) -> None:
+        self._reconnector = reconnector
+        self._heartbeat_s = heartbeat_s
+        self._shortest_s = min(heartbeat_s, send_timeout_s)
+        """As ``heartbeat_s``, while an answer is due."""
+        self._patience_s = min(PATIENCE_HEARTBEATS * heartbeat_s, send_timeout_s)
+        self._due_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._asked: Connection | None = None
+        """Found quiet; has it heard nothing since ``_asked_s``?"""
+        self._asked_s = 0.0
+        self._moved_s = 0.0
+        """When the PING left, or something before it."""
+        self._ping_at = self._left = 0
+        """Bytes of the connection up to the PING's end; that have left so far."""
+
+    def start(self) -> None:
+        self.stop()
+        loop = self._reconnector.loop
+        self._due_s = loop.time() + min(SWEEP_S_MAX, self._shortest_s / SWEEPS_PER_TIMEOUT)
+        self._timer = loop.call_at(self._due_s, self._sweep)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _sweep(self) -> None:
+        now_s = self._reconnector.loop.time()
+        late_s = now_s - self._due_s
+        self.start()
+        if late_s >= min(BLOCKED_S, self._patience_s / 2):
+            return
+        connection = self._reconnector.connection
+        if connection is not None:
+            self._expire(connection, now_s)
+            self._check_alive(connection, now_s)
+        for source in self._reconnector.sources:
+            source.sweep(now_s)
+
+    @staticmethod
+    def _expire(connection: Connection, now_s: float) -> None:
+        over = [n for n, r in connection.requests.items() if r.deadline_s <= now_s]
+        for number in over:
+            connection.requests.pop(number).expired()
+
+    def _check_alive(self, connection: Connection, now_s: float) -> None:
+        """Ask a quiet connection, and give it up when still nothing comes."""
+        if self._asked is connection and connection.heard_s < self._asked_s:
+            left = connection.left_bytes
+            if self._left < self._ping_at and left > self._left:
+                self._moved_s = now_s
+            self._left = left
+            if now_s - self._moved_s >= self._patience_s:
+                self._give_up(connection, now_s)
+            return
+        self._asked = None
+        since_s = next((r.sent_s for r in connection.requests.values() if r.prompt), None)
+        if since_s is not None:
+            quiet_s, limit_s = now_s - max(since_s, connection.heard_s), self._shortest_s
+        else:
+            quiet_s, limit_s = now_s - connection.heard_s, self._heartbeat_s
+        if quiet_s >= limit_s:
+            self._ask(connection, now_s)
+
+    def _give_up(self, connection: Connection, now_s: float) -> None:
+        connection.silent = True
+        quiet_s = now_s - connection.heard_s
+        connection.abort(ConnectionLost(f"nothing came for {quiet_s:.1f} s, and PING no answer"))
+
+    def _ask(self, connection: Connection, now_s: float) -> None:
+        number = self._reconnector.next_number()
+        connection.ask(number, _Probe(float("inf")), encode((int(FrameType.PING), number)))
+        connection.flush()
+        self._asked, self._asked_s, self._moved_s = connection, now_s, now_s
+        self._ping_at, self._left = connection.given_bytes, connection.left_bytes
+
+
+BACKOFF_S_MIN = 0.05
+BACKOFF_S_MAX = 5.0
+STANDBY_BACKOFF_S_MAX = 1.0
+"""A standby answers: it may take over at any moment."""
+ATTEMPT_S_MAX = 2.0
+"""How long one of several addresses may take to answer."""
+SILENT_S = 3.0
+"""For so long others are preferred to an address that was silent."""
+HINTS_MAX = 8
+"""Addresses beside the list that are tried in one round."""
+NOWHERE = frozenset(("0.0.0.0", "::"))  # noqa: S104  # to refuse them
+"""What a daemon listens at is not always where others find it."""
+
+Attempt = Callable[[Address, float], Awaitable[Connection]]
+
+
+class Standby(NotActive):
+    """What a standby's greeting amounts to, and where it says the active daemon is."""
+
+    def __init__(self, message: str, active: Address | None) -> None:
+        super().__init__(message)
+        self.active = active
+
+
+class Silent(Unreachable):
+    """No answer in time."""
+
+
+def standby(info: dict[str, Any]) -> Standby | None:
+    """From the answer to HELLO. None: the daemon is active, as one that names no role is."""
+    role = info.get("role", "active")
+    if role == "active":
+        return None
+    active = _hint(info.get("active"))
+    names = f"it names {shown(active)} as active" if active else "it knows no active one"
+    return Standby(f"{role!s:.20}, {names}", active)
+
+
+def _hint(value: Any) -> Address | None:
+    with suppress(BadRequest):
+        address = parse_url(value)[0]
+        return None if address[0] in NOWHERE else address
+    return None
+
+
+class Search:
+    """Where the client stands among its addresses. One ``find`` at a time."""
+
+    def __init__(
+        self, addresses: Sequence[Address], attempt: Attempt, connect_timeout_s: float
+    ) -> None:
+        self._addresses = list(dict.fromkeys(addresses))
+        self._attempt = attempt
+        self._connect_timeout_s = connect_timeout_s
+        self._first = 0
+        """Index of the address that the next round begins with."""
+        self._at: Address | None = None
+        """Where the last connection was."""
+        self._silent_until_s: dict[Address, float] = {}
+        self._said: dict[Address, TickwheelError] = {}
+        """Why each did not do, since there was a connection."""
+        self._backoff_s = BACKOFF_S_MIN
+        self._found_once = False
+
+    async def find(self) -> Connection:
+        """Rounds, with a growing pause after each, until a daemon is active.
+
+        Raises what all addresses object to for good, as long as none was ever active.
+        """
+        while True:
+            connection = await self._round()
+            if connection is not None:
+                self._found_once = True
+                self._said.clear()
+                return connection
+            said = [self._said[a] for a in self._addresses if a in self._said]
+            if not self._found_once and not any(error.retryable for error in said):
+                raise said[-1]
+            await self.pause()
+
+    def ended(self, error: TickwheelError, *, silent: bool, steady: bool) -> None:
+        """The connection that was found has ended: another address comes first."""
+        at, self._at = self._at, None
+        if at is None:
+            return
+        self._said[at] = error
+        if silent:
+            self._mark_silent(at)
+        if at in self._addresses:
+            self._first = (self._addresses.index(at) + 1) % len(self._addresses)
+        if steady:
+            self._backoff_s = BACKOFF_S_MIN
+
+    async def pause(self) -> None:
+        """Longer each time, with jitter."""
+        limit_s = STANDBY_BACKOFF_S_MAX if self.any_standby else BACKOFF_S_MAX
+        await asyncio.sleep(min(self._backoff_s, limit_s) * random.uniform(0.5, 1.0))
+        self._backoff_s = min(self._backoff_s * 2, limit_s)
+
+    def failure(self, waited_s: float) -> TickwheelError:
+        """Why there is no connection: each address with what it said."""
+        addresses = dict.fromkeys((*self._addresses, *self._said))
+        said = "; ".join(f"{shown(address)}: {self._report(address)}" for address in addresses)
+        if self.any_standby:
+            return NotActive(f"no active daemon within {waited_s:g} s: {said}")
+        return Unreachable(f"no daemon within {waited_s:g} s: {said}")
+
+    @property
+    def any_standby(self) -> bool:
+        """A daemon is there, and does not lead."""
+        return any(isinstance(error, NotActive) for error in self._said.values())
+
+    def _report(self, address: Address) -> str:
+        error = self._said.get(address)
+        if error is None:
+            return "no answer yet"
+        clear = isinstance(error, (NotActive, Unreachable))
+        return error.message if clear else f"{error.code}: {error.message}"
+
+    # --- one round ------------------------------------------------------------------------------
+
+    async def _round(self) -> Connection | None:
+        """Each address once, the hints of standbys next; the connection to an active daemon."""
+        order = self._addresses[self._first :] + self._addresses[: self._first]
+        now_s = asyncio.get_running_loop().time()
+        self._silent_until_s = {a: s for a, s in self._silent_until_s.items() if s > now_s}
+        waiting = deque(a for a in order if a not in self._silent_until_s)
+        silent = deque(a for a in order if a in self._silent_until_s)
+        tried: set[Address] = set()
+        standbys = False
+        while waiting or (silent and not standbys):
+            address = waiting.popleft() if waiting else silent.popleft()
+            if address in tried:
+                continue
+            tried.add(address)
+            try:
+                connection = await self._attempt(address, self._patience_s(address))
+            except TickwheelError as error:
+                self._note(address, error)
+                standbys = standbys or isinstance(error, NotActive)
+                hint = error.active if isinstance(error, Standby) else None
+                if hint is not None and self._worth_trying(hint, tried):
+                    waiting.appendleft(hint)
+            else:
+                self._at = address
+                return connection
+        known = tried.union(self._addresses)
+        self._said = {a: error for a, error in self._said.items() if a in known}
+        return None
+
+    def _worth_trying(self, hint: Address, tried: set[Address]) -> bool:
+        extra = len(tried.difference(self._addresses))
+        return (
+            hint not in tried
+            and hint not in self._silent_until_s
+            and (hint in self._addresses or extra < HINTS_MAX)
+        )
+
+    def _patience_s(self, address: Address) -> float:
+        """A share of the time for each, so that a silent one leaves some for the others."""
+        if self._addresses == [address]:
+            return self._connect_timeout_s
+        return min(ATTEMPT_S_MAX, self._connect_timeout_s / len(self._addresses))
+
+    def _note(self, address: Address, error: TickwheelError) -> None:
+        self._said[address] = error
+        if isinstance(error, Silent):
+            self._mark_silent(address)
+        else:
+            self._silent_until_s.pop(address, None)
+        if not error.retryable:
+            LOGGER.warning("%s: %s: %s", shown(address), error.code, error.message)
+
+    def _mark_silent(self, address: Address) -> None:
+        self._silent_until_s[address] = asyncio.get_running_loop().time() + SILENT_S

@@ -1,0 +1,1 @@
+"""What shows and measures the product from outside: the demonstration, `bench`, made-up history."""

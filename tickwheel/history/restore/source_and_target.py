@@ -1,0 +1,279 @@
+"""The two stores of a restore: the backup that it begins with, the new store that it fills.
+
+The backup is a SQLite store. It is read from a copy and never changed. The new store must be empty;
+it is there as a whole or not at all where that can be had: SQLite is filled under another name and
+gets its own at the end. A shard in Redis is filled in its place, under the leader's lease, so that
+no daemon begins to serve a half of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
+from tickwheel.persistence.election import Election, Leader, open_election
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+from tickwheel.persistence.store import Opened, Small, Store, StoredTask, StoreUnusable
+from tickwheel.persistence.urls import open_url, parse, without_secrets
+from tickwheel.wheel.effects import Effects
+from tickwheel.wheel.records import Ending, GroupRow, SessionRow
+
+PAGE = 1_000
+OWNER = "restore"
+ENDINGS_MAX = 100_000
+TASKS_A_BATCH = 1_000
+BYTES_A_BATCH = 4 << 20
+SESSIONS_A_BATCH = 100
+LEASE_MS = 10_000
+
+
+# --- the backup ------------------------------------------------------------------------------
+
+
+@dataclass
+class Backup:
+    """What was stored when the backup was made; an empty one stands for none."""
+
+    store: Store | None = None
+    small: Small = field(default_factory=Small)
+    epoch: int = 0
+    """Of the daemon that made it; copies of other kinds of stores say 1."""
+    id_mark: int = 0
+    position_ms: int = 0
+    """Of the wheel then: not after the moment of the backup."""
+
+    async def read(self, ids: Sequence[int]) -> list[StoredTask]:
+        if self.store is None or not ids:
+            return []
+        return list((await self.store.read(ids)).values())
+
+    async def tasks(self) -> AsyncIterator[list[StoredTask]]:
+        """All of them, by id."""
+        after_id = -1
+        while self.store is not None:
+            page = await self.store.scan(after_id, PAGE, None)
+            if not page:
+                return
+            yield page
+            after_id = page[-1].row.id
+
+
+@asynccontextmanager
+async def open_backup(path: str | None, scratch: str | None) -> AsyncIterator[Backup]:
+    """``scratch``: the folder for the copy. Raises NotFound, StoreUnusable, OSError."""
+    if path is None:
+        yield Backup()
+        return
+    source = Path(path)
+    if not source.is_file():
+        raise NotFound(f"backup {path}: no such file")
+    if not source.stat().st_size:
+        raise StoreUnusable(f"backup {path} is empty")
+    with tempfile.TemporaryDirectory(prefix=".tickwheel-restore-", dir=scratch) as folder:
+        copy = Path(folder) / "backup.db"
+        shutil.copyfile(source, copy)
+        log = source.with_name(source.name + "-wal")
+        if log.exists():
+            # A store that was in use, not a backup: what it had committed last is in here.
+            shutil.copyfile(log, copy.with_name(copy.name + "-wal"))
+        options = SqliteOptions(reserve_bytes=0, endings_max=ENDINGS_MAX)
+        store = SqliteStore(str(copy), options)
+        try:
+            opened = await store.open(OWNER, 0)
+        except StoreUnusable as error:
+            raise StoreUnusable(error.message.replace(store.path, str(path))) from error
+        try:
+            yield Backup(
+                store,
+                await store.recover_small(),
+                opened.epoch - 1,
+                opened.id_mark,
+                opened.position_ms,
+            )
+        finally:
+            await store.close(clean=True)
+
+
+# --- the new store ---------------------------------------------------------------------------
+
+
+class Filler:
+    """Batches into an open, empty store."""
+
+    def __init__(self, store: Store, owner: str, opened: Opened, lease: Lease | None) -> None:
+        self._store = store
+        self._owner = owner
+        self._epoch = opened.epoch
+        self._n = opened.last_batch
+        self._lease = lease
+        self._id_mark = 0
+        self._position_ms = 0
+        self._effects = Effects()
+        self._bytes = 0
+
+    async def begin(
+        self, groups: Iterable[GroupRow], endings: Iterable[tuple[int, Ending]], id_mark: int,
+        position_ms: int,
+    ) -> None:  # fmt: skip
+        """What all tasks rest on."""
+        self._id_mark, self._position_ms = id_mark, position_ms
+        self._effects.groups = {(row.topic, row.group): row for row in groups}
+        self._effects.ended = dict(endings)
+        await self._flush()
+
+    async def sessions(self, rows: list[SessionRow]) -> None:
+        for start in range(0, len(rows), SESSIONS_A_BATCH):
+            some = rows[start : start + SESSIONS_A_BATCH]
+            self._effects.sessions = {row.session: row for row in some}
+            await self._flush()
+
+    async def put(self, task: StoredTask) -> None:
+        effects = self._effects
+        effects.enqueued[task.row.id] = task.row
+        for progress in task.progress:
+            effects.progress[progress.id, progress.group] = progress
+        for dead in task.dead:
+            effects.dead[dead.id, dead.group] = dead
+        self._bytes += len(task.row.body)
+        if len(effects.enqueued) >= TASKS_A_BATCH or self._bytes >= BYTES_A_BATCH:
+            await self._flush()
+
+    async def end(self) -> None:
+        await self._flush()
+
+    async def _flush(self) -> None:
+        if self._lease is not None:
+            await self._lease.renew()
+        self._effects.id_mark, self._effects.position_ms = self._id_mark, self._position_ms
+        self._n += 1
+        await self._store.commit(self._epoch, self._owner, self._n, self._effects)
+        self._effects, self._bytes = Effects(), 0
+
+
+class Lease:
+    """The leader's, while a shared store is being filled."""
+
+    def __init__(self, election: Election, owner: str) -> None:
+        self._election = election
+        self._me = Leader(owner, "restore", 0, 0)
+        self._renewed_s = 0.0
+
+    async def take(self) -> None:
+        await self._election.prepare()
+        if not await self._election.acquire(self._me):
+            leader = (await self._election.look()).leader
+            who = f"{leader.owner} at {leader.address}" if leader is not None else "a daemon"
+            raise StoreUnusable(f"{who} leads this shard; stop it, and all that stand by, first")
+        self._renewed_s = time.monotonic()
+
+    async def renew(self) -> None:
+        if time.monotonic() - self._renewed_s < LEASE_MS / 3_000:
+            return
+        if not await self._election.renew(self._me):
+            raise StoreUnusable("the leader's lease was lost while the store was being filled")
+        self._renewed_s = time.monotonic()
+
+    async def release(self) -> None:
+        await self._election.release(self._me)
+        await self._election.close()
+
+
+async def check_empty(url: str) -> None:
+    """Raises Conflict, BadRequest, StoreUnusable."""
+    parsed = parse(url)
+    if parsed.kind == "memory":
+        raise BadRequest("--into memory: would be gone at once; name a SQLite file or a Redis")
+    if parsed.kind == "sqlite":
+        if os.path.lexists(parsed.path):
+            raise Conflict(f"{parsed.path} exists already; a restore goes into a new store")
+        return
+    from tickwheel.persistence.redis import initialise, options_from
+
+    found = await initialise.look(options_from(url))
+    if found.exists and not found.unused:
+        raise Conflict(
+            f"{found.shard} in {found.store} is {found.state}; a restore goes into an empty store:"
+            f" tickwheel init --force --store {without_secrets(url)} empties it"
+        )
+
+
+def shard_of(url: str) -> int | None:
+    """The shard that the address names; None where it names none."""
+    if parse(url).kind != "redis":
+        return None
+    from tickwheel.persistence.redis import options_from
+
+    return options_from(url).shard
+
+
+@asynccontextmanager
+async def filling(url: str, epoch_min: int, now_ms: int) -> AsyncIterator[Filler]:
+    """An open store to fill. An error on the way leaves nothing behind, or says what it left."""
+    owner = f"restore/{uuid.uuid4().hex[:12]}"
+    if parse(url).kind == "sqlite":
+        async with _sqlite(url, owner, epoch_min, now_ms) as filler:
+            yield filler
+        return
+    election = open_election(url, LEASE_MS)
+    assert election is not None
+    lease = Lease(election, owner)
+    try:
+        await lease.take()
+        store = open_url(url, resident_bytes_max=1 << 62)
+        opened = await store.open(owner, now_ms, epoch_min=epoch_min)
+        clean = False
+        try:
+            if opened.last_batch:
+                raise Conflict(f"{without_secrets(url)} is not empty any more")
+            yield Filler(store, owner, opened, lease)
+            clean = True
+        except TickwheelError as error:
+            where = without_secrets(url)
+            raise StoreUnusable(
+                f"{error.message}; {where} is half filled: tickwheel init --force --store {where}"
+            ) from error
+        finally:
+            await store.close(clean)
+    finally:
+        await lease.release()
+
+
+@asynccontextmanager
+async def _sqlite(url: str, owner: str, epoch_min: int, now_ms: int) -> AsyncIterator[Filler]:
+    path = os.path.abspath(parse(url).path)
+    part = f"{path}.restore-{os.getpid()}"
+    store = SqliteStore(part, replace(SqliteOptions(), reserve_bytes=0))
+    try:
+        opened = await store.open(owner, now_ms, epoch_min=epoch_min)
+        try:
+            yield Filler(store, owner, opened, None)
+        except BaseException:
+            await store.close(clean=False)
+            raise
+        await store.close(clean=True)
+        try:
+            os.link(part, path)
+        except FileExistsError:
+            raise Conflict(f"{path} exists already; a restore goes into a new store") from None
+        _sync_folder(os.path.dirname(path))
+    finally:
+        for rest in ("", ".lock", ".reserve", "-wal", "-shm"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{part}{rest}")
+
+
+def _sync_folder(folder: str) -> None:
+    fd = os.open(folder or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,310 @@
+"""The open segments: lines appended to the file of their hour, then sealed.
+
+``Output`` appends. Every write names its offset, so a write that failed half way is repeated over
+itself, and a reader never sees other bytes at a place. A full file is followed by the next one. A
+file that gets no more lines is ripe and goes to the sealer.
+
+``Sealer`` makes a compressed segment of it that never changes, a piece at a time. The compressed
+file appears under its name when it is whole and on the disk; then the open one goes. Cut off
+anywhere, sealing begins again: the open one is still there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import zlib
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+from tickwheel.history import segments
+from tickwheel.history.segments import HOUR_MS, PART, SegmentName, hour_folder, safe_node
+from tickwheel.history.writer.position import Position
+
+OPEN_MAX = 4
+"""Hours open at once: the current one, the last, and what a clock that went back brings."""
+LATE_MS = 60_000
+"""So long after its end an hour may still get events."""
+PIECE_BYTES = 1 << 20
+"""Of an open segment, for one step of sealing."""
+GZIP_LEVEL = 3
+_GZIP = 31
+"""zlib's word for a gzip header; it holds no time, so the same lines are the same bytes."""
+
+
+@dataclass(slots=True)
+class OpenSegment:
+    """One file that is being appended to."""
+
+    path: Path
+    fd: int
+    length: int
+    hour_ms: int
+    epoch: int
+
+
+class Output:
+    """All open segments of one writer."""
+
+    def __init__(self, history_dir: Path, node: str, shard: int, segment_bytes: int) -> None:
+        self._dir = history_dir
+        self._node, self._shard = safe_node(node), shard
+        self._segment_bytes = segment_bytes
+        self._open: dict[tuple[int, int], OpenSegment] = {}
+        self.number = 0
+        self.ripe: list[Path] = []
+        """Closed here, to be sealed."""
+
+    def resume(self, position: Position | None) -> None:
+        """Go on with what a writer before this one left.
+
+        What is newer than its position is removed: the spool still holds it, and it will be
+        written again. Without a position nothing is known to be repeated, so all is kept.
+        """
+        mine = [
+            segment
+            for segment in segments.find(self._dir)
+            if (segment.name.node, segment.name.shard) == (self._node, self._shard)
+        ]
+        known = position or Position(max((s.name.number for s in mine), default=0))
+        self.number = known.number
+        for segment in mine:
+            if segment.name.sealed:
+                # Whoever was killed while it sealed has left what it is made of beside it.
+                open_name = str(segment.name._replace(sealed=False))
+                segment.path.with_name(open_name).unlink(missing_ok=True)
+                continue
+            length = known.open.get(self._key(segment.path))
+            if length is not None:
+                self._reopen(segment, length)
+            elif segment.name.number > known.number:
+                segment.path.unlink()
+            else:
+                self.ripe.append(segment.path)
+        for part in self._dir.glob(f"dt=*/hour=*/{PART}{self._node}-s{self._shard}-e*"):
+            part.unlink(missing_ok=True)
+
+    def _reopen(self, segment: segments.Segment, length: int) -> None:
+        key = segment.name.epoch, segment.hour_ms
+        fd = os.open(segment.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(fd).st_size < length or key in self._open:
+                # A power cut took the end; what is left is as it is.
+                os.close(fd)
+                self.ripe.append(segment.path)
+                return
+            os.ftruncate(fd, length)
+        except OSError:
+            os.close(fd)
+            raise
+        self._open[key] = OpenSegment(segment.path, fd, length, segment.hour_ms, key[0])
+
+    # --- writing -----------------------------------------------------------------------------
+
+    def write(self, epoch: int, texts: dict[int, list[str]]) -> dict[str, int]:
+        """Lines by their hour; the lengths of all open segments with them.
+
+        Raises OSError: then nothing counts as written until ``keep`` is called, and the same
+        lines may be written again.
+        """
+        self._forget_removed()
+        lengths = self.lengths()
+        for hour_ms, lines in texts.items():
+            segment = self._open.get((epoch, hour_ms)) or self._create(epoch, hour_ms)
+            data = memoryview("".join(lines).encode("ascii"))
+            at = segment.length
+            while data:
+                written = os.pwrite(segment.fd, data, at)
+                data, at = data[written:], at + written
+            lengths[self._key(segment.path)] = at
+        return lengths
+
+    def keep(self, lengths: dict[str, int]) -> None:
+        """What ``write`` answered was saved with the position."""
+        for segment in self._open.values():
+            segment.length = lengths[self._key(segment.path)]
+
+    def lengths(self) -> dict[str, int]:
+        return {self._key(s.path): s.length for s in self._open.values()}
+
+    def _forget_removed(self) -> None:
+        """Somebody may remove an open file; what follows is for one that readers find."""
+        for key, segment in list(self._open.items()):
+            if not os.fstat(segment.fd).st_nlink:
+                os.close(segment.fd)
+                del self._open[key]
+
+    def _create(self, epoch: int, hour_ms: int) -> OpenSegment:
+        folder = self._dir / hour_folder(hour_ms)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.number += 1
+        path = folder / str(SegmentName(self._node, self._shard, epoch, self.number, sealed=False))
+        flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        segment = OpenSegment(path, os.open(path, flags, 0o644), 0, hour_ms, epoch)
+        self._open[epoch, hour_ms] = segment
+        return segment
+
+    def _key(self, path: Path) -> str:
+        return str(path.relative_to(self._dir))
+
+    # --- closing -----------------------------------------------------------------------------
+
+    def ripen(self, reached_ms: int) -> bool:
+        """Close what is full, and whose hour is over; events up to ``reached_ms`` are written."""
+        found = [
+            s
+            for s in self._open.values()
+            if s.length >= self._segment_bytes or s.hour_ms + HOUR_MS + LATE_MS <= reached_ms
+        ]
+        rest = [s for s in self._open.values() if s not in found]
+        if len(rest) > OPEN_MAX:
+            found += sorted(rest, key=lambda s: s.hour_ms)[: len(rest) - OPEN_MAX]
+        return self._close(found)
+
+    def end_epoch(self, epoch: int) -> bool:
+        """No more of this epoch will come."""
+        return self._close([s for s in self._open.values() if s.epoch == epoch])
+
+    def end(self) -> None:
+        self._close(list(self._open.values()))
+
+    def release(self) -> None:
+        """Close the files and leave them as they are."""
+        for segment in self._open.values():
+            os.close(segment.fd)
+        self._open.clear()
+
+    def _close(self, found: list[OpenSegment]) -> bool:
+        for segment in found:
+            del self._open[segment.epoch, segment.hour_ms]
+            os.close(segment.fd)
+            self.ripe.append(segment.path)
+        return bool(found)
+
+    @property
+    def busy(self) -> set[Path]:
+        """Files that nobody else may remove."""
+        return {s.path for s in self._open.values()} | set(self.ripe)
+
+
+# --- sealing ---------------------------------------------------------------------------------
+
+
+class Sealer:
+    """Segments to be sealed, in order; one is being worked on."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Path] = deque()
+        self._current: _Current | None = None
+        self.sealed = 0
+
+    def add(self, path: Path) -> None:
+        self._waiting.append(path)
+
+    @property
+    def busy(self) -> bool:
+        return self._current is not None or bool(self._waiting)
+
+    @property
+    def paths(self) -> set[Path]:
+        """Files that nobody else may remove."""
+        return set(self._waiting) | ({self._current.source} if self._current else set())
+
+    def step(self) -> bool:
+        """One piece; whether there was something to do. Raises OSError; call again later."""
+        if self._current is None:
+            if not self._waiting:
+                return False
+            self._current = _Current(self._waiting.popleft())
+        current = self._current
+        try:
+            done = current.step()
+        except BaseException:
+            self.abandon()
+            raise
+        if done:
+            self._current = None
+            self.sealed += 1
+        return True
+
+    def abandon(self) -> None:
+        """Leave what is half done; it begins again with the next ``step``."""
+        current, self._current = self._current, None
+        if current is not None:
+            current.abandon()
+            self._waiting.appendleft(current.source)
+
+
+class _Current:
+    """One segment on its way."""
+
+    def __init__(self, source: Path) -> None:
+        self.source = source
+        self._target = source.with_name(source.name + ".gz")
+        self._part = source.with_name(f"{PART}{self._target.name}")
+        self._from: int | None = None
+        self._to: int | None = None
+        self._left = 0
+        self._compress = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, _GZIP)
+
+    def step(self) -> bool:
+        """True when it is sealed."""
+        if self._from is None:
+            return self._begin()
+        assert self._to is not None
+        data = os.read(self._from, min(PIECE_BYTES, self._left))
+        self._left -= len(data)
+        _write_all(self._to, self._compress.compress(data))
+        if self._left and data:
+            return False
+        _write_all(self._to, self._compress.flush())
+        os.fdatasync(self._to)
+        self._close()
+        self._part.rename(self._target)
+        self.source.unlink()
+        return True
+
+    def _begin(self) -> bool:
+        try:
+            self._from = os.open(self.source, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return True
+        self._left = _whole_bytes(self._from)
+        if not self._left or self._target.exists():
+            # Nothing in it; or sealed before, and only the removal was cut off.
+            self._close()
+            self.source.unlink()
+            return True
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        self._to = os.open(self._part, flags, 0o644)
+        return False
+
+    def abandon(self) -> None:
+        self._close()
+        with contextlib.suppress(OSError):
+            self._part.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        for fd in (self._from, self._to):
+            if fd is not None:
+                os.close(fd)
+        self._from = self._to = None
+
+
+def _whole_bytes(fd: int) -> int:
+    """Up to the end of the last whole line."""
+    end = os.fstat(fd).st_size
+    while end:
+        start = max(0, end - PIECE_BYTES)
+        at = os.pread(fd, end - start, start).rfind(b"\n")
+        if at >= 0:
+            return start + at + 1
+        end = start
+    return 0
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
