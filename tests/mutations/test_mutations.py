@@ -15,8 +15,9 @@ from mutations.delivery_mutants import DELIVERY_MUTANTS
 from mutations.history_mutants import HISTORY_MUTANTS
 from mutations.mutants import MUTANTS as OTHER_MUTANTS
 from mutations.mutants import Mutant
+from mutations.ownership_mutants import OWNERSHIP_MUTANTS
 
-MUTANTS = (*OTHER_MUTANTS, *DELIVERY_MUTANTS, *HISTORY_MUTANTS)
+MUTANTS = (*OTHER_MUTANTS, *DELIVERY_MUTANTS, *HISTORY_MUTANTS, *OWNERSHIP_MUTANTS)
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 300
 FAILED = 1
