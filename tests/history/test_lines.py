@@ -143,17 +143,21 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [Kind.RESCHEDULED, T, "t", [5], [T + 1]],
         [{"event": "rescheduled", **TASK, "due_ms": T + 1}],
     ),
+    (
+        [Kind.RESCHEDULED, T, "t", [5], [T + 1], [2**63 - 1]],
+        [{"event": "rescheduled", **TASK, "due_ms": T + 1, "order_id": str(2**63 - 1)}],
+    ),
     ([Kind.REQUEUED, T, "t", "g", [5]], [{"event": "requeued", **TASK, "group": "g"}]),
     (
         [Kind.GROUP, T, "t", "g", "created"],
         [{"event": "group_created", "topic": "t", "group": "g"}],
     ),
     (
-        [Kind.GROUP, T, "t", "g", "created", {"since_ms": 0, "paused": True}],
+        [Kind.GROUP, T, "t", "g", "created", {"since_ms": 0, "since_id": "7", "paused": True}],
         [
             {
                 "event": "group_created", "topic": "t", "group": "g", "since_ms": 0,
-                "settings": {"paused": True},
+                "since_id": "7", "settings": {"paused": True},
             }
         ],
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mutations.mutants import DISPATCHING, SETTLEMENT, Edit, Mutant
 
 DELIVERY = "tickwheel/wheel/delivery.py"
-CLOSING = "tickwheel/wheel/closing.py"
+OWNERSHIP = "tickwheel/wheel/ownership.py"
 READY = "tickwheel/wheel/ready.py"
 COMMITTER = "tickwheel/server/committer.py"
 KINDS = "tests/unit/test_engine_kinds.py::"
@@ -83,9 +83,9 @@ DELIVERY_MUTANTS = (
         "a task ends with the first group that lets go of it",
         (
             Edit(
-                CLOSING,
-                "        last = owed is None or not (owed.remaining or owed.buried)\n",
-                "        last = True\n",
+                OWNERSHIP,
+                "            if owed.remaining or owed.buried:\n                return False\n",
+                "",
             ),
         ),
         (CLOSED + "test_deleting_one_of_two_groups_drops_its_share_only",),

@@ -320,7 +320,7 @@ MUTANTS = (
         (
             Edit(
                 SETTLEMENT,
-                "        lease.subscriber.presence.doubted = True\n",
+                "        lease.subscriber.presence.doubt(lease)\n",
                 "",
             ),
         ),

@@ -14,7 +14,14 @@ from tickwheel.persistence.audit import check
 from tickwheel.persistence.sqlite import SqliteStore
 from tickwheel.persistence.store import Audit
 from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import GroupRow, ProgressRow, ProgressState
+from tickwheel.wheel.records import (
+    ID_STEP,
+    Extras,
+    GroupRow,
+    ProgressRow,
+    ProgressState,
+    TaskRow,
+)
 
 
 @pytest.fixture
@@ -116,6 +123,33 @@ async def test_a_task_that_nobody_owes_is_found(tmp_path: Path) -> None:
     await subject.commit(Effects(progress={(1, "b"): done("b")}, position_ms=50))
     await subject.store.close(clean=True)
     assert _check(path).problems == ["task 1 is done for every group and is still stored"]
+
+
+@pytest.mark.parametrize("placed", ["id", "packed", "loose"])
+async def test_a_group_that_is_owed_a_task_by_its_place_is_known(
+    tmp_path: Path, placed: str
+) -> None:
+    """Done for one group; the other begins later by due time, and before it in the order."""
+    path = tmp_path / "store.db"
+    subject = Subject(SqliteStore(str(path)))
+    await subject.open()
+    ids = range(ID_STEP, 10 * ID_STEP, ID_STEP)
+    task_id, mark = ids[6], ids[-1]
+    since_id, extras = (0, None) if placed == "id" else (mark, Extras(order_id=mark + ID_STEP))
+    rows = {i: TaskRow(i, 10, "t", b"", extras if i == task_id else None) for i in ids}
+    moved = {task_id: rows[task_id]}
+    if placed == "loose":
+        rows[task_id] = rows[task_id]._replace(extras=None)
+    await subject.commit(Effects(enqueued=rows, id_mark=mark))
+    if placed == "loose":
+        await subject.commit(Effects(updated=moved, id_mark=mark))
+    groups = (GroupRow("t", "a", 0, None, 0), GroupRow("t", "b", 50, None, since_id))
+    done = ProgressRow(task_id, "a", ProgressState.DONE, 1, 0)
+    effects = Effects(progress={(task_id, "a"): done}, id_mark=mark, position_ms=40)
+    effects.groups = {(row.topic, row.group): row for row in groups}
+    await subject.commit(effects)
+    await subject.store.close(clean=True)
+    assert _check(path).problems == []
 
 
 async def test_a_store_in_use_is_refused(path: Path) -> None:

@@ -290,6 +290,27 @@ def test_all_subscriptions_of_one_connection_are_in_doubt_together() -> None:
     assert {got.subscriber for got in rig.pulse()} == {one, other, pull}
 
 
+def test_a_pull_asked_for_after_the_delivery_is_served_and_one_before_it_is_not() -> None:
+    """Somebody who has dropped a task and asks again is there; pulls that wait in a row with
+    nobody behind them would take one attempt each."""
+    rig = Rig()
+    pulls = [rig.subscribe(once=True, prefetch=1) for _ in range(3)]
+    rig.frozen.update(pulls)
+    for pull in pulls:
+        pull.presence, pull.asked_mono_ms = pulls[0].presence, rig.mono_ms
+    rig.pass_time(1)
+    first = delivered(rig)
+    rig.pass_time(LEASE_MS)
+    assert rig.pulse() == []
+    later = rig.subscribe(once=True, prefetch=1)
+    rig.frozen.add(later)
+    later.presence, later.asked_mono_ms = pulls[0].presence, rig.mono_ms - LEASE_MS
+    assert [(got.subscriber, got.id, got.attempt) for got in rig.pulse()] == [(later, first.id, 2)]
+    rig.pass_time(LEASE_MS + GAP_MS)
+    assert rig.pulse() == []
+    assert rig.group().ready_count == 1
+
+
 def test_an_end_of_a_lease_that_is_not_its_own_doubts_nobody() -> None:
     """Taken over from before a restart, or of a connection that is gone."""
     rig = Rig()

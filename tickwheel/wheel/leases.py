@@ -118,11 +118,18 @@ class Presence:
     its that ends by time puts it in doubt, and whatever it sends ends the doubt.
     """
 
-    __slots__ = ("doubted",)
+    __slots__ = ("doubted", "doubted_mono_ms")
 
     def __init__(self) -> None:
         self.doubted = False
         """A lease has ended by time, and nothing was heard since: it is handed nothing more."""
+        self.doubted_mono_ms = 0
+        """When the last delivery of those was made whose leases have ended."""
+
+    def doubt(self, lease: Lease) -> None:
+        """This lease has ended by time."""
+        self.doubted = True
+        self.doubted_mono_ms = max(self.doubted_mono_ms, lease.since_mono_ms)
 
 
 class Subscriber:
@@ -133,6 +140,7 @@ class Subscriber:
     """
 
     __slots__ = (
+        "asked_mono_ms",
         "at_most_once",
         "blocked",
         "gone_mono_ms",
@@ -167,6 +175,8 @@ class Subscriber:
         """Who it is, for the records of failed attempts."""
         self.at_most_once = at_most_once
         """A delivery to it is finished before it is written."""
+        self.asked_mono_ms: int | None = None
+        """A pull: when it was asked for. After a delivery, that is a sign of life behind it."""
         self.presence = Presence()
         """Shared by the subscribers of one connection."""
         self.outstanding = 0
@@ -182,6 +192,12 @@ class Subscriber:
 
     @property
     def credit(self) -> int:
-        if self.blocked or self.presence.doubted:
+        if self.blocked or (self.presence.doubted and not self._asked_since):
             return 0
         return self.prefetch - self.outstanding
+
+    @property
+    def _asked_since(self) -> bool:
+        """It is a pull that was asked for after the deliveries which put its consumer in doubt."""
+        asked_mono_ms = self.asked_mono_ms
+        return asked_mono_ms is not None and asked_mono_ms >= self.presence.doubted_mono_ms

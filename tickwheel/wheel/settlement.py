@@ -306,7 +306,7 @@ class Settlement:
         del lease.group.flight[lease.id]
         core.in_flight -= 1
         # Else one that is dead and holds its connection would burn every attempt there is.
-        lease.subscriber.presence.doubted = True
+        lease.subscriber.presence.doubt(lease)
         core.give_back(lease.subscriber, 1)
         if wait_ms is None:
             self.bury(lease, failure, now_ms)

@@ -26,7 +26,9 @@ from tickwheel.history import segments
 from tickwheel.history.lines import Kind
 from tickwheel.history.restore import Plan, restore
 from tickwheel.persistence.store import StoreUnusable
+from tickwheel.wheel.ownership import owes
 from tickwheel.wheel.records import (
+    ID_STEP,
     DeadRow,
     Ending,
     Extras,
@@ -245,6 +247,27 @@ async def test_groups_of_the_history(tmp_path: Path) -> None:
     assert set(found.rows) == {B}
     assert set(found.progress) == {(B, "h")}
     assert report.groups == 3
+
+
+async def test_groups_and_moved_tasks_keep_their_places(tmp_path: Path) -> None:
+    """What a group is owed after a clock was set back is the same in the restored store."""
+    backup = await make_backup(tmp_path, [OLD, TaskRow(B, DUE, "t", b"b")])
+    since = {"since_ms": t(30), "since_id": str(B)}
+    place = B + 5 * ID_STEP
+    write(
+        tmp_path,
+        [[STARTED], [[Kind.GROUP, t(3), "t", "h", "created", since]],
+         [[Kind.RESCHEDULED, t(4), "t", [B], [t(20)], [place]]],
+         [[Kind.RESCHEDULED, t(5), "t", [A], [t(20)]]], [stopped()]],
+    )  # fmt: skip
+    await run(tmp_path, backup)
+    found = await held(url(tmp_path))
+    assert found.groups["t", "h"] == GroupRow("t", "h", t(30), None, B)
+    assert found.rows[B] == TaskRow(B, t(20), "t", b"b", Extras(order_id=place))
+    assert found.rows[A] == OLD._replace(due_ms=t(20))
+    assert found.opened.id_mark >= place, "a place is given once"
+    owed = [owes(found.groups["t", "h"], row) for row in (found.rows[A], found.rows[B])]
+    assert owed == [False, True]
 
 
 async def test_a_task_of_no_group_expires_and_broadcasts_own_nothing(tmp_path: Path) -> None:

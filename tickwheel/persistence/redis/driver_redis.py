@@ -48,15 +48,18 @@ class RedisWire:
             "client_name": "tickwheel",
         }
         connection: AbstractConnection
-        if options.tls:
-            connection = SSLConnection(
-                ssl_ca_certs=options.tls_ca or None,
-                ssl_certfile=options.tls_cert or None,
-                ssl_keyfile=options.tls_key or None,
-                **common,
-            )
-        else:
-            connection = Connection(**common)
+        try:
+            if options.tls:
+                connection = SSLConnection(
+                    ssl_ca_certs=options.tls_ca or None,
+                    ssl_certfile=options.tls_cert or None,
+                    ssl_keyfile=options.tls_key or None,
+                    **common,
+                )
+            else:
+                connection = Connection(**common)
+        except OSError as error:  # redis-py reads a file of its own there: none may be left
+            raise Away(f"no connection can be made: {error.strerror}") from error
         try:
             await connection.connect()  # type: ignore[no-untyped-call]  # redis-py left it so
         except BaseException as error:

@@ -241,7 +241,7 @@ class Consuming:
         found = known or self._group(topic, group, now.now_ms)
         pull = Pull(self._shell, peer, request)
         subscriber = Subscriber(pull, found, count, lease_ms, once=True, label=label(peer))
-        subscriber.presence = peer.presence
+        subscriber.presence, subscriber.asked_mono_ms = peer.presence, now.mono_ms
         pull.accept(subscriber)
         if known is not None:
             self._start(peer, pull, subscriber, wait_ms)
