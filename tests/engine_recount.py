@@ -10,12 +10,11 @@ from collections import Counter
 
 from engine_rig import Rig
 
-from tickwheel.wheel.control import Known
-from tickwheel.wheel.core import ROW_OVERHEAD_BYTES
-from tickwheel.wheel.groups import Group, Topic
-from tickwheel.wheel.leases import ttl_end_ms
-from tickwheel.wheel.ready import ReadyQueue
-from tickwheel.wheel.records import ProgressState, task_bytes
+from tickwheel.engine.ready import ReadyQueue
+from tickwheel.engine.state import ROW_OVERHEAD_BYTES
+from tickwheel.engine.tasks import Known
+from tickwheel.engine.topics import Group, Topic, ttl_end_ms
+from tickwheel.model.records import ProgressState, task_bytes
 
 
 def queued(ready: ReadyQueue) -> list[int]:

@@ -10,15 +10,14 @@ from typing import NamedTuple
 
 from engine_rows import Rows
 
-from tickwheel.wheel.batch import Batch
-from tickwheel.wheel.control import Known
-from tickwheel.wheel.core import EngineConfig
-from tickwheel.wheel.delivery import Dispatch
-from tickwheel.wheel.engine import Engine
-from tickwheel.wheel.groups import Group, Subscriber
-from tickwheel.wheel.records import ID_STEP, Extras, size_of
-from tickwheel.wheel.retry import PolicyRef, RetryPolicy
-from tickwheel.wheel.sessions import Session
+from tickwheel.engine.delivery import Dispatch
+from tickwheel.engine.engine import Engine
+from tickwheel.engine.sessions import Session
+from tickwheel.engine.state import Batch, EngineConfig
+from tickwheel.engine.tasks import Known
+from tickwheel.engine.topics import Group, Subscriber
+from tickwheel.model.records import ID_STEP, Extras, size_of
+from tickwheel.model.retry import PolicyRef, RetryPolicy
 
 NOW_MS = 1_800_000_000_000
 LEASE_MS = 30_000

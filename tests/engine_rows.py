@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from tickwheel.wheel.control import Known
-from tickwheel.wheel.effects import Effects, GroupKey, ProgressKey
-from tickwheel.wheel.records import DeadRow, Ending, GroupRow, ProgressRow, SessionRow, TaskRow
+from tickwheel.engine.tasks import Known
+from tickwheel.model.effects import Effects, GroupKey, ProgressKey
+from tickwheel.model.records import DeadRow, Ending, GroupRow, ProgressRow, SessionRow, TaskRow
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -20,6 +20,7 @@ from typing import Any, Self, cast
 from engine_recount import recount
 
 from tickwheel.clock import Clock
+from tickwheel.engine.tasks import Known
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import Decoder, Frame, encode
 from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
@@ -27,7 +28,6 @@ from tickwheel.server.connection import Connection
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.settings import Settings
 from tickwheel.server.shell import Shell
-from tickwheel.wheel.control import Known
 
 NOW_MS = 1_800_000_000_000
 SETTLE_S = 20.0

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tickwheel.clock import Clock
+from tickwheel.engine.engine import Engine
+from tickwheel.model.effects import Effects
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import Decoder, Frame, encode
 from tickwheel.protocol.frames import FrameType as T
@@ -17,8 +19,6 @@ from tickwheel.server.connection import Connection
 from tickwheel.server.handlers import command_table
 from tickwheel.server.settings import load
 from tickwheel.server.shell import Shell
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.engine import Engine
 
 NOW_MS = 1_800_000_000_000
 STEPS_MAX = 2_000

@@ -19,10 +19,10 @@ from daemon import Daemon
 from raw import Raw
 
 from crash.shim import Disk, Event, Said, Shimmed, frames
+from tickwheel.model.records import Ending
 from tickwheel.persistence import audit, open_url
 from tickwheel.persistence.store import StoredTask
 from tickwheel.protocol.frames import FrameType
-from tickwheel.wheel.records import Ending
 
 FAR_MS = 3_600_000
 CUTS = 40

@@ -16,7 +16,7 @@ from tickwheel.history.spool import Spool
 from tickwheel.history.writer import writer_command
 from tickwheel.history.writer.conversion import Writer
 from tickwheel.history.writer.retention import Limits
-from tickwheel.wheel.records import id_floor
+from tickwheel.model.records import id_floor
 
 NODE = "node-1"
 HOUR_MS = 3_600_000

@@ -7,10 +7,10 @@ from typing import Any
 import msgpack
 from engine_rig import Rig
 
+from tickwheel.engine.engine import Engine
+from tickwheel.engine.state import EngineConfig
 from tickwheel.history.lines import policy_map
 from tickwheel.server.recorder import Notes, Recorder
-from tickwheel.wheel.core import EngineConfig
-from tickwheel.wheel.engine import Engine
 
 Record = list[Any]
 

@@ -9,11 +9,11 @@ from typing import Any
 from history.history_rig import HOUR_MS, NOW_MS, Record
 from tickwheel.history.lines import Kind
 from tickwheel.history.restore import Plan, Report, restore
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import DeadRow, GroupRow, ProgressRow, TaskRow
 from tickwheel.persistence import open_url
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.store import Opened, Small, StoredTask
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import DeadRow, GroupRow, ProgressRow, TaskRow
 
 BACKUP_MS = NOW_MS
 LATER_MS = NOW_MS + HOUR_MS

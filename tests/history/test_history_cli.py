@@ -19,8 +19,8 @@ from history.restore_rig import LATER_MS, STARTED, group, held, make_backup, sto
 from tickwheel.cli import history as history_command
 from tickwheel.cli.app import run
 from tickwheel.history.lines import Kind
+from tickwheel.model.records import TaskRow
 from tickwheel.protocol.frames import FrameType as T
-from tickwheel.wheel.records import TaskRow
 
 Capture = pytest.CaptureFixture[str]
 A, B = make_id(1), make_id(2)

@@ -20,7 +20,7 @@ from tickwheel import Client, Delivery, Task
 from tickwheel.cli.app import run
 from tickwheel.history.restore import Plan, Report, restore
 from tickwheel.history.segments import Event, Tally
-from tickwheel.wheel.records import ProgressState
+from tickwheel.model.records import ProgressState
 
 FAR = 3_600.0
 KILLS = 2

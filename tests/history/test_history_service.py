@@ -25,6 +25,7 @@ from tickwheel import Client, Task
 from tickwheel.clock import Clock
 from tickwheel.history.lines import Kind
 from tickwheel.history.segments import STATE, Event
+from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.redis.initialise import lay_out, look
 from tickwheel.persistence.redis.options import options_from
 from tickwheel.persistence.store import CommitRefused, CommitUnknown, Opened
@@ -33,7 +34,6 @@ from tickwheel.server import history as history_module
 from tickwheel.server.history import History
 from tickwheel.server.recorder import Recorder
 from tickwheel.server.settings import Settings
-from tickwheel.wheel.records import ID_STEP
 
 SPOOL_BYTES = 65_536
 """The smallest bound."""

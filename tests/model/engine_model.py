@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 from engine_model_content import ACTIVE, FINISHED, Content, Staged, Standing, Start, Task
 
-from tickwheel.wheel.records import BY_DUE_ALONE
-from tickwheel.wheel.retry import RetryPolicy
-from tickwheel.wheel.states import Event, State
+from tickwheel.model.records import BY_DUE_ALONE
+from tickwheel.model.retry import RetryPolicy
+from tickwheel.model.states import Event, State
 
 CHECKPOINT_MS = 100
 SCAN_MS = 21

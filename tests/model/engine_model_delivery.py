@@ -19,9 +19,9 @@ from engine_rig import Got
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 
-from tickwheel.wheel.core import EngineConfig
-from tickwheel.wheel.retry import RetryPolicy
-from tickwheel.wheel.states import State
+from tickwheel.engine.state import EngineConfig
+from tickwheel.model.retry import RetryPolicy
+from tickwheel.model.states import State
 
 LEASE_MS = 400
 ROUNDING = 1e-5

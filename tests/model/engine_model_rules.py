@@ -10,9 +10,9 @@ from engine_rig import CONFIG, GRACE_MS, NOW_MS, RETRY, Got, Rig
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from tickwheel.wheel.core import EngineConfig
-from tickwheel.wheel.groups import Subscriber
-from tickwheel.wheel.retry import RetryPolicy
+from tickwheel.engine.state import EngineConfig
+from tickwheel.engine.topics import Subscriber
+from tickwheel.model.retry import RetryPolicy
 
 TOPICS = ("a", "a", "b")
 GROUPS = ("default", "x", "y")

@@ -20,10 +20,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, precondition, rule
 
-from tickwheel.wheel.groups import Group, Replay
-from tickwheel.wheel.ownership import order_of
-from tickwheel.wheel.records import BY_DUE_ALONE
-from tickwheel.wheel.retry import RetryPolicy
+from tickwheel.engine.ownership import order_of
+from tickwheel.engine.topics import Group, Replay
+from tickwheel.model.records import BY_DUE_ALONE
+from tickwheel.model.retry import RetryPolicy
 
 DAY_MS = 86_400_000
 PASSES_MAX = 100

@@ -17,7 +17,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tickwheel.wheel.groups import Group, Replay
+from tickwheel.engine.topics import Group, Replay
 
 STEADY = replace(CONFIG, slots=8, retry=replace(RETRY, base_ms=50, retries_max=10_000))
 NAMES = ("a", "b", "c")

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.wheel import groups
-from tickwheel.wheel.groups import Group, Topic
+from tickwheel.engine import topics as groups
+from tickwheel.engine.topics import Group, Topic
 
 STEPS = ("come", "come", "come", "withdraw", "withdraw", "lease", "aside", "load", "back", "age")
 

@@ -18,11 +18,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, packindex
-from tickwheel.persistence.store import CommitRefused, Fenced, Opened, Store, StoredTask
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import (
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import (
     ID_STEP,
     DeadRow,
     Ending,
@@ -34,6 +31,9 @@ from tickwheel.wheel.records import (
     SessionRow,
     TaskRow,
 )
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, packindex
+from tickwheel.persistence.store import CommitRefused, Fenced, Opened, Store, StoredTask
 
 ENDINGS_MAX = 20
 OWNER = "model"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from mutations.mutants import DISPATCHING, SETTLEMENT, Edit, Mutant
 
-DELIVERY = "tickwheel/wheel/delivery.py"
-OWNERSHIP = "tickwheel/wheel/ownership.py"
-READY = "tickwheel/wheel/ready.py"
+DELIVERY = "tickwheel/engine/delivery.py"
+OWNERSHIP = "tickwheel/engine/ownership.py"
+READY = "tickwheel/engine/ready.py"
 COMMITTER = "tickwheel/server/committer.py"
 KINDS = "tests/unit/test_engine_kinds.py::"
 SETTINGS = "tests/unit/test_engine_settings.py::"

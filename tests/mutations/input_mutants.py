@@ -31,7 +31,7 @@ INPUT_MUTANTS = (
         "the factor's power is taken before it is compared with the cap",
         (
             Edit(
-                "tickwheel/wheel/retry.py",
+                "tickwheel/model/retry.py",
                 "if steps * math.log(self.factor) > math.log(cap_ms / base_ms):",
                 "if base_ms * self.factor**steps > cap_ms:",
             ),

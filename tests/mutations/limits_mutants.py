@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mutations.mutants import DISPATCHING, Edit, Mutant
 
-RECORDS = "tickwheel/wheel/records.py"
-GROUPING = "tickwheel/wheel/grouping.py"
+RECORDS = "tickwheel/model/records.py"
+GROUPING = "tickwheel/engine/groups.py"
 CONNECTION = "tickwheel/server/connection.py"
 COMMANDS = "tickwheel/server/commands.py"
 LISTINGS = "tickwheel/server/listings.py"
@@ -64,7 +64,7 @@ LIMITS_MUTANTS = (
         "credit that comes back does not bring a subscriber back into the line",
         (
             Edit(
-                "tickwheel/wheel/core.py",
+                "tickwheel/engine/state.py",
                 "            group.able[subscriber] = None\n            self.wake(group)\n",
                 "            self.wake(group)\n",
             ),

@@ -6,15 +6,15 @@ from typing import NamedTuple
 
 COMMITTER = "tickwheel/server/committer.py"
 WRITER = "tickwheel/persistence/sqlite/writer.py"
-INTAKE = "tickwheel/wheel/intake.py"
+INTAKE = "tickwheel/engine/enqueue.py"
 
 UNIT = "tests/unit/test_committer.py::"
 SYNC = "tests/crash/test_sync.py::"
 TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[25]"
-DELIVERY = "tickwheel/wheel/delivery.py"
-DISPATCHING = "tickwheel/wheel/dispatching.py"
-ENGINE = "tickwheel/wheel/engine.py"
-SETTLEMENT = "tickwheel/wheel/settlement.py"
+DELIVERY = "tickwheel/engine/delivery.py"
+DISPATCHING = "tickwheel/engine/delivery.py"
+ENGINE = "tickwheel/engine/engine.py"
+SETTLEMENT = "tickwheel/engine/settlement.py"
 CONNECTION = "tickwheel/persistence/sqlite/connection.py"
 DISK = "tests/crash/test_disk.py::"
 PROMISES = "tests/crash/test_promises.py::"
@@ -129,7 +129,7 @@ MUTANTS = (
         "a task that was rescheduled and cancelled in one batch is in neither map",
         (
             Edit(
-                "tickwheel/wheel/batch.py",
+                "tickwheel/engine/state.py",
                 "    if effects.updated:\n",
                 "    if effects.updated:\n"
                 "        for task_id in effects.updated:\n"
@@ -233,7 +233,7 @@ MUTANTS = (
         "the end of a stored lease is taken from the new clock alone",
         (
             Edit(
-                "tickwheel/wheel/recovery.py",
+                "tickwheel/engine/recovery.py",
                 "progress.at_ms - max(now_ms, self.stopped_ms)",
                 "progress.at_ms - now_ms",
             ),
@@ -392,7 +392,7 @@ MUTANTS = (
         "a nack's delay is over with the process",
         (
             Edit(
-                "tickwheel/wheel/recovery.py",
+                "tickwheel/engine/recovery.py",
                 "        if progress.state is ProgressState.WAITING:\n",
                 "        if progress.state is None:\n",
             ),

@@ -54,7 +54,7 @@ READING_MUTANTS = (
         "a task that came due and whose row was not found loses its place",
         (
             Edit(
-                "tickwheel/wheel/delivery.py",
+                "tickwheel/engine/delivery.py",
                 "            if row is None:\n                continue\n            due_ms =",
                 "            if row is None:\n                core.firing.pop(task_id, None)\n"
                 "                continue\n            due_ms =",
@@ -67,7 +67,7 @@ READING_MUTANTS = (
         "a ready task whose row was not found loses its place",
         (
             Edit(
-                "tickwheel/wheel/delivery.py",
+                "tickwheel/engine/delivery.py",
                 "            if row is None or group.loading.pop(task_id, None) is None:\n",
                 "            if group.loading.pop(task_id, None) is None or row is None:\n",
             ),

@@ -34,10 +34,10 @@ from store_rows import (
     everything,
 )
 
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import ID_STEP, Ending, Extras, TaskRow
 from tickwheel.persistence import codec
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import ID_STEP, Ending, Extras, TaskRow
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 

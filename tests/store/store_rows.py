@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import (
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import (
     DeadRow,
     Ending,
     Extras,
@@ -17,7 +17,7 @@ from tickwheel.wheel.records import (
     SessionRow,
     TaskRow,
 )
-from tickwheel.wheel.retry import BUILT_IN, RetryPolicy
+from tickwheel.model.retry import BUILT_IN, RetryPolicy
 
 ID_MAX = 2**63 - 1
 MS_MAX = 2**53

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tickwheel.model.effects import Effects
 from tickwheel.persistence.store import Handles, Opened, Small, Store
-from tickwheel.wheel.effects import Effects
 
 OWNER = "tester"
 

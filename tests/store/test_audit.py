@@ -9,12 +9,8 @@ import pytest
 from store_rows import DEAD, PROGRESS, SESSIONS, TASKS, ended, everything, tasks
 from store_subject import Subject
 
-from tickwheel.persistence import StoreUnusable
-from tickwheel.persistence.audit import check
-from tickwheel.persistence.sqlite import SqliteStore
-from tickwheel.persistence.store import Audit
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import (
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import (
     ID_STEP,
     Extras,
     GroupRow,
@@ -22,6 +18,10 @@ from tickwheel.wheel.records import (
     ProgressState,
     TaskRow,
 )
+from tickwheel.persistence import StoreUnusable
+from tickwheel.persistence.audit import check
+from tickwheel.persistence.sqlite import SqliteStore
+from tickwheel.persistence.store import Audit
 
 
 @pytest.fixture

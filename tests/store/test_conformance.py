@@ -21,6 +21,8 @@ from store_rows import (
 )
 from store_subject import OWNER, Subject
 
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import DeadRow, Ending, Extras, GroupRow, SessionRow, TaskRow
 from tickwheel.persistence import open_url
 from tickwheel.persistence.store import (
     SCAN_BYTES_MAX,
@@ -31,8 +33,6 @@ from tickwheel.persistence.store import (
     StoreError,
     is_cut,
 )
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import DeadRow, Ending, Extras, GroupRow, SessionRow, TaskRow
 
 
 class TestBatches:

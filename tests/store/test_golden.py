@@ -23,10 +23,10 @@ from golden import (
 )
 from store_subject import Subject
 
+from tickwheel.model.effects import Effects
 from tickwheel.persistence import open_url
 from tickwheel.persistence.audit import check
 from tickwheel.persistence.sqlite import schema
-from tickwheel.wheel.effects import Effects
 
 RECORDS_V1: dict[str, str] = json.loads((GOLDEN / "v1" / "records.json").read_text("utf-8"))
 RECORDS_V3: dict[str, str] = json.loads((GOLDEN / "v3" / "records.json").read_text("utf-8"))

@@ -18,12 +18,8 @@ from typing import Any, NamedTuple
 import pytest
 from store_subject import Subject
 
-from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.redis import RedisStore, encode
-from tickwheel.persistence.sqlite import SqliteStore, packindex
-from tickwheel.persistence.store import Store
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import (
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import (
     ID_STEP,
     DeadRow,
     Ending,
@@ -32,6 +28,10 @@ from tickwheel.wheel.records import (
     ProgressState,
     TaskRow,
 )
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.persistence.redis import RedisStore, encode
+from tickwheel.persistence.sqlite import SqliteStore, packindex
+from tickwheel.persistence.store import Store
 
 
 class Read(NamedTuple):

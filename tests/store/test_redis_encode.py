@@ -7,6 +7,8 @@ import msgpack
 import pytest
 from store_rows import ended, in_flight, tasks
 
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import TaskRow
 from tickwheel.persistence.codec import encode_tasks
 from tickwheel.persistence.redis import ahead as ahead_module
 from tickwheel.persistence.redis.ahead import Ahead
@@ -16,8 +18,6 @@ from tickwheel.persistence.redis.layout import KEY
 from tickwheel.persistence.redis.new_tasks import NEW_ROWS
 from tickwheel.persistence.redis.packing import joined, pack, pack_args
 from tickwheel.persistence.redis.prepared import Prepared, prepare
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import TaskRow
 
 DUE_MS = 1_800_000_000_000
 

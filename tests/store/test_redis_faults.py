@@ -13,6 +13,8 @@ from redis_server import RedisServer
 from store_rows import ended, in_flight, tasks
 from store_subject import Subject
 
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import GroupRow, TaskRow
 from tickwheel.persistence.redis import RedisStore
 from tickwheel.persistence.redis.lua import Script
 from tickwheel.persistence.redis.prepared import prepare
@@ -25,8 +27,6 @@ from tickwheel.persistence.store import (
     StoreBroken,
     StoreLost,
 )
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import GroupRow, TaskRow
 
 S = "{tw:default:0}"
 PATIENCE_S = 10.0

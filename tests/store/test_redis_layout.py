@@ -14,13 +14,13 @@ from redis_server import RedisServer
 from store_rows import ended, everything, tasks
 from store_subject import Subject
 
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import DeadRow, ProgressRow, ProgressState, TaskRow
 from tickwheel.persistence.codec import encode_tasks
 from tickwheel.persistence.redis import RedisStore, options_from
 from tickwheel.persistence.redis.history import History
 from tickwheel.persistence.redis.ids import IdIndex
 from tickwheel.persistence.redis.layout import LAYOUT, group_field, member, split_member
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import DeadRow, ProgressRow, ProgressState, TaskRow
 
 S = "{tw:default:0}"
 V1: dict[str, Any] = json.loads((GOLDEN / "v1" / "redis.json").read_text("utf-8"))

@@ -12,6 +12,8 @@ from redis_server import RedisServer
 from store_rows import ended, everything, in_flight, tasks
 from store_subject import Subject
 
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import DeadRow, GroupRow, SessionRow, TaskRow
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import RedisStore
 from tickwheel.persistence.redis.mirror import Mirror
@@ -21,8 +23,6 @@ from tickwheel.persistence.redis.prepared import prepare
 from tickwheel.persistence.redis.scripts_read import HANDLES
 from tickwheel.persistence.store import CommitRefused, CommitUnknown, StoreAway, StoredTask
 from tickwheel.persistence.urls import open_url
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import DeadRow, GroupRow, SessionRow, TaskRow
 
 Make = Callable[..., Subject]
 NEW = 1_000_000

@@ -13,6 +13,8 @@ from redis_server import RedisServer
 from store_rows import ended, everything, in_flight, tasks
 from store_subject import OWNER, Subject
 
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import TaskRow
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import RedisStore, options_from, rewriter, watch
 from tickwheel.persistence.redis.leader import RedisElection
@@ -26,8 +28,6 @@ from tickwheel.persistence.store import (
     StoreLost,
     StoreUnusable,
 )
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import TaskRow
 
 PATIENCE_S = 20.0
 S = "{tw:default:0}"

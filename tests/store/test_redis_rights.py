@@ -11,11 +11,11 @@ from redis_server import RedisServer
 from store_rows import ended, everything, in_flight, tasks
 from store_subject import OWNER, Subject
 
+from tickwheel.model.effects import Effects
 from tickwheel.persistence import StoreUnusable
 from tickwheel.persistence.election import Leader
 from tickwheel.persistence.redis import RedisOptions, RedisStore, initialise, options_from, rights
 from tickwheel.persistence.redis.leader import RedisElection
-from tickwheel.wheel.effects import Effects
 
 ROOT = Path(__file__).parents[2]
 S = "{tw:default:0}"

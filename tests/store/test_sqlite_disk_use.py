@@ -11,11 +11,11 @@ from store_rows import tasks
 from store_subject import Subject
 
 from tickwheel import disk
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import Ending
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, options_from, room
 from tickwheel.persistence.sqlite.room import REFUSE_MARGIN, Disk
 from tickwheel.persistence.store import CommitRefused, StoreUnusable
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import Ending
 
 LIMIT = 0.9
 SMALL_LOG = 64 << 10

@@ -13,6 +13,8 @@ import pytest
 from store_rows import ended, tasks
 from store_subject import OWNER, Subject
 
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import TaskRow
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite import store as store_module
 from tickwheel.persistence.sqlite.connection import connect_reader
@@ -24,8 +26,6 @@ from tickwheel.persistence.store import (
     StoreError,
     StoreUnusable,
 )
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import TaskRow
 
 
 class Failing:

@@ -16,10 +16,10 @@ import pytest
 from store_rows import ended, in_flight, tasks
 from store_subject import Subject
 
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import SessionRow
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.store import CommitRefused
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import SessionRow
 
 DISK_BYTES = 16 << 20
 BATCH = 200

@@ -11,9 +11,9 @@ from store_rows import ended, in_flight, tasks
 from store_subject import Subject
 
 from tickwheel import failpoints
+from tickwheel.model.effects import Effects
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.connection import connect_reader
-from tickwheel.wheel.effects import Effects
 
 LOG_BYTES = 256 * 1024
 SMALL = SqliteOptions(wal_bytes=LOG_BYTES, reserve_bytes=0)

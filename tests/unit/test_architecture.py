@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "cli": {"cli", "client", "demo", "protocol", "errors", "version"},
 }  # fmt: skip
 WHEEL_FOR_PERSISTENCE = {
-    "tickwheel.wheel.records", "tickwheel.wheel.effects", "tickwheel.wheel.retry",
+    "tickwheel.model.records", "tickwheel.model.effects", "tickwheel.model.retry",
 }  # fmt: skip
 
 

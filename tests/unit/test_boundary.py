@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from in_process import InProcess, Peer
 
+from tickwheel.engine.topics import Extras
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server import checks, wire
 from tickwheel.server.handlers import command_table
-from tickwheel.wheel.leases import Extras
 
 
 class Unexpected(Exception):

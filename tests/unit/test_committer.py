@@ -8,6 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tickwheel.clock import Clock
+from tickwheel.engine.engine import Engine
+from tickwheel.engine.state import EngineConfig
+from tickwheel.engine.topics import Subscriber
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import Ending
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.store import CommitRefused, CommitUnknown, StoreBroken
 from tickwheel.protocol.codec import Decoder
@@ -15,11 +20,6 @@ from tickwheel.server import committer as committer_module
 from tickwheel.server.committer import Committer
 from tickwheel.server.history import History
 from tickwheel.server.reader import Reader
-from tickwheel.wheel.core import EngineConfig
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.engine import Engine
-from tickwheel.wheel.groups import Subscriber
-from tickwheel.wheel.records import Ending
 
 NOW_MS = 1_800_000_000_000
 

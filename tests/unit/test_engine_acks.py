@@ -8,7 +8,7 @@ import pytest
 from engine_recount import recount
 from engine_rig import LEASE_MS, Got, Rig
 
-from tickwheel.wheel.records import ATTEMPT_MAX, ProgressState
+from tickwheel.model.records import ATTEMPT_MAX, ProgressState
 
 
 def delivered(rig: Rig, **options: int) -> Got:

@@ -11,13 +11,13 @@ from engine_rig import CONFIG, Rig
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.state import EngineConfig
+from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Subscriber
+from tickwheel.model.records import Extras, TaskRow, size_of, task_bytes
+from tickwheel.model.retry import RetryPolicy
 from tickwheel.protocol.codec import encode
 from tickwheel.server.wire import delivery_items
-from tickwheel.wheel.broadcast import Broadcaster
-from tickwheel.wheel.core import EngineConfig
-from tickwheel.wheel.leases import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Subscriber
-from tickwheel.wheel.records import Extras, TaskRow, size_of, task_bytes
-from tickwheel.wheel.retry import RetryPolicy
 
 ID_MAX = 2**63 - 1
 

@@ -9,9 +9,9 @@ import pytest
 from engine_recount import recount
 from engine_rig import CONFIG, Got, Rig
 
-from tickwheel.wheel.core import ROW_OVERHEAD_BYTES
-from tickwheel.wheel.dispatching import READ_AHEAD_TASKS
-from tickwheel.wheel.leases import Subscriber
+from tickwheel.engine.delivery import READ_AHEAD_TASKS
+from tickwheel.engine.state import ROW_OVERHEAD_BYTES
+from tickwheel.engine.topics import Subscriber
 
 SIZE = 1_000
 ROW = SIZE + ROW_OVERHEAD_BYTES

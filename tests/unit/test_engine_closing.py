@@ -6,7 +6,7 @@ import pytest
 from engine_recount import recount
 from engine_rig import Rig
 
-from tickwheel.wheel.records import ProgressState
+from tickwheel.model.records import ProgressState
 
 # --- made ----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import pytest
 from engine_recount import recount
 from engine_rig import CONFIG, LEASE_MS, Got, Rig
 
-from tickwheel.wheel.control import GroupView
+from tickwheel.engine.tasks import GroupView
 
 ROWS_ON_DEMAND = replace(CONFIG, resident_horizon_ms=0, resident_bytes_max=0)
 

@@ -8,7 +8,7 @@ import pytest
 from engine_recount import recount
 from engine_rig import CONFIG, Rig
 
-from tickwheel.wheel.leases import DELIVERY_BYTES
+from tickwheel.engine.topics import DELIVERY_BYTES
 
 
 def ids(rig: Rig) -> list[int]:

@@ -8,8 +8,8 @@ import pytest
 from engine_recount import recount
 from engine_rig import CONFIG, RETRY, Got, Rig
 
-from tickwheel.wheel.records import FAILURES_MAX, REASON_LENGTH_MAX
-from tickwheel.wheel.retry import RetryPolicy
+from tickwheel.model.records import FAILURES_MAX, REASON_LENGTH_MAX
+from tickwheel.model.retry import RetryPolicy
 
 
 def delivered(rig: Rig) -> Got:

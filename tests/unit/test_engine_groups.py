@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine_recount import recount
 from engine_rig import Got, Rig
 
-from tickwheel.wheel.records import ProgressState
+from tickwheel.model.records import ProgressState
 
 
 def by_group(got: list[Got]) -> dict[str, Got]:

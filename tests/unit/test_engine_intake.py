@@ -5,8 +5,8 @@ from __future__ import annotations
 from engine_recount import recount
 from engine_rig import NOW_MS, Rig
 
-from tickwheel.wheel.records import ID_STEP, id_time_ms
-from tickwheel.wheel.sessions import Sessions
+from tickwheel.engine.sessions import Sessions
+from tickwheel.model.records import ID_STEP, id_time_ms
 
 KEY = b"k" * 16
 

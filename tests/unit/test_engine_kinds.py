@@ -8,8 +8,8 @@ import pytest
 from engine_recount import recount
 from engine_rig import CONFIG, Rig
 
-from tickwheel.wheel.broadcast import Broadcaster
-from tickwheel.wheel.ready import FAIR_EVERY
+from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.ready import FAIR_EVERY
 
 # --- at most once --------------------------------------------------------------------------------
 

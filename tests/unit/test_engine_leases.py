@@ -8,9 +8,9 @@ from typing import Any
 from engine_recount import recount
 from engine_rig import CONFIG, GRACE_MS, LEASE_MS, RETRY, Got, Rig
 
-from tickwheel.wheel.groups import Subscriber
-from tickwheel.wheel.records import ProgressState
-from tickwheel.wheel.settlement import EXPIRY_SCAN_GAP_MS_MIN as GAP_MS
+from tickwheel.engine.settlement import EXPIRY_SCAN_GAP_MS_MIN as GAP_MS
+from tickwheel.engine.topics import Subscriber
+from tickwheel.model.records import ProgressState
 
 
 def delivered(rig: Rig) -> Got:

@@ -11,8 +11,8 @@ import pytest
 from engine_recount import recount
 from engine_rig import Rig
 
-from tickwheel.wheel.ownership import order_of, owes
-from tickwheel.wheel.records import BY_DUE_ALONE, GroupRow, GroupSettings, ProgressState, TaskRow
+from tickwheel.engine.ownership import order_of, owes
+from tickwheel.model.records import BY_DUE_ALONE, GroupRow, GroupSettings, ProgressState, TaskRow
 
 HOUR_MS = 3_600_000
 

@@ -8,7 +8,7 @@ import pytest
 from engine_recount import recount
 from engine_rig import CONFIG, GRACE_MS, LEASE_MS, Got, Rig
 
-from tickwheel.wheel.retry import BUILT_IN, RetryPolicy
+from tickwheel.model.retry import BUILT_IN, RetryPolicy
 
 
 def fixed(delay_ms: int, retries: int = 16) -> RetryPolicy:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from engine_recount import recount
 from engine_rig import GRACE_MS, LEASE_MS, NOW_MS, Got, Rig
 
-from tickwheel.wheel.endings import Endings
-from tickwheel.wheel.ids import IdSource
-from tickwheel.wheel.records import Ending
+from tickwheel.engine.state import Endings, IdSource
+from tickwheel.model.records import Ending
 
 LATE_MS = 21
 """Leases may end that much late."""

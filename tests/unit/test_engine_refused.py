@@ -5,9 +5,9 @@ from __future__ import annotations
 from engine_recount import recount
 from engine_rig import Rig
 
-from tickwheel.wheel.batch import Batch, strip_ended
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import Ending, TaskRow
+from tickwheel.engine.state import Batch, strip_ended
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import Ending, TaskRow
 
 KEY = b"k" * 16
 

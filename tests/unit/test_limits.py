@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from shell_rig import ShellRig
 
+from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
+from tickwheel.model.records import ID_STEP, TaskRow
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
-from tickwheel.wheel.leases import DELIVERY_BYTES, FRAME_HEAD_BYTES
-from tickwheel.wheel.records import ID_STEP, TaskRow
 
 DAY_MS = 86_400_000
 Make = Callable[..., Coroutine[Any, Any, ShellRig]]

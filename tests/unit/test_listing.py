@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tickwheel.engine.tasks import Known
+from tickwheel.model.records import ID_STEP, TaskRow
 from tickwheel.server.handlers.listing import (
     BYTES_PER_REQUEST_MAX,
     PAGE_MAX,
@@ -15,8 +17,6 @@ from tickwheel.server.handlers.listing import (
     Listing,
     _Wanted,
 )
-from tickwheel.wheel.control import Known
-from tickwheel.wheel.records import ID_STEP, TaskRow
 
 COUNT = 2_000
 MIB = 1 << 20

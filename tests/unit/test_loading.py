@@ -9,6 +9,9 @@ import pytest
 from waiting import soon
 
 from tickwheel import Client, Task
+from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import ID_STEP, GroupRow, TaskRow, id_floor
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.store import Handles
 from tickwheel.server import roles
@@ -18,9 +21,6 @@ from tickwheel.server.logs import configure
 from tickwheel.server.recovering import FIRST_CHUNK
 from tickwheel.server.settings import Settings
 from tickwheel.server.status import status_map
-from tickwheel.wheel.core import ROW_OVERHEAD_BYTES, Core
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import ID_STEP, GroupRow, TaskRow, id_floor
 
 OVERDUE = 3
 DAY_MS = 86_400_000

@@ -17,6 +17,9 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from tickwheel.engine.state import Core, EngineConfig
+from tickwheel.engine.topics import Group
+from tickwheel.model.effects import Effects
 from tickwheel.persistence.store import CommitRefused, CommitUnknown
 from tickwheel.server import metrics
 from tickwheel.server.daemon import Daemon
@@ -26,10 +29,6 @@ from tickwheel.server.lateness import BOUNDS_MS, BOUNDS_S, OTHER, Lateness
 from tickwheel.server.logs import configure
 from tickwheel.server.observing import Observed
 from tickwheel.server.settings import Settings
-from tickwheel.wheel.config import EngineConfig
-from tickwheel.wheel.core import Core
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.groups import Group
 
 NOW_MS = 1_800_000_000_000
 ROOT = Path(__file__).parents[2]

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tickwheel.model.records import ID_STEP, Extras, TaskRow
 from tickwheel.persistence.codec import RecordUnreadable
 from tickwheel.persistence.sqlite.packindex import PackIndex
 from tickwheel.persistence.sqlite.packs import (
@@ -16,7 +17,6 @@ from tickwheel.persistence.sqlite.packs import (
     ids_of,
     split,
 )
-from tickwheel.wheel.records import ID_STEP, Extras, TaskRow
 
 FIRST = 1 << 50
 

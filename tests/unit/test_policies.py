@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.model.records import GroupSettings
+from tickwheel.model.retry import BUILT_IN, RetryPolicy
 from tickwheel.server import policies
 from tickwheel.server.settings import Settings, load
-from tickwheel.wheel.records import GroupSettings
-from tickwheel.wheel.retry import BUILT_IN, RetryPolicy
 
 DEFAULT = RetryPolicy(jitter=0.0)
 KNOWN = {**BUILT_IN, "default": DEFAULT, "slow": RetryPolicy(base_ms=60_000, retries_max=2)}

@@ -8,14 +8,14 @@ from collections.abc import Callable, Sequence
 import pytest
 from holey_store import HoleyStore
 
+from tickwheel.engine.engine import Engine
+from tickwheel.engine.state import EngineConfig
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import DeadRow, Ending, ProgressRow, ProgressState, TaskRow
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.store import StoredTask
 from tickwheel.server import reader as reader_module
 from tickwheel.server.reader import READS_AGAIN_MAX, READS_MAX, Reader
-from tickwheel.wheel.core import EngineConfig
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.engine import Engine
-from tickwheel.wheel.records import DeadRow, Ending, ProgressRow, ProgressState, TaskRow
 
 NOW_MS = 1_800_000_000_000
 SHARD_STEP = 1024

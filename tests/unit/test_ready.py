@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.wheel.ready import FAIR_EVERY, MARK_GAP_MS, MARKS_MAX, Line, ReadyQueue
+from tickwheel.engine.ready import FAIR_EVERY, MARK_GAP_MS, MARKS_MAX, Line, ReadyQueue
 
 
 def filled(*entries: tuple[int, int]) -> ReadyQueue:

@@ -10,9 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.persistence import codec
-from tickwheel.persistence.codec import RecordUnreadable
-from tickwheel.wheel.records import (
+from tickwheel.model.records import (
     DeadRow,
     Ending,
     Extras,
@@ -24,7 +22,9 @@ from tickwheel.wheel.records import (
     SessionRow,
     TaskRow,
 )
-from tickwheel.wheel.retry import KINDS, RetryPolicy
+from tickwheel.model.retry import KINDS, RetryPolicy
+from tickwheel.persistence import codec
+from tickwheel.persistence.codec import RecordUnreadable
 
 ints = st.integers(-(2**63), 2**63 - 1)
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

@@ -10,7 +10,7 @@ import pytest
 from engine_recount import recount
 from engine_rig import CONFIG, LEASE_MS, RETRY, Got, Rig
 
-from tickwheel.wheel.states import TRANSITIONS, Event, State, diagram
+from tickwheel.model.states import TRANSITIONS, Event, State, diagram
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "durability.md"
 S, E = State, Event

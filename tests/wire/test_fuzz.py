@@ -23,6 +23,8 @@ from raw import Raw
 from redis_server import RedisServer
 
 from tickwheel.errors import BY_CODE
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import ATTEMPT_MAX
 from tickwheel.persistence import codec
 from tickwheel.persistence.audit import check
 from tickwheel.persistence.memory import MemoryStore
@@ -30,8 +32,6 @@ from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import REQUEST_MAX, Limits
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server import policies
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import ATTEMPT_MAX
 
 SMALL: dict[str, Any] = {
     "body_bytes_max": 1_000,

@@ -244,7 +244,7 @@ def _show_story(call: Call, task_id: int, info: TaskInfo | None, folder: Path) -
     """Whether there is anything to show."""
     from tickwheel.history.read import flow
     from tickwheel.history.segments import Tally
-    from tickwheel.wheel.records import id_time_ms
+    from tickwheel.model.records import id_time_ms
 
     tally = Tally()
     events = flow(folder, task_id, id_time_ms(task_id), tally)

@@ -13,10 +13,10 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tickwheel.model.records import TaskRow
 from tickwheel.persistence.codec import RecordUnreadable, decode_endings
 from tickwheel.persistence.store import Audit, StoreUnusable
 from tickwheel.persistence.urls import parse
-from tickwheel.wheel.records import TaskRow
 
 PROBLEMS_MAX = 100
 """A kind of problem is listed this often at most."""
@@ -38,7 +38,7 @@ SELECT id FROM every AS task WHERE due_ms <= :position_ms
 """
 
 _BEGUN = "task.place > g.since_id OR "
-"""Since layout 4; ``place`` is the task's in the order, see ``wheel/ownership.py``."""
+"""Since layout 4; ``place`` is the task's in the order, see ``engine/ownership.py``."""
 
 _EVERY = (
     "CREATE TEMP TABLE every(id INTEGER PRIMARY KEY, due_ms INTEGER, topic TEXT, place INTEGER)",

@@ -26,9 +26,7 @@ from typing import Any, TypeVar
 
 import msgpack
 
-from tickwheel.persistence.fields import policy_fields, policy_of, settings_fields, settings_of
-from tickwheel.persistence.store import StoreError
-from tickwheel.wheel.records import (
+from tickwheel.model.records import (
     BY_DUE_ALONE,
     DeadRow,
     Ending,
@@ -41,6 +39,8 @@ from tickwheel.wheel.records import (
     SessionRow,
     TaskRow,
 )
+from tickwheel.persistence.fields import policy_fields, policy_of, settings_fields, settings_of
+from tickwheel.persistence.store import StoreError
 
 VERSION = 1
 """Of every kind of record that is not named with another one below."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from tickwheel.wheel.records import GroupSettings
-from tickwheel.wheel.retry import PolicyRef, RetryPolicy
+from tickwheel.model.records import GroupSettings
+from tickwheel.model.retry import PolicyRef, RetryPolicy
 
 
 def policy_fields(policy: PolicyRef | None) -> object:

@@ -15,6 +15,16 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TypeVar
 
 from tickwheel import failpoints
+from tickwheel.model.effects import Effects, GroupKey, ProgressKey
+from tickwheel.model.records import (
+    DeadRow,
+    Ending,
+    GroupRow,
+    ProgressRow,
+    SessionRow,
+    TaskRow,
+    task_bytes,
+)
 from tickwheel.persistence.store import (
     SCAN_BYTES_MAX,
     CommitRefused,
@@ -25,16 +35,6 @@ from tickwheel.persistence.store import (
     StoreBroken,
     StoredTask,
     StoreError,
-)
-from tickwheel.wheel.effects import Effects, GroupKey, ProgressKey
-from tickwheel.wheel.records import (
-    DeadRow,
-    Ending,
-    GroupRow,
-    ProgressRow,
-    SessionRow,
-    TaskRow,
-    task_bytes,
 )
 
 ENDINGS_MAX = 100_000

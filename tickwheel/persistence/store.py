@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from tickwheel.errors import TickwheelError
-from tickwheel.wheel.effects import Effects, ProgressKey
-from tickwheel.wheel.records import (
+from tickwheel.model.effects import Effects, ProgressKey
+from tickwheel.model.records import (
     DeadRow,
     Ending,
     GroupRow,

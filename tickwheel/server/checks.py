@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 from tickwheel import errors
 from tickwheel.errors import BadRequest, DueTooFar, LimitExceeded
+from tickwheel.model.records import DEFAULT_GROUP
 from tickwheel.protocol.frames import ID_MAX, REQUEST_MAX, Limits
-from tickwheel.wheel.records import DEFAULT_GROUP
 
 shown = errors.shown
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,255}")

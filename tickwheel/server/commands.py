@@ -14,9 +14,9 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tickwheel.engine.tasks import Known
 from tickwheel.errors import Overloaded, RowMissing, TickwheelError
 from tickwheel.server.reader import View
-from tickwheel.wheel.control import Known
 
 if TYPE_CHECKING:
     from tickwheel.server.connection import Connection

@@ -20,14 +20,14 @@ from typing import Protocol, cast
 
 from tickwheel import failpoints
 from tickwheel.clock import Clock
+from tickwheel.engine.engine import Engine
+from tickwheel.engine.state import Batch, Staged
+from tickwheel.engine.topics import Dispatch
 from tickwheel.errors import OutcomeUnknown, Refused, StoreFull, TickwheelError
 from tickwheel.persistence.store import CommitRefused, CommitUnknown, Store, WorksAhead
 from tickwheel.server.observing import Observed
 from tickwheel.server.reader import Reader
 from tickwheel.server.replies import Peer, release, send_error
-from tickwheel.wheel.batch import Batch, Staged
-from tickwheel.wheel.engine import Engine
-from tickwheel.wheel.leases import Dispatch
 
 UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
 MARK_TIME_MS = 3_600_000

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from tickwheel.clock import Now
+from tickwheel.engine.sessions import Session
+from tickwheel.engine.topics import Presence, Subscriber
 from tickwheel.errors import (
     FrameTooLarge,
     HelloRequired,
@@ -34,8 +36,6 @@ from tickwheel.protocol.frames import REQUEST_MAX, FrameType
 from tickwheel.server.greeting import greet
 from tickwheel.server.heartbeats import keep_alive, limit_unacknowledged
 from tickwheel.server.shell import Shell
-from tickwheel.wheel.leases import Presence, Subscriber
-from tickwheel.wheel.sessions import Session
 
 BEFORE_HELLO_BYTES_MAX = 64 * 1024
 """Strangers may not make the daemon buffer more."""

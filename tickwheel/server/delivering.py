@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tickwheel.clock import Clock
+from tickwheel.engine.engine import Engine
+from tickwheel.engine.topics import Dispatch, Item
 from tickwheel.protocol.codec import encode
 from tickwheel.server.lateness import Lateness
 from tickwheel.server.wire import delivery_items
-from tickwheel.wheel.engine import Engine
-from tickwheel.wheel.leases import Dispatch, Item
 
 
 class Delivering:

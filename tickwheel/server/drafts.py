@@ -6,12 +6,12 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from tickwheel.engine.enqueue import Draft
+from tickwheel.engine.state import Core
 from tickwheel.errors import BacklogFull, BadRequest, BodyTooLarge, LimitExceeded
+from tickwheel.model.records import Extras, size_of, text_bytes
 from tickwheel.protocol.frames import Limits
 from tickwheel.server import checks, policies
-from tickwheel.wheel.core import Core
-from tickwheel.wheel.intake import Draft
-from tickwheel.wheel.records import Extras, size_of, text_bytes
 
 _OPTIONS = ("due_ms", "key", "tag", "props", "priority", "ttl_ms", "retry")
 

@@ -25,12 +25,12 @@ from prometheus_client.core import Metric as ClientMetric
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.registry import Collector as ClientCollector
 
+from tickwheel.engine.state import Core
 from tickwheel.server import metrics
 from tickwheel.server.measures import Distribution, kind_of
 from tickwheel.server.observing import Observed
 from tickwheel.server.snapshot import Key, Table, Tables, Values
 from tickwheel.version import __version__
-from tickwheel.wheel.core import Core
 
 if TYPE_CHECKING:
     from tickwheel.server.daemon import Daemon

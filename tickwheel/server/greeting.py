@@ -6,6 +6,7 @@ import hmac
 from typing import Any, NamedTuple
 
 from tickwheel.clock import Now
+from tickwheel.engine.sessions import Session
 from tickwheel.errors import BadRequest, HelloRequired, Unauthorized, VersionUnsupported
 from tickwheel.protocol.codec import Frame, check_nesting
 from tickwheel.protocol.frames import (
@@ -18,7 +19,6 @@ from tickwheel.protocol.frames import (
 from tickwheel.server import checks
 from tickwheel.server.settings import Settings
 from tickwheel.server.shell import Shell
-from tickwheel.wheel.sessions import Session
 
 
 class Hello(NamedTuple):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tickwheel.clock import Clock
+from tickwheel.engine.state import Core
 from tickwheel.errors import BadRequest
 from tickwheel.history.lines import Kind
 from tickwheel.history.segments import state_folder
@@ -27,7 +28,6 @@ from tickwheel.server.handlers.consuming import label
 from tickwheel.server.recorder import Notes, Recorder, events_in
 from tickwheel.server.settings import Settings
 from tickwheel.version import __version__
-from tickwheel.wheel.core import Core
 
 FLUSH_S = 1.0
 """What no batch carries (broadcasts) is kept at least so often."""

@@ -13,10 +13,10 @@ from itertools import islice
 from typing import Any
 
 from tickwheel.clock import Clock
+from tickwheel.engine.engine import Engine
+from tickwheel.engine.tasks import Known
+from tickwheel.engine.topics import Group
 from tickwheel.server.reader import Reader
-from tickwheel.wheel.control import Known
-from tickwheel.wheel.engine import Engine
-from tickwheel.wheel.groups import Group
 
 ROWS_PER_LOAD = 1_000
 LOAD_BYTES_MAX = 8 << 20

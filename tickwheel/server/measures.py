@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
+from tickwheel.engine.state import Core
 from tickwheel.server.histogram import Histogram
 from tickwheel.server.observing import Observed
-from tickwheel.wheel.core import Core
 
 if TYPE_CHECKING:
     from tickwheel.server.daemon import Daemon

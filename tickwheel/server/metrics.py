@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from tickwheel.engine.state import Core
+from tickwheel.engine.topics import Group, Topic
 from tickwheel.persistence.store import Store
 from tickwheel.server.measures import Distribution, Metric, Plain
 from tickwheel.server.observing import Observed
 from tickwheel.server.status import readiness
-from tickwheel.wheel.core import Core
-from tickwheel.wheel.groups import Group, Topic
 
 if TYPE_CHECKING:
     from tickwheel.server.daemon import Daemon

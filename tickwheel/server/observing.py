@@ -10,11 +10,11 @@ import asyncio
 import time
 from collections.abc import Callable
 
+from tickwheel.engine.state import Core
+from tickwheel.model.effects import Effects
 from tickwheel.persistence.store import CommitRefused, CommitUnknown, StoreError
 from tickwheel.server.histogram import Histogram
 from tickwheel.server.lateness import Lateness
-from tickwheel.wheel.core import Core
-from tickwheel.wheel.effects import Effects
 
 COMMIT_BOUNDS_S = (
     0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from tickwheel.errors import BadRequest, LimitExceeded, TickwheelError
+from tickwheel.model.records import GroupSettings
+from tickwheel.model.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
 from tickwheel.server import checks
-from tickwheel.wheel.records import GroupSettings
-from tickwheel.wheel.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
 
 DELAY_MS_MAX = 315_576_000_000
 """Ten years."""

@@ -18,10 +18,10 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 
+from tickwheel.engine.state import Core
+from tickwheel.engine.tasks import Known
+from tickwheel.model.effects import Effects, ProgressKey
 from tickwheel.persistence.store import Store, StoreAway, StoredTask, is_cut
-from tickwheel.wheel.control import Known
-from tickwheel.wheel.core import Core
-from tickwheel.wheel.effects import Effects, ProgressKey
 
 AWAY_RETRY_S = 0.2
 READS_MAX = 64

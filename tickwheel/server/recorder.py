@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tickwheel.history.lines import Kind
 
 if TYPE_CHECKING:
-    from tickwheel.wheel.groups import Group, Lease, Subscriber, Topic
-    from tickwheel.wheel.intake import Draft
-    from tickwheel.wheel.leases import Item
-    from tickwheel.wheel.records import GroupSettings, TaskRow
+    from tickwheel.engine.enqueue import Draft
+    from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
+    from tickwheel.model.records import GroupSettings, TaskRow
 
 Record = list[Any]
 Arrival = tuple[int, object, range, "Sequence[Draft]"]

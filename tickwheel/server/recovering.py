@@ -12,10 +12,10 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from tickwheel.clock import Clock
+from tickwheel.engine.engine import Engine
+from tickwheel.engine.tasks import Known
 from tickwheel.persistence.store import Handles, Opened, Store
 from tickwheel.server.logs import Log
-from tickwheel.wheel.control import Known
-from tickwheel.wheel.engine import Engine
 
 IDS_PER_READ = 1_000
 FIRST_CHUNK = 10_000

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+from tickwheel.engine.state import Batch
 from tickwheel.errors import TickwheelError
+from tickwheel.model.records import ID_STEP
 from tickwheel.protocol.codec import encode, encode_all
 from tickwheel.protocol.frames import FrameType
-from tickwheel.wheel.batch import Batch
-from tickwheel.wheel.records import ID_STEP
 
 _OK = int(FrameType.OK)
 

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from tickwheel import failpoints
 from tickwheel.clock import TEST_CLOCK_ENV, Clock
+from tickwheel.engine.engine import Engine
 from tickwheel.persistence.election import Leader, SharedStore, open_election
 from tickwheel.persistence.store import Fenced, Opened, StoreAway, StoreBroken, StoreError
 from tickwheel.persistence.urls import without_secrets
@@ -30,7 +31,6 @@ from tickwheel.server.recovering import Recovering
 from tickwheel.server.settings import Settings
 from tickwheel.server.shell import Shell
 from tickwheel.server.stores import backup_folder, open_store
-from tickwheel.wheel.engine import Engine
 
 TAKEOVER_RETRY_S = 1.0
 """After a takeover that failed, another daemon gets its chance."""

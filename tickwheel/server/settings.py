@@ -19,14 +19,14 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from tickwheel.engine.state import EngineConfig
+from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
 from tickwheel.errors import BadRequest
 from tickwheel.history.spool import BYTES_MAX
 from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
+from tickwheel.model.retry import RetryPolicy
 from tickwheel.protocol.frames import Limits
 from tickwheel.server import policies
-from tickwheel.wheel.core import EngineConfig
-from tickwheel.wheel.leases import DELIVERY_BYTES, FRAME_HEAD_BYTES
-from tickwheel.wheel.retry import RetryPolicy
 
 TASK_EXTRAS_BYTES = 64 * 1024
 """What a task may have beside the largest body, unless ``task_bytes_max`` says otherwise."""

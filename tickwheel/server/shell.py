@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
 from tickwheel.clock import Clock, Now
+from tickwheel.engine.engine import Engine
+from tickwheel.engine.sessions import Session
+from tickwheel.engine.tasks import Known
 from tickwheel.errors import InternalError, LimitExceeded, TickwheelError, TooManySessions
 from tickwheel.persistence.store import Fenced, Opened, Store, StoreBroken
 from tickwheel.server.commands import Commands
@@ -29,9 +32,6 @@ from tickwheel.server.reader import Reader
 from tickwheel.server.settings import Settings
 from tickwheel.server.upkeep import Upkeep
 from tickwheel.server.wire import task_map
-from tickwheel.wheel.control import Known
-from tickwheel.wheel.engine import Engine
-from tickwheel.wheel.sessions import Session
 
 if TYPE_CHECKING:
     from tickwheel.server.connection import Connection

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
+from tickwheel.engine.state import Core
+from tickwheel.engine.topics import Group, Topic
 from tickwheel.server import metrics
 from tickwheel.server.lateness import OTHER
 from tickwheel.server.measures import Metric, Moment
-from tickwheel.wheel.core import Core
-from tickwheel.wheel.groups import Group, Topic
 
 Key = tuple[str, ...]
 """Values of the labels."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tickwheel.clock import Now
+from tickwheel.engine.state import Core
+from tickwheel.engine.topics import Group, Topic
+from tickwheel.model.records import GroupSettings
 from tickwheel.protocol.codec import encode
 from tickwheel.server import policies
 from tickwheel.server.shell import Shell
 from tickwheel.version import __version__
-from tickwheel.wheel.core import Core
-from tickwheel.wheel.groups import Group, Topic
-from tickwheel.wheel.records import GroupSettings
 
 
 def stats_map(shell: Shell, now: Now) -> dict[str, Any]:

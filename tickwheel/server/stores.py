@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from tickwheel.engine.state import EngineConfig
 from tickwheel.errors import BadRequest
 from tickwheel.persistence import open_url
 from tickwheel.persistence.store import Store
 from tickwheel.persistence.urls import parse, with_setting
 from tickwheel.server.settings import HOT_BYTES_MAX, REDIS_RESIDENT_BYTES_MAX, Settings
-from tickwheel.wheel.core import EngineConfig
 
 
 def store_url(settings: Settings) -> str:

@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from tickwheel.engine.topics import Group, Replay
+from tickwheel.model.effects import ProgressKey
 from tickwheel.persistence.store import StoreAway
 from tickwheel.server.backups import DailyBackups
-from tickwheel.wheel.effects import ProgressKey
-from tickwheel.wheel.groups import Group, Replay
 
 if TYPE_CHECKING:
     from tickwheel.server.shell import Shell

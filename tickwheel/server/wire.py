@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from tickwheel.engine.tasks import GroupView, Known
+from tickwheel.engine.topics import Item
+from tickwheel.model.records import DeadRow, Extras
 from tickwheel.protocol.codec import encode
-from tickwheel.wheel.control import GroupView, Known
-from tickwheel.wheel.delivery import Item
-from tickwheel.wheel.records import DeadRow, Extras
 
 
 def delivery_items(items: Iterable[Item]) -> list[tuple[Any, ...]]:

@@ -21,13 +21,12 @@ from history.history_rig import (
     write,
 )
 from history.restore_rig import LATER_MS, STARTED, group, held, make_backup, run, stopped, url
+from tickwheel.engine.ownership import owes
 from tickwheel.errors import BadRequest, Conflict, NotFound
 from tickwheel.history import segments
 from tickwheel.history.lines import Kind
 from tickwheel.history.restore import Plan, restore
-from tickwheel.persistence.store import StoreUnusable
-from tickwheel.wheel.ownership import owes
-from tickwheel.wheel.records import (
+from tickwheel.model.records import (
     ID_STEP,
     DeadRow,
     Ending,
@@ -40,7 +39,8 @@ from tickwheel.wheel.records import (
     SessionRow,
     TaskRow,
 )
-from tickwheel.wheel.retry import BUILT_IN, RetryPolicy
+from tickwheel.model.retry import BUILT_IN, RetryPolicy
+from tickwheel.persistence.store import StoreUnusable
 
 A, B, C, D = (make_id(n) for n in range(4))
 DUE = NOW_MS + 5

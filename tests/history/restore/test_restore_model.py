@@ -18,12 +18,11 @@ from hypothesis.stateful import precondition, rule
 from test_engine_model import EngineMachine
 
 from history.recording_rig import RecordingRig
+from tickwheel.engine.state import EngineConfig
 from tickwheel.history.lines import Renderer, policy_map
 from tickwheel.history.restore.fold import Fold, Task
 from tickwheel.history.restore.owners import Owners
-from tickwheel.server.recorder import settings_map
-from tickwheel.wheel.core import EngineConfig
-from tickwheel.wheel.records import (
+from tickwheel.model.records import (
     DeadRow,
     Extras,
     GroupRow,
@@ -32,7 +31,8 @@ from tickwheel.wheel.records import (
     ProgressState,
     TaskRow,
 )
-from tickwheel.wheel.retry import PolicyRef, RetryPolicy
+from tickwheel.model.retry import PolicyRef, RetryPolicy
+from tickwheel.server.recorder import settings_map
 
 S = ProgressState
 AT_ONCE = 7

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tickwheel.history.segments import Event
-from tickwheel.wheel.records import Extras, GroupSettings
-from tickwheel.wheel.retry import BUILT_IN, PolicyRef, RetryPolicy
+from tickwheel.model.records import Extras, GroupSettings
+from tickwheel.model.retry import BUILT_IN, PolicyRef, RetryPolicy
 
 
 def body_of(event: Event) -> bytes | None:

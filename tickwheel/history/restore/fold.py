@@ -14,7 +14,7 @@ from tickwheel.history.read import task_id
 from tickwheel.history.restore.event_values import body_of, options_of
 from tickwheel.history.restore.owners import Owners
 from tickwheel.history.segments import Event
-from tickwheel.wheel.records import (
+from tickwheel.model.records import (
     FAILURES_MAX,
     REASON_LENGTH_MAX,
     DeadRow,

@@ -1,4 +1,4 @@
-"""Which groups owe a task an end: the engine's rules (``wheel/ownership.py``), over what events
+"""Which groups owe a task an end: the engine's rules (``engine/ownership.py``), over what events
 tell of groups.
 
 Groups that were deleted stay here, and are restored as being deleted: a daemon that starts on
@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tickwheel.engine.ownership import earliest, is_closed, moved_before, owing
 from tickwheel.history.restore.event_values import settings_of
 from tickwheel.history.segments import Event
-from tickwheel.wheel.ownership import earliest, is_closed, moved_before, owing
-from tickwheel.wheel.records import (
+from tickwheel.model.records import (
     BY_DUE_ALONE,
     TOPIC_ITSELF,
     GroupRow,

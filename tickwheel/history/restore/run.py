@@ -22,15 +22,15 @@ from tickwheel.history.restore.source_and_target import (
     shard_of,
 )
 from tickwheel.history.segments import HOUR_MS, STATE, Event
-from tickwheel.persistence.store import StoredTask
-from tickwheel.persistence.urls import parse
-from tickwheel.wheel.records import (
+from tickwheel.model.records import (
     ID_STEP,
     Ending,
     ProgressRow,
     ProgressState,
     id_floor,
 )
+from tickwheel.persistence.store import StoredTask
+from tickwheel.persistence.urls import parse
 
 EVENTS_AT_ONCE = 2_000
 MARGIN_MS = HOUR_MS

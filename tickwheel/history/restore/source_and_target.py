@@ -20,12 +20,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import Ending, GroupRow, SessionRow
 from tickwheel.persistence.election import Election, Leader, open_election
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.store import Opened, Small, Store, StoredTask, StoreUnusable
 from tickwheel.persistence.urls import open_url, parse, without_secrets
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import Ending, GroupRow, SessionRow
 
 PAGE = 1_000
 OWNER = "restore"

@@ -11,10 +11,10 @@ from itertools import islice
 from operator import is_
 from typing import NamedTuple
 
+from tickwheel.model.records import TaskRow
 from tickwheel.persistence.codec import encode_tasks
 from tickwheel.persistence.redis.drivers import Packed
 from tickwheel.persistence.redis.new_tasks import NEW_ROWS, NewTasks
-from tickwheel.wheel.records import TaskRow
 
 
 class Encoded(NamedTuple):

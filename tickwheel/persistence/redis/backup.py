@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from tickwheel.model.effects import Effects
 from tickwheel.persistence.redis.reader import Reader
 from tickwheel.persistence.redis.writer import Writer
 from tickwheel.persistence.store import Small, Store, StoreBroken, StoreError
-from tickwheel.wheel.effects import Effects
 
 PAGE = 1_000
 OWNER = "backup"

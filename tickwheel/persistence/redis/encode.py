@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import TaskRow
 from tickwheel.persistence.codec import (
     encode_dead,
     encode_endings,
@@ -31,8 +33,6 @@ from tickwheel.persistence.redis.layout import (
     prepare_score,
 )
 from tickwheel.persistence.redis.packing import joined, pack_args
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import TaskRow
 
 PART_BYTES_MAX = 8 << 20
 PART_ARGS_MAX = 80_000

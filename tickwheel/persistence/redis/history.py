@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from tickwheel.model.effects import Effects
 from tickwheel.persistence.codec import decode_task
-from tickwheel.wheel.effects import Effects
 
 BATCH_BYTES = 200
 """A batch beside what it holds."""

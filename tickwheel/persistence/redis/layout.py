@@ -25,7 +25,7 @@ bytes is the order of the ids. No number above 2^53 is ever a Lua number.
 
 from __future__ import annotations
 
-from tickwheel.wheel.records import ProgressRow, ProgressState
+from tickwheel.model.records import ProgressRow, ProgressState
 
 LAYOUT = 1
 ID_MAX = 2**63 - 1

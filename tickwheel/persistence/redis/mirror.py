@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import NamedTuple, TypeVar
 
+from tickwheel.model.effects import Effects, GroupKey, ProgressKey
+from tickwheel.model.records import DeadRow, Ending
 from tickwheel.persistence.codec import (
     decode_dead,
     decode_endings,
@@ -26,8 +28,6 @@ from tickwheel.persistence.codec import (
 from tickwheel.persistence.redis.encode import Records
 from tickwheel.persistence.redis.mirror_rows import TASK_BYTES, GroupRecords, TaskRecords
 from tickwheel.persistence.store import CommitRefused, Small, StoredTask
-from tickwheel.wheel.effects import Effects, GroupKey, ProgressKey
-from tickwheel.wheel.records import DeadRow, Ending
 
 ROOM_PART = 64
 """There is room again when 1/64 of the limit is free."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice
 from operator import lt
 
-from tickwheel.wheel.effects import ProgressKey
+from tickwheel.model.effects import ProgressKey
 
 BUCKETS = 128
 BLOCK_BITS = 20

@@ -14,10 +14,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
+from tickwheel.model.records import TaskRow
 from tickwheel.persistence.redis.drivers import Packed
 from tickwheel.persistence.redis.layout import KEY
 from tickwheel.persistence.redis.packing import pack_args
-from tickwheel.wheel.records import TaskRow
 
 NEW_ROWS = 500
 """New tasks of one operation: a thousand arguments."""

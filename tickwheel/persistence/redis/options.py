@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from tickwheel.model.records import SHARD_BITS
 from tickwheel.persistence.store import StoreUnusable
-from tickwheel.wheel.records import SHARD_BITS
 
 MIB = 1 << 20
 PORT = 6379

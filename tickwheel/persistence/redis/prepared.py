@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tickwheel.model.effects import Effects
 from tickwheel.persistence.redis.ahead import Ahead
 from tickwheel.persistence.redis.drivers import Packed
 from tickwheel.persistence.redis.encode import Records, operations, packed, parts, records_of
-from tickwheel.wheel.effects import Effects
 
 
 class Prepared(NamedTuple):

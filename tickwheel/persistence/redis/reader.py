@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
+from tickwheel.model.effects import Effects, ProgressKey
+from tickwheel.model.records import DeadRow, task_bytes
 from tickwheel.persistence.codec import decode_dead, decode_progress, decode_task
 from tickwheel.persistence.redis.asking import Asker
 from tickwheel.persistence.redis.drivers import Argument
@@ -22,8 +24,6 @@ from tickwheel.persistence.redis.mirror import Mirror
 from tickwheel.persistence.redis.scripts_read import DEAD_PAGE, READ
 from tickwheel.persistence.redis.writer import Writer
 from tickwheel.persistence.store import SCAN_BYTES_MAX, StoredTask
-from tickwheel.wheel.effects import Effects, ProgressKey
-from tickwheel.wheel.records import DeadRow, task_bytes
 
 IDS_A_SCRIPT = 500
 BYTES_A_SCRIPT = 8 << 20

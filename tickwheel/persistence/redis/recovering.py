@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from tickwheel import failpoints
+from tickwheel.model.records import Ending
 from tickwheel.persistence.codec import (
     decode_dead,
     decode_endings,
@@ -26,7 +27,6 @@ from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords
 from tickwheel.persistence.redis.scripts_read import HANDLES
 from tickwheel.persistence.redis.writer import Writer
 from tickwheel.persistence.store import Handles, Small, StoreAway
-from tickwheel.wheel.records import Ending
 
 ROWS_A_SCAN = 500
 BYTES_A_CHUNK = 8 << 20

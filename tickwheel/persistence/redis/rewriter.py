@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
+from tickwheel.model.effects import Effects
 from tickwheel.persistence.redis.drivers import REFUSING, Answer
 from tickwheel.persistence.redis.history import Tally
 from tickwheel.persistence.redis.mirror import Mirror
@@ -26,7 +27,6 @@ from tickwheel.persistence.store import (
     StoreError,
     StoreLost,
 )
-from tickwheel.wheel.effects import Effects
 
 log = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from tickwheel.model.effects import Effects
 from tickwheel.persistence.redis.drivers import Answer, Argument, Away, Packed
 from tickwheel.persistence.redis.encode import PART_BYTES_MAX
 from tickwheel.persistence.redis.layout import Keys, id_text
@@ -17,7 +18,6 @@ from tickwheel.persistence.redis.line import Line
 from tickwheel.persistence.redis.lua import Script
 from tickwheel.persistence.redis.scripts import APPLY_PART, COMMIT, SEAL, STAGE
 from tickwheel.persistence.store import StoreBroken
-from tickwheel.wheel.effects import Effects
 
 PART_PATIENCE = 1 + (PART_BYTES_MAX >> 20)
 """A second for each MiB that a slow disk has to take."""

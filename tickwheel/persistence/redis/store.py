@@ -10,6 +10,8 @@ import contextlib
 import logging
 from collections.abc import AsyncIterator, Sequence
 
+from tickwheel.model.effects import Effects, ProgressKey
+from tickwheel.model.records import DeadRow
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.redis.asking import Asker
 from tickwheel.persistence.redis.backup import copy_to_sqlite
@@ -34,8 +36,6 @@ from tickwheel.persistence.store import (
     StoreError,
     StoreUnusable,
 )
-from tickwheel.wheel.effects import Effects, ProgressKey
-from tickwheel.wheel.records import DeadRow
 
 log = logging.getLogger(__name__)
 

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
+from tickwheel.model.effects import Effects
 from tickwheel.persistence.redis.ahead import Ahead
 from tickwheel.persistence.redis.claims import Claimant
 from tickwheel.persistence.redis.drivers import REFUSING, Answer, Away, Lost
@@ -38,7 +39,6 @@ from tickwheel.persistence.store import (
     StoreError,
     StoreLost,
 )
-from tickwheel.wheel.effects import Effects
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Sequence
 
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import TaskRow
 from tickwheel.persistence.codec import encode_endings
 from tickwheel.persistence.sqlite import statements as sql
 from tickwheel.persistence.sqlite.packindex import Change
@@ -22,8 +24,6 @@ from tickwheel.persistence.sqlite.rows import (
     task_values,
 )
 from tickwheel.persistence.sqlite.statements import ROWS_MAX
-from tickwheel.wheel.effects import Effects
-from tickwheel.wheel.records import TaskRow
 
 SESSIONS_A_STATEMENT_MAX = 16
 """A session's window may hold 1,024 outcomes, about 25 KiB."""

@@ -16,9 +16,9 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from tickwheel.model.records import ID_STEP, TaskRow
 from tickwheel.persistence.sqlite.packs import PackValues, in_a_row, mask_of, split
 from tickwheel.persistence.store import StoreError
-from tickwheel.wheel.records import ID_STEP, TaskRow
 
 SPARSE_AT_ONCE_MAX = 64
 SPARSE_EVERY_BATCHES = 64

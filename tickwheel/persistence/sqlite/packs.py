@@ -21,8 +21,8 @@ from typing import Any
 
 import msgpack
 
+from tickwheel.model.records import ID_STEP, TaskRow
 from tickwheel.persistence.codec import RecordUnreadable, decode_extras, encode_extras
-from tickwheel.wheel.records import ID_STEP, TaskRow
 
 PACK_TASKS_MAX = 60
 """Bits of a signed 64-bit number are 63; 60 tasks of 100 bytes fill two pages."""

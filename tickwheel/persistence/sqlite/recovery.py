@@ -13,12 +13,12 @@ import sqlite3
 from collections.abc import Iterator
 from itertools import chain, starmap
 
+from tickwheel.model.records import ID_STEP, Ending
 from tickwheel.persistence.codec import decode_endings
 from tickwheel.persistence.sqlite.connection import snapshot
 from tickwheel.persistence.sqlite.packs import dues_of, ids_of, topics_of
 from tickwheel.persistence.sqlite.rows import group_row, progress_row, session_row
 from tickwheel.persistence.store import Handles, Small
-from tickwheel.wheel.records import ID_STEP, Ending
 
 PACKS_AT_ONCE = 1_000
 

@@ -10,6 +10,15 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from operator import itemgetter
 from typing import Any
 
+from tickwheel.model.records import (
+    BY_DUE_ALONE,
+    DeadRow,
+    GroupRow,
+    ProgressRow,
+    SessionRow,
+    TaskRow,
+    extras_bytes,
+)
 from tickwheel.persistence.codec import (
     decode_extras,
     decode_failures,
@@ -22,15 +31,6 @@ from tickwheel.persistence.codec import (
     progress_state,
 )
 from tickwheel.persistence.sqlite.statements import ROWS_MAX
-from tickwheel.wheel.records import (
-    BY_DUE_ALONE,
-    DeadRow,
-    GroupRow,
-    ProgressRow,
-    SessionRow,
-    TaskRow,
-    extras_bytes,
-)
 
 STATEMENT_BYTES_MAX = 1 << 20
 """SQLite copies the values of a statement and keeps them until its next use."""

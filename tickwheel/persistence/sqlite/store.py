@@ -15,6 +15,8 @@ from queue import SimpleQueue
 from typing import TypeVar
 
 from tickwheel import failpoints
+from tickwheel.model.effects import Effects, ProgressKey
+from tickwheel.model.records import DeadRow
 from tickwheel.persistence.sqlite.connection import (
     cannot_open,
     connect_reader,
@@ -35,8 +37,6 @@ from tickwheel.persistence.store import (
     StoredTask,
     StoreUnusable,
 )
-from tickwheel.wheel.effects import Effects, ProgressKey
-from tickwheel.wheel.records import DeadRow
 
 LONG_THREADS_MAX = 3
 """Listings, backups and the recovery at one time."""

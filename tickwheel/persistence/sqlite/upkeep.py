@@ -10,12 +10,12 @@ import logging
 import sqlite3
 from collections.abc import Collection
 
+from tickwheel.model.records import TaskRow
 from tickwheel.persistence.sqlite.connection import is_busy, is_full
 from tickwheel.persistence.sqlite.options import SqliteOptions
 from tickwheel.persistence.sqlite.room import Room
 from tickwheel.persistence.sqlite.rows import task_bytes
 from tickwheel.persistence.sqlite.wal import Log
-from tickwheel.wheel.records import TaskRow
 
 log = logging.getLogger(__name__)
 

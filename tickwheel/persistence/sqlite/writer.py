@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 
+from tickwheel.model.effects import Effects
 from tickwheel.persistence.sqlite import apply, schema
 from tickwheel.persistence.sqlite import statements as sql
 from tickwheel.persistence.sqlite.connection import (
@@ -35,7 +36,6 @@ from tickwheel.persistence.store import (
     StoreError,
     StoreUnusable,
 )
-from tickwheel.wheel.effects import Effects
 
 log = logging.getLogger(__name__)
 

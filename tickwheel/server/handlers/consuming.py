@@ -6,6 +6,8 @@ import asyncio
 from typing import Any
 
 from tickwheel.clock import Now
+from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.topics import Group, Subscriber
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -21,9 +23,6 @@ from tickwheel.server import checks, policies
 from tickwheel.server.connection import Connection
 from tickwheel.server.handlers.grouping import find_room
 from tickwheel.server.shell import Shell
-from tickwheel.wheel.broadcast import Broadcaster
-from tickwheel.wheel.groups import Group
-from tickwheel.wheel.leases import Subscriber
 
 SUBSCRIPTION_NUMBER_MAX = 2**32 - 1
 LOADING_WAIT_S = 1.0

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tickwheel.clock import Now
+from tickwheel.engine.tasks import Known
 from tickwheel.errors import LimitExceeded
 from tickwheel.protocol.frames import ID_MAX
 from tickwheel.server import checks
 from tickwheel.server.connection import Connection
 from tickwheel.server.shell import Shell
 from tickwheel.server.wire import fitting
-from tickwheel.wheel.control import Known
 
 
 class Controlling:

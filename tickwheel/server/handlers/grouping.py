@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from tickwheel.clock import Now
+from tickwheel.engine.groups import Grouping as GroupVerbs
+from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.errors import Conflict, LimitExceeded, NotFound, Refused
 from tickwheel.server import checks, policies
 from tickwheel.server.connection import Connection
 from tickwheel.server.shell import Shell
-from tickwheel.wheel.grouping import Grouping as GroupVerbs
-from tickwheel.wheel.groups import NOTHING_SET, Group, Topic
 
 SINCE_MS_MAX = 2**53 - 1
 _SETTINGS = ("paused", "rate", "burst", "retry")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tickwheel.clock import Now
+from tickwheel.engine.tasks import Known
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -19,6 +20,8 @@ from tickwheel.errors import (
     Refused,
     TickwheelError,
 )
+from tickwheel.model.records import DeadRow, id_floor, task_bytes
+from tickwheel.model.states import State
 from tickwheel.persistence.store import StoreBusy, StoreError
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import ID_MAX, FrameType
@@ -28,9 +31,6 @@ from tickwheel.server.listings import Listings
 from tickwheel.server.shell import Shell
 from tickwheel.server.stats import stats_map
 from tickwheel.server.wire import dead_map, fitting
-from tickwheel.wheel.control import Known
-from tickwheel.wheel.records import DeadRow, id_floor, task_bytes
-from tickwheel.wheel.states import State
 
 PAGE_MAX = 1000
 PAGE_DEFAULT = 100

@@ -7,6 +7,8 @@ from itertools import islice
 from typing import Any
 
 from tickwheel.clock import Now
+from tickwheel.engine.enqueue import Draft
+from tickwheel.engine.sessions import Session
 from tickwheel.errors import (
     BadRequest,
     Draining,
@@ -24,8 +26,6 @@ from tickwheel.server.committer import STALLED
 from tickwheel.server.connection import Connection
 from tickwheel.server.replies import enqueue_reply
 from tickwheel.server.shell import Shell
-from tickwheel.wheel.intake import Draft
-from tickwheel.wheel.sessions import Session
 
 LOOK_AGAIN_MS = 1_000
 """When no session can be forgotten, none is looked for again so soon."""

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tickwheel.clock import Now
+from tickwheel.engine.tasks import Known
+from tickwheel.engine.topics import Group, Lease
+from tickwheel.model.records import REASON_LENGTH_MAX
 from tickwheel.server import checks
 from tickwheel.server.connection import Connection
 from tickwheel.server.shell import Shell
-from tickwheel.wheel.control import Known
-from tickwheel.wheel.groups import Group, Lease
-from tickwheel.wheel.records import REASON_LENGTH_MAX
 
 EPOCH_MAX = 2**63 - 1
 REASON_CHARACTERS_MAX = 64 * 1024

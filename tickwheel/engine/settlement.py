@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tickwheel.wheel.core import Core, failure_of
-from tickwheel.wheel.groups import Group
-from tickwheel.wheel.leases import Lease, Tries
-from tickwheel.wheel.ownership import Ownership, is_done
-from tickwheel.wheel.records import (
+from tickwheel.engine.ownership import Ownership, is_done
+from tickwheel.engine.state import Core, failure_of
+from tickwheel.engine.topics import Group, Lease, Tries
+from tickwheel.model.records import (
     ATTEMPT_MAX,
     FAILURES_MAX,
     DeadRow,

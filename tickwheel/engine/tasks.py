@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tickwheel.wheel.core import ROW_OVERHEAD_BYTES, Core
-from tickwheel.wheel.groups import Group
-from tickwheel.wheel.leases import Tries, priority_of
-from tickwheel.wheel.ownership import Ownership
-from tickwheel.wheel.recording import CANCELLED, DELETED
-from tickwheel.wheel.records import Ending, Failure, Known, ProgressState, task_bytes
-from tickwheel.wheel.states import State
+from tickwheel.engine.events import CANCELLED, DELETED
+from tickwheel.engine.ownership import Ownership
+from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
+from tickwheel.engine.topics import Group, Tries, priority_of
+from tickwheel.model.records import Ending, Failure, Known, ProgressState, task_bytes
+from tickwheel.model.states import State
 
 __all__ = ["Control", "GroupView", "Known"]
 

@@ -38,11 +38,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from tickwheel.wheel.core import Core
-from tickwheel.wheel.groups import Group, Owed, Replay, Topic
-from tickwheel.wheel.leases import Traits, priority_of, traits_of
-from tickwheel.wheel.recording import DELETED
-from tickwheel.wheel.records import (
+from tickwheel.engine.events import DELETED
+from tickwheel.engine.state import Core
+from tickwheel.engine.topics import Group, Owed, Replay, Topic, Traits, priority_of, traits_of
+from tickwheel.model.records import (
     BY_DUE_ALONE,
     ID_MAX,
     Ending,

@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
 
-from tickwheel.wheel.batch import Batch, Staged, rejoin
-from tickwheel.wheel.core import ROW_OVERHEAD_BYTES, Core
-from tickwheel.wheel.records import ID_STEP, Extras, TaskRow
-from tickwheel.wheel.sessions import Outcome, Session
+from tickwheel.engine.sessions import Outcome, Session
+from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, Staged, rejoin
+from tickwheel.model.records import ID_STEP, Extras, TaskRow
 
 Draft = tuple[str, int, bytes, Extras | None]
 """(topic, due_ms, body, extras) as checked by the shell; due_ms is not in the past."""

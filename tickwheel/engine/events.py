@@ -12,10 +12,9 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from tickwheel.wheel.groups import Group, Lease, Subscriber, Topic
-    from tickwheel.wheel.intake import Draft
-    from tickwheel.wheel.leases import Item
-    from tickwheel.wheel.records import TaskRow
+    from tickwheel.engine.enqueue import Draft
+    from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
+    from tickwheel.model.records import TaskRow
 
 CANCELLED, EXPIRED, DELETED = "cancelled", "expired", "deleted"
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
-from tickwheel.wheel.retry import PolicyRef
+from tickwheel.model.retry import PolicyRef
 
 SHARD_BITS = 10
 SEQUENCE_BITS = 12

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from tickwheel.wheel.records import SessionRow
+from tickwheel.model.records import SessionRow
 
 Outcome = tuple[int, int, int, int]
 """(request, first id, number of ids, accepted_ms)"""

@@ -1,4 +1,29 @@
-"""The state that the engine's parts share, and the few steps they have in common.
+"""What an engine is told at its start, and what it counts from then on.
+
+Task ids: unique across shards, roughly ordered by time, assigned by the queue.
+
+An id is (milliseconds since 2025, 12-bit sequence, 10-bit shard), so it stays below 2**63
+until 2094 and consecutive ids of one daemon differ by ``ID_STEP``. A burst of more than 4,096
+ids in a millisecond borrows from the next one; the source never goes back, not even after a
+restart with the clock set back, because it starts above the stored mark.
+
+How the most recently finished tasks ended, within a fixed bound.
+
+Two generations: when the young one is full it becomes the old one and the former old one is
+forgotten. Between ``bound / 2`` and ``bound`` endings are known at any time, at O(1) a task.
+
+Times to live: when tasks that nobody has taken are to expire, without anybody asking.
+
+Every group that a task with a ttl is ready or waiting in has one handle here, on a wheel of its
+own; a task in flight has none. So what lies for nobody, or behind a pause, is found at its end,
+at 16 to 24 bytes a task, and a task that is delivered in time costs two steps of O(1).
+
+Invariant: handles on the wheel and in ``fired`` are one for each (task with a ttl, group) that
+is ready, being loaded or waiting.
+
+A batch on its way: the effects, and what has to happen when they are durable or refused.
+
+The state that the engine's parts share, and the few steps they have in common.
 
 One object owns all of it, so that each part (intake, delivery, control, dead letters,
 recovery) is a small class with the verbs of one concern. Nothing here reads a clock.
@@ -6,30 +31,273 @@ recovery) is a small class with the verbs of one concern. Nothing here reads a c
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from tickwheel.wheel.batch import Batch
-from tickwheel.wheel.config import EngineConfig, Totals
-from tickwheel.wheel.endings import Endings
-from tickwheel.wheel.groups import Group, Lease, Owed, Subscriber, Topic
-from tickwheel.wheel.ids import IdSource
-from tickwheel.wheel.lifetimes import Lifetimes
-from tickwheel.wheel.recording import Recorder
-from tickwheel.wheel.records import (
+from tickwheel.engine.sessions import Outcome, Session, Sessions
+from tickwheel.engine.topics import Dispatch, Group, Lease, Owed, Subscriber, Topic, ttl_end_ms
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import (
     DEFAULT_GROUP,
+    ID_STEP,
     REASON_LENGTH_MAX,
     Ending,
     Failure,
     ProgressRow,
     ProgressState,
     TaskRow,
+    id_floor,
     task_bytes,
 )
-from tickwheel.wheel.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
-from tickwheel.wheel.sessions import Sessions
+from tickwheel.model.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
 from tickwheel.wheel.timing import TimingWheel
 
-__all__ = ["ROW_OVERHEAD_BYTES", "Core", "EngineConfig", "Totals", "failure_of"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tickwheel.engine.events import Recorder
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes and limits of the engine; times in ms."""
+
+    slots: int = 3600
+    tick_ms: int = 1000
+    shard: int = 0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    policies: Mapping[str, RetryPolicy] = field(default_factory=dict)
+    """Policies that may be named, beside ``BUILT_IN`` and the default one."""
+    resident_horizon_ms: int = 60_000
+    """A new task due within this keeps its row in memory."""
+    resident_bytes_max: int = 256 * 1024 * 1024
+    loading_max: int = 20_000
+    """Rows being read for firing at one time."""
+    lease_checkpoint_ms: int = 100
+    """A delivery that is finished sooner never touches the PrepareQueue."""
+    reconnect_grace_ms: int = 5_000
+    endings_max: int = 100_000
+    sessions_max: int = 100_000
+    session_outcomes_max: int = 1_000_000
+    """Of all sessions; beyond it those that were not used for long are forgotten first."""
+    session_idle_ms_max: int = 86_400_000
+    session_evict_idle_ms_min: int = 60_000
+    topics_max: int = 100_000
+    groups_per_topic_max: int = 1_000
+    groups_max: int = 200_000
+    tasks_max: int = 100_000_000
+    """Not finished."""
+    pending_max: int = 100_000_000
+    """Scheduled."""
+    backlog_max: int = 20_000_000
+    """Tasks that are due on one topic that has no group yet."""
+    delivery_frame_tasks_max: int = 512
+    delivery_frame_bytes_max: int = 1024 * 1024
+    dispatch_bytes_max: int = 16 * 1024 * 1024
+    """Handed out by one call of ``dispatch``, and a frame more."""
+    handed_bytes_max: int = 16 * 1024 * 1024
+    """At-most-once deliveries that wait for their commit, and a frame more."""
+    in_flight_max: int = 2_000_000
+    """Deliveries that are not finished, of all groups."""
+    lapsing_max: int = 10_000
+    """Tasks whose ttl is over that are being looked up at one time."""
+    broadcast_tasks_max: int = 10_000
+    broadcast_bytes_max: int = 32 * 1024 * 1024
+    """What may wait for one broadcast subscription whose connection is behind."""
+    broadcasts_bytes_max: int = 256 * 1024 * 1024
+    """The same for all of them."""
+    subscribers_max: int = 100_000
+    """Subscriptions and pulls that are open."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counted since the start."""
+
+    enqueued: int = 0
+    delivered: int = 0
+    acked: int = 0
+    nacked: int = 0
+    retried: int = 0
+    expired: int = 0
+    cancelled: int = 0
+    leases_over: int = 0
+    dead: int = 0
+    dead_expired: int = 0
+    """Dead letters deleted because their retention was over."""
+    rows_missing: int = 0
+    """Must stay 0: tasks that had not ended and whose rows a store did not have."""
+    dropped_once: int = 0
+    """At-most-once deliveries whose consumer was gone when they could have been written."""
+    early: int = 0
+    """Must stay 0: deliveries stopped at the last check because they were not due."""
+
+
+class IdSource:
+    """Hands out ascending ids of one shard."""
+
+    __slots__ = ("last", "shard")
+
+    def __init__(self, shard: int, mark: int) -> None:
+        if not 0 <= shard < ID_STEP:
+            raise ValueError(f"shard {shard} is not in 0..{ID_STEP - 1}")
+        self.shard = shard
+        behind = mark // ID_STEP * ID_STEP + shard
+        self.last = behind if behind >= mark else behind + ID_STEP
+        """The newest id assigned (or the mark, rounded up to this shard)."""
+
+    def take(self, count: int, now_ms: int) -> int:
+        """The first of ``count`` new ids; the others follow at steps of ``ID_STEP``."""
+        first = max(self.last + ID_STEP, id_floor(now_ms, self.shard))
+        self.last = first + (count - 1) * ID_STEP
+        return first
+
+
+class Endings:
+    """id → Ending of recently finished tasks."""
+
+    __slots__ = ("_half", "_old", "_young")
+
+    def __init__(self, bound: int) -> None:
+        self._half = max(1, bound // 2)
+        self._young: dict[int, Ending] = {}
+        self._old: dict[int, Ending] = {}
+
+    def add(self, task_id: int, ending: Ending) -> None:
+        self._young[task_id] = ending
+        if len(self._young) >= self._half:
+            self._old = self._young
+            self._young = {}
+
+    def add_all(self, pairs: Iterable[tuple[int, Ending]]) -> None:
+        for task_id, ending in pairs:
+            self.add(task_id, ending)
+
+    def get(self, task_id: int) -> Ending | None:
+        found = self._young.get(task_id)
+        return found if found is not None else self._old.get(task_id)
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+
+class Lifetimes:
+    """Handles only: what expiring means is ``Delivery.lapsed``."""
+
+    def __init__(self, now_ms: int, slots: int, tick_ms: int) -> None:
+        self.wheel = TimingWheel(now_ms, slots=slots, tick_ms=tick_ms)
+        self.fired: dict[int, int] = {}
+        """id → handles whose time has come, while the task is being looked up."""
+
+    def begin(self, row: TaskRow) -> None:
+        """The task is ready or waiting in one group more."""
+        end_ms = ttl_end_ms(row.due_ms, row.extras)
+        if end_ms is not None:
+            self.add(row.id, end_ms)
+
+    def add(self, task_id: int, end_ms: int) -> None:
+        self.wheel.add(task_id, end_ms)
+
+    def end(self, row: TaskRow) -> None:
+        """The task is ready or waiting in one group less."""
+        end_ms = ttl_end_ms(row.due_ms, row.extras)
+        if end_ms is not None:
+            self.remove(row.id, end_ms)
+
+    def remove(self, task_id: int, end_ms: int) -> None:
+        left = self.fired.get(task_id)
+        if left is None:
+            self.wheel.orphan(task_id, end_ms)
+        elif left == 1:
+            del self.fired[task_id]
+        else:
+            self.fired[task_id] = left - 1
+
+    def fire(self, now_ms: int, limit: int, looked_up_max: int) -> tuple[list[int], bool]:
+        """Up to ``limit`` tasks to look up, and whether more are over. At most
+        ``looked_up_max`` are being looked up at a time."""
+        room = looked_up_max - len(self.fired)
+        if not len(self.wheel) or room <= 0:
+            return [], False
+        ids, _, more = self.wheel.advance(now_ms, min(limit, room))
+        fresh = [task_id for task_id in dict.fromkeys(ids) if task_id not in self.fired]
+        for task_id in ids:
+            self.fired[task_id] = self.fired.get(task_id, 0) + 1
+        return fresh, more
+
+    def next_ms(self, now_ms: int) -> int | None:
+        """When to call ``fire`` next."""
+        return self.wheel.next_due_ms(now_ms) if len(self.wheel) else None
+
+    def __len__(self) -> int:
+        return len(self.wheel) + sum(self.fired.values())
+
+
+Staged = tuple[object, Session | None, Outcome]
+"""(the shell's reply address or None, session or None, outcome): one enqueue request."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """The open batch collects; a sealed one is with the store."""
+
+    effects: Effects = field(default_factory=Effects)
+    staged: list[Staged] = field(default_factory=list)
+    """Requests whose tasks are in ``effects.enqueued``, and repeats of them."""
+    staged_bytes: int = 0
+    updated_bytes: int = 0
+    """Of the rows in ``effects.updated``, at least."""
+    topics: Counter[str] = field(default_factory=Counter)
+    """Of the tasks in ``effects.enqueued``."""
+    credits: dict[Subscriber, int] = field(default_factory=dict)
+    """Deliveries whose end this batch confirms, by subscriber."""
+    handed: list[Dispatch] = field(default_factory=list)
+    """At-most-once deliveries, to be written once their end is durable, before the replies."""
+    handed_bytes: int = 0
+    replies: list[tuple[object, bytes]] = field(default_factory=list)
+    """(the shell's reply address, bytes) of answers that rest on this batch, in order."""
+    notes: object = None
+    """What the recorder cut off for it, once it is sealed."""
+
+    def is_empty(self) -> bool:
+        return not (self.staged or self.credits or self.replies or not self.effects.is_empty())
+
+
+def strip_ended(effects: Effects) -> None:
+    """Nothing of an id in ``ended`` stays in another map: the drop covers all its rows."""
+    ended = effects.ended
+    if not ended:
+        return
+    if effects.updated:
+        effects.updated = {k: v for k, v in effects.updated.items() if k not in ended}
+    if effects.progress:
+        effects.progress = {k: v for k, v in effects.progress.items() if k[0] not in ended}
+    if effects.dead:
+        effects.dead = {k: v for k, v in effects.dead.items() if k[0] not in ended}
+
+
+def rejoin(older: Batch, newer: Batch) -> None:
+    """Put what is left of a refused batch in front of the batch that followed it.
+
+    ``newer`` wins for every key, because states are absolute.
+    """
+    a, b = older.effects, newer.effects
+    b.updated = a.updated | b.updated
+    b.progress = a.progress | b.progress
+    b.dead = a.dead | b.dead
+    b.ended = a.ended | b.ended
+    b.groups = a.groups | b.groups
+    b.sessions = a.sessions | b.sessions
+    b.id_mark = max(a.id_mark, b.id_mark)
+    b.position_ms = max(a.position_ms, b.position_ms)
+    for subscriber, count in older.credits.items():
+        newer.credits[subscriber] = newer.credits.get(subscriber, 0) + count
+    newer.handed[:0] = older.handed
+    newer.handed_bytes += older.handed_bytes
+    newer.updated_bytes += older.updated_bytes
+    newer.replies[:0] = older.replies
+
 
 ROW_OVERHEAD_BYTES = 250
 """What a resident row costs beside its body and extras."""

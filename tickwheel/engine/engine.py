@@ -9,18 +9,16 @@ from __future__ import annotations
 
 from collections import deque
 
-from tickwheel.wheel.batch import Batch, strip_ended
-from tickwheel.wheel.closing import Closing
-from tickwheel.wheel.control import Control
-from tickwheel.wheel.core import Core, EngineConfig
-from tickwheel.wheel.delivery import Delivery
-from tickwheel.wheel.grouping import Grouping
-from tickwheel.wheel.intake import Intake
-from tickwheel.wheel.ownership import Ownership
-from tickwheel.wheel.recording import Recorder
-from tickwheel.wheel.records import ProgressRow, ProgressState
-from tickwheel.wheel.recovery import Recovery
-from tickwheel.wheel.settlement import Settlement
+from tickwheel.engine.delivery import Delivery
+from tickwheel.engine.enqueue import Intake
+from tickwheel.engine.events import Recorder
+from tickwheel.engine.groups import Closing, Grouping
+from tickwheel.engine.ownership import Ownership
+from tickwheel.engine.recovery import Recovery
+from tickwheel.engine.settlement import Settlement
+from tickwheel.engine.state import Batch, Core, EngineConfig, strip_ended
+from tickwheel.engine.tasks import Control
+from tickwheel.model.records import ProgressRow, ProgressState
 
 
 class Engine:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
-from tickwheel.wheel.core import Core
-from tickwheel.wheel.grouping import Grouping
-from tickwheel.wheel.groups import Group
-from tickwheel.wheel.leases import Lease, Tries, priority_of, traits_of
-from tickwheel.wheel.ownership import Ownership
-from tickwheel.wheel.recording import DELETED
-from tickwheel.wheel.records import (
+from tickwheel.engine.events import DELETED
+from tickwheel.engine.groups import Grouping
+from tickwheel.engine.ownership import Ownership
+from tickwheel.engine.state import Core
+from tickwheel.engine.topics import Group, Lease, Tries, priority_of, traits_of
+from tickwheel.model.records import (
     Ending,
     GroupRow,
     Known,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tickwheel.wheel.records import (
+from tickwheel.model.records import (
     DeadRow,
     Ending,
     GroupRow,

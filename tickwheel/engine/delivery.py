@@ -1,0 +1,633 @@
+"""The second half, second part: ready tasks are leased to subscribers that have credit.
+
+Invariants: a task is handed out only if its due time has come by the ``now_ms`` of the call;
+nothing of a group that is held, and nothing beyond a rate. What is delivered at most once is
+finished in the open batch and written when that is durable.
+
+The second half, first part: what is due becomes ready, or expires.
+
+Handing out is ``Dispatching``'s, which this class adds to.
+
+Broadcast subscriptions: everything of a topic that comes due while they are connected.
+
+No group, no lease, no ack, no retry: they own nothing, so a task ends as if they were not there.
+What a connection does not take at once waits here, up to two limits; a subscription that reaches
+one is ended, because memory must not grow with somebody's slowness. What comes due while the
+topic is paused is not broadcast. Rates are about groups and do not hold here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from tickwheel.engine.events import EXPIRED
+from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
+from tickwheel.engine.topics import (
+    DELIVERY_BYTES,
+    PLAIN,
+    Dispatch,
+    Group,
+    Item,
+    Lease,
+    Presence,
+    Subscriber,
+    Topic,
+    priority_of,
+    traits_of,
+    ttl_end_ms,
+)
+from tickwheel.model.records import Ending, Failure, Known, TaskRow, extras_bytes, task_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from tickwheel.engine.ownership import Ownership
+    from tickwheel.engine.settlement import Settlement
+
+NO_FAILURES: tuple[Failure, ...] = ()
+READ_AHEAD_TASKS = 1_000
+"""Rows of a group's backlog that are read beyond what its subscribers can take now."""
+
+
+class Dispatching:
+    """From the ready queues to frames."""
+
+    def __init__(self, core: Core, ownership: Ownership, settlement: Settlement) -> None:
+        self._core = core
+        self._ownership = ownership
+        self._settlement = settlement
+        self._broadcasts = Broadcasts(core)
+        self._bytes_left = 0
+        self._aside_left: int | None = None
+        """How many tasks more of the group at hand may be set aside to be read; None: nobody has
+        counted yet."""
+        self._allowed = 0
+        """How many of that group rates let go now."""
+
+    def dispatch(self, now_ms: int, mono_ms: int, limit: int) -> tuple[list[Dispatch], bool]:
+        """Deliveries for subscribers with credit, about ``limit`` tasks, and whether to go on."""
+        core = self._core
+        out: list[Dispatch] = []
+        looked_at = 0
+        self._bytes_left = core.config.dispatch_bytes_max
+        if core.throttled:
+            self._unthrottle(mono_ms)
+        self._bytes_left -= self._broadcasts.flush(out, self._bytes_left, now_ms)
+        while core.runnable and looked_at < limit and self._bytes_left > 0 and self._may_lease:
+            group = next(iter(core.runnable))
+            # To the end of the line, so that no group waits for another's backlog.
+            del core.runnable[group]
+            count = self._dispatch_group(group, now_ms, mono_ms, out)
+            if count:
+                looked_at += count
+                core.wake(group)
+        unfinished = bool(core.runnable) and self._may_lease
+        return out, unfinished or self._broadcasts.can_go_on
+
+    @property
+    def _may_lease(self) -> bool:
+        return self._core.in_flight < self._core.config.in_flight_max
+
+    def _dispatch_group(self, group: Group, now_ms: int, mono_ms: int, out: list[Dispatch]) -> int:
+        """One frame at most for each subscriber; how many entries of ``ready`` it used up."""
+        core, able = self._core, group.able
+        waiting = allowed = len(group.ready)
+        if not able or not waiting or group.is_held:
+            return 0
+        buckets = [b for b in (group.bucket, group.topic.bucket) if b is not None]
+        if buckets:
+            allowed = min(bucket.left(mono_ms) for bucket in buckets)
+            if allowed <= 0:
+                core.throttled[group] = max(bucket.next_mono_ms() for bucket in buckets)
+                return 0
+        used = 0
+        share = min(-(-waiting // len(able)), core.config.delivery_frame_tasks_max)
+        allowed = min(allowed, core.config.in_flight_max - core.in_flight)
+        self._aside_left, self._allowed = None, allowed
+        for _ in range(len(able)):
+            if not len(group.ready) or allowed <= 0 or self._bytes_left <= 0:
+                break
+            subscriber, _ = able.popitem(last=False)
+            if subscriber.credit <= 0:
+                continue  # until it has regained some
+            able[subscriber] = None
+            if subscriber.at_most_once and core.handed_bytes >= core.config.handed_bytes_max:
+                core.held_back[group] = None
+                continue
+            ids = group.ready.take(min(subscriber.credit, share, allowed))
+            items, back = self._hand_out(group, subscriber, ids, now_ms, mono_ms, out)
+            used += len(ids) - back
+            allowed -= items
+            for bucket in buckets:
+                bucket.take(items)
+            if back and not items:
+                break  # the next in line has to be read first
+        if self._aside_left is not None and core.reads_ahead:
+            self._read_ahead(group)
+        return used
+
+    def _hand_out(
+        self,
+        group: Group,
+        subscriber: Subscriber,
+        ids: list[int],
+        now_ms: int,
+        mono_ms: int,
+        out: list[Dispatch],
+    ) -> tuple[int, int]:
+        """One frame; how many deliveries are in it, and how many of ``ids`` were put back."""
+        bytes_before = self._bytes_left
+        items, back = self._lease_all(group, subscriber, ids, now_ms, mono_ms)
+        if not items:
+            return 0, back
+        if subscriber.at_most_once:
+            self._finish_now(group, subscriber, items, bytes_before - self._bytes_left)
+        else:
+            out.append(Dispatch(subscriber, items))
+        if subscriber.once:
+            self.unsubscribe(subscriber)
+        return len(items), back
+
+    def _finish_now(
+        self, group: Group, subscriber: Subscriber, items: list[Item], size_bytes: int
+    ) -> None:
+        """At most once: the end is committed first, and the frame is written behind it."""
+        core = self._core
+        core.handed_bytes += size_bytes
+        core.open.handed_bytes += size_bytes
+        ids = [row.id for row, _ in items]
+        unresolved = self._settlement.ack(group, core.epoch, ids, [n for _, n in items])
+        if unresolved:
+            raise AssertionError("a delivery of this very call is not in flight")
+        core.open.handed.append(Dispatch(subscriber, items))
+
+    def _unthrottle(self, mono_ms: int) -> None:
+        """Groups whose next token has come may deliver again, longest waiting first."""
+        core = self._core
+        for group in [g for g, at_ms in core.throttled.items() if at_ms <= mono_ms]:
+            del core.throttled[group]
+            core.wake(group)
+
+    def next_token_mono_ms(self) -> int | None:
+        """When a rate lets the next delivery go, if one is held back by it."""
+        return min(self._core.throttled.values(), default=None)
+
+    def _lease_all(
+        self, group: Group, subscriber: Subscriber, ids: list[int], now_ms: int, mono_ms: int
+    ) -> tuple[list[Item], int]:
+        """Lease what can be delivered now of ``ids``; the number put back for lack of room."""
+        core = self._core
+        hot, owed, flight, unsaved = core.hot, core.owed, group.flight, core.unsaved
+        deadline_ms = mono_ms + subscriber.lease_ms
+        items: list[Item] = []
+        size_left = core.config.delivery_frame_bytes_max
+        for index, task_id in enumerate(ids):
+            row = hot.get(task_id)
+            if row is None and self._left_to_set_aside(group) <= 0:
+                group.ready.put_back(ids[index:])
+                break
+            if group.stale and group.is_stale(task_id):
+                continue
+            if row is None:
+                self._set_aside(group, task_id, group.ready.priority_at(index))
+                continue
+            _, due_ms, _, body, extras = row
+            size = len(body) + DELIVERY_BYTES + (0 if extras is None else extras_bytes(extras))
+            if size > size_left and items:
+                group.ready.put_back(ids[index:])
+                break
+            if due_ms > now_ms or (extras is not None and _is_over(row, now_ms)):
+                self._withhold(group, row, now_ms)
+                continue
+            attempt, failures = 1, NO_FAILURES
+            tries = group.tries.pop(task_id, None) if group.tries else None
+            if tries is not None:
+                attempt, failures = tries.attempt + 1, tries.failures
+            traits = PLAIN
+            if extras is not None:
+                traits = traits_of(row)
+                core.lifetimes.end(row)
+            flight[task_id] = lease = Lease(
+                task_id,
+                group,
+                subscriber,
+                attempt,
+                core.epoch,
+                mono_ms,
+                deadline_ms,
+                due_ms,
+                traits,
+                failures,
+            )
+            unsaved.append(lease)
+            items.append((row, attempt))
+            size_left -= size
+            if task_id not in owed or not core.has_room:
+                core.drop(task_id)
+        else:
+            index = len(ids)
+        self._bytes_left -= core.config.delivery_frame_bytes_max - size_left
+        if items:
+            self._count_delivered(group, subscriber, len(items), deadline_ms)
+            if core.recorder is not None:
+                core.recorder.delivered(group, subscriber, items, now_ms)
+        return items, len(ids) - index
+
+    def _count_delivered(
+        self, group: Group, subscriber: Subscriber, count: int, deadline_ms: int
+    ) -> None:
+        subscriber.outstanding += count
+        self._core.in_flight += count
+        group.delivered += count
+        group.topic.delivered += count
+        self._core.totals.delivered += count
+        self._core.expires(group, deadline_ms)
+
+    # --- rows that have to be read -----------------------------------------------------------
+
+    def _left_to_set_aside(self, group: Group) -> int:
+        """Rows are read for as many tasks as can be delivered: what is being read counts against
+        the credit of the subscribers. A row that is missing does not, or one would stop a group."""
+        if self._aside_left is None:
+            config, reading = self._core.config, self._being_read(group)
+            most = min(self._allowed, config.loading_max, reading + config.delivery_frame_tasks_max)
+            self._aside_left = group.credit_up_to(most) - reading
+        return self._aside_left
+
+    def _being_read(self, group: Group) -> int:
+        missing = self._core.missing
+        if not missing:
+            return len(group.loading)
+        return sum(task_id not in missing for task_id in group.loading)
+
+    def _set_aside(self, group: Group, task_id: int, priority: int) -> None:
+        """Its row is not in memory: have it read, and deliver it then."""
+        if self._aside_left is not None:
+            self._aside_left -= 1
+        group.loading[task_id] = priority
+        self._core.wants_ready.setdefault(group, []).append(task_id)
+
+    def _read_ahead(self, group: Group) -> None:
+        """There is room: the next rows of the backlog are read with those that are wanted now, so
+        that a subscriber with little credit does not wait for the store each time."""
+        ids = group.ready.take(max(0, READ_AHEAD_TASKS - self._being_read(group)))
+        for index, task_id in enumerate(ids):
+            if group.stale and group.is_stale(task_id):
+                continue
+            if task_id in self._core.hot:
+                group.ready.put_back(ids[index:])
+                return
+            self._set_aside(group, task_id, group.ready.priority_at(index))
+
+    def _withhold(self, group: Group, row: TaskRow, now_ms: int) -> None:
+        """Taken from the queue, but not to be delivered now."""
+        if row.due_ms > now_ms:
+            # The clock went back below its due time: it waits again, as if for a retry.
+            self._core.wait(group, row.id, row.due_ms)
+            return
+        self._core.lifetimes.end(row)
+        self.expire(group, row)
+
+    def expire(self, group: Group, row: TaskRow) -> None:
+        """Nobody in ``group``, which it was taken out of, wants it any more."""
+        core, task_id = self._core, row.id
+        core.totals.expired += 1
+        group.expired += 1
+        tries = group.tries.pop(task_id, None)
+        last = self._ownership.finish_row(group, row, Ending.EXPIRED)
+        core.lost_task(group.topic)
+        if not last:
+            core.note_done(task_id, group, tries.attempt if tries else 0, 0)
+        if core.recorder is not None:
+            core.recorder.ended(group.topic.name, group.name, EXPIRED, task_id, last=last)
+
+    # --- subscribers -----------------------------------------------------------------------
+
+    def subscribe(self, subscriber: Subscriber) -> None:
+        if isinstance(subscriber, Broadcaster):
+            self._broadcasts.join(subscriber)
+            return
+        subscriber.group.subscribers[subscriber] = None
+        self._core.subscribers += 1
+        self._core.regained(subscriber)
+
+    def unsubscribe(self, subscriber: Subscriber) -> None:
+        """No more deliveries; its leases go on."""
+        if isinstance(subscriber, Broadcaster):
+            self._broadcasts.leave(subscriber)
+            return
+        group = subscriber.group
+        if subscriber in group.subscribers:
+            del group.subscribers[subscriber]
+            group.able.pop(subscriber, None)
+            self._core.subscribers -= 1
+
+    def heard(self, presence: Presence, subscribers: Iterable[Subscriber]) -> None:
+        """Its consumer has shown life: it is handed tasks again."""
+        presence.doubted = False
+        for subscriber in subscribers:
+            self._core.regained(subscriber)
+
+    def disconnected(self, subscriber: Subscriber, mono_ms: int) -> None:
+        """Its connection broke: leases end within the grace, unless acked from elsewhere."""
+        self.unsubscribe(subscriber)
+        subscriber.gone_mono_ms = mono_ms + self._core.config.reconnect_grace_ms
+        self._core.expires(subscriber.group, subscriber.gone_mono_ms)
+
+
+def _is_over(row: TaskRow, now_ms: int) -> bool:
+    end_ms = ttl_end_ms(row.due_ms, row.extras)
+    return end_ms is not None and now_ms >= end_ms
+
+
+class Delivery(Dispatching):
+    """Due, ttl over; dispatch and subscribers by inheritance."""
+
+    # --- due -------------------------------------------------------------------------------
+
+    def fire(self, now_ms: int, limit: int) -> bool:
+        """Hand up to ``limit`` due handles to their groups. True: call again at once."""
+        core = self._core
+        room = core.config.loading_max + core.missing_apart - len(core.firing)
+        if room <= 0:
+            return False
+        ids, dues, more = core.wheel.advance(now_ms, min(limit, room))
+        hot, retrying = core.hot, core.retrying
+        for task_id, due_ms in zip(ids, dues, strict=True):
+            if task_id in retrying and self._retry_due(task_id, due_ms, now_ms):
+                continue
+            row = hot.get(task_id)
+            if row is None:
+                core.firing[task_id] = due_ms
+                core.wants.append(task_id)
+            elif row.due_ms == due_ms:
+                self._due(row, now_ms)
+        upcoming = core.wheel.take_upcoming(limit)
+        if upcoming and core.has_room:
+            core.wants += [i for i in upcoming if i not in hot and i not in retrying]
+        return more
+
+    def loaded(self, asked: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
+        """Rows that ``wants`` asked for, as they are now. One that is due and has no row has not
+        left, or its handle would have: it stays, until its row is found."""
+        core = self._core
+        for task_id in asked:
+            row = rows.get(task_id)
+            if row is None:
+                continue
+            due_ms = core.firing.pop(task_id, None)
+            if due_ms is not None:
+                if row.due_ms == due_ms:
+                    self._due(row, now_ms)
+            elif core.has_room and row.due_ms > now_ms and core.is_scheduled(row):
+                core.keep(row)
+
+    def loaded_ready(self, group: Group, asked: Iterable[int], rows: dict[int, TaskRow]) -> None:
+        """Rows of ready tasks whose turn had come without a body in memory.
+
+        Those that can be delivered at once are kept, whatever the budget: a load is bounded.
+        Others as long as there is room. A task that is still being loaded and has no row is
+        missing: it stays until that is found."""
+        core, asked = self._core, list(asked)
+        wanted = group.credit_up_to(len(asked))
+        core.make_room()
+        back: list[tuple[int, int]] = []
+        for task_id in asked:
+            row = rows.get(task_id)
+            if row is None or group.loading.pop(task_id, None) is None:
+                continue
+            if wanted > 0 or core.has_room:
+                core.keep(row)
+                wanted -= 1
+            back.append((task_id, priority_of(row)))
+        for task_id, priority in reversed(back):
+            group.ready.push_front(task_id, priority)
+        core.wake(group)
+
+    def not_loaded(self, group: Group, ids: Sequence[int]) -> None:
+        """Nobody can take these now, and there is no room for them: ready without a row again."""
+        for task_id in reversed(ids):
+            priority = group.loading.pop(task_id, None)
+            if priority is not None:
+                group.ready.push_front(task_id, priority)
+        self._core.wake(group)
+
+    def found_again(self, known: Known, now_ms: int) -> None:
+        """The row of a task that was missing: whatever waited for it goes on."""
+        row, core = known.row, self._core
+        rows = {row.id: row}
+        if row.id in core.firing:
+            self.loaded([row.id], rows, now_ms)
+        if row.id in core.lifetimes.fired:
+            self.lapsed([row.id], {row.id: known}, now_ms)
+        for group in core.topic(row.topic).groups.values():
+            if row.id in group.loading:
+                self.loaded_ready(group, [row.id], rows)
+
+    def _due(self, row: TaskRow, now_ms: int) -> None:
+        core = self._core
+        topic = core.topic(row.topic)
+        if topic.closing and not topic.live_groups and not self._ownership.was_closed(topic, row):
+            topic.deferred[row.id] = row.due_ms
+            core.drop(row.id)
+            return
+        topic.scheduled -= 1
+        core.scheduled -= 1
+        self.make_ready(topic, row, now_ms)
+        if topic.broadcasters:
+            self._broadcasts.offer(topic, row)
+
+    def make_ready(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
+        """The task is owed to the groups of its topic from now on."""
+        core = self._core
+        if not core.has_room:
+            core.drop(row.id)
+        elif row.id not in core.hot:
+            core.keep(row)
+        priority = 0
+        if row.extras is not None:
+            priority = row.extras.priority
+            core.lifetimes.begin(row)
+        if topic.unowned is not None:
+            topic.unowned.ready.push(row.id, priority, now_ms)
+            if topic.unowned.ready_count >= core.config.backlog_max:
+                core.full_topics[topic.name] = None
+            return
+        groups = topic.live_groups
+        if len(groups) > 1 or topic.closing:
+            groups = self._ownership.assign(topic, groups, row)
+        for group in groups:
+            group.ready.push(row.id, priority, now_ms)
+            if group.able:
+                core.runnable[group] = None
+
+    def _retry_due(self, task_id: int, at_ms: int, now_ms: int) -> bool:
+        """A handle fired: the group whose wait it ends, if there is one, gets the task again."""
+        core = self._core
+        for group in core.retrying[task_id]:
+            if group.waiting.get(task_id) == at_ms:
+                break
+        else:
+            return False
+        del group.waiting[task_id]
+        core.waited(group, task_id)
+        tries = group.tries.get(task_id)
+        group.ready.push(task_id, tries.priority if tries else 0, now_ms)
+        group.retried += 1
+        core.totals.retried += 1
+        core.wake(group)
+        return True
+
+    # --- times to live ---------------------------------------------------------------------
+
+    def lapse(self, now_ms: int, limit: int) -> bool:
+        """Ask for the records of up to ``limit`` tasks whose ttl is over while nobody has taken
+        them. True: call again at once."""
+        core = self._core
+        ids, more = core.lifetimes.fire(now_ms, limit, core.config.lapsing_max + core.missing_apart)
+        core.wants_lapsed += ids
+        return more
+
+    def lapsed(self, asked: Iterable[int], known: Mapping[int, Known], now_ms: int) -> None:
+        """Records that ``wants_lapsed`` asked for: what is ready or waiting expires."""
+        core = self._core
+        lifetimes = core.lifetimes
+        for task_id in asked:
+            found = known.get(task_id)
+            if task_id not in lifetimes.fired or found is None:
+                # It has left in another way, or its row is missing: then it stays where it is.
+                continue
+            end_ms = ttl_end_ms(found.row.due_ms, found.row.extras)
+            if end_ms is None or now_ms < end_ms:
+                # The clock went back while it was looked up.
+                for _ in range(lifetimes.fired.pop(task_id)):
+                    lifetimes.begin(found.row)
+                continue
+            for group in self._ownership.groups_of(found):
+                if task_id not in group.flight and task_id in lifetimes.fired:
+                    tries = group.tries.get(task_id)
+                    core.leave(group, found.row)
+                    if tries is not None:
+                        group.tries[task_id] = tries
+                    self.expire(group, found.row)
+
+
+class Broadcaster(Subscriber):
+    """One of them. Its group is a stand-in that holds nothing."""
+
+    __slots__ = ("buffer", "size_bytes")
+
+    def __init__(self, owner: object, topic: Topic, prefetch: int, label: str = "") -> None:
+        super().__init__(owner, Group(topic, "", 0), prefetch, 0, label=label)
+        self.buffer: deque[TaskRow] = deque()
+        self.size_bytes = 0
+
+    @property
+    def is_subscribed(self) -> bool:
+        return self in self.group.topic.broadcasters
+
+    @property
+    def is_open(self) -> bool:
+        """It takes what there is: not behind, and not paused by ``prefetch`` 0."""
+        return not self.blocked and self.prefetch > 0
+
+
+class Broadcasts:
+    """All of one engine."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self._waiting: dict[Broadcaster, None] = {}
+        """Those with something in their buffers."""
+        self.waiting_bytes = 0
+        """In all buffers, though a row that waits in several is in memory once."""
+
+    def join(self, broadcaster: Broadcaster) -> None:
+        broadcaster.group.topic.broadcasters[broadcaster] = None
+        self._core.subscribers += 1
+
+    def leave(self, broadcaster: Broadcaster) -> None:
+        broadcasters = broadcaster.group.topic.broadcasters
+        if broadcaster in broadcasters:
+            del broadcasters[broadcaster]
+            self._core.subscribers -= 1
+            self._core.lost_task(broadcaster.group.topic)
+        self._waiting.pop(broadcaster, None)
+        broadcaster.buffer.clear()
+        self.waiting_bytes -= broadcaster.size_bytes
+        broadcaster.size_bytes = 0
+
+    def offer(self, topic: Topic, row: TaskRow) -> None:
+        """The task has come due."""
+        if topic.settings.paused:
+            return
+        config = self._core.config
+        size_bytes = task_bytes(row) + ROW_OVERHEAD_BYTES
+        for one in list(topic.broadcasters):
+            assert isinstance(one, Broadcaster)
+            if not one.is_subscribed:
+                continue  # cut to make room
+            one.buffer.append(row)
+            one.size_bytes += size_bytes
+            self.waiting_bytes += size_bytes
+            self._waiting[one] = None
+            if len(one.buffer) > config.broadcast_tasks_max:
+                self._cut(one, f"{len(one.buffer)} tasks wait for it", "broadcast_tasks_max")
+            elif one.size_bytes > config.broadcast_bytes_max and len(one.buffer) > 1:
+                self._cut(one, f"{one.size_bytes} bytes wait for it", "broadcast_bytes_max")
+            elif self.waiting_bytes > config.broadcasts_bytes_max:
+                self._cut_largest()
+
+    def _cut_largest(self) -> None:
+        """Whoever is furthest behind makes room for all others."""
+        largest = max(self._waiting, key=lambda one: one.size_bytes)
+        if len(largest.buffer) > 1:
+            found = f"{self.waiting_bytes} bytes wait for it and others"
+            self._cut(largest, found, "broadcasts_bytes_max")
+
+    def _cut(self, one: Broadcaster, found: str, limit: str) -> None:
+        self.leave(one)
+        allowed = getattr(self._core.config, limit)
+        said = f"the broadcast of {one.group.topic.name}: {found}; the limit is {allowed}"
+        self._core.cut.append((one, "limit_exceeded", f"{said} ({limit})"))
+
+    def flush(self, out: list[Dispatch], bytes_max: int, now_ms: int) -> int:
+        """Frames for those whose connections take them; the bytes in them."""
+        total_bytes = 0
+        for one in [one for one in self._waiting if one.is_open]:
+            while one.buffer and total_bytes < bytes_max:
+                items, size_bytes = self._frame(one)
+                if self._core.recorder is not None:
+                    self._core.recorder.delivered(one.group, one, items, now_ms)
+                out.append(Dispatch(one, items))
+                total_bytes += size_bytes
+            # The others first the next time, if the bytes did not suffice for all.
+            del self._waiting[one]
+            if one.buffer:
+                self._waiting[one] = None
+        return total_bytes
+
+    def _frame(self, one: Broadcaster) -> tuple[list[Item], int]:
+        config, core = self._core.config, self._core
+        items: list[Item] = []
+        size_bytes = 0
+        while one.buffer and len(items) < config.delivery_frame_tasks_max:
+            row_bytes = task_bytes(one.buffer[0])
+            framed_bytes = size_bytes + row_bytes + (len(items) + 1) * DELIVERY_BYTES
+            if items and framed_bytes > config.delivery_frame_bytes_max:
+                break
+            items.append((one.buffer.popleft(), 1))
+            size_bytes += row_bytes
+        held_bytes = size_bytes + len(items) * ROW_OVERHEAD_BYTES
+        one.size_bytes -= held_bytes
+        self.waiting_bytes -= held_bytes
+        one.group.topic.delivered += len(items)
+        one.group.topic.broadcast += len(items)
+        core.totals.delivered += len(items)
+        return items, size_bytes
+
+    @property
+    def can_go_on(self) -> bool:
+        """Something waits for a connection that takes it."""
+        return any(one.is_open for one in self._waiting)

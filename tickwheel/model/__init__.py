@@ -1,0 +1,1 @@
+"""What all parts share: records, effects, states and retry policies. Values and arithmetic only."""
