@@ -24,10 +24,10 @@ from tickwheel.engine.tasks import Known
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import Decoder, Frame, encode
 from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
-from tickwheel.server.connection import Connection
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.settings import Settings
-from tickwheel.server.shell import Shell
+from tickwheel.server.shard.shard import Shell
+from tickwheel.server.tcp.connection import Connection
 
 NOW_MS = 1_800_000_000_000
 SETTLE_S = 20.0

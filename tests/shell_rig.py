@@ -15,10 +15,10 @@ from tickwheel.model.effects import Effects
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import Decoder, Frame, encode
 from tickwheel.protocol.frames import FrameType as T
-from tickwheel.server.connection import Connection
-from tickwheel.server.handlers import command_table
 from tickwheel.server.settings import load
-from tickwheel.server.shell import Shell
+from tickwheel.server.shard.shard import Shell
+from tickwheel.server.tcp.connection import Connection
+from tickwheel.server.tcp.handlers import command_table
 
 NOW_MS = 1_800_000_000_000
 STEPS_MAX = 2_000

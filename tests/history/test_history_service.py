@@ -29,11 +29,11 @@ from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.redis.initialise import lay_out, look
 from tickwheel.persistence.redis.options import options_from
 from tickwheel.persistence.store import CommitRefused, CommitUnknown, Opened
-from tickwheel.server import committer as committer_module
 from tickwheel.server import history as history_module
 from tickwheel.server.history import History
 from tickwheel.server.recorder import Recorder
 from tickwheel.server.settings import Settings
+from tickwheel.server.shard import committer as committer_module
 
 SPOOL_BYTES = 65_536
 """The smallest bound."""

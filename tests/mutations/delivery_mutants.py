@@ -7,7 +7,7 @@ from mutations.mutants import DISPATCHING, SETTLEMENT, Edit, Mutant
 DELIVERY = "tickwheel/engine/delivery.py"
 OWNERSHIP = "tickwheel/engine/ownership.py"
 READY = "tickwheel/engine/ready.py"
-COMMITTER = "tickwheel/server/committer.py"
+COMMITTER = "tickwheel/server/shard/committer.py"
 KINDS = "tests/unit/test_engine_kinds.py::"
 SETTINGS = "tests/unit/test_engine_settings.py::"
 CLOSED = "tests/unit/test_engine_closing.py::"

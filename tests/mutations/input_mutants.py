@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutations.mutants import SETTLEMENT, Edit, Mutant
 
-SHELL = "tickwheel/server/shell.py"
+SHELL = "tickwheel/server/shard/shard.py"
 SQLITE_STORE = "tickwheel/persistence/sqlite/store.py"
 ACKS = "tests/unit/test_engine_acks.py::"
 BORDER = "tests/unit/test_boundary.py::"

@@ -6,9 +6,9 @@ from mutations.mutants import DISPATCHING, Edit, Mutant
 
 RECORDS = "tickwheel/model/records.py"
 GROUPING = "tickwheel/engine/groups.py"
-CONNECTION = "tickwheel/server/connection.py"
-COMMANDS = "tickwheel/server/commands.py"
-LISTINGS = "tickwheel/server/listings.py"
+CONNECTION = "tickwheel/server/tcp/connection.py"
+COMMANDS = "tickwheel/server/shard/reads.py"
+LISTINGS = "tickwheel/server/shard/listings.py"
 BOUNDS = "tests/unit/test_engine_bounds.py::"
 LIMITS = "tests/unit/test_limits.py::"
 

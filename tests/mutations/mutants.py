@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-COMMITTER = "tickwheel/server/committer.py"
+COMMITTER = "tickwheel/server/shard/committer.py"
 WRITER = "tickwheel/persistence/sqlite/writer.py"
 INTAKE = "tickwheel/engine/enqueue.py"
 
@@ -78,7 +78,7 @@ MUTANTS = (
         "every OK is written at once",
         (
             Edit(
-                "tickwheel/server/connection.py",
+                "tickwheel/server/tcp/connection.py",
                 "self.shell.committer.reply(self, encode((_OK, request, result)))",
                 "self.send(encode((_OK, request, result)))",
             ),
@@ -261,7 +261,7 @@ MUTANTS = (
         "after a clean stop leases last no longer than those of a broken connection",
         (
             Edit(
-                "tickwheel/server/recovering.py",
+                "tickwheel/server/shard/recovery.py",
                 "grace_ms = None if self._opened.clean else self._grace_ms",
                 "grace_ms = self._grace_ms",
             ),
@@ -304,7 +304,7 @@ MUTANTS = (
         "what the store has seen last is not compared with the clock",
         (
             Edit(
-                "tickwheel/server/roles.py",
+                "tickwheel/server/cluster/failover.py",
                 "        elif opened.position_ms and not opened.created:\n",
                 "        elif False:\n",
             ),
@@ -335,7 +335,7 @@ MUTANTS = (
         "a client that answers heartbeats is not missed when it does not",
         (
             Edit(
-                "tickwheel/server/heartbeats.py",
+                "tickwheel/server/tcp/heartbeats.py",
                 "                peer.give_up_silent(quiet_ms)\n",
                 "                peer.ask_for_life()\n",
             ),
@@ -351,7 +351,7 @@ MUTANTS = (
         "the lease of whoever has this node's name is taken at once",
         (
             Edit(
-                "tickwheel/server/leadership.py",
+                "tickwheel/server/cluster/lease.py",
                 "turn = before.node == self._node and is_over(before.life, self._life)",
                 "turn = before.node == self._node",
             ),
@@ -404,7 +404,7 @@ MUTANTS = (
         "no memory for resends at all: many clients have to notice",
         (
             Edit(
-                "tickwheel/server/handlers/producing.py",
+                "tickwheel/server/tcp/handlers/producing.py",
                 "        if outcome is not None:\n",
                 "        if outcome is False:\n",
             ),

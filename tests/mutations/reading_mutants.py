@@ -79,7 +79,7 @@ READING_MUTANTS = (
         "cancel and look-up of a task whose row is missing say that it has left",
         (
             Edit(
-                "tickwheel/server/commands.py",
+                "tickwheel/server/shard/reads.py",
                 "        if missing:\n",
                 "        if missing and not ids:\n",
             ),
@@ -91,7 +91,7 @@ READING_MUTANTS = (
         "the first answer of the store is believed",
         (
             Edit(
-                "tickwheel/server/reader.py",
+                "tickwheel/server/shard/reads.py",
                 "        while absent and turn <= READS_AGAIN_MAX:\n",
                 "        while absent and turn < 0:\n",
             ),

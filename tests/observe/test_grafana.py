@@ -16,7 +16,7 @@ import pytest
 from grafana.generate import files
 from observe.prometheus import ROOT, RULES, Prometheus, QueryFailed, missing
 from observe.run import load, observed_daemon
-from tickwheel.server import metrics
+from tickwheel.server.metrics import catalogue as metrics
 
 DASHBOARDS = sorted((ROOT / "grafana" / "dashboards").glob("*.json"))
 DATA_TIMEOUT_S = 25.0

@@ -14,8 +14,9 @@ from in_process import InProcess, Peer
 from tickwheel.engine.topics import Extras
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
-from tickwheel.server import checks, wire
-from tickwheel.server.handlers import command_table
+from tickwheel.server.tcp import decode as checks
+from tickwheel.server.tcp import encode as wire
+from tickwheel.server.tcp.handlers import command_table
 
 
 class Unexpected(Exception):

@@ -16,10 +16,10 @@ from tickwheel.model.records import Ending
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.store import CommitRefused, CommitUnknown, StoreBroken
 from tickwheel.protocol.codec import Decoder
-from tickwheel.server import committer as committer_module
-from tickwheel.server.committer import Committer
 from tickwheel.server.history import History
-from tickwheel.server.reader import Reader
+from tickwheel.server.shard import committer as committer_module
+from tickwheel.server.shard.committer import Committer
+from tickwheel.server.shard.reads import Reader
 
 NOW_MS = 1_800_000_000_000
 

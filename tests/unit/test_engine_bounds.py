@@ -17,7 +17,7 @@ from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, 
 from tickwheel.model.records import Extras, TaskRow, size_of, task_bytes
 from tickwheel.model.retry import RetryPolicy
 from tickwheel.protocol.codec import encode
-from tickwheel.server.wire import delivery_items
+from tickwheel.server.tcp.encode import delivery_items
 
 ID_MAX = 2**63 - 1
 

@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.server.lateness import Lateness
+from tickwheel.server.metrics.observed import Lateness
 
 
 def noted(values: list[int]) -> Lateness:

@@ -12,9 +12,9 @@ from stand_in import stand_in
 from tickwheel.clock import Clock
 from tickwheel.persistence.election import Leader, Seen
 from tickwheel.persistence.store import StoreAway, StoreUnusable
-from tickwheel.server import leadership as module
-from tickwheel.server.leadership import Deposed, Leadership
-from tickwheel.server.life import Life
+from tickwheel.server.cluster import lease as module
+from tickwheel.server.cluster.lease import Deposed, Leadership
+from tickwheel.server.cluster.life import Life
 
 NOW_MS = 1_800_000_000_000
 TTL_MS = 3_000

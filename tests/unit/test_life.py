@@ -10,11 +10,15 @@ from pathlib import Path
 import pytest
 from stand_in import stand_in
 
-from tickwheel.server import life
-from tickwheel.server.life import Life, is_over
+from tickwheel.server.cluster import life
+from tickwheel.server.cluster.life import Life, is_over
 
 READS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-TELLS = [sys.executable, "-c", "from tickwheel.server.life import Life; print(Life.own(), end='')"]
+TELLS = [
+    sys.executable,
+    "-c",
+    "from tickwheel.server.cluster.life import Life; print(Life.own(), end='')",
+]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 
 from tickwheel.engine.tasks import Known
 from tickwheel.model.records import ID_STEP, TaskRow
-from tickwheel.server.handlers.listing import (
+from tickwheel.server.tcp.handlers.listing import (
     BYTES_PER_REQUEST_MAX,
     PAGE_MAX,
     STEP_BYTES,

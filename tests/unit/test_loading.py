@@ -14,12 +14,12 @@ from tickwheel.model.effects import Effects
 from tickwheel.model.records import ID_STEP, GroupRow, TaskRow, id_floor
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.store import Handles
-from tickwheel.server import roles
+from tickwheel.server.cluster import failover as roles
 from tickwheel.server.daemon import Daemon
-from tickwheel.server.loading import load_bytes
 from tickwheel.server.logs import configure
-from tickwheel.server.recovering import FIRST_CHUNK
 from tickwheel.server.settings import Settings
+from tickwheel.server.shard.reads import load_bytes
+from tickwheel.server.shard.recovery import FIRST_CHUNK
 from tickwheel.server.status import status_map
 
 OVERDUE = 3

@@ -21,13 +21,24 @@ from tickwheel.engine.state import Core, EngineConfig
 from tickwheel.engine.topics import Group
 from tickwheel.model.effects import Effects
 from tickwheel.persistence.store import CommitRefused, CommitUnknown
-from tickwheel.server import metrics
 from tickwheel.server.daemon import Daemon
-from tickwheel.server.exposition import OPENMETRICS_TYPE, TEXT_TYPE, Collector, Exposition, lines
-from tickwheel.server.histogram import Histogram
-from tickwheel.server.lateness import BOUNDS_MS, BOUNDS_S, OTHER, Lateness
 from tickwheel.server.logs import configure
-from tickwheel.server.observing import Observed
+from tickwheel.server.metrics import catalogue as metrics
+from tickwheel.server.metrics.exposition import (
+    OPENMETRICS_TYPE,
+    TEXT_TYPE,
+    Collector,
+    Exposition,
+    lines,
+)
+from tickwheel.server.metrics.observed import (
+    BOUNDS_MS,
+    BOUNDS_S,
+    OTHER,
+    Histogram,
+    Lateness,
+    Observed,
+)
 from tickwheel.server.settings import Settings
 
 NOW_MS = 1_800_000_000_000

@@ -9,7 +9,7 @@ import time
 
 from test_metrics import add_group, make_core, make_daemon
 
-from tickwheel.server.exposition import Exposition
+from tickwheel.server.metrics.exposition import Exposition
 
 TOPICS = 1_000
 SLICE_MS_MAX = 5.0

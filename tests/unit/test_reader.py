@@ -14,8 +14,8 @@ from tickwheel.model.effects import Effects
 from tickwheel.model.records import DeadRow, Ending, ProgressRow, ProgressState, TaskRow
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.store import StoredTask
-from tickwheel.server import reader as reader_module
-from tickwheel.server.reader import READS_AGAIN_MAX, READS_MAX, Reader
+from tickwheel.server.shard import reads as reader_module
+from tickwheel.server.shard.reads import READS_AGAIN_MAX, READS_MAX, Reader
 
 NOW_MS = 1_800_000_000_000
 SHARD_STEP = 1024

@@ -12,7 +12,7 @@ import pytest
 from stand_in import stand_in
 
 from tickwheel.errors import BadRequest
-from tickwheel.server import main
+from tickwheel.server import daemon as main
 from tickwheel.server.settings import Settings, load, split_address
 
 DOCS = Path(__file__).parents[2] / "docs" / "operations.md"

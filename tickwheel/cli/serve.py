@@ -131,7 +131,7 @@ def serve(
         "log_level": log_level,
     }
     settings = load_settings(config, {**_assignments(set_ or []), **only_given(given)})
-    from tickwheel.server.main import run
+    from tickwheel.server.daemon import run
 
     return run(settings)
 

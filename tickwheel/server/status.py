@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.persistence.election import Leader
 from tickwheel.persistence.urls import without_secrets
-from tickwheel.server.roles import why_held
+from tickwheel.server.cluster.failover import why_held
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Who leads a shard: the lease, and taking over."""

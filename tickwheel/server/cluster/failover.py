@@ -1,0 +1,398 @@
+"""The shard and this daemon's role for it: taking over, serving, stepping down.
+
+With a store of its own (SQLite, memory) a daemon leads from the start to the end. With a store
+that several daemons share it stands by until it is elected, serves until it is deposed, and
+stands by again. Order of taking over: acquire the lease, open the store (the epoch rises),
+recover, serve.
+
+Which store the settings ask for, and the engine settings that depend on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import time
+import uuid
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from tickwheel import failpoints
+from tickwheel.clock import TEST_CLOCK_ENV, Clock
+from tickwheel.engine.engine import Engine
+from tickwheel.errors import BadRequest
+from tickwheel.persistence import open_url
+from tickwheel.persistence.election import Leader, SharedStore, open_election
+from tickwheel.persistence.store import Fenced, Opened, Store, StoreAway, StoreBroken, StoreError
+from tickwheel.persistence.urls import parse, with_setting, without_secrets
+from tickwheel.server.cluster.lease import Leadership
+from tickwheel.server.cluster.life import Life
+from tickwheel.server.history import history_of
+from tickwheel.server.logs import ERRORS, WARNINGS, Log
+from tickwheel.server.metrics.observed import Observed
+from tickwheel.server.settings import HOT_BYTES_MAX, REDIS_RESIDENT_BYTES_MAX, Settings
+from tickwheel.server.shard.recovery import Recovering
+from tickwheel.server.shard.shard import Shell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from tickwheel.engine.state import EngineConfig
+
+TAKEOVER_RETRY_S = 1.0
+"""After a takeover that failed, another daemon gets its chance."""
+GOODBYE_WAIT_S = 1.0
+
+
+class Roles:
+    """``begin``, then ``run`` for ever; ``close`` gives everything back.
+
+    ``serving`` is called with each new shell before it starts, ``changed`` when connections of
+    the role that ends should go.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        log: Log,
+        *,
+        serving: Callable[[Shell], None],
+        changed: Callable[[str], None],
+        status: Callable[[], dict[str, Any]],
+    ) -> None:
+        """Raises StoreUnusable, BadRequest."""
+        self.settings = settings
+        self.log = log
+        self.clock = Clock(int(settings.clock_hold_over_s * 1000))
+        if self.clock.steered:
+            log.warning("test_clock", detail=f"{TEST_CLOCK_ENV} is set: a file steers the time")
+        self.store, self._engine_config = open_store(settings)
+        self.observed = Observed(settings.metrics_lateness_topics_max)
+        self.shell: Shell | None = None
+        """The shard, while this daemon leads."""
+        self.role = "starting"
+        self.role_since_ms = self.clock.read().now_ms
+        self.address = settings.advertise or settings.listen
+        """Where others are told to find this daemon."""
+        self._serving = serving
+        self._changed = changed
+        self._status = status
+        self._leadership: Leadership | None = None
+        ttl_ms = int(settings.leader_ttl_s * 1000)
+        election = open_election(settings.store, ttl_ms)
+        if election is not None:
+            self._leadership = Leadership(
+                election,
+                ttl_ms,
+                self.clock,
+                noticed=self.noticed,
+                renewed=self._poke,
+                life=Life.own(),
+            )
+        self.history = history_of(settings, self._engine_config.shard, self.clock, self.noticed)
+        self._recovering: Recovering | None = None
+        self._told_failure = self._told_role = ""
+        self._opened = False
+        self._hold: asyncio.Task[None] | None = None
+
+    # --- what others may know ------------------------------------------------------------------
+
+    @property
+    def shared(self) -> bool:
+        """Several daemons may have this store."""
+        return self._leadership is not None
+
+    @property
+    def leader(self) -> Leader | None:
+        """Who is active, as far as is known here."""
+        if self._leadership is not None:
+            return self._leadership.leader
+        if self.shell is None:
+            return None
+        owner = f"{self.settings.node}/"
+        return Leader(owner, self.address, self.role_since_ms, self.shell.epoch)
+
+    @property
+    def other_leader(self) -> str | None:
+        """The address of the daemon that is active, if it is another one."""
+        leader = self.leader
+        return leader.address if leader is not None and leader.address != self.address else None
+
+    @property
+    def loaded(self) -> int:
+        """Tasks brought to memory by the recovery under way, or the last one."""
+        return self._recovering.loaded if self._recovering is not None else 0
+
+    # --- roles -----------------------------------------------------------------------------
+
+    async def begin(self) -> None:
+        """Until it serves, or stands by. Raises StoreError."""
+        leadership = self._leadership
+        if self.history is not None:
+            self.history.start()
+        if leadership is not None:
+            await leadership.prepare()
+            if not await leadership.first_campaign(self._new_owner(), self.address):
+                self._enter("standby")
+                return
+            self._hold = asyncio.create_task(leadership.hold(self._verify))
+        await self._take_over()
+
+    async def run(self) -> None:
+        """For ever. Raises what must end the daemon."""
+        while True:
+            if self.shell is not None:
+                try:
+                    await self._serve(self.shell)
+                except StoreError as error:
+                    if self._leadership is None or isinstance(error, StoreBroken):
+                        raise
+                    await self._step_down(error)
+            assert self._leadership is not None
+            await self._leadership.campaign(self._new_owner(), self.address)
+            self._hold = asyncio.create_task(self._leadership.hold(self._verify))
+            try:
+                await self._take_over()
+                self.observed.failovers += 1
+            except StoreError as error:
+                if error.message != self._told_failure:
+                    self._told_failure = error.message
+                    self.noticed("takeover_failed", f"{error.message}; trying on")
+                await self.close_shard(None, clean=False)
+                self._enter("standby")
+                await asyncio.sleep(TAKEOVER_RETRY_S)
+
+    async def _serve(self, shell: Shell) -> None:
+        """Until it cannot go on, which is raised."""
+        ends: set[asyncio.Future[Any]] = {shell.failed}
+        if self._hold is not None:
+            ends.add(self._hold)
+        done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        for future in done:
+            future.result()
+
+    async def _step_down(self, error: StoreError) -> None:
+        """Somebody else leads, or the store cannot be used: deliver nothing more, and wait."""
+        shell, self.shell = self.shell, None
+        assert shell is not None and self._leadership is not None
+        shell.pause()
+        self._leadership.forfeit(for_good=isinstance(error, Fenced))
+        self.noticed("deposed", error.message)
+        self._enter("standby")
+        for connection in list(shell.connections):
+            connection.say_goodbye("not_active", "this daemon is not the active one any more")
+            connection.close()
+            # For those who do not read it.
+            asyncio.get_running_loop().call_later(GOODBYE_WAIT_S, connection.abort)
+        shell.connections.clear()
+        await self.close_shard(shell, clean=False)
+        self.observed.ended(shell.core)
+        self._recovering = None
+        gc.unfreeze()
+
+    async def _take_over(self) -> None:
+        """Open the store, recover what is due soon, serve. Raises StoreError."""
+        self._enter("starting")
+        failpoints.hit("takeover.elected")
+        settings, started_s = self.settings, time.monotonic()
+        now = self.clock.read()
+        owner, opened = await self._open_store(now.now_ms)
+        self._opened = True
+        failpoints.hit("takeover.opened")
+        self._compare_clock(opened)
+        now = self.clock.read()
+        recorder = self.history.begin(opened) if self.history is not None else None
+        engine = Engine(self._engine_config, opened.epoch, opened.id_mark, now.now_ms, recorder)
+        grace_ms = int(settings.reconnect_grace_s * 1000)
+        recovering = Recovering(self.store, engine, opened, self.clock, grace_ms)
+        self._recovering = recovering
+        await recovering.begin()
+        self._tell_held(recovering)
+        shell = Shell(
+            settings,
+            engine,
+            self.store,
+            opened,
+            self.clock,
+            owner=owner,
+            backup_folder=backup_folder(settings),
+            noticed=self.noticed,
+            may_deliver=self._leadership.may_deliver if self._leadership is not None else None,
+            status=self._status,
+            observed=self.observed,
+            history=self.history,
+        )
+        self._serving(shell)
+        self.shell = shell
+        shell.start(self._load_rest(shell, recovering, started_s))
+        self._enter("active")
+        self._changed("this daemon is the active one now: connect again")
+        self.observed.recovery_s = time.monotonic() - started_s
+        if self.shared:
+            self.log.info("durability", detail=self.store.durability)
+        recovering.tell(self.log, without_secrets(settings.store), self.observed.recovery_s)
+
+    def _compare_clock(self, opened: Opened) -> None:
+        """A clock that is far ahead of what the store has seen would fire all at once."""
+        settings = self.settings
+        if settings.accept_clock:
+            self.clock.accept()
+        elif opened.position_ms and not opened.created:
+            limit_ms = int(settings.clock_hold_start_over_s * 1000)
+            self.clock.begin_at(opened.position_ms, limit_ms)
+
+    def _tell_held(self, recovering: Recovering) -> None:
+        if not self.clock.held_at_start:
+            return
+        if recovering.found_nothing:
+            self.clock.accept()  # there is nothing that could fire
+        else:
+            self.noticed("clock_held", why_held(self.clock))
+
+    def accept_clock(self) -> None:
+        """An operator says that the wall clock is right."""
+        if self.clock.held:
+            self.clock.accept()
+            self.noticed("clock_accepted", "an operator says that the wall clock is right")
+            self._poke()
+
+    async def _open_store(self, now_ms: int) -> tuple[str, Opened]:
+        leadership = self._leadership
+        if leadership is None:
+            owner = self._new_owner()
+            return owner, await self.store.open(owner, now_ms)
+        assert leadership.me is not None
+        owner = leadership.me.owner
+        # One that has seen data here must not lay out an empty store: see leadership.
+        store = cast("SharedStore", self.store)
+        opened = await store.open(owner, now_ms, may_create=not leadership.incarnation)
+        leadership.opened(opened.epoch)
+        return owner, opened
+
+    async def _load_rest(self, shell: Shell, recovering: Recovering, started_s: float) -> None:
+        await recovering.rest()
+        gc.collect()
+        gc.freeze()
+        self.observed.load_s = time.monotonic() - started_s
+        if recovering.is_small:
+            return
+        self.log.info("loaded", tasks=recovering.loaded, seconds=round(self.observed.load_s, 3))
+
+    # --- the end of a tenure -------------------------------------------------------------------
+
+    async def close_shard(self, shell: Shell | None, clean: bool) -> None:
+        """Give back what a daemon has while it leads, in whatever state it is."""
+        if shell is not None:
+            for connection in list(shell.connections):
+                connection.abort()
+            if not clean:
+                await shell.kill()
+        opened, self._opened = self._opened, False
+        closed = False
+        try:
+            if opened:
+                await self.store.close(clean)
+            closed = clean
+        finally:
+            if self.history is not None:
+                self.history.end(closed)
+            hold, self._hold = self._hold, None
+            if hold is not None:
+                hold.cancel()
+                await asyncio.gather(hold, return_exceptions=True)
+            if self._leadership is not None:
+                await self._leadership.resign()
+
+    async def close(self) -> None:
+        """After ``close_shard``."""
+        try:
+            if self._leadership is not None:
+                await self._leadership.close()
+        finally:
+            if self.history is not None:
+                await self.history.stop()
+
+    # --- details -----------------------------------------------------------------------------
+
+    def _enter(self, role: str) -> None:
+        if role != self.role:
+            self.role, self.role_since_ms = role, self.clock.read().now_ms
+            told = f"{role} {self.other_leader}"  # a takeover that fails is tried each second
+            if self.shared and role != "starting" and told != self._told_role:
+                self._told_role = told
+                self.log.info("role", role=role, active=self.other_leader)
+
+    def _verify(self) -> None:
+        """The lease was gone, or the connection: the store may have lost more than that."""
+        if self.shell is not None:
+            self.shell.spawn(self._look_at_store())
+
+    async def _look_at_store(self) -> None:
+        # One that is away, or being written anew, is looked at again by the next commit.
+        with contextlib.suppress(StoreAway):
+            await self.store.verify()
+
+    def _poke(self) -> None:
+        if self.shell is not None:
+            self.shell.poke()
+
+    def _new_owner(self) -> str:
+        return f"{self.settings.node}/{uuid.uuid4().hex[:12]}"
+
+    def noticed(self, event: str, text: str) -> None:
+        self.observed.notice(event)
+        if event in ERRORS:
+            self.log.error(event, detail=text)
+        else:
+            (self.log.warning if event in WARNINGS else self.log.info)(event, detail=text)
+
+
+def why_held(clock: Clock) -> str:
+    """For people: what is wrong with the clock, and what to do."""
+    days = f"{clock.ahead_ms / 86_400_000:.1f} days"
+    told = f"the wall clock jumped {days} ahead (clock_hold_over_s)"
+    if clock.held_at_start:
+        told = (
+            f"the wall clock is {days} ahead of what the store has seen last"
+            " (clock_hold_start_over_s): it is wrong, or nobody served for so long"
+        )
+    return (
+        f"{told}. Nothing fires until it is set right, or accepted:"
+        " kill -USR1 the daemon, or start it with --accept-clock"
+    )
+
+
+def store_url(settings: Settings) -> str:
+    """The store's address with what other settings say of it."""
+    url = settings.store
+    if settings.allow_volatile_store and parse(url).kind == "redis":
+        url = with_setting(url, "allow_volatile", "1")
+    return url
+
+
+def open_store(settings: Settings) -> tuple[Store, EngineConfig]:
+    """The store, not opened yet. Raises StoreUnusable, BadRequest."""
+    url, config = store_url(settings), settings.engine()
+    if parse(url).kind != "redis":
+        return open_url(url, disk_refuse=settings.disk_refuse), config
+    from tickwheel.persistence.redis import options_from
+
+    shard = options_from(url).shard
+    if settings.shard not in (0, shard):
+        raise BadRequest(
+            f"setting shard: {settings.shard} is not the shard {shard} of the store's URL"
+        )
+    resident_bytes_max = settings.resident_bytes_max or REDIS_RESIDENT_BYTES_MAX
+    hot_bytes_max = min(resident_bytes_max, HOT_BYTES_MAX)
+    config = replace(config, shard=shard, resident_bytes_max=hot_bytes_max)
+    return open_url(url, resident_bytes_max=resident_bytes_max), config
+
+
+def backup_folder(settings: Settings) -> Path:
+    """Where backups go: beside the store, unless a folder is named."""
+    if settings.backup_dir is not None:
+        return Path(settings.backup_dir)
+    parsed = parse(settings.store)
+    return Path(parsed.path).resolve().parent if parsed.kind == "sqlite" else Path.cwd()

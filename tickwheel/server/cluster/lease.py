@@ -1,0 +1,340 @@
+"""Leading a shard: waiting for one's turn, holding the lease, noticing that it is over.
+
+The lease is a promise about time: whoever sent its last renewal less than the time to live ago
+(minus a margin, on a clock that also counts suspension) is alone. Only then may deliveries be
+written, which ``may_deliver`` tells. Writes to the store need no licence: they are fenced.
+
+A daemon lays out an empty store only after it has been empty and leaderless for a whole time to
+live, and never when it has seen data there: an owner that lives writes its memory back. While
+it does, nobody asks for its lease, which the store may have lost as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from tickwheel.clock import Clock
+from tickwheel.persistence.election import Election, Leader, Seen
+from tickwheel.persistence.store import StoreAway, StoreError, StoreUnusable
+from tickwheel.server.cluster.life import Life, is_over
+
+POLL_S_MAX = 0.25
+TROUBLE_RETRY_S = 0.2
+RENEWALS_PER_TTL = 4
+MARGIN_PART = 6
+"""The licence ends a sixth of the time to live before the lease does."""
+TELL_AGAIN_MS = 60_000
+"""A wait that goes on is told again so often."""
+
+Notice = Callable[[str, str], None]
+
+
+class Deposed(StoreError):
+    """Another daemon leads now, or may: stop delivering at once."""
+
+
+class _Wait(NamedTuple):
+    """Why this daemon does not lead yet."""
+
+    what: str
+    left_ms: int | None
+    unless: str = ""
+    again: bool = True
+    """It is worth saying more than once."""
+
+
+class Leadership:
+    """One daemon's part in the election of one shard."""
+
+    def __init__(
+        self,
+        election: Election,
+        ttl_ms: int,
+        clock: Clock,
+        *,
+        noticed: Notice,
+        renewed: Callable[[], None],
+        life: Life | None = None,
+    ) -> None:
+        """``life``: of this process, if the system says."""
+        self._election = election
+        self._ttl_ms = ttl_ms
+        self._poll_s = min(POLL_S_MAX, ttl_ms / 4000)
+        self._clock = clock
+        self._noticed = noticed
+        self._renewed = renewed
+        self._life = life
+        self._node = ""
+        """Set with the first campaign: the name that nobody else should have."""
+        self._namesake = ("", 0)
+        """Who else leads under it, and since when it was seen; told once."""
+        self._told_namesake = ""
+        self._wait: _Wait | None = None
+        self._told_wait = ("", 0)
+        """For what it waits, and when that was said."""
+        self._until_mono_ms = 0
+        self._empty_since_mono_ms: int | None = None
+        self._trouble = False
+        self._told_empty = False
+        self._partial_since_mono_ms: int | None = None
+        self._partial = ""
+        """Whose absence leaves the store in part, with nobody to complete it."""
+        self._connection = 0
+        self._first_connection = True
+        self._since_mono_ms = 0
+        self.me: Leader | None = None
+        """Set while this daemon leads."""
+        self.leader: Leader | None = None
+        """Who leads, as last seen."""
+        self._found: Leader | None = None
+        """The same as it stands in the store."""
+        self.incarnation = ""
+        """Of the data last seen in the store."""
+
+    def may_deliver(self, mono_ms: int) -> bool:
+        return mono_ms < self._until_mono_ms
+
+    # --- standing by -------------------------------------------------------------------------
+
+    async def prepare(self) -> None:
+        """Raises StoreUnusable when this store must not be used."""
+        await self._election.prepare()
+
+    async def look(self) -> bool:
+        """One look; whether it is this daemon's turn. Raises StoreError."""
+        seen = await self._election.look()
+        if seen.is_replica:
+            # One that is promoted may lack what its owner still has, like one that came back.
+            self._connection, self._first_connection = self._election.connections, False
+            self._since_mono_ms = self._clock.read().mono_ms
+            raise StoreAway("the server is a replica, which takes no writes")
+        self._well()
+        self._found, self.leader = seen.leader, seen.known_leader
+        self._look_for_a_namesake(seen.leader)
+        if seen.incarnation:
+            self.incarnation = seen.incarnation
+        if seen.leader is not None or not seen.rewriting:
+            self._partial_since_mono_ms, self._partial = None, ""
+        self._wait = None
+        if seen.leader is None:
+            return self._may_begin(seen)
+        held = f"the lease of {seen.leader.owner} at {seen.leader.address}"
+        self._wait = _Wait(held, seen.ttl_ms, ", unless it is renewed", again=False)
+        return False
+
+    def _look_for_a_namesake(self, leader: Leader | None) -> None:
+        """Another daemon that leads under this node's name, and is not a former life of it.
+
+        A lease that was renewed since it was first seen is held by one that lives.
+        """
+        if leader is None or not self._node or leader.node != self._node:
+            return
+        mono_ms = self._clock.read().mono_ms
+        if leader.owner != self._namesake[0]:
+            self._namesake = (leader.owner, mono_ms)
+        if leader.owner == self._told_namesake or mono_ms - self._namesake[1] <= self._ttl_ms:
+            return
+        self._told_namesake = leader.owner
+        self._noticed(
+            "same_node_name",
+            f"{leader.owner} at {leader.address} lives and has this node's name, {self._node};"
+            " give each daemon a name of its own (--set node=NAME)",
+        )
+
+    def _tell_wait(self) -> None:
+        """What it waits for: once, and again at times while it lasts."""
+        now, wait = self._clock.read(), self._wait
+        told, told_mono_ms = self._told_wait
+        if wait is None:
+            return
+        # Behind one that leads a standby stands for weeks: that is told once.
+        again = wait.again and now.mono_ms - told_mono_ms >= TELL_AGAIN_MS
+        if wait.what == told and not again:
+            return
+        self._told_wait = (wait.what, now.mono_ms)
+        until = "until it is there"
+        if wait.left_ms is not None:
+            at = datetime.fromtimestamp((now.now_ms + wait.left_ms) // 1000, UTC)
+            until = f"{wait.left_ms / 1000:.1f} s, until {at:%H:%M:%S} UTC{wait.unless}"
+        self._noticed("waiting", f"for {wait.what}: {until}")
+
+    def _may_begin(self, seen: Seen) -> bool:
+        mono_ms = self._clock.read().mono_ms
+        if self._election.connections != self._connection:
+            self._first_connection = self._connection == 0
+            self._connection, self._since_mono_ms = self._election.connections, mono_ms
+        if seen.incarnation:
+            self._empty_since_mono_ms, self._told_empty = None, False
+            if seen.rewriting:
+                self._wait_for_the_rest(seen, mono_ms)
+                self._wait = _Wait(f"{seen.rewriting}, which writes the store anew", None)
+                return False
+            return seen.clean or self._owner_had_time(seen, mono_ms)
+        if self._empty_since_mono_ms is None:
+            self._empty_since_mono_ms = mono_ms
+        if self.incarnation:
+            if not self._told_empty:
+                self._told_empty = True
+                self._noticed(
+                    "store_came_back_empty",
+                    f"it held incarnation {self.incarnation}, whose owner may still live and"
+                    " write it again; if it does not: tickwheel init --force",
+                )
+            self._wait = _Wait("the owner of the store, which came back empty", None)
+            return False
+        left_ms = self._empty_since_mono_ms + self._ttl_ms - mono_ms
+        self._wait = _Wait("an owner of the empty store that may live", left_ms)
+        return left_ms <= 0
+
+    def _owner_had_time(self, seen: Seen, mono_ms: int) -> bool:
+        """A store that came back may have lost its newest batches and the lease with them; an
+        owner that lives writes them again, and is to get the lease before anybody else does."""
+        left_ms = self._ttl_ms + 1000 - seen.up_s * 1000
+        if not self._first_connection:
+            left_ms = max(left_ms, self._since_mono_ms + self._ttl_ms - mono_ms)
+        what = "the owner of the store, which has just come back, that may live and know more"
+        self._wait = _Wait(what, left_ms)
+        return left_ms <= 0
+
+    def _wait_for_the_rest(self, seen: Seen, mono_ms: int) -> None:
+        """Its owner has all of it in memory; were it deposed, the rest would be gone."""
+        if self._partial_since_mono_ms is None:
+            self._partial_since_mono_ms = mono_ms
+        if not self._partial and mono_ms - self._partial_since_mono_ms >= self._ttl_ms:
+            self._partial = (
+                f"{seen.rewriting} was writing it anew from memory and is not there: if it lives,"
+                " it goes on once it reaches the store; if not: tickwheel init --force, then"
+                " restore a backup if there is one"
+            )
+            self._noticed("store_is_partial", self._partial)
+
+    async def first_campaign(self, owner: str, address: str) -> bool:
+        """Until this daemon leads, or another one does, or the store cannot be asked.
+
+        The lease of a former life of this node need not be waited for, if that is certainly over:
+        name and address prove nothing, as two that live may have them both. Raises StoreUnusable
+        for a store whose owner died while it wrote it anew.
+        """
+        self._node = owner.rpartition("/")[0]
+        while True:
+            try:
+                turn, before = await self.look(), self._found
+                if before is not None:
+                    turn = before.node == self._node and is_over(before.life, self._life)
+                if turn and await self.acquire(owner, address, before):
+                    return True
+            except StoreError as error:  # it was there a moment ago: ``campaign`` tries on
+                self._ill(error)
+                return False
+            self._tell_wait()
+            if self.leader is not None:
+                return False
+            if self._partial:
+                raise StoreUnusable(f"the store is not whole: {self._partial}")
+            await asyncio.sleep(self._poll_s)
+
+    async def campaign(self, owner: str, address: str) -> None:
+        """Until this daemon leads."""
+        while True:
+            try:
+                if await self.look() and await self.acquire(owner, address):
+                    return
+            except StoreError as error:
+                self._ill(error)
+                self._wait = _Wait("the store, which does not answer", None)
+            self._tell_wait()
+            await asyncio.sleep(self._poll_s)
+
+    async def acquire(self, owner: str, address: str, instead_of: Leader | None = None) -> bool:
+        now = self._clock.read()
+        life = str(self._life) if self._life is not None else ""
+        me = Leader(owner, address, now.now_ms, 0, life)
+        if not await self._election.acquire(me, instead_of):
+            return False
+        self.me = self.leader = me
+        self._licensed(now.mono_ms)
+        return True
+
+    # --- leading -----------------------------------------------------------------------------
+
+    def opened(self, epoch: int) -> None:
+        """The store was opened: the epoch that others are told."""
+        assert self.me is not None
+        self.me = self.leader = replace(self.me, epoch=epoch)
+
+    async def hold(self, regained: Callable[[], None]) -> None:
+        """Renew for ever. Raises Deposed. ``regained``: the lease was gone for a while, or the
+        connection was, so the store may have lost more."""
+        pause_s = self._ttl_ms / 1000 / RENEWALS_PER_TTL
+        while True:
+            await asyncio.sleep(pause_s if not self._trouble else TROUBLE_RETRY_S)
+            mono_ms = self._clock.read().mono_ms
+            me, connections = self._lead(), self._election.connections
+            try:
+                renewed = await self._election.renew(me)
+                if not renewed:
+                    await self._regain(me)
+                if not renewed or self._election.connections > connections:
+                    regained()
+            except Deposed:
+                raise
+            except StoreError as error:
+                self._ill(error)
+                continue
+            self._well()
+            self._licensed(mono_ms)
+
+    async def _regain(self, me: Leader) -> None:
+        """The lease ran out while the store, or this process, stood still."""
+        if me.epoch and await self._election.acquire(me):
+            seen = await self._election.look()
+            stranger = seen.owner != me.owner and seen.epoch >= me.epoch
+            if not (seen.incarnation and stranger):
+                return
+            await self._election.release(me)
+        raise Deposed("the lease is over, and another daemon leads or has led since")
+
+    def _licensed(self, sent_mono_ms: int) -> None:
+        self._until_mono_ms = sent_mono_ms + self._ttl_ms - self._ttl_ms // MARGIN_PART
+        self._renewed()
+
+    def _lead(self) -> Leader:
+        assert self.me is not None
+        return self.me
+
+    async def resign(self) -> None:
+        """Give the lease back, so that a standby need not wait for its end."""
+        me, self.me = self.me, None
+        self._until_mono_ms = 0
+        if me is None:
+            return
+        self.leader = None
+        try:
+            await self._election.release(me)
+        except StoreError as error:
+            self._ill(error)
+
+    def forfeit(self, *, for_good: bool) -> None:
+        """No deliveries from now on. ``for_good``: another one leads, nothing is to give back."""
+        self._until_mono_ms = 0
+        if for_good:
+            self.me = None
+
+    async def close(self) -> None:
+        await self._election.close()
+
+    # --- one line when it begins, one when it ends ---------------------------------------------
+
+    def _ill(self, error: StoreError) -> None:
+        if not self._trouble:
+            self._trouble = True
+            self._noticed("election_trouble", error.message)
+
+    def _well(self) -> None:
+        if self._trouble:
+            self._trouble = False
+            self._noticed("election_works_again", "the lease can be asked for")

@@ -1,0 +1,1 @@
+"""What the daemon says over HTTP: health, readiness, metrics."""

@@ -1,0 +1,355 @@
+"""What a metric is made of: its shapes. Knows no name, and no text format.
+
+``metrics`` has the tables, ``snapshot`` walks through them, ``exposition`` writes them down.
+
+Every metric: its name, what it means, and where its value is read.
+
+The values are the engine's own counts, read when somebody scrapes; nothing here costs anything
+while nobody does. Knows no text format (``exposition``) and no order of reading (``snapshot``).
+
+Names follow Prometheus: prefix ``tickwheel_``, base units (seconds, bytes), ``_total`` for what
+only grows. Counters count since the process began, over all its tenures as the active daemon.
+``docs/metrics.md`` has a line for each; a test compares.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+
+from tickwheel.server.status import readiness
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tickwheel.engine.state import Core
+    from tickwheel.engine.topics import Group, Topic
+    from tickwheel.persistence.store import Store
+    from tickwheel.server.daemon import Daemon
+    from tickwheel.server.metrics.observed import Histogram, Observed
+
+
+Subject = TypeVar("Subject")
+
+
+def kind_of(name: str) -> str:
+    return "counter" if name.endswith("_total") else "gauge"
+
+
+class Moment(NamedTuple):
+    """When, and of which engine, a value is read."""
+
+    now_ms: int
+    core: Core
+
+
+@dataclass(frozen=True, slots=True)
+class Metric(Generic[Subject]):
+    """One number of each subject."""
+
+    name: str
+    help: str
+    read: Callable[[Subject, Moment], float]
+    merge: Callable[[float, float], float] = operator.add
+    """How the value of several subjects is made of theirs."""
+
+    @property
+    def kind(self) -> str:
+        return kind_of(self.name)
+
+
+class Plain(NamedTuple):
+    """One number of the process."""
+
+    name: str
+    help: str
+    read: Callable[[Daemon], float]
+
+
+class Distribution(NamedTuple):
+    """A histogram of the process, or one for each value of a label."""
+
+    name: str
+    help: str
+    label: str
+    """Empty: there is one."""
+    read: Callable[[Observed], Sequence[tuple[str, Histogram]]]
+    divisor: float = 1
+    """Kept in milliseconds, told in seconds: 1000."""
+
+
+@runtime_checkable
+class CountsLosses(Protocol):
+    """A store that can come back without what it had confirmed."""
+
+    @property
+    def replays(self) -> int: ...
+    @property
+    def rewrites(self) -> int: ...
+
+
+def _age_s(group: Group, now_ms: int) -> float:
+    since_ms = group.oldest_since_ms()
+    return max(0, now_ms - since_ms) / 1000 if since_ms is not None else 0
+
+
+def _listeners(topic: Topic) -> int:
+    return len(topic.broadcasters)
+
+
+def _seen(daemon: Daemon) -> Observed:
+    return daemon.roles.observed
+
+
+def _epoch(daemon: Daemon) -> int:
+    if daemon.roles.shell is not None:
+        return daemon.roles.shell.epoch
+    leader = daemon.roles.leader
+    return leader.epoch if leader is not None else 0
+
+
+def _store_up(daemon: Daemon) -> bool:
+    shell = daemon.roles.shell
+    if shell is not None and shell.committer.trouble is not None:
+        return False
+    return not daemon.roles.observed.election_trouble
+
+
+def _store_full(daemon: Daemon) -> bool:
+    shell = daemon.roles.shell
+    return shell is not None and shell.committer.full
+
+
+def _history(daemon: Daemon) -> tuple[int, int, int]:
+    """Events dropped, bytes that wait, restarts of the writer; nothing of it when it is off."""
+    found = daemon.roles.history
+    return (found.dropped, found.spool_bytes, found.writer_restarts) if found else (0, 0, 0)
+
+
+def _losses(store: Store) -> tuple[int, int]:
+    return (store.replays, store.rewrites) if isinstance(store, CountsLosses) else (0, 0)
+
+
+GROUP: tuple[Metric[Group], ...] = (
+    Metric("tickwheel_ready_tasks", "Due and waiting for a consumer.", lambda g, _: g.ready_count),
+    Metric("tickwheel_in_flight_tasks", "Delivered, not finished.", lambda g, _: len(g.flight)),
+    Metric("tickwheel_waiting_tasks", "Waiting for a retry.", lambda g, _: len(g.waiting)),
+    Metric("tickwheel_dead_tasks", "Dead letters that are kept.", lambda g, _: g.dead),
+    Metric(
+        "tickwheel_oldest_ready_age_seconds",
+        "How long the longest waiting ready task has waited; 0 when none is ready.",
+        lambda g, moment: _age_s(g, moment.now_ms),
+        max,
+    ),
+    Metric("tickwheel_subscribers", "Open subscriptions.", lambda g, _: len(g.subscribers)),
+    Metric(
+        "tickwheel_credit_tasks",
+        "Deliveries that the subscriptions would take at once.",
+        lambda g, _: sum(max(0, one.credit) for one in g.subscribers),
+    ),
+    Metric(
+        "tickwheel_paused",
+        "1: nothing is handed out, because the group or its topic is paused.",
+        lambda g, _: g.settings.paused or g.topic.settings.paused,
+        max,
+    ),
+    Metric(
+        "tickwheel_throttled",
+        "1: nothing is handed out at this moment, because of a rate.",
+        lambda g, moment: g in moment.core.throttled,
+        max,
+    ),
+    Metric("tickwheel_delivered_total", "Deliveries, retries too.", lambda g, _: g.delivered),
+    Metric("tickwheel_acked_total", "Finished by a consumer.", lambda g, _: g.acked),
+    Metric("tickwheel_nacked_total", "Nacks and rejects.", lambda g, _: g.nacked),
+    Metric("tickwheel_retried_total", "Retries that came due.", lambda g, _: g.retried),
+    Metric("tickwheel_dead_total", "Became dead letters.", lambda g, _: g.buried),
+    Metric("tickwheel_expired_total", "Not delivered in their ttl.", lambda g, _: g.expired),
+)
+"""By topic and group. Before any group exists, what is due counts with an empty group."""
+
+TOPIC: tuple[Metric[Topic], ...] = (
+    Metric("tickwheel_pending_tasks", "Not due yet.", lambda t, _: t.scheduled),
+    Metric("tickwheel_broadcasters", "Open broadcast subscriptions.", lambda t, _: _listeners(t)),
+    Metric("tickwheel_enqueued_total", "Tasks accepted.", lambda t, _: t.enqueued),
+    Metric("tickwheel_cancelled_total", "Tasks cancelled.", lambda t, _: t.cancelled),
+    Metric("tickwheel_broadcast_total", "Broadcast deliveries.", lambda t, _: t.broadcast),
+)
+"""By topic."""
+
+ENGINE: tuple[Metric[Core], ...] = (
+    Metric(
+        "tickwheel_early_total",
+        "Not due at the last check; must stay 0.",
+        lambda c, _: c.totals.early,
+    ),
+    Metric(
+        "tickwheel_rows_missing_total",
+        "Tasks that had not ended and whose rows the store did not have; must stay 0.",
+        lambda c, _: c.totals.rows_missing,
+    ),
+    Metric(
+        "tickwheel_missing_tasks",
+        "Those of them that are still looked for.",
+        lambda c, _: len(c.missing),
+    ),
+    Metric("tickwheel_leases_over_total", "Leases that ended.", lambda c, _: c.totals.leases_over),
+    Metric(
+        "tickwheel_dropped_once_total",
+        "At-most-once deliveries whose consumer was gone.",
+        lambda c, _: c.totals.dropped_once,
+    ),
+    Metric(
+        "tickwheel_dead_expired_total",
+        "Dead letters deleted after their retention.",
+        lambda c, _: c.totals.dead_expired,
+    ),
+    Metric("tickwheel_sessions", "Producer sessions remembered.", lambda c, _: len(c.sessions)),
+    Metric("tickwheel_topics", "Topics known.", lambda c, _: len(c.topics)),
+    Metric("tickwheel_wheel_bytes", "Memory of the handles.", lambda c, _: c.wheel.memory_bytes),
+    Metric("tickwheel_resident_bytes", "Memory of task bodies.", lambda c, _: c.resident_bytes),
+    Metric(
+        "tickwheel_staged_bytes",
+        "Enqueues on their way to the store.",
+        lambda c, _: c.open.staged_bytes + (c.sealed.staged_bytes if c.sealed else 0),
+    ),
+    Metric(
+        "tickwheel_reading_tasks",
+        "Due tasks whose records are being read from the store.",
+        lambda c, _: len(c.firing),
+    ),
+)
+"""Of the engine. Gauges exist while the daemon is active."""
+
+DAEMON: tuple[Plain, ...] = (
+    Plain("tickwheel_leader", "1: this daemon is active.", lambda d: d.roles.role == "active"),
+    Plain("tickwheel_serving", "1: /readyz says yes.", lambda d: readiness(d)[0]),
+    Plain("tickwheel_epoch", "Of the active daemon, as known.", _epoch),
+    Plain(
+        "tickwheel_role_start_time_seconds",
+        "Since when it has its role (Unix time).",
+        lambda d: d.roles.role_since_ms / 1000,
+    ),
+    Plain("tickwheel_failovers_total", "Times it took over.", lambda d: _seen(d).failovers),
+    Plain("tickwheel_deposed_total", "Times it stepped down.", lambda d: _seen(d).deposed),
+    Plain(
+        "tickwheel_recovery_seconds",
+        "The last taking over, until it served.",
+        lambda d: _seen(d).recovery_s,
+    ),
+    Plain(
+        "tickwheel_load_seconds",
+        "The last taking over, until everything was in memory.",
+        lambda d: _seen(d).load_s,
+    ),
+    Plain("tickwheel_loaded_tasks", "Handles it loaded then.", lambda d: d.roles.loaded),
+    Plain("tickwheel_connections", "Open connections.", lambda d: d.connection_count),
+    Plain("tickwheel_store_up", "1: commits go through.", _store_up),
+    Plain("tickwheel_store_full", "1: the store has no room.", _store_full),
+    Plain(
+        "tickwheel_store_replays_total",
+        "Times batches were replayed to a store that had lost them.",
+        lambda d: _losses(d.roles.store)[0],
+    ),
+    Plain(
+        "tickwheel_store_rewrites_total",
+        "Times everything was written anew to a store that had lost more.",
+        lambda d: _losses(d.roles.store)[1],
+    ),
+    Plain(
+        "tickwheel_history_dropped_total",
+        "Events of the history that were not kept.",
+        lambda d: _history(d)[0],
+    ),
+    Plain(
+        "tickwheel_history_spool_bytes",
+        "What waits for the process that writes the history.",
+        lambda d: _history(d)[1],
+    ),
+    Plain(
+        "tickwheel_history_writer_restarts_total",
+        "Times that process ended and was started again.",
+        lambda d: _history(d)[2],
+    ),
+    Plain(
+        "tickwheel_backup_last_success_timestamp_seconds",
+        "When the newest daily backup was begun (Unix time); 0: none is known.",
+        lambda d: _seen(d).backup_s,
+    ),
+    Plain(
+        "tickwheel_backup_failures_total",
+        "Daily backups that failed.",
+        lambda d: _seen(d).backup_failures,
+    ),
+    Plain(
+        "tickwheel_internal_errors_total",
+        "Unexpected errors of one request or one task; the log has their tracebacks.",
+        lambda d: _seen(d).internal_errors,
+    ),
+    Plain(
+        "tickwheel_same_node_name_total",
+        "Other daemons seen to lead under this node's name.",
+        lambda d: _seen(d).namesakes,
+    ),
+    Plain("tickwheel_clock_held", "1: firing is held.", lambda d: d.roles.clock.held),
+    Plain("tickwheel_clock_jumps_total", "Jumps noticed.", lambda d: d.roles.clock.jumps),
+    Plain("tickwheel_scrape_seconds", "The scrape before this.", lambda d: _seen(d).scrape_s),
+)
+"""Of the process, whatever its role."""
+
+HISTOGRAMS: tuple[Distribution, ...] = (
+    Distribution(
+        "tickwheel_delivery_lateness_seconds",
+        "First deliveries: from the due time until the frame was written.",
+        "topic",
+        lambda seen: list(seen.lateness.by_topic.items()),
+        1000,
+    ),
+    Distribution(
+        "tickwheel_commit_seconds",
+        "Batches: until the store had them durable.",
+        "",
+        lambda seen: [("", seen.commit_s)],
+    ),
+    Distribution(
+        "tickwheel_batch_changes",
+        "Batches: rows they changed.",
+        "",
+        lambda seen: [("", seen.batch_changes)],
+    ),
+    Distribution(
+        "tickwheel_loop_lag_seconds",
+        "Ten probes a second: how much later than asked for the event loop ran them.",
+        "",
+        lambda seen: [("", seen.loop_lag_s)],
+    ),
+)
+
+STORE_ERRORS = "tickwheel_store_errors_total"
+STORE_ERRORS_HELP = "Commits (refused, full, unknown) and election calls that failed."
+BUILD = "tickwheel_build_info"
+BUILD_HELP = "1; version of this daemon and of Python, kind of store, node."
+BUILD_LABELS = ("version", "python", "store", "node")
+PROCESS = (
+    "process_cpu_seconds_total",
+    "process_max_fds",
+    "process_open_fds",
+    "process_resident_memory_bytes",
+    "process_start_time_seconds",
+    "process_virtual_memory_bytes",
+)
+"""What prometheus-client tells of every process, under the names that all programs use."""
+
+
+def names() -> dict[str, tuple[str, ...]]:
+    """Every metric and its labels."""
+    return {
+        **{metric.name: ("topic", "group") for metric in GROUP},
+        **{metric.name: ("topic",) for metric in TOPIC},
+        **{metric.name: () for metric in ENGINE},
+        **{plain.name: () for plain in DAEMON},
+        **{told.name: (told.label,) if told.label else () for told in HISTOGRAMS},
+        STORE_ERRORS: ("kind",),
+        BUILD: BUILD_LABELS,
+    }

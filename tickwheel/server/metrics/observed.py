@@ -1,0 +1,229 @@
+"""What must be noted as it happens, because it cannot be read from memory later.
+
+Once a batch, once a probe, once a frame; never once a task. Lives as long as the process, over
+any number of tenures as the active daemon.
+
+How late first deliveries were: fixed tables of counts, noted a frame at a time.
+
+One fine table for the whole daemon, from which STATS tells p50 and p99; one coarse histogram for
+each topic, from which ``/metrics`` does. So many topics have their own, in order of their first
+delivery; the others share one, because a series for each is what a monitoring system pays for.
+
+A histogram that one thread fills: plain lists, no locks, one addition to note a value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.persistence.store import CommitRefused, CommitUnknown, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tickwheel.engine.state import Core
+    from tickwheel.model.effects import Effects
+
+COMMIT_BOUNDS_S = (
+    0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+BATCH_BOUNDS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 50_000)
+LAG_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+PROBE_S = 0.1
+REFUSED, FULL, UNKNOWN, ELECTION = "refused", "full", "unknown", "election"
+STORE_ERROR_KINDS = (REFUSED, FULL, UNKNOWN, ELECTION)
+
+
+class Observed:
+    """Filled by the committer, the deliveries, the roles and the probe."""
+
+    def __init__(self, lateness_topics_max: int = 100) -> None:
+        self.lateness = Lateness(lateness_topics_max)
+        self.commit_s = Histogram(COMMIT_BOUNDS_S)
+        """From handing a batch to the store until it is durable, repetitions included."""
+        self.batch_changes = Histogram(BATCH_BOUNDS)
+        self.loop_lag_s = Histogram(LAG_BOUNDS_S)
+        self.store_errors = dict.fromkeys(STORE_ERROR_KINDS, 0)
+        self.election_trouble = False
+        self.failovers = 0
+        self.deposed = 0
+        self.namesakes = 0
+        self.recovery_s = 0.0
+        """Of the last taking over, until it served."""
+        self.load_s = 0.0
+        """The same until everything was in memory."""
+        self.backup_s = 0.0
+        """When the newest daily backup was begun, Unix time; 0: none is known."""
+        self.backup_failures = 0
+        self.internal_errors = 0
+        """Unexpected exceptions of one request or one task, which the daemon survived."""
+        self.scrape_s = 0.0
+        """How long the last reading of ``/metrics`` took."""
+        self.ended: Callable[[Core], None] = lambda core: None
+        """Called at the end of each tenure as the active daemon, before its engine is let go."""
+
+    def committed(self, effects: Effects, elapsed_s: float) -> None:
+        """A batch is durable."""
+        self.commit_s.observe(elapsed_s)
+        self.batch_changes.observe(
+            len(effects.enqueued)
+            + len(effects.updated)
+            + len(effects.ended)
+            + len(effects.progress)
+            + len(effects.dead)
+            + len(effects.groups)
+            + len(effects.sessions)
+        )
+
+    def store_error(self, error: StoreError) -> None:
+        """A commit did not go through at the first try."""
+        if isinstance(error, CommitUnknown):
+            kind = UNKNOWN
+        else:
+            kind = FULL if isinstance(error, CommitRefused) and error.full else REFUSED
+        self.store_errors[kind] += 1
+
+    def notice(self, event: str) -> None:
+        """One of the shard's notices to the log."""
+        if event == "deposed":
+            self.deposed += 1
+        elif event == "same_node_name":
+            self.namesakes += 1
+        elif event == "election_trouble":
+            self.store_errors[ELECTION] += 1
+            self.election_trouble = True
+        elif event == "election_works_again":
+            self.election_trouble = False
+        elif event == "backup_failed":
+            self.backup_failures += 1
+        elif event == "internal_error":
+            self.internal_errors += 1
+
+    def backed_up(self, begun_s: float) -> None:
+        """A daily backup is there that was begun then, by Unix time."""
+        self.backup_s = begun_s
+
+
+async def probe_loop(lag_s: Histogram) -> None:
+    """For ever: how much later than asked for this task of the event loop runs."""
+    while True:
+        asked_s = time.monotonic() + PROBE_S
+        await asyncio.sleep(PROBE_S)
+        lag_s.observe(max(0.0, time.monotonic() - asked_s))
+
+
+BOUNDS_S = (
+    0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
+    1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0,
+)  # fmt: skip
+"""Upper bounds, inclusive. The clock counts milliseconds, so nothing lies between 0 and 1."""
+BOUNDS_MS = tuple(round(bound_s * 1000) for bound_s in BOUNDS_S)
+OTHER = "_other"
+"""Stands for the topics without a histogram of their own."""
+_EXACT_MS = 1024
+_SIZE = _EXACT_MS + 54
+
+
+class Lateness:
+    """The fine table counts by millisecond up to 1,024 ms, by powers of two above."""
+
+    def __init__(self, topics_max: int = 100) -> None:
+        self._topics_max = topics_max
+        self._counts = [0] * _SIZE
+        self.by_topic: dict[str, Histogram] = {}
+        """Milliseconds, by ``BOUNDS_MS``."""
+        self.count = 0
+        self.max_ms = 0
+
+    def note(self, topic: str, late_ms: list[int]) -> None:
+        """First deliveries of one frame, at least one, none of them negative.
+
+        What came due together is equally late, and costs as much as one task does.
+        """
+        counts = self._counts
+        low = high = late_ms[0]
+        if len(late_ms) > 1:
+            low, high = min(late_ms), max(late_ms)
+        if low == high:
+            counts[_index(low)] += len(late_ms)
+        else:
+            for late in late_ms:
+                counts[late if late < _EXACT_MS else _index(late)] += 1
+        self.count += len(late_ms)
+        if high > self.max_ms:
+            self.max_ms = high
+        (self.by_topic.get(topic) or self._histogram(topic)).observe_all(late_ms, low, high)
+
+    def _histogram(self, topic: str) -> Histogram:
+        known = self.by_topic
+        name = topic if len(known) - (OTHER in known) < self._topics_max else OTHER
+        return known.get(name) or known.setdefault(name, Histogram(BOUNDS_MS))
+
+    def forget(self, topics: Iterable[str]) -> None:
+        """These are gone: their places become free."""
+        for name in topics:
+            self.by_topic.pop(name, None)
+
+    def percentile_ms(self, share: float) -> int:
+        """Upper bound of the bucket in which that share of the deliveries is reached."""
+        wanted, seen = share * self.count, 0
+        for index, count in enumerate(self._counts):
+            seen += count
+            if count and seen >= wanted:
+                if index < _EXACT_MS:
+                    return index
+                return min(self.max_ms, (1 << (index - _EXACT_MS + 11)) - 1)
+        return 0
+
+    def summary(self) -> dict[str, Any]:
+        return {
+            "p50_ms": self.percentile_ms(0.50),
+            "p99_ms": self.percentile_ms(0.99),
+            "max_ms": self.max_ms,
+            "count": self.count,
+        }
+
+
+def _index(late_ms: int) -> int:
+    return late_ms if late_ms < _EXACT_MS else _EXACT_MS + late_ms.bit_length() - 11
+
+
+class Histogram:
+    """Counts by bucket. ``bounds`` are the upper ends, inclusive and ascending."""
+
+    __slots__ = ("bounds", "counts", "sum")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        """The last one is of what lies above every bound."""
+        self.sum: float = 0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def observe_all(self, values: list[int], low: int, high: int) -> None:
+        """Many at once, at least one; ``low`` and ``high`` are the least and the greatest."""
+        bounds, counts = self.bounds, self.counts
+        first = bisect_left(bounds, low)
+        if low == high:
+            counts[first] += len(values)
+            self.sum += low * len(values)
+            return
+        self.sum += sum(values)
+        if first == len(bounds) or high <= bounds[first]:
+            counts[first] += len(values)
+            return
+        ordered = sorted(values)
+        start = 0
+        for index in range(first, len(bounds)):
+            end = bisect_right(ordered, bounds[index], start)
+            counts[index] += end - start
+            start = end
+            if start == len(ordered):
+                return
+        counts[-1] += len(ordered) - start

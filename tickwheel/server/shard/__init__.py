@@ -1,0 +1,1 @@
+"""One shard at work: engine, committer, reads, and what is done beside them."""

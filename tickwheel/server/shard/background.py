@@ -1,0 +1,302 @@
+"""What the daemon does beside its work, in bounded steps: deleting groups, handing stored tasks
+to a new group, sweeping dead letters whose retention is over, daily backups.
+
+Each runs as a task of its own, a chunk at a time with a commit between, so that nothing of it
+makes a large batch or holds a delivery up for long. All of it can be cut off anywhere: what a
+restart finds half done it goes on with.
+
+Daily backups: a copy of the store at a set hour, so many kept, and a mark for the history.
+
+A backup that was missed (the daemon did not run, or it failed) is made up for. Only files named
+here are ever removed, and only after a newer one is whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+from tickwheel.history.writer.retention import write_last_backup
+from tickwheel.persistence.store import StoreAway, StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from tickwheel.engine.topics import Group, Replay
+    from tickwheel.model.effects import ProgressKey
+    from tickwheel.server.shard.shard import Shell
+
+
+CHUNK = 500
+READ_BYTES = 16 << 20
+"""Rows are read with their bodies: a chunk may end at so many bytes."""
+READS_AT_A_TIME = 4
+"""However many groups are being deleted."""
+AWAY_RETRY_S = 0.5
+COMING_DUE_S = 0.05
+"""A group that is being deleted waits for what it held before a restart to come due anew."""
+SWEEP_S_MIN = 1.0
+SWEEP_S_MAX = 600.0
+
+
+class Upkeep:
+    """``start`` once everything is loaded."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._shell = shell
+        self._reads = asyncio.Semaphore(READS_AT_A_TIME)
+        self._retention_ms = int(shell.settings.dead_retention_s * 1000)
+
+    def start(self) -> None:
+        """Go on with what was under way when the daemon ended last."""
+        for topic in self._shell.core.topics.values():
+            for group in topic.groups.values():
+                if group.is_closed:
+                    self.drain(group)
+        self._shell.spawn(self._sweep_for_ever())
+        if self._shell.history is not None:
+            self._shell.spawn(self._shell.history.flush_for_ever(self._shell.core))
+        if self._shell.settings.backup_daily_hour is not None:
+            self._shell.spawn(self._daily_backups(self._shell.settings.backup_daily_hour).run())
+
+    def _daily_backups(self, hour: int) -> DailyBackups:
+        shell = self._shell
+
+        async def backup(path: str) -> int:
+            await shell.committer.barrier()
+            return await shell.store.backup(path)
+
+        return DailyBackups(
+            backup,
+            shell.backup_folder(),
+            hour=hour,
+            keep=shell.settings.backup_keep,
+            shard=shell.core.config.shard,
+            history_dir=shell.settings.history_dir,
+            now_ms=lambda: shell.clock.read().now_ms,
+            noticed=shell.noticed,
+            made=shell.observed.backed_up,
+        )
+
+    # --- deleting a group ----------------------------------------------------------------------
+
+    def drain(self, group: Group) -> None:
+        """``group`` was closed: let go of what it holds, then of the group."""
+        self._shell.spawn(self._drain(group))
+
+    async def _drain(self, group: Group) -> None:
+        shell, closing = self._shell, self._shell.engine.closing
+        await shell.loaded.wait()
+        place = (0, "")
+        while not closing.is_drained(group):
+            ids = closing.some(group, CHUNK)
+            if not ids and group.dead:
+                ids = await self._some_dead(group, place)
+                # From the beginning again, when a task died behind the place.
+                place = (ids[-1], group.name) if ids else (0, "")
+            if not ids:
+                await asyncio.sleep(COMING_DUE_S)
+                continue
+            async with self._reads, shell.reader.read_some(ids, READ_BYTES) as (view, rest):
+                some = ids[: len(ids) - len(rest)]
+                closing.drop(group, some, view(some))
+            shell.committer.kick()
+            await shell.committer.barrier()
+        closing.finish(group)
+        shell.committer.kick()
+        shell.poke()
+
+    async def _some_dead(self, group: Group, after: ProgressKey) -> list[int]:
+        """Ids of its next dead letters, which only the store knows."""
+        shell = self._shell
+        await shell.committer.barrier()
+        while True:
+            try:
+                rows = await shell.store.scan_dead(after, CHUNK, group.topic.name, group.name)
+            except StoreAway:
+                await asyncio.sleep(AWAY_RETRY_S)
+            else:
+                return [row.id for row in rows]
+
+    # --- tasks for a new group -----------------------------------------------------------------
+
+    def replay(self) -> None:
+        """Groups were made that begin in the past: look at the tasks from before them."""
+        ownership = self._shell.engine.ownership
+        replays, ownership.replays = ownership.replays, []
+        for replay in replays:
+            self._shell.spawn(self._replay(replay))
+
+    async def _replay(self, replay: Replay) -> None:
+        shell, topic = self._shell, replay.group.topic
+        await shell.loaded.wait()
+        while topic.replays.get(replay.group) is replay:
+            try:
+                page, following = await shell.reader.scan(replay.reached, CHUNK, topic.name)
+            except StoreAway:
+                await asyncio.sleep(AWAY_RETRY_S)
+                continue
+            now_ms = shell.clock.read().now_ms
+            shell.engine.ownership.replayed(replay, page, following, now_ms)
+            shell.poke()
+            await asyncio.sleep(0)
+
+    # --- dead letters --------------------------------------------------------------------------
+
+    async def _sweep_for_ever(self) -> None:
+        """Scan when the oldest letter can have become too old, and not otherwise."""
+        shell = self._shell
+        pause_s = min(SWEEP_S_MAX, max(SWEEP_S_MIN, self._retention_ms / 10_000))
+        next_ms = 0
+        while True:
+            now_ms = shell.clock.read().now_ms
+            if shell.core.dead and now_ms >= next_ms:
+                next_ms = await self.sweep_dead(now_ms) + self._retention_ms
+            await asyncio.sleep(pause_s)
+
+    async def sweep_dead(self, now_ms: int) -> int:
+        """Delete what died more than the retention before ``now_ms``; when the oldest of the
+        others died (or ``now_ms``)."""
+        shell, oldest_ms = self._shell, now_ms
+        await shell.committer.barrier()
+        after = (0, "")
+        while True:
+            try:
+                rows = await shell.store.scan_dead(after, CHUNK, None, None)
+            except StoreAway:
+                await asyncio.sleep(AWAY_RETRY_S)
+                continue
+            if not rows:
+                return oldest_ms
+            after = rows[-1].id, rows[-1].group
+            limit_ms = now_ms - self._retention_ms
+            over = [(row.id, row.group) for row in rows if row.died_ms <= limit_ms]
+            kept_ms = (row.died_ms for row in rows if row.died_ms > limit_ms)
+            oldest_ms = min([oldest_ms, *kept_ms])
+            if over:
+                await self._delete_over(over, limit_ms)
+
+    async def _delete_over(self, keys: list[tuple[int, str]], limit_ms: int) -> None:
+        """Those of them that died by ``limit_ms`` and have not come back since."""
+        shell = self._shell
+        while keys:
+            ids = list(dict.fromkeys(task_id for task_id, _ in keys))
+            async with shell.reader.read_some(ids, READ_BYTES) as (view, rest):
+                unread = set(rest)
+                for task_id, group in keys:
+                    if task_id in unread:
+                        continue
+                    # One by one: a task with letters of two groups changes with the first.
+                    found = view([task_id]).get(task_id)
+                    dead = found.dead.get(group) if found is not None else None
+                    if dead is None or dead.died_ms > limit_ms:
+                        continue
+                    if shell.engine.control.delete_dead(task_id, group, found) == "deleted":
+                        shell.core.totals.dead_expired += 1
+            keys = [key for key in keys if key[0] in unread]
+            shell.committer.kick()
+            await shell.committer.barrier()
+
+
+LOOK_S = 60.0
+"""How often to look at the clock, which may be set meanwhile."""
+RETRY_S = 600.0
+_STAMP = "%Y%m%dT%H%M%SZ"
+
+
+class DailyBackups:
+    """``run`` it as a task for as long as this daemon leads the shard."""
+
+    def __init__(
+        self,
+        backup: Callable[[str], Awaitable[int]],
+        folder: Path,
+        *,
+        hour: int,
+        keep: int,
+        shard: int,
+        history_dir: str | None,
+        now_ms: Callable[[], int],
+        noticed: Callable[[str, str], None],
+        made: Callable[[float], None] = lambda begun_s: None,
+    ) -> None:
+        """``backup`` is the store's; ``hour`` is by this machine's local time. ``made`` is told
+        when the newest one was begun (Unix time), whenever that is known anew."""
+        self._backup = backup
+        self._folder = folder
+        self._hour = hour
+        self._keep = keep
+        self._shard = shard
+        self._history_dir = history_dir
+        self._now_ms = now_ms
+        self._noticed = noticed
+        self._tell_made = made
+        self._failed = False
+        self._name = re.compile(rf"tickwheel-s{shard}-(\d{{8}}T\d{{6}}Z)\.db")
+
+    async def run(self) -> None:
+        """For ever."""
+        self._tell_newest()
+        while True:
+            pause_s = LOOK_S
+            if self.is_due() and not await self.once():
+                pause_s = RETRY_S
+            await asyncio.sleep(pause_s)
+
+    def is_due(self) -> bool:
+        """Whether the hour has come since the newest backup was made, or the last one failed:
+        one that is there without its mark did, too."""
+        made = self._made()
+        return self._failed or not made or made[-1][0] < self._last_hour()
+
+    async def once(self) -> bool:
+        """One backup now; whether it was made. Never raises for what a disk or a store does."""
+        begun_ms = self._now_ms()
+        at = datetime.fromtimestamp(begun_ms // 1000, UTC)
+        path = self._folder / f"tickwheel-s{self._shard}-{at.strftime(_STAMP)}.db"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            size_bytes = await self._backup(str(path))
+            if self._history_dir is not None:
+                write_last_backup(self._history_dir, self._shard, begun_ms, str(path))
+        except (StoreError, OSError) as error:
+            self._failed = True
+            self._noticed("backup_failed", f"daily backup to {path}: {error}")
+            return False
+        self._failed = False
+        self._noticed("backup_made", f"{path}, {size_bytes} bytes")
+        self._tell_newest()
+        self._rotate()
+        return True
+
+    def _tell_newest(self) -> None:
+        made = self._made()
+        if made:
+            self._tell_made(made[-1][0].timestamp())
+
+    def _rotate(self) -> None:
+        for _, path in self._made()[: -self._keep]:
+            with contextlib.suppress(OSError):
+                path.unlink()
+
+    def _made(self) -> list[tuple[datetime, Path]]:
+        """The backups that are there, oldest first."""
+        found = []
+        with contextlib.suppress(OSError):
+            for path in self._folder.iterdir():
+                name = self._name.fullmatch(path.name)
+                if name is not None:
+                    with contextlib.suppress(ValueError):
+                        at = datetime.strptime(name[1], _STAMP).replace(tzinfo=UTC)
+                        found.append((at, path))
+        return sorted(found)
+
+    def _last_hour(self) -> datetime:
+        """When it was the set hour last, by local time."""
+        now = datetime.fromtimestamp(self._now_ms() / 1000, UTC).astimezone()
+        at = now.replace(hour=self._hour, minute=0, second=0, microsecond=0)
+        return at if at <= now else at - timedelta(days=1)

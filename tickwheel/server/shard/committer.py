@@ -1,0 +1,328 @@
+"""The committer: one batch at a time to the store, and every reply behind its batch.
+
+Whatever arrives while a batch is being committed forms the next one; there are no timers.
+Invariants:
+
+* A reply is released when the newest batch that its command could see is durable.
+* ``CommitRefused``: the enqueues of that batch are answered ``refused`` and forgotten; the
+  rest joins the next batch under the same number.
+* ``CommitUnknown``: the same number is tried again before anything later is sent; producers wait
+  ``outcome_timeout_s`` at most.
+* Any other failure stops the daemon: it never goes on in memory only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+from typing import Protocol, cast
+
+from tickwheel import failpoints
+from tickwheel.clock import Clock
+from tickwheel.engine.engine import Engine
+from tickwheel.engine.state import Batch, Staged
+from tickwheel.engine.topics import Dispatch
+from tickwheel.errors import OutcomeUnknown, Refused, StoreFull, TickwheelError
+from tickwheel.persistence.store import CommitRefused, CommitUnknown, Store, WorksAhead
+from tickwheel.server.metrics.observed import Observed
+from tickwheel.server.shard.reads import Reader
+from tickwheel.server.tcp.replies import Peer, release, send_error
+
+UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
+MARK_TIME_MS = 3_600_000
+"""So old, about, the time that the store knows gets while nothing happens."""
+ROOM_PROBE_S = 0.5
+REPLY_BYTES = 150
+"""What an answer that waits takes beside its bytes."""
+STALLED = "the store does not answer; nothing was kept"
+
+
+class Keeper(Protocol):
+    """Keeps a history of what the batches did."""
+
+    def prepare(self, number: int, notes: object) -> None:
+        """What belongs to a batch that the store is about to get."""
+
+    def keep(self, number: int, notes: object) -> None:
+        """What belongs to a batch that is durable now."""
+
+
+class Committer:
+    """Owns the open and the sealed batch; ``run`` is its life."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        reader: Reader,
+        clock: Clock,
+        *,
+        owner: str,
+        epoch: int,
+        last_batch: int,
+        outcome_timeout_s: float,
+        landed: Callable[[], None],
+        noticed: Callable[[str, str], None],
+        hand_over: Callable[[list[Dispatch]], None] | None = None,
+        observed: Observed | None = None,
+        keeper: Keeper | None = None,
+        replies_bytes_max: int = 4 << 20,
+        replies_all_bytes_max: int = 128 << 20,
+    ) -> None:
+        self._replies_bytes_max = replies_bytes_max
+        self._replies_all_bytes_max = replies_all_bytes_max
+        self.replies_bytes = 0
+        """Of all answers that wait for the store."""
+        self._replies_of: dict[Peer, int] = {}
+        """The same of each peer."""
+        self._engine = engine
+        self._core = engine.core
+        self._store = store
+        self._works_ahead = store if isinstance(store, WorksAhead) else None
+        self._reader = reader
+        self._clock = clock
+        self._owner = owner
+        self._epoch = epoch
+        self._outcome_timeout_s = outcome_timeout_s
+        self._landed = landed
+        self._noticed = noticed
+        self._hand_over = hand_over
+        self._observed = observed or Observed()
+        self._keeper = keeper
+        self._wake = asyncio.Event()
+        self._stopping = False
+        self._refusals = 0
+        self.last_batch = last_batch
+        self._marked = (-1, 0)
+        """The newest batch that ``mark_time`` saw, and when it saw it first."""
+        self.full = False
+        """The store has no room: enqueues are refused at the door."""
+        self.stalled = False
+        """A batch's fate has been unknown for too long: enqueues are refused at the door."""
+        self.trouble: str | None = None
+        """Why commits do not go through at the moment."""
+
+    def start_full(self, why: str) -> None:
+        """The store was opened without room for enqueues."""
+        self.full, self.trouble = True, why
+        self._noticed("store_full", why)
+
+    # --- used by sessions --------------------------------------------------------------------
+
+    def kick(self) -> None:
+        """There is something to commit."""
+        if self._works_ahead is not None and self._core.sealed is not None:
+            self._works_ahead.ahead(self._core.open.effects)
+        self._wake.set()
+
+    def reply(self, peer: Peer, data: bytes) -> None:
+        """Send ``data`` once everything the command saw or changed is durable."""
+        core = self._core
+        if not core.open.is_empty():
+            self._put(core.open, peer, data)
+            self._wake.set()
+        elif core.sealed is not None:
+            self._put(core.sealed, peer, data)
+        else:
+            peer.send(data)
+
+    def _put(self, batch: Batch, peer: Peer, data: bytes) -> None:
+        batch.replies.append((peer, data))
+        size = len(data) + REPLY_BYTES
+        self.replies_bytes += size
+        self._replies_of[peer] = self._replies_of.get(peer, 0) + size
+
+    def is_behind(self, peer: Peer) -> bool:
+        """Whether so much waits, for the peer or altogether, that it should ask no more."""
+        if not self.replies_bytes:
+            return False
+        if self.replies_bytes >= self._replies_all_bytes_max:
+            return True
+        return self._replies_of.get(peer, 0) >= self._replies_bytes_max
+
+    def _left(self, batch: Batch) -> None:
+        """The replies of ``batch`` wait no more."""
+        waiting = self._replies_of
+        for address, data in batch.replies:
+            peer, size = cast(Peer, address), len(data) + REPLY_BYTES
+            self.replies_bytes -= size
+            if waiting[peer] > size:
+                waiting[peer] -= size
+            else:
+                del waiting[peer]
+
+    def mark_time(self, mono_ms: int) -> None:
+        """Now and then: have the store know the time though nothing happens, by an empty batch.
+        The clock of the next start is compared with it."""
+        number, since_mono_ms = self._marked
+        if self.last_batch != number:
+            self._marked = (self.last_batch, mono_ms)
+        elif mono_ms - since_mono_ms >= MARK_TIME_MS and self._core.sealed is None:
+            self._put(self._core.open, _Nobody(), b"")
+            self._wake.set()
+
+    async def barrier(self) -> None:
+        """Wait until everything accepted so far is durable."""
+        done = asyncio.get_running_loop().create_future()
+        self.reply(_Barrier(done), b"")
+        await done
+
+    # --- life --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Commit until ``stop``; raises what must stop the daemon."""
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            batch, landing = self._seal(), None
+            while batch is not None:
+                batch, landing = await self._commit(batch, landing)
+            if self._stopping:
+                return
+
+    async def stop(self, task: asyncio.Task[None]) -> None:
+        """Commit what is there, deliveries in flight included, and end ``run``."""
+        self._stopping = True
+        self._wake.set()
+        await task
+
+    def _seal(self) -> Batch | None:
+        now = self._clock.read()
+        batch = self._engine.seal(*now, checkpoint_all=self._stopping)
+        if batch is not None:
+            failpoints.hit("commit.before")
+        return batch
+
+    async def _commit(
+        self, batch: Batch, landing: asyncio.Task[None] | None
+    ) -> tuple[Batch | None, asyncio.Task[None] | None]:
+        """See ``batch`` through, ``landing`` of the one before first; the next and its landing.
+
+        What a durable batch means in memory is worked out, and its replies are written, while
+        the store has the next: in a task of its own. Were the store's part the task, the answer
+        would reach this one only after another round of reading from everybody.
+        """
+        refused: CommitRefused | None = None
+        try:
+            await self._store_batch(batch)
+        except CommitRefused as error:
+            refused = error
+        finally:
+            if landing is not None:
+                await landing
+        if refused is not None:
+            await self._refused(batch, refused)
+            return None, None
+        failpoints.hit("commit.after")
+        self.last_batch += 1
+        self._refusals = 0
+        if self.trouble is not None and not self.full:
+            self.trouble = None
+            self._noticed("store_works_again", "commits go through")
+        self._reader.landed(batch.effects)
+        self._engine.intake.durable(batch)
+        following = self._seal()
+        if following is None:
+            await self._land(batch, self.last_batch)
+            return None, None
+        return following, asyncio.create_task(self._land(batch, self.last_batch))
+
+    async def _land(self, batch: Batch, number: int) -> None:
+        self._engine.intake.landed(batch, self._clock.read().now_ms)
+        if self._keeper is not None:
+            self._keeper.keep(number, batch.notes)
+        if batch.handed and self._hand_over is not None:
+            self._hand_over(batch.handed)
+        self._left(batch)
+        release(batch)
+        self._landed()
+
+    async def _store_batch(self, batch: Batch) -> None:
+        """Until the fate of the batch is known."""
+        loop = asyncio.get_running_loop()
+        patience = loop.time() + self._outcome_timeout_s
+        number, began_s = self.last_batch + 1, time.monotonic()
+        timer: asyncio.TimerHandle | None = None
+        if self._keeper is not None:
+            self._keeper.prepare(number, batch.notes)
+        try:
+            while True:
+                try:
+                    await self._store.commit(self._epoch, self._owner, number, batch.effects)
+                    self._observed.committed(batch.effects, time.monotonic() - began_s)
+                    return
+                except CommitUnknown as error:
+                    self._set_trouble(error)
+                    if timer is None:
+                        timer = loop.call_at(patience, self._give_up_waiting, batch)
+                    await asyncio.sleep(UNKNOWN_RETRY_S)
+        finally:
+            self.stalled = False
+            if timer is not None:
+                timer.cancel()
+
+    def _give_up_waiting(self, batch: Batch) -> None:
+        """Producers are told: of the batch with the store that nobody knows (the session keeps
+        the outcome for a resend), of what waits behind it that it was not kept. Acks wait on."""
+        self.stalled = True
+        error = OutcomeUnknown("the store has not answered in time; resend to find out")
+        for index, (address, session, outcome) in enumerate(batch.staged):
+            if address is not None:
+                send_error(address, outcome[0], error)
+                batch.staged[index] = (None, session, outcome)
+        self._tell_refused(self._engine.intake.withdraw(), Refused(f"{STALLED}: {self.trouble}"))
+
+    @staticmethod
+    def _tell_refused(staged: Iterable[Staged], error: TickwheelError) -> None:
+        for address, _, outcome in staged:
+            if address is not None:
+                send_error(address, outcome[0], error)
+
+    async def _refused(self, batch: Batch, error: CommitRefused) -> None:
+        self._set_trouble(error)
+        self._engine.intake.refused(batch)
+        kind = StoreFull if error.full else Refused
+        told = kind(f"the store did not take it: {error.message}")
+        self._tell_refused(batch.staged, told)
+        batch.staged = []
+        if error.full and not self.full:
+            self.full = True
+            self._noticed("store_full", error.message)
+        if self._refusals:
+            # The first time the acks may go through alone; after that no hurry helps.
+            await asyncio.sleep(REFUSED_RETRY_S)
+        self._refusals += 1
+        self._wake.set()
+
+    def _set_trouble(self, error: CommitRefused | CommitUnknown) -> None:
+        self._observed.store_error(error)
+        if self.trouble is None:
+            self._noticed("store_trouble", error.message)
+        self.trouble = error.message
+
+    async def watch_room(self) -> None:
+        """While the store is full, look for room now and then."""
+        while True:
+            await asyncio.sleep(ROOM_PROBE_S)
+            if self.full and await self._store.probe_room():
+                self.full, self.trouble = False, None
+                self._noticed("store_has_room", "enqueues are accepted again")
+                self._wake.set()
+
+
+class _Nobody:
+    """A peer that needs no reply."""
+
+    def send(self, data: bytes) -> None: ...
+
+
+class _Barrier:
+    """A peer whose reply is a wake-up."""
+
+    def __init__(self, done: asyncio.Future[None]) -> None:
+        self._done = done
+
+    def send(self, data: bytes) -> None:
+        if not self._done.done():
+            self._done.set_result(None)

@@ -1,0 +1,581 @@
+"""What is recorded of a task *now*: the store's word, overlaid with what is not committed yet.
+
+A read runs beside commits. Effects are absolute and idempotent, so laying every batch that was
+not durable when the read began over its result, in order, gives the present state whatever
+part of them the read has seen. Each read under way notes what batches that land say of the ids
+it asked for, and nothing else: its notes are bounded by these ids, and end with it.
+
+This is also where a row that must be there and is not is noticed, for everybody who reads. A task
+that memory holds has not ended, so a read without its row is wrong: the row is read again a few
+times, and if it stays away that is logged, counted and told by ``/readyz``, and whoever asked
+for it is told that it is missing, never that it has left. Invariant: of ``ids`` that were read,
+those that are neither found nor in ``Core.missing`` have left, as far as memory can tell.
+
+Commands that need what the store holds: one read for all that wait, then each in order.
+
+Cancel, reschedule, look-up, acks by earlier receipts and the like. Order between them is the
+order of arrival, over all connections. A read ends at so many bytes, wherever that is among the
+ids of a command; the rest is read next, before anything later. Invariant: what a command does to
+an id it does in the same step of the loop in which the record was overlaid, so nothing can come
+between.
+
+Rows that are not in memory when their time has come: read, and handed to the engine.
+
+One load is under way at a time, and it is bounded in rows and in bytes: that is what may be in
+memory beside the budget. Rows that are missing in the store (see ``reader``) are looked for again
+and again, at a bounded pace, until they are found or their tasks have ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.engine.tasks import Known
+from tickwheel.engine.topics import Group
+from tickwheel.errors import Overloaded, RowMissing, TickwheelError
+from tickwheel.model.effects import Effects, ProgressKey
+from tickwheel.persistence.store import Store, StoreAway, StoredTask, is_cut
+
+if TYPE_CHECKING:
+    from tickwheel.clock import Clock
+    from tickwheel.engine.engine import Engine
+    from tickwheel.engine.state import Core
+    from tickwheel.server.shard.shard import Shell
+    from tickwheel.server.tcp.connection import Connection
+
+
+AWAY_RETRY_S = 0.2
+READS_MAX = 64
+"""Reads under way: others wait for one of them to end, because each batch that lands is looked
+through by all of them."""
+SCANS_AT_A_TIME = 4
+"""Each may bring a page of many bytes: listings, and groups that begin in the past."""
+READS_AGAIN_MAX = 4
+"""How often rows that must be there are read again before they are called missing."""
+AGAIN_S = 0.05
+IDS_LOGGED_MAX = 10
+NO_LIMIT = 1 << 62
+
+View = Callable[[Sequence[int]], dict[int, Known]]
+Notice = Callable[[str, str], None]
+
+
+class _UnderWay:
+    """One read, and what landed since it began of the tasks that it asked for."""
+
+    __slots__ = ("since", "wanted")
+
+    def __init__(self, ids: Iterable[int]) -> None:
+        self.wanted = frozenset(ids)
+        self.since = Effects()
+
+    def landed(self, effects: Effects) -> None:
+        """Maps hold the last state, so that many batches come to one."""
+        wanted, since = self.wanted, self.since
+        for task_id in wanted & effects.enqueued.keys():
+            since.enqueued[task_id] = effects.enqueued[task_id]
+        for task_id in wanted & effects.updated.keys():
+            since.updated[task_id] = effects.updated[task_id]
+        for task_id in wanted & effects.ended.keys():
+            since.ended[task_id] = effects.ended[task_id]
+        since.progress |= {k: row for k, row in effects.progress.items() if k[0] in wanted}
+        since.dead |= {k: row for k, row in effects.dead.items() if k[0] in wanted}
+
+
+class Reader:
+    """Reads for the engine. Use a result before the next await."""
+
+    def __init__(
+        self, core: Core, store: Store, noticed: Notice = lambda event, text: None
+    ) -> None:
+        self._core = core
+        self._store = store
+        self._noticed = noticed
+        self._under_way: set[_UnderWay] = set()
+        self._places = asyncio.Semaphore(READS_MAX)
+        self._scans = asyncio.Semaphore(SCANS_AT_A_TIME)
+
+    def landed(self, effects: Effects) -> None:
+        """A batch is durable: reads under way may or may not have seen it."""
+        for read in self._under_way:
+            read.landed(effects)
+
+    async def known(self, ids: Sequence[int]) -> dict[int, Known]:
+        """The records of those of ``ids`` that exist now."""
+        async with self.read(ids) as view:
+            return view(ids)
+
+    @asynccontextmanager
+    async def read(self, ids: Sequence[int]) -> AsyncIterator[View]:
+        """Read once, look several times: the view given shows any of ``ids`` as of its call,
+        with the effects of what was commanded meanwhile."""
+        async with self.read_some(ids, NO_LIMIT) as (view, _):
+            yield view
+
+    @asynccontextmanager
+    async def read_some(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> AsyncIterator[tuple[View, Sequence[int]]]:
+        """``read`` of the first of ``ids``, which are distinct, until their rows reach
+        ``bytes_max``; the others are given beside the view, for another read."""
+        async with self._reading(ids) as read:
+            stored, rest = await self._stored(ids, bytes_max) if ids else ({}, ())
+            rest = await self._look_again(read, stored, ids, rest, bytes_max)
+            yield (
+                lambda some: self._overlay(read, [stored[i] for i in some if i in stored], some),
+                rest,
+            )
+
+    async def scan(
+        self, after_id: int, limit: int, topic: str | None, *, back: bool = False
+    ) -> tuple[list[Known], int | None]:
+        """A page of tasks by id, and the id to go on after (None: this was the last page).
+
+        ``back``: those below ``after_id``, the highest first. Which tasks these are is known only
+        when the store has answered, so what landed meanwhile is not noted: they are read again by
+        their ids.
+        """
+        scan = self._store.scan_back if back else self._store.scan
+        async with self._scans:
+            stored = await scan(after_id, limit, topic)
+            ids = [task.row.id for task in stored]
+            following = ids[-1] if len(ids) >= limit or is_cut(stored) else None
+            del stored  # the bodies of a page are here once
+            found = await self.known(ids)
+        return [found[i] for i in ids if i in found], following
+
+    @asynccontextmanager
+    async def _reading(self, ids: Iterable[int]) -> AsyncIterator[_UnderWay]:
+        read = _UnderWay(ids)
+        async with self._places:
+            self._under_way.add(read)
+            try:
+                yield read
+            finally:
+                self._under_way.remove(read)
+
+    async def _stored(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        """While the store is away, commands and tasks that are due wait for it."""
+        while True:
+            try:
+                if bytes_max == NO_LIMIT:
+                    return await self._store.read(ids), ()
+                return await self._store.read_some(ids, bytes_max)
+            except StoreAway:
+                await asyncio.sleep(AWAY_RETRY_S)
+
+    # --- rows that are missing -------------------------------------------------------------------
+
+    async def _look_again(
+        self,
+        read: _UnderWay,
+        stored: dict[int, StoredTask],
+        ids: Sequence[int],
+        rest: Sequence[int],
+        bytes_max: int,
+    ) -> Sequence[int]:
+        """Add to ``stored`` what must be there and was not found at first, and note what is
+        missing; the ids that are left then."""
+        asked = ids[: len(ids) - len(rest)]
+        absent = self._unexplained(read, set(asked) - stored.keys())
+        # Of some of these only the store could say that they have not ended: once more for all.
+        turn = 0
+        while absent and turn <= READS_AGAIN_MAX:
+            if turn:
+                await asyncio.sleep(AGAIN_S)
+            wanted = [task_id for task_id in asked if task_id in absent]
+            found, left = await self._stored(wanted, bytes_max)
+            stored |= found
+            if left:  # all that come after the first of them wait for another read
+                asked = asked[: asked.index(left[0])]
+                for task_id in stored.keys() - set(asked):
+                    del stored[task_id]
+            turn += 1
+            absent = self._core.held(self._unexplained(read, set(asked) - stored.keys()))
+            absent -= self._core.missing.keys()
+        if absent or self._core.missing:
+            here = set(asked)
+            self._note(here, self._core.held(self._unexplained(read, here - stored.keys())))
+        return ids[len(asked) :]
+
+    def _unexplained(self, read: _UnderWay, absent: set[int]) -> set[int]:
+        """Those of them that exist or are long forgotten, as far as is known without the store."""
+        core = self._core
+        return {
+            task_id
+            for task_id in absent
+            if core.was_assigned(task_id)
+            and task_id not in read.since.enqueued
+            and task_id not in read.since.ended
+            and core.endings.get(task_id) is None
+        }
+
+    def _note(self, asked: set[int], absent: set[int]) -> None:
+        missing = self._core.missing
+        again = (asked & missing.keys()) - absent
+        for task_id in again:
+            del missing[task_id]
+        if again:
+            self._noticed("rows_found_again", _told(again, "are there again, or have ended"))
+        fresh = absent - missing.keys()
+        if fresh:
+            missing.update(dict.fromkeys(fresh))
+            self._core.totals.rows_missing += len(fresh)
+            why = "have not ended, and the store does not have their rows; they wait for them"
+            self._noticed("rows_missing", _told(fresh, why))
+
+    def missing(self, ids: Iterable[int]) -> list[int]:
+        """Those of ``ids`` of which the last read that asked for them found no row, though they
+        have not ended."""
+        missing = self._core.missing
+        return [task_id for task_id in ids if task_id in missing] if missing else []
+
+    # --- what is not committed yet ---------------------------------------------------------------
+
+    def _overlay(
+        self, read: _UnderWay, stored: Iterable[StoredTask], ids: Iterable[int]
+    ) -> dict[int, Known]:
+        found = {
+            task.row.id: Known(
+                task.row, {p.group: p for p in task.progress}, {d.group: d for d in task.dead}
+            )
+            for task in stored
+            # The store may be a step ahead: a task whose batch has not landed here is unseen.
+            if task.row.id <= self._core.landed_id
+        }
+        wanted = frozenset(ids)
+        for task_id in wanted & read.since.enqueued.keys():
+            found.setdefault(task_id, Known(read.since.enqueued[task_id], {}, {}))
+        self._lay_over(found, wanted, read.since)
+        if self._core.sealed is not None:
+            self._lay_over(found, wanted, self._core.sealed.effects)
+        self._lay_over(found, wanted, self._core.open.effects)
+        return found
+
+    def _lay_over(self, found: dict[int, Known], wanted: frozenset[int], effects: Effects) -> None:
+        """Apply one batch to records already found; tasks that are only staged stay unseen."""
+        for task_id in wanted & effects.updated.keys():
+            if task_id in found:
+                found[task_id] = found[task_id]._replace(row=effects.updated[task_id])
+        if effects.progress or effects.dead:
+            for task_id, known in found.items():
+                topic = self._core.topics.get(known.row.topic)
+                for group in topic.groups if topic is not None else ():
+                    known = _with_group(known, (task_id, group), effects)
+                found[task_id] = known
+        for task_id in wanted & effects.ended.keys():
+            found.pop(task_id, None)
+
+
+def _told(ids: set[int], what: str) -> str:
+    named = ", ".join(map(str, sorted(ids)[:IDS_LOGGED_MAX]))
+    more = f" and {len(ids) - IDS_LOGGED_MAX} more" if len(ids) > IDS_LOGGED_MAX else ""
+    return f"{len(ids)} tasks {what}: {named}{more}"
+
+
+def _with_group(known: Known, key: ProgressKey, effects: Effects) -> Known:
+    if key in effects.progress:
+        rows = {g: p for g, p in known.progress.items() if g != key[1]}
+        progress = effects.progress[key]
+        if progress is not None:
+            rows[key[1]] = progress
+        known = known._replace(progress=rows)
+    if key in effects.dead:
+        letters = {g: d for g, d in known.dead.items() if g != key[1]}
+        dead = effects.dead[key]
+        if dead is not None:
+            letters[key[1]] = dead
+        known = known._replace(dead=letters)
+    return known
+
+
+IDS_PER_READ_MAX = 16_384
+BYTES_PER_READ_MAX = 16 << 20
+"""Rows are read with their bodies."""
+
+Act = Callable[[range, Mapping[int, Known]], None]
+
+
+class Command:
+    """``act`` gets ranges of indexes into ``ids``, one after the other, and the records of those
+    that exist; ``done`` answers ``request`` at the end. One that is not ``wanted`` any more is not
+    read."""
+
+    __slots__ = ("act", "at", "done", "ids", "peer", "request", "wanted")
+
+    def __init__(
+        self,
+        peer: Connection,
+        request: int,
+        ids: Sequence[int],
+        act: Act,
+        done: Callable[[], None],
+        wanted: Callable[[], bool],
+    ) -> None:
+        self.peer = peer
+        self.request = request
+        self.ids = ids
+        self.act = act
+        self.done = done
+        self.wanted = wanted
+        self.at = 0
+        """How many of the ids are done with."""
+
+    @property
+    def is_over(self) -> bool:
+        return self.at >= len(self.ids) or not self.wanted()
+
+
+class Commands:
+    """The queue; ``run`` is its life."""
+
+    def __init__(
+        self,
+        shell: Shell,
+        commands_max: int,
+        command_ids_max: int,
+        room: Callable[[], Awaitable[None]],
+    ) -> None:
+        """``room``: wait until what commands change may grow further."""
+        self._shell = shell
+        self._commands_max = commands_max
+        self._ids_max = command_ids_max
+        self._room = room
+        self._waiting: deque[Command] = deque()
+        self._ids = 0
+        self._wake = asyncio.Event()
+
+    def put(
+        self,
+        peer: Connection,
+        request: int,
+        ids: Sequence[int],
+        act: Act,
+        done: Callable[[], None],
+        wanted: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """Queue a command. Raises Overloaded when the queue is full."""
+        if len(self._waiting) >= self._commands_max:
+            raise Overloaded(
+                f"{len(self._waiting)} commands are waiting; the limit is {self._commands_max}"
+                " (commands_max)"
+            )
+        if self._ids and self._ids + len(ids) > self._ids_max:
+            raise Overloaded(
+                f"commands on {self._ids} ids are waiting, and {len(ids)} more would be too many;"
+                f" the limit is {self._ids_max} (command_ids_max)"
+            )
+        self._ids += len(ids)
+        self._waiting.append(Command(peer, request, ids, act, done, wanted))
+        self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                await self._room()
+                await self._some()
+
+    async def _some(self) -> None:
+        """One read, and what it is for."""
+        parts = self._parts()
+        wanted = dict.fromkeys(i for command, stop in parts for i in command.ids[command.at : stop])
+        reader = self._shell.reader
+        async with reader.read_some(list(wanted), BYTES_PER_READ_MAX) as (view, rest):
+            unread = frozenset(rest)
+            for command, stop in parts:
+                ids = command.ids
+                if unread:
+                    stop = next((i for i in range(command.at, stop) if ids[i] in unread), stop)
+                if not self._is_over(command, stop, view):
+                    break
+                self._waiting.popleft()
+                self._ids -= len(ids)
+
+    def _is_over(self, command: Command, stop: int, view: View) -> bool:
+        """Act on its ids up to ``stop``; whether it was answered then, be it by an error."""
+        some, command.at = range(command.at, stop), stop
+        self._shell.acting = False
+        try:
+            if some:
+                self._check(command.ids[some.start : some.stop])
+                command.act(some, view(command.ids[some.start : some.stop]))
+            if not command.is_over:
+                return False
+            command.done()
+        except TickwheelError as error:
+            command.peer.refuse(command.request, error)
+        except Exception as error:
+            told = self._shell.contain(f"a command of {command.peer.peer}", error)
+            command.peer.refuse(command.request, told)
+        return True
+
+    def _check(self, ids: Sequence[int]) -> None:
+        """What is not found counts as ended, which would be wrong of a row that is missing."""
+        missing = self._shell.reader.missing(ids)
+        if missing:
+            raise RowMissing(f"the store has no row of {missing[0]}, which has not ended")
+
+    def _parts(self) -> list[tuple[Command, int]]:
+        """The next commands and how far to read for each."""
+        parts: list[tuple[Command, int]] = []
+        left = IDS_PER_READ_MAX
+        for command in self._waiting:
+            stop = min(len(command.ids), command.at + left) if command.wanted() else command.at
+            parts.append((command, stop))
+            left -= stop - command.at
+            if left <= 0:
+                break
+        return parts
+
+
+ROWS_PER_LOAD = 1_000
+LOAD_BYTES_MAX = 8 << 20
+LOAD_BYTES_MIN = 1 << 20
+LOAD_SHARE = 8
+"""A load is an eighth of ``resident_bytes_max``, within the two above."""
+MISSING_RETRY_S = 1.0
+MISSING_PER_ROUND = 1_000
+
+
+def load_bytes(resident_bytes_max: int) -> int:
+    """Bodies of one load, about; the last one may be larger."""
+    return max(LOAD_BYTES_MIN, min(LOAD_BYTES_MAX, resident_bytes_max // LOAD_SHARE))
+
+
+class Loader:
+    """``load`` takes over whatever the engine wants; each load asks for a pulse. What is wanted
+    while a load is under way is in the next one, whoever wants it."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        reader: Reader,
+        clock: Clock,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        poke: Callable[[], None],
+    ) -> None:
+        self._core = engine.core
+        self._delivery = engine.delivery
+        self._reader = reader
+        self._clock = clock
+        self._spawn = spawn
+        self._poke = poke
+        self._bytes_max = load_bytes(self._core.config.resident_bytes_max)
+        self._turn = asyncio.Lock()
+        self._loads = self._looks = False
+        self._due: list[int] = []
+        self._over: list[int] = []
+        """Their ttl is."""
+        self._ready: dict[Group, list[int]] = {}
+        """The group that was served longest ago first."""
+
+    @property
+    def reads_most(self) -> bool:
+        """As many rows are being read for firing as may be: firing waits for them."""
+        core = self._core
+        return len(core.firing) >= core.config.loading_max + core.missing_apart
+
+    def load(self) -> None:
+        core = self._core
+        if core.missing and not self._looks:
+            self._looks = True
+            self._spawn(self._look_for_missing())
+        if not (core.wants or core.wants_lapsed or core.wants_ready):
+            return
+        self._due += core.wants
+        self._over += core.wants_lapsed
+        for group, ids in core.wants_ready.items():
+            self._ready.setdefault(group, []).extend(ids)
+        core.wants, core.wants_lapsed, core.wants_ready = [], [], {}
+        if not self._loads:
+            self._loads = True
+            self._spawn(self._load())
+
+    async def _load(self) -> None:
+        while self._due or self._over or self._ready:
+            await self._load_some()
+        self._loads = False
+
+    async def _load_some(self) -> None:
+        """One load: what is due or over first, but groups get half of it."""
+        share = ROWS_PER_LOAD // 2 if self._ready else ROWS_PER_LOAD
+        due, self._due = self._due[:share], self._due[share:]
+        share -= len(due)
+        over, self._over = self._over[:share], self._over[share:]
+        room, parts = ROWS_PER_LOAD - len(due) - len(over), list[tuple[Group, list[int]]]()
+        for group in list(self._ready):
+            ids = self._ready.pop(group)
+            if len(ids) > room:
+                self._ready = {group: ids[room:], **self._ready}
+            parts.append((group, ids[:room]))
+            room -= len(ids)
+            if room <= 0:
+                break
+        known, left = await self._next([*due, *over, *(i for _, ids in parts for i in ids)])
+        now_ms = self._clock.read().now_ms
+        rows = {task_id: found.row for task_id, found in known.items()}
+        self._due = [*(i for i in due if i in left), *self._due]
+        self._over = [*(i for i in over if i in left), *self._over]
+        self._delivery.loaded([i for i in due if i not in left], rows, now_ms)
+        self._delivery.lapsed([i for i in over if i not in left], known, now_ms)
+        for group, ids in parts:
+            self._delivery.loaded_ready(group, [i for i in ids if i not in left], rows)
+        del known, rows
+        await self._let_go()
+        for group, ids in parts:
+            self._load_more(group, [i for i in ids if i in left])
+
+    def _load_more(self, group: Group, ids: list[int]) -> None:
+        """As many rows as can be delivered or kept: what came last may have changed how many
+        these are."""
+        ids += self._ready.pop(group, ())
+        if not ids:
+            return
+        if group.is_held or not (group.credit_up_to(1) or self._core.reads_ahead):
+            self._delivery.not_loaded(group, ids)
+        else:
+            self._ready[group] = ids
+
+    async def _next(self, ids: list[int]) -> tuple[dict[int, Known], set[int]]:
+        """The records of those that a load has room for, and the ids that are left."""
+        wanted = list(dict.fromkeys(ids))
+        async with self._turn, self._reader.read_some(wanted, self._bytes_max) as (view, left):
+            return view(wanted[: len(wanted) - len(left)]), set(left)
+
+    async def _let_go(self) -> None:
+        """What was loaded leaves with the next pulse, before more is loaded."""
+        self._poke()
+        await asyncio.sleep(0)
+
+    async def _look_for_missing(self) -> None:
+        """Some of them at a time, those that were looked for last at the end."""
+        missing = self._core.missing
+        while missing:
+            await asyncio.sleep(MISSING_RETRY_S)
+            ids = list(islice(missing, MISSING_PER_ROUND))
+            known, left = await self._next(ids)
+            for found in known.values():
+                self._delivery.found_again(found, self._clock.read().now_ms)
+            for task_id in ids:
+                if task_id in missing and task_id not in left:
+                    del missing[task_id]
+                    missing[task_id] = None
+            await self._let_go()
+        self._looks = False

@@ -1,0 +1,471 @@
+"""The shell: engine, committer and reader of one shard, and the pulse that drives them.
+
+A pulse does what is due now (fires, takes back leases, dispatches), writes the deliveries, and
+sets one timer for the next thing that will be due. Everything that may have made something
+due asks for a pulse; many asks in one step of the loop make one pulse.
+
+Writing deliveries: the engine's values to the owners of the subscriptions they are for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import Callable, Coroutine, Iterable
+from typing import TYPE_CHECKING, Any
+
+from tickwheel import failpoints
+from tickwheel.errors import InternalError, LimitExceeded, TickwheelError, TooManySessions
+from tickwheel.persistence.store import Fenced, Opened, Store, StoreBroken
+from tickwheel.protocol.codec import encode
+from tickwheel.server.metrics.observed import Observed
+from tickwheel.server.shard.background import Upkeep
+from tickwheel.server.shard.committer import Committer
+from tickwheel.server.shard.listings import Listings
+from tickwheel.server.shard.reads import Commands, Loader, Reader
+from tickwheel.server.tcp.decode import Drafts
+from tickwheel.server.tcp.encode import delivery_items, task_map
+from tickwheel.server.tcp.heartbeats import Heartbeats
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from tickwheel.clock import Clock, Now
+    from tickwheel.engine.engine import Engine
+    from tickwheel.engine.sessions import Session
+    from tickwheel.engine.tasks import Known
+    from tickwheel.engine.topics import Dispatch, Item
+    from tickwheel.server.history import History
+    from tickwheel.server.metrics.observed import Lateness
+    from tickwheel.server.settings import Settings
+    from tickwheel.server.tcp.connection import Connection
+
+
+FIRE_PER_PULSE = 4_096
+DISPATCH_PER_PULSE = 4_096
+SLEEP_MS_MAX = 1_000
+"""The longest sleep: a jump of the clock is noticed within it."""
+SWEEP_MS = 60_000
+TOPICS_PER_SWEEP = 10_000
+TOPICS_PER_LOOK = 1_000
+"""So many are looked at when there is no room for a new one."""
+
+LISTINGS_AT_A_TIME = 4
+"""A store has a few threads for them, and each may read some MiB."""
+
+Notice = Callable[[str, str], None]
+
+
+class Shell:
+    """One shard at work. ``start`` after the engine was recovered; ``stop`` flushes."""
+
+    acting = False
+    """The command under way has begun to change the engine: see ``act``."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        store: Store,
+        opened: Opened,
+        clock: Clock,
+        *,
+        owner: str,
+        backup_folder: Path,
+        noticed: Notice,
+        may_deliver: Callable[[int], bool] | None = None,
+        status: Callable[[], dict[str, Any]] = dict,
+        observed: Observed | None = None,
+        history: History | None = None,
+    ) -> None:
+        self.settings = settings
+        self.limits = settings.limits()
+        self.engine = engine
+        self.core = engine.core
+        self.store = store
+        self.clock = clock
+        self.epoch = opened.epoch
+        self.noticed = noticed
+        self.status = status
+        """What STATUS answers."""
+        self._may_deliver = may_deliver
+        """Whether the leader's lease lasts, by the steady clock; None: nobody else can lead."""
+        self.loaded = asyncio.Event()
+        """Every stored task is in memory: commands that name tasks may run."""
+        self.reader = Reader(self.core, store, noticed)
+        self.commands = Commands(
+            self, settings.commands_max, settings.command_ids_max, self._room_for_changes
+        )
+        listings_max = settings.listings_max, settings.listings_all_max
+        self.listings = Listings(self.spawn, LISTINGS_AT_A_TIME, *listings_max)
+        self.backups = Listings(self.spawn, 1, settings.backups_max, settings.backups_max)
+        self.observed = observed or Observed()
+        self.history = history
+        self.lateness = self.observed.lateness
+        self._delivering = Delivering(engine, clock, self.lateness)
+        self.committer = self._new_committer(owner, opened)
+        if not opened.has_room:
+            self.committer.start_full(opened.no_room)
+        self._loader = Loader(engine, self.reader, clock, self.spawn, self.poke)
+        self.drafts = Drafts(self.core, self.limits, self.make_topic_room)
+        self.upkeep = Upkeep(self)
+        self.connections: set[Connection] = set()
+        self.held: dict[Connection, None] = {}
+        """Those whose requests wait until others are answered."""
+        self.unread_bytes = 0
+        """Of frames of all connections that have not come to their ends."""
+        self.draining = False
+        self.started_mono_ms = clock.read().mono_ms
+        self._backup_folder = backup_folder
+        self._poked = self._stopped = self._paused = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._swept_mono_ms = clock.read().mono_ms
+        self._jumps, self._held = clock.jumps, clock.held
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Gets the exception that must stop the daemon."""
+        # One that comes after the first is of no interest.
+        self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())
+
+    def _new_committer(self, owner: str, opened: Opened) -> Committer:
+        settings = self.settings
+        return Committer(
+            self.engine,
+            self.store,
+            self.reader,
+            self.clock,
+            owner=owner,
+            epoch=opened.epoch,
+            last_batch=opened.last_batch,
+            outcome_timeout_s=settings.outcome_timeout_s,
+            landed=self._landed,
+            replies_bytes_max=settings.replies_bytes_max,
+            replies_all_bytes_max=settings.replies_all_bytes_max,
+            noticed=self.noticed,
+            hand_over=self._delivering.hand_over,
+            observed=self.observed,
+            keeper=self.history,
+        )
+
+    # --- life --------------------------------------------------------------------------------
+
+    def start(self, load_rest: Coroutine[Any, Any, None]) -> None:
+        """Begin to serve; ``load_rest`` brings the tasks that are not in memory yet."""
+        self._committing = self.spawn(self.committer.run())
+        self.spawn(self._load(load_rest))
+        self.spawn(self.committer.watch_room())
+        settings = self.settings
+        heartbeats = Heartbeats(
+            self.connections,
+            self.clock,
+            interval_s=settings.heartbeat_interval_s,
+            timeout_s=settings.heartbeat_timeout_s,
+        )
+        self.spawn(heartbeats.run())
+        self.poke()
+
+    async def _load(self, load_rest: Coroutine[Any, Any, None]) -> None:
+        await load_rest
+        self.loaded.set()
+        self.upkeep.start()
+        self.poke()
+        await self.commands.run()
+
+    async def stop(self) -> None:
+        """Commit what is open, deliveries in flight included. Raises what prevents that."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            await self.committer.stop(self._committing)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def pause(self) -> None:
+        """No more deliveries; commands still run."""
+        self._paused = True
+
+    async def kill(self) -> None:
+        """Stop without committing anything more."""
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
+
+    def fail(self, error: BaseException) -> None:
+        """Something broke that must not be survived: no reply leaves from now on."""
+        self._stopped = True
+        if not self.failed.done():
+            self.failed.set_exception(error)
+
+    def act(self) -> Engine:
+        """The engine, for a command that has been checked and changes something from here on.
+
+        It marks the border of a command. Before it, what goes wrong is about what a client sent:
+        ``contain`` answers it. Behind it, an exception leaves a change half done, and memory is
+        the truth: that must end the daemon.
+        """
+        self.acting = True
+        return self.engine
+
+    def contain(self, what: str, error: Exception) -> TickwheelError:
+        """The answer to a request that failed in a way it should not before it changed anything;
+        told loudly. Raises ``error``, and fails, if it did change something."""
+        if self.acting:
+            self.fail(error)
+            raise error
+        self._tell_unexpected(what, error)
+        return InternalError(f"{type(error).__name__}: the daemon's log says more")
+
+    def _tell_unexpected(self, what: str, error: Exception) -> None:
+        told = "".join(traceback.format_exception(error))
+        self.noticed("internal_error", f"{what}: {told}")
+
+    def is_fatal(self, error: BaseException) -> bool:
+        """Whether the daemon must not go on after it."""
+        return isinstance(error, (Fenced, StoreBroken)) or not isinstance(error, TickwheelError)
+
+    # --- for sessions and handlers -------------------------------------------------------------
+
+    def join_session(self, key: bytes, now_ms: int) -> Session:
+        """The producer session of a connection. Raises TooManySessions."""
+        self.act()
+        sessions = self.core.sessions
+        session = sessions.open(key, now_ms)
+        if session is None:
+            unused = sessions.make_room(now_ms, self.core.config.session_evict_idle_ms_min)
+            if unused is not None:
+                self.engine.forget_session(unused)
+                session = sessions.open(key, now_ms)
+        if session is None:
+            raise TooManySessions(
+                f"{len(sessions)} sessions are remembered; the limit is"
+                f" {self.settings.sessions_max} (sessions_max)"
+            )
+        session.connections += 1
+        return session
+
+    def leave_session(self, session: Session, *, for_good: bool = False) -> None:
+        """A connection of it ended. One that was never used, or said BYE, is forgotten; that
+        costs no commit of its own: it goes with the next one."""
+        self.act()
+        session.connections -= 1
+        if session.connections:
+            return
+        if not (session.floor or session.outcomes):
+            self.core.sessions.forget(session.key)
+        elif for_good:
+            self.engine.forget_session(session.key)
+
+    def mistake(self, peer: str, error: TickwheelError, *, quiet: bool) -> None:
+        """A connection is closed for what its client did."""
+        self.noticed("connection_closed" + ("_quietly" if quiet else ""), f"{peer}: {error}")
+
+    def make_topic_room(self, names: Iterable[str]) -> None:
+        """These topics, new ones, may be made. Raises LimitExceeded when there are too many."""
+        topics, topics_max = self.core.topics, self.core.config.topics_max
+        fresh = [name for name in names if name not in topics]
+        while len(topics) + len(fresh) > topics_max and self.core.maybe_idle:
+            if not self._forget_topics(TOPICS_PER_LOOK):
+                break
+        if len(topics) + len(fresh) > topics_max:
+            raise LimitExceeded(
+                f"topic {fresh[0]} is new and there are {len(topics)} topics;"
+                f" the limit is {topics_max} (topics_max)"
+            )
+
+    def _forget_topics(self, limit: int) -> int:
+        forgotten = self.engine.grouping.forget_idle(limit)
+        self.lateness.forget(forgotten)
+        return len(forgotten)
+
+    def describe(self, known: Known) -> dict[str, Any]:
+        """A live task as LOOKUP and LIST answer it."""
+        now = self.clock.read()
+        control, wheel = self.engine.control, self.core.wheel
+        state = control.state(known)
+        groups = control.view(known, now.now_ms - now.mono_ms)
+        due_ms = known.row.due_ms
+        cycles = max(0, wheel.cycles_left(due_ms, now.now_ms))
+        return task_map(known, state, wheel.slot_of(due_ms), cycles, groups)
+
+    def backup_folder(self) -> Path:
+        return self._backup_folder
+
+    def _landed(self) -> None:
+        """A batch has landed, and its replies have left."""
+        self.poke()
+        for connection in list(self.held):
+            connection.go_on()
+
+    async def _room_for_changes(self) -> None:
+        """Until what commands have changed is not too much to wait for the store."""
+        core = self.core
+        while True:
+            sealed_bytes = core.sealed.updated_bytes if core.sealed is not None else 0
+            if core.open.updated_bytes + sealed_bytes < self.settings.staged_bytes_max:
+                return
+            await self.committer.barrier()
+
+    # --- the pulse -----------------------------------------------------------------------------
+
+    def poke(self) -> None:
+        """Something may be due: pulse in this step of the loop."""
+        if not self._poked and not self._stopped and not self._paused:
+            self._poked = True
+            asyncio.get_running_loop().call_soon(self._pulse)
+
+    def _pulse(self) -> None:
+        self._poked = False
+        if self._stopped or self._paused:
+            return
+        try:
+            now = self.clock.read()
+            if self._may_deliver is not None and not self._may_deliver(now.mono_ms):
+                return  # the renewal of the lease pokes
+            more = self.engine.delivery.fire(now.now_ms, FIRE_PER_PULSE)
+            more |= self.engine.delivery.lapse(now.now_ms, FIRE_PER_PULSE)
+            self.engine.settlement.expire(*now)
+            dispatches, unfinished = self.engine.delivery.dispatch(*now, DISPATCH_PER_PULSE)
+            for dispatch in dispatches:
+                self._delivering.write(dispatch, now.now_ms)
+            if dispatches:
+                failpoints.hit("deliver.before_checkpoint")
+            self._delivering.tell_cut()
+            self._tell_faults()
+            self._loader.load()
+            if self.engine.ownership.replays:
+                self.upkeep.replay()
+            if not self.core.open.is_empty():
+                self.committer.kick()
+            self._sweep(now)
+        except Exception as error:
+            self.fail(error)
+            return
+        if self.clock.jumps != self._jumps:
+            self._jumps = self.clock.jumps
+            self._tell_jump()
+        if self.clock.held != self._held:
+            self._held = self.clock.held
+            if not self._held:
+                self.noticed("clock_released", "the clock is believed again")
+        if more or unfinished:
+            self.poke()
+        else:
+            self._sleep(now)
+
+    def _sweep(self, now: Now) -> None:
+        """Once in a while: forget what nobody will ask for."""
+        if now.mono_ms - self._swept_mono_ms < SWEEP_MS:
+            return
+        self._swept_mono_ms = now.mono_ms
+        self.engine.sweep(now.now_ms)
+        self._forget_topics(TOPICS_PER_SWEEP)
+        self.committer.mark_time(now.mono_ms)
+
+    def _tell_faults(self) -> None:
+        """Tasks that could not be processed, and are dead letters now."""
+        faults, self.core.faults = self.core.faults, []
+        for what, error in faults:
+            self._tell_unexpected(what, error)
+
+    def _tell_jump(self) -> None:
+        held = "; held: nothing fires until it is back" if self.clock.held else ""
+        self.noticed("clock_jumped", f"by {self.clock.last_jump_ms} ms{held}")
+
+    def _sleep(self, now: Now) -> None:
+        wake_ms = SLEEP_MS_MAX
+        due_ms = self.core.wheel.next_due_ms(now.now_ms)
+        if due_ms is not None and not self._loader.reads_most:
+            wake_ms = min(wake_ms, due_ms - now.now_ms)
+        other_ms = self.engine.wake_in_ms(*now)
+        if other_ms is not None:
+            wake_ms = min(wake_ms, other_ms)
+        if self._timer is not None:
+            self._timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(max(0, wake_ms) / 1000, self._wake)
+
+    def _wake(self) -> None:
+        due = self.engine.next_checkpoint_mono_ms()
+        if due is not None and due <= self.clock.read().mono_ms:
+            self.committer.kick()
+        self.poke()
+
+
+class Delivering:
+    """Also counts how late they are, and any that would be early."""
+
+    def __init__(self, engine: Engine, clock: Clock, lateness: Lateness) -> None:
+        self._core = engine.core
+        self._settlement = engine.settlement
+        self._clock = clock
+        self._lateness = lateness
+
+    def write(self, dispatch: Dispatch, now_ms: int) -> None:
+        subscriber, items = dispatch
+        late_ms = [
+            now_ms - row.due_ms for row, attempt in items if attempt == 1 or row.due_ms > now_ms
+        ]
+        if late_ms and min(late_ms) < 0:
+            self._core.totals.early += sum(late < 0 for late in late_ms)
+            late_ms = [late for late in late_ms if late >= 0]
+        if late_ms:
+            self._lateness.note(subscriber.group.topic.name, late_ms)
+        deliver = subscriber.owner.deliver  # type: ignore[attr-defined]  # the shell's own
+        try:
+            deliver(self._core.epoch, now_ms, delivery_items(items))
+        except Exception:
+            fit = [item for item in items if self._is_fit(dispatch, item, now_ms)]
+            if len(fit) == len(items):
+                raise  # it is not about a task
+            if fit or subscriber.once:
+                deliver(self._core.epoch, now_ms, delivery_items(fit))
+
+    def _is_fit(self, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
+        """Whether it can be written; if not, its task goes to the dead letters, unless it ended
+        with this delivery. The others of its frame must not suffer, nor the daemon end."""
+        row, attempt = item
+        try:
+            encode(delivery_items([item]))
+        except Exception as error:
+            group = dispatch.subscriber.group
+            lease = self._settlement.current(group, row.id, self._core.epoch, attempt)
+            if lease is not None:
+                self._settlement.unfit(lease, error, now_ms)
+            else:
+                self._core.faults.append((f"task {row.id}, delivered once", error))
+            return False
+        return True
+
+    def hand_over(self, dispatches: list[Dispatch]) -> None:
+        """At-most-once deliveries whose end is durable now."""
+        now_ms = self._clock.read().now_ms
+        for dispatch in dispatches:
+            if dispatch.subscriber.gone_mono_ms is not None:
+                self._core.totals.dropped_once += len(dispatch.items)
+            else:
+                # The clock may have gone back since they were taken.
+                self.write(dispatch, max(now_ms, *(row.due_ms for row, _ in dispatch.items)))
+
+    def tell_cut(self) -> None:
+        """Subscriptions that the engine ended."""
+        cut, self._core.cut = self._core.cut, []
+        for subscriber, code, message in cut:
+            subscriber.owner.cut(code, message)  # type: ignore[attr-defined]  # the shell's own

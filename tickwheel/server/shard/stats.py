@@ -1,0 +1,142 @@
+"""The answer to STATS: counts from engine memory, O(topics), no scan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tickwheel.clock import Now
+from tickwheel.engine.state import Core
+from tickwheel.engine.topics import Group, Topic
+from tickwheel.model.records import GroupSettings
+from tickwheel.protocol.codec import encode
+from tickwheel.server import policies
+from tickwheel.server.shard.shard import Shell
+from tickwheel.version import __version__
+
+
+def stats_map(shell: Shell, now: Now) -> dict[str, Any]:
+    """What ``tickwheel stats`` shows; ``docs/protocol.md`` lists the fields."""
+    core = shell.core
+    wheel, totals = core.wheel, core.totals
+    topics = {topic.name: topic_map(core, topic, now) for topic in core.topics.values()}
+    sums = {
+        name: sum(topic[name] for topic in topics.values())
+        for name in ("ready", "in_flight", "waiting")
+    }
+    shown, left_out = _that_fit(topics, shell.settings.out_room_bytes // 2)
+    return {
+        "node": shell.settings.node,
+        "version": __version__,
+        "epoch": shell.epoch,
+        "now_ms": now.now_ms,
+        "uptime_s": (now.mono_ms - shell.started_mono_ms) / 1000,
+        "slots": core.config.slots,
+        "tick_ms": core.config.tick_ms,
+        "slot": wheel.slot_of(now.now_ms),
+        "position_ms": wheel.position_ms,
+        "wheel_bytes": wheel.memory_bytes,
+        "resident_bytes": core.resident_bytes,
+        "pending": core.scheduled,
+        **sums,
+        "dead": core.dead,
+        "dead_total": totals.dead,
+        "dead_expired": totals.dead_expired,
+        "dropped_once": totals.dropped_once,
+        "enqueued": totals.enqueued,
+        "delivered": totals.delivered,
+        "acked": totals.acked,
+        "nacked": totals.nacked,
+        "retried": totals.retried,
+        "expired": totals.expired,
+        "cancelled": totals.cancelled,
+        "leases_over": totals.leases_over,
+        "early": totals.early,
+        "batches": shell.committer.last_batch,
+        "connections": len(shell.connections),
+        "subscribers": sum(
+            len(group.subscribers) for t in core.topics.values() for group in t.groups.values()
+        ),
+        "sessions": len(core.sessions),
+        "store_ok": shell.committer.trouble is None,
+        "lateness": shell.lateness.summary(),
+        "topics": shown,
+        "topics_left_out": left_out,
+    }
+
+
+def _that_fit(
+    topics: dict[str, dict[str, Any]], bytes_max: int
+) -> tuple[dict[str, dict[str, Any]], int]:
+    """As many as one answer may hold, the oldest first, and how many do not."""
+    shown: dict[str, dict[str, Any]] = {}
+    for name, told in topics.items():
+        bytes_max -= len(encode((name, told)))
+        if bytes_max < 0:
+            break
+        shown[name] = told
+    return shown, len(topics) - len(shown)
+
+
+def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
+    """One topic. What is due before any group exists counts as ready, and what a group that is
+    being deleted still holds counts, though that group is not listed any more."""
+    holders = list(topic.groups.values())
+    if topic.unowned is not None:
+        holders.append(topic.unowned)
+    return {
+        "pending": topic.scheduled,
+        "ready": sum(group.ready_count for group in holders),
+        "in_flight": sum(len(group.flight) for group in holders),
+        "waiting": sum(len(group.waiting) for group in holders),
+        "dead": sum(group.dead for group in holders),
+        "enqueued": topic.enqueued,
+        "delivered": topic.delivered,
+        "acked": topic.acked,
+        "cancelled": topic.cancelled,
+        "oldest_ready_ms": max(age_ms(group, now) for group in holders),
+        "broadcasters": len(topic.broadcasters),
+        **_settings(core, topic.settings),
+        "groups": {group.name: group_map(core, group, now) for group in topic.live_groups},
+    }
+
+
+def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
+    return {
+        "ready": group.ready_count,
+        "in_flight": len(group.flight),
+        "waiting": len(group.waiting),
+        "retrying": len(group.waiting),
+        "dead": group.dead,
+        "subscribers": len(group.subscribers),
+        "delivered": group.delivered,
+        "acked": group.acked,
+        "nacked": group.nacked,
+        "expired": group.expired,
+        "since_ms": group.since_ms,
+        "replay": replay_map(group),
+        "oldest_ready_ms": age_ms(group, now),
+        **_settings(core, group.settings),
+    }
+
+
+def replay_map(group: Group) -> dict[str, Any] | None:
+    """How far tasks from before the group have been looked at for it; None: all have been."""
+    replay = group.topic.replays.get(group)
+    if replay is None:
+        return None
+    return {"looked_at": replay.looked_at, "given": replay.given, "share": replay.share}
+
+
+def age_ms(group: Group, now: Now) -> int:
+    """How long the longest waiting ready task has waited, 0 when there is none."""
+    since_ms = group.oldest_since_ms()
+    return max(0, now.now_ms - since_ms) if since_ms is not None else 0
+
+
+def _settings(core: Core, settings: GroupSettings) -> dict[str, Any]:
+    return {
+        "paused": settings.paused,
+        "rate": settings.rate,
+        "burst": settings.burst,
+        "retry": policies.policy_map(settings.retry, core.policies),
+    }

@@ -1,0 +1,1 @@
+"""The msgpack protocol over TCP: bytes to operations and back."""
