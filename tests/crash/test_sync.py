@@ -21,7 +21,7 @@ from raw import Raw
 from crash.shim import Disk, Event, Said, Shimmed, frames
 from tickwheel.model.records import Ending
 from tickwheel.persistence import audit, open_url
-from tickwheel.persistence.store import StoredTask
+from tickwheel.persistence.contract import StoredTask
 from tickwheel.protocol.frames import FrameType
 
 FAR_MS = 3_600_000

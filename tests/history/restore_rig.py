@@ -12,8 +12,8 @@ from tickwheel.history.restore import Plan, Report, restore
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import DeadRow, GroupRow, ProgressRow, TaskRow
 from tickwheel.persistence import open_url
+from tickwheel.persistence.contract import Opened, Small, StoredTask
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-from tickwheel.persistence.store import Opened, Small, StoredTask
 
 BACKUP_MS = NOW_MS
 LATER_MS = NOW_MS + HOUR_MS

@@ -12,8 +12,8 @@ from fake_daemon import turns
 
 from history.history_rig import HOUR_MS, Clock
 from tickwheel.history.writer.retention import last_backup_ms
+from tickwheel.persistence.contract import StoreError
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-from tickwheel.persistence.store import StoreError
 from tickwheel.server.shard.background import DailyBackups
 
 START_MS = 1_795_255_200_000  # 2026-11-21T10:00:00Z

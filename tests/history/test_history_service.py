@@ -26,9 +26,9 @@ from tickwheel.clock import Clock
 from tickwheel.history.lines import Kind
 from tickwheel.history.segments import STATE, Event
 from tickwheel.model.records import ID_STEP
+from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Opened
 from tickwheel.persistence.redis.initialise import lay_out, look
 from tickwheel.persistence.redis.options import options_from
-from tickwheel.persistence.store import CommitRefused, CommitUnknown, Opened
 from tickwheel.server import history as history_module
 from tickwheel.server.history import History
 from tickwheel.server.recorder import Recorder

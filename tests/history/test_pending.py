@@ -20,7 +20,7 @@ from tickwheel.clock import Clock
 from tickwheel.history.segments import STATE, Event, state_folder
 from tickwheel.history.spool import PENDING, Pending, take_pending
 from tickwheel.model.records import ID_STEP
-from tickwheel.persistence.store import Opened
+from tickwheel.persistence.contract import Opened
 from tickwheel.server.history import History
 from tickwheel.server.recorder import Recorder
 from tickwheel.server.settings import Settings

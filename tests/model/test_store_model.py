@@ -31,9 +31,10 @@ from tickwheel.model.records import (
     SessionRow,
     TaskRow,
 )
+from tickwheel.persistence.contract import CommitRefused, Fenced, Opened, Store, StoredTask
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, packindex
-from tickwheel.persistence.store import CommitRefused, Fenced, Opened, Store, StoredTask
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+from tickwheel.persistence.sqlite import packs as packindex
 
 ENDINGS_MAX = 20
 OWNER = "model"

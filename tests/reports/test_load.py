@@ -14,12 +14,12 @@ import pytest
 from pyspark.sql import functions as F
 
 from reports.story import MAIL, Book, story, write
-from tickwheel.reports import ReportError, compact, schema
-from tickwheel.reports import history as segments
+from tickwheel.reports import ReportError, schema
+from tickwheel.reports import load as compact
+from tickwheel.reports import load as segments
 from tickwheel.reports.files import Files
-from tickwheel.reports.lock import Lock
-from tickwheel.reports.manifest import Manifest, Manifests
-from tickwheel.reports.table import Table
+from tickwheel.reports.load import Lock
+from tickwheel.reports.table import Manifest, Manifests, Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -11,7 +11,8 @@ import pytest
 
 from reports.story import ms
 from tickwheel.reports import journeys, rollups, schema
-from tickwheel.reports.metrics import buckets, compare, service, slowest, waiting
+from tickwheel.reports.metrics import compare, service, slowest, waiting
+from tickwheel.reports.metrics import service as buckets
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

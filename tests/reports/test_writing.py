@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from tickwheel.reports.writing import csv_text
+from tickwheel.reports.job import csv_text
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@x", "\t=1", "\r=1", "\n=1"])

@@ -9,10 +9,10 @@ import pytest
 from redis_server import RedisServer
 from store_subject import Subject
 
+from tickwheel.persistence.contract import Store
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import RedisStore, options_from
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-from tickwheel.persistence.store import Store
 
 ENDINGS_MAX = 1_000
 QUICK = "call_ms=300&connect_ms=300"

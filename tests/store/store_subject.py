@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tickwheel.model.effects import Effects
-from tickwheel.persistence.store import Handles, Opened, Small, Store
+from tickwheel.persistence.contract import Handles, Opened, Small, Store
 
 OWNER = "tester"
 

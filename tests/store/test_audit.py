@@ -20,8 +20,8 @@ from tickwheel.model.records import (
 )
 from tickwheel.persistence import StoreUnusable
 from tickwheel.persistence.audit import check
+from tickwheel.persistence.contract import Audit
 from tickwheel.persistence.sqlite import SqliteStore
-from tickwheel.persistence.store import Audit
 
 
 @pytest.fixture

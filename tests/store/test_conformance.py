@@ -24,7 +24,7 @@ from store_subject import OWNER, Subject
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import DeadRow, Ending, Extras, GroupRow, SessionRow, TaskRow
 from tickwheel.persistence import open_url
-from tickwheel.persistence.store import (
+from tickwheel.persistence.contract import (
     SCAN_BYTES_MAX,
     CommitRefused,
     Fenced,

@@ -28,10 +28,11 @@ from tickwheel.model.records import (
     ProgressState,
     TaskRow,
 )
+from tickwheel.persistence.contract import Store
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import RedisStore, encode
-from tickwheel.persistence.sqlite import SqliteStore, packindex
-from tickwheel.persistence.store import Store
+from tickwheel.persistence.sqlite import SqliteStore
+from tickwheel.persistence.sqlite import packs as packindex
 
 
 class Read(NamedTuple):

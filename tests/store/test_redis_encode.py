@@ -10,14 +10,17 @@ from store_rows import ended, in_flight, tasks
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import TaskRow
 from tickwheel.persistence.codec import encode_tasks
-from tickwheel.persistence.redis import ahead as ahead_module
-from tickwheel.persistence.redis.ahead import Ahead
-from tickwheel.persistence.redis.drivers import Packed
-from tickwheel.persistence.redis.encode import PART_ARGS_MAX, PART_BYTES_MAX
-from tickwheel.persistence.redis.layout import KEY
-from tickwheel.persistence.redis.new_tasks import NEW_ROWS
-from tickwheel.persistence.redis.packing import joined, pack, pack_args
-from tickwheel.persistence.redis.prepared import Prepared, prepare
+from tickwheel.persistence.redis import encode as ahead_module
+from tickwheel.persistence.redis.driver import Packed, joined, pack, pack_args
+from tickwheel.persistence.redis.encode import (
+    NEW_ROWS,
+    PART_ARGS_MAX,
+    PART_BYTES_MAX,
+    Ahead,
+    Prepared,
+    prepare,
+)
+from tickwheel.persistence.redis.keys import KEY
 
 DUE_MS = 1_800_000_000_000
 

@@ -15,11 +15,7 @@ from store_subject import Subject
 
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import GroupRow, TaskRow
-from tickwheel.persistence.redis import RedisStore
-from tickwheel.persistence.redis.lua import Script
-from tickwheel.persistence.redis.prepared import prepare
-from tickwheel.persistence.redis.sender import Again, Sender
-from tickwheel.persistence.store import (
+from tickwheel.persistence.contract import (
     CommitRefused,
     CommitUnknown,
     Fenced,
@@ -27,6 +23,10 @@ from tickwheel.persistence.store import (
     StoreBroken,
     StoreLost,
 )
+from tickwheel.persistence.redis import RedisStore
+from tickwheel.persistence.redis.encode import prepare
+from tickwheel.persistence.redis.keys import Script
+from tickwheel.persistence.redis.sender import Again, Sender
 
 S = "{tw:default:0}"
 PATIENCE_S = 10.0
@@ -189,7 +189,7 @@ class TestASilentRedis:
         async def lose_the_answer(*args: Any, **options: Any) -> None:
             await run(*args, **options)
             await line._drop("lost")
-            from tickwheel.persistence.redis.drivers import Lost
+            from tickwheel.persistence.redis.driver import Lost
 
             raise Lost("lost")
 

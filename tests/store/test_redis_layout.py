@@ -18,9 +18,9 @@ from tickwheel.model.effects import Effects
 from tickwheel.model.records import DeadRow, ProgressRow, ProgressState, TaskRow
 from tickwheel.persistence.codec import encode_tasks
 from tickwheel.persistence.redis import RedisStore, options_from
-from tickwheel.persistence.redis.history import History
-from tickwheel.persistence.redis.ids import IdIndex
-from tickwheel.persistence.redis.layout import LAYOUT, group_field, member, split_member
+from tickwheel.persistence.redis.keys import LAYOUT, group_field, member, split_member
+from tickwheel.persistence.redis.reader import IdIndex
+from tickwheel.persistence.redis.writer import History
 
 S = "{tw:default:0}"
 V1: dict[str, Any] = json.loads((GOLDEN / "v1" / "redis.json").read_text("utf-8"))
@@ -197,6 +197,6 @@ class TestIdIndex:
         index = IdIndex()
         with index.loading() as found:
             found += [1]
-        monkeypatch.setattr("tickwheel.persistence.redis.ids.IDLE_S", -1.0)
+        monkeypatch.setattr("tickwheel.persistence.redis.reader.IDLE_S", -1.0)
         index.add([2])
         assert index.after(-1, 9) is None

@@ -14,14 +14,19 @@ from store_subject import Subject
 
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import DeadRow, GroupRow, SessionRow, TaskRow
+from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreAway, StoredTask
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.redis import RedisStore
-from tickwheel.persistence.redis.mirror import Mirror
-from tickwheel.persistence.redis.mirror_rows import ROW_BYTES, TASK_BYTES, GroupRecords, TaskRecords
+from tickwheel.persistence.redis.encode import prepare
+from tickwheel.persistence.redis.mirror import (
+    ROW_BYTES,
+    TASK_BYTES,
+    GroupRecords,
+    Mirror,
+    TaskRecords,
+)
 from tickwheel.persistence.redis.options import RedisOptions, options_from
-from tickwheel.persistence.redis.prepared import prepare
-from tickwheel.persistence.redis.scripts_read import HANDLES
-from tickwheel.persistence.store import CommitRefused, CommitUnknown, StoreAway, StoredTask
+from tickwheel.persistence.redis.scripts import HANDLES
 from tickwheel.persistence.urls import open_url
 
 Make = Callable[..., Subject]

@@ -15,7 +15,7 @@ from store_subject import Subject
 
 from tickwheel.persistence import StoreUnusable, open_url
 from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
-from tickwheel.persistence.redis.leader import RedisElection
+from tickwheel.persistence.redis.lease import RedisElection
 from tickwheel.persistence.urls import without_secrets
 
 DRIVERS = ("redis", "asyncio-redis")

@@ -15,11 +15,7 @@ from store_subject import OWNER, Subject
 
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import TaskRow
-from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.redis import RedisStore, options_from, rewriter, watch
-from tickwheel.persistence.redis.leader import RedisElection
-from tickwheel.persistence.redis.writer import Writer
-from tickwheel.persistence.store import (
+from tickwheel.persistence.contract import (
     CommitRefused,
     CommitUnknown,
     Fenced,
@@ -28,6 +24,11 @@ from tickwheel.persistence.store import (
     StoreLost,
     StoreUnusable,
 )
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.persistence.redis import RedisStore, options_from, rewriter
+from tickwheel.persistence.redis import rewriter as watch
+from tickwheel.persistence.redis.lease import RedisElection
+from tickwheel.persistence.redis.writer import Writer
 
 PATIENCE_S = 20.0
 S = "{tw:default:0}"

@@ -14,8 +14,9 @@ from store_subject import OWNER, Subject
 from tickwheel.model.effects import Effects
 from tickwheel.persistence import StoreUnusable
 from tickwheel.persistence.election import Leader
-from tickwheel.persistence.redis import RedisOptions, RedisStore, initialise, options_from, rights
-from tickwheel.persistence.redis.leader import RedisElection
+from tickwheel.persistence.redis import RedisOptions, RedisStore, initialise, options_from
+from tickwheel.persistence.redis import opening as rights
+from tickwheel.persistence.redis.lease import RedisElection
 
 ROOT = Path(__file__).parents[2]
 S = "{tw:default:0}"

@@ -13,9 +13,9 @@ from store_subject import Subject
 from tickwheel import disk
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import Ending
+from tickwheel.persistence.contract import CommitRefused, StoreUnusable
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, options_from, room
 from tickwheel.persistence.sqlite.room import REFUSE_MARGIN, Disk
-from tickwheel.persistence.store import CommitRefused, StoreUnusable
 
 LIMIT = 0.9
 SMALL_LOG = 64 << 10

@@ -15,17 +15,17 @@ from store_subject import OWNER, Subject
 
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import TaskRow
-from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-from tickwheel.persistence.sqlite import store as store_module
-from tickwheel.persistence.sqlite.connection import connect_reader
-from tickwheel.persistence.sqlite.copying import copy_database
-from tickwheel.persistence.store import (
+from tickwheel.persistence.contract import (
     CommitRefused,
     StoreBroken,
     StoreBusy,
     StoreError,
     StoreUnusable,
 )
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+from tickwheel.persistence.sqlite import store as store_module
+from tickwheel.persistence.sqlite.connection import connect_reader
+from tickwheel.persistence.sqlite.recovery import copy_database
 
 
 class Failing:

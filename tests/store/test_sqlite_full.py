@@ -18,8 +18,8 @@ from store_subject import Subject
 
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import SessionRow
+from tickwheel.persistence.contract import CommitRefused
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-from tickwheel.persistence.store import CommitRefused
 
 DISK_BYTES = 16 << 20
 BATCH = 200

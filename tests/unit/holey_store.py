@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tickwheel.persistence.contract import StoredTask
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.store import StoredTask
 
 
 class HoleyStore(MemoryStore):

@@ -13,8 +13,8 @@ from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import Ending
+from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreBroken
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.store import CommitRefused, CommitUnknown, StoreBroken
 from tickwheel.protocol.codec import Decoder
 from tickwheel.server.history import History
 from tickwheel.server.shard import committer as committer_module

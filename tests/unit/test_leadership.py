@@ -10,8 +10,8 @@ import pytest
 from stand_in import stand_in
 
 from tickwheel.clock import Clock
+from tickwheel.persistence.contract import StoreAway, StoreUnusable
 from tickwheel.persistence.election import Leader, Seen
-from tickwheel.persistence.store import StoreAway, StoreUnusable
 from tickwheel.server.cluster import lease as module
 from tickwheel.server.cluster.lease import Deposed, Leadership
 from tickwheel.server.cluster.life import Life

@@ -12,8 +12,8 @@ from tickwheel import Client, Task
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import ID_STEP, GroupRow, TaskRow, id_floor
+from tickwheel.persistence.contract import Handles
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.store import Handles
 from tickwheel.server.cluster import failover as roles
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.logs import configure

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from tickwheel.engine.state import Core, EngineConfig
 from tickwheel.engine.topics import Group
 from tickwheel.model.effects import Effects
-from tickwheel.persistence.store import CommitRefused, CommitUnknown
+from tickwheel.persistence.contract import CommitRefused, CommitUnknown
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.logs import configure
 from tickwheel.server.metrics import catalogue as metrics

@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from tickwheel.model.records import ID_STEP, Extras, TaskRow
 from tickwheel.persistence.codec import RecordUnreadable
-from tickwheel.persistence.sqlite.packindex import PackIndex
 from tickwheel.persistence.sqlite.packs import (
     PACK_BYTES_MAX,
     PACK_TASKS_MAX,
     PACK_TASKS_MIN,
     Pack,
+    PackIndex,
     ids_of,
     split,
 )

@@ -12,8 +12,8 @@ from tickwheel.engine.engine import Engine
 from tickwheel.engine.state import EngineConfig
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import DeadRow, Ending, ProgressRow, ProgressState, TaskRow
+from tickwheel.persistence.contract import StoredTask
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.persistence.store import StoredTask
 from tickwheel.server.shard import reads as reader_module
 from tickwheel.server.shard.reads import READS_AGAIN_MAX, READS_MAX, Reader
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tickwheel.persistence.redis.drivers import Away, check, connect
+from tickwheel.persistence.redis.driver import Away, check, connect
 from tickwheel.persistence.redis.options import options_from
 
 

@@ -6,7 +6,7 @@ names it, not before.
 
 from __future__ import annotations
 
-from tickwheel.persistence.store import (
+from tickwheel.persistence.contract import (
     Audit,
     CommitRefused,
     CommitUnknown,

@@ -15,7 +15,7 @@ from typing import Any
 
 from tickwheel.model.records import TaskRow
 from tickwheel.persistence.codec import RecordUnreadable, decode_endings
-from tickwheel.persistence.store import Audit, StoreUnusable
+from tickwheel.persistence.contract import Audit, StoreUnusable
 from tickwheel.persistence.urls import parse
 
 PROBLEMS_MAX = 100
@@ -137,7 +137,7 @@ def _count(connection: sqlite3.Connection, audit: Audit) -> None:
 def _packs(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
     """Decode every pack, and put the keys of all tasks into a temporary table."""
     from tickwheel.persistence.sqlite import packs, rows, schema
-    from tickwheel.persistence.sqlite import statements as sql
+    from tickwheel.persistence.sqlite import rows as sql
 
     connection.execute("PRAGMA query_only = OFF")  # it forbids temporary tables too
     for statement in _EVERY:

@@ -1,4 +1,8 @@
-"""Records as bytes: what stores, backups and history keep, version by version.
+"""Values inside records as plain fields and back: retry policies, settings of groups.
+
+For ``codec.py``, which puts a version before them; their shape belongs to that version.
+
+Records as bytes: what stores, backups and history keep, version by version.
 
 Every record is one msgpack array whose first element is the version it was written with.
 Knows the values of ``wheel.records`` and msgpack; must not know stores, keys or the wire.
@@ -20,9 +24,8 @@ group's place (group).
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 
@@ -39,8 +42,51 @@ from tickwheel.model.records import (
     SessionRow,
     TaskRow,
 )
-from tickwheel.persistence.fields import policy_fields, policy_of, settings_fields, settings_of
-from tickwheel.persistence.store import StoreError
+from tickwheel.model.retry import PolicyRef, RetryPolicy
+from tickwheel.persistence.contract import StoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+def policy_fields(policy: PolicyRef | None) -> object:
+    """A name as it is; numbers as an array."""
+    if policy is None or isinstance(policy, str):
+        return policy
+    return (
+        policy.kind,
+        policy.base_ms,
+        policy.factor,
+        policy.cap_ms,
+        policy.retries_max,
+        policy.jitter,
+        policy.delays_ms,
+    )
+
+
+def policy_of(fields: Any) -> PolicyRef | None:
+    """Raises ValueError or TypeError for what is no policy."""
+    if fields is None or isinstance(fields, str):
+        return fields
+    kind, base_ms, factor, cap_ms, retries_max, jitter, delays_ms = fields
+    return RetryPolicy(base_ms, factor, cap_ms, retries_max, jitter, kind, tuple(delays_ms))
+
+
+def settings_fields(settings: GroupSettings) -> tuple[object, ...]:
+    paused, rate, burst, retry, closed_ms, closed_id = settings
+    return paused, rate, burst, policy_fields(retry), closed_ms, closed_id
+
+
+def settings_of(
+    paused: bool,
+    rate: float | None,
+    burst: int | None,
+    retry: Any,
+    closed_ms: int | None,
+    closed_id: int,
+) -> GroupSettings:
+    return GroupSettings(paused, rate, burst, policy_of(retry), closed_ms, closed_id)
+
 
 VERSION = 1
 """Of every kind of record that is not named with another one below."""

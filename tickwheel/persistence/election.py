@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from tickwheel.persistence.store import Opened, Store
+from tickwheel.persistence.contract import Opened, Store
 from tickwheel.persistence.urls import parse
 
 
@@ -105,7 +105,7 @@ def open_election(url: str, ttl_ms: int) -> Election | None:
     """The election of the store at ``url``; None when only one daemon can have that store."""
     if parse(url).kind != "redis":
         return None
-    from tickwheel.persistence.redis.leader import RedisElection
+    from tickwheel.persistence.redis.lease import RedisElection
     from tickwheel.persistence.redis.options import options_from
 
     return RedisElection(options_from(url), ttl_ms)

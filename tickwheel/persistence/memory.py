@@ -25,7 +25,7 @@ from tickwheel.model.records import (
     TaskRow,
     task_bytes,
 )
-from tickwheel.persistence.store import (
+from tickwheel.persistence.contract import (
     SCAN_BYTES_MAX,
     CommitRefused,
     Fenced,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from tickwheel.persistence.store import Store, StoreUnusable
+from tickwheel.persistence.contract import Store, StoreUnusable
 
 KNOWN = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db,"

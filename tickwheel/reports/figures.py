@@ -8,10 +8,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tickwheel.reports import journeys, schema
-from tickwheel.reports.manifest import Manifest
-from tickwheel.reports.metrics import buckets, compare, service, slowest, waiting
+from tickwheel.reports.metrics import compare, service, slowest, waiting
+from tickwheel.reports.metrics import service as buckets
 from tickwheel.reports.settings import ReportSettings, pattern_regex
-from tickwheel.reports.table import Table
+from tickwheel.reports.table import Manifest, Table
 
 KEYS = ("topic", "group")
 STUCK_LISTED_MAX = 10_000

@@ -4,26 +4,43 @@ A batch of segments becomes one run: parse, drop what the table holds already, w
 add their rollups and journeys, and last of all commit the manifest. Killed anywhere before that
 a run leaves nothing but folders that the next one sweeps away. Why not Spark's streaming file
 source: docs/decisions/0009.
+
+Which segments of a history are new since the table was written. Names and sizes only.
+
+One report at a time on one table.
+
+The manifests alone keep two runs from both counting; the lock keeps the second from working in
+vain, and from sweeping away what the first is writing or still reading its figures from. It is a
+file, so a killed run leaves it behind: on the same machine that is seen by its process being
+gone, elsewhere by its age.
+
+Many small runs made into fewer: the same rows in fewer files. A commit like any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import json
+import os
+import re
+import socket
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pyspark.sql import DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 
-from tickwheel.reports import compact, history, journeys, parse, rollups, schema
-from tickwheel.reports.failures import FAILED
-from tickwheel.reports.files import Files
-from tickwheel.reports.history import Segment
-from tickwheel.reports.lock import Lock
-from tickwheel.reports.manifest import Loaded, Manifest, Manifests
-from tickwheel.reports.settings import ReportSettings
-from tickwheel.reports.table import Table
+from tickwheel.reports import journeys, parse, rollups, schema
+from tickwheel.reports.files import FAILED, Files
+from tickwheel.reports.settings import ReportError, ReportSettings
+from tickwheel.reports.table import Loaded, Manifest, Manifests, Table
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
 
 SALT_BYTES = 32 << 20
 """A unit (date and topic) is written by one task for so many bytes of a batch."""
@@ -71,21 +88,21 @@ class Loader:
         before = manifest = self._manifests.newest()
         self.table.sweep(manifest)
         again = self._not_understood(manifest)
-        segments = history.new(history.listed(self._files, self._settings), manifest, again)
+        segments = new(listed(self._files, self._settings), manifest, again)
         total = sum(segment.bytes for segment in segments)
-        done = batches = 0
+        done = 0
+        parts = list(batches(segments, self._settings.batch_bytes))
         self._tell("loading", 0, total)
-        for batch in history.batches(segments, self._settings.batch_bytes):
+        for batch in parts:
             manifest = self._load(batch, manifest)
             lock.refresh()
-            batches += 1
             done += sum(segment.bytes for segment in batch)
             self._tell("loading", done, total)
-        manifest = compact.compact(self.table, manifest, self._manifests)
+        manifest = compact(self.table, manifest, self._manifests)
         self.table.sweep(manifest)
         return Outcome(
             manifest,
-            batches,
+            len(parts),
             len(segments),
             manifest.rows - before.rows,
             manifest.duplicates - before.duplicates,
@@ -175,7 +192,7 @@ class Loader:
             return self._spark.createDataFrame([], "value STRING, segment STRING")
         path = F.col("_metadata.file_path")
         return self._spark.read.text([segment.path for segment in batch]).select(
-            "value", F.regexp_extract(path, history.SEGMENT_SQL, 1).alias("segment")
+            "value", F.regexp_extract(path, SEGMENT_SQL, 1).alias("segment")
         )
 
     def _write_events(
@@ -288,3 +305,197 @@ def _least(one: int | None, other: int | None) -> int | None:
 
 def _most(one: int | None, other: int | None) -> int | None:
     return max((x for x in (one, other) if x is not None), default=None)
+
+
+_SEGMENT = re.compile(r"(dt=(\d{4}-\d\d-\d\d)/hour=\d\d/([^/._][^/]*)\.jsonl)(\.gz)?$")
+SEGMENT_SQL = r"(dt=[^/]+/hour=[^/]+/[^/]+\.jsonl)(\.gz)?$"
+"""The same for Spark, to name a line's segment from its file's path."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One file of history."""
+
+    path: str
+    name: str
+    """Relative to the root and without ``.gz``: a segment keeps its name when it is sealed."""
+    date: str
+    bytes: int
+    sealed: bool
+
+
+def listed(files: Files, settings: ReportSettings) -> list[Segment]:
+    """All segments, oldest first; of one that is open and sealed at once the sealed one."""
+    root = settings.history.rstrip("/")
+    if not files.exists(root):
+        raise ReportError(f"{root}: there is no such folder; is it the daemon's history_dir?")
+    found: dict[str, Segment] = {}
+    for file in files.matching(f"{root}/dt=*/hour=*/*.jsonl*"):
+        match = _SEGMENT.search(file.path)
+        if match is None:
+            continue
+        name, date, _, gz = match.groups()
+        sealed = gz is not None
+        if not sealed and (not settings.open_segments or (name in found and found[name].sealed)):
+            continue
+        found[name] = Segment(file.path, name, date, file.bytes, sealed)
+    return sorted(found.values(), key=lambda segment: segment.name)
+
+
+def new(
+    segments: Sequence[Segment], manifest: Manifest, again: Collection[str] = ()
+) -> list[Segment]:
+    """What the table does not hold yet: unknown, grown, or sealed since; and what ``again`` names.
+
+    (The table knows events that it has read before, so to read a segment again is no risk.)
+    """
+
+    def is_new(segment: Segment) -> bool:
+        known = manifest.segments.get(segment.name)
+        if known is None or segment.name in again:
+            return True
+        return (known.bytes, known.sealed) != (segment.bytes, segment.sealed)
+
+    return [segment for segment in segments if is_new(segment)]
+
+
+def batches(segments: Sequence[Segment], bytes_max: int) -> Iterator[list[Segment]]:
+    """In order, at least one segment each, not more bytes than ``bytes_max`` where possible."""
+    batch: list[Segment] = []
+    size = 0
+    for segment in segments:
+        if batch and size + segment.bytes > bytes_max:
+            yield batch
+            batch, size = [], 0
+        batch.append(segment)
+        size += segment.bytes
+    if batch:
+        yield batch
+
+
+_HELD: set[object] = set()
+"""The locks of this process."""
+STALE_S = 1_800.0
+"""A run refreshes the lock with every batch; one that did not for so long is dead."""
+
+
+class Lock:
+    """Held inside a ``with`` block. Raises ReportError when somebody else holds it."""
+
+    def __init__(self, files: Files, path: str) -> None:
+        self._files, self._path = files, path
+        self._mine = {
+            "host": socket.gethostname(), "pid": os.getpid(), "id": uuid.uuid4().hex[:12],
+        }  # fmt: skip
+
+    def __enter__(self) -> Self:
+        text = self._files.read(self._path)
+        if text is not None and not self._held(text):
+            self._files.delete(self._path)
+        if not self._files.create(self._path, json.dumps(self._mine)):
+            raise self._refusal()
+        _HELD.add(self._mine["id"])
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        _HELD.discard(self._mine["id"])
+        if self._is_ours():
+            self._files.delete(self._path)
+
+    def refresh(self) -> None:
+        """Say again that we are at work. Raises ReportError when another took us for dead."""
+        if not self._is_ours():
+            raise self._refusal()
+        self._files.write(self._path, json.dumps(self._mine))
+
+    def _is_ours(self) -> bool:
+        text = self._files.read(self._path)
+        return text is not None and text == json.dumps(self._mine)
+
+    def _refusal(self) -> ReportError:
+        owner = (self._files.read(self._path) or "unknown").strip()
+        return ReportError(
+            f"another report works on this table ({owner}); if that is not so, delete {self._path}"
+        )
+
+    def _held(self, text: str) -> bool:
+        try:
+            owner = json.loads(text)
+            host, pid = str(owner["host"]), int(owner["pid"])
+        except (ValueError, KeyError, TypeError):
+            return False  # torn: its writer was killed
+        if host == self._mine["host"]:
+            # Our own number may have been another's before the machine was started anew.
+            return owner.get("id") in _HELD if pid == self._mine["pid"] else _alive(pid)
+        return self._files.age_s(self._path, time.time_ns() // 1_000_000) < STALE_S
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+ROLLUP_RUNS_MAX = 24
+EVENT_RUNS_MAX = 24
+"""Of one date."""
+JOURNEY_RUNS_MAX = 48
+JOURNEY_RUNS_MERGED = 32
+"""The newest, which are the smallest: old large ones are left alone."""
+
+
+def compact(table: Table, manifest: Manifest, manifests: Manifests) -> Manifest:
+    """Rewrite what has too many runs, each kind under a commit of its own."""
+    if len(manifest.rollups) > ROLLUP_RUNS_MAX:
+        manifest = _commit(manifests, _rollups(table, manifest))
+    if len(manifest.journeys) > JOURNEY_RUNS_MAX:
+        manifest = _commit(manifests, _journeys(table, manifest))
+    many = {date for date, runs in manifest.events.items() if len(runs) > EVENT_RUNS_MAX}
+    if many:
+        manifest = _commit(manifests, _events(table, manifest, many))
+    return manifest
+
+
+def _commit(manifests: Manifests, changed: Manifest) -> Manifest:
+    manifests.commit(changed)
+    return changed
+
+
+def _rollups(table: Table, manifest: Manifest) -> Manifest:
+    run = manifest.run + 1
+    for name in schema.ROLLUPS:
+        found = table.rollup(name, manifest)
+        whole = found if name == "slow" else rollups.merged(name, found)
+        whole.coalesce(4).write.mode("overwrite").parquet(table.place(name, run))
+    return replace(manifest, run=run, rollups=(run,))
+
+
+def _journeys(table: Table, manifest: Manifest) -> Manifest:
+    """The closed ones; the open ones have one run anyway."""
+    run = manifest.run + 1
+    kept, merged = (
+        manifest.journeys[:-JOURNEY_RUNS_MERGED],
+        manifest.journeys[-JOURNEY_RUNS_MERGED:],
+    )
+    found = table.closed_journeys(merged).withColumn("closed", F.lit(True))
+    place = table.place("journeys", run)
+    found.coalesce(4).write.mode("overwrite").partitionBy("closed").parquet(place)
+    return replace(manifest, run=run, journeys=(*kept, run))
+
+
+def _events(table: Table, manifest: Manifest, dates: set[str]) -> Manifest:
+    run = manifest.run + 1
+    rows = table.events(manifest, dates).drop("run").repartition("date", "topic_part")
+    sorted_rows = rows.sortWithinPartitions("date", "topic_part", "shard", "epoch", "seq")
+    place = table.place("events", run)
+    sorted_rows.write.mode("overwrite").partitionBy("date", "topic_part").parquet(place)
+    return replace(manifest, run=run, events={**manifest.events, **dict.fromkeys(dates, (run,))})

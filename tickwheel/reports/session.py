@@ -159,7 +159,7 @@ def _reason(error: Exception, log: Path | None) -> str:
     """What the JVM said before it gave up, without its stack; else the exception."""
     from py4j.protocol import Py4JJavaError
 
-    from tickwheel.reports.failures import in_short
+    from tickwheel.reports.files import in_short
 
     if isinstance(error, Py4JJavaError):
         return in_short(error)

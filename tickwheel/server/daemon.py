@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.errors import TickwheelError
-from tickwheel.persistence.store import Fenced, StoreBroken, StoreError
+from tickwheel.persistence.contract import Fenced, StoreBroken, StoreError
 from tickwheel.server.cluster.failover import Roles
 from tickwheel.server.http.app import Http
 from tickwheel.server.logs import Log, configure

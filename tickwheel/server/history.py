@@ -23,7 +23,7 @@ from tickwheel.history.lines import Kind
 from tickwheel.history.segments import state_folder
 from tickwheel.history.spool import Pending, Spool, take_pending
 from tickwheel.history.writer import writer_command
-from tickwheel.persistence.store import Opened
+from tickwheel.persistence.contract import Opened
 from tickwheel.server.recorder import Notes, Recorder, events_in
 from tickwheel.server.settings import Settings
 from tickwheel.server.tcp.handlers.consuming import label

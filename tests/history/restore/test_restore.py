@@ -40,7 +40,7 @@ from tickwheel.model.records import (
     TaskRow,
 )
 from tickwheel.model.retry import BUILT_IN, RetryPolicy
-from tickwheel.persistence.store import StoreUnusable
+from tickwheel.persistence.contract import StoreUnusable
 
 A, B, C, D = (make_id(n) for n in range(4))
 DUE = NOW_MS + 5

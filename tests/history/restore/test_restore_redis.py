@@ -13,10 +13,10 @@ from history.restore_rig import LATER_MS, STARTED, held, make_backup, run, stopp
 from tickwheel.errors import BadRequest, Conflict
 from tickwheel.history.restore import source_and_target as target
 from tickwheel.model.records import DeadRow, GroupRow, ProgressRow, ProgressState, TaskRow
+from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.election import Leader, open_election
 from tickwheel.persistence.redis import options_from
 from tickwheel.persistence.redis.initialise import lay_out, look
-from tickwheel.persistence.store import StoreUnusable
 
 A, B, C = (make_id(n) for n in range(3))
 DUE = NOW_MS + HOUR_MS * 5

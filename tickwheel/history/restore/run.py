@@ -29,7 +29,7 @@ from tickwheel.model.records import (
     ProgressState,
     id_floor,
 )
-from tickwheel.persistence.store import StoredTask
+from tickwheel.persistence.contract import StoredTask
 from tickwheel.persistence.urls import parse
 
 EVENTS_AT_ONCE = 2_000

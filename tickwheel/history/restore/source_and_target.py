@@ -22,9 +22,9 @@ from pathlib import Path
 from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import Ending, GroupRow, SessionRow
+from tickwheel.persistence.contract import Opened, Small, Store, StoredTask, StoreUnusable
 from tickwheel.persistence.election import Election, Leader, open_election
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-from tickwheel.persistence.store import Opened, Small, Store, StoredTask, StoreUnusable
 from tickwheel.persistence.urls import open_url, parse, without_secrets
 
 PAGE = 1_000

@@ -17,9 +17,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tickwheel.model.effects import Effects
+from tickwheel.persistence.contract import Small, Store, StoreBroken, StoreError
 from tickwheel.persistence.redis.reader import Reader
 from tickwheel.persistence.redis.writer import Writer
-from tickwheel.persistence.store import Small, Store, StoreBroken, StoreError
 
 PAGE = 1_000
 OWNER = "backup"

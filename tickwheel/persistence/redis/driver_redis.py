@@ -7,9 +7,8 @@ from typing import Any
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 
-from tickwheel.persistence.redis.drivers import Answer, Argument, Away, Lost, answer
+from tickwheel.persistence.redis.driver import Answer, Argument, Away, Lost, answer, pack
 from tickwheel.persistence.redis.options import RedisOptions
-from tickwheel.persistence.redis.packing import pack
 
 # redis-py takes the first word off the errors it knows and gives them classes instead.
 _KINDS: tuple[tuple[type[Exception], str], ...] = (

@@ -15,13 +15,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.redis import opening
-from tickwheel.persistence.redis.drivers import Answer, Away, Lost, check
-from tickwheel.persistence.redis.layout import LAYOUT, TYPES, Keys
-from tickwheel.persistence.redis.line import Line
-from tickwheel.persistence.redis.lua import PRELUDE, Script
+from tickwheel.persistence.redis.connection import Line
+from tickwheel.persistence.redis.driver import Answer, Away, Lost, check
+from tickwheel.persistence.redis.keys import LAYOUT, PRELUDE, TYPES, Keys, Script
 from tickwheel.persistence.redis.options import RedisOptions
-from tickwheel.persistence.store import StoreUnusable
 
 OWNER = "init"
 LEADER_WATCH_S = 4.0

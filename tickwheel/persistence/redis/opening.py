@@ -1,4 +1,10 @@
-"""Opening a shard: look at the server, then lay the shard out or begin an epoch.
+"""What a user of Redis must be allowed to do, tried before a shard is used.
+
+A right that is missing would otherwise show in the middle of a script, after its first writes,
+or only when something is acknowledged. Nothing is changed by trying: every command gets the key
+that never exists, or arguments that Redis refuses after it has looked at the user's rights.
+
+Opening a shard: look at the server, then lay the shard out or begin an epoch.
 
 Whatever would lose tasks silently is refused here, with what to change.
 """
@@ -8,16 +14,73 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tickwheel.persistence.redis import rights
-from tickwheel.persistence.redis.drivers import Answer, Away, Lost
-from tickwheel.persistence.redis.layout import LAYOUT, TYPES, Keys
-from tickwheel.persistence.redis.line import Line
-from tickwheel.persistence.redis.mirror_rows import TASK_BYTES
-from tickwheel.persistence.redis.options import RedisOptions
-from tickwheel.persistence.redis.scripts_life import OPEN
-from tickwheel.persistence.store import Opened, StoreUnusable
+from tickwheel.persistence.contract import Opened, StoreUnusable
+from tickwheel.persistence.redis.driver import Answer, Argument, Away, Lost
+from tickwheel.persistence.redis.keys import LAYOUT, PRELUDE, TYPES, Keys
+from tickwheel.persistence.redis.mirror import TASK_BYTES
+from tickwheel.persistence.redis.scripts import OPEN
+
+if TYPE_CHECKING:
+    from tickwheel.persistence.redis.connection import Line
+    from tickwheel.persistence.redis.options import RedisOptions
+
+OUTSIDE = ("client|setname", "select", "eval", "evalsha", "wait", "memory|usage")
+"""Not from scripts. ``select`` for databases but 0, ``wait`` for ``wait_replicas``; without
+``memory|usage`` the size of what there is is known only when it is loaded."""
+_TRIED: dict[str, tuple[str, ...]] = {
+    "get": (), "hdel": ("f",), "hget": ("f",), "hlen": (), "hmget": ("f",),
+    "hscan": ("0",), "hset": ("f", "v", "f"), "lindex": ("0",), "lpop": (), "lrange": ("0", "0"),
+    "pexpire": ("x",), "pttl": (), "set": ("v", "PX", "0"), "setrange": ("0", ""), "type": (),
+    "unlink": (), "zadd": ("x", "m"), "zcard": (), "zcount": ("0", "0"), "zmscore": ("m",),
+    "zrange": ("0", "0"), "zrangebylex": ("-", "+"), "zrem": ("m",), "zscan": ("0",),
+}  # fmt: skip
+"""What follows the key."""
+COMMANDS = ("exists", "del", "info", *_TRIED, "rpush")
+_TRY = (
+    PRELUDE
+    + """
+local missing = {}
+local function may(command, ...)
+  local reply = redis.pcall(command, ...)
+  local error = type(reply) == 'table' and reply.err
+  if error and (string.find(error, 'NOPERM') or string.find(error, 'ACL failure')
+      or string.find(error, 'user executing')) then
+    missing[#missing + 1] = command
+    return false
+  end
+  return reply
+end
+local there = may('exists', SCRATCH)
+if there ~= 0 then return missing end  -- not ours, which the opening says
+local removable = may('del', SCRATCH)  -- the first write: from here on memory is no matter
+may('info', 'server')
+local j = 1
+while j <= #ARGV do
+  local count = tonumber(ARGV[j + 1])
+  may(ARGV[j], SCRATCH, unpack(ARGV, j + 2, j + 1 + count))
+  j = j + 2 + count
+end
+-- This one cannot but write.
+if removable and may('rpush', SCRATCH, 'v') then redis.pcall('del', SCRATCH) end
+return missing
+"""
+)
+
+
+async def missing_rights(line: Line, options: RedisOptions) -> list[str]:
+    """Commands that scripts may not run. Raises Answer for those outside, Away, Lost."""
+    keys = Keys(options.prefix, options.namespace, options.shard)
+    names = (*keys.all, keys.leader, keys.stage(1))
+    tried: list[Argument] = []
+    for name, rest in _TRIED.items():
+        tried += (name, len(rest), *rest)
+    reply: list[Any] = await line.call("EVAL", _TRY, len(names), *names, *tried)
+    if options.wait_replicas:
+        await line.call("WAIT", 0, 1)
+    return [name.decode() for name in reply]
+
 
 VERSION_MIN = (6, 2)
 LOAD_POLL_S = 0.25
@@ -78,7 +141,7 @@ async def inspect(line: Line, options: RedisOptions) -> None:
 
 async def _may_do_all(line: Line, options: RedisOptions) -> None:
     try:
-        missing = await rights.missing(line, options)
+        missing = await missing_rights(line, options)
     except (Away, Lost) as error:
         raise _unusable(options, error.message) from error
     except Answer as error:

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tickwheel.model.records import SHARD_BITS
-from tickwheel.persistence.store import StoreUnusable
+from tickwheel.persistence.contract import StoreUnusable
 
 MIB = 1 << 20
 PORT = 6379

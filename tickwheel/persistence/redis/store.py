@@ -12,21 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from tickwheel.model.effects import Effects, ProgressKey
 from tickwheel.model.records import DeadRow
-from tickwheel.persistence.redis import opening
-from tickwheel.persistence.redis.asking import Asker
-from tickwheel.persistence.redis.backup import copy_to_sqlite
-from tickwheel.persistence.redis.drivers import Answer, Away, Lost, check
-from tickwheel.persistence.redis.history import Tally
-from tickwheel.persistence.redis.layout import Keys
-from tickwheel.persistence.redis.line import Line
-from tickwheel.persistence.redis.mirror import Mirror
-from tickwheel.persistence.redis.options import RedisOptions
-from tickwheel.persistence.redis.reader import Reader
-from tickwheel.persistence.redis.recovering import Recovering
-from tickwheel.persistence.redis.rewriter import Rewriter
-from tickwheel.persistence.redis.watch import Watch
-from tickwheel.persistence.redis.writer import Writer
-from tickwheel.persistence.store import (
+from tickwheel.persistence.contract import (
     Handles,
     Opened,
     Small,
@@ -36,6 +22,17 @@ from tickwheel.persistence.store import (
     StoreError,
     StoreUnusable,
 )
+from tickwheel.persistence.redis import opening
+from tickwheel.persistence.redis.backup import copy_to_sqlite
+from tickwheel.persistence.redis.connection import Line
+from tickwheel.persistence.redis.driver import Answer, Away, Lost, check
+from tickwheel.persistence.redis.keys import Keys
+from tickwheel.persistence.redis.mirror import Mirror
+from tickwheel.persistence.redis.options import RedisOptions
+from tickwheel.persistence.redis.reader import Asker, Reader
+from tickwheel.persistence.redis.recovery import Recovering
+from tickwheel.persistence.redis.rewriter import Rewriter, Watch
+from tickwheel.persistence.redis.writer import Tally, Writer
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tickwheel.persistence.sqlite.options import SqliteOptions, options_from
-from tickwheel.persistence.sqlite.store import SqliteStore
+from tickwheel.persistence.sqlite.store import SqliteOptions, SqliteStore, options_from
 
 __all__ = ["SqliteOptions", "SqliteStore", "options_from"]

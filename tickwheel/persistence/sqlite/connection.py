@@ -2,16 +2,28 @@
 
 Every connection of the store is made here, so that settings that promise durability cannot
 differ between them. Threads are the caller's business: a connection is used by one at a time.
+
+One daemon a database: a lock file beside it, held for as long as the store is open.
+
+The lock is ``flock``: it belongs to the open file, so it ends with the process however that
+ends, and it also keeps out a second store in the same process. The file stays behind; removing
+it would let two daemons lock two files of one name. Its text is for people: pid and owner.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import sqlite3
-from collections.abc import Iterator
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.sqlite.room import free_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 PAGE_BYTES = 4096
 STATEMENTS_MAX = 128
@@ -105,3 +117,43 @@ def error_name(error: sqlite3.Error) -> str:
 def describe(error: BaseException) -> str:
     name = error_name(error) if isinstance(error, sqlite3.Error) else type(error).__name__
     return f"{error} ({name})" if name else str(error)
+
+
+class FileLock:
+    """Exclusive; not waited for. Usable again after ``release``."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = -1
+
+    def acquire(self, owner: str) -> None:
+        """Raises StoreUnusable naming the holder."""
+        try:
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise StoreUnusable(f"cannot open the lock {self.path}: {error.strerror}") from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise StoreUnusable(
+                f"{self.path.removesuffix('.lock')} is in use by {holder or 'another process'}"
+                f" (lock {self.path}); stop that one first"
+            ) from error
+        self._fd = fd
+        self._write(f"pid {os.getpid()} {owner}\n")
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            self._write("")
+            os.close(self._fd)
+            self._fd = -1
+
+    def _write(self, text: str) -> None:
+        try:
+            os.ftruncate(self._fd, 0)
+            os.pwrite(self._fd, text.encode(), 0)
+        except OSError:
+            # The text is a courtesy; on a full disk the lock itself still counts.
+            return

@@ -22,10 +22,10 @@ from typing import Any
 from tickwheel.model.effects import ProgressKey
 from tickwheel.model.records import ID_STEP, DeadRow, ProgressRow, TaskRow, task_bytes
 from tickwheel.persistence.codec import decode_extras
+from tickwheel.persistence.contract import SCAN_BYTES_MAX, StoredTask
 from tickwheel.persistence.sqlite.connection import snapshot
 from tickwheel.persistence.sqlite.packs import HEAD_BYTES, Pack, ids_of, topics_of
 from tickwheel.persistence.sqlite.rows import dead_row, from_json, progress_row, task_row
-from tickwheel.persistence.store import SCAN_BYTES_MAX, StoredTask
 
 IDS_A_STATEMENT = 512
 BODY_BYTES_INLINE = 16_384

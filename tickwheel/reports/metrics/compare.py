@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from tickwheel.reports.metrics import buckets
+from tickwheel.reports.metrics import service as buckets
 
 
 def slo(by_day: DataFrame, by_hour: DataFrame, objectives: DataFrame) -> DataFrame:

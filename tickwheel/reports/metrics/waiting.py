@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from tickwheel.reports.journeys import last_event, last_ms
-from tickwheel.reports.metrics import buckets
+from tickwheel.reports.metrics import service as buckets
 
 NEVER = "never delivered"
 OWED = "never delivered to another group"

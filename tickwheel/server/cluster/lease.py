@@ -18,8 +18,8 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from tickwheel.clock import Clock
+from tickwheel.persistence.contract import StoreAway, StoreError, StoreUnusable
 from tickwheel.persistence.election import Election, Leader, Seen
-from tickwheel.persistence.store import StoreAway, StoreError, StoreUnusable
 from tickwheel.server.cluster.life import Life, is_over
 
 POLL_S_MAX = 0.25

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from tickwheel.engine.state import Core
     from tickwheel.engine.topics import Group, Topic
-    from tickwheel.persistence.store import Store
+    from tickwheel.persistence.contract import Store
     from tickwheel.server.daemon import Daemon
     from tickwheel.server.metrics.observed import Histogram, Observed
 

@@ -19,7 +19,7 @@ import time
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.persistence.store import CommitRefused, CommitUnknown, StoreError
+from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

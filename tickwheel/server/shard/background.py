@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from tickwheel.history.writer.retention import write_last_backup
-from tickwheel.persistence.store import StoreAway, StoreError
+from tickwheel.persistence.contract import StoreAway, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -24,7 +24,7 @@ from tickwheel.engine.engine import Engine
 from tickwheel.engine.state import Batch, Staged
 from tickwheel.engine.topics import Dispatch
 from tickwheel.errors import OutcomeUnknown, Refused, StoreFull, TickwheelError
-from tickwheel.persistence.store import CommitRefused, CommitUnknown, Store, WorksAhead
+from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Store, WorksAhead
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.reads import Reader
 from tickwheel.server.tcp.replies import Peer, release, send_error

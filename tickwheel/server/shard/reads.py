@@ -47,7 +47,7 @@ from tickwheel.engine.tasks import Known
 from tickwheel.engine.topics import Group
 from tickwheel.errors import Overloaded, RowMissing, TickwheelError
 from tickwheel.model.effects import Effects, ProgressKey
-from tickwheel.persistence.store import Store, StoreAway, StoredTask, is_cut
+from tickwheel.persistence.contract import Store, StoreAway, StoredTask, is_cut
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.tasks import Known
-from tickwheel.persistence.store import Handles, Opened, Store
+from tickwheel.persistence.contract import Handles, Opened, Store
 from tickwheel.server.logs import Log
 
 IDS_PER_READ = 1_000

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
 from tickwheel.errors import InternalError, LimitExceeded, TickwheelError, TooManySessions
-from tickwheel.persistence.store import Fenced, Opened, Store, StoreBroken
+from tickwheel.persistence.contract import Fenced, Opened, Store, StoreBroken
 from tickwheel.protocol.codec import encode
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.background import Upkeep

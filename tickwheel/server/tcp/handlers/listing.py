@@ -22,7 +22,7 @@ from tickwheel.errors import (
 )
 from tickwheel.model.records import DeadRow, id_floor, task_bytes
 from tickwheel.model.states import State
-from tickwheel.persistence.store import StoreBusy, StoreError
+from tickwheel.persistence.contract import StoreBusy, StoreError
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import ID_MAX, FrameType
 from tickwheel.server.shard.listings import Listings

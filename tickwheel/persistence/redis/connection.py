@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from tickwheel.persistence.redis.drivers import Answer, Argument, Away, Lost, Wire, connect
-from tickwheel.persistence.redis.lua import Script
+from tickwheel.persistence.redis.driver import Answer, Argument, Away, Lost, Wire, connect
+from tickwheel.persistence.redis.keys import Script
 from tickwheel.persistence.redis.options import RedisOptions
 
 ELSEWHERE = frozenset(("READONLY", "MOVED", "ASK", "MASTERDOWN", "LOADING", "NOAUTH"))

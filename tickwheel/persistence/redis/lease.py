@@ -12,10 +12,9 @@ from dataclasses import replace
 
 from tickwheel.persistence.election import Leader, Seen
 from tickwheel.persistence.redis import opening
-from tickwheel.persistence.redis.drivers import check
-from tickwheel.persistence.redis.layout import Keys
-from tickwheel.persistence.redis.line import Line
-from tickwheel.persistence.redis.lua import Script
+from tickwheel.persistence.redis.connection import Line
+from tickwheel.persistence.redis.driver import check
+from tickwheel.persistence.redis.keys import Keys, Script
 from tickwheel.persistence.redis.options import RedisOptions
 
 CALL_MS_MIN = 100

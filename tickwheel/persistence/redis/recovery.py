@@ -20,13 +20,13 @@ from tickwheel.persistence.codec import (
     decode_progress,
     decode_session,
 )
-from tickwheel.persistence.redis.asking import Asker
-from tickwheel.persistence.redis.drivers import Argument
-from tickwheel.persistence.redis.layout import Keys, split_member
+from tickwheel.persistence.contract import Handles, Small, StoreAway
+from tickwheel.persistence.redis.driver import Argument
+from tickwheel.persistence.redis.keys import Keys, split_member
 from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords
-from tickwheel.persistence.redis.scripts_read import HANDLES
+from tickwheel.persistence.redis.reader import Asker
+from tickwheel.persistence.redis.scripts import HANDLES
 from tickwheel.persistence.redis.writer import Writer
-from tickwheel.persistence.store import Handles, Small, StoreAway
 
 ROWS_A_SCAN = 500
 BYTES_A_CHUNK = 8 << 20

@@ -1,4 +1,6 @@
-"""The seam between the store and the libraries that speak to Redis: connect, call, close.
+"""Commands as bytes. Both libraries' own ways take three times as long.
+
+The seam between the store and the libraries that speak to Redis: connect, call, close.
 
 A ``Wire`` is one connection. It does not reconnect, retry or pool, and it has no time-outs: all
 that is the store's business (``line``), where an answer that did not come decides the fate of a
@@ -9,10 +11,46 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from tickwheel.persistence.redis.options import RedisOptions
-from tickwheel.persistence.store import StoreError, StoreUnusable
+import hiredis
+
+from tickwheel.persistence.contract import StoreError, StoreUnusable
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tickwheel.persistence.redis.options import RedisOptions
+
+
+def pack_args(args: Sequence[bytes]) -> Packed:
+    """Part of a command."""
+    return Packed(len(args), _after_count(args))
+
+
+def joined(some: Sequence[Packed]) -> Packed:
+    """One after the other."""
+    return Packed(sum([one.count for one in some]), b"".join([one.data for one in some]))
+
+
+def pack(args: tuple[Argument, ...]) -> list[bytes]:
+    """One command in the protocol of Redis; what is large in it is not copied."""
+    last = args[-1]
+    if not isinstance(last, Packed):
+        return [_command(args)]
+    head = b"*%d\r\n%b" % (len(args) - 1 + last.count, _after_count(args[:-1]))
+    return [head, last.data] if last.data else [head]
+
+
+def _command(args: Sequence[Argument]) -> bytes:
+    packed: bytes = hiredis.pack_command(tuple(args))  # type: ignore[arg-type]  # its tuple is too narrow
+    return packed
+
+
+def _after_count(args: Sequence[Argument]) -> bytes:
+    """Without the number of arguments that a command begins with."""
+    packed = _command(args)
+    return packed[packed.index(b"\n") + 1 :]
 
 
 @dataclass(frozen=True, slots=True)
