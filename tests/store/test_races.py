@@ -311,4 +311,4 @@ async def test_reads_beside_commits_see_whole_batches(subject: Subject) -> None:
 
 @pytest.mark.slow
 async def test_many_reads_beside_commits_see_whole_batches(subject: Subject) -> None:
-    await run(subject, random.randrange(2**32), 1_000)
+    await run(subject, random.randrange(2**32), 300)
