@@ -60,7 +60,7 @@ class Settlement:
             if not is_shared:
                 ended[task_id] = Ending.ACKED
                 endings.add(task_id, Ending.ACKED)
-            elif not finish(group, task_id, lease.due_ms, lease.traits):
+            elif not finish(group, lease):
                 core.note_done(task_id, group, lease.attempt, lease.epoch)
                 kept.add(task_id)
         self._count_acked(group, len(finished))
@@ -100,7 +100,7 @@ class Settlement:
         else:
             core.leave(group, row)
         attempt = max(attempt, newest[1])
-        ended = self._ownership.finish_row(group, row, Ending.ACKED)
+        ended = self._ownership.finish(group, row)
         if not ended:
             core.note_done(task_id, group, attempt, epoch)
         if core.recorder is not None:
