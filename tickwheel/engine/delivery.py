@@ -295,7 +295,7 @@ class Dispatching:
         core.totals.expired += 1
         group.expired += 1
         tries = group.tries.pop(task_id, None)
-        last = self._ownership.finish_row(group, row, Ending.EXPIRED)
+        last = self._ownership.finish(group, row, Ending.EXPIRED)
         core.lost_task(group.topic)
         if not last:
             core.note_done(task_id, group, tries.attempt if tries else 0, 0)

@@ -229,7 +229,7 @@ class Closing:
 
     def _forget(self, group: Group, row: TaskRow) -> None:
         core = self._core
-        last = self._ownership.finish_row(group, row, Ending.DELETED)
+        last = self._ownership.finish(group, row, Ending.DELETED)
         if not last:
             core.open.effects.progress[row.id, group.name] = None
         if core.recorder is not None:

@@ -40,7 +40,7 @@ from typing import Protocol, TypeVar
 
 from tickwheel.engine.events import DELETED
 from tickwheel.engine.state import Core
-from tickwheel.engine.topics import Group, Owed, Replay, Topic, Traits, priority_of, traits_of
+from tickwheel.engine.topics import Group, Lease, Owed, Replay, Topic, priority_of, traits_of
 from tickwheel.model.records import (
     BY_DUE_ALONE,
     ID_MAX,
@@ -218,7 +218,7 @@ class Ownership:
     def assign(self, topic: Topic, live: list[Group], row: TaskRow) -> list[Group]:
         """Which of ``live`` get a task on a topic with several groups. None: it has ended."""
         core = self._core
-        order, due_ms = order_of(row), row.due_ms
+        order, due_ms = row.id if row.extras is None else order_of(row), row.due_ms
         groups = [group for group in live if order > group.since_id or due_ms >= group.since_ms]
         groups = groups or earliest(live)
         if topic.closing and self.was_closed(topic, row):
@@ -271,16 +271,9 @@ class Ownership:
 
     # --- the end of a share ------------------------------------------------------------------
 
-    def finish(
-        self,
-        group: Group,
-        task_id: int,
-        due_ms: int,
-        traits: Traits,
-        ending: Ending = Ending.ACKED,
-    ) -> bool:
-        """``group`` is done with it. True when that ended the task, False when others have it."""
-        core, made = self._core, 0
+    def finish(self, group: Group, of: Lease | TaskRow, ending: Ending = Ending.ACKED) -> bool:
+        """``group`` is done with a task. True when that ended it, False when others have it."""
+        core, task_id, made = self._core, of.id, 0
         owed = core.owed.get(task_id)
         if owed is not None:
             owed.remaining.discard(group.name)
@@ -289,13 +282,10 @@ class Ownership:
             if owed.remaining or owed.buried:
                 return False
             made = owed.made
-        if group.topic.replays and self._goes_on(group, task_id, due_ms, traits, made):
+        if group.topic.replays and self._goes_on(group, of, made):
             return False
         core.end(task_id, ending)
         return True
-
-    def finish_row(self, group: Group, row: TaskRow, ending: Ending) -> bool:
-        return self.finish(group, row.id, row.due_ms, traits_of(row), ending)
 
     def bury(self, group: Group, task_id: int) -> None:
         """It is a dead letter of the group now."""
@@ -316,19 +306,20 @@ class Ownership:
 
     # --- replays -----------------------------------------------------------------------------
 
-    def _goes_on(self, group: Group, task_id: int, due_ms: int, traits: Traits, made: int) -> bool:
+    def _goes_on(self, group: Group, of: Lease | TaskRow, made: int) -> bool:
         """The last share ends before a replay has looked at the task: now it is that group's.
 
         It lies in ``loading``, where acks and cancels find it, until the replay comes to it.
         """
-        core, topic = self._core, group.topic
+        core, topic, task_id = self._core, group.topic, of.id
         heirs = [
             replay
             for replay in topic.replays.values()
-            if replay.group is not group and replay.claims(task_id, due_ms, made)
+            if replay.group is not group and replay.claims(task_id, of.due_ms, made)
         ]
         if not heirs:
             return False
+        traits = of.traits if isinstance(of, Lease) else traits_of(of)
         core.drop(task_id)
         core.owed[task_id] = Owed({replay.group.name for replay in heirs}, topic.made)
         for replay in heirs:
@@ -398,7 +389,7 @@ class Ownership:
             return
         # A group of this name acked it, and was deleted: it stays acked.
         core.lifetimes.end(row)
-        ended = self.finish_row(group, row, Ending.ACKED)
+        ended = self.finish(group, row)
         if core.recorder is not None:
             attempt = known.progress[group.name].attempt
             core.recorder.acked_idle(group, row.id, attempt, ended=ended)

@@ -69,7 +69,7 @@ class Settlement:
                 endings.add(task_id, Ending.ACKED)
                 continue
             asked_core += 1
-            if not finish(group, task_id, lease.due_ms, lease.traits):
+            if not finish(group, lease):
                 core.note_done(task_id, group, lease.attempt, lease.epoch)
                 kept.add(task_id)
         core.in_flight -= len(finished)
@@ -111,7 +111,7 @@ class Settlement:
         else:
             core.leave(group, row)
         attempt = max(attempt, newest[1])
-        ended = self._ownership.finish_row(group, row, Ending.ACKED)
+        ended = self._ownership.finish(group, row)
         if not ended:
             core.note_done(task_id, group, attempt, epoch)
         if core.recorder is not None:

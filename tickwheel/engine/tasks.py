@@ -200,7 +200,7 @@ class Control:
         core = self._core
         self._unbury(group, task_id)
         self._ownership.exhume(group, task_id, owes_it=False)
-        last = self._ownership.finish_row(group, known.row, Ending.DELETED)
+        last = self._ownership.finish(group, known.row, Ending.DELETED)
         if not last:
             core.note_done(task_id, group, known.dead[name].attempt, 0)
         if core.recorder is not None:
