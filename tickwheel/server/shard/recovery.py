@@ -36,6 +36,8 @@ class Recovering:
         self._chunks: AsyncIterator[Handles] | None = None
         self.loaded = 0
         """Handles so far."""
+        self.rows_missing = 0
+        """Tasks with progress or dead letters that the store does not have: it is damaged."""
 
     async def begin(self) -> None:
         """Raises StoreError."""
@@ -50,19 +52,25 @@ class Recovering:
         grace_ms = None if self._opened.clean else self._grace_ms
         ids = sorted(self._special)
         for start in range(0, len(ids), IDS_PER_READ):
+            # Those without a row (there should be none) are not left out of the handles.
+            self._special -= set(ids[start : start + IDS_PER_READ])
             for task in (await self._store.read(ids[start : start + IDS_PER_READ])).values():
                 known = Known(
                     task.row, {p.group: p for p in task.progress}, {d.group: d for d in task.dead}
                 )
+                self._special.add(task.row.id)
                 now = self._clock.read()
                 recovery.with_history(known, now.now_ms, now.mono_ms, grace_ms)
+        self.rows_missing = len(ids) - len(self._special)
         self._chunks = aiter(self._store.recover_handles(FIRST_CHUNK))
         first = await anext(self._chunks, None)
         if first is not None:
             self._add(first)
 
     def tell(self, log: Log, store: str, elapsed_s: float) -> None:
-        """One line about what ``begin`` found."""
+        """One line about what ``begin`` found, and one about what it did not find."""
+        if self.rows_missing:
+            log.error("rows_missing", store=store, tasks=self.rows_missing, see="tickwheel check")
         core, is_clean = self._engine.core, self._opened.clean
         groups = [group for topic in core.topics.values() for group in topic.groups.values()]
         (log.info if is_clean else log.warning)(
