@@ -147,6 +147,14 @@ STORE = Dashboard(
             [
                 Panel("Daemons", [(f"tickwheel_build_info{{{NODE}}}", "")], kind="table"),
                 Panel(
+                    "Unexpected errors, other daemons of one name",
+                    [
+                        (f"tickwheel_internal_errors_total{{{NODE}}}", "{{instance}} errors"),
+                        (f"tickwheel_same_node_name_total{{{NODE}}}", "{{instance}} of one name"),
+                    ],
+                    about="Both must stay 0. The log has the traceback of each error.",
+                ),
+                Panel(
                     "Descriptors",
                     [
                         (f"process_open_fds{{{NODE}}}", "{{instance}} open"),

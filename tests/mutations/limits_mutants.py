@@ -10,7 +10,7 @@ CONNECTION = "tickwheel/server/tcp/connection.py"
 COMMANDS = "tickwheel/server/shard/reads.py"
 LISTINGS = "tickwheel/server/shard/listings.py"
 BOUNDS = "tests/unit/test_engine_bounds.py::"
-LIMITS = "tests/unit/test_limits.py::"
+LIMITS = "tests/unit/test_bounds.py::"
 
 LIMITS_MUTANTS = (
     Mutant(
