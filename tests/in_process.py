@@ -26,6 +26,7 @@ from tickwheel.protocol.codec import Decoder, Frame, encode
 from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.settings import Settings
+from tickwheel.server.shard.reads import _UnderWay as UnderWay
 from tickwheel.server.shard.shard import Shell
 from tickwheel.server.tcp.connection import Connection
 
@@ -205,7 +206,9 @@ class InProcess:
 
         def known(ids: list[int]) -> dict[int, Known]:
             overlaid = self.shell.reader._overlay(
-                [store._stored(store._tasks[i]) for i in ids if i in store._tasks], ids
+                UnderWay(ids),
+                [store._stored(store._tasks[i]) for i in ids if i in store._tasks],
+                ids,
             )
             return dict(overlaid)
 
