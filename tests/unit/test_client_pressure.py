@@ -225,7 +225,7 @@ async def test_a_name_that_is_none_is_unreachable(host: str) -> None:
 async def test_more_calls_than_the_client_keeps_are_overloaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tickwheel.client.calls.CALLS_MAX", 3)
+    monkeypatch.setattr("tickwheel.client.requests.CALLS_MAX", 3)
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         calls = [asyncio.ensure_future(client.ping()) for _ in range(3)]

@@ -1,6 +1,6 @@
 """The report as one page that needs nothing else: no network, no other file.
 
-Tables are plain HTML, made in :mod:`~tickwheel.reports.page_tables`; charts are drawn by the
+Tables are plain HTML, made here; charts are drawn by the
 page's own script from the data put into it here. Everything that comes from history (topics,
 keys, reasons) is escaped. Pure: rows in, text out.
 
