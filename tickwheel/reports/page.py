@@ -3,8 +3,6 @@
 Tables are plain HTML, made here; charts are drawn by the
 page's own script from the data put into it here. Everything that comes from history (topics,
 keys, reasons) is escaped. Pure: rows in, text out.
-
-The page's tables and how figures are written for people. Pure text.
 """
 
 from __future__ import annotations
