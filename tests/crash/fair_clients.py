@@ -61,7 +61,7 @@ class FairProducer:
             while self._plan.producing:
                 verbs = (self._one, self._many, self._bad, self._undo, self._move)
                 large = self._plan.large and self._rnd.random() < LARGE_SHARE
-                if not self._plan.quiet:
+                if self._plan.is_making:
                     await self._try(self._large if large else self._rnd.choice(verbs), client)
                 await asyncio.sleep(PAUSE_S * self._rnd.random())
             while self._repeat:

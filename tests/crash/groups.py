@@ -97,6 +97,8 @@ class _Topic:
         self.caller = Caller(plan)
         self.alive: list[_Alive] = []
         self.done: Counter[str] = Counter()
+        self.consumers: list[asyncio.Task[None]] = []
+        """Of all lives."""
         self.remade = 0
         """Groups that a late SUBSCRIBE has made."""
 
@@ -180,6 +182,7 @@ class _Topic:
         for kind in kinds:
             consumer = kind(self._plan, f"{kind.__name__}/{self._topic}/{self._made}", *fields)
             made.tasks.append(asyncio.create_task(consumer.run()))
+        self.consumers += made.tasks
 
     async def _unpause(self) -> None:
         for found in self.alive:
@@ -277,6 +280,12 @@ class GroupFaults:
     async def sweep(self) -> None:
         for topic in self._topics:
             await topic.sweep()
+
+    def kill(self) -> None:
+        """Whatever still runs of its consumers."""
+        for topic in self._topics:
+            for task in topic.consumers:
+                task.cancel()
 
     async def end(self) -> None:
         """When all is consumed."""

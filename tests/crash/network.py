@@ -137,9 +137,11 @@ class Net:
 
     async def stop(self) -> None:
         self._server.close()
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._refusing = True
+        while tasks := list(self._tasks):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def suffer(self, kind: str, hold_s: float) -> None:
         """One fault from begin to end; afterwards the network is well."""

@@ -57,6 +57,9 @@ class Plan:
     """What the daemons' clocks have shown; clients and checker have the machine's."""
     quiet: bool = False
     """For a while nobody begins anything."""
+    crowded: bool = False
+    """More is ready than these consumers work off: on a busy machine leases would end before
+    their acks are read, and nothing but redeliveries would go on."""
     journals: list[Journal] = field(default_factory=list)
     producing: bool = True
     """Until the last kill; then producers settle what is open and end."""
@@ -66,6 +69,11 @@ class Plan:
     """Until producers have ended; then consumers work everything off."""
     consumed: asyncio.Event = field(default_factory=asyncio.Event)
     """Nothing is pending any more: consumers settle what was not answered and end."""
+
+    @property
+    def is_making(self) -> bool:
+        """Whether producers begin new requests."""
+        return self.producing and not self.quiet and not self.crowded
 
     async def loud(self) -> None:
         """Wait until the quiet moment is over."""

@@ -76,10 +76,10 @@ class RoughProducer:
         rnd = self._rnd
         waiting = {r.number: self._send(link, r) for r in list(self._open.values())}
         while self._plan.producing or waiting:
-            while self._is_making() and len(waiting) < rnd.randint(1, PIPELINE_MAX):
+            while self._plan.is_making and len(waiting) < rnd.randint(1, PIPELINE_MAX):
                 request = self._make()
                 waiting[request.number] = self._send(link, request)
-            if self._is_making() and rnd.random() < 0.03:
+            if self._plan.is_making and rnd.random() < 0.03:
                 raise Lost("on purpose, with answers on their way")
             if self._settled and not self._plan.quiet and rnd.random() < 0.1:
                 await self._ask_again(link)
@@ -91,9 +91,6 @@ class RoughProducer:
             if not self._settle(self._open[number], frame):
                 waiting[number] = self._send(link, self._open[number])
             await asyncio.sleep(PAUSE_S * rnd.random())
-
-    def _is_making(self) -> bool:
-        return self._plan.producing and not self._plan.quiet
 
     def _make(self) -> Request:
         rnd, number = self._rnd, self._numbers.next()

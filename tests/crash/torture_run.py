@@ -19,7 +19,7 @@ from crash.checker import Verdict, check
 from crash.clocks import Clocked, ClockFaults
 from crash.failover import Failover
 from crash.fair_clients import FairConsumer, FairProducer
-from crash.groups import GroupFaults
+from crash.groups import Caller, GroupFaults
 from crash.killer import Killer
 from crash.link import Link, Numbers, now_ms
 from crash.network import Frozen, Net, NetworkFaults
@@ -58,6 +58,7 @@ KILLS, GROUPS_, CLOCK, NETWORK, RESOURCES, WATCH = NEMESES = (
     "watch",
 )
 GUARD_S = 0.2
+CROWDED_MAX = 1_500
 ASKED_ABOUT = 1_000
 
 
@@ -200,6 +201,8 @@ class Run:
             await self._go()
         finally:
             self._frozen.kill()
+            if self._groups is not None:
+                self._groups.kill()
             for daemon in self.daemons:
                 await daemon.akill()
             for net in (*self._nets, *([self._store_net] if self._store_net else [])):
@@ -340,6 +343,7 @@ class Run:
             producers = [everybody.create_task(p.run()) for p in self._producers()]
             for consumer in self._consumers():
                 everybody.create_task(consumer.run())
+            everybody.create_task(self._govern())
             if self._has(WATCH):
                 self.havoc.others.append(Watch(self.plan, self._fair, self.options.watch_s))
             await self.havoc.run()
@@ -381,6 +385,15 @@ class Run:
             OnceConsumer(plan, "once-2", ONCE, "default"),
             Listener(plan, "listener", "shared"),
         ]
+
+    async def _govern(self) -> None:
+        """Producers wait while consumers are behind."""
+        caller = Caller(self.plan)
+        while self.plan.producing:
+            stats = (await caller.ask(FrameType.STATS))[2]
+            self.plan.crowded = stats["ready"] + stats["in_flight"] > CROWDED_MAX
+            await asyncio.sleep(GUARD_S)
+        caller.close()
 
     async def _make_groups(self) -> None:
         """Before the first task, so that all of them are owed every task."""
