@@ -13,6 +13,8 @@ from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType
 
 ROUND_S = 0.02
+PING_SHARE = 0.05
+"""Of the rounds: about one a lease."""
 PULL_MAX = 32
 PULL_REFUSED = {"draining", "refused", "overloaded"}
 
@@ -86,8 +88,11 @@ class RoughConsumer:
             raise Lost(f"SUBSCRIBE was answered {frame}")
 
     async def _get(self, link: Link) -> None:
-        """Deliveries come by themselves; a subscription only has to wait."""
+        """Deliveries come by themselves; a subscription only has to wait, and to show now and
+        then that it is there: after a lease of its ended it gets nothing before it does."""
         await asyncio.sleep(ROUND_S)
+        if self._rnd.random() < PING_SHARE:
+            link.send(FrameType.PING)
         if link.down:
             raise Lost("while waiting")
 
