@@ -29,7 +29,6 @@ import msgpack
 from tickwheel.persistence.fields import policy_fields, policy_of, settings_fields, settings_of
 from tickwheel.persistence.store import StoreError
 from tickwheel.wheel.records import (
-    BY_DUE_ALONE,
     DeadRow,
     Ending,
     Extras,
@@ -298,7 +297,7 @@ def _group(
     group: str,
     since_ms: int,
     settings: Iterable[Any] | None,
-    since_id: int = BY_DUE_ALONE,
+    since_id: int | None = None,
 ) -> GroupRow:
     told = None if settings is None else settings_of(*settings)
     return GroupRow(topic, group, since_ms, told, since_id)

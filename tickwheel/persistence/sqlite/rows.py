@@ -23,7 +23,6 @@ from tickwheel.persistence.codec import (
 )
 from tickwheel.persistence.sqlite.statements import ROWS_MAX
 from tickwheel.wheel.records import (
-    BY_DUE_ALONE,
     DeadRow,
     GroupRow,
     ProgressRow,
@@ -104,8 +103,7 @@ def group_row(
     since_id: int | None = None,
 ) -> GroupRow:
     """A row of a layout below 4 has no last column, below 3 not the one before it either."""
-    place = BY_DUE_ALONE if since_id is None else since_id
-    return GroupRow(topic, group, since_ms, decode_settings(settings), place)
+    return GroupRow(topic, group, since_ms, decode_settings(settings), since_id)
 
 
 def session_row(session: bytes, floor: int, seen_ms: int, outcomes: bytes) -> SessionRow:
