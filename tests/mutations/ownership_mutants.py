@@ -23,7 +23,6 @@ OWNERSHIP_MUTANTS = (
             ENGINE + "test_what_a_replay_has_not_reached_outlives_its_other_groups",
             GROUPS + "test_a_new_group_from_the_first_task_on_outlives_the_old_one[sqlite-False]",
             GROUPS + "test_acks_of_the_old_group_take_nothing_from_a_new_one[sqlite-True]",
-            MODEL,
         ),
     ),
     Mutant(
@@ -32,7 +31,7 @@ OWNERSHIP_MUTANTS = (
         (
             Edit(
                 OWNERSHIP,
-                "    return order > member.since_id or row.due_ms >= member.since_ms\n",
+                "    return order > since_id or row.due_ms >= member.since_ms\n",
                 "    return row.due_ms >= member.since_ms\n",
             ),
             Edit(
@@ -44,7 +43,6 @@ OWNERSHIP_MUTANTS = (
         (
             ENGINE + "test_what_is_enqueued_after_a_group_is_its_own_whatever_the_clock_says",
             ENGINE + "test_a_takeover_by_another_clock_changes_nothing",
-            MODEL,
         ),
     ),
     Mutant(
@@ -57,10 +55,7 @@ OWNERSHIP_MUTANTS = (
                 "        return position_ms + 1\n",
             ),
         ),
-        (
-            ENGINE + "test_a_group_made_while_the_clock_is_behind_gets_what_waits_for_it",
-            MODEL,
-        ),
+        (ENGINE + "test_a_group_made_while_the_clock_is_behind_gets_what_waits_for_it",),
     ),
     Mutant(
         "closing-goes-by-the-clock",
@@ -72,10 +67,7 @@ OWNERSHIP_MUTANTS = (
                 "core.wheel.position_ms",
             ),
         ),
-        (
-            ENGINE + "test_what_is_scheduled_survives_the_deletion_of_a_group",
-            MODEL,
-        ),
+        (ENGINE + "test_what_is_scheduled_survives_the_deletion_of_a_group",),
     ),
     Mutant(
         "closing-takes-what-is-staged",
@@ -96,7 +88,6 @@ OWNERSHIP_MUTANTS = (
         (
             ENGINE + "test_a_task_moved_below_the_start_of_a_group_is_still_its_own",
             ENGINE + "test_a_task_moved_below_the_end_of_a_group_is_not_held_by_it",
-            MODEL,
         ),
     ),
     Mutant(
@@ -117,10 +108,24 @@ OWNERSHIP_MUTANTS = (
         (
             Edit(
                 OWNERSHIP,
-                "        if is_new and not group.is_closed:\n",
+                "        if since_id is None or (since_id == BY_DUE_ALONE and has_come):\n",
+                "        since_id = BY_DUE_ALONE if since_id is None else since_id\n"
                 "        if False:\n",
             ),
         ),
         (ENGINE + "test_rows_of_an_older_release_get_their_place_at_the_first_start",),
+    ),
+    Mutant(
+        "the-model-finds-a-replay-that-is-no-owner",
+        "the same as the first one: duties and random steps have to notice, and shrink for long",
+        (
+            Edit(
+                OWNERSHIP,
+                "        if not heirs:\n            return False\n",
+                "        if heirs is not None:\n            return False\n",
+            ),
+        ),
+        (MODEL,),
+        slow=True,
     ),
 )

@@ -54,7 +54,7 @@ settings = st.builds(
     GroupSettings, st.booleans(), st.none() | floats, st.none() | ints,
     st.none() | names | policies, st.none() | ints, ints,
 )  # fmt: skip
-groups = st.builds(GroupRow, names, names, ints, st.none() | settings, ints)
+groups = st.builds(GroupRow, names, names, ints, st.none() | settings, st.none() | ints)
 outcomes = st.lists(st.tuples(ints, ints, ints, ints), max_size=5).map(tuple)
 sessions = st.builds(SessionRow, st.binary(min_size=16, max_size=16), ints, ints, outcomes)
 

@@ -153,13 +153,13 @@ class Grouping:
         if row.group == TOPIC_ITSELF:
             topic.settings, topic.bucket = settings, bucket
             return
-        group = topic.groups[row.group] = Group(topic, row.group, row.since_ms, row.since_id)
+        group = topic.groups[row.group] = Group(topic, row.group, row.since_ms)
         self._core.group_count += 1
         group.settings, group.bucket = settings, bucket
         group.was_restored = group.is_closed
         topic.unowned = None
         topic.closing += group.is_closed
-        if self._ownership.begin_again(group):
+        if self._ownership.begin_again(group, row.since_id):
             self._core.open.effects.groups[row.topic, row.group] = group.row()
 
 

@@ -60,7 +60,7 @@ class Member(Protocol):
     def since_ms(self) -> int: ...
 
     @property
-    def since_id(self) -> int: ...
+    def since_id(self) -> int | None: ...
 
     @property
     def settings(self) -> GroupSettings | None: ...
@@ -89,7 +89,8 @@ def owes(member: Member, row: TaskRow) -> bool:
     if settings is not None and settings.closed_ms is not None:
         if row.due_ms > settings.closed_ms or order > settings.closed_id:
             return False
-    return order > member.since_id or row.due_ms >= member.since_ms
+    since_id = BY_DUE_ALONE if member.since_id is None else member.since_id
+    return order > since_id or row.due_ms >= member.since_ms
 
 
 def earliest(members: Iterable[M]) -> list[M]:
@@ -182,14 +183,16 @@ class Ownership:
         group.since_ms, group.since_id = since_ms, self._core.ids.last
         group.topic.made += 1
 
-    def begin_again(self, group: Group) -> bool:
-        """A restart found it. True when it has got its place in the order just now."""
+    def begin_again(self, group: Group, since_id: int | None) -> bool:
+        """A restart found it. True when it has got its place in the order just now: it is of an
+        older release, or its start was in the future and has come."""
         core = self._core
         group.topic.made += 1
-        is_new = group.since_id == BY_DUE_ALONE and group.since_ms <= core.wheel.position_ms
-        if is_new and not group.is_closed:
+        has_come = group.since_ms <= core.wheel.position_ms and not group.is_closed
+        if since_id is None or (since_id == BY_DUE_ALONE and has_come):
             group.since_id = core.ids.last
             return True
+        group.since_id = since_id
         return False
 
     def end(self, group: Group) -> None:

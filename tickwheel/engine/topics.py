@@ -70,13 +70,11 @@ class Group:
         "was_restored",
     )
 
-    def __init__(
-        self, topic: Topic, name: str, since_ms: int, since_id: int = BY_DUE_ALONE
-    ) -> None:
+    def __init__(self, topic: Topic, name: str, since_ms: int) -> None:
         self.topic = topic
         self.name = name
         self.since_ms = since_ms
-        self.since_id = since_id
+        self.since_id = BY_DUE_ALONE
         """Where it begins: see ``ownership.py``."""
         self.settings = NOTHING_SET
         self.was_restored = False

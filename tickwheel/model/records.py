@@ -22,7 +22,7 @@ ID_MAX = 2**63 - 1
 DEFAULT_GROUP = "default"
 TOPIC_ITSELF = ""
 BY_DUE_ALONE = ID_MAX
-"""``GroupRow.since_id`` of a group whose start is a due time and no place among the ids."""
+"""``GroupRow.since_id`` of a group whose start, a due time, lies in the future."""
 
 ATTEMPT_MAX = 2**31 - 1
 """Deliveries of one task to one group. Nobody comes near it, and every store and file can hold
@@ -181,8 +181,8 @@ class GroupRow(NamedTuple):
     """It is owed what is due at this time or later,"""
     settings: GroupSettings | None = None
     """None when nothing was ever set."""
-    since_id: int = BY_DUE_ALONE
-    """and what was enqueued after this id. Rows of older releases have no such id."""
+    since_id: int | None = None
+    """and what was enqueued after this id. None: an older release wrote it, or it is no group."""
 
 
 class Known(NamedTuple):

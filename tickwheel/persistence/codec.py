@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgpack
 
 from tickwheel.model.records import (
-    BY_DUE_ALONE,
     DeadRow,
     Ending,
     Extras,
@@ -344,7 +343,7 @@ def _group(
     group: str,
     since_ms: int,
     settings: Iterable[Any] | None,
-    since_id: int = BY_DUE_ALONE,
+    since_id: int | None = None,
 ) -> GroupRow:
     told = None if settings is None else settings_of(*settings)
     return GroupRow(topic, group, since_ms, told, since_id)

@@ -13,7 +13,6 @@ from tickwheel.engine.ownership import earliest, is_closed, moved_before, owing
 from tickwheel.history.restore.event_values import settings_of
 from tickwheel.history.segments import Event
 from tickwheel.model.records import (
-    BY_DUE_ALONE,
     TOPIC_ITSELF,
     GroupRow,
     GroupSettings,
@@ -60,7 +59,7 @@ class Owners:
         if self.knows(topic, name) and not self.is_closed(topic, name):
             return  # the backup has it already, and what became of it
         since_ms, settings = event.get("since_ms"), settings_of(event.get("settings"))
-        since_id = int(event.get("since_id", BY_DUE_ALONE))
+        since_id = int(event["since_id"]) if "since_id" in event else None
         groups = self._topics.setdefault(topic, {})
         if since_ms is None:
             since_ms = event["time_ms"] if earliest(groups.values()) else 0

@@ -17,7 +17,6 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.model.records import (
-    BY_DUE_ALONE,
     DeadRow,
     GroupRow,
     ProgressRow,
@@ -224,8 +223,7 @@ def group_row(
     since_id: int | None = None,
 ) -> GroupRow:
     """A row of a layout below 4 has no last column, below 3 not the one before it either."""
-    place = BY_DUE_ALONE if since_id is None else since_id
-    return GroupRow(topic, group, since_ms, decode_settings(settings), place)
+    return GroupRow(topic, group, since_ms, decode_settings(settings), since_id)
 
 
 def session_row(session: bytes, floor: int, seen_ms: int, outcomes: bytes) -> SessionRow:
