@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from tickwheel.persistence.redis.connection import Line
     from tickwheel.persistence.redis.options import RedisOptions
 
-OUTSIDE = ("client|setname", "select", "eval", "evalsha", "wait", "memory|usage")
+OUTSIDE = ("client|setname", "select", "eval", "evalsha", "wait", "memory|usage", "config|get")
 """Not from scripts. ``select`` for databases but 0, ``wait`` for ``wait_replicas``; without
-``memory|usage`` the size of what there is is known only when it is loaded."""
+``memory|usage`` the size of what there is is known only when it is loaded, and without
+``config|get`` STATUS cannot say what survives a power cut."""
 _TRIED: dict[str, tuple[str, ...]] = {
     "get": (), "hdel": ("f",), "hget": ("f",), "hlen": (), "hmget": ("f",),
     "hscan": ("0",), "hset": ("f", "v", "f"), "lindex": ("0",), "lpop": (), "lrange": ("0", "0"),
