@@ -256,10 +256,14 @@ class Dispatching:
         return self._aside_left
 
     def _being_read(self, group: Group) -> int:
-        missing = self._core.missing
-        if not missing:
+        missing, replay = self._core.missing, group.topic.replays.get(group)
+        if not missing and replay is None:
             return len(group.loading)
-        return sum(task_id not in missing for task_id in group.loading)
+        # What a replay keeps there until it comes to it is not being read either.
+        return sum(
+            task_id not in missing and not (replay is not None and replay.is_ahead(task_id))
+            for task_id in group.loading
+        )
 
     def _set_aside(self, group: Group, task_id: int, priority: int) -> None:
         """Its row is not in memory: have it read, and deliver it then."""
