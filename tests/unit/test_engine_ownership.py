@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from engine_recount import recount
-from engine_rig import Rig
+from engine_rig import CONFIG, Rig
 
 from tickwheel.engine.ownership import order_of, owes
 from tickwheel.model.records import BY_DUE_ALONE, GroupRow, GroupSettings, ProgressState, TaskRow
@@ -520,3 +521,21 @@ def test_a_deletion_of_an_older_release_goes_on_as_it_began() -> None:
         TaskRow(7, 101, "t", b""),
     )
     assert [owes(row, task) for task in (held, later, moved)] == [True, False, False]
+
+
+def test_what_a_replay_keeps_does_not_hold_up_other_tasks_of_the_group() -> None:
+    """Their rows are not in memory, and what waits for the replay is not being read."""
+    rig = Rig(replace(CONFIG, resident_bytes_max=1, loading_max=2))
+    kept = replaying(rig)
+    ours = rig.subscribe(group="a")
+    for one in rig.pulse():
+        assert rig.ack(one) == "acked"
+    rig.commit()
+    rig.engine.delivery.unsubscribe(ours)
+    group = rig.group(name="b")
+    assert len(set(kept) & group.loading.keys()) > rig.config.loading_max
+    rig.subscribe(group="b")
+    new = rig.enqueue()
+    rig.fire()
+    rig.load()
+    assert {one.id for one in rig.dispatch() if one.group is group} == {kept[0], new}
