@@ -4,10 +4,10 @@ It says "owed" only where that is certain from what clients saw, and rests on th
 they saw it, not on a clock (but where all clocks are known to be right). Places are those of
 ``Link.order``: one request was over before another began.
 
-A group is owed a task that is not cancelled and not expired if one of these holds.
+A group is owed a task that is not cancelled and not expired, and for a group since a moment not
+due before that, if one of these holds.
 
-* ``enqueued after it``: the enqueue was sent after the group's creation was confirmed. (For a
-  group since a moment: and it is not due before that.)
+* ``enqueued after it``: the enqueue was sent after the group's creation was confirmed.
 * ``still there``: it begins with the ``first`` task, or with a moment not after the task's due
   time, and at its confirmation the task was not finished: another group was owed it then, was
   not being deleted, and got it for the first time later.
@@ -82,6 +82,8 @@ class Owed:
         earlier: Sequence[GroupLife],
         certain: Sequence[GroupLife],
     ) -> str:
+        if isinstance(life.since, int) and task.due_ms < life.since:
+            return ""  # a first group gets it if it waited by then, which an order cannot tell
         if all(before.gone is not None and before.gone < task.sent for before in earlier):
             return "waiting for a group"
         if self._by_time and all(
@@ -89,8 +91,6 @@ class Owed:
             for before in earlier
         ):
             return "due without a group"
-        if isinstance(life.since, int) and task.due_ms < life.since:
-            return ""
         if task.sent > life.confirmed:
             return "enqueued after it"
         if self._by_time and task.due_ms > life.confirmed_ms:

@@ -339,6 +339,7 @@ def test_the_first_group_after_all_are_gone_gets_what_waits() -> None:
     assert "due without a group" in text
     assert not lives(during, replace(gone, deleted_ms=DUE_MS), late)
     assert not lives(BEFORE, replace(gone, gone=None), late)
+    assert not lives(BEFORE, gone, replace(late, since=DUE_MS + 1)), "others may begin before it"
 
 
 def test_an_end_in_a_former_life_of_a_group_does_not_bind_the_next() -> None:
