@@ -34,19 +34,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     nemeses = frozenset((given.nemesis or KILLS).split(","))
     if CLOCK in nemeses and given.store == "redis" and not given.faults:
         given.daemons = 2  # their clocks disagree, and they take over from each other
-    options = Options(
-        given.kills,
-        seed,
-        given.store,
-        faults=given.faults is not None,
-        daemons=given.daemons,
-        driver=given.driver,
-        hold_s_max=given.hold,
-        every_place=given.kills > 0 and KILLS in nemeses,
-        without=frozenset(given.without.split(",")),
-        nemeses=nemeses,
-        watch_s=given.minutes * 60,
-    )
+    try:
+        options = Options(
+            given.kills,
+            seed,
+            given.store,
+            faults=given.faults is not None,
+            daemons=given.daemons,
+            driver=given.driver,
+            hold_s_max=given.hold,
+            every_place=given.kills > 0 and KILLS in nemeses,
+            without=frozenset(given.without.split(",")),
+            nemeses=nemeses,
+            watch_s=given.minutes * 60,
+        )
+    except ValueError as error:
+        _say(f"torture: {error}")
+        return 2
     if (options.faults or options.daemons > 1) and options.store != "redis":
         _say("torture: --faults and --daemons 2 need --store redis")
         return 2
