@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
+from tickwheel.engine.delivery import Broadcaster
 from tickwheel.errors import InternalError, LimitExceeded, TickwheelError, TooManySessions
 from tickwheel.persistence.contract import Fenced, Opened, Store, StoreBroken
 from tickwheel.protocol.codec import encode
@@ -420,6 +421,9 @@ class Delivering:
 
     def write(self, dispatch: Dispatch, now_ms: int) -> None:
         subscriber, items = dispatch
+        if isinstance(subscriber, Broadcaster):
+            # They were due when they were offered; the clock may have gone back since.
+            now_ms = max(now_ms, *(row.due_ms for row, _ in items))
         late_ms = [
             now_ms - row.due_ms for row, attempt in items if attempt == 1 or row.due_ms > now_ms
         ]
