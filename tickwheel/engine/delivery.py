@@ -1,19 +1,16 @@
-"""The second half, second part: ready tasks are leased to subscribers that have credit.
+"""The second half: what is due becomes ready, or expires; what is ready is leased to subscribers
+that have credit; broadcasts get what comes due while they are connected.
 
-Invariants: a task is handed out only if its due time has come by the ``now_ms`` of the call;
-nothing of a group that is held, and nothing beyond a rate. What is delivered at most once is
-finished in the open batch and written when that is durable.
+Invariants:
 
-The second half, first part: what is due becomes ready, or expires.
-
-Handing out is ``Dispatching``'s, which this class adds to.
-
-Broadcast subscriptions: everything of a topic that comes due while they are connected.
-
-No group, no lease, no ack, no retry: they own nothing, so a task ends as if they were not there.
-What a connection does not take at once waits here, up to two limits; a subscription that reaches
-one is ended, because memory must not grow with somebody's slowness. What comes due while the
-topic is paused is not broadcast. Rates are about groups and do not hold here.
+* A task is handed out only if its due time has come by the ``now_ms`` of the call; nothing of a
+  group that is held, and nothing beyond a rate.
+* What is delivered at most once is finished in the open batch and written when that is durable.
+* A broadcast has no group, no lease, no ack and no retry. It owns nothing, so a task ends as if it
+  were not there. What its connection does not take at once waits here, up to two limits; a
+  subscription that reaches one is ended, because memory must not grow with somebody's slowness.
+  What comes due while the topic is paused is not broadcast. Rates are about groups and do not
+  hold for it.
 """
 
 from __future__ import annotations

@@ -1,21 +1,20 @@
-"""Groups as things of their own: made, set, restored; and topics, which are made with whatever
-names them first, and forgotten when nothing is left of them.
+"""Groups as things of their own: made, set, restored, deleted; and topics, which are made with
+whatever names them first and forgotten when nothing is left of them.
 
 The first group of a topic gets everything that waits, whatever start it asks for: nothing is
 discarded by making a group. A further one is owed what comes due from its start on; when that
 lies in the past, the shell hands the stored tasks of the topic to ``Ownership.replayed``.
 
-Deleting groups, in bounded steps: a group with a million tasks must not make one batch.
-
-``close`` marks the group, durably: from then on it is handed and owed nothing more. The shell
-asks for some of what the group still holds (``some``), reads the records, and lets ``drop`` take
-them out: a task that is owed to nobody else ends as deleted, otherwise only this group's share
-is gone. When nothing is left, ``finish`` removes the group. After a crash the marked group comes
-back with what it still held, and the shell goes on.
+A deletion takes bounded steps, because a group with a million tasks must not make one batch.
+``close`` marks the group, durably: from then on it is handed and owed nothing more. The shell asks
+for some of what it still holds (``some``), reads the records, and lets ``drop`` take them out: a
+task that is owed to nobody else ends as deleted, otherwise only this group's share is gone. When
+nothing is left, ``finish`` removes the group. After a crash the marked group comes back with what
+it still held, and the shell goes on.
 
 The group stays in its place in ``Topic.groups`` until then, because tasks that are not in
 ``Core.owed`` belong to the first one. Tasks that come due meanwhile name their groups in ``owed``
-even when it is only one; on a topic whose last group is being deleted they wait in
+even when it is only one. On a topic whose last group is being deleted they wait in
 ``Topic.deferred`` for the end of that, so that they get to the next first group.
 """
 

@@ -1,32 +1,23 @@
-"""What an engine is told at its start, and what it counts from then on.
+"""What the engine remembers, and the few steps that its parts have in common.
 
-Task ids: unique across shards, roughly ordered by time, assigned by the queue.
+``Core`` owns all of it, so that each part (enqueue, delivery, settlement, groups, tasks, recovery)
+is a small class with the verbs of one concern. What it is made of stands before it:
 
-An id is (milliseconds since 2025, 12-bit sequence, 10-bit shard), so it stays below 2**63
-until 2094 and consecutive ids of one daemon differ by ``ID_STEP``. A burst of more than 4,096
-ids in a millisecond borrows from the next one; the source never goes back, not even after a
-restart with the clock set back, because it starts above the stored mark.
+* ``EngineConfig`` and ``Totals``: what an engine gets at its start, and what it counts since.
+* ``IdSource``: ids are (milliseconds since 2025, 12-bit sequence, 10-bit shard), below 2**63 until
+  2094; those of one daemon differ by ``ID_STEP``. A burst of more than 4,096 in a millisecond
+  borrows from the next one. The source never goes back, not even after a restart with the clock
+  set back, because it starts above the stored mark.
+* ``Endings``: how the tasks that finished last have ended. When the young generation is full it
+  becomes the old one, and the former old one is forgotten, so between ``bound / 2`` and ``bound``
+  of them are known, at O(1) a task.
+* ``Lifetimes``: when tasks that nobody has taken expire. Every group that a task with a ttl is
+  ready, being loaded or waiting in has exactly one handle, on a wheel of its own or in ``fired``;
+  a task in flight has none. That is 16 to 24 bytes a task, and two steps of O(1) for one that is
+  delivered in time.
+* ``Batch``: the effects, and what has to happen when they are durable or refused.
 
-How the most recently finished tasks ended, within a fixed bound.
-
-Two generations: when the young one is full it becomes the old one and the former old one is
-forgotten. Between ``bound / 2`` and ``bound`` endings are known at any time, at O(1) a task.
-
-Times to live: when tasks that nobody has taken are to expire, without anybody asking.
-
-Every group that a task with a ttl is ready or waiting in has one handle here, on a wheel of its
-own; a task in flight has none. So what lies for nobody, or behind a pause, is found at its end,
-at 16 to 24 bytes a task, and a task that is delivered in time costs two steps of O(1).
-
-Invariant: handles on the wheel and in ``fired`` are one for each (task with a ttl, group) that
-is ready, being loaded or waiting.
-
-A batch on its way: the effects, and what has to happen when they are durable or refused.
-
-The state that the engine's parts share, and the few steps they have in common.
-
-One object owns all of it, so that each part (intake, delivery, control, dead letters,
-recovery) is a small class with the verbs of one concern. Nothing here reads a clock.
+Nothing here reads a clock.
 """
 
 from __future__ import annotations

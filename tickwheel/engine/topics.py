@@ -1,4 +1,4 @@
-"""Topics and groups: who is owed what, in memory.
+"""Topics, groups, subscribers and leases, in memory.
 
 Invariants:
 
@@ -9,8 +9,6 @@ Invariants:
   first one to be met counts as the stale one, so that it is handed out once.
 * ``tries`` holds what is known of the earlier attempts of tasks that are ready or waiting;
   for a task in flight its lease holds it.
-
-Deliveries that are not finished, and who has them.
 """
 
 from __future__ import annotations

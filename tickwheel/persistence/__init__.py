@@ -1,4 +1,4 @@
-"""Stores: what keeps tasks over a restart, behind one contract (``store.Store``).
+"""Stores: what keeps tasks over a restart, behind one contract (``contract.Store``).
 
 ``open_url`` is the only way in for the rest of the package. A store is imported when a URL
 names it, not before.

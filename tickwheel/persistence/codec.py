@@ -1,11 +1,8 @@
-"""Values inside records as plain fields and back: retry policies, settings of groups.
+"""Records as bytes: what stores, backups and history keep, version by version.
 
-For ``codec.py``, which puts a version before them; their shape belongs to that version.
-
-Records as bytes: what stores, backups and history keep, version by version.
-
-Every record is one msgpack array whose first element is the version it was written with.
-Knows the values of ``wheel.records`` and msgpack; must not know stores, keys or the wire.
+Every record is one msgpack array whose first element is the version it was written with. Retry
+policies and settings stand inside records as plain fields, whose shape belongs to that version.
+Knows the values of ``model.records`` and msgpack; must not know stores, keys or the wire.
 
 Invariants:
 
@@ -15,10 +12,8 @@ Invariants:
   never changes.
 
 Version 2: a task's own retry policy (extras, task), the settings of a group (group), who had the
-task when an attempt failed (failures, progress, dead letter).
-
-Version 3: a task's place in the order (extras, task), written for those few that have one; a
-group's place (group).
+task when an attempt failed (failures, progress, dead letter). Version 3: a task's place in the
+order (extras, task), written for those few that have one; a group's place (group).
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _R = TypeVar("_R")
 
 
 class MemoryStore:
-    """See ``store.Store``."""
+    """See ``contract.Store``."""
 
     def __init__(self, endings_max: int = ENDINGS_MAX) -> None:
         self._tasks: dict[int, TaskRow] = {}

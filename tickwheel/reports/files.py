@@ -1,9 +1,8 @@
-"""What Spark and its file systems raise, in one line for people.
-
-Files wherever Spark's file systems reach: local paths, ``hdfs://``, ``s3a://``.
+"""Files wherever Spark's file systems reach: local paths, ``hdfs://``, ``s3a://``.
 
 All of a report's own bookkeeping goes through here, so that the job runs unchanged on a
-cluster. Uses Hadoop's FileSystem inside Spark's JVM; no local-only call.
+cluster. Uses Hadoop's FileSystem inside Spark's JVM; no local-only call. What Spark and its file
+systems raise becomes one line for people here, too.
 """
 
 from __future__ import annotations

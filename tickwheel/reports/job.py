@@ -1,12 +1,9 @@
 """The whole job: bring the table up to date, compute the figures, write them and the page.
 
 ``tickwheel report`` runs it on one machine, spark-submit on a cluster (through submit.py). Paths
-are Hadoop's throughout. See docs/reports.md.
-
-A report's files: every figure as Parquet and CSV, all of them as one page.
-
-A new report replaces the last one's figures; the table below it is none of this module's
-business. Figures are computed once, into Parquet, and read back for the rest.
+are Hadoop's throughout. Every figure is written as Parquet and CSV, all of them as one page; they
+are computed once, into Parquet, and read back for the rest. A new report replaces the last one's
+figures. See docs/reports.md.
 """
 
 from __future__ import annotations

@@ -1,20 +1,15 @@
 """Loading history into the table: only what is new, once each, whatever happens meanwhile.
 
-A batch of segments becomes one run: parse, drop what the table holds already, write the rows,
-add their rollups and journeys, and last of all commit the manifest. Killed anywhere before that
-a run leaves nothing but folders that the next one sweeps away. Why not Spark's streaming file
-source: docs/decisions/0009.
+Which segments are new follows from names and sizes only. A batch of segments becomes one run:
+parse, drop what the table holds already, write the rows, add their rollups and journeys, and last
+of all commit the manifest. Killed anywhere before that a run leaves nothing but folders that the
+next one sweeps away. Many small runs are made into fewer files by a commit like any other
+(``compact``). Why not Spark's streaming file source: docs/decisions/0009.
 
-Which segments of a history are new since the table was written. Names and sizes only.
-
-One report at a time on one table.
-
-The manifests alone keep two runs from both counting; the lock keeps the second from working in
-vain, and from sweeping away what the first is writing or still reading its figures from. It is a
-file, so a killed run leaves it behind: on the same machine that is seen by its process being
-gone, elsewhere by its age.
-
-Many small runs made into fewer: the same rows in fewer files. A commit like any other.
+One report at a time on one table. The manifests alone keep two runs from both counting; the lock
+keeps the second from working in vain, and from sweeping away what the first is writing or still
+reading its figures from. It is a file, so a killed run leaves it behind: on the same machine that
+is seen by its process being gone, elsewhere by its age.
 """
 
 from __future__ import annotations

@@ -1,15 +1,13 @@
-"""Which runs make up the table: one small JSON file a commit, the newest whole one holds.
+"""The table: which runs make it up, its places, and its parts as DataFrames.
 
-A run writes its Parquet files into folders of its own number first and its manifest last. What
-no manifest names was left by a run that was killed: no reader sees it, the next run deletes it.
-So a commit is the appearance of one file, which every file system offers, and neither a repeated
-run nor a killed one can count an event twice.
-
-The table's places, and its parts as DataFrames. Reading only.
+A run writes its Parquet files into folders of its own number first and its manifest last: one small
+JSON file a commit, the newest whole one holds. What no manifest names was left by a run that was
+killed: no reader sees it, the next run deletes it. So a commit is the appearance of one file, which
+every file system offers, and neither a repeated run nor a killed one can count an event twice.
 
 Layout below ``OUT/table/`` (``run=N``: what run N added)::
 
-    _manifests/00000007.json                       which runs count (see manifest.py)
+    _manifests/00000007.json                       which runs count
     events/run=7/date=2026-11-20/topic_part=…/     one row an event, without duplicates
     facts, reasons, parties, rates, slow, waits, origins /run=7/
     journeys/run=7/closed=true|false/              one row a task and group

@@ -1,11 +1,9 @@
 """The daemon: listener, HTTP and the role that it has, started and stopped in order.
 
-Order of a stop: say goodbye, stop accepting and delivering, commit what is open together with
-the leases in flight, flush, close the store as clean, give the leader's lease back.
-
-The daemon's address: bound before anything else, and told in the ready file.
-
-``run``: one daemon from settings to exit code, signals included.
+``run`` is one daemon from settings to exit code, signals included. Its address is bound before
+anything else, and named in the ready file. Order of a stop: say goodbye, stop accepting and
+delivering, commit what is open together with the leases in flight, flush, close the store as clean,
+give the leader's lease back.
 """
 
 from __future__ import annotations

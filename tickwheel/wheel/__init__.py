@@ -1,1 +1,1 @@
-"""The pure core: wheel, groups, leases, retries, sessions, effects. See ``engine.py``."""
+"""The hashed timing wheel alone: when which id is due. See ``timing.py``."""

@@ -1,10 +1,9 @@
-"""Commands as bytes. Both libraries' own ways take three times as long.
-
-The seam between the store and the libraries that speak to Redis: connect, call, close.
+"""The seam between the store and the libraries that speak to Redis: connect, call, close.
 
 A ``Wire`` is one connection. It does not reconnect, retry or pool, and it has no time-outs: all
-that is the store's business (``line``), where an answer that did not come decides the fate of a
-batch. Sentinel and Cluster would be further ways to find the address that ``connect`` gets.
+that is the store's business (``connection``), where an answer that did not come decides the fate
+of a batch. Sentinel and Cluster would be further ways to find the address that ``connect`` gets.
+Commands become bytes here, because both libraries' own ways take three times as long.
 """
 
 from __future__ import annotations

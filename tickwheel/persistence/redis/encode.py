@@ -1,27 +1,19 @@
-"""New tasks as operations for the scripts: a thousand arguments packed into one.
-
-That one is a msgpack array, which Lua inside Redis takes apart in one call; as arguments of the
-protocol each would become an object of Redis before it becomes one of Lua, which costs 0.3 µs a
-task. Only forms that every version of it reads are used.
-
-All that depends on one task alone is done when it is added; what is left for ``operations`` is
-to sort and to join. The due times of a batch ascend: the sorted set finds the place of each where
-it just was, in memory that the processor still has at hand.
-
-Effects as operations for the scripts, cut into parts that one script may take.
+"""Effects as operations for the scripts, cut into parts that one script may take.
 
 An operation is a flat run of arguments: name, number of the key, number of arguments, arguments.
-Scripts hand those on to Redis a thousand at a time, so pairs stay together at even counts. Of new
-tasks (``new_tasks``) one argument holds them all.
+Scripts hand those on to Redis a thousand at a time, so pairs stay together at even counts.
 ``records_of`` and ``Records`` are all that the mirror knows of this.
 
-New tasks encoded while Redis still works on the batch before theirs.
+Of new tasks one argument holds up to a thousand: a msgpack array, which Lua inside Redis takes
+apart in one call. As arguments of the protocol each would become an object of Redis before it
+becomes one of Lua, which costs 0.3 µs a task. Only forms that every version of it reads are used.
+All that depends on one task alone is done when it is added; what is left for ``operations`` is to
+sort and to join. The due times of a batch ascend: the sorted set finds the place of each where it
+just was.
 
-They are most of what a batch costs this process; done between two batches, Redis would wait for
-it. Knows nothing of batches but the map that collects the tasks of the open one. Invariant: what
-was encoded counts only if the map still begins with exactly those rows.
-
-A batch made ready to be sent, encoded once.
+New tasks are most of what a batch costs this process, so they are encoded ahead, while Redis still
+works on the batch before theirs. Invariant: what was encoded ahead counts only if the map of the
+open batch still begins with exactly those rows.
 """
 
 from __future__ import annotations

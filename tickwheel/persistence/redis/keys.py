@@ -1,4 +1,4 @@
-"""The keys of one shard in Redis, and how ids and names are written in them.
+"""The keys of one shard in Redis, how ids and names are written there, and what scripts share.
 
 Everything an operator sees with redis-cli is decided here and nowhere else; all keys of a shard
 share a hash tag, so that Redis Cluster keeps them on one node. Layout 1, for the shard ``S`` =
@@ -22,9 +22,8 @@ share a hash tag, so that Redis Cluster keeps them on one node. Layout 1, for th
 Invariants: an id is 19 digits with leading zeros wherever it is stored, so that the order of the
 bytes is the order of the ids. No number above 2^53 is ever a Lua number.
 
-What all Lua scripts share: names of the keys, the first write, the fence.
-
-What the traps of Lua inside Redis (6.2 to 7, Valkey) ask for, and every script here keeps:
+Every script begins with the names of the keys, the fence and the first write. The traps of Lua
+inside Redis (6.2 to 7, Valkey) ask for this, and every script keeps to it:
 
 * No call gets more than 1,000 arguments (``unpack`` fails at about 8,000).
 * A script is checked whole before its first write, because an error leaves the earlier writes.

@@ -1,12 +1,8 @@
-"""The containers of the mirror: records by task, and by task and group, with their bytes counted.
-
-They know ids, groups and bytes; not what is in a record.
-
-What this daemon knows to be durable in its shard, so that Redis may lose it.
+"""What this daemon knows to be durable in its shard, so that Redis may lose it.
 
 Filled while the daemon recovers, changed by every batch that lands, never by one that is only on
-its way. Holds the very bytes that Redis holds; rows are decoded when somebody asks. Knows
-nothing of connections, scripts or keys. Invariants:
+its way. Holds the very bytes that Redis holds, and counts them; rows are decoded when somebody
+asks. Knows nothing of connections, scripts or keys. Invariants:
 
 * When ``complete``, it holds exactly what the newest confirmed batch left in the shard.
 * Before that, what it holds of a task is right, but tasks may be missing: nobody reads from it.

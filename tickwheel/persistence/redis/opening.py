@@ -1,12 +1,9 @@
-"""What a user of Redis must be allowed to do, tried before a shard is used.
+"""Opening a shard: look at the server and at the user's rights, then lay the shard out or begin an
+epoch. Whatever would lose tasks silently is refused here, with what to change.
 
-A right that is missing would otherwise show in the middle of a script, after its first writes,
-or only when something is acknowledged. Nothing is changed by trying: every command gets the key
-that never exists, or arguments that Redis refuses after it has looked at the user's rights.
-
-Opening a shard: look at the server, then lay the shard out or begin an epoch.
-
-Whatever would lose tasks silently is refused here, with what to change.
+A right that is missing would otherwise show in the middle of a script, after its first writes, or
+only when something is acknowledged. Nothing is changed by trying: every command gets the key that
+never exists, or arguments that Redis refuses after it has looked at the user's rights.
 """
 
 from __future__ import annotations

@@ -1,25 +1,20 @@
-"""All ids in order, for listings: built when one begins, dropped when none has gone on for long.
-
-Redis orders tasks by due time only. A second ordered set of ids would cost every task about a
-fifth of its enqueue and 100 bytes of Redis's memory, for listings that are rare; so the first
-page reads all ids (a second for a million), and 8 bytes an id stay here while pages follow.
-This daemon makes every commit, so it can keep the index true. Ids that ended stay in it: the
-rows are read anyway, and tell.
-
-Asking Redis beside the writer: scripts and commands that only read.
-
-On a line of its own, so that reads do not wait for batches. Every script says what it has to
-see at least (incarnation, last confirmed batch); when Redis does not hold that, it is set right
-before the read is tried again.
-
-Rows by id, and pages: from the mirror when it is complete, before that from Redis.
+"""Reading beside the writer: rows by id and pages of them, from the mirror when it is complete,
+before that from Redis.
 
 Once everything is in memory nothing here waits for Redis, so that deliveries and listings go on
-while it is away.
+while it is away. Invariant: one call sees one moment. From the mirror that is so because nothing
+here waits between two looks at it. From Redis a script sees one moment, and what needs several of
+them holds up commits meanwhile, with the writer's lock.
 
-Invariant: one call sees one moment. From the mirror that is so because nothing here waits
-between two looks at it. From Redis a script sees one moment, and what needs several of them
-holds up commits meanwhile, with the writer's lock.
+Redis is asked on a connection of its own, so that reads do not wait for batches. Every script says
+what it has to see at least (incarnation, last confirmed batch); when Redis does not hold that, it
+is set right before the read is tried again.
+
+Redis orders tasks by due time only. A second ordered set of ids would cost every task about a
+fifth of its enqueue and 100 bytes of Redis's memory, for listings that are rare. So the first page
+of a listing reads all ids (a second for a million), and 8 bytes an id stay here until none has
+gone on for long. This daemon makes every commit, so it can keep that index true. Ids that ended
+stay in it: the rows are read anyway, and show it.
 """
 
 from __future__ import annotations

@@ -2,15 +2,12 @@
 
 Stands before the writer. While a shard is written anew nothing is committed, so the mirror stands
 still; one task does it, again from the beginning when Redis goes away in the middle, until it is
-done. Invariants:
+done. A commit notices a Redis that lost the shard by itself; without commits nobody would, until
+this daemon ends and what only it still knew is gone with it. So an idle shard is looked at now and
+then. That Redis is away is not reported here: who needs it does that. Invariants:
 
-* With the mirror complete nobody hears StoreBehind or StoreLost: commits are refused meanwhile.
+* With the mirror complete nobody gets StoreBehind or StoreLost: commits are refused meanwhile.
 * A shard that another daemon has taken over or laid out anew is never written (Fenced).
-
-Looks at an idle shard now and then, so that a Redis that lost it is noticed before it matters.
-
-A commit notices by itself. Without commits nobody would, until this daemon ends and what only it
-still knew is gone with it. An absence is not told here: who needs Redis tells it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""The scripts that apply a batch: at once, or staged in parts, sealed, and applied.
+"""The Lua scripts: those that apply a batch (at once, or staged in parts, sealed, and applied),
+those that open, claim, close and rewrite a shard, and those that read one and write nothing.
 
-See ``lua`` for what they all keep to.
-
-The scripts that open, claim, close and rewrite a shard. See ``lua``.
-
-The scripts that read a shard; they write nothing. See ``lua``.
+``keys`` says what they all keep to.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""One batch to Redis: a script, or parts that are staged, sealed and applied.
+"""One batch to Redis: a script, or parts that are staged, sealed and applied; and the claim of a
+shard for a connection, with the frame around writing it anew: one script each.
 
-Knows who owns the shard and on which claim of a connection; does not know connections, nor
-which batch comes next. Invariant: ``unknown`` is the number of a batch whose script was sent
-and may still be applied, 0 when there is none.
-
-Claiming a shard for a connection, and the frame around writing it anew: one script each.
-
-Knows who owns the shard (the sender); judges what it finds only as far as it makes this daemon
-the wrong one. What is missing in the shard is the writer's business.
+Knows who owns the shard and on which claim of a connection; does not know connections, nor which
+batch comes next. A claim judges what it finds only as far as it makes this daemon the wrong one;
+what is missing in the shard is the writer's business. Invariant: ``unknown`` is the number of a
+batch whose script was sent and may still be applied, 0 when there is none.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ ROOM_BYTES_MIN = 1 << 20
 
 
 class RedisStore:
-    """See ``store.Store``. May be opened again after it was closed."""
+    """See ``contract.Store``. May be opened again after it was closed."""
 
     def __init__(self, options: RedisOptions) -> None:
         self.options = options

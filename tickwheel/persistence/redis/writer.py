@@ -1,20 +1,17 @@
-"""The batches applied last, kept for a Redis that comes back without them.
-
-A Redis that syncs its log once a second may lose the last two seconds of what it confirmed, a
-stale replica somewhat more. Bounded by time and by bytes, whichever comes first.
-
-Of new tasks only the records are kept, which the mirror holds anyway: their rows would take as
-much memory again, all of it fresh, for ten seconds of enqueues.
-
-The order of batches, over broken connections and over a Redis that lost something.
+"""The order of batches, over broken connections and over a Redis that lost something.
 
 Every connection claims the shard before it writes. The claim voids whatever an older connection
-may still have under way and tells the last batch, so that from then on the fate of each batch
-is known. It is also where a Redis that came back empty or older shows. Invariants:
+may still have under way and answers with the last batch, so that from then on the fate of each
+batch is known. It is also where a Redis that came back empty or older shows. Invariants:
 
 * ``CommitUnknown`` is raised for a batch only while it may be applied, or is applied and not
   replicated yet; its number keeps its content until its fate is known.
 * Nothing is confirmed while Redis lacks a batch that it had confirmed.
+
+The batches applied last are kept for a Redis that comes back without them: one that syncs its log
+once a second may lose the last two seconds of what it confirmed, a stale replica somewhat more.
+They are bounded by time and by bytes, whichever comes first. Of new tasks only the records are
+kept, which the mirror holds anyway: their rows would take as much memory again.
 """
 
 from __future__ import annotations

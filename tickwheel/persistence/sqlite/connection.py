@@ -1,13 +1,13 @@
-"""Connections to one database file, and what an error of SQLite means for a batch.
+"""Connections to one database file, what an error of SQLite means for a batch, and the lock that
+keeps two daemons off one database.
 
 Every connection of the store is made here, so that settings that promise durability cannot
 differ between them. Threads are the caller's business: a connection is used by one at a time.
 
-One daemon a database: a lock file beside it, held for as long as the store is open.
-
-The lock is ``flock``: it belongs to the open file, so it ends with the process however that
-ends, and it also keeps out a second store in the same process. The file stays behind; removing
-it would let two daemons lock two files of one name. Its text is for people: pid and owner.
+The lock is ``flock`` on a file beside the database, held for as long as the store is open: it
+belongs to the open file, so it ends with the process however that ends, and it also keeps out a
+second store in the same process. The file stays behind; removing it would let two daemons lock two
+files of one name. Its text is for people: pid and owner.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""The write-ahead log's size and its writing back into the database (a checkpoint).
+"""The write-ahead log: written back in time between batches, and room on the disk for what comes
+next.
 
-Bounds the log under constant load: when more than ``limit_bytes`` of it are in use, everything
-is written back and the log starts over in place. How much is in use cannot be asked of SQLite
-through Python, and the file keeps its size when the log starts over; so the salts are compared,
-which https://sqlite.org/walformat.html specifies: frames of the current round carry the salts
-of the log's header. Opening the log file is harmless, other than the database file or the
+``Log`` bounds it under constant load: when more than ``limit_bytes`` of it are in use, everything
+is written back (a checkpoint) and the log starts over in place. How much is in use cannot be asked
+of SQLite through Python, and the file keeps its size when the log starts over; so the salts are
+compared, which https://sqlite.org/walformat.html specifies: frames of the current round carry the
+salts of the log's header. Opening the log file is harmless, other than the database file or the
 shared memory file, whose locks belong to the process and end when any descriptor is closed.
 
-Between batches: writing the log back in time, and room on the disk for what comes next.
-
-Puts ``wal.Log`` and ``room.Room`` together. A full disk and a busy log are answers here;
-every other sqlite3.Error or OSError is raised, and means that the store must stop.
+A full disk (``room.Room``) and a busy log are answers here; every other sqlite3.Error or OSError
+is raised, and means that the store must stop.
 """
 
 from __future__ import annotations

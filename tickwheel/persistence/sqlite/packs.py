@@ -1,23 +1,19 @@
-"""Packs: tasks of one batch whose ids follow each other, as one row.
+"""Packs: tasks of one batch whose ids follow each other, as one row; and where packed tasks are.
 
 Most tasks arrive many to a batch and are read and finished near to each other. A row of up to
 ``PACK_TASKS_MAX`` of them costs a tenth of as many rows of their own. A pack never changes;
-which of its tasks have left stands in table ``gone``, a bit for each.
+which of its tasks have left stands in table ``gone``, a bit for each. A pack's columns: first id,
+count, head (due times as 8 bytes each, then lengths of the bodies as 4 bytes each, little-endian),
+topics (one name, or a JSON array of names), bodies end to end, extras (NULL, or a msgpack array of
+what ``codec.encode_extras`` makes).
 
-Pure: lists of rows to columns and back. A pack's columns: first id, count, head (due times as
-8 bytes each, then lengths of the bodies as 4 bytes each, little-endian), topics (one name, or a
-JSON array of names), bodies end to end, extras (NULL, or a msgpack array of what
-``codec.encode_extras`` makes).
+``PackIndex`` is the writer's memory of them, two bytes for ten tasks. It says for the ids that
+leave a batch which packs they are in, and what that makes of the packs. Changes are prepared,
+written by the caller in its transaction, and adopted after COMMIT. A pack most of whose tasks have
+left holds their bodies still; when it has been so for a while the caller is asked to take it apart
+(``sparse``), so that space is wasted by a factor of four at most, for a bounded time.
 
-Where packed tasks are, in the writer's memory: two bytes for ten tasks.
-
-Says for the ids that leave a batch which packs they are in, and what that makes of the packs.
-Changes are prepared, written by the caller in its transaction, and adopted after COMMIT.
 Knows no SQL.
-
-A pack most of whose tasks have left holds their bodies still; when it has been so for a while
-the caller is asked to take it apart (``sparse``), so that space is wasted by a factor of four at
-most, for a bounded time.
 """
 
 from __future__ import annotations

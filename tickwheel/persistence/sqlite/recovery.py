@@ -1,14 +1,13 @@
-"""What a start reads: the small tables whole, and the handles of all tasks in due order.
+"""What a start reads, and copies of a database in use. Both run beside the writer, synchronously,
+on connections of their own.
 
-Synchronous, on connections of their own that are closed afterwards. Handles are sorted once
-into a temporary table outside the database, so that the snapshot ends before the first chunk
+A start reads the small tables whole, and the handles of all tasks in due order. Handles are sorted
+once into a temporary table outside the database, so that the snapshot ends before the first chunk
 is handed out: commits go on and the log can start over while a million handles are loaded. What
 is handed out is still the one moment of that snapshot.
 
-Consistent copies of a database in use, made beside the writer.
-
-The copy is written under another name, synced, and given its name last: a file of the name
-asked for is always whole. It never replaces a file that is there.
+A copy is consistent. It is written under another name, synced, and given its name last: a file of
+the name asked for is always whole. It never replaces a file that is there.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""Statements over many rows at once, in a few fixed sizes so that each is prepared once.
+"""Rows as columns and back, and the statements that take many of them at once.
 
-A statement costs the writer's thread several hand-overs of the interpreter lock, so few
-statements matter more than few rows: a batch of 500 is one statement of 512 rows of which 12
-are empty. Knows SQL and flat lists of values; must not know transactions or records.
-
-Rows as columns and back: ``wheel.records`` to flat values for statements, and from them.
-
-Pure. What most rows do not have (extras, failures) is NULL and costs nothing.
+What most rows do not have (extras, failures) is NULL and costs nothing. A statement costs the
+writer's thread several hand-overs of the interpreter lock, so few statements matter more than few
+rows: they come in a few fixed sizes, each prepared once, and a batch of 500 is one statement of 512
+rows of which 12 are empty. Must not know transactions.
 """
 
 from __future__ import annotations

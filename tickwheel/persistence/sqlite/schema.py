@@ -1,11 +1,10 @@
-"""The layout of the database: tables, the marks by which it is known as ours, its version.
+"""The layout of the database: tables, the marks by which it is known as ours, its version; and how
+a database is opened: look first, then lay out or upgrade, and begin an epoch durably.
 
-Made to be read with the ``sqlite3`` shell. Knows SQL only; must not know threads or batches.
+Made to be read with the ``sqlite3`` shell. Must not know threads or batches.
 
 Recipe for a new layout: raise ``LAYOUT``, add the statements that turn the former layout into
 it to ``UPGRADES``, and put a dump of the former one under ``tests/golden``.
-
-Opening a database: look first, then lay out or upgrade, and begin an epoch durably.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Settings of the SQLite store, with their units and reasons.
-
-The SQLite store: the contract, spread over threads.
+"""The SQLite store: the contract, spread over threads; and its settings, with units and reasons.
 
 The writer has a thread of its own, so have short reads; what takes long (recovery, listings,
 backups) runs on a few others, each with a connection of its own. Nothing here knows SQL.
@@ -94,7 +92,7 @@ _T = TypeVar("_T")
 
 
 class SqliteStore:
-    """See ``store.Store``. May be opened again after it was closed."""
+    """See ``contract.Store``. May be opened again after it was closed."""
 
     def __init__(self, path: str, options: SqliteOptions | None = None) -> None:
         self.path = os.path.realpath(path)

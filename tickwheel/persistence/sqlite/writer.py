@@ -1,10 +1,7 @@
-"""The statements of one batch: effects to SQL, inside the transaction that the writer opened.
+"""The only connection that writes: opening, batches, and what their errors mean.
 
-Order does not matter, because no key is in two maps; nothing here commits or is remembered.
-
-The only connection that writes: opening, batches, and what their errors mean.
-
-Plain synchronous code; every method is called on the writer's thread. Invariants:
+Plain synchronous code; every method is called on the writer's thread. The order of a batch's
+statements does not matter, because no key is in two maps. Invariants:
 
 * A batch is one transaction, which checks epoch, owner and number itself; what is cached
   beside the database (``_endings_upto``, ``_packs``, the two flags) changes after COMMIT only.

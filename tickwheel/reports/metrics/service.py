@@ -1,14 +1,12 @@
-"""Hours and days as people in a time zone know them.
-
-A local hour is told by the instant it begins (``start_ms``), so that at the end of summer time
-the two hours that are both called 02:00 stay two; ``local`` names it with its offset. A day has
-23 or 25 hours when the clocks change. Zones are whole quarters of an hour off UTC, and so is the
-data, so nothing is split.
-
-How much, how punctual, how quick: from the facts, by whatever keys.
+"""How much, how punctual, how quick: from the facts, by whatever keys.
 
 Percentiles are exact, with the usual linear interpolation between neighbours: the facts hold
 how often each value occurred. A share of nothing is null, not 0 and not 1.
+
+Hours and days are as people in a time zone know them. A local hour is named by the instant it
+begins (``start_ms``), so that at the end of summer time the two hours that are both called 02:00
+stay two; ``local`` names it with its offset. A day has 23 or 25 hours when the clocks change. Zones
+are whole quarters of an hour off UTC, and so is the data, so nothing is split.
 """
 
 from __future__ import annotations

@@ -3,9 +3,8 @@
 With a store of its own (SQLite, memory) a daemon leads from the start to the end. With a store
 that several daemons share it stands by until it is elected, serves until it is deposed, and
 stands by again. Order of taking over: acquire the lease, open the store (the epoch rises),
-recover, serve.
-
-Which store the settings ask for, and the engine settings that depend on it.
+recover, serve. ``open_store`` says which store the settings ask for, and the engine's settings that
+depend on it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""What a metric is made of: its shapes. Knows no name, and no text format.
-
-``metrics`` has the tables, ``snapshot`` walks through them, ``exposition`` writes them down.
-
-Every metric: its name, what it means, and where its value is read.
+"""Every metric: its name, what it means, what shape it has, and where its value is read.
 
 The values are the engine's own counts, read when somebody scrapes; nothing here costs anything
-while nobody does. Knows no text format (``exposition``) and no order of reading (``snapshot``).
+while nobody does. Knows no text format and no order of reading (``exposition``).
 
 Names follow Prometheus: prefix ``tickwheel_``, base units (seconds, bytes), ``_total`` for what
 only grows. Counters count since the process began, over all its tenures as the active daemon.

@@ -1,11 +1,10 @@
 """``/metrics``: one scrape, in slices short enough that no delivery waits for it.
 
-The values come from ``snapshot``, names and meanings from ``metrics``. The text is written here
-and not by prometheus-client, which needs 90 ms for the 17,000 samples of a thousand topics and
-cannot be cut into slices; a test reads both with its parsers and compares. ``Collector`` gives
-the same families to a registry of prometheus-client.
-
-Reading the metrics: a walk over topics and groups that can be cut into small steps.
+Names and meanings come from ``catalogue``. The values are read on a walk over topics and groups
+that can be cut into small steps. The text is written here and not by prometheus-client, which needs
+90 ms for the 17,000 samples of a thousand topics and cannot be cut into slices; a test reads both
+with its parsers and compares. ``Collector`` gives the same families to a registry of
+prometheus-client.
 
 Invariants: a topic or group is read in one step of the event loop. At most ``most`` topics, and
 as many pairs of topic and group, have series of their own, first come, first served; the rest

@@ -3,13 +3,11 @@
 Once a batch, once a probe, once a frame; never once a task. Lives as long as the process, over
 any number of tenures as the active daemon.
 
-How late first deliveries were: fixed tables of counts, noted a frame at a time.
-
-One fine table for the whole daemon, from which STATS tells p50 and p99; one coarse histogram for
-each topic, from which ``/metrics`` does. So many topics have their own, in order of their first
-delivery; the others share one, because a series for each is what a monitoring system pays for.
-
-A histogram that one thread fills: plain lists, no locks, one addition to note a value.
+``Lateness`` is how late first deliveries were: one fine table for the whole daemon, from which
+STATS has p50 and p99, and one coarse histogram for each topic, for ``/metrics``. So many topics
+have their own, in order of their first delivery; the others share one, because a series for each
+is what a monitoring system pays for. A ``Histogram`` is filled by one thread: plain lists, no
+locks, one addition to note a value.
 """
 
 from __future__ import annotations

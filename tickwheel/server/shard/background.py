@@ -5,10 +5,9 @@ Each runs as a task of its own, a chunk at a time with a commit between, so that
 makes a large batch or holds a delivery up for long. All of it can be cut off anywhere: what a
 restart finds half done it goes on with.
 
-Daily backups: a copy of the store at a set hour, so many kept, and a mark for the history.
-
-A backup that was missed (the daemon did not run, or it failed) is made up for. Only files named
-here are ever removed, and only after a newer one is whole.
+A daily backup is a copy of the store at a set hour, so many kept, and a mark for the history. One
+that was missed (the daemon did not run, or it failed) is made up for. Only files named here are
+ever removed, and only after a newer one is whole.
 """
 
 from __future__ import annotations

@@ -1,29 +1,27 @@
-"""What is recorded of a task *now*: the store's word, overlaid with what is not committed yet.
+"""Reads of one shard: what is recorded of a task *now*, the commands that need it, and the rows
+that must be in memory before they fire.
 
-A read runs beside commits. Effects are absolute and idempotent, so laying every batch that was
-not durable when the read began over its result, in order, gives the present state whatever
-part of them the read has seen. Each read under way notes what batches that land say of the ids
-it asked for, and nothing else: its notes are bounded by these ids, and end with it.
+``Reader``: a read runs beside commits. Effects are absolute and idempotent, so laying every batch
+that was not durable when the read began over its result, in order, gives the present state whatever
+part of them the read has seen. Each read under way notes what batches that land say of the ids it
+asked for, and nothing else: its notes are bounded by these ids, and end with it.
 
-This is also where a row that must be there and is not is noticed, for everybody who reads. A task
+It is also where a row that must be there and is not is noticed, for everybody who reads. A task
 that memory holds has not ended, so a read without its row is wrong: the row is read again a few
-times, and if it stays away that is logged, counted and told by ``/readyz``, and whoever asked
-for it is told that it is missing, never that it has left. Invariant: of ``ids`` that were read,
-those that are neither found nor in ``Core.missing`` have left, as far as memory can tell.
+times, and if it stays away that is logged, counted and shown by ``/readyz``. Whoever asked for it
+learns that it is missing, never that it has left. Invariant: of ``ids`` that were read, those that
+are neither found nor in ``Core.missing`` have left, as far as memory can tell.
 
-Commands that need what the store holds: one read for all that wait, then each in order.
+``Commands``: cancel, reschedule, look-up, acks by earlier receipts and the like, with one read for
+all that wait. Their order is the order of arrival, over all connections. A read ends at so many
+bytes, wherever that is among the ids of a command; the rest is read next, before anything later.
+Invariant: what a command does to an id it does in the same step of the loop in which the record was
+overlaid, so nothing can come between.
 
-Cancel, reschedule, look-up, acks by earlier receipts and the like. Order between them is the
-order of arrival, over all connections. A read ends at so many bytes, wherever that is among the
-ids of a command; the rest is read next, before anything later. Invariant: what a command does to
-an id it does in the same step of the loop in which the record was overlaid, so nothing can come
-between.
-
-Rows that are not in memory when their time has come: read, and handed to the engine.
-
-One load is under way at a time, and it is bounded in rows and in bytes: that is what may be in
-memory beside the budget. Rows that are missing in the store (see ``reader``) are looked for again
-and again, at a bounded pace, until they are found or their tasks have ended.
+``Loader``: rows that are not in memory when their time has come are read and handed to the engine.
+One load is under way at a time, bounded in rows and in bytes: that is what may be in memory beside
+the budget. Missing rows are looked for again, at a bounded pace, until they are found or their
+tasks have ended.
 """
 
 from __future__ import annotations

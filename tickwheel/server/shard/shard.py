@@ -1,10 +1,9 @@
 """The shell: engine, committer and reader of one shard, and the pulse that drives them.
 
-A pulse does what is due now (fires, takes back leases, dispatches), writes the deliveries, and
-sets one timer for the next thing that will be due. Everything that may have made something
-due asks for a pulse; many asks in one step of the loop make one pulse.
-
-Writing deliveries: the engine's values to the owners of the subscriptions they are for.
+A pulse does what is due now (fires, takes back leases, dispatches), writes the deliveries to the
+owners of the subscriptions they are for, and sets one timer for the next thing that will be due.
+Everything that may have made something due asks for a pulse; many asks in one step of the loop make
+one pulse.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Checks of what clients send: each failure names the field, the limit and the value.
 
-Hot frames have their own fast path and come here only to say what is wrong.
-
-Tasks of an ENQUEUE or ONEWAY frame, checked: the hot path of the first half.
+``Drafts`` checks the tasks of an ENQUEUE or ONEWAY frame, the hot path of the first half. Frames of
+one plain task each have a faster path still and come here only to say what is wrong.
 """
 
 from __future__ import annotations
