@@ -27,6 +27,8 @@ NAMES = 8
 ALIVE_MAX = 4
 STAYS_SHARE = 0.2
 """Of the groups: never deleted, so that they are judged by all that they are owed."""
+STAYS_MAX = 3
+"""In a topic: a long run must not use up the names."""
 TRY_AGAIN_S = 0.03
 REST_S_MAX = 0.5
 QUIET_TRIES = 40
@@ -171,7 +173,8 @@ class _Topic:
             await self.caller.ask(FrameType.CONFIGURE, *fields)
         life = GroupLife(self._topic, name, since, sent, Link.order(), now_ms())
         self._journal.groups.append(life)
-        made = _Alive(life, stays or rnd.random() < STAYS_SHARE, paused)
+        may_stay = rnd.random() < STAYS_SHARE and self.stays() < STAYS_MAX
+        made = _Alive(life, stays or may_stay, paused)
         self.alive.append(made)
         self._consume(made)
         return made

@@ -41,7 +41,6 @@ HISTORY_MUTANTS = (
             ),
         ),
         (PENDING + "test_a_client_that_resends_is_told_only_what_is_in_the_history",),
-        slow=True,
     ),
     Mutant(
         "history-of-a-refused-batch",
@@ -91,6 +90,5 @@ HISTORY_MUTANTS = (
             ),
         ),
         (SERVICE + "test_broadcasts_reach_the_files_without_a_batch",),
-        slow=True,
     ),
 )

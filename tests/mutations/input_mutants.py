@@ -24,7 +24,7 @@ INPUT_MUTANTS = (
         "any-attempt-is-stored",
         "an ack by an earlier epoch's receipt brings an attempt that no store can hold",
         (Edit(SETTLEMENT, "not 0 < attempt <= ATTEMPT_MAX", "attempt < 1"),),
-        (ACKS + "test_no_receipt_that_cannot_have_been_given_ends_a_task[restarted-ready]", FUZZ),
+        (ACKS + "test_no_receipt_that_cannot_have_been_given_ends_a_task[restarted-ready]",),
     ),
     Mutant(
         "a-power-passes-the-largest-float",

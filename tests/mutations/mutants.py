@@ -45,7 +45,6 @@ class Mutant(NamedTuple):
     why: str
     edits: tuple[Edit, ...]
     tests: tuple[str, ...]
-    slow: bool = False
 
 
 MUTANTS = (
@@ -185,7 +184,6 @@ MUTANTS = (
         "the log is synced at checkpoints only, SQLite's usual advice",
         (Edit(CONNECTION, "PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL"),),
         (EVERY_REPLY, OWN_BYTES, POWER_CUT),
-        slow=True,
     ),
     Mutant(
         "early-by-one-tick",
@@ -410,7 +408,6 @@ MUTANTS = (
             ),
         ),
         (TORTURE,),
-        slow=True,
     ),
     Mutant(
         "torture-finds-a-lost-ack",
@@ -423,6 +420,5 @@ MUTANTS = (
             ),
         ),
         (TORTURE,),
-        slow=True,
     ),
 )

@@ -126,6 +126,5 @@ OWNERSHIP_MUTANTS = (
             ),
         ),
         (MODEL,),
-        slow=True,
     ),
 )
