@@ -147,7 +147,7 @@ class InProcess:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for connection in list(self.shell.connections):
+        for connection in self.daemon.listener.connections:
             cast(Peer, connection._transport).lose()
         await self.daemon.stop()
 
@@ -166,7 +166,7 @@ class InProcess:
 
     def connect(self, *, hello: bool = True, **options: Any) -> Peer:
         self._numbers += 1
-        protocol = cast(Connection, self.daemon._protocol())
+        protocol = cast(Connection, self.daemon.listener())
         peer = Peer(protocol, self._numbers)
         if hello:
             peer.hello(**options)

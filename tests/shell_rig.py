@@ -7,7 +7,8 @@ import asyncio
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
@@ -16,9 +17,12 @@ from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import Decoder, Frame, encode
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.settings import load
+from tickwheel.server.shard.operations import Operations
+from tickwheel.server.shard.operations.standby import StandbyOperations
 from tickwheel.server.shard.shard import Shell
 from tickwheel.server.tcp.connection import Connection
-from tickwheel.server.tcp.handlers import command_table
+from tickwheel.server.tcp.encode import value_bytes
+from tickwheel.server.tcp.listener import Listener
 
 NOW_MS = 1_800_000_000_000
 STEPS_MAX = 2_000
@@ -189,7 +193,8 @@ class ShellRig:
         self.store = GatedStore()
         self.notices: list[tuple[str, str]] = []
         self.shell: Shell
-        self._handlers: Any
+        self.operations: Operations
+        self.listener: Listener
 
     async def start(self) -> ShellRig:
         opened = await self.store.open("me", NOW_MS)
@@ -205,7 +210,10 @@ class ShellRig:
             backup_folder=Path(os.devnull),
             noticed=lambda event, text: self.notices.append((event, text)),
         )
-        self._handlers = command_table(self.shell)
+        self.operations = Operations(self.shell, value_bytes)
+        standby: Any = SimpleNamespace()
+        self.listener = Listener(cast(StandbyOperations, standby))
+        self.listener.serve(self.operations)
         self.shell.start(_nothing())
         await self.until(self.shell.loaded.is_set)
         return self
@@ -215,8 +223,19 @@ class ShellRig:
         assert not self.shell.failed.done(), self.shell.failed
         await self.shell.stop()
 
+    @property
+    def held(self) -> dict[Connection, None]:
+        """Connections whose requests wait."""
+        assert self.listener._active is not None
+        return self.listener._active.held
+
+    @property
+    def unread_bytes(self) -> int:
+        assert self.listener._active is not None
+        return self.listener._active.unread_bytes
+
     def new_connection(self) -> Connection:
-        return Connection(self.shell, *self._handlers, self.shell.connections)
+        return self.listener()
 
     async def peer(self, **options: Any) -> Peer:
         """One that has said HELLO."""

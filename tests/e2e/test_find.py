@@ -13,7 +13,7 @@ from raw import Raw
 
 from tickwheel import Client, Task
 from tickwheel.protocol.frames import FrameType as T
-from tickwheel.server.tcp.handlers.listing import SCANNED_PER_REQUEST_MAX
+from tickwheel.server.shard.operations.listing import SCANNED_PER_REQUEST_MAX
 
 FAR_MS = 3_600_000
 FAR = 3_600.0

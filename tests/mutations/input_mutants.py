@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mutations.mutants import SETTLEMENT, Edit, Mutant
 
-SHELL = "tickwheel/server/shard/shard.py"
+BORDER_MODULE = "tickwheel/server/shard/border.py"
 SQLITE_STORE = "tickwheel/persistence/sqlite/store.py"
 ACKS = "tests/unit/test_engine_acks.py::"
 BORDER = "tests/unit/test_boundary.py::"
@@ -72,7 +72,7 @@ INPUT_MUTANTS = (
     Mutant(
         "half-a-change-is-survived",
         "an error in the middle of a command is answered like one before it",
-        (Edit(SHELL, "        self.acting = True\n", ""),),
+        (Edit(BORDER_MODULE, "        self._acting = True\n", ""),),
         (BORDER + "test_an_error_in_the_middle_of_a_change_ends_the_daemon[nack]",),
     ),
     Mutant(
@@ -80,8 +80,8 @@ INPUT_MUTANTS = (
         "a command counts as begun before it has changed anything",
         (
             Edit(
-                SHELL,
-                "        if self.acting:\n            self.fail",
+                BORDER_MODULE,
+                "        if self._acting:\n            self.fail",
                 "        if True:\n            self.fail",
             ),
         ),

@@ -77,7 +77,7 @@ LIMITS_MUTANTS = (
         (
             Edit(
                 CONNECTION,
-                "        return self.paused or self.shell.committer.is_behind(self)\n",
+                "        return self.paused or self._operations.is_behind(self.caller)\n",
                 "        return self.paused\n",
             ),
         ),
@@ -98,13 +98,13 @@ LIMITS_MUTANTS = (
         (
             Edit(
                 LISTINGS,
-                "                self._waiting[peer] = line  # behind the others\n",
-                "                self._waiting[peer] = line\n"
-                "                self._waiting.move_to_end(peer, last=False)\n",
+                "                self._waiting[caller] = line  # behind the others\n",
+                "                self._waiting[caller] = line\n"
+                "                self._waiting.move_to_end(caller, last=False)\n",
             ),
             Edit(
                 LISTINGS,
-                "        return peer not in self._busy and not peer.paused\n",
+                "        return caller not in self._busy and not caller.is_blocked\n",
                 "        return not peer.paused\n",
             ),
         ),

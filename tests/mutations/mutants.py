@@ -66,8 +66,8 @@ MUTANTS = (
         (
             Edit(
                 COMMITTER,
-                "            self._put(core.sealed, peer, data)\n",
-                "            peer.send(data)\n",
+                "            self._put(core.sealed, sink, request, value, value_bytes)\n",
+                "            sink.result(request, value)\n            sink.flush()\n",
             ),
         ),
         (UNIT + "test_a_reply_without_effects_rests_on_the_batch_with_the_store",),
@@ -77,9 +77,9 @@ MUTANTS = (
         "every OK is written at once",
         (
             Edit(
-                "tickwheel/server/tcp/connection.py",
-                "self.shell.committer.reply(self, encode((_OK, request, result)))",
-                "self.send(encode((_OK, request, result)))",
+                COMMITTER,
+                "        if not core.open.is_empty():\n            self._put(core.open, sink",
+                "        if isinstance(sink, _Barrier):\n            self._put(core.open, sink",
             ),
         ),
         (EVERY_REPLY,),
@@ -402,7 +402,7 @@ MUTANTS = (
         "no memory for resends at all: many clients have to notice",
         (
             Edit(
-                "tickwheel/server/tcp/handlers/producing.py",
+                "tickwheel/server/shard/operations/producing.py",
                 "        if outcome is not None:\n",
                 "        if outcome is False:\n",
             ),

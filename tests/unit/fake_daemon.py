@@ -20,9 +20,9 @@ from typing import Any, Self, cast
 from waiting import WAIT_S
 
 from tickwheel.client import Client
+from tickwheel.limits import Limits
 from tickwheel.protocol.codec import Decoder, Frame, encode
 from tickwheel.protocol.frames import FrameType as T
-from tickwheel.protocol.frames import Limits
 
 NOW_MS = 1_790_000_000_000
 ID_STEP = 1024

@@ -14,8 +14,10 @@ from in_process import InProcess, Peer
 from tickwheel.engine.topics import Extras
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
-from tickwheel.server.tcp import decode as checks
+from tickwheel.server.shard.operations import Operations
+from tickwheel.server.tcp import decode
 from tickwheel.server.tcp import encode as wire
+from tickwheel.server.tcp.encode import value_bytes
 from tickwheel.server.tcp.handlers import command_table
 
 
@@ -98,7 +100,7 @@ async def test_an_error_in_the_middle_of_a_change_ends_the_daemon(
 
 
 def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess) -> None:
-    table, _ = command_table(daemon.shell)
+    table = command_table(Operations(daemon.shell, value_bytes)).handlers
     reads = {T.LOOKUP, T.LIST, T.STATS, T.DEAD_LIST, T.BACKUP, T.PING, T.STATUS}
     of_connections = {T.HELLO, T.BYE, T.PREFETCH, T.ALIVE}
     assert set(table) - reads - of_connections == {kind for kind, *_ in ACTS.values()}
@@ -110,7 +112,7 @@ async def test_an_error_before_the_first_change_is_an_answer(
 ) -> None:
     peer = daemon.connect()
     with monkeypatch.context() as patched:
-        patched.setattr(checks, "arity", raising)
+        patched.setattr(decode, "arity", raising)
         answer = await ask(daemon, peer, kind)
     assert answer[:3] == (T.ERROR, 50, "internal")
     assert "Unexpected" in answer[3] and "log" in answer[3]

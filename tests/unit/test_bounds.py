@@ -167,7 +167,7 @@ async def test_the_pulls_of_a_connection(make: Make) -> None:
     again = peer.send(T.PULL, "t", "g", 1, 60_000, None)
     ok(await other.call(T.GROUP_DELETE, "t", "g", True))
     refused(await peer.answer(again), "not_found")
-    assert peer.connection.pulls == {}
+    assert peer.connection.caller.pulls == {}
     for _ in range(3):
         peer.send(T.PULL, "u", "g", 1, 60_000, None)
     await rig.settle()
@@ -184,8 +184,8 @@ async def test_a_connection_that_pulls_and_acks_keeps_nothing_of_it(make: Make) 
         ok(await peer.enqueue(("t", b"x", 0)))
         epoch, _, ((task_id, attempt, *_),) = ok(await peer.call(T.PULL, "t", "g", 1, 1_000, None))
         ok(await peer.call(T.ACK, "t", "g", epoch, [task_id], [attempt]))
-    assert len(peer.connection.others) <= 64
-    assert not peer.connection.pulls and not rig.core.in_flight and not rig.core.subscribers
+    assert len(peer.connection.caller.others) <= 64
+    assert not peer.connection.caller.pulls and not rig.core.in_flight and not rig.core.subscribers
 
 
 async def test_all_subscribers(make: Make) -> None:
@@ -365,7 +365,7 @@ async def test_what_all_sessions_remember(make: Make) -> None:
     # One that nobody has used for a minute makes room.
     idle.lose()
     rig.pass_time(61_000)
-    rig.core.sessions.get(busy.connection.session.key).seen_ms = rig.sources.now_ms  # type: ignore[union-attr]  # it has one
+    rig.core.sessions.get(busy.connection.caller.session.key).seen_ms = rig.sources.now_ms  # type: ignore[union-attr]  # it has one
     ok(await busy.call(T.ENQUEUE, floor, [("t", b"x", DAY_MS)]))
     assert len(rig.core.sessions) == 1
     # Without a session nothing is remembered.
@@ -409,7 +409,7 @@ async def test_answers_that_wait_for_the_store_of_one_connection(make: Make) -> 
     for number in range(2, 102):
         ok(await busy.answer(number))
     ok(await other.answer(later))
-    assert busy.transport.reading and rig.shell.held == {}
+    assert busy.transport.reading and rig.held == {}
     assert rig.shell.committer.replies_bytes == 0
 
 
@@ -420,11 +420,11 @@ async def test_answers_that_wait_for_the_store_of_all_connections(make: Make) ->
     numbers = [peer.send(T.CONFIGURE, f"t{n}", None, {"rate": 1.0}) for n, peer in enumerate(peers)]
     await rig.settle()
     assert 1_600 <= rig.shell.committer.replies_bytes <= 2_000
-    assert len(rig.shell.held) >= 30 - 2_000 // 150
+    assert len(rig.held) >= 30 - 2_000 // 150
     rig.store.go_on()
     for number, peer in zip(numbers, peers, strict=True):
         ok(await peer.answer(number))
-    assert rig.shell.held == {}
+    assert rig.held == {}
 
 
 async def test_a_held_connection_that_breaks_leaves_nothing(make: Make) -> None:
@@ -434,9 +434,9 @@ async def test_a_held_connection_that_breaks_leaves_nothing(make: Make) -> None:
     for n in range(10):
         peer.send(T.CONFIGURE, f"t{n}", None, {"rate": 1.0})
     await rig.settle()
-    assert rig.shell.held
+    assert rig.held
     peer.lose()
-    assert rig.shell.held == {}
+    assert rig.held == {}
     rig.store.go_on()
     await rig.settle()
     assert len(rig.core.topics) < 10
@@ -656,16 +656,16 @@ async def test_unfinished_frames_of_all_connections(make: Make) -> None:
     half = encode((T.ENQUEUE, 9, 9, [("t", b"x" * 8_000, 0)]))[:5_000]
     peers[0].feed(half)
     peers[1].feed(half)
-    assert rig.shell.unread_bytes == 10_000
+    assert rig.unread_bytes == 10_000
     assert [peer.frames() for peer in peers] == [[], [], []]
     peers[2].feed(half[:1])
     (frame,) = peers[2].frames()
     refused(frame, "overloaded", "the limit is 10000 (unread_bytes_max)")
     await rig.settle()
     assert peers[2].transport.closed
-    assert rig.shell.unread_bytes == 10_000
+    assert rig.unread_bytes == 10_000
     peers[0].lose()
-    assert rig.shell.unread_bytes == 5_000
+    assert rig.unread_bytes == 5_000
 
 
 async def test_strangers_wait_for_nobody(make: Make) -> None:

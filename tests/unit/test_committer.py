@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
+from tickwheel.engine.sessions import Outcome
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import Ending
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreBroken
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.protocol.codec import Decoder
 from tickwheel.server.history import History
 from tickwheel.server.shard import committer as committer_module
 from tickwheel.server.shard.committer import Committer
 from tickwheel.server.shard.reads import Reader
+from tickwheel.server.tcp.connection import ids_of
 
 NOW_MS = 1_800_000_000_000
 
@@ -54,16 +55,27 @@ class GatedStore(MemoryStore):
 
 
 class Peer:
-    """Frames sent to a client."""
+    """A client; its answers as frames."""
 
-    name, peer = "shop", "1.2.3.4:5"
+    label = "shop 1.2.3.4:5"
 
     def __init__(self) -> None:
         self.frames: list[tuple[object, ...]] = []
         self.arrived = asyncio.Event()
 
-    def send(self, data: bytes) -> None:
-        self.frames += Decoder(1 << 20).feed(data) if data else []
+    def accepted(self, outcomes: Sequence[Outcome]) -> None:
+        self.frames += [
+            (65, request, (accepted_ms, ids_of(first, count)))
+            for request, first, count, accepted_ms in outcomes
+        ]
+
+    def result(self, request: int, value: object) -> None:
+        self.frames.append((65, request, value))
+
+    def error(self, request: int, code: str, message: str) -> None:
+        self.frames.append((66, request, code, message))
+
+    def flush(self) -> None:
         self.arrived.set()
 
     async def next(self) -> tuple[object, ...]:
@@ -168,7 +180,7 @@ async def test_a_reply_without_effects_rests_on_the_batch_with_the_store(bench: 
     producer, reader = Peer(), Peer()
     bench.enqueue(producer, 1)
     await bench.arrived()
-    bench.committer.reply(reader, b"\x93\x41\x07\xc0")
+    bench.committer.reply(reader, 7, None)
     assert reader.frames == []
     bench.let()
     assert await reader.next() == (65, 7, None)
@@ -179,7 +191,7 @@ async def test_a_reply_rests_on_the_open_batch_when_there_is_one(bench: Bench) -
     bench.enqueue(producer, 1)
     await bench.arrived()
     bench.enqueue(producer, 2)
-    bench.committer.reply(reader, b"\x93\x41\x07\xc0")
+    bench.committer.reply(reader, 7, None)
     bench.let()
     await bench.arrived()
     assert reader.frames == []
@@ -189,7 +201,7 @@ async def test_a_reply_rests_on_the_open_batch_when_there_is_one(bench: Bench) -
 
 async def test_a_reply_with_nothing_to_rest_on_leaves_at_once(bench: Bench) -> None:
     peer = Peer()
-    bench.committer.reply(peer, b"\x93\x41\x07\xc0")
+    bench.committer.reply(peer, 7, None)
     assert peer.frames == [(65, 7, None)]
 
 
@@ -239,7 +251,7 @@ async def test_a_refused_batch_keeps_its_acks_for_the_next_one(bench: Bench) -> 
     (dispatch,), _ = engine.delivery.dispatch(NOW_MS, 0, 10)
     ((row, attempt),) = dispatch.items
     assert engine.settlement.ack(group, core.epoch, [row.id], [attempt]) == []
-    bench.committer.reply(consumer, b"\x93\x41\x09\xc0")
+    bench.committer.reply(consumer, 9, None)
     bench.enqueue(producer, 2)
     number, effects = await bench.arrived()
     assert effects.ended == {row.id: Ending.ACKED}
@@ -307,9 +319,9 @@ async def test_the_next_batch_is_with_the_store_while_replies_are_written(bench:
     seen: list[int] = []
 
     class Looking(Peer):
-        def send(self, data: bytes) -> None:
+        def flush(self) -> None:
             seen.append(bench.store.arrived.qsize())
-            super().send(data)
+            super().flush()
 
     first, second = Looking(), Peer()
     bench.enqueue(first, 1)

@@ -9,7 +9,7 @@ import pytest
 
 from tickwheel.engine.tasks import Known
 from tickwheel.model.records import ID_STEP, TaskRow
-from tickwheel.server.tcp.handlers.listing import (
+from tickwheel.server.shard.operations.listing import (
     BYTES_PER_REQUEST_MAX,
     PAGE_MAX,
     STEP_BYTES,
@@ -17,6 +17,7 @@ from tickwheel.server.tcp.handlers.listing import (
     Listing,
     _Wanted,
 )
+from tickwheel.server.tcp.encode import value_bytes
 
 COUNT = 2_000
 MIB = 1 << 20
@@ -45,7 +46,7 @@ def listing_of(reads: Reads) -> Listing:
         limits=SimpleNamespace(frame_bytes_max=8 * MIB),
         describe=lambda known: {"id": known.row.id, "body": known.row.body},
     )
-    return Listing(shell)
+    return Listing(shell, value_bytes)
 
 
 async def request(reads: Reads, limit: int, **options: Any) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from typing import Any
 
 import msgpack
 
+from tickwheel.limits import Limits
 from tickwheel.protocol.frames import FrameType as T
-from tickwheel.protocol.frames import Limits
 from tickwheel.server import policies
 
 INTEGERS = (

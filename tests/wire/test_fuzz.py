@@ -23,13 +23,14 @@ from raw import Raw
 from redis_server import RedisServer
 
 from tickwheel.errors import BY_CODE
+from tickwheel.limits import Limits
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import ATTEMPT_MAX
 from tickwheel.persistence import codec
 from tickwheel.persistence.audit import check
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import REQUEST_MAX, Limits
+from tickwheel.protocol.frames import REQUEST_MAX
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server import policies
 

@@ -34,8 +34,9 @@ from tickwheel.client.subscription import Subscription, Subscriptions, subscribe
 from tickwheel.client.tasks import FRAME_BYTES, CheckedTask, Receipt, Task, TaskChecker, Value
 from tickwheel.client.times import Duration, duration_ms, moment_ms, shown
 from tickwheel.errors import BadRequest, ClientClosed, LimitExceeded, ProtocolError, TickwheelError
+from tickwheel.limits import ID_MAX, Limits
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import ID_MAX, SESSION_BYTES, FrameType, Limits
+from tickwheel.protocol.frames import SESSION_BYTES, FrameType
 from tickwheel.version import __version__
 
 FRAMES_AHEAD = 8

@@ -41,8 +41,9 @@ from tickwheel.errors import (
     TickwheelError,
     Unreachable,
 )
+from tickwheel.limits import Limits
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType, Limits
+from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
 
 STEADY_S = 1.0
 """A connection that lived so long was a good one: the next wait is the shortest again."""

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.times import Duration, duration_ms, moment, moment_ms, shown
 from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded
+from tickwheel.limits import Limits
 from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import Limits
 
 Value = str | int | float | bool
 WireTask = tuple[Any, ...]

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from tickwheel.engine.ownership import Ownership
     from tickwheel.engine.settlement import Settlement
+    from tickwheel.engine.sinks import DeliverySink
 
 NO_FAILURES: tuple[Failure, ...] = ()
 READ_AHEAD_TASKS = 1_000
@@ -519,8 +520,10 @@ class Broadcaster(Subscriber):
 
     __slots__ = ("buffer", "size_bytes")
 
-    def __init__(self, owner: object, topic: Topic, prefetch: int, label: str = "") -> None:
-        super().__init__(owner, Group(topic, "", 0), prefetch, 0, label=label)
+    def __init__(
+        self, sink: DeliverySink | None, topic: Topic, prefetch: int, label: str = ""
+    ) -> None:
+        super().__init__(sink, Group(topic, "", 0), prefetch, 0, label=label)
         self.buffer: deque[TaskRow] = deque()
         self.size_bytes = 0
 

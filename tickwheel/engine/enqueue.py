@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from operator import itemgetter
 
 from tickwheel.engine.sessions import Outcome, Session
+from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, Staged, rejoin
 from tickwheel.model.records import ID_STEP, Extras, TaskRow
 
@@ -36,13 +37,13 @@ class Intake:
 
     def enqueue(
         self,
-        address: object,
+        address: ReplySink | None,
         session: Session | None,
         request: int,
         drafts: Sequence[Draft],
         size_bytes: int,
         now_ms: int,
-        source: object = None,
+        source: ReplySink | None = None,
     ) -> None:
         """Stage the tasks of one request; ``address`` gets the outcome when they landed.
 
@@ -65,7 +66,7 @@ class Intake:
 
     def enqueue_singles(
         self,
-        address: object,
+        address: ReplySink | None,
         session: Session,
         requests: Sequence[int],
         drafts: Sequence[Draft],
@@ -100,7 +101,7 @@ class Intake:
         batch.staged_bytes += size_bytes
         self.inflight_bytes += size_bytes
 
-    def repeat(self, address: object, session: Session, outcome: Outcome) -> bool:
+    def repeat(self, address: ReplySink, session: Session, outcome: Outcome) -> bool:
         """Answer a repeated request. True: durable already. False: staged, the address waits."""
         core = self._core
         if outcome[1] <= core.landed_id:

@@ -24,9 +24,10 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.sessions import Outcome, Session, Sessions
+from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.topics import Dispatch, Group, Lease, Owed, Subscriber, Topic, ttl_end_ms
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import (
@@ -225,8 +226,18 @@ class Lifetimes:
         return len(self.wheel) + sum(self.fired.values())
 
 
-Staged = tuple[object, Session | None, Outcome]
-"""(the shell's reply address or None, session or None, outcome): one enqueue request."""
+Staged = tuple[ReplySink | None, Session | None, Outcome]
+"""(where the answer goes, whose request it is, outcome): one enqueue request."""
+
+
+class Reply(NamedTuple):
+    """An answer that waits for a batch."""
+
+    sink: ReplySink
+    request: int
+    value: object
+    size_bytes: int
+    """What it takes while it waits."""
 
 
 @dataclass(slots=True)
@@ -246,8 +257,8 @@ class Batch:
     handed: list[Dispatch] = field(default_factory=list)
     """At-most-once deliveries, to be written once their end is durable, before the replies."""
     handed_bytes: int = 0
-    replies: list[tuple[object, bytes]] = field(default_factory=list)
-    """(the shell's reply address, bytes) of answers that rest on this batch, in order."""
+    replies: list[Reply] = field(default_factory=list)
+    """Answers that rest on this batch, in order."""
     notes: object = None
     """What the recorder cut off for it, once it is sealed."""
 

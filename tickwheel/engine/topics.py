@@ -30,6 +30,7 @@ from tickwheel.model.records import (
 
 if TYPE_CHECKING:
     from tickwheel.engine.rates import Bucket
+    from tickwheel.engine.sinks import DeliverySink
     from tickwheel.model.retry import PolicyRef
 
 NOTHING_SET = GroupSettings()
@@ -440,7 +441,7 @@ class Presence:
 class Subscriber:
     """One consumer of one group: a subscription of a connection, or one pull.
 
-    ``owner`` belongs to the shell and is never looked at here. ``outstanding`` counts
+    ``sink`` is the transport's, and never used here. ``outstanding`` counts
     deliveries whose end is not confirmed yet; it may not exceed ``prefetch``.
     """
 
@@ -454,14 +455,14 @@ class Subscriber:
         "lease_ms",
         "once",
         "outstanding",
-        "owner",
         "prefetch",
         "presence",
+        "sink",
     )
 
     def __init__(
         self,
-        owner: object,
+        sink: DeliverySink | None,
         group: Group,
         prefetch: int,
         lease_ms: int,
@@ -470,7 +471,7 @@ class Subscriber:
         at_most_once: bool = False,
         label: str = "",
     ) -> None:
-        self.owner = owner
+        self.sink = sink
         self.group = group
         self.prefetch = prefetch
         self.lease_ms = lease_ms

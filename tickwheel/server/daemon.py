@@ -29,10 +29,11 @@ from tickwheel.server.http.app import Http
 from tickwheel.server.logs import Log, configure
 from tickwheel.server.metrics.observed import probe_loop
 from tickwheel.server.settings import Settings, split_address
+from tickwheel.server.shard.operations import Operations
+from tickwheel.server.shard.operations.standby import StandbyOperations
 from tickwheel.server.status import readiness, status_map
-from tickwheel.server.tcp.connection import Connection, Handler, RunHandler
-from tickwheel.server.tcp.handlers import command_table
-from tickwheel.server.tcp.standby import Standby, StandbyConnection
+from tickwheel.server.tcp.encode import value_bytes
+from tickwheel.server.tcp.listener import Listener
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,16 +61,20 @@ class Daemon:
             log,
             serving=self._serving,
             changed=self._role_changed,
+            deposed=self._deposed,
+            cut_off=self._cut_off,
             status=lambda: status_map(self),
         )
-        self._standby = Standby(
-            settings,
-            settings.limits(),
-            active=lambda: self.roles.other_leader,
-            status=lambda: status_map(self),
-            now_ms=lambda: self.roles.clock.read().now_ms,
+        self.listener = Listener(
+            StandbyOperations(
+                settings,
+                settings.limits(),
+                self.roles.clock,
+                active=lambda: self.roles.other_leader,
+                status=lambda: status_map(self),
+                noticed=self.roles.noticed,
+            )
         )
-        self._handlers: tuple[dict[int, Handler], RunHandler] = ({}, lambda *_: 0)
         self._http: Http | None = None
         self._exposition: Exposition | None = None
         self._probe: asyncio.Task[None] | None = None
@@ -91,7 +96,7 @@ class Daemon:
             loop = asyncio.get_running_loop()
             if not roles.shared:
                 await roles.begin()
-            self._server = await loop.create_server(self._protocol, sock=listener, backlog=1024)
+            self._server = await loop.create_server(self.listener, sock=listener, backlog=1024)
             if roles.shared:
                 # Others are told meanwhile who is active.
                 await roles.begin()
@@ -124,8 +129,7 @@ class Daemon:
 
     @property
     def connection_count(self) -> int:
-        shell = self.roles.shell
-        return len(self._standby.connections) + (len(shell.connections) if shell else 0)
+        return len(self.listener.connections)
 
     def ask_to_stop(self) -> None:
         """From a signal handler."""
@@ -151,7 +155,7 @@ class Daemon:
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
-        self._standby.end("the daemon is shutting down")
+        self.listener.end_standby("the daemon is shutting down")
         shell, self.roles.shell = self.roles.shell, None
         clean = False
         try:
@@ -169,10 +173,10 @@ class Daemon:
         shell.draining = True
         if self._server is not None:
             self._server.close()
-        for connection in list(shell.connections):
+        for connection in self.listener.connections:
             connection.say_goodbye("draining", "the daemon is shutting down")
         shell.pause()
-        await _until_closed(shell)
+        await self._until_closed()
         timeout_s = self.settings.drain_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -182,9 +186,9 @@ class Daemon:
                 f"the store did not take the last batch within {timeout_s} s (drain_timeout_s);"
                 " what was not confirmed is not kept"
             ) from None
-        for connection in list(shell.connections):
+        for connection in self.listener.connections:
             connection.close()
-        await _until_closed(shell)
+        await self._until_closed()
 
     async def _close(self, shell: Shell | None, clean: bool) -> None:
         if self._server is not None:
@@ -201,26 +205,25 @@ class Daemon:
     # --- connections -------------------------------------------------------------------------
 
     def _serving(self, shell: Shell) -> None:
-        self._handlers = command_table(shell)
+        self.listener.serve(Operations(shell, value_bytes))
         if self._exposition is not None:
             self._exposition.serves(shell.core)
 
     def _role_changed(self, message: str) -> None:
-        self._standby.end(message)
+        self.listener.end_standby(message)
 
-    def _protocol(self) -> asyncio.Protocol:
-        shell = self.roles.shell
-        if shell is None:
-            return StandbyConnection(self._standby)
-        return Connection(shell, *self._handlers, shell.connections)
+    def _deposed(self) -> None:
+        self.listener.stand_by()
 
+    def _cut_off(self) -> None:
+        self.listener.abort()
 
-async def _until_closed(shell: Shell) -> None:
-    deadline = time.monotonic() + GOODBYE_WAIT_S
-    while shell.connections:  # they end one by one, and nobody waits long
-        if time.monotonic() >= deadline:
-            return
-        await asyncio.sleep(0.01)
+    async def _until_closed(self) -> None:
+        deadline = time.monotonic() + GOODBYE_WAIT_S
+        while self.listener.connections:  # they end one by one, and nobody waits long
+            if time.monotonic() >= deadline:
+                return
+            await asyncio.sleep(0.01)
 
 
 def explain(error: BaseException) -> str:

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,6 @@ from tickwheel.history.writer import writer_command
 from tickwheel.persistence.contract import Opened
 from tickwheel.server.recorder import Notes, Recorder, events_in
 from tickwheel.server.settings import Settings
-from tickwheel.server.tcp.handlers.consuming import label
 from tickwheel.version import __version__
 
 FLUSH_S = 1.0
@@ -89,7 +89,7 @@ class History:
         self._spool = Spool(self._folder, opened.epoch, settings.history_spool_bytes_max)
         self._number = opened.last_batch
         self._recorder = recorder = Recorder(
-            opened.epoch, self._clock.read, label, bodies=settings.history_bodies
+            opened.epoch, self._clock.read, attrgetter("label"), bodies=settings.history_bodies
         )
         self._lost = 0
         self._take_over(opened)

@@ -10,7 +10,7 @@ from typing import Any
 from tickwheel.errors import BadRequest, LimitExceeded, TickwheelError
 from tickwheel.model.records import GroupSettings
 from tickwheel.model.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
-from tickwheel.server.tcp import decode as checks
+from tickwheel.server import checks
 
 DELAY_MS_MAX = 315_576_000_000
 """Ten years."""

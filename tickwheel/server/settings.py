@@ -24,8 +24,8 @@ from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
 from tickwheel.errors import BadRequest
 from tickwheel.history.spool import BYTES_MAX
 from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
+from tickwheel.limits import Limits
 from tickwheel.model.retry import RetryPolicy
-from tickwheel.protocol.frames import Limits
 from tickwheel.server import policies
 
 TASK_EXTRAS_BYTES = 64 * 1024

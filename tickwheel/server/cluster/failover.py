@@ -42,14 +42,13 @@ if TYPE_CHECKING:
 
 TAKEOVER_RETRY_S = 1.0
 """After a takeover that failed, another daemon gets its chance."""
-GOODBYE_WAIT_S = 1.0
 
 
 class Roles:
     """``begin``, then ``run`` for ever; ``close`` gives everything back.
 
-    ``serving`` is called with each new shell before it starts, ``changed`` when connections of
-    the role that ends should go.
+    ``serving`` is called with each new shell before it starts; ``changed`` and ``deposed`` when
+    the connections of a standby, or of a leader, should go; ``cut_off`` when those must go at once.
     """
 
     def __init__(
@@ -59,6 +58,8 @@ class Roles:
         *,
         serving: Callable[[Shell], None],
         changed: Callable[[str], None],
+        deposed: Callable[[], None],
+        cut_off: Callable[[], None],
         status: Callable[[], dict[str, Any]],
     ) -> None:
         """Raises StoreUnusable, BadRequest."""
@@ -77,6 +78,8 @@ class Roles:
         """Where others are told to find this daemon."""
         self._serving = serving
         self._changed = changed
+        self._deposed = deposed
+        self._cut_off = cut_off
         self._status = status
         self._leadership: Leadership | None = None
         ttl_ms = int(settings.leader_ttl_s * 1000)
@@ -180,12 +183,7 @@ class Roles:
         self._leadership.forfeit(for_good=isinstance(error, Fenced))
         self.noticed("deposed", error.message)
         self._enter("standby")
-        for connection in list(shell.connections):
-            connection.say_goodbye("not_active", "this daemon is not the active one any more")
-            connection.close()
-            # For those who do not read it.
-            asyncio.get_running_loop().call_later(GOODBYE_WAIT_S, connection.abort)
-        shell.connections.clear()
+        self._deposed()
         await self.close_shard(shell, clean=False)
         self.observed.ended(shell.core)
         self._recovering = None
@@ -284,8 +282,7 @@ class Roles:
     async def close_shard(self, shell: Shell | None, clean: bool) -> None:
         """Give back what a daemon has while it leads, in whatever state it is."""
         if shell is not None:
-            for connection in list(shell.connections):
-                connection.abort()
+            self._cut_off()
             if not clean:
                 await shell.kill()
         opened, self._opened = self._opened, False

@@ -16,18 +16,26 @@ import asyncio
 import contextlib
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tickwheel.history.writer.retention import write_last_backup
 from tickwheel.persistence.contract import StoreAway, StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Coroutine
     from pathlib import Path
 
+    from tickwheel.clock import Clock
+    from tickwheel.engine.engine import Engine
     from tickwheel.engine.topics import Group, Replay
     from tickwheel.model.effects import ProgressKey
-    from tickwheel.server.shard.shard import Shell
+    from tickwheel.persistence.contract import Store
+    from tickwheel.server.history import History
+    from tickwheel.server.metrics.observed import Observed
+    from tickwheel.server.settings import Settings
+    from tickwheel.server.shard.border import Notice
+    from tickwheel.server.shard.committer import Committer
+    from tickwheel.server.shard.reads import Reader
 
 
 CHUNK = 500
@@ -45,51 +53,79 @@ SWEEP_S_MAX = 600.0
 class Upkeep:
     """``start`` once everything is loaded."""
 
-    def __init__(self, shell: Shell) -> None:
-        self._shell = shell
+    def __init__(
+        self,
+        settings: Settings,
+        engine: Engine,
+        store: Store,
+        reader: Reader,
+        committer: Committer,
+        clock: Clock,
+        *,
+        loaded: asyncio.Event,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        poke: Callable[[], None],
+        noticed: Notice,
+        observed: Observed,
+        history: History | None,
+        backup_folder: Path,
+    ) -> None:
+        """``loaded``: every stored task is in memory."""
+        self._settings = settings
+        self._engine = engine
+        self._core = engine.core
+        self._store = store
+        self._reader = reader
+        self._committer = committer
+        self._clock = clock
+        self._loaded = loaded
+        self._spawn = spawn
+        self._poke = poke
+        self._noticed = noticed
+        self._observed = observed
+        self._history = history
+        self._backup_folder = backup_folder
         self._reads = asyncio.Semaphore(READS_AT_A_TIME)
-        self._retention_ms = int(shell.settings.dead_retention_s * 1000)
+        self._retention_ms = int(settings.dead_retention_s * 1000)
 
     def start(self) -> None:
         """Go on with what was under way when the daemon ended last."""
-        for topic in self._shell.core.topics.values():
+        for topic in self._core.topics.values():
             for group in topic.groups.values():
                 if group.is_closed:
                     self.drain(group)
-        self._shell.spawn(self._sweep_for_ever())
-        if self._shell.history is not None:
-            self._shell.spawn(self._shell.history.flush_for_ever(self._shell.core))
-        if self._shell.settings.backup_daily_hour is not None:
-            self._shell.spawn(self._daily_backups(self._shell.settings.backup_daily_hour).run())
+        self._spawn(self._sweep_for_ever())
+        if self._history is not None:
+            self._spawn(self._history.flush_for_ever(self._core))
+        if self._settings.backup_daily_hour is not None:
+            self._spawn(self._daily_backups(self._settings.backup_daily_hour).run())
 
     def _daily_backups(self, hour: int) -> DailyBackups:
-        shell = self._shell
-
         async def backup(path: str) -> int:
-            await shell.committer.barrier()
-            return await shell.store.backup(path)
+            await self._committer.barrier()
+            return await self._store.backup(path)
 
         return DailyBackups(
             backup,
-            shell.backup_folder(),
+            self._backup_folder,
             hour=hour,
-            keep=shell.settings.backup_keep,
-            shard=shell.core.config.shard,
-            history_dir=shell.settings.history_dir,
-            now_ms=lambda: shell.clock.read().now_ms,
-            noticed=shell.noticed,
-            made=shell.observed.backed_up,
+            keep=self._settings.backup_keep,
+            shard=self._core.config.shard,
+            history_dir=self._settings.history_dir,
+            now_ms=lambda: self._clock.read().now_ms,
+            noticed=self._noticed,
+            made=self._observed.backed_up,
         )
 
     # --- deleting a group ----------------------------------------------------------------------
 
     def drain(self, group: Group) -> None:
         """``group`` was closed: let go of what it holds, then of the group."""
-        self._shell.spawn(self._drain(group))
+        self._spawn(self._drain(group))
 
     async def _drain(self, group: Group) -> None:
-        shell, closing = self._shell, self._shell.engine.closing
-        await shell.loaded.wait()
+        closing = self._engine.closing
+        await self._loaded.wait()
         place = (0, "")
         while not closing.is_drained(group):
             ids = closing.some(group, CHUNK)
@@ -100,22 +136,21 @@ class Upkeep:
             if not ids:
                 await asyncio.sleep(COMING_DUE_S)
                 continue
-            async with self._reads, shell.reader.read_some(ids, READ_BYTES) as (view, rest):
+            async with self._reads, self._reader.read_some(ids, READ_BYTES) as (view, rest):
                 some = ids[: len(ids) - len(rest)]
                 closing.drop(group, some, view(some))
-            shell.committer.kick()
-            await shell.committer.barrier()
+            self._committer.kick()
+            await self._committer.barrier()
         closing.finish(group)
-        shell.committer.kick()
-        shell.poke()
+        self._committer.kick()
+        self._poke()
 
     async def _some_dead(self, group: Group, after: ProgressKey) -> list[int]:
         """Ids of its next dead letters, which only the store knows."""
-        shell = self._shell
-        await shell.committer.barrier()
+        await self._committer.barrier()
         while True:
             try:
-                rows = await shell.store.scan_dead(after, CHUNK, group.topic.name, group.name)
+                rows = await self._store.scan_dead(after, CHUNK, group.topic.name, group.name)
             except StoreAway:
                 await asyncio.sleep(AWAY_RETRY_S)
             else:
@@ -125,47 +160,46 @@ class Upkeep:
 
     def replay(self) -> None:
         """Groups were made that begin in the past: look at the tasks from before them."""
-        ownership = self._shell.engine.ownership
+        ownership = self._engine.ownership
         replays, ownership.replays = ownership.replays, []
         for replay in replays:
-            self._shell.spawn(self._replay(replay))
+            self._spawn(self._replay(replay))
 
     async def _replay(self, replay: Replay) -> None:
-        shell, topic = self._shell, replay.group.topic
-        await shell.loaded.wait()
+        topic = replay.group.topic
+        await self._loaded.wait()
         while topic.replays.get(replay.group) is replay:
             try:
-                page, following = await shell.reader.scan(replay.reached, CHUNK, topic.name)
+                page, following = await self._reader.scan(replay.reached, CHUNK, topic.name)
             except StoreAway:
                 await asyncio.sleep(AWAY_RETRY_S)
                 continue
-            now_ms = shell.clock.read().now_ms
-            shell.engine.ownership.replayed(replay, page, following, now_ms)
-            shell.poke()
+            now_ms = self._clock.read().now_ms
+            self._engine.ownership.replayed(replay, page, following, now_ms)
+            self._poke()
             await asyncio.sleep(0)
 
     # --- dead letters --------------------------------------------------------------------------
 
     async def _sweep_for_ever(self) -> None:
         """Scan when the oldest letter can have become too old, and not otherwise."""
-        shell = self._shell
         pause_s = min(SWEEP_S_MAX, max(SWEEP_S_MIN, self._retention_ms / 10_000))
         next_ms = 0
         while True:
-            now_ms = shell.clock.read().now_ms
-            if shell.core.dead and now_ms >= next_ms:
+            now_ms = self._clock.read().now_ms
+            if self._core.dead and now_ms >= next_ms:
                 next_ms = await self.sweep_dead(now_ms) + self._retention_ms
             await asyncio.sleep(pause_s)
 
     async def sweep_dead(self, now_ms: int) -> int:
         """Delete what died more than the retention before ``now_ms``; when the oldest of the
         others died (or ``now_ms``)."""
-        shell, oldest_ms = self._shell, now_ms
-        await shell.committer.barrier()
+        oldest_ms = now_ms
+        await self._committer.barrier()
         after = (0, "")
         while True:
             try:
-                rows = await shell.store.scan_dead(after, CHUNK, None, None)
+                rows = await self._store.scan_dead(after, CHUNK, None, None)
             except StoreAway:
                 await asyncio.sleep(AWAY_RETRY_S)
                 continue
@@ -181,10 +215,9 @@ class Upkeep:
 
     async def _delete_over(self, keys: list[tuple[int, str]], limit_ms: int) -> None:
         """Those of them that died by ``limit_ms`` and have not come back since."""
-        shell = self._shell
         while keys:
             ids = list(dict.fromkeys(task_id for task_id, _ in keys))
-            async with shell.reader.read_some(ids, READ_BYTES) as (view, rest):
+            async with self._reader.read_some(ids, READ_BYTES) as (view, rest):
                 unread = set(rest)
                 for task_id, group in keys:
                     if task_id in unread:
@@ -194,11 +227,11 @@ class Upkeep:
                     dead = found.dead.get(group) if found is not None else None
                     if dead is None or dead.died_ms > limit_ms:
                         continue
-                    if shell.engine.control.delete_dead(task_id, group, found) == "deleted":
-                        shell.core.totals.dead_expired += 1
+                    if self._engine.control.delete_dead(task_id, group, found) == "deleted":
+                        self._core.totals.dead_expired += 1
             keys = [key for key in keys if key[0] in unread]
-            shell.committer.kick()
-            await shell.committer.barrier()
+            self._committer.kick()
+            await self._committer.barrier()
 
 
 LOOK_S = 60.0

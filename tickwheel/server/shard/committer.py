@@ -15,26 +15,27 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
-from typing import Protocol, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
 from tickwheel import failpoints
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
-from tickwheel.engine.state import Batch, Staged
+from tickwheel.engine.sessions import Outcome
+from tickwheel.engine.sinks import ReplySink
+from tickwheel.engine.state import Batch, Reply, Staged
 from tickwheel.engine.topics import Dispatch
 from tickwheel.errors import OutcomeUnknown, Refused, StoreFull, TickwheelError
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Store, WorksAhead
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.reads import Reader
-from tickwheel.server.tcp.replies import Peer, release, send_error
 
 UNKNOWN_RETRY_S = REFUSED_RETRY_S = 0.2
 MARK_TIME_MS = 3_600_000
 """So old, about, the time that the store knows gets while nothing happens."""
 ROOM_PROBE_S = 0.5
 REPLY_BYTES = 150
-"""What an answer that waits takes beside its bytes."""
+"""What an answer that waits takes beside its value."""
 STALLED = "the store does not answer; nothing was kept"
 
 
@@ -74,8 +75,8 @@ class Committer:
         self._replies_all_bytes_max = replies_all_bytes_max
         self.replies_bytes = 0
         """Of all answers that wait for the store."""
-        self._replies_of: dict[Peer, int] = {}
-        """The same of each peer."""
+        self._replies_of: dict[ReplySink, int] = {}
+        """The same of each caller."""
         self._engine = engine
         self._core = engine.core
         self._store = store
@@ -116,41 +117,46 @@ class Committer:
             self._works_ahead.ahead(self._core.open.effects)
         self._wake.set()
 
-    def reply(self, peer: Peer, data: bytes) -> None:
-        """Send ``data`` once everything the command saw or changed is durable."""
+    def reply(self, sink: ReplySink, request: int, value: object, value_bytes: int = 0) -> None:
+        """Give ``sink`` the answer once everything that the command saw or changed is durable.
+
+        ``value`` takes about ``value_bytes`` while it waits.
+        """
         core = self._core
         if not core.open.is_empty():
-            self._put(core.open, peer, data)
+            self._put(core.open, sink, request, value, value_bytes)
             self._wake.set()
         elif core.sealed is not None:
-            self._put(core.sealed, peer, data)
+            self._put(core.sealed, sink, request, value, value_bytes)
         else:
-            peer.send(data)
+            sink.result(request, value)
+            sink.flush()
 
-    def _put(self, batch: Batch, peer: Peer, data: bytes) -> None:
-        batch.replies.append((peer, data))
-        size = len(data) + REPLY_BYTES
-        self.replies_bytes += size
-        self._replies_of[peer] = self._replies_of.get(peer, 0) + size
+    def _put(
+        self, batch: Batch, sink: ReplySink, request: int, value: object, value_bytes: int
+    ) -> None:
+        size_bytes = value_bytes + REPLY_BYTES
+        batch.replies.append(Reply(sink, request, value, size_bytes))
+        self.replies_bytes += size_bytes
+        self._replies_of[sink] = self._replies_of.get(sink, 0) + size_bytes
 
-    def is_behind(self, peer: Peer) -> bool:
-        """Whether so much waits, for the peer or altogether, that it should ask no more."""
+    def is_behind(self, sink: ReplySink) -> bool:
+        """Whether so much waits, for this caller or altogether, that it should ask no more."""
         if not self.replies_bytes:
             return False
         if self.replies_bytes >= self._replies_all_bytes_max:
             return True
-        return self._replies_of.get(peer, 0) >= self._replies_bytes_max
+        return self._replies_of.get(sink, 0) >= self._replies_bytes_max
 
     def _left(self, batch: Batch) -> None:
         """The replies of ``batch`` wait no more."""
         waiting = self._replies_of
-        for address, data in batch.replies:
-            peer, size = cast(Peer, address), len(data) + REPLY_BYTES
-            self.replies_bytes -= size
-            if waiting[peer] > size:
-                waiting[peer] -= size
+        for sink, _, _, size_bytes in batch.replies:
+            self.replies_bytes -= size_bytes
+            if waiting[sink] > size_bytes:
+                waiting[sink] -= size_bytes
             else:
-                del waiting[peer]
+                del waiting[sink]
 
     def mark_time(self, mono_ms: int) -> None:
         """Now and then: have the store know the time though nothing happens, by an empty batch.
@@ -159,13 +165,13 @@ class Committer:
         if self.last_batch != number:
             self._marked = (self.last_batch, mono_ms)
         elif mono_ms - since_mono_ms >= MARK_TIME_MS and self._core.sealed is None:
-            self._put(self._core.open, _Nobody(), b"")
+            self._put(self._core.open, _Nobody(), 0, None, 0)
             self._wake.set()
 
     async def barrier(self) -> None:
         """Wait until everything accepted so far is durable."""
         done = asyncio.get_running_loop().create_future()
-        self.reply(_Barrier(done), b"")
+        self.reply(_Barrier(done), 0, None)
         await done
 
     # --- life --------------------------------------------------------------------------------
@@ -269,7 +275,7 @@ class Committer:
         error = OutcomeUnknown("the store has not answered in time; resend to find out")
         for index, (address, session, outcome) in enumerate(batch.staged):
             if address is not None:
-                send_error(address, outcome[0], error)
+                refuse(address, outcome[0], error)
                 batch.staged[index] = (None, session, outcome)
         self._tell_refused(self._engine.intake.withdraw(), Refused(f"{STALLED}: {self.trouble}"))
 
@@ -277,7 +283,7 @@ class Committer:
     def _tell_refused(staged: Iterable[Staged], error: TickwheelError) -> None:
         for address, _, outcome in staged:
             if address is not None:
-                send_error(address, outcome[0], error)
+                refuse(address, outcome[0], error)
 
     async def _refused(self, batch: Batch, error: CommitRefused) -> None:
         self._set_trouble(error)
@@ -311,18 +317,52 @@ class Committer:
                 self._wake.set()
 
 
+def release(batch: Batch) -> None:
+    """Every answer that rests on the batch, in one piece for each sink."""
+    accepted: dict[ReplySink, list[Outcome]] = {}
+    for sink, _, outcome in batch.staged:
+        if sink is None:
+            continue
+        if sink in accepted:
+            accepted[sink].append(outcome)
+        else:
+            accepted[sink] = [outcome]
+    for sink, outcomes in accepted.items():
+        sink.accepted(outcomes)
+    sinks: dict[ReplySink, None] = dict.fromkeys(accepted)
+    for sink, request, value, _ in batch.replies:
+        sink.result(request, value)
+        sinks[sink] = None
+    for sink in sinks:
+        sink.flush()
+
+
+def refuse(sink: ReplySink, request: int, error: TickwheelError) -> None:
+    """Answer with an error at once."""
+    sink.error(request, error.code, error.message)
+    sink.flush()
+
+
 class _Nobody:
-    """A peer that needs no reply."""
+    """Needs no answer."""
 
-    def send(self, data: bytes) -> None: ...
+    label = ""
+
+    def accepted(self, outcomes: Sequence[Outcome]) -> None: ...
+
+    def result(self, request: int, value: object) -> None: ...
+
+    def error(self, request: int, code: str, message: str) -> None: ...
+
+    def flush(self) -> None: ...
 
 
-class _Barrier:
-    """A peer whose reply is a wake-up."""
+class _Barrier(_Nobody):
+    """The answer is a wake-up."""
 
     def __init__(self, done: asyncio.Future[None]) -> None:
         self._done = done
 
-    def send(self, data: bytes) -> None:
+    def flush(self) -> None:
         if not self._done.done():
             self._done.set_result(None)

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.engine.engine import Engine
     from tickwheel.engine.state import Core
-    from tickwheel.server.shard.shard import Shell
-    from tickwheel.server.tcp.connection import Connection
+    from tickwheel.server.shard.border import Border, Notice
+    from tickwheel.server.shard.callers import Caller
 
 
 AWAY_RETRY_S = 0.2
@@ -68,7 +68,6 @@ IDS_LOGGED_MAX = 10
 NO_LIMIT = 1 << 62
 
 View = Callable[[Sequence[int]], dict[int, Known]]
-Notice = Callable[[str, str], None]
 
 
 class _UnderWay:
@@ -314,18 +313,18 @@ class Command:
     that exist; ``done`` answers ``request`` at the end. One that is not ``wanted`` any more is not
     read."""
 
-    __slots__ = ("act", "at", "done", "ids", "peer", "request", "wanted")
+    __slots__ = ("act", "at", "caller", "done", "ids", "request", "wanted")
 
     def __init__(
         self,
-        peer: Connection,
+        caller: Caller,
         request: int,
         ids: Sequence[int],
         act: Act,
         done: Callable[[], None],
         wanted: Callable[[], bool],
     ) -> None:
-        self.peer = peer
+        self.caller = caller
         self.request = request
         self.ids = ids
         self.act = act
@@ -344,13 +343,15 @@ class Commands:
 
     def __init__(
         self,
-        shell: Shell,
+        reader: Reader,
+        border: Border,
         commands_max: int,
         command_ids_max: int,
         room: Callable[[], Awaitable[None]],
     ) -> None:
         """``room``: wait until what commands change may grow further."""
-        self._shell = shell
+        self._reader = reader
+        self._border = border
         self._commands_max = commands_max
         self._ids_max = command_ids_max
         self._room = room
@@ -360,7 +361,7 @@ class Commands:
 
     def put(
         self,
-        peer: Connection,
+        caller: Caller,
         request: int,
         ids: Sequence[int],
         act: Act,
@@ -379,7 +380,7 @@ class Commands:
                 f" the limit is {self._ids_max} (command_ids_max)"
             )
         self._ids += len(ids)
-        self._waiting.append(Command(peer, request, ids, act, done, wanted))
+        self._waiting.append(Command(caller, request, ids, act, done, wanted))
         self._wake.set()
 
     async def run(self) -> None:
@@ -394,8 +395,7 @@ class Commands:
         """One read, and what it is for."""
         parts = self._parts()
         wanted = dict.fromkeys(i for command, stop in parts for i in command.ids[command.at : stop])
-        reader = self._shell.reader
-        async with reader.read_some(list(wanted), BYTES_PER_READ_MAX) as (view, rest):
+        async with self._reader.read_some(list(wanted), BYTES_PER_READ_MAX) as (view, rest):
             unread = frozenset(rest)
             for command, stop in parts:
                 ids = command.ids
@@ -409,7 +409,7 @@ class Commands:
     def _is_over(self, command: Command, stop: int, view: View) -> bool:
         """Act on its ids up to ``stop``; whether it was answered then, be it by an error."""
         some, command.at = range(command.at, stop), stop
-        self._shell.acting = False
+        self._border.begin()
         try:
             if some:
                 self._check(command.ids[some.start : some.stop])
@@ -418,15 +418,15 @@ class Commands:
                 return False
             command.done()
         except TickwheelError as error:
-            command.peer.refuse(command.request, error)
+            command.caller.refuse(command.request, error)
         except Exception as error:
-            told = self._shell.contain(f"a command of {command.peer.peer}", error)
-            command.peer.refuse(command.request, told)
+            answer = self._border.contain(f"a command of {command.caller.address}", error)
+            command.caller.refuse(command.request, answer)
         return True
 
     def _check(self, ids: Sequence[int]) -> None:
         """What is not found counts as ended, which would be wrong of a row that is missing."""
-        missing = self._shell.reader.missing(ids)
+        missing = self._reader.missing(ids)
         if missing:
             raise RowMissing(f"the store has no row of {missing[0]}, which has not ended")
 

@@ -1,7 +1,7 @@
 """The shell: engine, committer and reader of one shard, and the pulse that drives them.
 
-A pulse does what is due now (fires, takes back leases, dispatches), writes the deliveries to the
-owners of the subscriptions they are for, and sets one timer for the next thing that will be due.
+A pulse does what is due now (fires, takes back leases, dispatches), gives the deliveries to the
+sinks of the subscriptions they are for, and sets one timer for the next thing that will be due.
 Everything that may have made something due asks for a pulse; many asks in one step of the loop make
 one pulse.
 """
@@ -9,23 +9,21 @@ one pulse.
 from __future__ import annotations
 
 import asyncio
-import traceback
 from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
 from tickwheel.engine.delivery import Broadcaster
-from tickwheel.errors import InternalError, LimitExceeded, TickwheelError, TooManySessions
+from tickwheel.errors import LimitExceeded, TickwheelError, TooManySessions
 from tickwheel.persistence.contract import Fenced, Opened, Store, StoreBroken
-from tickwheel.protocol.codec import encode
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.background import Upkeep
+from tickwheel.server.shard.border import Border, Notice
 from tickwheel.server.shard.committer import Committer
 from tickwheel.server.shard.listings import Listings
+from tickwheel.server.shard.new_tasks import Drafts
 from tickwheel.server.shard.reads import Commands, Loader, Reader
-from tickwheel.server.tcp.decode import Drafts
-from tickwheel.server.tcp.encode import delivery_items, task_map
-from tickwheel.server.tcp.heartbeats import Heartbeats
+from tickwheel.server.shard.views import task_map
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,12 +31,13 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock, Now
     from tickwheel.engine.engine import Engine
     from tickwheel.engine.sessions import Session
+    from tickwheel.engine.sinks import DeliverySink
     from tickwheel.engine.tasks import Known
     from tickwheel.engine.topics import Dispatch, Item
     from tickwheel.server.history import History
     from tickwheel.server.metrics.observed import Lateness
     from tickwheel.server.settings import Settings
-    from tickwheel.server.tcp.connection import Connection
+    from tickwheel.server.shard.callers import Caller
 
 
 FIRE_PER_PULSE = 4_096
@@ -53,14 +52,9 @@ TOPICS_PER_LOOK = 1_000
 LISTINGS_AT_A_TIME = 4
 """A store has a few threads for them, and each may read some MiB."""
 
-Notice = Callable[[str, str], None]
-
 
 class Shell:
     """One shard at work. ``start`` after the engine was recovered; ``stop`` flushes."""
-
-    acting = False
-    """The command under way has begun to change the engine: see ``act``."""
 
     def __init__(
         self,
@@ -93,8 +87,15 @@ class Shell:
         self.loaded = asyncio.Event()
         """Every stored task is in memory: commands that name tasks may run."""
         self.reader = Reader(self.core, store, noticed)
+        self.border = Border(engine, noticed)
+        self.failed = self.border.failed
+        """Gets the exception that must stop the daemon."""
         self.commands = Commands(
-            self, settings.commands_max, settings.command_ids_max, self._room_for_changes
+            self.reader,
+            self.border,
+            settings.commands_max,
+            settings.command_ids_max,
+            self._room_for_changes,
         )
         listings_max = settings.listings_max, settings.listings_all_max
         self.listings = Listings(self.spawn, LISTINGS_AT_A_TIME, *listings_max)
@@ -108,12 +109,24 @@ class Shell:
             self.committer.start_full(opened.no_room)
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.poke)
         self.drafts = Drafts(self.core, self.limits, self.make_topic_room)
-        self.upkeep = Upkeep(self)
-        self.connections: set[Connection] = set()
-        self.held: dict[Connection, None] = {}
-        """Those whose requests wait until others are answered."""
-        self.unread_bytes = 0
-        """Of frames of all connections that have not come to their ends."""
+        self.upkeep = Upkeep(
+            settings,
+            engine,
+            store,
+            self.reader,
+            self.committer,
+            clock,
+            loaded=self.loaded,
+            spawn=self.spawn,
+            poke=self.poke,
+            noticed=noticed,
+            observed=self.observed,
+            history=history,
+            backup_folder=backup_folder,
+        )
+        self.callers: set[Caller] = set()
+        self.on_landed: Callable[[], None] = lambda: None
+        """Called when answers that had to wait have left: the transport may take more requests."""
         self.draining = False
         self.started_mono_ms = clock.read().mono_ms
         self._backup_folder = backup_folder
@@ -122,10 +135,6 @@ class Shell:
         self._tasks: set[asyncio.Task[None]] = set()
         self._swept_mono_ms = clock.read().mono_ms
         self._jumps, self._held = clock.jumps, clock.held
-        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Gets the exception that must stop the daemon."""
-        # One that comes after the first is of no interest.
-        self.failed.add_done_callback(lambda failed: failed.cancelled() or failed.exception())
 
     def _new_committer(self, owner: str, opened: Opened) -> Committer:
         settings = self.settings
@@ -154,14 +163,6 @@ class Shell:
         self._committing = self.spawn(self.committer.run())
         self.spawn(self._load(load_rest))
         self.spawn(self.committer.watch_room())
-        settings = self.settings
-        heartbeats = Heartbeats(
-            self.connections,
-            self.clock,
-            interval_s=settings.heartbeat_interval_s,
-            timeout_s=settings.heartbeat_timeout_s,
-        )
-        self.spawn(heartbeats.run())
         self.poke()
 
     async def _load(self, load_rest: Coroutine[Any, Any, None]) -> None:
@@ -209,43 +210,23 @@ class Shell:
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
-        """Something broke that must not be survived: no reply leaves from now on."""
-        self._stopped = True
-        if not self.failed.done():
-            self.failed.set_exception(error)
+        """Something broke that must not be survived."""
+        self.border.fail(error)
 
-    def act(self) -> Engine:
-        """The engine, for a command that has been checked and changes something from here on.
-
-        It marks the border of a command. Before it, what goes wrong is about what a client sent:
-        ``contain`` answers it. Behind it, an exception leaves a change half done, and memory is
-        the truth: that must end the daemon.
-        """
-        self.acting = True
-        return self.engine
-
-    def contain(self, what: str, error: Exception) -> TickwheelError:
-        """The answer to a request that failed in a way it should not before it changed anything;
-        told loudly. Raises ``error``, and fails, if it did change something."""
-        if self.acting:
-            self.fail(error)
-            raise error
-        self._tell_unexpected(what, error)
-        return InternalError(f"{type(error).__name__}: the daemon's log says more")
-
-    def _tell_unexpected(self, what: str, error: Exception) -> None:
-        told = "".join(traceback.format_exception(error))
-        self.noticed("internal_error", f"{what}: {told}")
+    @property
+    def _is_over(self) -> bool:
+        """It delivers nothing more."""
+        return self._stopped or self._paused or self.failed.done()
 
     def is_fatal(self, error: BaseException) -> bool:
         """Whether the daemon must not go on after it."""
         return isinstance(error, (Fenced, StoreBroken)) or not isinstance(error, TickwheelError)
 
-    # --- for sessions and handlers -------------------------------------------------------------
+    # --- for the operations -------------------------------------------------------------
 
     def join_session(self, key: bytes, now_ms: int) -> Session:
         """The producer session of a connection. Raises TooManySessions."""
-        self.act()
+        self.border.act()
         sessions = self.core.sessions
         session = sessions.open(key, now_ms)
         if session is None:
@@ -264,7 +245,7 @@ class Shell:
     def leave_session(self, session: Session, *, for_good: bool = False) -> None:
         """A connection of it ended. One that was never used, or said BYE, is forgotten; that
         costs no commit of its own: it goes with the next one."""
-        self.act()
+        self.border.act()
         session.connections -= 1
         if session.connections:
             return
@@ -272,10 +253,6 @@ class Shell:
             self.core.sessions.forget(session.key)
         elif for_good:
             self.engine.forget_session(session.key)
-
-    def mistake(self, peer: str, error: TickwheelError, *, quiet: bool) -> None:
-        """A connection is closed for what its client did."""
-        self.noticed("connection_closed" + ("_quietly" if quiet else ""), f"{peer}: {error}")
 
     def make_topic_room(self, names: Iterable[str]) -> None:
         """These topics, new ones, may be made. Raises LimitExceeded when there are too many."""
@@ -311,8 +288,7 @@ class Shell:
     def _landed(self) -> None:
         """A batch has landed, and its replies have left."""
         self.poke()
-        for connection in list(self.held):
-            connection.go_on()
+        self.on_landed()
 
     async def _room_for_changes(self) -> None:
         """Until what commands have changed is not too much to wait for the store."""
@@ -327,13 +303,13 @@ class Shell:
 
     def poke(self) -> None:
         """Something may be due: pulse in this step of the loop."""
-        if not self._poked and not self._stopped and not self._paused:
+        if not self._poked and not self._is_over:
             self._poked = True
             asyncio.get_running_loop().call_soon(self._pulse)
 
     def _pulse(self) -> None:
         self._poked = False
-        if self._stopped or self._paused:
+        if self._is_over:
             return
         try:
             now = self.clock.read()
@@ -383,7 +359,7 @@ class Shell:
         """Tasks that could not be processed, and are dead letters now."""
         faults, self.core.faults = self.core.faults, []
         for what, error in faults:
-            self._tell_unexpected(what, error)
+            self.border.report(what, error)
 
     def _tell_jump(self) -> None:
         held = "; held: nothing fires until it is back" if self.clock.held else ""
@@ -431,22 +407,23 @@ class Delivering:
             late_ms = [late for late in late_ms if late >= 0]
         if late_ms:
             self._lateness.note(subscriber.group.topic.name, late_ms)
-        deliver = subscriber.owner.deliver  # type: ignore[attr-defined]  # the shell's own
+        sink = subscriber.sink
+        assert sink is not None
         try:
-            deliver(self._core.epoch, now_ms, delivery_items(items))
+            sink.deliver(self._core.epoch, now_ms, items)
         except Exception:
-            fit = [item for item in items if self._is_fit(dispatch, item, now_ms)]
+            fit = [item for item in items if self._is_fit(sink, dispatch, item, now_ms)]
             if len(fit) == len(items):
                 raise  # it is not about a task
             if fit or subscriber.once:
-                deliver(self._core.epoch, now_ms, delivery_items(fit))
+                sink.deliver(self._core.epoch, now_ms, fit)
 
-    def _is_fit(self, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
+    def _is_fit(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
         """Whether it can be written; if not, its task goes to the dead letters, unless it ended
         with this delivery. The others of its frame must not suffer, nor the daemon end."""
         row, attempt = item
         try:
-            encode(delivery_items([item]))
+            sink.check(item)
         except Exception as error:
             group = dispatch.subscriber.group
             lease = self._settlement.current(group, row.id, self._core.epoch, attempt)
@@ -471,4 +448,5 @@ class Delivering:
         """Subscriptions that the engine ended."""
         cut, self._core.cut = self._core.cut, []
         for subscriber, code, message in cut:
-            subscriber.owner.cut(code, message)  # type: ignore[attr-defined]  # the shell's own
+            if subscriber.sink is not None:
+                subscriber.sink.ended(code, message)

@@ -8,13 +8,13 @@ from tickwheel.clock import Now
 from tickwheel.engine.state import Core
 from tickwheel.engine.topics import Group, Topic
 from tickwheel.model.records import GroupSettings
-from tickwheel.protocol.codec import encode
 from tickwheel.server import policies
 from tickwheel.server.shard.shard import Shell
+from tickwheel.server.shard.views import ValueBytes
 from tickwheel.version import __version__
 
 
-def stats_map(shell: Shell, now: Now) -> dict[str, Any]:
+def stats_map(shell: Shell, now: Now, value_bytes: ValueBytes) -> dict[str, Any]:
     """What ``tickwheel stats`` shows; ``docs/protocol.md`` lists the fields."""
     core = shell.core
     wheel, totals = core.wheel, core.totals
@@ -23,7 +23,7 @@ def stats_map(shell: Shell, now: Now) -> dict[str, Any]:
         name: sum(topic[name] for topic in topics.values())
         for name in ("ready", "in_flight", "waiting")
     }
-    shown, left_out = _that_fit(topics, shell.settings.out_room_bytes // 2)
+    shown, left_out = _that_fit(topics, shell.settings.out_room_bytes // 2, value_bytes)
     return {
         "node": shell.settings.node,
         "version": __version__,
@@ -52,7 +52,7 @@ def stats_map(shell: Shell, now: Now) -> dict[str, Any]:
         "leases_over": totals.leases_over,
         "early": totals.early,
         "batches": shell.committer.last_batch,
-        "connections": len(shell.connections),
+        "connections": len(shell.callers),
         "subscribers": sum(
             len(group.subscribers) for t in core.topics.values() for group in t.groups.values()
         ),
@@ -65,12 +65,12 @@ def stats_map(shell: Shell, now: Now) -> dict[str, Any]:
 
 
 def _that_fit(
-    topics: dict[str, dict[str, Any]], bytes_max: int
+    topics: dict[str, dict[str, Any]], bytes_max: int, value_bytes: ValueBytes
 ) -> tuple[dict[str, dict[str, Any]], int]:
     """As many as one answer may hold, the oldest first, and how many do not."""
     shown: dict[str, dict[str, Any]] = {}
     for name, told in topics.items():
-        bytes_max -= len(encode((name, told)))
+        bytes_max -= value_bytes((name, told))
         if bytes_max < 0:
             break
         shown[name] = told

@@ -1,27 +1,36 @@
-"""The command table: frame type to handler. No business logic here."""
+"""The command tables: frame type to handler. A handler decodes, and calls an operation."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.errors import ProtocolError, UnknownType
 from tickwheel.protocol.frames import FrameType
-from tickwheel.server.shard.shard import Shell
-from tickwheel.server.tcp.connection import Handler, RunHandler
+from tickwheel.server.tcp import decode
 from tickwheel.server.tcp.handlers.consuming import Consuming
 from tickwheel.server.tcp.handlers.controlling import Controlling
-from tickwheel.server.tcp.handlers.grouping import Grouping
-from tickwheel.server.tcp.handlers.listing import Listing
 from tickwheel.server.tcp.handlers.producing import Producing
 from tickwheel.server.tcp.handlers.settling import Settling
+from tickwheel.server.tcp.shared import Handler, Table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tickwheel.clock import Now
+    from tickwheel.protocol.codec import Frame
+    from tickwheel.server.shard.operations import Operations
+    from tickwheel.server.shard.operations.standby import StandbyOperations
+    from tickwheel.server.tcp.shared import Peer
 
 
-def command_table(shell: Shell) -> tuple[dict[int, Handler], RunHandler]:
-    """Handlers of one daemon by frame type, and the one for runs of plain enqueues."""
-    produce, consume, settle = Producing(shell), Consuming(shell), Settling(shell)
-    control, show, groups = Controlling(shell), Listing(shell), Grouping(shell)
-    table: dict[int, Handler] = {
-        FrameType.HELLO: produce.second_hello,
+def command_table(operations: Operations) -> Table:
+    """Of a daemon that leads."""
+    produce, consume = Producing(operations), Consuming(operations)
+    settle, control = Settling(operations), Controlling(operations)
+    handlers: dict[int, Handler] = {
+        **_about_the_conversation(operations),
         FrameType.ENQUEUE: produce.enqueue,
         FrameType.ONEWAY: produce.oneway,
-        FrameType.BYE: produce.bye,
         FrameType.SUBSCRIBE: consume.subscribe,
         FrameType.PREFETCH: consume.prefetch,
         FrameType.UNSUBSCRIBE: consume.unsubscribe,
@@ -34,18 +43,62 @@ def command_table(shell: Shell) -> tuple[dict[int, Handler], RunHandler]:
         FrameType.CANCEL: control.cancel,
         FrameType.RESCHEDULE: control.reschedule,
         FrameType.RUN_NOW: control.run_now,
-        FrameType.LOOKUP: control.lookup,
-        FrameType.DEAD_REQUEUE: control.dead_requeue,
-        FrameType.DEAD_DELETE: control.dead_delete,
-        FrameType.GROUP_CREATE: groups.create,
-        FrameType.GROUP_DELETE: groups.delete,
-        FrameType.CONFIGURE: groups.configure,
-        FrameType.LIST: show.tasks,
-        FrameType.STATS: show.stats,
-        FrameType.DEAD_LIST: show.dead,
-        FrameType.BACKUP: show.backup,
-        FrameType.PING: show.ping,
-        FrameType.ALIVE: show.alive,
-        FrameType.STATUS: show.status,
+        FrameType.LOOKUP: control.look_up,
+        FrameType.DEAD_REQUEUE: control.requeue_dead,
+        FrameType.DEAD_DELETE: control.delete_dead,
+        FrameType.GROUP_CREATE: control.create_group,
+        FrameType.GROUP_DELETE: control.delete_group,
+        FrameType.CONFIGURE: control.configure,
+        FrameType.LIST: control.list_tasks,
+        FrameType.STATS: control.stats,
+        FrameType.DEAD_LIST: control.list_dead,
+        FrameType.BACKUP: control.backup,
     }
-    return table, produce.enqueue_run
+
+    def unknown(peer: Peer, frame: Frame, now: Now) -> None:
+        raise UnknownType(f"frame type {frame[0]} is not known to this version")
+
+    return Table(handlers, unknown, produce.enqueue_plain)
+
+
+def standby_table(operations: StandbyOperations) -> Table:
+    """Of a daemon that stands by."""
+
+    def refused(peer: Peer, frame: Frame, now: Now) -> None:
+        raise operations.refusal()
+
+    def none_taken(peer: Peer, frames: Sequence[Frame], start: int, now: Now) -> int:
+        return start
+
+    return Table(_about_the_conversation(operations), refused, none_taken)
+
+
+def _about_the_conversation(operations: Operations | StandbyOperations) -> dict[int, Handler]:
+    def second_hello(peer: Peer, frame: Frame, now: Now) -> None:
+        raise ProtocolError("HELLO was sent before on this connection")
+
+    def ping(peer: Peer, frame: Frame, now: Now) -> None:
+        operations.ping(peer.caller, _only_a_request(frame))
+
+    def status(peer: Peer, frame: Frame, now: Now) -> None:
+        operations.status(peer.caller, _only_a_request(frame))
+
+    def bye(peer: Peer, frame: Frame, now: Now) -> None:
+        operations.leave(peer.caller, _only_a_request(frame))
+
+    def alive(peer: Peer, frame: Frame, now: Now) -> None:
+        """The answer to HEARTBEAT: that it came is all that counts, and was noted."""
+        decode.arity(frame, 0, "none")
+
+    return {
+        FrameType.HELLO: second_hello,
+        FrameType.PING: ping,
+        FrameType.STATUS: status,
+        FrameType.BYE: bye,
+        FrameType.ALIVE: alive,
+    }
+
+
+def _only_a_request(frame: tuple[Any, ...]) -> int:
+    decode.arity(frame, 0, "none")
+    return decode.request_number(frame[1])

@@ -1,4 +1,4 @@
-"""LIST, STATS, DEAD_LIST, BACKUP and PING: what is there, page by page."""
+"""What is there, page by page: tasks, dead letters, counts; and backups."""
 
 from __future__ import annotations
 
@@ -8,10 +8,8 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tickwheel.clock import Now
-from tickwheel.engine.tasks import Known
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -20,17 +18,20 @@ from tickwheel.errors import (
     Refused,
     TickwheelError,
 )
+from tickwheel.limits import ID_MAX
 from tickwheel.model.records import DeadRow, id_floor, task_bytes
 from tickwheel.model.states import State
 from tickwheel.persistence.contract import StoreBusy, StoreError
-from tickwheel.protocol.codec import encode
-from tickwheel.protocol.frames import ID_MAX, FrameType
-from tickwheel.server.shard.listings import Listings
-from tickwheel.server.shard.shard import Shell
+from tickwheel.server import checks
 from tickwheel.server.shard.stats import stats_map
-from tickwheel.server.tcp import decode as checks
-from tickwheel.server.tcp.connection import Connection
-from tickwheel.server.tcp.encode import dead_map, fitting
+from tickwheel.server.shard.views import ValueBytes, dead_map, fitting
+
+if TYPE_CHECKING:
+    from tickwheel.clock import Now
+    from tickwheel.engine.tasks import Known
+    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.listings import Listings
+    from tickwheel.server.shard.shard import Shell
 
 PAGE_MAX = 1000
 PAGE_DEFAULT = 100
@@ -43,62 +44,48 @@ LISTING_LIMITS = ("listings_max", "listings_all_max")
 BACKUP_LIMITS = ("backups_max", "backups_max")
 BACKUP_NAME_BYTES_MAX = 200
 """File systems count bytes, usually to 255; a copy that is not complete has a longer name."""
-_TASK_OPTIONS = ("topic", "state", "key", "until_ms", "newest", "after", "limit")
-_DEAD_OPTIONS = ("topic", "group", "after", "limit", "since_ms", "until_ms", "reason")
+TASK_OPTIONS = ("topic", "state", "key", "until_ms", "newest", "after", "limit")
+DEAD_OPTIONS = ("topic", "group", "after", "limit", "since_ms", "until_ms", "reason")
 _LIVE = (State.SCHEDULED, State.READY, State.IN_FLIGHT, State.WAITING, State.DEAD)
 
 
 class Listing:
     """Reads that may take a while, each in a task of its own."""
 
-    def __init__(self, shell: Shell) -> None:
-        self._shell = shell
+    def __init__(self, shard: Shell, value_bytes: ValueBytes) -> None:
+        self._shard = shard
+        self._value_bytes = value_bytes
 
-    def ping(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
-        """Says that the daemon is there, nothing of tasks: it does not wait for the store."""
-        checks.arity(frame, 0, "none")
-        request = checks.request_number(frame[1])
-        peer.send(encode((int(FrameType.OK), request, None)))
-
-    def alive(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
-        """The answer to HEARTBEAT: that it came is all that counts, and was noted."""
-        checks.arity(frame, 0, "none")
-
-    def stats(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
-        checks.arity(frame, 0, "none")
-        request, shell = checks.request_number(frame[1]), self._shell
-        if shell.loaded.is_set():
-            peer.ok(request, stats_map(shell, now))
+    def stats(self, caller: Caller, request: int, now: Now) -> None:
+        """Counts. Raises Overloaded."""
+        shard = self._shard
+        if shard.loaded.is_set():
+            counts = stats_map(shard, now, self._value_bytes)
+            shard.committer.reply(caller.replies, request, counts, self._value_bytes(counts))
         else:  # counts are true or not told
-            self._answer(peer, request, self._stats_when_loaded)
+            self._answer(caller, request, self._stats_when_loaded)
 
     async def _stats_when_loaded(self) -> dict[str, Any]:
-        return stats_map(self._shell, self._shell.clock.read())
+        return stats_map(self._shard, self._shard.clock.read(), self._value_bytes)
 
-    def status(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
-        """Like PING it does not wait for the store."""
-        checks.arity(frame, 0, "none")
-        request = checks.request_number(frame[1])
-        peer.send(encode((int(FrameType.OK), request, self._shell.status())))
-
-    def tasks(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
-        checks.arity(frame, 1, "options")
-        request = checks.request_number(frame[1])
-        options = checks.options(frame[2], _TASK_OPTIONS)
+    def list_tasks(self, caller: Caller, request: int, options: dict[str, Any]) -> None:
+        """A page of live tasks; ``next`` of the answer is ``after`` of the next page. ``options``:
+        ``topic``, ``state``, ``key``, ``until_ms``, ``newest``, ``after``, ``limit``. Raises
+        BadRequest, LimitExceeded, Overloaded."""
         wanted = _Wanted.of(options)
         limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
-        self._answer(peer, request, lambda: self._page(wanted, limit))
+        self._answer(caller, request, lambda: self._page(wanted, limit))
 
     async def _page(self, wanted: _Wanted, limit: int) -> dict[str, Any]:
-        shell = self._shell
-        bytes_left = bytes_max = shell.limits.frame_bytes_max // 2
+        shard = self._shard
+        bytes_left = bytes_max = shard.limits.frame_bytes_max // 2
         found: list[dict[str, Any]] = []
         scanned = scanned_bytes = 0
         position, step = wanted.start_id, STEP_FIRST
         while True:
             # What matches little is looked for in large steps, however few are asked for.
             step = min(step, PAGE_MAX if wanted.is_selective else limit - len(found))
-            page, following = await shell.reader.scan(
+            page, following = await shard.reader.scan(
                 position, step, wanted.store_topic, back=wanted.newest
             )
             page_bytes = sum(task_bytes(known.row) for known in page)
@@ -108,9 +95,9 @@ class Listing:
                 if len(found) >= limit:
                     return {"tasks": found, "next": position}
                 if wanted.fits(known) and (
-                    wanted.state is None or shell.engine.control.state(known) == wanted.state
+                    wanted.state is None or shard.engine.control.state(known) == wanted.state
                 ):
-                    told, size = fitting(shell.describe(known), bytes_max)
+                    told, size = fitting(shard.describe(known), bytes_max, self._value_bytes)
                     if found and size > bytes_left:
                         return {"tasks": found, "next": position}
                     found.append(told)
@@ -127,10 +114,9 @@ class Listing:
             step = min(4 * step, 1 + step * STEP_BYTES // (page_bytes + 1))
             step = min(step, SCANNED_PER_REQUEST_MAX - scanned)
 
-    def dead(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
-        checks.arity(frame, 1, "options")
-        request = checks.request_number(frame[1])
-        options = checks.options(frame[2], _DEAD_OPTIONS)
+    def list_dead(self, caller: Caller, request: int, options: dict[str, Any]) -> None:
+        """A page of dead letters. ``options``: ``topic``, ``group``, ``after``, ``limit``,
+        ``since_ms``, ``until_ms``, ``reason``. Raises BadRequest, LimitExceeded, Overloaded."""
         topic, group = options.get("topic"), options.get("group")
         for value, field in ((topic, "topic"), (group, "group")):
             if value is not None:
@@ -151,7 +137,7 @@ class Listing:
             return since_ms <= row.died_ms <= until_ms and reason in row.reason.casefold()
 
         page = partial(self._dead_page, after, limit, topic, group, wanted)
-        self._answer(peer, request, page)
+        self._answer(caller, request, page)
 
     async def _dead_page(
         self,
@@ -161,17 +147,17 @@ class Listing:
         group: str | None,
         wanted: Callable[[DeadRow], bool],
     ) -> dict[str, Any]:
-        await self._shell.committer.barrier()
+        await self._shard.committer.barrier()
         found: list[dict[str, Any]] = []
-        scanned, bytes_left = 0, self._shell.limits.frame_bytes_max // 2
+        scanned, bytes_left = 0, self._shard.limits.frame_bytes_max // 2
         while True:
-            rows = await self._shell.store.scan_dead(after, PAGE_MAX, topic, group)
+            rows = await self._shard.store.scan_dead(after, PAGE_MAX, topic, group)
             for row in rows:
                 if len(found) >= limit:
                     return {"dead": found, "next": after}
                 if wanted(row):
                     told = dead_map(row)
-                    bytes_left -= len(encode(told))
+                    bytes_left -= self._value_bytes(told)
                     if found and bytes_left < 0:
                         return {"dead": found, "next": after}
                     found.append(told)
@@ -182,10 +168,10 @@ class Listing:
             if len(found) >= limit or scanned >= SCANNED_PER_REQUEST_MAX:
                 return {"dead": found, "next": after}
 
-    def backup(self, peer: Connection, frame: tuple[Any, ...], now: Now) -> None:
-        checks.arity(frame, 1, "name")
-        request = checks.request_number(frame[1])
-        name = checks.text(frame[2], "name", 255)
+    def backup(self, caller: Caller, request: int, name: object) -> None:
+        """A copy of the store as a new file in the folder for backups. Raises BadRequest,
+        LimitExceeded, Overloaded."""
+        name = checks.text(name, "name", 255)
         if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
             raise BadRequest(f"name must be a file name without a folder, not {checks.shown(name)}")
         size_bytes = len(os.fsencode(name))
@@ -193,16 +179,17 @@ class Listing:
             raise LimitExceeded(
                 f"name has {size_bytes} bytes; the limit is {BACKUP_NAME_BYTES_MAX}"
             )
-        path = self._shell.backup_folder() / name
-        self._answer(peer, request, lambda: self._backup(path), self._shell.backups, BACKUP_LIMITS)
+        path = self._shard.backup_folder() / name
+        line = self._shard.backups
+        self._answer(caller, request, lambda: self._backup(path), line, BACKUP_LIMITS)
 
     async def _backup(self, path: Path) -> dict[str, Any]:
         """What the file system says of a client's name is an answer, never the daemon's end."""
-        await self._shell.committer.barrier()
+        await self._shard.committer.barrier()
         try:
             if os.path.lexists(path):
                 raise Conflict(f"{path} exists; choose another name")
-            size = await self._shell.store.backup(str(path))
+            size = await self._shard.store.backup(str(path))
         except OSError as error:
             kind = Overloaded if error.errno in (errno.EMFILE, errno.ENFILE) else Conflict
             raise kind(f"cannot write {path}: {error.strerror}") from error
@@ -210,34 +197,37 @@ class Listing:
 
     def _answer(
         self,
-        peer: Connection,
+        caller: Caller,
         request: int,
         work: Callable[[], Coroutine[Any, Any, dict[str, Any]]],
         line: Listings | None = None,
         limits: tuple[str, str] = LISTING_LIMITS,
     ) -> None:
         """Do ``work`` beside everything else when its turn comes, then answer."""
+        shard = self._shard
 
         async def run() -> None:
             try:
-                await self._shell.loaded.wait()
+                await self._shard.loaded.wait()
                 result = await work()
             except TickwheelError as error:
-                if self._shell.is_fatal(error):
+                if self._shard.is_fatal(error):
                     raise
                 if isinstance(error, StoreBusy):
                     error = Overloaded(error.message)
                 elif isinstance(error, StoreError):
                     error = Refused(f"the store could not do it: {error.message}")
-                peer.refuse(request, error)
+                caller.refuse(request, error)
             except Exception as error:
                 # It only reads: nothing is half done.
-                self._shell.acting = False
-                peer.refuse(request, self._shell.contain(f"a look-up of {peer.peer}", error))
+                shard.border.begin()
+                answer = shard.border.contain(f"a look-up of {caller.address}", error)
+                caller.refuse(request, answer)
             else:
-                peer.ok(request, result)
+                size = self._value_bytes(result)
+                shard.committer.reply(caller.replies, request, result, size)
 
-        (line or self._shell.listings).put(peer, run, limits)
+        (line or shard.listings).put(caller, run, limits)
 
 
 @dataclass(frozen=True, slots=True)

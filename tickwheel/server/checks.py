@@ -1,0 +1,103 @@
+"""Checks of plain values that clients give, for every transport: each failure names the field, the
+limit and the value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from tickwheel import errors
+from tickwheel.errors import BadRequest, DueTooFar, LimitExceeded
+from tickwheel.limits import ID_MAX, Limits
+from tickwheel.model.records import DEFAULT_GROUP
+
+shown = errors.shown
+_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
+
+
+def integer(value: object, field: str, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise BadRequest(f"{field} must be an integer of {low} to {high}, not {shown(value)}")
+    return value
+
+
+def text(value: object, field: str, length_max: int) -> str:
+    if type(value) is not str:
+        raise BadRequest(f"{field} must be a string, not {shown(value)}")
+    if len(value) > length_max:
+        raise LimitExceeded(f"{field} has {len(value)} characters; the limit is {length_max}")
+    return value
+
+
+def name(value: object, field: str) -> str:
+    if type(value) is not str or not _NAME.fullmatch(value):
+        raise BadRequest(f"{field} must be 1 to 255 of A-Z a-z 0-9 . _ : / -, not {shown(value)}")
+    return value
+
+
+def group_name(value: object) -> str:
+    return DEFAULT_GROUP if value is None else name(value, "group")
+
+
+def options(value: object, allowed: Sequence[str], field: str = "options") -> dict[str, Any]:
+    if value is None:
+        return {}
+    if type(value) is not dict:
+        raise BadRequest(f"{field} must be a map, not {shown(value)}")
+    for key in value:
+        if key not in allowed:
+            known = ", ".join(allowed)
+            raise BadRequest(f"{field} has an unknown key {shown(key)}; known: {known}")
+    return value
+
+
+def sequence(value: object, field: str, length_max: int) -> Sequence[Any]:
+    if type(value) is not tuple:
+        raise BadRequest(f"{field} must be an array, not {shown(value)}")
+    if len(value) > length_max:
+        raise LimitExceeded(f"{field} has {len(value)} elements; the limit is {length_max}")
+    return value
+
+
+def task_ids(value: object, limits: Limits) -> Sequence[int]:
+    ids = sequence(value, "ids", limits.ids_per_frame_max)
+    if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) > ID_MAX):
+        wrong = next(i for i in ids if type(i) is not int or not 0 <= i <= ID_MAX)
+        raise BadRequest(f"ids must be integers of 0 to {ID_MAX}, not {shown(wrong)}")
+    return ids
+
+
+def numbers(value: object, field: str, count: int) -> Sequence[int]:
+    """As many non-negative integers as there are ids."""
+    found = sequence(value, field, count)
+    if len(found) != count:
+        raise BadRequest(f"{field} has {len(found)} elements, but there are {count} ids")
+    if found and (set(map(type, found)) != {int} or min(found) < 0):
+        raise BadRequest(f"{field} must be non-negative integers")
+    return found
+
+
+def due(delay_ms: object, due_ms: object, field: str, now_ms: int, limits: Limits) -> int:
+    """The due time that a delay or an absolute time gives; the past counts as now."""
+    if (delay_ms is None) == (due_ms is None):
+        raise BadRequest(f"{field} must have either delay_ms or due_ms")
+    if delay_ms is not None:
+        if type(delay_ms) is not int or delay_ms < 0:
+            raise BadRequest(
+                f"{field}.delay_ms must be a non-negative integer, not {shown(delay_ms)}"
+            )
+        wait_ms = delay_ms
+    else:
+        if type(due_ms) is not int:
+            raise BadRequest(f"{field}.due_ms must be an integer, not {shown(due_ms)}")
+        wait_ms = max(0, due_ms - now_ms)
+    if wait_ms > limits.delay_ms_max:
+        raise DueTooFar(
+            f"{field} is due in {wait_ms} ms; the limit is {limits.delay_ms_max} (delay_ms_max)"
+        )
+    return now_ms + wait_ms
+
+
+def wrong(field: str, expected: str, value: object) -> NoReturn:
+    raise BadRequest(f"{field} must be {expected}, not {shown(value)}")

@@ -1,0 +1,61 @@
+"""A caller: one connection's conversation with the shard, whatever the transport is."""
+
+from __future__ import annotations
+
+from tickwheel.engine.sessions import Session
+from tickwheel.engine.sinks import ReplySink
+from tickwheel.engine.topics import Presence, Subscriber
+from tickwheel.errors import TickwheelError
+from tickwheel.server.shard.access import ANONYMOUS, Principal
+
+OTHERS_MIN = 64
+"""So many subscribers that are over are kept before it is looked which of them still matter."""
+
+
+class Caller:
+    """What the operations remember of it while it is there."""
+
+    def __init__(
+        self, replies: ReplySink, *, principal: Principal = ANONYMOUS, address: str = "?"
+    ) -> None:
+        self.replies = replies
+        self.principal = principal
+        self.name = ""
+        """As it calls itself."""
+        self.address = address
+        self.is_open = True
+        self.is_blocked = False
+        """It does not read what it is sent."""
+        self.session: Session | None = None
+        """Of its enqueues: what makes a resend harmless."""
+        self.presence = Presence()
+        self.subscribers: dict[int, Subscriber] = {}
+        """By the number that it chose."""
+        self.pulls: dict[Subscriber, None] = {}
+        """Pulls that are not answered yet."""
+        self.others: list[Subscriber] = []
+        """Pulls and subscriptions that are over and may have deliveries in flight."""
+        self._others_max = OTHERS_MIN
+
+    @property
+    def label(self) -> str:
+        """Who a failed attempt is put down to."""
+        return f"{self.name} {self.address}".strip()
+
+    @property
+    def consumers(self) -> tuple[Subscriber, ...]:
+        """All who may get deliveries here, or have some in flight."""
+        return (*self.subscribers.values(), *self.pulls, *self.others)
+
+    def remember(self, subscriber: Subscriber) -> None:
+        """Keep a subscriber that gets no more deliveries but may hold leases."""
+        if len(self.others) >= self._others_max:
+            self.others = [s for s in self.others if s.outstanding > 0]
+            # Each is looked at a bounded number of times, however many stay.
+            self._others_max = max(OTHERS_MIN, 2 * len(self.others))
+        self.others.append(subscriber)
+
+    def refuse(self, request: int, error: TickwheelError) -> None:
+        """Answer with an error at once."""
+        self.replies.error(request, error.code, error.message)
+        self.replies.flush()

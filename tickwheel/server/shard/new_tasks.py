@@ -1,0 +1,158 @@
+"""The tasks of an enqueue, checked against the limits of one daemon.
+
+Runs of plain tasks, one a request, have a faster path still and come here only to say what is
+wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.errors import BacklogFull, BadRequest, BodyTooLarge, LimitExceeded
+from tickwheel.limits import Limits
+from tickwheel.model.records import Extras, size_of, text_bytes
+from tickwheel.server import checks, policies
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from tickwheel.engine.enqueue import Draft
+    from tickwheel.engine.state import Core
+
+_OPTIONS = ("due_ms", "key", "tag", "props", "priority", "ttl_ms", "retry")
+
+
+class Drafts:
+    """Of plain values: ``(topic, body, delay_ms)``, or that and a map of options."""
+
+    def __init__(
+        self, core: Core, limits: Limits, make_topic_room: Callable[[Iterable[str]], None]
+    ) -> None:
+        self._core = core
+        self._make_topic_room = make_topic_room
+        self._limits = limits
+        self._topics = core.topics
+
+    def parse(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[Draft], int]:
+        """(drafts, their bytes); raises what is wrong with the first bad task."""
+        limits, topics = self._limits, self._topics
+        body_max, delay_max = limits.body_bytes_max, limits.delay_ms_max
+        drafts: list[Draft] = []
+        new_topics: dict[str, None] = {}
+        size = 0
+        for index, task in enumerate(tasks):
+            if type(task) is tuple and len(task) == 3:
+                topic, body, delay_ms = task
+                if (
+                    type(body) is bytes
+                    and type(delay_ms) is int
+                    and 0 <= delay_ms <= delay_max
+                    and len(body) <= body_max
+                    and type(topic) is str
+                    and topic in topics
+                ):
+                    drafts.append((topic, now_ms + delay_ms, body, None))
+                    size += len(body)
+                    continue
+            draft = self._careful(task, f"tasks[{index}]", now_ms)
+            if draft[0] not in topics:
+                new_topics[draft[0]] = None
+            drafts.append(draft)
+            size += size_of(draft[2], draft[3])
+        self._check_room(drafts)
+        if new_topics:
+            self._make_topic_room(new_topics)
+            for name in new_topics:
+                self._core.topic(name)
+        return drafts, size
+
+    def _check_room(self, drafts: list[Draft]) -> None:
+        core = self._core
+        if len(drafts) > core.room:
+            count, limit = core.scheduled + core.staged, "pending_max"
+            if core.config.tasks_max - core.tasks < core.config.pending_max - core.scheduled:
+                count, limit = core.tasks + core.staged, "tasks_max"
+            raise BacklogFull(
+                f"there are {count} tasks, and {len(drafts)} more would be too many; the limit is"
+                f" {getattr(core.config, limit)} ({limit})"
+            )
+        if core.full_topics:
+            for draft in drafts:
+                if draft[0] in core.full_topics:
+                    raise BacklogFull(
+                        f"topic {draft[0]} has no group and {core.config.backlog_max} tasks"
+                        " that are due (backlog_max)"
+                    )
+
+    def _careful(self, task: Any, field: str, now_ms: int) -> Draft:
+        if type(task) is not tuple or len(task) not in (3, 4):
+            raise BadRequest(
+                f"{field} must be an array [topic, body, delay_ms] or one with options,"
+                f" not {checks.shown(task)}"
+            )
+        topic = checks.name(task[0], f"{field}.topic")
+        body = task[1]
+        if type(body) is not bytes:
+            raise BadRequest(f"{field}.body must be binary, not {checks.shown(body)}")
+        if len(body) > self._limits.body_bytes_max:
+            raise BodyTooLarge(
+                f"{field}.body has {len(body)} bytes; the limit is"
+                f" {self._limits.body_bytes_max} (body_bytes_max)"
+            )
+        given = checks.options(task[3] if len(task) == 4 else None, _OPTIONS, field)
+        due_ms = checks.due(task[2], given.get("due_ms"), field, now_ms, self._limits)
+        extras = self._extras(given, field)
+        if extras is not None and size_of(body, extras) > self._limits.task_bytes_max:
+            raise LimitExceeded(
+                f"{field} has {size_of(body, extras)} bytes with all its fields; the limit is"
+                f" {self._limits.task_bytes_max} (task_bytes_max)"
+            )
+        return topic, due_ms, body, extras
+
+    def _extras(self, given: dict[str, Any], field: str) -> Extras | None:
+        limits = self._limits
+        key, tag, ttl_ms = given.get("key"), given.get("tag"), given.get("ttl_ms")
+        if key is not None:
+            checks.text(key, f"{field}.key", limits.key_length_max)
+        if tag is not None:
+            checks.text(tag, f"{field}.tag", limits.key_length_max)
+        if ttl_ms is not None:
+            checks.integer(ttl_ms, f"{field}.ttl_ms", 1, limits.delay_ms_max)
+        priority = checks.integer(given.get("priority", 0), f"{field}.priority", 0, 255)
+        properties = self._properties(given.get("props"), field)
+        retry = given.get("retry")
+        if retry is not None:
+            retry = policies.policy(retry, f"{field}.retry", self._core.policies)
+        extras = Extras(key, tag, properties, priority, ttl_ms, retry)
+        return None if extras == _NOTHING else extras
+
+    def _properties(self, value: Any, field: str) -> dict[str, Any] | None:
+        if not value and (value is None or type(value) is dict):
+            return None
+        if type(value) is not dict:
+            raise BadRequest(f"{field}.props must be a map, not {checks.shown(value)}")
+        limits = self._limits
+        if len(value) > limits.properties_max:
+            raise LimitExceeded(
+                f"{field}.props has {len(value)} entries; the limit is"
+                f" {limits.properties_max} (properties_max)"
+            )
+        for key, item in value.items():
+            checks.text(key, f"{field}.props key", limits.key_length_max)
+            if type(item) not in (str, int, float, bool):
+                raise BadRequest(
+                    f"{field}.props[{checks.shown(key)}] must be a string, number or boolean,"
+                    f" not {checks.shown(item)}"
+                )
+            if type(item) is str and text_bytes(item) > limits.property_value_bytes_max:
+                raise LimitExceeded(
+                    f"{field}.props[{checks.shown(key)}] has {text_bytes(item)} bytes; the limit"
+                    f" is {limits.property_value_bytes_max} (property_value_bytes_max)"
+                )
+            if type(item) is float and not math.isfinite(item):
+                raise BadRequest(f"{field}.props[{checks.shown(key)}] must be a finite number")
+        return value
+
+
+_NOTHING = Extras()

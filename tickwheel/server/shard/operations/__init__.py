@@ -1,0 +1,175 @@
+"""Every verb of the daemon, on plain values: what a transport calls.
+
+An operation gets who asks, the number to answer with, and checked or unchecked plain values (names,
+ids, numbers, maps); it checks them, does what it says, and gives the answer to the caller's
+``ReplySink`` when everything that the answer rests on is durable. What is wrong is raised, from the
+error table. Deliveries go to the ``DeliverySink`` that the transport gave with its subscription.
+Nothing here knows bytes, frames or connections; ``access.RIGHTS`` names the right that each
+operation needs.
+
+A transport wraps each request like this: ``begin()``, then the operation; a ``TickwheelError`` is
+the answer, any other exception goes to ``contain``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.server.shard.operations.consuming import Consuming
+from tickwheel.server.shard.operations.controlling import Controlling
+from tickwheel.server.shard.operations.grouping import Grouping
+from tickwheel.server.shard.operations.listing import Listing
+from tickwheel.server.shard.operations.producing import Producing
+from tickwheel.server.shard.operations.settling import Settling
+
+if TYPE_CHECKING:
+    from tickwheel.engine.sinks import ReplySink
+    from tickwheel.errors import TickwheelError
+    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.shard import Shell
+    from tickwheel.server.shard.views import ValueBytes
+
+
+class Operations:
+    """Of one shard. ``value_bytes`` says what a value takes in the transport's answers."""
+
+    role = "active"
+
+    def __init__(self, shard: Shell, value_bytes: ValueBytes) -> None:
+        self.shard = shard
+        self.settings = shard.settings
+        self.limits = shard.limits
+        self.frame_bytes_max = shard.limits.frame_bytes_max
+        self.clock = shard.clock
+        self.epoch = shard.epoch
+        self.begin = shard.border.begin
+        self.contain = shard.border.contain
+        self.fail = shard.fail
+
+        produce = Producing(shard)
+        self.enqueue = produce.enqueue
+        self.enqueue_plain = produce.enqueue_plain
+        self.enqueue_unanswered = produce.enqueue_unanswered
+        self.leave = produce.leave
+        self.plain_tasks = produce.plain_tasks
+
+        consume = Consuming(shard)
+        self.subscribe = consume.subscribe
+        self.set_prefetch = consume.set_prefetch
+        self.unsubscribe = consume.unsubscribe
+        self.pull = consume.pull
+
+        settle = Settling(shard)
+        self.ack = settle.ack
+        self.nack = settle.nack
+        self.reject = settle.reject
+        self.extend = settle.extend
+        self.release = settle.release
+
+        control = Controlling(shard, value_bytes)
+        self.cancel = control.cancel
+        self.reschedule = control.reschedule
+        self.run_now = control.run_now
+        self.look_up = control.look_up
+        self.requeue_dead = control.requeue_dead
+        self.delete_dead = control.delete_dead
+
+        groups = Grouping(shard)
+        self.create_group = groups.create_group
+        self.delete_group = groups.delete_group
+        self.configure = groups.configure
+
+        show = Listing(shard, value_bytes)
+        self.list_tasks = show.list_tasks
+        self.list_dead = show.list_dead
+        self.stats = show.stats
+        self.backup = show.backup
+
+    # --- about the caller itself -----------------------------------------------------------------
+
+    def ping(self, caller: Caller, request: int) -> None:
+        """Says that the daemon is there, nothing of tasks: it does not wait for the store."""
+        _at_once(caller.replies, request, None)
+
+    def status(self, caller: Caller, request: int) -> None:
+        """What the daemon says of itself; like ``ping`` it does not wait for the store."""
+        _at_once(caller.replies, request, self.shard.status())
+
+    def opened(self, caller: Caller) -> None:
+        """It is there from now on."""
+        self.shard.callers.add(caller)
+
+    def join(self, caller: Caller, session: bytes, now_ms: int) -> None:
+        """Its enqueues are remembered for resends. Raises TooManySessions."""
+        caller.session = self.shard.join_session(session, now_ms)
+
+    def heard(self, caller: Caller) -> None:
+        """It showed life."""
+        if caller.presence.doubted:
+            self.shard.engine.delivery.heard(caller.presence, caller.consumers)
+
+    def blocked(self, caller: Caller) -> None:
+        """It does not read: no more deliveries until ``unblocked``."""
+        caller.is_blocked = True
+        for subscriber in (*caller.subscribers.values(), *caller.pulls):
+            subscriber.blocked = True
+
+    def unblocked(self, caller: Caller) -> None:
+        """It reads again."""
+        caller.is_blocked = False
+        for subscriber in (*caller.subscribers.values(), *caller.pulls):
+            subscriber.blocked = False
+            self.shard.core.regained(subscriber)
+        self.shard.poke()
+        self.shard.listings.go_on()
+
+    def closed(self, caller: Caller) -> None:
+        """It is gone: its leases end soon, and what it waits for is not begun."""
+        shard = self.shard
+        caller.is_open = False
+        shard.callers.discard(caller)
+        shard.listings.closed(caller)
+        shard.backups.closed(caller)
+        mono_ms = shard.clock.read().mono_ms
+        for subscriber in caller.consumers:
+            if subscriber.sink is not None:
+                subscriber.sink.closed()
+            shard.engine.delivery.disconnected(subscriber, mono_ms)
+        caller.subscribers.clear()
+        caller.pulls.clear()
+        caller.others.clear()
+        session, caller.session = caller.session, None
+        if session is not None:
+            shard.leave_session(session)
+        shard.poke()
+
+    # --- about the work of all -------------------------------------------------------------------
+
+    def is_behind(self, caller: Caller) -> bool:
+        """So many answers wait for the store that the caller should ask no more for now."""
+        return self.shard.committer.is_behind(caller.replies)
+
+    def handled(self) -> None:
+        """Requests that came together have been done: commit and deliver what came of them."""
+        if not self.shard.core.open.is_empty():
+            self.shard.committer.kick()
+        if self.shard.core.runnable:
+            self.shard.poke()
+
+    def after_all(self, sink: ReplySink) -> None:
+        """Give ``sink`` an empty result behind all answers that are owed by now."""
+        self.shard.committer.reply(sink, 0, None)
+
+    def mistake(self, caller: Caller, error: TickwheelError, *, quiet: bool) -> None:
+        """A conversation is ended for what its caller did."""
+        event = "connection_closed_quietly" if quiet else "connection_closed"
+        self.shard.noticed(event, f"{caller.address}: {error}")
+
+    def greeting(self) -> dict[str, Any]:
+        """What a conversation begins with, of the daemon's part in the cluster."""
+        return {"epoch": self.epoch, "role": self.role, "active": None}
+
+
+def _at_once(sink: ReplySink, request: int, value: object) -> None:
+    sink.result(request, value)
+    sink.flush()

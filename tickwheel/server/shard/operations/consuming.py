@@ -1,0 +1,330 @@
+"""Subscriptions and pulls: who gets deliveries."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.sinks import DeliverySink
+from tickwheel.engine.topics import Subscriber
+from tickwheel.errors import (
+    BadRequest,
+    Conflict,
+    Draining,
+    LimitExceeded,
+    NotFound,
+    Overloaded,
+    TickwheelError,
+)
+from tickwheel.server import checks, policies
+from tickwheel.server.shard.operations.grouping import find_room
+
+if TYPE_CHECKING:
+    from tickwheel.clock import Now
+    from tickwheel.engine.topics import Group, Item
+    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.shard import Shell
+
+SUBSCRIPTION_NUMBER_MAX = 2**32 - 1
+LOADING_WAIT_S = 1.0
+"""A pull whose tasks are being read waits for them this much longer."""
+_ACKS = ("manual", "on_delivery")
+
+
+class Consuming:
+    """What consumers ask for to get tasks."""
+
+    def __init__(self, shard: Shell) -> None:
+        self._shard = shard
+        self._core = shard.core
+        self._limits = shard.limits
+        self._lease_default_ms = int(shard.settings.lease_default_s * 1000)
+
+    def subscribe(
+        self,
+        caller: Caller,
+        request: int,
+        number: int,
+        topic: object,
+        group: object,
+        prefetch: int,
+        options: dict[str, Any],
+        sink: DeliverySink,
+        now: Now,
+    ) -> None:
+        """Deliveries of a topic go to ``sink`` from now on, ``prefetch`` of them at a time.
+
+        ``number`` is the caller's name for the subscription. ``options``: ``lease_ms``, ``retry``,
+        ``ack`` (manual or on_delivery), ``broadcast``. The answer has the lease that is given.
+        Raises BadRequest, Conflict, LimitExceeded, Overloaded, Refused, Draining.
+        """
+        checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)
+        checks.integer(prefetch, "prefetch", 0, self._limits.prefetch_max)
+        if number in caller.subscribers:
+            raise Conflict(f"sub {number} is in use on this connection")
+        if len(caller.subscribers) >= self._limits.subscriptions_max:
+            raise LimitExceeded(
+                f"{len(caller.subscribers)} subscriptions are open on this connection; the"
+                f" limit is {self._limits.subscriptions_max} (subscriptions_max)"
+            )
+        self._check_room()
+        owned = _Subscription(caller, number, sink)
+        if options.get("broadcast", False) is not False:
+            subscriber = self._broadcaster(caller, owned, topic, group, prefetch, options)
+        else:
+            subscriber = self._member(caller, owned, topic, group, prefetch, options, now)
+        subscriber.presence = caller.presence
+        caller.subscribers[number] = subscriber
+        subscriber.blocked = caller.is_blocked
+        self._shard.border.act().delivery.subscribe(subscriber)
+        self._shard.committer.reply(caller.replies, request, {"lease_ms": subscriber.lease_ms})
+
+    def _member(
+        self,
+        caller: Caller,
+        sink: DeliverySink,
+        topic: object,
+        group: object,
+        prefetch: int,
+        options: dict[str, Any],
+        now: Now,
+    ) -> Subscriber:
+        """A subscriber of a group."""
+        lease_ms = self._lease_ms(options)
+        ack = options.get("ack", "manual")
+        if ack not in _ACKS:
+            checks.wrong("ack", " or ".join(_ACKS), ack)
+        retry, known = options.get("retry"), self._core.policies
+        if retry is not None:
+            retry = policies.policy(retry, "retry", known)
+        found = self._group(topic, group, now.now_ms)
+        if retry is not None:
+            own = found.settings.retry
+            if own is None:
+                after = found.settings._replace(retry=retry)
+                self._shard.border.act().grouping.set(found, after, now.mono_ms)
+            elif not policies.equal(own, retry, known):
+                raise Conflict(
+                    f"group {found.name} of topic {found.topic.name} has the retry policy"
+                    f" {policies.told(own)}, not {policies.told(retry)}; CONFIGURE changes it"
+                )
+        at_most_once = ack == "on_delivery"
+        return Subscriber(
+            sink, found, prefetch, lease_ms, at_most_once=at_most_once, label=caller.label
+        )
+
+    def _broadcaster(
+        self,
+        caller: Caller,
+        sink: DeliverySink,
+        topic: object,
+        group: object,
+        prefetch: int,
+        options: dict[str, Any],
+    ) -> Subscriber:
+        """A subscriber that owns nothing."""
+        if options["broadcast"] is not True:
+            checks.wrong("broadcast", "true or false", options["broadcast"])
+        others = [name for name in ("retry", "ack") if options.get(name) not in (None, "manual")]
+        if group not in (None, "") or others:
+            found = ", ".join(["group"] * (group not in (None, "")) + others)
+            raise BadRequest(
+                f"a broadcast has no acks, no retries and no group, but {found} is given"
+            )
+        self._check_draining()
+        found_topic, _ = find_room(self._shard, checks.name(topic, "topic"), None)
+        return Broadcaster(sink, found_topic, prefetch, caller.label)
+
+    def set_prefetch(self, caller: Caller, request: int, number: object, prefetch: int) -> None:
+        """How many deliveries a subscription may have at a time. Raises NotFound, BadRequest."""
+        subscriber = self._subscriber(caller, number)
+        subscriber.prefetch = checks.integer(prefetch, "prefetch", 0, self._limits.prefetch_max)
+        self._core.regained(subscriber)
+        self._shard.poke()
+        self._shard.committer.reply(caller.replies, request, None)
+
+    def unsubscribe(self, caller: Caller, request: int, number: object) -> None:
+        """No more deliveries; those in flight may still be settled. Raises NotFound."""
+        subscriber = self._subscriber(caller, number)
+        del caller.subscribers[checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)]
+        self._shard.border.act().delivery.unsubscribe(subscriber)
+        caller.remember(subscriber)
+        self._shard.committer.reply(caller.replies, request, None)
+
+    def pull(
+        self,
+        caller: Caller,
+        request: int,
+        topic: object,
+        group: object,
+        count: int,
+        wait_ms: int,
+        lease_ms: object,
+        sink: DeliverySink,
+        now: Now,
+    ) -> None:
+        """Up to ``count`` deliveries once, as soon as there is one: they go to ``sink``, which is
+        the answer. When ``wait_ms`` are over without any the result is ``(epoch, now_ms, ())``.
+
+        Raises BadRequest, LimitExceeded, Overloaded, Refused, Draining.
+        """
+        checks.integer(count, "max", 1, self._limits.pull_max)
+        checks.integer(wait_ms, "wait_ms", 0, self._limits.lease_ms_max)
+        lease = self._lease_ms({"lease_ms": lease_ms})
+        if len(caller.pulls) >= self._limits.pulls_max:
+            raise Overloaded(
+                f"{len(caller.pulls)} PULLs wait on this connection; the limit is"
+                f" {self._limits.pulls_max} (pulls_max)"
+            )
+        self._check_room()
+        known = self._core.find_group(checks.name(topic, "topic"), checks.group_name(group))
+        if known is not None and known.is_closed:
+            known = None
+        found = known or self._group(topic, group, now.now_ms)
+        pull = _Pull(self._shard, caller, request, found, count, lease, sink)
+        pull.subscriber.asked_mono_ms = now.mono_ms
+        if known is not None:
+            pull.start(wait_ms)
+            return
+
+        async def start_when_durable() -> None:
+            # A delivery to a group that a crash forgets could not be acked after it.
+            await self._shard.committer.barrier()
+            if not caller.is_open:
+                return
+            try:
+                if found.is_closed:
+                    raise NotFound(f"group {found.name} of topic {topic} was deleted")
+                self._check_room()
+            except TickwheelError as error:
+                pull.refuse(error.code, error.message)
+            else:
+                pull.start(wait_ms)
+
+        self._shard.spawn(start_when_durable())
+
+    def _check_room(self) -> None:
+        core = self._core
+        if core.subscribers >= core.config.subscribers_max:
+            raise Overloaded(
+                f"{core.subscribers} subscriptions and PULLs are open; the limit is"
+                f" {core.config.subscribers_max} (subscribers_max)"
+            )
+
+    @staticmethod
+    def _subscriber(caller: Caller, number: object) -> Subscriber:
+        checked = checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)
+        subscriber = caller.subscribers.get(checked)
+        if subscriber is None:
+            raise NotFound(f"sub {checked} is not subscribed on this connection")
+        return subscriber
+
+    def _lease_ms(self, options: dict[str, Any]) -> int:
+        lease_ms = options.get("lease_ms")
+        if lease_ms is None:
+            return self._lease_default_ms
+        limits = self._limits
+        return checks.integer(lease_ms, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
+
+    def _group(self, topic: object, group: object, now_ms: int) -> Group:
+        """The group by its names, made if there is room for another."""
+        topic_name = checks.name(topic, "topic")
+        group_name = checks.group_name(group)
+        self._check_draining()
+        found, known = find_room(self._shard, topic_name, group_name)
+        return known or self._shard.border.act().grouping.create(found, group_name, now_ms)
+
+    def _check_draining(self) -> None:
+        if self._shard.draining:
+            raise Draining("the daemon is shutting down")
+
+
+class _Subscription:
+    """The transport's sink, until the shard ends the subscription."""
+
+    def __init__(self, caller: Caller, number: int, sink: DeliverySink) -> None:
+        self._caller = caller
+        self._number = number
+        self._sink = sink
+        self.deliver = sink.deliver
+        self.check = sink.check
+        self.closed = sink.closed
+
+    def ended(self, code: str, message: str) -> None:
+        self._caller.subscribers.pop(self._number, None)
+        self._sink.ended(code, message)
+
+
+class _Pull:
+    """A subscriber that lives until its first delivery or its time is over."""
+
+    def __init__(
+        self,
+        shard: Shell,
+        caller: Caller,
+        request: int,
+        group: Group,
+        count: int,
+        lease_ms: int,
+        sink: DeliverySink,
+    ) -> None:
+        self._shard = shard
+        self._caller = caller
+        self._request = request
+        self._sink = sink
+        self._timer: asyncio.TimerHandle | None = None
+        self._patience = 1
+        self.check = sink.check
+        self.subscriber = Subscriber(self, group, count, lease_ms, once=True, label=caller.label)
+        self.subscriber.presence = caller.presence
+        # From now on it counts as one that waits.
+        caller.pulls[self.subscriber] = None
+
+    def start(self, wait_ms: int) -> None:
+        """Wait for deliveries."""
+        self.subscriber.blocked = self._caller.is_blocked
+        self._shard.border.act().delivery.subscribe(self.subscriber)
+        self._shard.poke()
+        self._later(wait_ms / 1000)
+
+    def _later(self, delay_s: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._over)
+
+    def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
+        self._leave()
+        self._caller.remember(self.subscriber)
+        self._sink.deliver(epoch, now_ms, items)
+
+    def _over(self) -> None:
+        self._timer = None
+        shard, group = self._shard, self.subscriber.group
+        waits = group.is_held or group in shard.core.throttled
+        if self._patience and (group.loading or group.ready_count) and not waits:
+            self._patience -= 1
+            self._later(LOADING_WAIT_S)
+            return
+        shard.engine.delivery.unsubscribe(self.subscriber)
+        self._leave()
+        nothing = (shard.epoch, shard.clock.read().now_ms, ())
+        shard.committer.reply(self._caller.replies, self._request, nothing)
+
+    def ended(self, code: str, message: str) -> None:
+        """Its group was deleted."""
+        self.refuse(code, message)
+
+    def refuse(self, code: str, message: str) -> None:
+        self._leave()
+        self._caller.replies.error(self._request, code, message)
+        self._caller.replies.flush()
+
+    def _leave(self) -> None:
+        """It is answered."""
+        self.closed()
+        self._caller.pulls.pop(self.subscriber, None)
+
+    def closed(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,165 @@
+"""Commands by id: cancel, reschedule, run now, look up, and the dead letters' verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.errors import LimitExceeded
+from tickwheel.limits import ID_MAX
+from tickwheel.server import checks
+from tickwheel.server.shard.views import ValueBytes, fitting
+
+if TYPE_CHECKING:
+    from tickwheel.clock import Now
+    from tickwheel.engine.tasks import Known
+    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.shard import Shell
+
+WORD_BYTES = 24
+"""What is said of an id takes in an answer, at most: a word, and a due time."""
+
+
+class Controlling:
+    """Each answer has a word, or a map, for each id, in the order asked."""
+
+    def __init__(self, shard: Shell, value_bytes: ValueBytes) -> None:
+        self._shard = shard
+        self._control = shard.engine.control
+        self._value_bytes = value_bytes
+
+    def cancel(self, caller: Caller, request: int, ids: object) -> None:
+        """Raises BadRequest, LimitExceeded, Overloaded."""
+        checked = checks.task_ids(ids, self._shard.limits)
+        self._each(caller, request, checked, checked, self._control.cancel)
+
+    def _each(
+        self,
+        caller: Caller,
+        request: int,
+        ids: Sequence[int],
+        keys: Sequence[Any],
+        verb: Callable[[Any, Known | None], Any],
+    ) -> None:
+        """Answer with the word of ``verb`` for each of ``keys``, which are about ``ids``. A key
+        named twice is acted on once, and has the same word twice."""
+        words: dict[Any, Any] = {}
+
+        def act(some: range, known: Mapping[int, Known]) -> None:
+            self._shard.border.act()
+            for index in some:
+                key = keys[index]
+                if key not in words:
+                    words[key] = verb(key, known.get(ids[index]))
+
+        def done() -> None:
+            answer = [words[key] for key in keys]
+            size = WORD_BYTES * len(answer)
+            self._shard.committer.reply(caller.replies, request, answer, size)
+            self._shard.poke()
+
+        self._shard.commands.put(caller, request, ids, act, done)
+
+    def reschedule(self, caller: Caller, request: int, items: object, now: Now) -> None:
+        """``items`` are ``(id, delay_ms or None, due_ms or None)``. Raises BadRequest,
+        LimitExceeded, DueTooFar, Overloaded."""
+        limits = self._shard.limits
+        given = checks.sequence(items, "items", limits.ids_per_frame_max)
+        dues: dict[int, int] = {}
+        for index, item in enumerate(given):
+            field = f"items[{index}]"
+            if type(item) is not tuple or len(item) != 3:
+                checks.wrong(field, "[id, delay_ms, due_ms]", item)
+            task_id = checks.integer(item[0], f"{field}.id", 0, ID_MAX)
+            dues[task_id] = checks.due(item[1], item[2], field, now.now_ms, limits)
+        self._reschedule(caller, request, [item[0] for item in given], dues)
+
+    def run_now(self, caller: Caller, request: int, ids: object, now: Now) -> None:
+        """Raises BadRequest, LimitExceeded, Overloaded."""
+        checked = checks.task_ids(ids, self._shard.limits)
+        self._reschedule(caller, request, checked, dict.fromkeys(checked, now.now_ms))
+
+    def _reschedule(
+        self, caller: Caller, request: int, ids: Sequence[int], dues: dict[int, int]
+    ) -> None:
+        clock = self._shard.clock
+
+        def verb(task_id: int, found: Known | None) -> tuple[str, int | None]:
+            return self._control.reschedule(task_id, dues[task_id], found, clock.read().now_ms)
+
+        self._each(caller, request, ids, ids, verb)
+
+    def look_up(self, caller: Caller, request: int, ids: object) -> None:
+        """A map for each id. Raises BadRequest, LimitExceeded, Overloaded."""
+        checked = checks.task_ids(ids, self._shard.limits)
+        shard = self._shard
+        bytes_max = shard.limits.frame_bytes_max // 2
+        maps: list[dict[str, Any]] = []
+        size = 0
+
+        def act(some: range, known: Mapping[int, Known]) -> None:
+            nonlocal size
+            for index in some:
+                task_id = checked[index]
+                found = known.get(task_id)
+                if found is None:
+                    told = {"id": task_id, "state": self._control.absent(task_id)}
+                else:
+                    told = shard.describe(found)
+                told, told_bytes = fitting(told, bytes_max, self._value_bytes)
+                size += told_bytes
+                if size > bytes_max and len(checked) > 1:
+                    return
+                maps.append(told)
+
+        def done() -> None:
+            if size > bytes_max and len(checked) > 1:
+                caller.refuse(
+                    request,
+                    LimitExceeded(
+                        f"what there is to say of the {len(checked)} ids has {size} bytes or more;"
+                        f" the limit is {bytes_max} (half of frame_bytes_max): ask for fewer"
+                    ),
+                )
+            elif caller.is_open:
+                shard.committer.reply(caller.replies, request, maps, size)
+
+        def is_wanted() -> bool:
+            return caller.is_open and size <= bytes_max
+
+        shard.commands.put(caller, request, checked, act, done, is_wanted)
+
+    # --- dead letters --------------------------------------------------------------------------
+
+    def requeue_dead(self, caller: Caller, request: int, pairs: object) -> None:
+        """``pairs`` are ``(id, group)``. Raises BadRequest, LimitExceeded, Overloaded."""
+        clock = self._shard.clock
+
+        def requeue(pair: tuple[int, str], found: Known | None) -> str:
+            return self._control.requeue(*pair, found, clock.read().now_ms)
+
+        self._dead(caller, request, pairs, requeue)
+
+    def delete_dead(self, caller: Caller, request: int, pairs: object) -> None:
+        """``pairs`` are ``(id, group)``. Raises BadRequest, LimitExceeded, Overloaded."""
+
+        def delete(pair: tuple[int, str], found: Known | None) -> str:
+            return self._control.delete_dead(*pair, found)
+
+        self._dead(caller, request, pairs, delete)
+
+    def _dead(
+        self,
+        caller: Caller,
+        request: int,
+        pairs: object,
+        verb: Callable[[tuple[int, str], Known | None], str],
+    ) -> None:
+        given = checks.sequence(pairs, "pairs", self._shard.limits.ids_per_frame_max)
+        for index, pair in enumerate(given):
+            field = f"pairs[{index}]"
+            if type(pair) is not tuple or len(pair) != 2:
+                checks.wrong(field, "[id, group]", pair)
+            checks.integer(pair[0], f"{field}.id", 0, ID_MAX)
+            checks.name(pair[1], f"{field}.group")
+        self._each(caller, request, [pair[0] for pair in given], given, verb)

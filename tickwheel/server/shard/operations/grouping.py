@@ -1,0 +1,163 @@
+"""Groups, and what is set for them and for topics. Each answer waits until it is durable."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.engine.topics import NOTHING_SET, Group, Topic
+from tickwheel.errors import Conflict, LimitExceeded, NotFound, Refused
+from tickwheel.server import checks, policies
+
+if TYPE_CHECKING:
+    from tickwheel.clock import Now
+    from tickwheel.engine.groups import Grouping as GroupVerbs
+    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.shard import Shell
+
+SINCE_MS_MAX = 2**53 - 1
+SETTINGS = ("paused", "rate", "burst", "retry")
+
+
+class Grouping:
+    """What operators and consumers ask for about groups."""
+
+    def __init__(self, shard: Shell) -> None:
+        self._shard = shard
+        self._core = shard.core
+
+    @property
+    def _grouping(self) -> GroupVerbs:
+        return self._shard.border.act().grouping
+
+    def create_group(
+        self,
+        caller: Caller,
+        request: int,
+        topic: object,
+        group: object,
+        options: dict[str, Any],
+        now: Now,
+    ) -> None:
+        """A group that begins ``since`` ('now', 'first' or ms), with its settings; one that is
+        there is answered as it is. Raises BadRequest, LimitExceeded, Refused."""
+        topic_name, name = checks.name(topic, "topic"), checks.name(group, "group")
+        since_ms = _since(options.get("since", "now"))
+        core = self._core
+        settings = policies.settings(options, NOTHING_SET, core.policies)
+        found, known = find_room(self._shard, topic_name, name)
+        created = known is None
+        if known is None:
+            if since_ms is None:
+                known = self._grouping.create_now(found, name, now.now_ms)
+            else:
+                by_due = since_ms > now.now_ms
+                known = self._grouping.create(found, name, since_ms, by_due=by_due)
+            if settings != NOTHING_SET:
+                self._grouping.set(known, settings, now.mono_ms)
+        told = policies.settings_map(topic_name, name, known.settings, core.policies)
+        self._shard.committer.reply(caller.replies, request, told | {"created": created})
+        self._shard.poke()
+
+    def delete_group(
+        self, caller: Caller, request: int, topic: object, group: object, force: object
+    ) -> None:
+        """It is owed nothing more, and what it holds goes; the answer counts that. Raises
+        BadRequest, NotFound, Conflict."""
+        topic_name, name = checks.name(topic, "topic"), checks.name(group, "group")
+        if not isinstance(force, bool):
+            checks.wrong("force", "true or false", force)
+        found = self._found(topic_name, name)
+        held = {
+            "ready": found.ready_count,
+            "in_flight": len(found.flight),
+            "waiting": len(found.waiting),
+            "dead": found.dead,
+        }
+        if not force and (any(held.values()) or found.subscribers):
+            told = ", ".join(f"{count} {word}" for word, count in held.items())
+            raise Conflict(
+                f"group {name} of topic {topic_name} holds {told}, and has"
+                f" {len(found.subscribers)} subscribers; delete it by force if that may go"
+            )
+        closing = self._shard.border.act().closing
+        closing.close(found)
+        if closing.is_drained(found):
+            closing.finish(found)
+        else:
+            self._shard.upkeep.drain(found)
+        self._shard.committer.reply(caller.replies, request, held)
+        self._shard.poke()
+
+    def configure(
+        self,
+        caller: Caller,
+        request: int,
+        topic: object,
+        group: object,
+        settings: dict[str, Any],
+        now: Now,
+    ) -> None:
+        """Set what is named in ``settings``, of a group or (None) of the topic; the answer has all
+        settings. Raises BadRequest, LimitExceeded, NotFound."""
+        topic_name = checks.name(topic, "topic")
+        name = None if group is None else checks.name(group, "group")
+        core = self._core
+        if name is None:
+            found_topic, _ = find_room(self._shard, topic_name, None)
+            after = policies.settings(settings, found_topic.settings, core.policies)
+            if after != found_topic.settings:
+                self._grouping.set_topic(found_topic, after, now.mono_ms)
+        else:
+            found = self._found(topic_name, name)
+            after = policies.settings(settings, found.settings, core.policies)
+            if after != found.settings:
+                self._grouping.set(found, after, now.mono_ms)
+        told = policies.settings_map(topic_name, name, after, core.policies)
+        self._shard.committer.reply(caller.replies, request, told)
+        self._shard.poke()
+
+    def _found(self, topic_name: str, name: str) -> Group:
+        found = self._core.find_group(topic_name, name)
+        if found is None or found.is_closed:
+            raise NotFound(f"topic {topic_name} has no group {name}")
+        return found
+
+
+def find_room(shard: Shell, topic_name: str, name: str | None) -> tuple[Topic, Group | None]:
+    """The topic, made if there is room for another; the group, or None when there is room for it.
+
+    Raises LimitExceeded, or Refused while the group is being deleted.
+    """
+    core = shard.core
+    config, topic = core.config, core.topics.get(topic_name)
+    if topic is None:
+        shard.make_topic_room((topic_name,))
+    group = topic.groups.get(name) if topic is not None and name is not None else None
+    if group is None and name is not None and core.group_count >= config.groups_max:
+        raise LimitExceeded(
+            f"group {name} of topic {topic_name} is new and there are {core.group_count} groups;"
+            f" the limit is {config.groups_max} (groups_max)"
+        )
+    if topic is None:
+        return core.topic(topic_name), None
+    if name is None:
+        return topic, None
+    if group is None and len(topic.groups) >= config.groups_per_topic_max:
+        raise LimitExceeded(
+            f"group {name} is new and topic {topic_name} has {len(topic.groups)} groups; the"
+            f" limit is {config.groups_per_topic_max} (groups_per_topic_max)"
+        )
+    if group is not None and group.is_closed:
+        raise Refused(f"group {name} of topic {topic_name} is being deleted; try again soon")
+    return topic, group
+
+
+def _since(value: object) -> int | None:
+    """None: from now on."""
+    if value == "now":
+        return None
+    if value == "first":
+        return 0
+    if type(value) is not int:
+        checks.wrong("since", "'now', 'first' or milliseconds", value)
+    return checks.integer(value, "since", 0, SINCE_MS_MAX)

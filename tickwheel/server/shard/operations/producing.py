@@ -1,0 +1,202 @@
+"""Enqueues: the hot path of the first half."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tickwheel.errors import (
+    BadRequest,
+    Draining,
+    Overloaded,
+    Refused,
+    RequestForgotten,
+    StoreFull,
+    WindowFull,
+)
+from tickwheel.model.records import ID_STEP
+from tickwheel.server import checks
+from tickwheel.server.shard.committer import STALLED
+
+if TYPE_CHECKING:
+    from tickwheel.clock import Now
+    from tickwheel.engine.enqueue import Draft
+    from tickwheel.engine.sessions import Outcome, Session
+    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.shard import Shell
+
+LOOK_AGAIN_MS = 1_000
+"""When no session can be forgotten, none is looked for again so soon."""
+ID_BYTES = 9
+"""What an id takes in an answer, at most."""
+
+
+class PlainTasks(NamedTuple):
+    """Which tasks a transport may hand to ``enqueue_plain``: nothing but a body for a known topic,
+    and a delay, within these limits."""
+
+    topics: Container[str]
+    body_bytes_max: int
+    delay_ms_max: int
+
+
+class Producing:
+    """What producers ask for."""
+
+    def __init__(self, shard: Shell) -> None:
+        self._shard = shard
+        self._core = shard.core
+        self._intake = shard.engine.intake
+        self._committer = shard.committer
+        self._parse = shard.drafts.parse
+        self._tasks_max = shard.limits.tasks_per_frame_max
+        self._window_max = shard.limits.window_max
+        self._staged_bytes_max = shard.settings.staged_bytes_max
+        self._look_again_ms = 0
+        self.plain_tasks = PlainTasks(
+            shard.core.topics, shard.limits.body_bytes_max, shard.limits.delay_ms_max
+        )
+
+    def enqueue(
+        self, caller: Caller, request: int, floor: object, tasks: Sequence[Any], now: Now
+    ) -> None:
+        """All of the tasks or none; the sink's ``accepted`` gets their ids when they are durable.
+
+        A task is ``(topic, body, delay_ms)``, or that and a map of options. ``request``, in
+        ascending order, makes a resend harmless for a caller with a session; below ``floor`` the
+        caller has seen every answer. Raises BadRequest, LimitExceeded, BodyTooLarge, DueTooFar,
+        BacklogFull, WindowFull, RequestForgotten, StoreFull, Refused, Overloaded, Draining.
+        """
+        session = caller.session
+        if session is not None:
+            if type(floor) is not int or not 0 <= floor <= request:
+                raise BadRequest(
+                    f"floor must be 0 to the request number {request}, not {checks.shown(floor)}"
+                )
+            if self._is_repeat(caller, session, request, floor):
+                return
+            self._check_outcomes(now.now_ms)
+        self._check_door()
+        drafts, size = self._parse(self._checked(tasks), now.now_ms)
+        intake = self._shard.border.act().intake
+        intake.enqueue(caller.replies, session, request, drafts, size, now.now_ms)
+
+    def enqueue_unanswered(self, caller: Caller, tasks: Sequence[Any], now: Now) -> None:
+        """Like ``enqueue`` without an answer and without a memory for resends."""
+        self._check_door()
+        drafts, size = self._parse(self._checked(tasks), now.now_ms)
+        intake = self._shard.border.act().intake
+        intake.enqueue(None, None, 0, drafts, size, now.now_ms, caller.replies)
+
+    def enqueue_plain(
+        self,
+        caller: Caller,
+        requests: list[int],
+        floor: int,
+        drafts: list[Draft],
+        size_bytes: int,
+        now_ms: int,
+    ) -> int:
+        """``enqueue`` of many requests in one go, one plain task each: see ``PlainTasks``.
+
+        The requests ascend and are above ``session.last``, so that none is a resend; ``floor`` is
+        that of the last one. Returns how many of them were taken; ``enqueue`` says of the next one
+        why it was not.
+        """
+        session, core = caller.session, self._core
+        if session is None or not self._is_clear():
+            return 0
+        session.raise_floor(floor)
+        room = self._window_max - len(session.outcomes)
+        room = max(0, min(room, self._room_for_outcomes(), core.room))
+        if room < len(requests):
+            size_bytes -= sum(len(draft[2]) for draft in drafts[room:])
+            del requests[room:], drafts[room:]
+        if requests:
+            sink = caller.replies
+            self._intake.enqueue_singles(sink, session, requests, drafts, size_bytes, now_ms)
+        return len(requests)
+
+    def leave(self, caller: Caller, request: int) -> None:
+        """The caller will not resend: its session may be forgotten."""
+        session, caller.session = caller.session, None
+        if session is not None:
+            self._shard.leave_session(session, for_good=True)
+        self._committer.reply(caller.replies, request, None)
+
+    def _is_clear(self) -> bool:
+        """No reason to refuse any enqueue."""
+        core = self._core
+        return not (
+            self._shard.draining
+            or self._committer.full
+            or self._committer.stalled
+            or core.full_topics
+            or self._intake.inflight_bytes >= self._staged_bytes_max
+        )
+
+    def _check_door(self) -> None:
+        if self._shard.draining:
+            raise Draining("the daemon is shutting down; nothing was kept")
+        if self._committer.full:
+            raise StoreFull(f"the store has no room: {self._committer.trouble}")
+        if self._committer.stalled:
+            raise Refused(f"{STALLED}: {self._committer.trouble}")
+        if self._intake.inflight_bytes >= self._staged_bytes_max:
+            raise Overloaded(
+                f"{self._intake.inflight_bytes} bytes wait for the store; the limit is"
+                f" {self._staged_bytes_max} (staged_bytes_max)"
+            )
+
+    def _checked(self, tasks: object) -> Sequence[Any]:
+        if type(tasks) is not tuple or not 0 < len(tasks) <= self._tasks_max:
+            found = checks.sequence(tasks, "tasks", self._tasks_max)
+            raise BadRequest(f"tasks has {len(found)} elements; at least 1 is needed")
+        return tasks
+
+    # --- resends -------------------------------------------------------------------------------
+
+    def _is_repeat(self, caller: Caller, session: Session, request: int, floor: int) -> bool:
+        if floor > session.floor:
+            session.raise_floor(floor)
+        outcome = session.outcomes.get(request)
+        if outcome is not None:
+            if self._shard.border.act().intake.repeat(caller.replies, session, outcome):
+                self._answer_again(caller, outcome)
+            return True
+        if request < session.floor:
+            raise RequestForgotten(
+                f"request {request} lies below the session's floor {session.floor}"
+            )
+        if len(session.outcomes) >= self._window_max:
+            raise WindowFull(
+                f"{len(session.outcomes)} requests from the floor {session.floor} up are"
+                f" remembered; the limit is {self._window_max} (window_max)"
+            )
+        return False
+
+    def _answer_again(self, caller: Caller, outcome: Outcome) -> None:
+        request, first, count, accepted_ms = outcome
+        ids = tuple(range(first, first + count * ID_STEP, ID_STEP))
+        value = (accepted_ms, ids)
+        self._committer.reply(caller.replies, request, value, ID_BYTES * count)
+
+    def _room_for_outcomes(self) -> int:
+        core = self._core
+        return core.config.session_outcomes_max - core.sessions.outcomes
+
+    def _check_outcomes(self, now_ms: int) -> None:
+        """One more must be remembered: a session that nobody is likely to resume makes room."""
+        core = self._core
+        while self._room_for_outcomes() <= 0 and now_ms >= self._look_again_ms:
+            unused = core.sessions.make_room(now_ms, core.config.session_evict_idle_ms_min)
+            if unused is None:
+                # All have to be looked at to find none.
+                self._look_again_ms = now_ms + LOOK_AGAIN_MS
+                break
+            self._shard.engine.forget_session(unused)
+        if self._room_for_outcomes() <= 0:
+            raise Overloaded(
+                f"{core.sessions.outcomes} answers are remembered for resends; the limit is"
+                f" {core.config.session_outcomes_max} (session_outcomes_max)"
+            )

@@ -1,0 +1,264 @@
+"""How deliveries end: ack, nack, reject, extend and release.
+
+What the engine knows by its leases is done at once; the rest waits for one read of the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.model.records import REASON_LENGTH_MAX
+from tickwheel.server import checks
+
+if TYPE_CHECKING:
+    from tickwheel.clock import Now
+    from tickwheel.engine.tasks import Known
+    from tickwheel.engine.topics import Group, Lease
+    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.shard import Shell
+
+EPOCH_MAX = 2**63 - 1
+REASON_CHARACTERS_MAX = 64 * 1024
+"""Longer ones are a mistake; up to here they are cut to what is kept."""
+WORD_BYTES = 12
+"""What the word for a receipt takes in an answer, at most."""
+
+Receipts = Sequence[tuple[int, int, int]]
+"""(id, epoch, attempt) of each"""
+Settle = Callable[["Lease", Sequence[Any]], str]
+
+
+class Settling:
+    """What consumers say of deliveries. An answer is None when all receipts had the usual end,
+    else it has a word for each, in the order asked."""
+
+    def __init__(self, shard: Shell) -> None:
+        self._shard = shard
+        self._core = shard.core
+        self._settlement = shard.engine.settlement
+        self._control = shard.engine.control
+
+    # --- ack -----------------------------------------------------------------------------------
+
+    def ack(
+        self,
+        caller: Caller,
+        request: int,
+        topic: object,
+        group: object,
+        epoch: int,
+        ids: Sequence[int],
+        attempts: Sequence[int],
+    ) -> None:
+        """Finish tasks. Raises BadRequest, LimitExceeded, Overloaded."""
+        self._check_receipts(epoch, ids, attempts)
+        found = self._group(topic, group)
+        if found is None:
+            unresolved: Sequence[int] = range(len(ids))
+        else:
+            settlement = self._shard.border.act().settlement
+            unresolved = settlement.ack(found, epoch, ids, attempts)
+        if not unresolved:
+            self._shard.committer.reply(caller.replies, request, None)
+            return
+        words = ["acked"] * len(ids)
+        asked = [ids[index] for index in unresolved]
+
+        def rest(some: range, known: Mapping[int, Known]) -> None:
+            self._shard.border.act()
+            for place in some:
+                index, task_id = unresolved[place], asked[place]
+                # An id that is named twice may have ended by its first mention.
+                ended = self._core.endings.get(task_id) is not None
+                task = None if ended else known.get(task_id)
+                words[index] = self._ack_one(found, epoch, task_id, attempts[index], task)
+
+        def done() -> None:
+            fine = all(word in ("acked", "done") for word in words)
+            self._answer(caller, request, None if fine else words)
+
+        self._shard.commands.put(caller, request, asked, rest, done)
+
+    def _ack_one(
+        self, group: Group | None, epoch: int, task_id: int, attempt: int, known: Known | None
+    ) -> str:
+        if known is None:
+            word = self._control.absent(task_id)
+            return "done" if word == "acked" else word
+        if group is None:
+            return "stale"
+        if group.name in known.dead:
+            return "dead"
+        return self._settlement.ack_idle(group, epoch, task_id, attempt, known)
+
+    # --- nack and reject -----------------------------------------------------------------------
+
+    def nack(
+        self, caller: Caller, request: int, topic: object, group: object, items: object, now: Now
+    ) -> None:
+        """Attempts failed: ``items`` are ``(id, epoch, attempt, delay_ms or None, reason or
+        None)``. Raises BadRequest, LimitExceeded, Overloaded."""
+        delay_ms_max = self._shard.limits.delay_ms_max
+
+        def check(item: Sequence[Any], field: str) -> None:
+            if item[3] is not None:
+                checks.integer(item[3], f"{field}.delay_ms", 0, delay_ms_max)
+
+        def settle(lease: Lease, item: Sequence[Any]) -> str:
+            return self._settlement.nack(lease, item[3], item[4], now.now_ms)
+
+        shape = "[id, epoch, attempt, delay_ms, reason]"
+        self._end_each(caller, request, topic, group, items, shape, 5, check, settle)
+
+    def reject(
+        self, caller: Caller, request: int, topic: object, group: object, items: object, now: Now
+    ) -> None:
+        """These tasks will never succeed: ``items`` are ``(id, epoch, attempt, reason or None)``.
+        Raises BadRequest, LimitExceeded, Overloaded."""
+
+        def settle(lease: Lease, item: Sequence[Any]) -> str:
+            self._settlement.reject(lease, item[3], now.now_ms)
+            return "dead"
+
+        shape = "[id, epoch, attempt, reason]"
+        nothing_more = lambda item, field: None  # noqa: E731
+        self._end_each(caller, request, topic, group, items, shape, 4, nothing_more, settle)
+
+    def _end_each(
+        self,
+        caller: Caller,
+        request: int,
+        topic: object,
+        group_name: object,
+        items: object,
+        shape: str,
+        fields: int,
+        check: Callable[[Sequence[Any], str], None],
+        settle: Settle,
+    ) -> None:
+        """Checks every item before it touches the first one."""
+        group = self._group(topic, group_name)
+        given = checks.sequence(items, "items", self._shard.limits.ids_per_frame_max)
+        for index, item in enumerate(given):
+            field = f"items[{index}]"
+            if type(item) is not tuple or len(item) != fields:
+                checks.wrong(field, shape, item)
+            for value, name in zip(item[:3], ("id", "epoch", "attempt"), strict=True):
+                checks.integer(value, f"{field}.{name}", 0, EPOCH_MAX)
+            if item[-1] is not None:
+                checks.text(item[-1], f"{field}.reason", REASON_CHARACTERS_MAX)
+            check(item, field)
+        receipts = [(item[0], item[1], item[2]) for item in given]
+        act = lambda lease, index: settle(lease, given[index])  # noqa: E731
+        self._settle(caller, request, group, receipts, act, None)
+
+    # --- extend and release --------------------------------------------------------------------
+
+    def extend(
+        self,
+        caller: Caller,
+        request: int,
+        topic: object,
+        group: object,
+        epoch: int,
+        ids: Sequence[int],
+        attempts: Sequence[int],
+        lease_ms: int,
+        now: Now,
+    ) -> None:
+        """Leases last ``lease_ms`` from now. Raises BadRequest, LimitExceeded, Overloaded."""
+        self._check_receipts(epoch, ids, attempts)
+        limits = self._shard.limits
+        checks.integer(lease_ms, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
+
+        def prolong(lease: Lease, index: int) -> str:
+            self._settlement.extend(lease, lease_ms, now.mono_ms)
+            return "extended"
+
+        receipts = [(i, epoch, a) for i, a in zip(ids, attempts, strict=True)]
+        found = self._group(topic, group)
+        self._settle(caller, request, found, receipts, prolong, "extended")
+
+    def release(
+        self,
+        caller: Caller,
+        request: int,
+        topic: object,
+        group: object,
+        epoch: int,
+        ids: Sequence[int],
+        attempts: Sequence[int],
+        now: Now,
+    ) -> None:
+        """Tasks come back unstarted, and that counts no attempt. Raises as ``ack``."""
+        self._check_receipts(epoch, ids, attempts)
+
+        def give_back(lease: Lease, index: int) -> str:
+            self._settlement.release(lease, now.now_ms)
+            return "released"
+
+        # Last first: each goes to the front of the line, so the first is first again.
+        receipts = [(i, epoch, a) for i, a in zip(ids, attempts, strict=True)]
+        found = self._group(topic, group)
+        self._settle(caller, request, found, receipts, give_back, "released", backwards=True)
+
+    # --- what they share -----------------------------------------------------------------------
+
+    def _settle(
+        self,
+        caller: Caller,
+        request: int,
+        group: Group | None,
+        receipts: Receipts,
+        act: Callable[[Lease, int], str],
+        usual: str | None,
+        *,
+        backwards: bool = False,
+    ) -> None:
+        """Act on current receipts; say of the others what became of their tasks."""
+        words: list[str] = [""] * len(receipts)
+        unresolved: list[int] = []
+        order = range(len(receipts))
+        self._shard.border.act()
+        for index in reversed(order) if backwards else order:
+            task_id, epoch, attempt = receipts[index]
+            lease = None
+            if group is not None:
+                lease = self._settlement.current(group, task_id, epoch, attempt)
+            if lease is None:
+                unresolved.append(index)
+            else:
+                words[index] = act(lease, index)
+        asked = [receipts[index][0] for index in unresolved]
+
+        def rest(some: range, known: Mapping[int, Known]) -> None:
+            for place in some:
+                task_id = asked[place]
+                word = "stale" if task_id in known else self._control.absent(task_id)
+                words[unresolved[place]] = word
+
+        def done() -> None:
+            fine = usual is not None and all(word == usual for word in words)
+            self._answer(caller, request, None if fine else words)
+
+        if unresolved:
+            self._shard.commands.put(caller, request, asked, rest, done)
+        else:
+            done()
+
+    def _answer(self, caller: Caller, request: int, words: list[str] | None) -> None:
+        size = WORD_BYTES * len(words) if words is not None else 0
+        self._shard.committer.reply(caller.replies, request, words, size)
+
+    def _check_receipts(self, epoch: object, ids: object, attempts: object) -> None:
+        checks.integer(epoch, "epoch", 0, EPOCH_MAX)
+        checked = checks.task_ids(ids, self._shard.limits)
+        checks.numbers(attempts, "attempts", len(checked))
+
+    def _group(self, topic: object, group: object) -> Group | None:
+        topic_name = checks.name(topic, "topic")
+        return self._core.find_group(topic_name, checks.group_name(group))
+
+
+assert REASON_LENGTH_MAX < REASON_CHARACTERS_MAX

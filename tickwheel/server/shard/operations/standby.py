@@ -1,0 +1,104 @@
+"""The operations of a daemon that does not lead: it says who does, and takes no work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.errors import InternalError, NotActive, TickwheelError
+
+if TYPE_CHECKING:
+    from tickwheel.clock import Clock
+    from tickwheel.engine.sinks import ReplySink
+    from tickwheel.limits import Limits
+    from tickwheel.server.settings import Settings
+    from tickwheel.server.shard.border import Notice
+    from tickwheel.server.shard.callers import Caller
+
+FRAME_BYTES_MAX = 64 * 1024
+"""More of a request is not looked at here: nobody who knows the role sends it."""
+
+
+class StandbyOperations:
+    """``ping``, ``status`` and ``leave``; everything else is ``not_active``."""
+
+    role = "standby"
+    frame_bytes_max = FRAME_BYTES_MAX
+
+    def __init__(
+        self,
+        settings: Settings,
+        limits: Limits,
+        clock: Clock,
+        *,
+        active: Callable[[], str | None],
+        status: Callable[[], dict[str, Any]],
+        noticed: Notice,
+    ) -> None:
+        """``active``: the address of the daemon that leads, as far as is known."""
+        self.settings = settings
+        self.limits = limits
+        self.clock = clock
+        self._active = active
+        self._status = status
+        self._noticed = noticed
+
+    def refusal(self) -> NotActive:
+        """The answer to all that only a daemon that leads can do."""
+        address = self._active()
+        where = f"; the active one is {address}" if address else "; none is known to be active"
+        return NotActive(f"this daemon stands by{where}")
+
+    def ping(self, caller: Caller, request: int) -> None:
+        """Says that the daemon is there."""
+        caller.replies.result(request, None)
+        caller.replies.flush()
+
+    def status(self, caller: Caller, request: int) -> None:
+        """What the daemon says of itself."""
+        caller.replies.result(request, self._status())
+        caller.replies.flush()
+
+    def leave(self, caller: Caller, request: int) -> None:
+        """There is nothing to forget."""
+        self.ping(caller, request)
+
+    def greeting(self) -> dict[str, Any]:
+        """What a conversation begins with, of the daemon's part in the cluster."""
+        return {"epoch": 0, "role": self.role, "active": self._active()}
+
+    # --- a conversation, of which nothing is remembered ------------------------------------------
+
+    def begin(self) -> None: ...
+
+    def contain(self, what: str, error: Exception) -> TickwheelError:
+        self._noticed("internal_error", f"{what}: {type(error).__name__}: {error}")
+        return InternalError(f"{type(error).__name__}: the daemon's log says more")
+
+    def fail(self, error: BaseException) -> None:
+        raise error
+
+    def opened(self, caller: Caller) -> None: ...
+
+    def join(self, caller: Caller, session: bytes, now_ms: int) -> None: ...
+
+    def heard(self, caller: Caller) -> None: ...
+
+    def blocked(self, caller: Caller) -> None:
+        caller.is_blocked = True
+
+    def unblocked(self, caller: Caller) -> None:
+        caller.is_blocked = False
+
+    def closed(self, caller: Caller) -> None:
+        caller.is_open = False
+
+    def is_behind(self, caller: Caller) -> bool:
+        return False
+
+    def handled(self) -> None: ...
+
+    def after_all(self, sink: ReplySink) -> None:
+        sink.flush()
+
+    def mistake(self, caller: Caller, error: TickwheelError, *, quiet: bool) -> None: ...

@@ -1,0 +1,75 @@
+"""Tasks and dead letters as the operations answer them: plain maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tickwheel.engine.tasks import GroupView, Known
+from tickwheel.model.records import DeadRow, Extras
+
+ValueBytes = Callable[[object], int]
+"""What a plain value takes in an answer; the transport knows."""
+
+
+def task_map(
+    known: Known, state: str, slot: int, cycles: int, groups: dict[str, GroupView]
+) -> dict[str, Any]:
+    """A live task as LOOKUP and LIST answer it."""
+    row = known.row
+    extras = row.extras or Extras()
+    return {
+        "id": row.id,
+        "state": state,
+        "topic": row.topic,
+        "body": row.body,
+        "due_ms": row.due_ms,
+        "enqueued_ms": row.enqueued_ms,
+        "key": extras.key,
+        "tag": extras.tag,
+        "props": extras.properties or {},
+        "priority": extras.priority,
+        "ttl_ms": extras.ttl_ms,
+        "slot": slot,
+        "cycles": cycles,
+        "groups": {
+            name: {
+                "state": view.state,
+                "attempt": view.attempt,
+                "at_ms": view.at_ms,
+                "failures": view.failures,
+                "retries_left": view.retries_left,
+            }
+            for name, view in groups.items()
+        },
+    }
+
+
+def fitting(
+    told: dict[str, Any], bytes_max: int, value_bytes: ValueBytes
+) -> tuple[dict[str, Any], int]:
+    """A task map, and its bytes in an answer. One that is too large because very many groups have
+    failed with it is told with the newest failure of each, or with none."""
+    size = value_bytes(told)
+    for kept in (1, 0):
+        if size <= bytes_max or not told.get("groups"):
+            break
+        groups = {
+            name: view | {"failures": view["failures"][len(view["failures"]) - kept :]}
+            for name, view in told["groups"].items()
+        }
+        told = told | {"groups": groups}
+        size = value_bytes(told)
+    return told, size
+
+
+def dead_map(row: DeadRow) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "group": row.group,
+        "topic": row.topic,
+        "died_ms": row.died_ms,
+        "attempt": row.attempt,
+        "reason": row.reason,
+        "failures": row.failures,
+    }
