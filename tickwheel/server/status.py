@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tickwheel.persistence.election import Leader
 from tickwheel.persistence.urls import without_secrets
@@ -12,7 +12,8 @@ from tickwheel.server.cluster.failover import why_held
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:
-    from tickwheel.server.daemon import Daemon
+    from tickwheel.server.cluster.failover import Roles
+    from tickwheel.server.settings import Settings
 
 NOT_READY = frozenset(
     (
@@ -30,7 +31,19 @@ NOT_READY = frozenset(
 IDS_TOLD_MAX = 3
 
 
-def state_of(daemon: Daemon) -> tuple[str, str | None]:
+class Running(Protocol):
+    """A daemon, as far as it is asked about here and for metrics."""
+
+    settings: Settings
+    roles: Roles
+    draining: bool
+    started_mono_s: float
+
+    @property
+    def connection_count(self) -> int: ...
+
+
+def state_of(daemon: Running) -> tuple[str, str | None]:
     """(state, why)"""
     shell = daemon.roles.shell
     if daemon.draining:
@@ -55,7 +68,7 @@ def state_of(daemon: Daemon) -> tuple[str, str | None]:
     return "ready", None
 
 
-def status_map(daemon: Daemon) -> dict[str, Any]:
+def status_map(daemon: Running) -> dict[str, Any]:
     """The answer to STATUS; ``docs/protocol.md`` lists the fields."""
     state, detail = state_of(daemon)
     shell = daemon.roles.shell
@@ -89,7 +102,7 @@ def _leader_map(leader: Leader) -> dict[str, Any]:
     }
 
 
-def readiness(daemon: Daemon) -> tuple[bool, dict[str, Any]]:
+def readiness(daemon: Running) -> tuple[bool, dict[str, Any]]:
     """Whether enqueues are taken and deliveries go out, and if not, why."""
     state, detail = state_of(daemon)
     told: dict[str, Any] = {"status": state, "role": daemon.roles.role}

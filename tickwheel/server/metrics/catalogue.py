@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from tickwheel.engine.state import Core
     from tickwheel.engine.topics import Group, Topic
     from tickwheel.persistence.contract import Store
-    from tickwheel.server.daemon import Daemon
     from tickwheel.server.metrics.observed import Histogram, Observed
+    from tickwheel.server.status import Running
 
 
 Subject = TypeVar("Subject")
@@ -60,7 +60,7 @@ class Plain(NamedTuple):
 
     name: str
     help: str
-    read: Callable[[Daemon], float]
+    read: Callable[[Running], float]
 
 
 class Distribution(NamedTuple):
@@ -94,30 +94,30 @@ def _listeners(topic: Topic) -> int:
     return len(topic.broadcasters)
 
 
-def _seen(daemon: Daemon) -> Observed:
+def _seen(daemon: Running) -> Observed:
     return daemon.roles.observed
 
 
-def _epoch(daemon: Daemon) -> int:
+def _epoch(daemon: Running) -> int:
     if daemon.roles.shell is not None:
         return daemon.roles.shell.epoch
     leader = daemon.roles.leader
     return leader.epoch if leader is not None else 0
 
 
-def _store_up(daemon: Daemon) -> bool:
+def _store_up(daemon: Running) -> bool:
     shell = daemon.roles.shell
     if shell is not None and shell.committer.trouble is not None:
         return False
     return not daemon.roles.observed.election_trouble
 
 
-def _store_full(daemon: Daemon) -> bool:
+def _store_full(daemon: Running) -> bool:
     shell = daemon.roles.shell
     return shell is not None and shell.committer.full
 
 
-def _history(daemon: Daemon) -> tuple[int, int, int]:
+def _history(daemon: Running) -> tuple[int, int, int]:
     """Events dropped, bytes that wait, restarts of the writer; nothing of it when it is off."""
     found = daemon.roles.history
     return (found.dropped, found.spool_bytes, found.writer_restarts) if found else (0, 0, 0)

@@ -38,7 +38,7 @@ from tickwheel.version import __version__
 if TYPE_CHECKING:
     from tickwheel.engine.state import Core
     from tickwheel.engine.topics import Group, Topic
-    from tickwheel.server.daemon import Daemon
+    from tickwheel.server.status import Running
 
 
 SLICE_S = 0.001
@@ -74,7 +74,7 @@ class Family(NamedTuple):
 class Exposition:
     """The metrics of one daemon. ``serves`` and ``ended`` tell it whose engine to read."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Running) -> None:
         self._daemon = daemon
         self._observed: Observed = daemon.roles.observed
         self._tables = Tables(daemon.settings.metrics_topics_max)
