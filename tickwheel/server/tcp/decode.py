@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from tickwheel import errors
 from tickwheel.errors import BacklogFull, BadRequest, BodyTooLarge, DueTooFar, LimitExceeded
-from tickwheel.model.records import DEFAULT_GROUP, Extras, size_of, text_bytes
+from tickwheel.model.records import DEFAULT_GROUP, Draft, Extras, size_of, text_bytes
 from tickwheel.protocol.frames import ID_MAX, REQUEST_MAX, Limits
 from tickwheel.server import policies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tickwheel.engine.enqueue import Draft
     from tickwheel.engine.state import Core
 
 shown = errors.shown

@@ -7,7 +7,6 @@ from itertools import islice
 from typing import Any
 
 from tickwheel.clock import Now
-from tickwheel.engine.enqueue import Draft
 from tickwheel.engine.sessions import Session
 from tickwheel.errors import (
     BadRequest,
@@ -19,6 +18,7 @@ from tickwheel.errors import (
     StoreFull,
     WindowFull,
 )
+from tickwheel.model.records import Draft
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import REQUEST_MAX, FrameType
 from tickwheel.server.shard.committer import STALLED
