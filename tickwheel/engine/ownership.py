@@ -290,7 +290,7 @@ class Ownership:
         core.end(task_id, ending)
         return True
 
-    def bury(self, group: Group, task_id: int) -> None:
+    def to_dead_letters(self, group: Group, task_id: int) -> None:
         """It is a dead letter of the group now."""
         owed = self._core.owed.get(task_id)
         if owed is not None:
@@ -299,7 +299,7 @@ class Ownership:
             if not owed.remaining:
                 self._core.drop(task_id)
 
-    def exhume(self, group: Group, task_id: int, *, owes_it: bool) -> None:
+    def from_dead_letters(self, group: Group, task_id: int, *, owes_it: bool) -> None:
         """It is no dead letter of the group any more; ``owes_it``: it is the group's again."""
         owed = self._core.owed.get(task_id)
         if owed is not None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.ownership import Ownership, is_done
 from tickwheel.engine.state import Core, failure_of
 from tickwheel.engine.topics import Group, Lease, Tries
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     FAILURES_MAX,
-    DeadRow,
     Ending,
     Failure,
     Known,
@@ -31,9 +31,10 @@ EXPIRY_SCAN_LEASES_PER_MS = 10_000
 class Settlement:
     """Ack, nack, reject, release, extend, and leases that end by time."""
 
-    def __init__(self, core: Core, ownership: Ownership) -> None:
+    def __init__(self, core: Core, ownership: Ownership, dead_letters: DeadLetters) -> None:
         self._core = core
         self._ownership = ownership
+        self._dead_letters = dead_letters
 
     def ack(
         self, group: Group, epoch: int, ids: Sequence[int], attempts: Sequence[int]
@@ -139,7 +140,7 @@ class Settlement:
         core.totals.nacked += 1
         group.nacked += 1
         if delay_ms is None:
-            self.bury(lease, failure, now_ms)
+            self._dead_letters.to_dead_letters(lease, failure, now_ms)
             return "dead"
         failures = (*lease.failures, failure)[-FAILURES_MAX:]
         group.tries[lease.id] = Tries(lease.attempt, lease.epoch, lease.traits.priority, failures)
@@ -171,7 +172,7 @@ class Settlement:
         self._core.totals.nacked += 1
         lease.group.nacked += 1
         failure = failure_of(lease, reason or "rejected", now_ms)
-        self.bury(lease, failure, now_ms)
+        self._dead_letters.to_dead_letters(lease, failure, now_ms)
 
     def release(self, lease: Lease, now_ms: int) -> None:
         """Given back unstarted: ready at once, and the attempt does not count."""
@@ -230,31 +231,12 @@ class Settlement:
             group.ready.push(task_id, priority, now_ms)
         core.wake(group)
 
-    def bury(self, lease: Lease, failure: Failure, now_ms: int) -> None:
-        """Into the group's dead letters."""
-        core, group, key = self._core, lease.group, (lease.id, lease.group.name)
-        core.open.effects.dead[key] = DeadRow(
-            lease.id,
-            group.name,
-            group.topic.name,
-            now_ms,
-            lease.attempt,
-            failure.reason,
-            (*lease.failures, failure)[-FAILURES_MAX:],
-        )
-        core.open.effects.progress[key] = None
-        group.dead += 1
-        group.buried += 1
-        core.dead += 1
-        core.totals.dead += 1
-        self._ownership.bury(group, lease.id)
-        if core.recorder is not None:
-            core.recorder.died(lease, failure.reason, now_ms)
-
     def unfit(self, lease: Lease, error: Exception, now_ms: int) -> None:
         """It cannot be written to any subscriber: to the dead letters, with what went wrong."""
         self._close(lease)
-        self.bury(lease, self._core.fault(lease, "delivery", error, now_ms), now_ms)
+        self._dead_letters.to_dead_letters(
+            lease, self._core.fault(lease, "delivery", error, now_ms), now_ms
+        )
 
     # --- leases that end by time -----------------------------------------------------------
 
@@ -308,7 +290,7 @@ class Settlement:
         lease.subscriber.presence.doubt(lease)
         core.give_back(lease.subscriber, 1)
         if wait_ms is None:
-            self.bury(lease, failure, now_ms)
+            self._dead_letters.to_dead_letters(lease, failure, now_ms)
             return
         failures = (*lease.failures, failure)[-FAILURES_MAX:]
         self._back(lease, lease.attempt, failures, now_ms, front=False)
