@@ -167,6 +167,18 @@ def test_the_daemon_and_the_writer_of_its_history_take_the_wall_time_from_the_cl
     assert not wrong
 
 
+def test_who_is_owed_a_task_is_looked_at_in_one_module() -> None:
+    """``state`` keeps what ``ownership`` decides there; everybody else asks."""
+    found = {
+        path.name
+        for part in ("engine", "server", "history")
+        for path in _modules(part)
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and node.attr == "owed"
+    }
+    assert found == {"ownership.py", "state.py"}
+
+
 CIRCLES_NOT_LOOKED_FOR_IN = "tickwheel.server"
 """Its circles are being taken apart; then this goes."""
 

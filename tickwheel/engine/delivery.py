@@ -328,7 +328,8 @@ class Delivery:
     ) -> tuple[list[Item], int]:
         """Lease what can be delivered now of ``ids``; the number put back for lack of room."""
         core = self._core
-        hot, owed, flight, unsaved = core.hot, core.owed, group.flight, core.unsaved
+        hot, flight, unsaved = core.hot, group.flight, core.unsaved
+        shared = self._ownership.shared()
         deadline_ms = mono_ms + subscriber.lease_ms
         items: list[Item] = []
         size_left = core.config.delivery_frame_bytes_max
@@ -373,7 +374,7 @@ class Delivery:
             unsaved.append(lease)
             items.append((row, attempt))
             size_left -= size
-            if task_id not in owed or not core.has_room:
+            if task_id not in shared or not core.has_room:
                 core.drop(task_id)
         else:
             index = len(ids)

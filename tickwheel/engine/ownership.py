@@ -35,7 +35,7 @@ Rules, for what is in memory:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from tickwheel.engine.events import DELETED
@@ -216,6 +216,10 @@ class Ownership:
         extras = row.extras or Extras()
         return row._replace(extras=extras._replace(order_id=core.ids.take(1, now_ms)))
 
+    def forget(self, task_id: int) -> None:
+        """It is scheduled anew: who is owed it is decided when it fires."""
+        self._core.owed.pop(task_id, None)
+
     # --- a task fires ------------------------------------------------------------------------
 
     def assign(self, topic: Topic, live: list[Group], row: TaskRow) -> list[Group]:
@@ -271,6 +275,14 @@ class Ownership:
         """Whether the group owes an end for a task that has fired and is no dead letter."""
         owed = self._core.owed.get(task_id)
         return group is group.topic.first_group if owed is None else group.name in owed.remaining
+
+    def shared(self) -> Container[int]:
+        """The ids of tasks that somebody else than the first group of their topic may be owed."""
+        return self._core.owed
+
+    def may_share(self, group: Group) -> bool:
+        """Whether there may be tasks that the group owes an end and that are not its alone."""
+        return bool(self._core.owed or group.topic.replays)
 
     # --- the end of a share ------------------------------------------------------------------
 

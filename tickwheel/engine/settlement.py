@@ -44,7 +44,7 @@ class Settlement:
         flight = group.flight
         credits = core.open.credits
         ended, endings = core.open.effects.ended, core.endings
-        is_shared, finish = bool(core.owed or group.topic.replays), self._ownership.finish
+        is_shared, finish = self._ownership.may_share(group), self._ownership.finish
         unresolved: list[int] = []
         finished: list[Lease] = []
         kept: set[int] = set()

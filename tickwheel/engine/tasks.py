@@ -138,7 +138,7 @@ class Control:
                 core.unschedule(known.row)
             else:
                 self._take_out_everywhere(known)
-                core.owed.pop(task_id, None)
+                self._ownership.forget(task_id)
                 core.drop(task_id)
             row = self._ownership.moved(known.row._replace(due_ms=due_ms), now_ms)
             core.open.effects.updated[task_id] = row
