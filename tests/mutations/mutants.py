@@ -317,8 +317,8 @@ MUTANTS = (
         (
             Edit(
                 SETTLEMENT,
-                "        lease.subscriber.presence.doubt(lease)\n",
-                "",
+                "                subscriber.presence.doubt(lease)\n",
+                "                pass\n",
             ),
         ),
         (

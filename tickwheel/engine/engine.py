@@ -41,7 +41,7 @@ class Engine:
         self.control = Control(core, ownership, dead_letters)
         self.delivery = Delivery(core, ownership, self.settlement)
         self.grouping = Grouping(core, ownership)
-        self.closing = Closing(core, ownership, dead_letters, self.grouping)
+        self.closing = Closing(core, ownership, dead_letters, self.settlement, self.grouping)
         self.recovery = Recovery(core, ownership, dead_letters, self.grouping)
 
     def seal(self, now_ms: int, mono_ms: int, *, checkpoint_all: bool = False) -> Batch | None:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from tickwheel.engine.dead_letters import DeadLetters
     from tickwheel.engine.ownership import Ownership
+    from tickwheel.engine.settlement import Settlement
     from tickwheel.engine.state import Core
 
 
@@ -167,11 +168,17 @@ class Closing:
     """The engine's part of GROUP_DELETE."""
 
     def __init__(
-        self, core: Core, ownership: Ownership, dead_letters: DeadLetters, grouping: Grouping
+        self,
+        core: Core,
+        ownership: Ownership,
+        dead_letters: DeadLetters,
+        settlement: Settlement,
+        grouping: Grouping,
     ) -> None:
         self._core = core
         self._ownership = ownership
         self._dead_letters = dead_letters
+        self._settlement = settlement
         self._grouping = grouping
 
     def close(self, group: Group) -> None:
@@ -214,11 +221,9 @@ class Closing:
         core, task_id = self._core, found.row.id
         if found.row.topic != group.topic.name:
             return False
-        lease = group.flight.pop(task_id, None)
+        lease = group.flight.get(task_id)
         if lease is not None:
-            lease.live = False
-            core.in_flight -= 1
-            core.give_back(lease.subscriber, 1)
+            self._settlement.group_closed(lease)
         elif task_id in group.waiting or task_id in group.loading:
             core.leave(group, found.row)
         elif group.name in found.dead:
