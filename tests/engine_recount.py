@@ -12,9 +12,8 @@ from engine_rig import Rig
 
 from tickwheel.engine.ready import ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES
-from tickwheel.engine.tasks import Known
 from tickwheel.engine.topics import Group, Topic, ttl_end_ms
-from tickwheel.model.records import ProgressState, task_bytes
+from tickwheel.model.records import Known, ProgressState, task_bytes
 
 
 def queued(ready: ReadyQueue) -> list[int]:

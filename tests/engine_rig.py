@@ -10,8 +10,8 @@ from typing import Any
 
 from engine_rig_base import CONFIG, GRACE_MS, LEASE_MS, NOW_MS, RETRY, Got, RigBase
 
-from tickwheel.engine.tasks import Known
 from tickwheel.engine.topics import Group, Lease
+from tickwheel.model.records import Known
 
 __all__ = ["CONFIG", "GRACE_MS", "LEASE_MS", "NOW_MS", "RETRY", "Got", "Rig"]
 

@@ -14,9 +14,8 @@ from tickwheel.engine.delivery import Dispatch
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.sessions import Session
 from tickwheel.engine.state import Batch, EngineConfig
-from tickwheel.engine.tasks import Known
 from tickwheel.engine.topics import Group, Subscriber
-from tickwheel.model.records import ID_STEP, Extras, size_of
+from tickwheel.model.records import ID_STEP, Extras, Known, size_of
 from tickwheel.model.retry import PolicyRef, RetryPolicy
 
 NOW_MS = 1_800_000_000_000

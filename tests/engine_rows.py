@@ -8,9 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from tickwheel.engine.tasks import Known
 from tickwheel.model.effects import Effects, GroupKey, ProgressKey
-from tickwheel.model.records import DeadRow, Ending, GroupRow, ProgressRow, SessionRow, TaskRow
+from tickwheel.model.records import (
+    DeadRow,
+    Ending,
+    GroupRow,
+    Known,
+    ProgressRow,
+    SessionRow,
+    TaskRow,
+)
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -20,7 +20,7 @@ from typing import Any, Self, cast
 from engine_recount import recount
 
 from tickwheel.clock import Clock
-from tickwheel.engine.tasks import Known
+from tickwheel.model.records import Known
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import Decoder, Frame, encode
 from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from mutations.mutants import DISPATCHING, SETTLEMENT, Edit, Mutant
+from mutations.mutants import DELIVERY, SETTLEMENT, Edit, Mutant
 
-DELIVERY = "tickwheel/engine/delivery.py"
 OWNERSHIP = "tickwheel/engine/ownership.py"
 READY = "tickwheel/engine/ready.py"
 COMMITTER = "tickwheel/server/shard/committer.py"
@@ -18,7 +17,7 @@ DELIVERY_MUTANTS = (
     Mutant(
         "once-is-not-finished-first",
         "an at-most-once delivery is written at once and stays unfinished",
-        (Edit(DISPATCHING, "        if subscriber.at_most_once:\n", "        if False:\n"),),
+        (Edit(DELIVERY, "        if subscriber.at_most_once:\n", "        if False:\n"),),
         (KINDS + "test_the_end_is_durable_before_the_delivery_is_written",),
     ),
     Mutant(
@@ -39,13 +38,13 @@ DELIVERY_MUTANTS = (
     Mutant(
         "a-pause-is-passed-over",
         "a paused group is handed tasks",
-        (Edit(DISPATCHING, " or group.is_held:\n", ":\n"),),
+        (Edit(DELIVERY, " or group.is_held:\n", ":\n"),),
         (SETTINGS + "test_a_paused_group_does_not_stop_the_others",),
     ),
     Mutant(
         "a-rate-does-not-count",
         "deliveries take no tokens",
-        (Edit(DISPATCHING, "                bucket.take(items)\n", "                pass\n"),),
+        (Edit(DELIVERY, "                bucket.take(items)\n", "                pass\n"),),
         (SETTINGS + "test_a_rate_lets_a_burst_go_and_then_one_after_the_other",),
     ),
     Mutant(

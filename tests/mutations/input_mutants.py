@@ -93,8 +93,8 @@ INPUT_MUTANTS = (
         (
             Edit(
                 SETTLEMENT,
-                "        except Exception as error:\n            return self._core.fault(",
-                "        except KeyError as error:\n            return self._core.fault(",
+                "        except Exception as error:\n            return Verdict(self._core.fault(",
+                "        except KeyError as error:\n            return Verdict(self._core.fault(",
             ),
         ),
         (

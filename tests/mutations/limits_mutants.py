@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mutations.mutants import DISPATCHING, Edit, Mutant
+from mutations.mutants import DELIVERY, Edit, Mutant
 
 RECORDS = "tickwheel/model/records.py"
 GROUPING = "tickwheel/engine/groups.py"
@@ -35,7 +35,7 @@ LIMITS_MUTANTS = (
         "the size of a task is looked at after it was taken",
         (
             Edit(
-                DISPATCHING,
+                DELIVERY,
                 "            if size > size_left and items:\n",
                 "            if size_left <= 0:\n",
             ),

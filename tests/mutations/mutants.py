@@ -12,7 +12,6 @@ UNIT = "tests/unit/test_committer.py::"
 SYNC = "tests/crash/test_sync.py::"
 TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[25]"
 DELIVERY = "tickwheel/engine/delivery.py"
-DISPATCHING = "tickwheel/engine/delivery.py"
 ENGINE = "tickwheel/engine/engine.py"
 SETTLEMENT = "tickwheel/engine/settlement.py"
 CONNECTION = "tickwheel/persistence/sqlite/connection.py"
@@ -195,7 +194,7 @@ MUTANTS = (
                 "core.wheel.advance(now_ms + core.config.tick_ms, ",
             ),
             Edit(
-                DISPATCHING,
+                DELIVERY,
                 "            if due_ms > now_ms or (",
                 "            if due_ms > now_ms + core.config.tick_ms or (",
             ),
@@ -207,7 +206,7 @@ MUTANTS = (
         "a lease ends long before its time",
         (
             Edit(
-                DISPATCHING,
+                DELIVERY,
                 "deadline_ms = mono_ms + subscriber.lease_ms",
                 "deadline_ms = mono_ms + subscriber.lease_ms // 10",
             ),
@@ -294,7 +293,7 @@ MUTANTS = (
     Mutant(
         "ready-is-ready-though-the-clock-went-back",
         "what was ready when the clock was set back is handed out before its time",
-        (Edit(DISPATCHING, "            if due_ms > now_ms or (", "            if ("),),
+        (Edit(DELIVERY, "            if due_ms > now_ms or (", "            if ("),),
         (JUMPS + "test_jumps_fire_nothing_early_nothing_twice_and_nothing_of_a_far_future",),
     ),
     Mutant(
@@ -318,8 +317,8 @@ MUTANTS = (
         (
             Edit(
                 SETTLEMENT,
-                "        lease.subscriber.presence.doubt(lease)\n",
-                "",
+                "                subscriber.presence.doubt(lease)\n",
+                "                pass\n",
             ),
         ),
         (

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from tickwheel.engine.tasks import Known
-from tickwheel.model.records import ID_STEP, TaskRow
+from tickwheel.model.records import ID_STEP, Known, TaskRow
 from tickwheel.server.shard.operations.listing import (
     BYTES_PER_REQUEST_MAX,
     PAGE_MAX,

@@ -48,8 +48,8 @@ READ_AHEAD_TASKS = 1_000
 """Rows of a group's backlog that are read beyond what its subscribers can take now."""
 
 
-class Dispatching:
-    """From the ready queues to frames."""
+class Delivery:
+    """Due, ready or expired, leased; and the subscribers whose turn it is."""
 
     def __init__(self, core: Core, ownership: Ownership, settlement: Settlement) -> None:
         self._core = core
@@ -62,6 +62,159 @@ class Dispatching:
         counted yet."""
         self._allowed = 0
         """How many of that group rates let go now."""
+
+    # --- due -------------------------------------------------------------------------------
+
+    def fire(self, now_ms: int, limit: int) -> bool:
+        """Hand up to ``limit`` due handles to their groups. True: call again at once."""
+        core = self._core
+        room = core.config.loading_max + core.missing_apart - len(core.firing)
+        if room <= 0:
+            return False
+        ids, dues, more = core.wheel.advance(now_ms, min(limit, room))
+        hot, retrying = core.hot, core.retrying
+        for task_id, due_ms in zip(ids, dues, strict=True):
+            if task_id in retrying and self._retry_due(task_id, due_ms, now_ms):
+                continue
+            row = hot.get(task_id)
+            if row is None:
+                core.firing[task_id] = due_ms
+                core.wants.append(task_id)
+            elif row.due_ms == due_ms:
+                self._due(row, now_ms)
+        upcoming = core.wheel.take_upcoming(limit)
+        if upcoming and core.has_room:
+            core.wants += [i for i in upcoming if i not in hot and i not in retrying]
+        return more
+
+    def loaded(self, asked: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
+        """Rows that ``wants`` asked for, as they are now. One that is due and has no row has not
+        left, or its handle would have: it stays, until its row is found."""
+        core = self._core
+        for task_id in asked:
+            row = rows.get(task_id)
+            if row is None:
+                continue
+            due_ms = core.firing.pop(task_id, None)
+            if due_ms is not None:
+                if row.due_ms == due_ms:
+                    self._due(row, now_ms)
+            elif core.has_room and row.due_ms > now_ms and core.is_scheduled(row):
+                core.keep(row)
+
+    def found_again(self, known: Known, now_ms: int) -> None:
+        """The row of a task that was missing: whatever waited for it goes on."""
+        row, core = known.row, self._core
+        rows = {row.id: row}
+        if row.id in core.firing:
+            self.loaded([row.id], rows, now_ms)
+        if row.id in core.lifetimes.fired:
+            self.lapsed([row.id], {row.id: known}, now_ms)
+        for group in core.topic(row.topic).groups.values():
+            if row.id in group.loading:
+                self.loaded_ready(group, [row.id], rows)
+
+    def _due(self, row: TaskRow, now_ms: int) -> None:
+        core = self._core
+        topic = core.topic(row.topic)
+        if topic.closing and not topic.live_groups and not self._ownership.was_closed(topic, row):
+            topic.deferred[row.id] = row.due_ms
+            core.drop(row.id)
+            return
+        topic.scheduled -= 1
+        core.scheduled -= 1
+        self.make_ready(topic, row, now_ms)
+        if topic.broadcasters:
+            self._broadcasts.offer(topic, row)
+
+    def make_ready(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
+        """The task is owed to the groups of its topic from now on."""
+        core = self._core
+        if not core.has_room:
+            core.drop(row.id)
+        elif row.id not in core.hot:
+            core.keep(row)
+        priority = 0
+        if row.extras is not None:
+            priority = row.extras.priority
+            core.lifetimes.begin(row)
+        if topic.unowned is not None:
+            topic.unowned.ready.push(row.id, priority, now_ms)
+            if topic.unowned.ready_count >= core.config.backlog_max:
+                core.full_topics[topic.name] = None
+            return
+        groups = topic.live_groups
+        if len(groups) > 1 or topic.closing:
+            groups = self._ownership.assign(topic, groups, row)
+        for group in groups:
+            group.ready.push(row.id, priority, now_ms)
+            if group.able:
+                core.runnable[group] = None
+
+    def _retry_due(self, task_id: int, at_ms: int, now_ms: int) -> bool:
+        """A handle fired: the group whose wait it ends, if there is one, gets the task again."""
+        core = self._core
+        for group in core.retrying[task_id]:
+            if group.waiting.get(task_id) == at_ms:
+                break
+        else:
+            return False
+        del group.waiting[task_id]
+        core.waited(group, task_id)
+        tries = group.tries.get(task_id)
+        group.ready.push(task_id, tries.priority if tries else 0, now_ms)
+        group.retried += 1
+        core.totals.retried += 1
+        core.wake(group)
+        return True
+
+    # --- times to live ---------------------------------------------------------------------
+
+    def lapse(self, now_ms: int, limit: int) -> bool:
+        """Ask for the records of up to ``limit`` tasks whose ttl is over while nobody has taken
+        them. True: call again at once."""
+        core = self._core
+        ids, more = core.lifetimes.fire(now_ms, limit, core.config.lapsing_max + core.missing_apart)
+        core.wants_lapsed += ids
+        return more
+
+    def lapsed(self, asked: Iterable[int], known: Mapping[int, Known], now_ms: int) -> None:
+        """Records that ``wants_lapsed`` asked for: what is ready or waiting expires."""
+        core = self._core
+        lifetimes = core.lifetimes
+        for task_id in asked:
+            found = known.get(task_id)
+            if task_id not in lifetimes.fired or found is None:
+                # It has left in another way, or its row is missing: then it stays where it is.
+                continue
+            end_ms = ttl_end_ms(found.row.due_ms, found.row.extras)
+            if end_ms is None or now_ms < end_ms:
+                # The clock went back while it was looked up.
+                for _ in range(lifetimes.fired.pop(task_id)):
+                    lifetimes.begin(found.row)
+                continue
+            for group in self._ownership.groups_of(found):
+                if task_id not in group.flight and task_id in lifetimes.fired:
+                    tries = group.tries.get(task_id)
+                    core.leave(group, found.row)
+                    if tries is not None:
+                        group.tries[task_id] = tries
+                    self.expire(group, found.row)
+
+    def expire(self, group: Group, row: TaskRow) -> None:
+        """Nobody in ``group``, which it was taken out of, wants it any more."""
+        core, task_id = self._core, row.id
+        core.totals.expired += 1
+        group.expired += 1
+        tries = group.tries.pop(task_id, None)
+        last = self._ownership.finish(group, row, Ending.EXPIRED)
+        core.lost_task(group.topic)
+        if not last:
+            core.note_done(task_id, group, tries.attempt if tries else 0, 0)
+        if core.recorder is not None:
+            core.recorder.ended(group.topic.name, group.name, EXPIRED, task_id, last=last)
+
+    # --- dispatch ----------------------------------------------------------------------------
 
     def dispatch(self, now_ms: int, mono_ms: int, limit: int) -> tuple[list[Dispatch], bool]:
         """Deliveries for subscribers with credit, about ``limit`` tasks, and whether to go on."""
@@ -176,7 +329,8 @@ class Dispatching:
     ) -> tuple[list[Item], int]:
         """Lease what can be delivered now of ``ids``; the number put back for lack of room."""
         core = self._core
-        hot, owed, flight, unsaved = core.hot, core.owed, group.flight, core.unsaved
+        hot, flight, unsaved = core.hot, group.flight, core.unsaved
+        shared = self._ownership.shared()
         deadline_ms = mono_ms + subscriber.lease_ms
         items: list[Item] = []
         size_left = core.config.delivery_frame_bytes_max
@@ -221,7 +375,7 @@ class Dispatching:
             unsaved.append(lease)
             items.append((row, attempt))
             size_left -= size
-            if task_id not in owed or not core.has_room:
+            if task_id not in shared or not core.has_room:
                 core.drop(task_id)
         else:
             index = len(ids)
@@ -241,6 +395,15 @@ class Dispatching:
         group.topic.delivered += count
         self._core.totals.delivered += count
         self._core.expires(group, deadline_ms)
+
+    def _withhold(self, group: Group, row: TaskRow, now_ms: int) -> None:
+        """Taken from the queue, but not to be delivered now."""
+        if row.due_ms > now_ms:
+            # The clock went back below its due time: it waits again, as if for a retry.
+            self._core.wait(group, row.id, row.due_ms)
+            return
+        self._core.lifetimes.end(row)
+        self.expire(group, row)
 
     # --- rows that have to be read -----------------------------------------------------------
 
@@ -282,27 +445,35 @@ class Dispatching:
                 return
             self._set_aside(group, task_id, group.ready.priority_at(index))
 
-    def _withhold(self, group: Group, row: TaskRow, now_ms: int) -> None:
-        """Taken from the queue, but not to be delivered now."""
-        if row.due_ms > now_ms:
-            # The clock went back below its due time: it waits again, as if for a retry.
-            self._core.wait(group, row.id, row.due_ms)
-            return
-        self._core.lifetimes.end(row)
-        self.expire(group, row)
+    def loaded_ready(self, group: Group, asked: Iterable[int], rows: dict[int, TaskRow]) -> None:
+        """Rows of ready tasks whose turn had come without a body in memory.
 
-    def expire(self, group: Group, row: TaskRow) -> None:
-        """Nobody in ``group``, which it was taken out of, wants it any more."""
-        core, task_id = self._core, row.id
-        core.totals.expired += 1
-        group.expired += 1
-        tries = group.tries.pop(task_id, None)
-        last = self._ownership.finish(group, row, Ending.EXPIRED)
-        core.lost_task(group.topic)
-        if not last:
-            core.note_done(task_id, group, tries.attempt if tries else 0, 0)
-        if core.recorder is not None:
-            core.recorder.ended(group.topic.name, group.name, EXPIRED, task_id, last=last)
+        Those that can be delivered at once are kept, whatever the budget: a load is bounded.
+        Others as long as there is room. A task that is still being loaded and has no row is
+        missing: it stays until that is found."""
+        core, asked = self._core, list(asked)
+        wanted = group.credit_up_to(len(asked))
+        core.make_room()
+        back: list[tuple[int, int]] = []
+        for task_id in asked:
+            row = rows.get(task_id)
+            if row is None or group.loading.pop(task_id, None) is None:
+                continue
+            if wanted > 0 or core.has_room:
+                core.keep(row)
+                wanted -= 1
+            back.append((task_id, priority_of(row)))
+        for task_id, priority in reversed(back):
+            group.ready.push_front(task_id, priority)
+        core.wake(group)
+
+    def not_loaded(self, group: Group, ids: Sequence[int]) -> None:
+        """Nobody can take these now, and there is no room for them: ready without a row again."""
+        for task_id in reversed(ids):
+            priority = group.loading.pop(task_id, None)
+            if priority is not None:
+                group.ready.push_front(task_id, priority)
+        self._core.wake(group)
 
     # --- subscribers -----------------------------------------------------------------------
 
@@ -341,178 +512,6 @@ class Dispatching:
 def _is_over(row: TaskRow, now_ms: int) -> bool:
     end_ms = ttl_end_ms(row.due_ms, row.extras)
     return end_ms is not None and now_ms >= end_ms
-
-
-class Delivery(Dispatching):
-    """Due, ttl over; dispatch and subscribers by inheritance."""
-
-    # --- due -------------------------------------------------------------------------------
-
-    def fire(self, now_ms: int, limit: int) -> bool:
-        """Hand up to ``limit`` due handles to their groups. True: call again at once."""
-        core = self._core
-        room = core.config.loading_max + core.missing_apart - len(core.firing)
-        if room <= 0:
-            return False
-        ids, dues, more = core.wheel.advance(now_ms, min(limit, room))
-        hot, retrying = core.hot, core.retrying
-        for task_id, due_ms in zip(ids, dues, strict=True):
-            if task_id in retrying and self._retry_due(task_id, due_ms, now_ms):
-                continue
-            row = hot.get(task_id)
-            if row is None:
-                core.firing[task_id] = due_ms
-                core.wants.append(task_id)
-            elif row.due_ms == due_ms:
-                self._due(row, now_ms)
-        upcoming = core.wheel.take_upcoming(limit)
-        if upcoming and core.has_room:
-            core.wants += [i for i in upcoming if i not in hot and i not in retrying]
-        return more
-
-    def loaded(self, asked: Iterable[int], rows: dict[int, TaskRow], now_ms: int) -> None:
-        """Rows that ``wants`` asked for, as they are now. One that is due and has no row has not
-        left, or its handle would have: it stays, until its row is found."""
-        core = self._core
-        for task_id in asked:
-            row = rows.get(task_id)
-            if row is None:
-                continue
-            due_ms = core.firing.pop(task_id, None)
-            if due_ms is not None:
-                if row.due_ms == due_ms:
-                    self._due(row, now_ms)
-            elif core.has_room and row.due_ms > now_ms and core.is_scheduled(row):
-                core.keep(row)
-
-    def loaded_ready(self, group: Group, asked: Iterable[int], rows: dict[int, TaskRow]) -> None:
-        """Rows of ready tasks whose turn had come without a body in memory.
-
-        Those that can be delivered at once are kept, whatever the budget: a load is bounded.
-        Others as long as there is room. A task that is still being loaded and has no row is
-        missing: it stays until that is found."""
-        core, asked = self._core, list(asked)
-        wanted = group.credit_up_to(len(asked))
-        core.make_room()
-        back: list[tuple[int, int]] = []
-        for task_id in asked:
-            row = rows.get(task_id)
-            if row is None or group.loading.pop(task_id, None) is None:
-                continue
-            if wanted > 0 or core.has_room:
-                core.keep(row)
-                wanted -= 1
-            back.append((task_id, priority_of(row)))
-        for task_id, priority in reversed(back):
-            group.ready.push_front(task_id, priority)
-        core.wake(group)
-
-    def not_loaded(self, group: Group, ids: Sequence[int]) -> None:
-        """Nobody can take these now, and there is no room for them: ready without a row again."""
-        for task_id in reversed(ids):
-            priority = group.loading.pop(task_id, None)
-            if priority is not None:
-                group.ready.push_front(task_id, priority)
-        self._core.wake(group)
-
-    def found_again(self, known: Known, now_ms: int) -> None:
-        """The row of a task that was missing: whatever waited for it goes on."""
-        row, core = known.row, self._core
-        rows = {row.id: row}
-        if row.id in core.firing:
-            self.loaded([row.id], rows, now_ms)
-        if row.id in core.lifetimes.fired:
-            self.lapsed([row.id], {row.id: known}, now_ms)
-        for group in core.topic(row.topic).groups.values():
-            if row.id in group.loading:
-                self.loaded_ready(group, [row.id], rows)
-
-    def _due(self, row: TaskRow, now_ms: int) -> None:
-        core = self._core
-        topic = core.topic(row.topic)
-        if topic.closing and not topic.live_groups and not self._ownership.was_closed(topic, row):
-            topic.deferred[row.id] = row.due_ms
-            core.drop(row.id)
-            return
-        topic.scheduled -= 1
-        core.scheduled -= 1
-        self.make_ready(topic, row, now_ms)
-        if topic.broadcasters:
-            self._broadcasts.offer(topic, row)
-
-    def make_ready(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
-        """The task is owed to the groups of its topic from now on."""
-        core = self._core
-        if not core.has_room:
-            core.drop(row.id)
-        elif row.id not in core.hot:
-            core.keep(row)
-        priority = 0
-        if row.extras is not None:
-            priority = row.extras.priority
-            core.lifetimes.begin(row)
-        if topic.unowned is not None:
-            topic.unowned.ready.push(row.id, priority, now_ms)
-            if topic.unowned.ready_count >= core.config.backlog_max:
-                core.full_topics[topic.name] = None
-            return
-        groups = topic.live_groups
-        if len(groups) > 1 or topic.closing:
-            groups = self._ownership.assign(topic, groups, row)
-        for group in groups:
-            group.ready.push(row.id, priority, now_ms)
-            if group.able:
-                core.runnable[group] = None
-
-    def _retry_due(self, task_id: int, at_ms: int, now_ms: int) -> bool:
-        """A handle fired: the group whose wait it ends, if there is one, gets the task again."""
-        core = self._core
-        for group in core.retrying[task_id]:
-            if group.waiting.get(task_id) == at_ms:
-                break
-        else:
-            return False
-        del group.waiting[task_id]
-        core.waited(group, task_id)
-        tries = group.tries.get(task_id)
-        group.ready.push(task_id, tries.priority if tries else 0, now_ms)
-        group.retried += 1
-        core.totals.retried += 1
-        core.wake(group)
-        return True
-
-    # --- times to live ---------------------------------------------------------------------
-
-    def lapse(self, now_ms: int, limit: int) -> bool:
-        """Ask for the records of up to ``limit`` tasks whose ttl is over while nobody has taken
-        them. True: call again at once."""
-        core = self._core
-        ids, more = core.lifetimes.fire(now_ms, limit, core.config.lapsing_max + core.missing_apart)
-        core.wants_lapsed += ids
-        return more
-
-    def lapsed(self, asked: Iterable[int], known: Mapping[int, Known], now_ms: int) -> None:
-        """Records that ``wants_lapsed`` asked for: what is ready or waiting expires."""
-        core = self._core
-        lifetimes = core.lifetimes
-        for task_id in asked:
-            found = known.get(task_id)
-            if task_id not in lifetimes.fired or found is None:
-                # It has left in another way, or its row is missing: then it stays where it is.
-                continue
-            end_ms = ttl_end_ms(found.row.due_ms, found.row.extras)
-            if end_ms is None or now_ms < end_ms:
-                # The clock went back while it was looked up.
-                for _ in range(lifetimes.fired.pop(task_id)):
-                    lifetimes.begin(found.row)
-                continue
-            for group in self._ownership.groups_of(found):
-                if task_id not in group.flight and task_id in lifetimes.fired:
-                    tries = group.tries.get(task_id)
-                    core.leave(group, found.row)
-                    if tries is not None:
-                        group.tries[task_id] = tries
-                    self.expire(group, found.row)
 
 
 class Broadcaster(Subscriber):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.delivery import Delivery
 from tickwheel.engine.enqueue import Intake
 from tickwheel.engine.events import Recorder
@@ -35,12 +36,13 @@ class Engine:
         self.core = core = Core(config, epoch, id_mark, now_ms, recorder)
         self.intake = Intake(core)
         self.ownership = ownership = Ownership(core)
-        self.settlement = Settlement(core, ownership)
-        self.control = Control(core, ownership)
+        self.dead_letters = dead_letters = DeadLetters(core, ownership)
+        self.settlement = Settlement(core, ownership, dead_letters)
+        self.control = Control(core, ownership, dead_letters)
         self.delivery = Delivery(core, ownership, self.settlement)
         self.grouping = Grouping(core, ownership)
-        self.closing = Closing(core, ownership, self.grouping)
-        self.recovery = Recovery(core, ownership, self.grouping)
+        self.closing = Closing(core, ownership, dead_letters, self.settlement, self.grouping)
+        self.recovery = Recovery(core, ownership, dead_letters, self.grouping)
 
     def seal(self, now_ms: int, mono_ms: int, *, checkpoint_all: bool = False) -> Batch | None:
         """Close the open batch for the store; None when there is nothing to commit."""

@@ -14,10 +14,7 @@ from operator import itemgetter
 from tickwheel.engine.sessions import Outcome, Session
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, Staged, rejoin
-from tickwheel.model.records import ID_STEP, Extras, TaskRow
-
-Draft = tuple[str, int, bytes, Extras | None]
-"""(topic, due_ms, body, extras) as checked by the shell; due_ms is not in the past."""
+from tickwheel.model.records import ID_STEP, Draft, TaskRow
 
 _new_row = tuple.__new__
 _topic_of_draft = itemgetter(0)

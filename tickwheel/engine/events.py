@@ -12,9 +12,8 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from tickwheel.engine.enqueue import Draft
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
-    from tickwheel.model.records import TaskRow
+    from tickwheel.model.records import Draft, TaskRow
 
 CANCELLED, EXPIRED, DELETED = "cancelled", "expired", "deleted"
 

@@ -31,7 +31,9 @@ from tickwheel.model.records import TOPIC_ITSELF, Ending, GroupRow, GroupSetting
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from tickwheel.engine.dead_letters import DeadLetters
     from tickwheel.engine.ownership import Ownership
+    from tickwheel.engine.settlement import Settlement
     from tickwheel.engine.state import Core
 
 
@@ -165,9 +167,18 @@ class Grouping:
 class Closing:
     """The engine's part of GROUP_DELETE."""
 
-    def __init__(self, core: Core, ownership: Ownership, grouping: Grouping) -> None:
+    def __init__(
+        self,
+        core: Core,
+        ownership: Ownership,
+        dead_letters: DeadLetters,
+        settlement: Settlement,
+        grouping: Grouping,
+    ) -> None:
         self._core = core
         self._ownership = ownership
+        self._dead_letters = dead_letters
+        self._settlement = settlement
         self._grouping = grouping
 
     def close(self, group: Group) -> None:
@@ -207,21 +218,16 @@ class Closing:
                 self._forget(group, found.row)
 
     def _take_out(self, group: Group, found: Known) -> bool:
-        core, task_id, name = self._core, found.row.id, group.name
+        core, task_id = self._core, found.row.id
         if found.row.topic != group.topic.name:
             return False
-        lease = group.flight.pop(task_id, None)
+        lease = group.flight.get(task_id)
         if lease is not None:
-            lease.live = False
-            core.in_flight -= 1
-            core.give_back(lease.subscriber, 1)
+            self._settlement.group_closed(lease)
         elif task_id in group.waiting or task_id in group.loading:
             core.leave(group, found.row)
-        elif name in found.dead:
-            core.open.effects.dead[task_id, name] = None
-            group.dead -= 1
-            core.dead -= 1
-            self._ownership.exhume(group, task_id, owes_it=False)
+        elif group.name in found.dead:
+            self._dead_letters.drop(group, task_id)
         else:
             return False
         return True

@@ -35,7 +35,7 @@ Rules, for what is in memory:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from tickwheel.engine.events import DELETED
@@ -216,6 +216,10 @@ class Ownership:
         extras = row.extras or Extras()
         return row._replace(extras=extras._replace(order_id=core.ids.take(1, now_ms)))
 
+    def forget(self, task_id: int) -> None:
+        """It is scheduled anew: who is owed it is decided when it fires."""
+        self._core.owed.pop(task_id, None)
+
     # --- a task fires ------------------------------------------------------------------------
 
     def assign(self, topic: Topic, live: list[Group], row: TaskRow) -> list[Group]:
@@ -272,6 +276,14 @@ class Ownership:
         owed = self._core.owed.get(task_id)
         return group is group.topic.first_group if owed is None else group.name in owed.remaining
 
+    def shared(self) -> Container[int]:
+        """The ids of tasks that somebody else than the first group of their topic may be owed."""
+        return self._core.owed
+
+    def may_share(self, group: Group) -> bool:
+        """Whether there may be tasks that the group owes an end and that are not its alone."""
+        return bool(self._core.owed or group.topic.replays)
+
     # --- the end of a share ------------------------------------------------------------------
 
     def finish(self, group: Group, of: Lease | TaskRow, ending: Ending = Ending.ACKED) -> bool:
@@ -290,7 +302,7 @@ class Ownership:
         core.end(task_id, ending)
         return True
 
-    def bury(self, group: Group, task_id: int) -> None:
+    def to_dead_letters(self, group: Group, task_id: int) -> None:
         """It is a dead letter of the group now."""
         owed = self._core.owed.get(task_id)
         if owed is not None:
@@ -299,7 +311,7 @@ class Ownership:
             if not owed.remaining:
                 self._core.drop(task_id)
 
-    def exhume(self, group: Group, task_id: int, *, owes_it: bool) -> None:
+    def from_dead_letters(self, group: Group, task_id: int, *, owes_it: bool) -> None:
         """It is no dead letter of the group any more; ``owes_it``: it is the group's again."""
         owed = self._core.owed.get(task_id)
         if owed is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.events import DELETED
 from tickwheel.engine.groups import Grouping
 from tickwheel.engine.ownership import Ownership
@@ -23,9 +24,12 @@ from tickwheel.model.records import (
 class Recovery:
     """Restore groups and sessions first, then tasks with a history, then all the others."""
 
-    def __init__(self, core: Core, ownership: Ownership, grouping: Grouping) -> None:
+    def __init__(
+        self, core: Core, ownership: Ownership, dead_letters: DeadLetters, grouping: Grouping
+    ) -> None:
         self._core = core
         self._ownership = ownership
+        self._dead_letters = dead_letters
         self._grouping = grouping
         self.leases_kept = 0
         self.stopped_ms = 0
@@ -48,10 +52,7 @@ class Recovery:
         """A task that some group was handed before; leases last ``lease_ms_max`` at most."""
         core, row = self._core, known.row
         topic = core.topic(row.topic)
-        for name in known.dead:
-            if name in topic.groups:
-                topic.groups[name].dead += 1
-                core.dead += 1
+        self._dead_letters.restore(known)
         core.tasks += 1
         core.acted_ms = max(core.acted_ms, row.due_ms)
         groups = self._ownership.restore(known)

@@ -1,21 +1,31 @@
 """The second half, last part: every way in which a delivery ends.
 
-Invariants: an ack takes effect in memory at once, so a lease cannot end while its ack is being
-committed; credit comes back when the commit that ends the delivery is durable; acks are never
-undone.
+| end | the credit is back | what becomes of the task in its group |
+|---|---|---|
+| ack | with the commit | done; it ends with the last group that owes it an end |
+| nack | with the commit | waits for its next attempt; without one, a dead letter |
+| reject, unfit to be written | with the commit | a dead letter |
+| release | with the commit | ready, in front of the others; the attempt does not count |
+| lease over, connection lost | at once, in doubt | ready, behind the others; or a dead letter |
+| group deleted | at once | the group lets go of it: see ``groups`` |
+
+``Settlement.end`` is the only way out of ``Group.flight``. Invariants: an ack takes effect in
+memory at once, so a lease cannot end while its ack is being committed; acks are never undone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
+from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.ownership import Ownership, is_done
 from tickwheel.engine.state import Core, failure_of
 from tickwheel.engine.topics import Group, Lease, Tries
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     FAILURES_MAX,
-    DeadRow,
     Ending,
     Failure,
     Known,
@@ -28,26 +38,48 @@ EXPIRY_SCAN_GAP_MS_MIN = 20
 EXPIRY_SCAN_LEASES_PER_MS = 10_000
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class LeaseEnd:
+    """Why a lease ends, and what follows from that alone: one of those below."""
+
+    why: str
+    is_confirmed: bool = True
+    """Credit comes back when the end is durable. Else at once: the consumer did not ask for it."""
+    raises_doubt: bool = False
+    """Its consumer may be dead."""
+
+
+ACKED = LeaseEnd("acked")
+NACKED = LeaseEnd("nacked or rejected: the attempt failed")
+RELEASED = LeaseEnd("given back unstarted")
+UNFIT = LeaseEnd("cannot be written to any subscriber")
+LAPSED = LeaseEnd("over by time, or connection lost", is_confirmed=False, raises_doubt=True)
+GROUP_CLOSED = LeaseEnd("its group is being deleted", is_confirmed=False)
+
+
+class Verdict(NamedTuple):
+    """Of an attempt that failed."""
+
+    failure: Failure
+    wait_ms: int | None
+    """Until the next attempt; None: there is none, and the task becomes a dead letter."""
+
+
 class Settlement:
     """Ack, nack, reject, release, extend, and leases that end by time."""
 
-    def __init__(self, core: Core, ownership: Ownership) -> None:
+    def __init__(self, core: Core, ownership: Ownership, dead_letters: DeadLetters) -> None:
         self._core = core
         self._ownership = ownership
+        self._dead_letters = dead_letters
 
     def ack(
         self, group: Group, epoch: int, ids: Sequence[int], attempts: Sequence[int]
     ) -> list[int]:
         """Finish what is known here; the indexes of receipts that need the store's word."""
-        core = self._core
         flight = group.flight
-        credits = core.open.credits
-        ended, endings = core.open.effects.ended, core.endings
-        is_shared, finish = bool(core.owed or group.topic.replays), self._ownership.finish
         unresolved: list[int] = []
-        finished: list[Lease] = []
-        kept: set[int] = set()
-        asked_core = 0
+        leases: dict[int, Lease] = {}
         for index, task_id in enumerate(ids):
             lease, attempt = flight.get(task_id), attempts[index]
             # Both begin at 1: a receipt below that, or above the lease's, was not given out.
@@ -56,27 +88,13 @@ class Settlement:
                 or not 0 < epoch <= lease.epoch
                 or attempt < 1
                 or (attempt > lease.attempt and epoch == lease.epoch)
+                or task_id in leases
             ):
                 unresolved.append(index)
                 continue
-            del flight[task_id]
-            lease.live = False
-            subscriber = lease.subscriber
-            credits[subscriber] = credits.get(subscriber, 0) + 1
-            finished.append(lease)
-            if not is_shared:
-                ended[task_id] = Ending.ACKED
-                endings.add(task_id, Ending.ACKED)
-                continue
-            asked_core += 1
-            if not finish(group, lease):
-                core.note_done(task_id, group, lease.attempt, lease.epoch)
-                kept.add(task_id)
-        core.in_flight -= len(finished)
-        core.tasks -= len(finished) - asked_core
-        self._count_acked(group, len(finished))
-        if finished and core.recorder is not None:
-            core.recorder.acked(group, finished, kept)
+            leases[task_id] = lease
+        if leases:
+            self.end(ACKED, group, leases)
         return unresolved
 
     def ack_idle(self, group: Group, epoch: int, task_id: int, attempt: int, known: Known) -> str:
@@ -116,13 +134,8 @@ class Settlement:
             core.note_done(task_id, group, attempt, epoch)
         if core.recorder is not None:
             core.recorder.acked_idle(group, task_id, attempt, ended=ended)
-        self._count_acked(group, 1)
+        self._count(ACKED, group, 1)
         return "acked"
-
-    def _count_acked(self, group: Group, count: int) -> None:
-        group.acked += count
-        group.topic.acked += count
-        self._core.totals.acked += count
 
     def current(self, group: Group, task_id: int, epoch: int, attempt: int) -> Lease | None:
         """The lease that this receipt is of, if it is the current one."""
@@ -133,28 +146,13 @@ class Settlement:
 
     def nack(self, lease: Lease, delay_ms: int | None, reason: str | None, now_ms: int) -> str:
         """The attempt failed: wait for the next, or go to the dead letters."""
-        core, group = self._core, lease.group
-        failure, delay_ms = self._judge(lease, delay_ms, reason or "nack", now_ms)
-        self._close(lease)
-        core.totals.nacked += 1
-        group.nacked += 1
-        if delay_ms is None:
-            self.bury(lease, failure, now_ms)
-            return "dead"
-        failures = (*lease.failures, failure)[-FAILURES_MAX:]
-        group.tries[lease.id] = Tries(lease.attempt, lease.epoch, lease.traits.priority, failures)
-        if lease.traits.ttl_end_ms is not None:
-            core.lifetimes.add(lease.id, lease.traits.ttl_end_ms)
-        core.wait(group, lease.id, now_ms + delay_ms)
-        if core.recorder is not None:
-            core.recorder.nacked(lease, failure.reason, now_ms + delay_ms, now_ms)
-        return "retrying"
+        verdict = self._judge(lease, delay_ms, reason or "nack", now_ms)
+        self._end_one(NACKED, lease, now_ms, verdict)
+        return "dead" if verdict.wait_ms is None else "retrying"
 
-    def _judge(
-        self, lease: Lease, delay_ms: int | None, reason: str, now_ms: int
-    ) -> tuple[Failure, int | None]:
-        """The failed attempt, and how long until the next one; None: there is none. Changes
-        nothing yet, so a policy that cannot be computed ends its task and not the daemon."""
+    def _judge(self, lease: Lease, delay_ms: int | None, reason: str, now_ms: int) -> Verdict:
+        """Changes nothing yet, so a policy that cannot be computed ends its task and not the
+        daemon."""
         try:
             policy = self._core.policy(lease.traits.retry, lease.group)
             if not policy.allows(lease.attempt):
@@ -162,23 +160,26 @@ class Settlement:
             elif delay_ms is None:
                 delay_ms = policy.delay_ms(lease.attempt, lease.id)
         except Exception as error:
-            return self._core.fault(lease, reason, error, now_ms), None
-        return failure_of(lease, reason, now_ms), delay_ms
+            return Verdict(self._core.fault(lease, reason, error, now_ms), None)
+        return Verdict(failure_of(lease, reason, now_ms), delay_ms)
 
     def reject(self, lease: Lease, reason: str | None, now_ms: int) -> None:
         """Straight to the dead letters."""
-        self._close(lease)
-        self._core.totals.nacked += 1
-        lease.group.nacked += 1
         failure = failure_of(lease, reason or "rejected", now_ms)
-        self.bury(lease, failure, now_ms)
+        self._end_one(NACKED, lease, now_ms, Verdict(failure, None))
+
+    def unfit(self, lease: Lease, error: Exception, now_ms: int) -> None:
+        """It cannot be written to any subscriber: to the dead letters, with what went wrong."""
+        failure = self._core.fault(lease, "delivery", error, now_ms)
+        self._end_one(UNFIT, lease, now_ms, Verdict(failure, None))
 
     def release(self, lease: Lease, now_ms: int) -> None:
         """Given back unstarted: ready at once, and the attempt does not count."""
-        self._close(lease)
-        self._back(lease, lease.attempt - 1, lease.failures, now_ms, front=True)
-        if self._core.recorder is not None:
-            self._core.recorder.released(lease, now_ms)
+        self._end_one(RELEASED, lease, now_ms)
+
+    def group_closed(self, lease: Lease) -> None:
+        """Its group is being deleted, which ends the group's share of the task itself."""
+        self._end_one(GROUP_CLOSED, lease)
 
     def extend(self, lease: Lease, lease_ms: int, mono_ms: int) -> None:
         """The lease ends ``lease_ms`` from now; the consumer is there, whatever its past."""
@@ -190,15 +191,97 @@ class Settlement:
             lease.subscriber = lease.group.detached
         self._core.expires(lease.group, lease.deadline_mono_ms)
 
-    def _close(self, lease: Lease) -> None:
-        """The delivery is over without an ack; its credit returns with the commit."""
-        lease.live = False
-        del lease.group.flight[lease.id]
-        self._core.in_flight -= 1
-        credits = self._core.open.credits
-        credits[lease.subscriber] = credits.get(lease.subscriber, 0) + 1
+    # --- the end of a lease ----------------------------------------------------------------
 
-    def _back(
+    def end(
+        self,
+        why: LeaseEnd,
+        group: Group,
+        leases: Mapping[int, Lease],
+        now_ms: int = 0,
+        verdict: Verdict | None = None,
+    ) -> None:
+        """Every lease ends here, and nowhere else.
+
+        ``leases`` are some of ``group``, by the id of their task. A ``verdict`` says that the
+        attempt failed, and what follows.
+        """
+        core, flight, credits = self._core, group.flight, self._core.open.credits
+        is_confirmed = why.is_confirmed
+        for task_id, lease in leases.items():
+            del flight[task_id]
+            lease.live = False  # whatever no batch holds of it need not be written any more
+            subscriber = lease.subscriber
+            if is_confirmed:
+                credits[subscriber] = credits.get(subscriber, 0) + 1
+                continue
+            if why.raises_doubt:
+                # Else one that is dead and holds its connection would burn every attempt there is.
+                subscriber.presence.doubt(lease)
+            core.give_back(subscriber, 1)
+        core.in_flight -= len(leases)
+        self._count(why, group, len(leases))
+        if why is ACKED:
+            self._finish(group, leases)
+        elif why is not GROUP_CLOSED:
+            for lease in leases.values():
+                self._go_on(why, lease, now_ms, verdict)
+
+    def _end_one(
+        self, why: LeaseEnd, lease: Lease, now_ms: int = 0, verdict: Verdict | None = None
+    ) -> None:
+        self.end(why, lease.group, {lease.id: lease}, now_ms, verdict)
+
+    def _count(self, why: LeaseEnd, group: Group, count: int) -> None:
+        totals = self._core.totals
+        if why is ACKED:
+            group.acked += count
+            group.topic.acked += count
+            totals.acked += count
+        elif why is NACKED:
+            group.nacked += count
+            totals.nacked += count
+        elif why is LAPSED:
+            totals.leases_over += count
+
+    def _finish(self, group: Group, leases: Mapping[int, Lease]) -> None:
+        """Their tasks are done, as far as this group goes."""
+        core = self._core
+        kept: set[int] = set()
+        if self._ownership.may_share(group):
+            for task_id, lease in leases.items():
+                if not self._ownership.finish(group, lease):
+                    core.note_done(task_id, group, lease.attempt, lease.epoch)
+                    kept.add(task_id)
+        else:
+            core.end_delivered(leases, Ending.ACKED)
+        if core.recorder is not None:
+            core.recorder.acked(group, list(leases.values()), kept)
+
+    def _go_on(self, why: LeaseEnd, lease: Lease, now_ms: int, verdict: Verdict | None) -> None:
+        """Its task is not done: the group gets it again, or has a dead letter more."""
+        recorder = self._core.recorder
+        if verdict is None:
+            self._ready_again(lease, lease.attempt - 1, lease.failures, now_ms, front=True)
+            if recorder is not None:
+                recorder.released(lease, now_ms)
+            return
+        failure, wait_ms = verdict
+        if wait_ms is None:
+            self._dead_letters.to_dead_letters(lease, failure, now_ms)
+            return
+        failures = (*lease.failures, failure)[-FAILURES_MAX:]
+        if why is NACKED:
+            self._keep_tries(lease, lease.attempt, failures)
+            self._core.wait(lease.group, lease.id, now_ms + wait_ms)
+            if recorder is not None:
+                recorder.nacked(lease, failure.reason, now_ms + wait_ms, now_ms)
+            return
+        self._ready_again(lease, lease.attempt, failures, now_ms, front=False)
+        if recorder is not None:
+            recorder.lease_over(lease, failure.reason, now_ms)
+
+    def _ready_again(
         self,
         lease: Lease,
         attempt: int,
@@ -208,12 +291,9 @@ class Settlement:
         front: bool,
     ) -> None:
         core, group, task_id = self._core, lease.group, lease.id
-        key, priority = (task_id, group.name), lease.traits.priority
-        if lease.traits.ttl_end_ms is not None:
-            core.lifetimes.add(task_id, lease.traits.ttl_end_ms)
+        progress: ProgressRow | None = None
         if attempt > 0:
-            group.tries[task_id] = Tries(attempt, lease.epoch, priority, failures)
-            core.open.effects.progress[key] = ProgressRow(
+            progress = ProgressRow(
                 task_id,
                 group.name,
                 ProgressState.RELEASED,
@@ -222,39 +302,21 @@ class Settlement:
                 lease.epoch,
                 failures,
             )
-        else:
-            core.open.effects.progress[key] = None
+        core.open.effects.progress[task_id, group.name] = progress
+        self._keep_tries(lease, attempt, failures)
         if front:
-            group.ready.push_front(task_id, priority)
+            group.ready.push_front(task_id, lease.traits.priority)
         else:
-            group.ready.push(task_id, priority, now_ms)
+            group.ready.push(task_id, lease.traits.priority, now_ms)
         core.wake(group)
 
-    def bury(self, lease: Lease, failure: Failure, now_ms: int) -> None:
-        """Into the group's dead letters."""
-        core, group, key = self._core, lease.group, (lease.id, lease.group.name)
-        core.open.effects.dead[key] = DeadRow(
-            lease.id,
-            group.name,
-            group.topic.name,
-            now_ms,
-            lease.attempt,
-            failure.reason,
-            (*lease.failures, failure)[-FAILURES_MAX:],
-        )
-        core.open.effects.progress[key] = None
-        group.dead += 1
-        group.buried += 1
-        core.dead += 1
-        core.totals.dead += 1
-        self._ownership.bury(group, lease.id)
-        if core.recorder is not None:
-            core.recorder.died(lease, failure.reason, now_ms)
-
-    def unfit(self, lease: Lease, error: Exception, now_ms: int) -> None:
-        """It cannot be written to any subscriber: to the dead letters, with what went wrong."""
-        self._close(lease)
-        self.bury(lease, self._core.fault(lease, "delivery", error, now_ms), now_ms)
+    def _keep_tries(self, lease: Lease, attempt: int, failures: tuple[Failure, ...]) -> None:
+        """What its lease knew, now that the task is in flight no more."""
+        core, traits = self._core, lease.traits
+        if traits.ttl_end_ms is not None:
+            core.lifetimes.add(lease.id, traits.ttl_end_ms)
+        if attempt > 0:
+            lease.group.tries[lease.id] = Tries(attempt, lease.epoch, traits.priority, failures)
 
     # --- leases that end by time -----------------------------------------------------------
 
@@ -291,26 +353,8 @@ class Settlement:
             earliest = max(earliest, mono_ms + gap_ms)
         group.expiry_mono_ms = earliest
         for lease in over:
-            self._lease_over(lease, now_ms)
+            gone = lease.subscriber.gone_mono_ms is not None
+            # Ready at once: only whether there is another attempt matters.
+            verdict = self._judge(lease, 0, "connection lost" if gone else "lease over", now_ms)
+            self._end_one(LAPSED, lease, now_ms, verdict)
         return len(over)
-
-    def _lease_over(self, lease: Lease, now_ms: int) -> None:
-        core = self._core
-        gone = lease.subscriber.gone_mono_ms is not None
-        reason = "connection lost" if gone else "lease over"
-        # Ready at once: only whether there is another attempt matters.
-        failure, wait_ms = self._judge(lease, 0, reason, now_ms)
-        core.totals.leases_over += 1
-        lease.live = False
-        del lease.group.flight[lease.id]
-        core.in_flight -= 1
-        # Else one that is dead and holds its connection would burn every attempt there is.
-        lease.subscriber.presence.doubt(lease)
-        core.give_back(lease.subscriber, 1)
-        if wait_ms is None:
-            self.bury(lease, failure, now_ms)
-            return
-        failures = (*lease.failures, failure)[-FAILURES_MAX:]
-        self._back(lease, lease.attempt, failures, now_ms, front=False)
-        if core.recorder is not None:
-            core.recorder.lease_over(lease, failure.reason, now_ms)

@@ -46,7 +46,7 @@ from tickwheel.model.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
 from tickwheel.wheel.timing import TimingWheel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
     from tickwheel.engine.events import Recorder
 
@@ -510,6 +510,15 @@ class Core:
         self.endings.add(task_id, ending)
         self.drop(task_id)
         self.owed.pop(task_id, None)
+
+    def end_delivered(self, ids: Collection[int], ending: Ending) -> None:
+        """``end`` for tasks that were in flight for the only group that was owed them: nothing
+        else of them is in memory."""
+        self.tasks -= len(ids)
+        ended, endings = self.open.effects.ended, self.endings
+        for task_id in ids:
+            ended[task_id] = ending
+            endings.add(task_id, ending)
 
     def is_scheduled(self, row: TaskRow) -> bool:
         """Its due time has not come, or has not been acted on."""

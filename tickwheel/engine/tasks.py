@@ -1,4 +1,4 @@
-"""Commands on single tasks: cancel, reschedule, run now, look up; and the dead letters.
+"""Commands on single tasks: cancel, reschedule, run now, look up; dead letters by id.
 
 The shell reads what the store holds of the ids, lays over it what is not committed yet, and
 passes the result here as ``Known``; engine memory says the rest.
@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from tickwheel.engine.events import CANCELLED, DELETED
+from tickwheel.engine.dead_letters import DeadLetters
+from tickwheel.engine.events import CANCELLED
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
-from tickwheel.engine.topics import Group, Tries, priority_of
+from tickwheel.engine.topics import Tries, priority_of
 from tickwheel.model.records import Ending, Failure, Known, ProgressState, task_bytes
 from tickwheel.model.states import State
 
@@ -31,9 +32,10 @@ class GroupView(NamedTuple):
 class Control:
     """Verbs on tasks by id. Every answer is a word of the protocol."""
 
-    def __init__(self, core: Core, ownership: Ownership) -> None:
+    def __init__(self, core: Core, ownership: Ownership, dead_letters: DeadLetters) -> None:
         self._core = core
         self._ownership = ownership
+        self._dead_letters = dead_letters
 
     # --- where it stands ---------------------------------------------------------------------
 
@@ -111,8 +113,7 @@ class Control:
             core.unschedule(known.row)
         else:
             self._take_out_everywhere(known)
-        for name in known.dead:
-            self._exhume(topic.groups[name])
+        self._dead_letters.task_ends(known)
         core.end(task_id, Ending.CANCELLED)
         core.totals.cancelled += 1
         topic.cancelled += 1
@@ -137,7 +138,7 @@ class Control:
                 core.unschedule(known.row)
             else:
                 self._take_out_everywhere(known)
-                core.owed.pop(task_id, None)
+                self._ownership.forget(task_id)
                 core.drop(task_id)
             row = self._ownership.moved(known.row._replace(due_ms=due_ms), now_ms)
             core.open.effects.updated[task_id] = row
@@ -178,44 +179,11 @@ class Control:
     # --- dead letters ------------------------------------------------------------------------
 
     def requeue(self, task_id: int, name: str, known: Known | None, now_ms: int) -> str:
-        """Back from the dead letters, ready at once, attempts counted anew."""
-        group = self._dead_group(name, known)
-        if group is None or known is None:
-            return self.absent(task_id) if known is None else "unknown"
-        core = self._core
-        self._unbury(group, task_id)
-        self._ownership.exhume(group, task_id, owes_it=True)
-        group.ready.push(task_id, priority_of(known.row), now_ms)
-        core.lifetimes.begin(known.row)
-        core.wake(group)
-        if core.recorder is not None:
-            core.recorder.requeued(known.row.topic, name, task_id)
-        return "requeued"
+        """Back from the dead letters of the group ``name``."""
+        if known is None:
+            return self.absent(task_id)
+        return self._dead_letters.requeue(known, name, now_ms)
 
     def delete_dead(self, task_id: int, name: str, known: Known | None) -> str:
-        """Drop a dead letter; the task leaves when no group keeps or owes it."""
-        group = self._dead_group(name, known)
-        if group is None or known is None:
-            return self.absent(task_id) if known is None else "unknown"
-        core = self._core
-        self._unbury(group, task_id)
-        self._ownership.exhume(group, task_id, owes_it=False)
-        last = self._ownership.finish(group, known.row, Ending.DELETED)
-        if not last:
-            core.note_done(task_id, group, known.dead[name].attempt, 0)
-        if core.recorder is not None:
-            core.recorder.ended(known.row.topic, name, DELETED, task_id, last=last)
-        return "deleted"
-
-    def _dead_group(self, name: str, known: Known | None) -> Group | None:
-        if known is None or name not in known.dead:
-            return None
-        return self._core.topic(known.row.topic).groups.get(name)
-
-    def _unbury(self, group: Group, task_id: int) -> None:
-        self._core.open.effects.dead[task_id, group.name] = None
-        self._exhume(group)
-
-    def _exhume(self, group: Group) -> None:
-        group.dead -= 1
-        self._core.dead -= 1
+        """Drop a dead letter of the group ``name``."""
+        return self.absent(task_id) if known is None else self._dead_letters.delete(known, name)

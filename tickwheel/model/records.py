@@ -45,6 +45,10 @@ class Extras(NamedTuple):
     """Its place in the order when that is not its own id: see ``ownership.py``."""
 
 
+Draft = tuple[str, int, bytes, Extras | None]
+"""(topic, due_ms, body, extras) of a task that has no id yet; due_ms is not in the past."""
+
+
 class TaskRow(NamedTuple):
     """One task as it is stored: in the StoreQueue until its last group is done with it."""
 

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tickwheel.history.lines import Kind
 
 if TYPE_CHECKING:
-    from tickwheel.engine.enqueue import Draft
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
-    from tickwheel.model.records import GroupSettings, TaskRow
+    from tickwheel.model.records import Draft, GroupSettings, TaskRow
 
 Record = list[Any]
 Arrival = tuple[int, object, range, "Sequence[Draft]"]

@@ -43,7 +43,7 @@ class _Protocol(HiRedisProtocol):  # type: ignore[misc]  # the library ships no 
 
 
 class AsyncioRedisWire:
-    """See ``drivers.Wire``."""
+    """See ``driver.Wire``."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection

@@ -28,7 +28,7 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (
 
 
 class RedisWire:
-    """See ``drivers.Wire``."""
+    """See ``driver.Wire``."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection

@@ -17,8 +17,8 @@ from tickwheel.server import checks, policies
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from tickwheel.engine.enqueue import Draft
     from tickwheel.engine.state import Core
+    from tickwheel.model.records import Draft
 
 _OPTIONS = ("due_ms", "key", "tag", "props", "priority", "ttl_ms", "retry")
 

@@ -41,10 +41,10 @@ from contextlib import asynccontextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.engine.tasks import Known
 from tickwheel.engine.topics import Group
 from tickwheel.errors import Overloaded, RowMissing, TickwheelError
 from tickwheel.model.effects import Effects, ProgressKey
+from tickwheel.model.records import Known
 from tickwheel.persistence.contract import Store, StoreAway, StoredTask, is_cut
 
 if TYPE_CHECKING:

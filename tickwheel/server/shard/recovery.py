@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
-from tickwheel.engine.tasks import Known
+from tickwheel.model.records import Known
 from tickwheel.persistence.contract import Handles, Opened, Store
 from tickwheel.server.logs import Log
 

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from tickwheel.engine.engine import Engine
     from tickwheel.engine.sessions import Session
     from tickwheel.engine.sinks import DeliverySink
-    from tickwheel.engine.tasks import Known
     from tickwheel.engine.topics import Dispatch, Item
+    from tickwheel.model.records import Known
     from tickwheel.server.history import History
     from tickwheel.server.metrics.observed import Lateness
     from tickwheel.server.settings import Settings

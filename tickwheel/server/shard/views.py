@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tickwheel.engine.tasks import GroupView, Known
-from tickwheel.model.records import DeadRow, Extras
+from tickwheel.engine.tasks import GroupView
+from tickwheel.model.records import DeadRow, Extras, Known
 
 ValueBytes = Callable[[object], int]
 """What a plain value takes in an answer; the transport knows."""

@@ -12,7 +12,7 @@ from tickwheel.server.shard.views import ValueBytes, fitting
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.engine.tasks import Known
+    from tickwheel.model.records import Known
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shell
 

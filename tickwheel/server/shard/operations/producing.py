@@ -20,8 +20,8 @@ from tickwheel.server.shard.committer import STALLED
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.engine.enqueue import Draft
     from tickwheel.engine.sessions import Outcome, Session
+    from tickwheel.model.records import Draft
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shell
 

@@ -13,8 +13,8 @@ from tickwheel.server import checks
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.engine.tasks import Known
     from tickwheel.engine.topics import Group, Lease
+    from tickwheel.model.records import Known
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shell
 

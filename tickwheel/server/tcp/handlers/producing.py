@@ -13,7 +13,7 @@ from tickwheel.server.tcp import decode
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.engine.enqueue import Draft
+    from tickwheel.model.records import Draft
     from tickwheel.protocol.codec import Frame
     from tickwheel.server.shard.operations import Operations
     from tickwheel.server.tcp.shared import Peer
