@@ -21,12 +21,11 @@ from pydantic_settings import (
 
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
-from tickwheel.errors import BadRequest
+from tickwheel.errors import BadRequest, shown
 from tickwheel.history.spool import BYTES_MAX
 from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
-from tickwheel.model.retry import RetryPolicy
+from tickwheel.model.retry import InvalidPolicy, RetryPolicy, named_policies
 from tickwheel.protocol.frames import Limits
-from tickwheel.server import policies
 
 TASK_EXTRAS_BYTES = 64 * 1024
 """What a task may have beside the largest body, unless ``task_bytes_max`` says otherwise."""
@@ -160,7 +159,10 @@ class Settings(BaseSettings):
     @field_validator("retry_policies")
     @classmethod
     def _retry_policies(cls, value: dict[str, Any]) -> dict[str, Any]:
-        policies.named(value, RetryPolicy())
+        try:
+            named_policies(value, RetryPolicy())
+        except InvalidPolicy as error:
+            raise ValueError(error.message(shown)) from None
         return value
 
     @field_validator("advertise")
@@ -275,7 +277,7 @@ class Settings(BaseSettings):
             tick_ms=self.tick_ms,
             shard=self.shard,
             retry=retry,
-            policies=policies.named(self.retry_policies, retry),
+            policies=named_policies(self.retry_policies, retry),
             broadcast_tasks_max=self.broadcast_tasks_max,
             broadcast_bytes_max=self.broadcast_bytes_max,
             broadcasts_bytes_max=self.broadcasts_bytes_max,
