@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from tickwheel.persistence.redis.driver import Answer, Argument, Away, Lost, Wire, connect
-from tickwheel.persistence.redis.keys import Script
 from tickwheel.persistence.redis.options import RedisOptions
+from tickwheel.persistence.redis.scripts import Script
 
 ELSEWHERE = frozenset(("READONLY", "MOVED", "ASK", "MASTERDOWN", "LOADING", "NOAUTH"))
 """Answers after which the next call asks again who is there."""
