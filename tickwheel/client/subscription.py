@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 from tickwheel.client.autoack import AutoAck, Reader
 from tickwheel.client.connection import LOGGER, Connection, Signal
 from tickwheel.client.delivery import FINISHED, Delivery, DeliveryBatch
-from tickwheel.client.requests import Calls, retry_pause_s
+from tickwheel.client.requests import Calls
+from tickwheel.client.resending import retry_pause_s
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.times import shown
 from tickwheel.errors import (
