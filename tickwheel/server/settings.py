@@ -22,6 +22,7 @@ from pydantic_settings import (
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
 from tickwheel.errors import BadRequest, shown
+from tickwheel.history.daemon import HistoryOptions
 from tickwheel.history.spool import BYTES_MAX
 from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
 from tickwheel.model.retry import InvalidPolicy, RetryPolicy, named_policies
@@ -261,6 +262,24 @@ class Settings(BaseSettings):
             subscriptions_max=self.subscriptions_max,
             pulls_max=self.pulls_max,
             connections_max=self.connections_max,
+        )
+
+    def history(self, shard: int) -> HistoryOptions | None:
+        """None: it is off."""
+        if self.history_dir is None:
+            return None
+        return HistoryOptions(
+            folder=self.history_dir,
+            node=self.node,
+            shard=shard,
+            bodies=self.history_bodies,
+            spool_bytes_max=self.history_spool_bytes_max,
+            segment_bytes=self.history_segment_bytes,
+            retention_s=self.history_retention_s,
+            bytes_max=self.history_bytes_max,
+            clean_hour=self.history_clean_hour,
+            disk_warn=self.history_disk_warn,
+            disk_clean=self.history_disk_clean,
         )
 
     def engine(self) -> EngineConfig:

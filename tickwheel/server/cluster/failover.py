@@ -22,18 +22,19 @@ from tickwheel import failpoints
 from tickwheel.clock import TEST_CLOCK_ENV, Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.errors import BadRequest
+from tickwheel.history.daemon import History
 from tickwheel.persistence import open_url
 from tickwheel.persistence.contract import Fenced, Opened, Store, StoreAway, StoreBroken, StoreError
 from tickwheel.persistence.election import Leader, SharedStore, open_election
 from tickwheel.persistence.urls import parse, with_setting, without_secrets
 from tickwheel.server.cluster.lease import Leadership
 from tickwheel.server.cluster.life import Life
-from tickwheel.server.history import history_of
 from tickwheel.server.logs import ERRORS, WARNINGS, Log
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import HOT_BYTES_MAX, REDIS_RESIDENT_BYTES_MAX, Settings
 from tickwheel.server.shard.recovery import Recovering
 from tickwheel.server.shard.shard import Shell
+from tickwheel.server.tcp.handlers.consuming import label
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +91,10 @@ class Roles:
                 renewed=self._poke,
                 life=Life.own(),
             )
-        self.history = history_of(settings, self._engine_config.shard, self.clock, self.noticed)
+        options = settings.history(self._engine_config.shard)
+        self.history = (
+            None if options is None else History(options, self.clock, self.noticed, label)
+        )
         self._recovering: Recovering | None = None
         self._told_failure = self._told_role = ""
         self._opened = False

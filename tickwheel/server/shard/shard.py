@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.sessions import Session
     from tickwheel.engine.tasks import Known
     from tickwheel.engine.topics import Dispatch, Item
-    from tickwheel.server.history import History
+    from tickwheel.history.daemon import History
     from tickwheel.server.metrics.observed import Lateness
     from tickwheel.server.settings import Settings
     from tickwheel.server.tcp.connection import Connection
