@@ -10,7 +10,7 @@ from engine_rig import Rig
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.state import EngineConfig
 from tickwheel.history.lines import policy_map
-from tickwheel.server.recorder import Notes, Recorder
+from tickwheel.history.recorder import Notes, Recorder
 
 Record = list[Any]
 

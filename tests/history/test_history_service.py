@@ -23,15 +23,15 @@ from history.daemon_rig import daemon_in, metric, spools, taken_up, until
 from history.history_rig import NODE, read_all, segment_names
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
+from tickwheel.history import daemon as history_module
+from tickwheel.history.daemon import History
 from tickwheel.history.lines import Kind
+from tickwheel.history.recorder import Recorder
 from tickwheel.history.segments import STATE, Event
 from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Opened
 from tickwheel.persistence.redis.initialise import lay_out, look
 from tickwheel.persistence.redis.options import options_from
-from tickwheel.server import history as history_module
-from tickwheel.server.history import History
-from tickwheel.server.recorder import Recorder
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard import committer as committer_module
 
@@ -48,7 +48,9 @@ class Service:
         given = Settings(store="memory:", history_dir=str(self.folder), node=NODE, **settings)
         self.clock = Clock(86_400_000)
         self.notices: list[str] = []
-        self.history = History(given, 0, self.clock, lambda event, text: self.notices.append(event))
+        options = given.history(0)
+        assert options is not None
+        self.history = History(options, self.clock, lambda event, text: self.notices.append(event))
         self.kept: list[int] = []
         """Ids of the tasks whose arrival was kept."""
         self.batches = self._tasks = 0

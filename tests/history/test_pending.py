@@ -17,12 +17,12 @@ from history.daemon_rig import daemon_in, until
 from history.history_rig import NODE, read_all
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
+from tickwheel.history.daemon import History
+from tickwheel.history.recorder import Recorder
 from tickwheel.history.segments import STATE, Event, state_folder
 from tickwheel.history.spool import PENDING, Pending, take_pending
 from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.contract import Opened
-from tickwheel.server.history import History
-from tickwheel.server.recorder import Recorder
 from tickwheel.server.settings import Settings
 
 
@@ -141,7 +141,9 @@ class Tenure:
     def __init__(self, folder: Path, epoch: int, last_batch: int, node: str = NODE) -> None:
         settings = Settings(store="memory:", history_dir=str(folder), node=node)
         self.clock = Clock(86_400_000)
-        self.history = History(settings, 0, self.clock, lambda *_: None)
+        options = settings.history(0)
+        assert options is not None
+        self.history = History(options, self.clock, lambda *_: None)
         opened = Opened(epoch, last_batch, 0, 0, clean=False, created=False)
         self.recorder: Recorder = self.history.begin(opened)
 

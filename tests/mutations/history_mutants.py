@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mutations.mutants import COMMITTER, Edit, Mutant
 
-RECORDER = "tickwheel/server/recorder.py"
-HISTORY = "tickwheel/server/history.py"
+RECORDER = "tickwheel/history/recorder.py"
+HISTORY = "tickwheel/history/daemon.py"
 PENDING = "tests/history/test_pending.py::"
 SERVICE = "tests/history/test_history_service.py::"
 

@@ -25,7 +25,7 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.redis import RedisStore
 from tickwheel.persistence.redis.encode import prepare
-from tickwheel.persistence.redis.keys import Script
+from tickwheel.persistence.redis.scripts import Script
 from tickwheel.persistence.redis.sender import Again, Sender
 
 S = "{tw:default:0}"

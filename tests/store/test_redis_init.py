@@ -17,7 +17,8 @@ from store_subject import OWNER, Subject
 from tickwheel.cli.app import run
 from tickwheel.persistence import Fenced, StoreUnusable
 from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
-from tickwheel.persistence.redis.initialise import LAY_OUT, Found, lay_out, look
+from tickwheel.persistence.redis.initialise import Found, lay_out, look
+from tickwheel.persistence.redis.scripts import INIT_LAY_OUT
 
 S = "{tw:default:0}"
 NOW_MS = 1_700_000_000_000
@@ -241,7 +242,7 @@ async def test_a_leader_that_comes_between_look_and_script_stops_it(
     monkeypatch.setattr("tickwheel.persistence.redis.initialise._watch", blind)
     with pytest.raises(StoreUnusable, match="left at tcp://a:1 leads"):
         await anew(options, found)
-    assert "'led'" in LAY_OUT.text
+    assert "'led'" in INIT_LAY_OUT.text
 
 
 # --- the command -----------------------------------------------------------------------------

@@ -50,8 +50,8 @@ def options(server: RedisServer, query: str = "", db: int = 0) -> RedisOptions:
 
 
 def test_every_command_of_a_script_is_tried() -> None:
-    sources = (ROOT / "tickwheel/persistence/redis").glob("*.py")
-    text = "".join(path.read_text() for path in sources)
+    folder = ROOT / "tickwheel/persistence/redis"
+    text = "".join(path.read_text() for path in (*folder.glob("*.py"), *folder.glob("lua/*.lua")))
     named = set(re.findall(r"redis\.call\('([A-Z]+)'", text)) | {"ZADD", "HSET", "HDEL", "ZREM"}
     assert len(named) > 20
     assert {name.lower() for name in named} <= set(rights.COMMANDS)

@@ -77,6 +77,19 @@ def test_nothing_but_msgpack_is_required() -> None:
     }  # fmt: skip
 
 
+def test_files_that_are_no_python_are_in_the_built_package() -> None:
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    package = ROOT / "tickwheel"
+    packed = {
+        path
+        for pattern in tools["setuptools"]["package-data"]["tickwheel"]
+        for path in package.glob(pattern)
+    }
+    there = {path for path in package.rglob("*.*") if path.suffix not in {".py", ".pyc"}}
+    assert packed == there
+    assert package / "persistence/redis/lua/commit.lua" in packed
+
+
 def test_the_command_without_its_extra_says_so_in_one_line(base_install: Path) -> None:
     done = _run(base_install, "from tickwheel.cli import main; sys.exit(main())")
     assert done.returncode == 1

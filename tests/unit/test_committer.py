@@ -12,11 +12,11 @@ from tickwheel.engine.engine import Engine
 from tickwheel.engine.sessions import Outcome
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
+from tickwheel.history.daemon import History
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import Ending
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreBroken
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.server.history import History
 from tickwheel.server.shard import committer as committer_module
 from tickwheel.server.shard.committer import Committer
 from tickwheel.server.shard.reads import Reader

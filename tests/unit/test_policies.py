@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.model import retry
 from tickwheel.model.records import GroupSettings
 from tickwheel.model.retry import BUILT_IN, RetryPolicy
 from tickwheel.server import policies
@@ -40,12 +41,12 @@ def test_exponential_doubles_up_to_its_cap() -> None:
 
 
 EXTREMES = {
-    "base_ms": (0, 1, 2, policies.DELAY_MS_MAX - 1, policies.DELAY_MS_MAX),
-    "factor": (1, 1.0, 1.0000001, 2, 1e3, policies.FACTOR_MAX),
-    "cap_ms": (0, 1, 2**31, policies.DELAY_MS_MAX),
-    "delay_ms": (0, 1, policies.DELAY_MS_MAX),
-    "delays_ms": ([0], [policies.DELAY_MS_MAX] * policies.STEPS_MAX, [1, 0]),
-    "retries": (0, 1, policies.RETRIES_MAX),
+    "base_ms": (0, 1, 2, retry.DELAY_MS_MAX - 1, retry.DELAY_MS_MAX),
+    "factor": (1, 1.0, 1.0000001, 2, 1e3, retry.FACTOR_MAX),
+    "cap_ms": (0, 1, 2**31, retry.DELAY_MS_MAX),
+    "delay_ms": (0, 1, retry.DELAY_MS_MAX),
+    "delays_ms": ([0], [retry.DELAY_MS_MAX] * retry.STEPS_MAX, [1, 0]),
+    "retries": (0, 1, retry.RETRIES_MAX),
     "jitter": (0, 0.0, 1e-300, 0.5, 1, 1.0),
 }
 """What a client may say of each number, at its edges."""
@@ -55,7 +56,7 @@ EXTREMES = {
 def extreme(draw: st.DrawFn) -> RetryPolicy:
     kind = draw(st.sampled_from(("exponential", "fixed", "table", "none")))
     value = {"kind": kind}
-    for name in policies._FIELDS[kind]:
+    for name in retry.FIELDS[kind]:
         value[name] = draw(st.sampled_from(EXTREMES[name]))
     try:
         return parsed(value)

@@ -18,6 +18,7 @@ from typing import Any
 import msgpack
 
 from tickwheel.limits import Limits
+from tickwheel.model import retry as retries
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server import policies
 
@@ -218,22 +219,22 @@ class Fuzzer:
 
     def policy(self) -> Any:
         """By its name, or numbers at their extremes."""
-        edge = policies.DELAY_MS_MAX
+        edge = retries.DELAY_MS_MAX
         numbers = {
             "base_ms": self.pick((0, 1, 10)),
-            "factor": self.pick((1, 1.5, 2, policies.FACTOR_MAX)),
+            "factor": self.pick((1, 1.5, 2, retries.FACTOR_MAX)),
             "cap_ms": self.pick((10, 1_000, edge)),
             "delay_ms": self.pick((0, 1, edge)),
             "delays_ms": self.pick(((0,), (1, edge), (5,) * 9, self.table())),
-            "retries": self.pick((0, 1, 100, policies.RETRIES_MAX)),
+            "retries": self.pick((0, 1, 100, retries.RETRIES_MAX)),
             "jitter": self.pick((0, 0.1, 1, 1.0)),
         }
         kind = self.pick(("rocketmq", "default", "exponential", "fixed", "table"))
-        fields = policies._FIELDS.get(kind)
+        fields = retries.FIELDS.get(kind)
         return kind if fields is None else {"kind": kind} | {n: numbers[n] for n in fields}
 
     def table(self) -> tuple[int, ...]:
-        return (5,) * (policies.STEPS_MAX if self.random.random() < 0.1 else 20)
+        return (5,) * (retries.STEPS_MAX if self.random.random() < 0.1 else 20)
 
     def subset(self, options: dict[str, Any]) -> dict[str, Any]:
         return {name: one for name, one in options.items() if self.random.random() < 0.4}

@@ -24,6 +24,7 @@ from redis_server import RedisServer
 
 from tickwheel.errors import BY_CODE
 from tickwheel.limits import Limits
+from tickwheel.model import retry as retries
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import ATTEMPT_MAX
 from tickwheel.persistence import codec
@@ -32,7 +33,6 @@ from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import REQUEST_MAX
 from tickwheel.protocol.frames import FrameType as T
-from tickwheel.server import policies
 
 SMALL: dict[str, Any] = {
     "body_bytes_max": 1_000,
@@ -94,17 +94,17 @@ async def second_epoch() -> MemoryStore:
 
 def extremes() -> list[dict[str, Any]]:
     """Retry policies at their edges, with delays that are soon over, and some that never are."""
-    edge = policies.DELAY_MS_MAX
+    edge = retries.DELAY_MS_MAX
     grown = [
         {"kind": "exponential", "base_ms": base_ms, "factor": factor, "cap_ms": cap_ms}
         for base_ms, cap_ms in ((0, 0), (0, edge), (1, 1), (1, 1_000), (1, edge))
-        for factor in (1, 1.0000001, 2, 1e3, policies.FACTOR_MAX)
+        for factor in (1, 1.0000001, 2, 1e3, retries.FACTOR_MAX)
     ]
     rest: list[dict[str, Any]] = [
         {"kind": "fixed", "delay_ms": delay_ms, "jitter": 1} for delay_ms in (0, 1, edge)
     ]
-    rest += [{"kind": "table", "delays_ms": (0,) * n} for n in (1, policies.STEPS_MAX)]
-    return [one | {"retries": policies.RETRIES_MAX} for one in grown + rest]
+    rest += [{"kind": "table", "delays_ms": (0,) * n} for n in (1, retries.STEPS_MAX)]
+    return [one | {"retries": retries.RETRIES_MAX} for one in grown + rest]
 
 
 class Round:

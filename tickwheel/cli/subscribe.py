@@ -34,8 +34,9 @@ from tickwheel.cli.values import (
     parse_duration,
     retry_of,
 )
-from tickwheel.client import Delivery
-from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.client import Delivery, Subscription
+from tickwheel.client.leases import Leases
+from tickwheel.errors import BadRequest
 
 PREFETCH_DEFAULT = 256
 PREFETCH_MAX = 65_535
@@ -115,7 +116,7 @@ async def subscribe(
         kind = "--broadcast" if broadcast else f"--ack {ack}"
         _check_settled(kind, group if broadcast else None, no_ack, lease, retry)
     lease_s = lease if lease is not None else LEASE_DEFAULT_S
-    receiver = Receiver(call, exec_, lease_s, no_ack=no_ack, settles=settles)
+    receiver = Receiver(call, exec_, no_ack=no_ack, settles=settles)
     credit = prefetch or (1 if exec_ is not None else PREFETCH_DEFAULT)
     options: dict[str, Any] = {"prefetch": min(credit, max_ or credit), "broadcast": broadcast}
     if not broadcast:
@@ -180,23 +181,21 @@ def _stop_on_signals() -> asyncio.Event:
 class Receiver:
     """What happens to each delivery: printed, executed, acked or held."""
 
-    def __init__(
-        self, call: Call, cmd: str | None, lease_s: float, *, no_ack: bool, settles: bool
-    ) -> None:
+    def __init__(self, call: Call, cmd: str | None, *, no_ack: bool, settles: bool) -> None:
         """Without ``settles`` the daemon was through with each task before it came."""
         self._out = call.out
         self._no_ack = no_ack
         self._settles = settles
         self._cmd = cmd
-        self._leases = HeldLeases(lease_s)
+        self._leases: Leases | None = None
         self._acks: set[asyncio.Future[str]] = set()
         self._failed: BaseException | None = None
 
-    async def run(
-        self, deliveries: AsyncIterator[Delivery], max_: int | None, stop: asyncio.Event
-    ) -> None:
+    async def run(self, deliveries: Subscription, max_: int | None, stop: asyncio.Event) -> None:
         """Until ``max_`` were handled, the stream ends, or ``stop`` is set."""
         handled = 0
+        if self._settles:
+            self._leases = deliveries.keep_leases()
         try:
             while (max_ is None or handled < max_) and self._failed is None:
                 delivery = await _next(deliveries, stop)
@@ -206,16 +205,17 @@ class Receiver:
                 handled += 1
         finally:
             # Also after a failure half way, for example when nobody reads what is printed.
-            await self._leases.release_all()
+            await self._release_held()
             await asyncio.gather(*self._acks, return_exceptions=True)
         if self._failed is not None:
             raise self._failed
 
     async def _handle(self, delivery: Delivery) -> None:
-        if not self._settles:
+        if self._leases is None:
             await self._handle_settled(delivery)
             return
-        self._leases.hold(delivery)
+        # A lease that is lost is no more to be told than that the verdict comes too late.
+        self._leases.hold(delivery, lambda word: None)
         if self._no_ack:
             self._print(delivery)
         elif self._cmd is None:
@@ -237,6 +237,12 @@ class Receiver:
         if self._cmd is not None:
             done = await execute(self._cmd, delivery, output_to_stderr=self._out.as_json)
         self._print(delivery, done, "done")
+
+    async def _release_held(self) -> None:
+        """Give back what is held, without a cost in attempts. Harmless when nothing is."""
+        held = self._leases.close() if self._leases is not None else []
+        # A release that fails is no loss: the lease ends by itself.
+        await asyncio.gather(*(d.release() for d in held), return_exceptions=True)
 
     def _ack(self, delivery: Delivery) -> None:
         def confirmed(future: asyncio.Future[str]) -> None:
@@ -277,48 +283,6 @@ async def _next(deliveries: AsyncIterator[Delivery], stop: asyncio.Event) -> Del
             task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.gather(coming, stopping, return_exceptions=True)
-
-
-# --- leases --------------------------------------------------------------------------------------
-
-EXTENSIONS_PER_LEASE = 3
-"""So many tries before a lease is over: one lost answer is no reason to deliver again."""
-
-
-class HeldLeases:
-    """Holds deliveries; the lease of each is extended until it is dropped or released."""
-
-    def __init__(self, lease_s: float) -> None:
-        self._lease_s = lease_s
-        self._held: dict[int, Delivery] = {}
-        self._running: asyncio.Task[None] | None = None
-
-    def hold(self, delivery: Delivery) -> None:
-        self._held[delivery.id] = delivery
-        if self._running is None:
-            self._running = asyncio.create_task(self._keep())
-
-    def drop(self, delivery: Delivery) -> None:
-        """It is being settled: its lease is not extended any more."""
-        self._held.pop(delivery.id, None)
-
-    async def release_all(self) -> None:
-        """Give back what is held, without a cost in attempts. Harmless when nothing is."""
-        if self._running is not None:
-            self._running.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._running
-        held = list(self._held.values())
-        self._held.clear()
-        # A release that fails is no loss: the lease ends by itself.
-        await asyncio.gather(*(d.release() for d in held), return_exceptions=True)
-
-    async def _keep(self) -> None:
-        while True:
-            await asyncio.sleep(self._lease_s / EXTENSIONS_PER_LEASE)
-            for delivery in list(self._held.values()):
-                with contextlib.suppress(TickwheelError):
-                    await delivery.extend(self._lease_s)
 
 
 # --- commands ------------------------------------------------------------------------------------

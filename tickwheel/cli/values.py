@@ -24,6 +24,7 @@ from decimal import Decimal
 from typing import Any
 
 from tickwheel.client import Retry
+from tickwheel.model.retry import FIELDS, NAME, RETRIES_MAX
 
 UNITS_MS = {
     "ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000,
@@ -155,16 +156,11 @@ SPEC_HELP = (
     "table:10s,30s,1m;retries=8 or rocketmq, none, default, or a name the daemon knows."
 )
 SPEC_FIELDS: dict[str, dict[str, str]] = {
-    "exponential": {
-        "base": "base_ms", "factor": "factor", "cap": "cap_ms", "retries": "retries",
-        "jitter": "jitter",
-    },
-    "fixed": {"delay": "delay_ms", "retries": "retries", "jitter": "jitter"},
-    "table": {"retries": "retries"},
-}  # fmt: skip
+    kind: {name.removesuffix("_ms"): name for name in names if name != "delays_ms"}
+    for kind, names in FIELDS.items()
+    if names
+}
 """What each kind may say, and its name on the wire."""
-RETRIES_MAX = 65_535
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 _KNOWN = "known are exponential:…, fixed:…, table:…, none, default, rocketmq, or a name"
 
 
@@ -174,7 +170,7 @@ def parse_policy(text: str) -> Policy:
     kind = kind.strip()
     if kind in SPEC_FIELDS:
         return _table(rest) if kind == "table" else {"kind": kind, **_fields(kind, rest)}
-    if colon or not _NAME.fullmatch(kind):
+    if colon or not NAME.fullmatch(kind):
         raise ValueError(f"{text!r:.80} is no retry policy; {_KNOWN}")
     return kind
 
@@ -186,11 +182,9 @@ def policy_of_json(value: Any) -> Policy:
     if not isinstance(value, dict):
         raise ValueError(f"a SPEC or an object is needed, not {value!r:.40}")
     kind = value.get("kind")
-    if kind != "none" and kind not in SPEC_FIELDS:
+    if not isinstance(kind, str) or kind not in FIELDS:
         raise ValueError(f"kind is {kind!r:.40}; known are none, {', '.join(SPEC_FIELDS)}")
-    known = {"kind", *SPEC_FIELDS.get(kind, {}).values()} | (
-        {"delays_ms"} if kind == "table" else set()
-    )
+    known = ("kind", *FIELDS[kind])
     for name, given in value.items():
         if name not in known:
             raise ValueError(f"{name} is no part of kind {kind}")

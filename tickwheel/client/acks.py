@@ -8,13 +8,12 @@ future is done exactly once; no ack is answered here, only by the daemon.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from typing import Any
 from weakref import WeakValueDictionary
 
-from tickwheel.client.connection import LOGGER, Connection, Request, Signal, fail
+from tickwheel.client.connection import LOGGER, Connection, Signal, fail
 from tickwheel.client.reconnector import Reconnector
-from tickwheel.client.requests import retry_pause_s
+from tickwheel.client.resending import Outbox, Resendable
 from tickwheel.errors import NotActive, TickwheelError
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
@@ -51,11 +50,10 @@ class Channel:
         return future
 
 
-class AckFrame(Request):
+class AckFrame(Resendable):
     """Some acks of one channel, on their way."""
 
-    __slots__ = ("_acks", "_began_s", "attempts", "channel", "error", "futures", "ids", "sent",
-                 "tries")  # fmt: skip
+    __slots__ = ("_acks", "attempts", "channel", "futures", "ids")
 
     def __init__(
         self,
@@ -65,17 +63,13 @@ class AckFrame(Request):
         attempts: list[int],
         futures: list[AckFuture],
     ) -> None:
-        self._began_s = acks.reconnector.loop.time()
-        super().__init__(self._began_s + acks.total_s)
+        began_s = acks.reconnector.loop.time()
+        super().__init__(began_s, began_s + acks.total_s)
         self._acks = acks
         self.channel = channel
         self.ids = ids
         self.attempts = attempts
         self.futures = futures
-        self.sent = 0
-        """How often, but for those times that a daemon said it is not active."""
-        self.tries = 0
-        self.error: TickwheelError | None = None
 
     def answered(self, result: Any) -> None:
         if result is None:
@@ -90,21 +84,17 @@ class AckFrame(Request):
 
     def failed(self, error: TickwheelError) -> None:
         if isinstance(error, NotActive):
-            self.sent -= 1
-            self._acks.wait(self)
+            self._acks.outbox.add_again(self)
         elif error.retryable and not error.closes_connection:
-            self._acks.pause(self, error)
+            self._acks.outbox.pause(self, error)  # until its time is over
         else:
             self._acks.give_up(self, error)
 
     def lost(self) -> None:
-        self._acks.wait(self)
+        self._acks.outbox.add(self)
 
     def expired(self) -> None:
-        reconnector = self._acks.reconnector
-        waited_s = round(reconnector.loop.time() - self._began_s, 1)
-        error = self.error or reconnector.overdue("ACK", waited_s, written=self.sent > 0)
-        self._acks.give_up(self, error)
+        self._acks.give_up(self, self.overdue(self._acks.reconnector, "ACK"))
 
 
 class Acks:
@@ -115,7 +105,7 @@ class Acks:
         self.total_s = total_s
         self._channels: WeakValueDictionary[tuple[str, str, int], Channel] = WeakValueDictionary()
         self._gathering: list[Channel] = []
-        self._waiting: deque[AckFrame] = deque()
+        self.outbox: Outbox[AckFrame] = Outbox(reconnector)
         self._unfinished: set[AckFrame] = set()
         self._idle = Signal()
         self._stopped: TickwheelError | None = None
@@ -141,21 +131,6 @@ class Acks:
 
     # --- frames ---------------------------------------------------------------------------------
 
-    def wait(self, frame: AckFrame) -> None:
-        """Send it with the next step of the loop, or the next connection."""
-        self._waiting.append(frame)
-        self.reconnector.wake()
-
-    def pause(self, frame: AckFrame, error: TickwheelError) -> None:
-        """Not taken now: again after a while, until its time is over."""
-        frame.error = error
-        self.reconnector.loop.call_later(retry_pause_s(frame.tries), self._resume, frame)
-        frame.tries += 1
-
-    def _resume(self, frame: AckFrame) -> None:
-        if frame in self._unfinished:
-            self.wait(frame)
-
     def give_up(self, frame: AckFrame, error: TickwheelError) -> None:
         failed = sum(fail(future, error) for future in frame.futures)
         if failed:
@@ -164,6 +139,7 @@ class Acks:
 
     def finish(self, frame: AckFrame) -> None:
         self._unfinished.discard(frame)
+        self.outbox.forget(frame)
         if not self._unfinished:
             self._idle.notify()
 
@@ -179,7 +155,7 @@ class Acks:
                 parts = ids[start:end], attempts[start:end], futures[start:end]
                 frame = AckFrame(self, channel, *parts)
                 self._unfinished.add(frame)
-                self._waiting.append(frame)
+                self.outbox.extend((frame,))
 
     # --- a source of the reconnector ------------------------------------------------------------
 
@@ -192,12 +168,11 @@ class Acks:
     def collect(self, connection: Connection) -> None:
         """Acks are never held back by a full enqueue side: they go even when it is paused."""
         self._close_channels()
-        while self._waiting:
-            frame = self._waiting.popleft()
+        for frame in self.outbox.take():
             if frame not in self._unfinished:
                 continue
             frame.sent += 1
-            frame.error = None
+            frame.refusal = None
             channel, number = frame.channel, self.reconnector.next_number()
             head = (_ACK, number, channel.topic, channel.group, channel.epoch)
             connection.ask(number, frame, encode((*head, frame.ids, frame.attempts)))
@@ -212,4 +187,4 @@ class Acks:
         self._close_channels()
         for frame in list(self._unfinished):
             self.give_up(frame, error)
-        self._waiting.clear()
+        self.outbox.take_all()

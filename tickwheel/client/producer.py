@@ -21,8 +21,8 @@ from collections import deque
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.client.connection import LOGGER, Connection, Request, Signal, fail
-from tickwheel.client.requests import retry_pause_s
+from tickwheel.client.connection import LOGGER, Connection, Signal, fail
+from tickwheel.client.resending import Pauses, Resendable
 from tickwheel.client.tasks import FRAME_BYTES, CheckedTask, Receipt, WireTask, due_of, receipts
 from tickwheel.errors import (
     Draining,
@@ -68,8 +68,7 @@ class Producer:
         """Numbered, from the floor up; those that are done wait for their elders."""
         self._again: deque[Batch] = deque()
         """Of the window: to be sent again, in order."""
-        self._pausing: set[Batch] = set()
-        """Refused, until the pause before the next try is over."""
+        self._pauses: Pauses[Batch] = Pauses(reconnector, self._resume)
         self._unfinished: set[Batch] = set()
         self._tasks = 0
         self._bytes = 0
@@ -151,9 +150,8 @@ class Producer:
             ):
                 return batch
             self._close_open()
-        self._open = batch = Batch(self, FRAME_BYTES)
-        batch.began_s = self.reconnector.loop.time()
-        batch.deadline_s = batch.began_s + self._total_s
+        began_s = self.reconnector.loop.time()
+        self._open = batch = Batch(self, FRAME_BYTES, began_s, began_s + self._total_s)
         self.reconnector.wake()
         return batch
 
@@ -167,7 +165,7 @@ class Producer:
 
     def up(self) -> None:
         """Send all again that has a number and no outcome."""
-        self._again = deque(b for b in self._window if not b.done and b not in self._pausing)
+        self._again = deque(b for b in self._window if not b.done and b not in self._pauses)
 
     def down(self) -> None:
         """Nothing to do: the window keeps what was sent."""
@@ -239,7 +237,7 @@ class Producer:
         if isinstance(error, Refused):
             self._certainly_refused(batch, error)
         elif error.retryable:
-            self._pause(batch)  # nobody knows: ask again, by the same number
+            self._pauses.begin(batch)  # nobody knows: ask again, by the same number
         elif len(batch.entries) > 1:
             self._alone(batch)
         else:
@@ -256,17 +254,9 @@ class Producer:
         if batch.tries >= self._retries:
             self.give_up(batch, error)
             return
-        self._pause(batch)
-
-    def _pause(self, batch: Batch) -> None:
-        self._pausing.add(batch)
-        self.reconnector.loop.call_later(retry_pause_s(batch.tries), self._resume, batch)
-        batch.tries += 1
+        self._pauses.begin(batch)
 
     def _resume(self, batch: Batch) -> None:
-        if batch not in self._pausing:
-            return
-        self._pausing.discard(batch)
         if batch.refusal is not None and batch.sent == 1:
             self._renumber(batch)
         else:
@@ -309,7 +299,7 @@ class Producer:
         self._tasks -= len(batch.tasks)
         self._bytes -= batch.size - FRAME_BYTES
         self._unfinished.discard(batch)
-        self._pausing.discard(batch)
+        self._pauses.forget(batch)
         self._trim()
         if self._queue:
             self.reconnector.wake()
@@ -320,36 +310,20 @@ Entry = tuple[asyncio.Future[Any], int]
 """A caller's future and how many tasks of the frame are its; 0: a single one, not a list."""
 
 
-class Batch(Request):
-    """Sizes are upper bounds of bytes on the wire; number 0 means that it has none yet."""
+class Batch(Resendable):
+    """Sizes are upper bounds of bytes on the wire; number 0 means that it has none yet. ``sent``
+    counts under its number only."""
 
-    __slots__ = (
-        "began_s",
-        "done",
-        "entries",
-        "number",
-        "producer",
-        "refusal",
-        "sent",
-        "size",
-        "tasks",
-        "tries",
-    )  # fmt: skip
+    __slots__ = ("done", "entries", "number", "producer", "size", "tasks")
 
-    def __init__(self, producer: Producer, size: int) -> None:
-        super().__init__(0.0)
+    def __init__(self, producer: Producer, size: int, began_s: float, deadline_s: float) -> None:
+        super().__init__(began_s, deadline_s)
         self.producer = producer
-        self.began_s = 0.0
         self.tasks: list[WireTask] = []
         self.entries: list[Entry] = []
         self.size = size
         self.number = 0
-        self.sent = 0
-        """How often it was written under its number."""
-        self.tries = 0
         self.done = False
-        self.refusal: TickwheelError | None = None
-        """What refused it, while it is certain that nothing of it is stored."""
 
     def unwanted(self) -> bool:
         """Every caller has gone before it was sent."""
@@ -415,10 +389,9 @@ def split(batch: Batch, frame_bytes: int) -> list[Batch]:
     for entry in batch.entries:
         count = entry[1] or 1
         share = (batch.size - frame_bytes) * count // len(batch.tasks)
-        part = Batch(batch.producer, frame_bytes + share)
+        part = Batch(batch.producer, frame_bytes + share, batch.began_s, batch.deadline_s)
         part.tasks = batch.tasks[start : start + count]
         part.entries = [entry]
-        part.began_s, part.deadline_s = batch.began_s, batch.deadline_s
         parts.append(part)
         start += count
     return parts

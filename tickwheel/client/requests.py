@@ -7,13 +7,12 @@ frame's meaning; the caller says whether a repeat is harmless.
 from __future__ import annotations
 
 import asyncio
-import random
-from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from tickwheel.client.connection import Connection, Request, fail
+from tickwheel.client.connection import Connection, fail
 from tickwheel.client.reconnector import Reconnector
+from tickwheel.client.resending import Outbox, Resendable
 from tickwheel.errors import (
     ConnectionLost,
     Draining,
@@ -27,38 +26,25 @@ from tickwheel.protocol.frames import FrameType
 
 CALLS_MAX = 65_536
 """Calls without an answer."""
-RETRY_S = 0.1
-RETRY_S_MAX = 2.0
 
 
-def retry_pause_s(tries: int) -> float:
-    """How long to wait before the next try of what was refused ``tries`` times."""
-    return min(RETRY_S_MAX, RETRY_S * 2.0 ** min(tries, 8)) * random.uniform(0.5, 1.0)
-
-
-class Call(Request):
+class Call(Resendable):
     """One request of one caller; its number is new on every connection."""
 
-    __slots__ = ("_calls", "asked_s", "error", "fields", "future", "kind", "orphaned", "prompt",
-                 "repeat", "sent", "tries")  # fmt: skip
+    __slots__ = ("_calls", "fields", "future", "kind", "orphaned", "prompt", "repeat")
 
     def __init__(
-        self, calls: Calls, kind: FrameType, fields: tuple[Any, ...], deadline_s: float
+        self, calls: Calls, kind: FrameType, fields: tuple[Any, ...], time_s: float
     ) -> None:
-        super().__init__(deadline_s)
+        began_s = calls.reconnector.loop.time()
+        super().__init__(began_s, began_s + time_s)
         self._calls = calls
         self.kind = kind
         self.fields = fields
-        self.asked_s = calls.reconnector.loop.time()
         self.future: asyncio.Future[Any] = calls.reconnector.loop.create_future()
         self.prompt = True
         self.repeat = True
         self.orphaned: Callable[[Any], None] | None = None
-        self.sent = 0
-        """How often, but for those times that a daemon said it is not active."""
-        self.tries = 0
-        self.error: TickwheelError | None = None
-        """What refused the last try, when that is certain."""
 
     def answered(self, result: Any) -> None:
         if not self.future.done():
@@ -80,7 +66,7 @@ class Call(Request):
         if self.future.done():
             return
         if self.repeat:
-            self._calls.wait(self)
+            self._calls.outbox.add(self)
         else:
             fail(
                 self.future,
@@ -88,15 +74,8 @@ class Call(Request):
             )
 
     def expired(self) -> None:
-        if self.future.done():
-            return
-        reconnector = self._calls.reconnector
-        waited_s = reconnector.loop.time() - self.asked_s
-        fail(
-            self.future,
-            self.error
-            or reconnector.overdue(self.kind.name, round(waited_s, 1), written=self.sent > 0),
-        )
+        if not self.future.done():
+            fail(self.future, self.overdue(self._calls.reconnector, self.kind.name))
 
 
 class Calls:
@@ -106,8 +85,7 @@ class Calls:
         self.reconnector = reconnector
         self._total_s = total_s
         self._retries = retries
-        self._waiting: deque[Call] = deque()
-        self._pausing: set[Call] = set()
+        self.outbox: Outbox[Call] = Outbox(reconnector)
         self._count = 0
         self._stopped: TickwheelError | None = None
 
@@ -130,43 +108,29 @@ class Calls:
             raise self._stopped
         if self._count >= CALLS_MAX:
             raise Overloaded(f"{self._count} calls wait for an answer; the limit is {CALLS_MAX}")
-        call = Call(self, kind, fields, self.reconnector.loop.time() + self._total_s + extra_s)
+        call = Call(self, kind, fields, self._total_s + extra_s)
         call.prompt, call.repeat, call.orphaned = prompt, repeat, orphaned
         self._count += 1
         try:
-            self.wait(call)
+            self.outbox.add(call)
             return await call.future
         finally:
             self._count -= 1
             call.future.cancel()
 
-    def wait(self, call: Call) -> None:
-        self._waiting.append(call)
-        self.reconnector.wake()
-
     def again(self, call: Call, error: TickwheelError) -> None:
         """Refused, retryable: try again after a pause, or on the next connection."""
         if isinstance(error, NotActive):
-            call.sent -= 1
-            self.wait(call)
-            return
-        call.error = error
-        if isinstance(error, Draining):
+            self.outbox.add_again(call)
+        elif isinstance(error, Draining):
+            call.refusal = error
             if self.reconnector.connection is not None:
                 self.reconnector.connection.leave(error)
-            self.wait(call)
-            return
-        if call.tries >= self._retries:
+            self.outbox.add(call)
+        elif call.tries >= self._retries:
             fail(call.future, error)
-            return
-        self._pausing.add(call)
-        self.reconnector.loop.call_later(retry_pause_s(call.tries), self._resume, call)
-        call.tries += 1
-
-    def _resume(self, call: Call) -> None:
-        if call in self._pausing:
-            self._pausing.discard(call)
-            self.wait(call)
+        else:
+            self.outbox.pause(call, error)
 
     # --- a source of the reconnector ------------------------------------------------------------
 
@@ -178,11 +142,10 @@ class Calls:
 
     def collect(self, connection: Connection) -> None:
         held: list[Call] = []
-        while self._waiting:
-            call = self._waiting.popleft()
+        for call in self.outbox.take():
             if call.future.done():
                 continue
-            if connection.leaving and isinstance(call.error, Draining):
+            if connection.leaving and isinstance(call.refusal, Draining):
                 held.append(call)
                 continue
             number = self.reconnector.next_number()
@@ -192,22 +155,15 @@ class Calls:
                 fail(call.future, error)
                 continue
             call.sent += 1
-            call.error = None
+            call.refusal = None
             connection.ask(number, call, data)
-        self._waiting.extend(held)
+        self.outbox.extend(held)
 
     def sweep(self, now_s: float) -> None:
-        over = [c for c in (*self._waiting, *self._pausing) if c.deadline_s <= now_s]
-        for call in over:
+        for call in self.outbox.take_overdue(now_s):
             call.expired()
-            self._pausing.discard(call)
-        if over:
-            self._waiting = deque(c for c in self._waiting if not c.future.done())
 
     def stop(self, error: TickwheelError) -> None:
         self._stopped = error
-        for call in (*self._waiting, *self._pausing):
-            if not call.future.done():
-                fail(call.future, error)
-        self._waiting.clear()
-        self._pausing.clear()
+        for call in self.outbox.take_all():
+            fail(call.future, error)

@@ -1,37 +1,32 @@
 """``Retry``: how often a failed task is delivered again, and after how long.
 
-A value, checked when it is made; what it means is the daemon's business. Knows the shape of a
+A value, checked when it is made; what it means is the daemon's business. Unlike the daemon's
+``RetryPolicy`` it may leave numbers to the daemon; the limits are the same. Knows the shape of a
 policy on the wire. Invariant: a ``Retry`` that exists can be sent.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 from tickwheel.client.times import Duration, duration_ms, shown
 from tickwheel.errors import BadRequest
+from tickwheel.model.retry import (
+    DELAY_MS_MAX,
+    KINDS,
+    NAME,
+    ROCKETMQ_MS,
+    STEPS_MAX,
+    InvalidPolicy,
+    check_number,
+)
 
-RETRIES_MAX = 65_535
-STEPS_MAX = 1024
-"""Delays of a table."""
-FACTOR_MAX = 1_000_000.0
-DELAY_MS_MAX = 315_576_000_000
-"""Ten years, as the longest delay of a task."""
+TABLES: Mapping[str, tuple[int, ...]] = {"rocketmq": ROCKETMQ_MS}
+"""The tables that every daemon knows by name; beyond one its last delay."""
 
-TABLES: Mapping[str, tuple[int, ...]] = {
-    "rocketmq": (
-        10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
-    ),
-}  # fmt: skip
-"""Delays in seconds of the tables that every daemon knows by name; beyond one its last delay."""
-
-KINDS = ("exponential", "fixed", "table", "none")
 _NAMED = "named"
-_NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
 _NUMBERS = ("base_ms", "factor", "cap_ms", "delay_ms", "delays_ms", "retries", "jitter")
 
 
@@ -72,10 +67,10 @@ class Retry:
         return cls(
             kind="exponential",
             base_ms=base_ms,
-            factor=_number(factor, "factor", 1.0, FACTOR_MAX),
+            factor=_number("factor", factor),
             cap_ms=cap_ms,
-            retries=_retries(retries),
-            jitter=_number(jitter, "jitter", 0.0, 1.0),
+            retries=_number("retries", retries),
+            jitter=_number("jitter", jitter),
         )
 
     @classmethod
@@ -84,8 +79,8 @@ class Retry:
         return cls(
             kind="fixed",
             delay_ms=_delay(delay, "delay", 0),
-            retries=_retries(retries),
-            jitter=_number(jitter, "jitter", 0.0, 1.0),
+            retries=_number("retries", retries),
+            jitter=_number("jitter", jitter),
         )
 
     @classmethod
@@ -98,9 +93,10 @@ class Retry:
                 raise BadRequest(f"table must be {known} or a list of delays, not {shown(table)}")
             if retries is None:
                 return cls.named(table)
-            table = TABLES[table]
-        delays_ms = _delays(table)
-        count = len(delays_ms) if retries is None else _retries(retries)
+            delays_ms = TABLES[table]
+        else:
+            delays_ms = _delays(table)
+        count = len(delays_ms) if retries is None else _number("retries", retries)
         return cls(kind="table", delays_ms=delays_ms, retries=count)
 
     @classmethod
@@ -148,7 +144,7 @@ def policy_wire(value: Any, field: str) -> str | dict[str, Any]:
 
 
 def _checked_name(value: Any) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
+    if not isinstance(value, str) or not NAME.fullmatch(value):
         raise BadRequest(
             f"name must be 1 to 64 of A-Z a-z 0-9 . _ - and begin with a letter, not {shown(value)}"
         )
@@ -171,14 +167,8 @@ def _delays(values: Any) -> tuple[int, ...]:
     return found
 
 
-def _number(value: Any, field: str, low: float, high: float) -> float:
-    wrong = isinstance(value, bool) or not isinstance(value, (int, float))
-    if wrong or not math.isfinite(value) or not low <= value <= high:
-        raise BadRequest(f"{field} must be a number of {low:g} to {high:g}, not {shown(value)}")
-    return float(value)
-
-
-def _retries(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= RETRIES_MAX:
-        raise BadRequest(f"retries must be an integer of 0 to {RETRIES_MAX}, not {shown(value)}")
-    return value
+def _number(name: str, value: Any) -> Any:
+    try:
+        return check_number(name, value, name)
+    except InvalidPolicy as error:
+        raise BadRequest(error.message(shown)) from None

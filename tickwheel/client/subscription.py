@@ -2,12 +2,12 @@
 
 ``Subscription`` lives over reconnects; ``Subscriptions`` are all of one client, by the numbers
 that DELIVER frames carry; ``SubscribeOptions`` is what one was asked to be, sent again after every
-reconnect; ``Buffer`` holds what waits to be handed out, and ``Upkeep`` extends its leases.
+reconnect; ``Buffer`` holds what waits to be handed out, with leases that are kept up.
 
 Invariants: nothing is acked here; what was not handed out is given back at the end without costing
 an attempt; nothing is handed out after ``close``, or with a lease that can have ended as far as
-this side can know; nothing is extended that was handed out (a worker extends what its handlers
-work on, see ``worker/leases.py``). Times are the event loop's, in seconds.
+this side can know; nothing is extended by itself that was handed out (``keep_leases`` is for
+that: a worker extends what its handlers work on). Times are the event loop's, in seconds.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from tickwheel.client.autoack import AutoAck, Reader
 from tickwheel.client.connection import LOGGER, Connection, Signal
 from tickwheel.client.delivery import FINISHED, Delivery, DeliveryBatch
-from tickwheel.client.requests import Calls, retry_pause_s
+from tickwheel.client.leases import EXTENDED, SURE, Extender, Leases, Lot
+from tickwheel.client.requests import Calls
+from tickwheel.client.resending import retry_pause_s
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.times import shown
 from tickwheel.errors import (
@@ -38,7 +40,7 @@ from tickwheel.errors import (
 from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+    from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from tickwheel.client.acks import Acks
@@ -79,8 +81,13 @@ class Subscription:
         self._prefetch = prefetch
         self._buffer = Buffer(_lease_guess_s(subscribe_options))
         self._arrived = Signal()
-        self._upkeep = Upkeep(
-            subscriptions.calls, self._buffer, self.topic, self.group, self._arrived.notify
+        self._extender: Extender[DeliveryBatch] = Extender(
+            subscriptions.calls,
+            self.topic,
+            self.group,
+            lambda: self._buffer.lease_s,
+            self._extend_waiting,
+            self._extended,
         )
         self._starting = asyncio.Lock()
         self._on = False
@@ -123,7 +130,7 @@ class Subscription:
                 with suppress(TickwheelError):
                     await self._call(FrameType.UNSUBSCRIBE, self._number, repeat=False)
                 if self.leased:
-                    await self._upkeep.release()
+                    await self._release()
         finally:
             self._all.remove(self._number)
 
@@ -152,7 +159,7 @@ class Subscription:
 
     def _end(self) -> None:
         self._closed = True
-        self._upkeep.stop()
+        self._extender.stop()
         self._arrived.notify()
 
     def fail(self, error: TickwheelError) -> None:
@@ -226,13 +233,42 @@ class Subscription:
         if not self.leased:
             self._hold_back()
         else:
-            self._upkeep.begin()
+            self._extender.begin()
 
     def _hold_back(self) -> None:
         """Nothing is acked, so nothing but this keeps a daemon from sending ever more."""
         if self._credit and len(self._buffer) >= self._prefetch:
             self._credit = 0
             self._reconnector.spawn(self._tell_credit())
+
+    # --- leases ---------------------------------------------------------------------------------
+
+    def _extend_waiting(self, now_s: float) -> bool:
+        self._extend(self._buffer.to_extend(now_s))
+        return bool(self._buffer)
+
+    def _extend(self, batches: list[DeliveryBatch]) -> None:
+        self._extender.extend(lots(batches, self._reconnector.limits.ids_per_frame_max))
+
+    def _extended(self, lot: Lot[DeliveryBatch], asked_s: float, words: Sequence[str]) -> None:
+        said = zip(lot.ids, words, strict=False)
+        stale = {task_id for task_id, word in said if word != EXTENDED}
+        self._buffer.extended(lot.owners, asked_s, stale)
+        self._arrived.notify()
+
+    async def _release(self) -> None:
+        """Give all that waits back unstarted; if that fails their leases end by themselves."""
+        # The last lot first: each goes to the front of the line.
+        batches, limit = self._buffer.clear(), self._reconnector.limits.ids_per_frame_max
+        for lot in reversed(list(lots(batches, limit))):
+            fields = (self.topic, self.group, lot.epoch, lot.ids, lot.attempts)
+            with suppress(TickwheelError):
+                await self._call(FrameType.RELEASE, *fields, repeat=False)
+
+    def keep_leases(self) -> Leases:
+        """Keeps up the leases of deliveries that were handed out, those that it is given. To be
+        closed; after ``start``, which says how long leases are."""
+        return Leases(self._all.calls, self.topic, self.group, self.lease_s)
 
     # --- over reconnects ------------------------------------------------------------------------
 
@@ -246,7 +282,8 @@ class Subscription:
             return
         if self._resuming is None or self._resuming.done():
             self._resuming = self._reconnector.spawn(self._resume())
-        self._upkeep.confirm()
+        # What was delivered on the old connection has a lease still, or not.
+        self._extend(self._buffer.to_confirm(self._reconnector.loop.time()))
 
     async def _resume(self) -> None:
         tries = 0
@@ -486,82 +523,6 @@ def subscribe_options(
     )
 
 
-TICKS_PER_LEASE = 16
-
-
-class Upkeep:
-    """Works from the first ``begin`` to ``stop``, while the buffer holds anything."""
-
-    def __init__(
-        self, calls: Calls, buffer: Buffer, topic: str, group: str, changed: Callable[[], None]
-    ) -> None:
-        self._reconnector = calls.reconnector
-        self._call = calls.call
-        self._buffer = buffer
-        self._names = topic, group
-        self._changed = changed
-        """Told when deliveries that were held back may be handed out."""
-        self._timer: asyncio.TimerHandle | None = None
-        self._stopped = False
-
-    def begin(self) -> None:
-        """The buffer holds something."""
-        if self._timer is None and not self._stopped:
-            delay_s = self._buffer.lease_s / TICKS_PER_LEASE
-            self._timer = self._reconnector.loop.call_later(delay_s, self._tick)
-
-    def stop(self) -> None:
-        self._stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _tick(self) -> None:
-        self._timer = None
-        if self._buffer and not self._stopped:
-            self.begin()
-            if self._reconnector.connection is not None:
-                self._extend(self._buffer.to_extend(self._reconnector.loop.time()))
-
-    def confirm(self) -> None:
-        """A new connection: what was delivered on the old one has a lease still, or not."""
-        self._extend(self._buffer.to_confirm(self._reconnector.loop.time()))
-
-    def _extend(self, batches: list[DeliveryBatch]) -> None:
-        for batch in batches:
-            batch.extending = True
-        for lot in lots(batches, self._reconnector.limits.ids_per_frame_max):
-            self._reconnector.spawn(self._extend_lot(lot))
-
-    async def _extend_lot(self, lot: Lot) -> None:
-        asked_s, lease_ms = self._reconnector.loop.time(), int(self._buffer.lease_s * 1000)
-        head = (FrameType.EXTEND, *self._names, lot.epoch, lot.ids, lot.attempts)
-        try:
-            words = await self._call(*head, lease_ms, repeat=False)
-        except TickwheelError as error:
-            LOGGER.info("leases that wait were not extended: %s: %s", error.code, error.message)
-            return
-        finally:
-            for batch in lot.batches:
-                batch.extending = False
-        said = zip(lot.ids, words or (), strict=False)
-        stale = {task_id for task_id, word in said if word != "extended"}
-        self._buffer.extended(lot.batches, asked_s, stale)
-        self._changed()
-
-    async def release(self) -> None:
-        """Give all that waits back unstarted; if that fails their leases end by themselves."""
-        # The last lot first: each goes to the front of the line.
-        batches, limit = self._buffer.clear(), self._reconnector.limits.ids_per_frame_max
-        for lot in reversed(list(lots(batches, limit))):
-            with suppress(TickwheelError):
-                await self._call(
-                    FrameType.RELEASE, *self._names, lot.epoch, lot.ids, lot.attempts, repeat=False
-                )
-
-
-SURE = 0.9
-"""The share of a lease that is relied upon: its clock started at the daemon, not here."""
 EXTEND_BELOW = 0.55
 """A lease with less than this share left is extended: after 0.45 to 0.5 of it, that is."""
 GRACE_S = 5.0
@@ -657,16 +618,7 @@ class Buffer:
         return batches
 
 
-class Lot(NamedTuple):
-    """Receipts of one frame, and the batches they wait in."""
-
-    epoch: int
-    ids: list[int]
-    attempts: list[int]
-    batches: list[DeliveryBatch]
-
-
-def lots(batches: Iterable[DeliveryBatch], ids_max: int) -> Iterator[Lot]:
+def lots(batches: Iterable[DeliveryBatch], ids_max: int) -> Iterator[Lot[DeliveryBatch]]:
     """What waits in ``batches``, in order, as few frames' worth of receipts."""
     for epoch, some in groupby(batches, attrgetter("epoch")):
         waiting = [(batch, item) for batch in some for item in reversed(batch.items)]

@@ -2,5 +2,6 @@
 
 ``lines`` is the format, ``segments`` the folder with its files, ``spool`` the way from the daemon
 to the writer process, ``writer`` that process, ``read`` the questions to the files, ``restore`` a
-new store from them. The daemon's end of it is not here; nothing here needs a running daemon.
+new store from them. ``daemon`` is the daemon's end, with ``recorder``, which notes what the engine
+reports; nothing else here needs a running daemon.
 """

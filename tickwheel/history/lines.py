@@ -20,6 +20,8 @@ from json import dumps
 from json.encoder import encode_basestring_ascii as quote
 from typing import Any
 
+from tickwheel.model.retry import RetryPolicy
+
 SCHEMA_VERSION = 1
 
 
@@ -74,29 +76,12 @@ FIELDS = (
 TASK_OPTIONS = ("key", "tag", "props", "priority", "ttl_ms", "retry")
 """The names of an enqueued task's options when they come as an array."""
 
-_POLICY_FIELDS = {
-    "exponential": ("base_ms", "factor", "cap_ms", "retries", "jitter"),
-    "fixed": ("delay_ms", "retries", "jitter"),
-    "table": ("delays_ms", "retries"),
-    "none": (),
-}
 
-
-def policy_map(policy: Any) -> dict[str, Any]:
-    """A retry policy's numbers as the wire has them. Raises TypeError for anything else."""
-    kind = getattr(policy, "kind", None)
-    if kind not in _POLICY_FIELDS:
-        raise TypeError(f"a {type(policy).__name__} is nothing that a record holds")
-    values = {
-        "base_ms": policy.base_ms,
-        "factor": policy.factor,
-        "cap_ms": policy.cap_ms,
-        "delay_ms": policy.base_ms,
-        "delays_ms": list(policy.delays_ms),
-        "retries": policy.retries_max,
-        "jitter": policy.jitter,
-    }
-    return {"kind": kind} | {name: values[name] for name in _POLICY_FIELDS[kind]}
+def policy_map(value: object) -> dict[str, Any]:
+    """A retry policy in a record as the wire has it. Raises TypeError for anything else."""
+    if not isinstance(value, RetryPolicy):
+        raise TypeError(f"a {type(value).__name__} is nothing that a record holds")
+    return value.to_map()
 
 
 # --- records as lines ------------------------------------------------------------------------

@@ -1,19 +1,46 @@
 """Retry policies: how often a failed task is tried again, and how long it waits for that.
 
-Values and arithmetic only. The jitter is taken from the task's id and attempt, so the same
-inputs give the same delay and the engine stays pure. Which policy holds for a task is decided
-by ``Core.policy``: the task's own, its group's, its topic's, the daemon's.
+The value, its arithmetic and its only codec. The jitter is taken from the task's id and attempt, so
+the same inputs give the same delay and the engine stays pure. Which policy holds for a task is
+decided by ``Core.policy``: the task's own, its group's, its topic's, the daemon's.
+
+Outside memory a policy has two forms, and a policy that has a name is that name in both:
+
+* a map of its kind and that kind's numbers (``FIELDS``): the wire, the settings and the lines of
+  the history. What comes from outside goes through ``checked_numbers`` first;
+* an array of all its fields (``stored_fields``), in the records that stores keep.
+
+Knows no wire error: what is wrong is an ``InvalidPolicy``, which the daemon and the client turn
+into theirs.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, Self
 
 _SPREAD = 0x9E3779B97F4A7C15
 """2**64 divided by the golden ratio: Fibonacci hashing (Knuth, TAOCP 3, 6.4)."""
 
-KINDS = ("exponential", "fixed", "table", "none")
+FIELDS: Mapping[str, tuple[str, ...]] = {
+    "exponential": ("base_ms", "factor", "cap_ms", "retries", "jitter"),
+    "fixed": ("delay_ms", "retries", "jitter"),
+    "table": ("delays_ms", "retries"),
+    "none": (),
+}
+"""The kinds, and the numbers of each in a map."""
+KINDS = tuple(FIELDS)
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9._-]{0,63}")
+
+DELAY_MS_MAX = 315_576_000_000
+"""Ten years, as the longest delay of a task."""
+RETRIES_MAX = 65_535
+STEPS_MAX = 1_024
+"""Delays of a table."""
+FACTOR_MAX = 1_000_000.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +101,59 @@ class RetryPolicy:
             return cap_ms
         return min(base_ms * self.factor**steps, cap_ms)
 
+    # --- as a map -------------------------------------------------------------------------------
+
+    def to_map(self) -> dict[str, Any]:
+        """The kind and its numbers."""
+        values = {
+            "base_ms": self.base_ms,
+            "factor": self.factor,
+            "cap_ms": self.cap_ms,
+            "delay_ms": self.base_ms,
+            "delays_ms": self.delays_ms,
+            "retries": self.retries_max,
+            "jitter": self.jitter,
+        }
+        return {"kind": self.kind} | {name: values[name] for name in FIELDS[self.kind]}
+
+    @classmethod
+    def of_map(cls, given: Mapping[str, Any]) -> Self:
+        """From a map with all numbers of its kind, which are not checked again. ``retries`` and
+        ``jitter`` may be missing. Raises KeyError for another number, ValueError for the kind."""
+        kind, retries = given.get("kind"), given.get("retries", _DEFAULTS.retries_max)
+        if kind == "none":
+            return cls(0, 1.0, 0, 0, 0.0, kind)
+        if kind == "table":
+            return cls(0, 1.0, 0, retries, 0.0, kind, tuple(given["delays_ms"]))
+        jitter = given.get("jitter", _DEFAULTS.jitter)
+        if kind == "fixed":
+            return cls(given["delay_ms"], 1.0, 0, retries, jitter, kind)
+        if kind == "exponential":
+            return cls(given["base_ms"], given["factor"], given["cap_ms"], retries, jitter, kind)
+        raise ValueError(f"{kind!r:.100} is no kind of retry policy")
+
+    # --- as stores keep it ----------------------------------------------------------------------
+
+    def to_fields(self) -> tuple[object, ...]:
+        return (
+            self.kind,
+            self.base_ms,
+            self.factor,
+            self.cap_ms,
+            self.retries_max,
+            self.jitter,
+            self.delays_ms,
+        )
+
+    @classmethod
+    def of_fields(cls, fields: Any) -> Self:
+        """Raises ValueError or TypeError for what is no policy."""
+        kind, base_ms, factor, cap_ms, retries_max, jitter, delays_ms = fields
+        return cls(base_ms, factor, cap_ms, retries_max, jitter, kind, tuple(delays_ms))
+
+
+_DEFAULTS = RetryPolicy()
+
 
 PolicyRef = str | RetryPolicy
 """A policy by its name, which is looked up when it is used, or by its numbers."""
@@ -93,3 +173,136 @@ BUILT_IN = {
 }  # fmt: skip
 DEFAULT = "default"
 """The name of the daemon's own policy, which its settings ``retry_…`` make."""
+
+
+# --- a policy or its name ------------------------------------------------------------------------
+
+
+def stored_fields(ref: PolicyRef | None) -> object:
+    """As stores keep it: a name as it is, numbers as an array."""
+    return ref.to_fields() if isinstance(ref, RetryPolicy) else ref
+
+
+def of_stored_fields(fields: Any) -> PolicyRef | None:
+    """Raises ValueError or TypeError for what is no policy."""
+    return fields if fields is None or isinstance(fields, str) else RetryPolicy.of_fields(fields)
+
+
+def of_history(given: Any) -> PolicyRef | None:
+    """As a line of the history has it: a name or a map, or the array of a stored record. Raises
+    ValueError and KeyError for what is no policy."""
+    if given is None or isinstance(given, str):
+        return given
+    if isinstance(given, list):
+        return RetryPolicy.of_fields(given)
+    if isinstance(given, Mapping):
+        return str(given["name"]) if "name" in given else RetryPolicy.of_map(given)
+    raise ValueError(f"{given!r:.100} is no retry policy")
+
+
+# --- checks of what comes from outside -----------------------------------------------------------
+
+
+class InvalidPolicy(ValueError):
+    """What was given is no policy. ``is_too_long``: a table that has too many delays."""
+
+    def __init__(self, text: str, *values: object, is_too_long: bool = False) -> None:
+        """``text`` has ``{}`` where the values stand."""
+        super().__init__(text, *values)
+        self._text = text
+        self._values = values
+        self.is_too_long = is_too_long
+
+    def message(self, shown: Callable[[object], str] = repr) -> str:
+        """``shown``: how a value from outside is made short and harmless."""
+        return self._text.format(*map(shown, self._values))
+
+    def __str__(self) -> str:
+        return self.message()
+
+
+def checked(given: Mapping[str, Any], field: str, default: RetryPolicy) -> RetryPolicy:
+    """A policy from a map. Numbers that are missing, or None, are those of ``default``.
+
+    ``field`` is what the map is called in a message. Raises InvalidPolicy.
+    """
+    kind = given.get("kind")
+    if not isinstance(kind, str) or kind not in FIELDS:
+        raise InvalidPolicy(f"{field}.kind must be one of {', '.join(FIELDS)}, not {{}}", kind)
+    present = {name: number for name, number in given.items() if number is not None}
+    allowed = ("kind", *FIELDS[kind])
+    for name in present:
+        if name not in allowed:
+            known = ", ".join(allowed)
+            raise InvalidPolicy(f"{field} has an unknown key {{}}; known: {known}", name)
+    defaults = {
+        "retries": default.retries_max,
+        "jitter": default.jitter,
+        "delay_ms": default.base_ms,
+        "factor": default.factor,
+        "base_ms": default.base_ms,
+    }
+    numbers: dict[str, Any] = {"kind": kind}
+    for name in FIELDS[kind]:
+        if name == "cap_ms":
+            defaults[name] = max(default.cap_ms, numbers["base_ms"])
+        value = present.get(name, defaults.get(name))
+        numbers[name] = check_number(name, value, f"{field}.{name}")
+    if kind == "exponential" and numbers["cap_ms"] < numbers["base_ms"]:
+        raise InvalidPolicy(
+            f"{field}.cap_ms is {numbers['cap_ms']}, less than base_ms, {numbers['base_ms']}"
+        )
+    return RetryPolicy.of_map(numbers)
+
+
+def check_number(name: str, value: Any, field: str) -> Any:
+    """One entry of a map, by its name in ``FIELDS``, within its limits. Raises InvalidPolicy."""
+    if name == "delays_ms":
+        return _check_delays(value, field)
+    if name == "factor":
+        return check_float(value, field, 1.0, FACTOR_MAX)
+    if name == "jitter":
+        return check_float(value, field, 0.0, 1.0)
+    return check_integer(value, field, 0, RETRIES_MAX if name == "retries" else DELAY_MS_MAX)
+
+
+def check_integer(value: Any, field: str, low: int, high: int) -> int:
+    if type(value) is not int or not low <= value <= high:
+        raise InvalidPolicy(f"{field} must be an integer of {low} to {high}, not {{}}", value)
+    return value
+
+
+def check_float(value: Any, field: str, low: float, high: float) -> float:
+    """An integer is taken, too."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not low <= value <= high:
+        raise InvalidPolicy(f"{field} must be a number of {low:g} to {high:g}, not {{}}", value)
+    return float(value)
+
+
+def _check_delays(value: Any, field: str) -> tuple[int, ...]:
+    if not isinstance(value, tuple | list) or not value:
+        raise InvalidPolicy(f"{field} must be an array of delays, not {{}}", value)
+    if len(value) > STEPS_MAX:
+        raise InvalidPolicy(
+            f"{field} has {len(value)} delays; the limit is {STEPS_MAX}", is_too_long=True
+        )
+    return tuple(
+        check_integer(delay, f"{field}[{i}]", 0, DELAY_MS_MAX) for i, delay in enumerate(value)
+    )
+
+
+def named_policies(given: Mapping[str, Any], default: RetryPolicy) -> dict[str, RetryPolicy]:
+    """The policies that the settings define. Raises ValueError for one that is wrong."""
+    found: dict[str, RetryPolicy] = {}
+    for name, value in given.items():
+        if name in BUILT_IN or name == DEFAULT:
+            raise ValueError(f"the policy {name} is defined already; choose another name")
+        if not NAME.fullmatch(name):
+            raise ValueError(
+                f"a policy's name is a letter and up to 63 of A-Z a-z 0-9 . _ -, not {name!r}"
+            )
+        if not isinstance(value, Mapping):
+            raise ValueError(f"retry_policies.{name} must be a table of numbers, not a name")
+        found[name] = checked(value, f"retry_policies.{name}", default)
+    return found

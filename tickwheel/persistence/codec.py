@@ -36,39 +36,16 @@ from tickwheel.model.records import (
     SessionRow,
     TaskRow,
 )
-from tickwheel.model.retry import PolicyRef, RetryPolicy
+from tickwheel.model.retry import of_stored_fields, stored_fields
 from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 
-def policy_fields(policy: PolicyRef | None) -> object:
-    """A name as it is; numbers as an array."""
-    if policy is None or isinstance(policy, str):
-        return policy
-    return (
-        policy.kind,
-        policy.base_ms,
-        policy.factor,
-        policy.cap_ms,
-        policy.retries_max,
-        policy.jitter,
-        policy.delays_ms,
-    )
-
-
-def policy_of(fields: Any) -> PolicyRef | None:
-    """Raises ValueError or TypeError for what is no policy."""
-    if fields is None or isinstance(fields, str):
-        return fields
-    kind, base_ms, factor, cap_ms, retries_max, jitter, delays_ms = fields
-    return RetryPolicy(base_ms, factor, cap_ms, retries_max, jitter, kind, tuple(delays_ms))
-
-
 def settings_fields(settings: GroupSettings) -> tuple[object, ...]:
     paused, rate, burst, retry, closed_ms, closed_id = settings
-    return paused, rate, burst, policy_fields(retry), closed_ms, closed_id
+    return paused, rate, burst, stored_fields(retry), closed_ms, closed_id
 
 
 def settings_of(
@@ -79,7 +56,7 @@ def settings_of(
     closed_ms: int | None,
     closed_id: int,
 ) -> GroupSettings:
-    return GroupSettings(paused, rate, burst, policy_of(retry), closed_ms, closed_id)
+    return GroupSettings(paused, rate, burst, of_stored_fields(retry), closed_ms, closed_id)
 
 
 VERSION = 1
@@ -151,7 +128,7 @@ def _version_of(extras: Extras | None) -> int:
 def _extras_fields(extras: Extras) -> tuple[object, ...]:
     fields = extras if extras.order_id is not None else extras[:6]
     return (
-        fields if extras.retry is None else (*fields[:5], policy_fields(extras.retry), *fields[6:])
+        fields if extras.retry is None else (*fields[:5], stored_fields(extras.retry), *fields[6:])
     )
 
 
@@ -174,7 +151,7 @@ def _extras(
     retry: Any,
     order_id: int | None = None,
 ) -> Extras:
-    return Extras(key, tag, properties, priority, ttl_ms, policy_of(retry), order_id)
+    return Extras(key, tag, properties, priority, ttl_ms, of_stored_fields(retry), order_id)
 
 
 def encode_settings(settings: GroupSettings | None) -> bytes | None:

@@ -21,12 +21,12 @@ from pydantic_settings import (
 
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
-from tickwheel.errors import BadRequest
+from tickwheel.errors import BadRequest, shown
+from tickwheel.history.daemon import HistoryOptions
 from tickwheel.history.spool import BYTES_MAX
 from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
 from tickwheel.limits import Limits
-from tickwheel.model.retry import RetryPolicy
-from tickwheel.server import policies
+from tickwheel.model.retry import InvalidPolicy, RetryPolicy, named_policies
 
 TASK_EXTRAS_BYTES = 64 * 1024
 """What a task may have beside the largest body, unless ``task_bytes_max`` says otherwise."""
@@ -160,7 +160,10 @@ class Settings(BaseSettings):
     @field_validator("retry_policies")
     @classmethod
     def _retry_policies(cls, value: dict[str, Any]) -> dict[str, Any]:
-        policies.named(value, RetryPolicy())
+        try:
+            named_policies(value, RetryPolicy())
+        except InvalidPolicy as error:
+            raise ValueError(error.message(shown)) from None
         return value
 
     @field_validator("advertise")
@@ -261,6 +264,24 @@ class Settings(BaseSettings):
             connections_max=self.connections_max,
         )
 
+    def history(self, shard: int) -> HistoryOptions | None:
+        """None: it is off."""
+        if self.history_dir is None:
+            return None
+        return HistoryOptions(
+            folder=self.history_dir,
+            node=self.node,
+            shard=shard,
+            bodies=self.history_bodies,
+            spool_bytes_max=self.history_spool_bytes_max,
+            segment_bytes=self.history_segment_bytes,
+            retention_s=self.history_retention_s,
+            bytes_max=self.history_bytes_max,
+            clean_hour=self.history_clean_hour,
+            disk_warn=self.history_disk_warn,
+            disk_clean=self.history_disk_clean,
+        )
+
     def engine(self) -> EngineConfig:
         """The engine's share, in its units."""
         retry = RetryPolicy(
@@ -275,7 +296,7 @@ class Settings(BaseSettings):
             tick_ms=self.tick_ms,
             shard=self.shard,
             retry=retry,
-            policies=policies.named(self.retry_policies, retry),
+            policies=named_policies(self.retry_policies, retry),
             broadcast_tasks_max=self.broadcast_tasks_max,
             broadcast_bytes_max=self.broadcast_bytes_max,
             broadcasts_bytes_max=self.broadcasts_bytes_max,

@@ -20,6 +20,7 @@ from test_engine_model import EngineMachine
 from history.recording_rig import RecordingRig
 from tickwheel.engine.state import EngineConfig
 from tickwheel.history.lines import Renderer, policy_map
+from tickwheel.history.recorder import settings_map
 from tickwheel.history.restore.fold import Fold, Task
 from tickwheel.history.restore.owners import Owners
 from tickwheel.model.records import (
@@ -32,7 +33,6 @@ from tickwheel.model.records import (
     TaskRow,
 )
 from tickwheel.model.retry import PolicyRef, RetryPolicy
-from tickwheel.server.recorder import settings_map
 
 S = ProgressState
 AT_ONCE = 7

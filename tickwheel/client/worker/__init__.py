@@ -8,8 +8,8 @@
 
     await worker.run()                        # or: tickwheel work module:worker
 
-``worker.py`` is the whole, ``lane.py`` one handler's subscription, ``job.py`` one delivery in a
-handler, ``leases.py`` the heartbeat, ``threads.py`` where plain functions run.
+``worker.py`` is the whole and one handler's subscription, ``routes.py`` what is handled how,
+``job.py`` one delivery in a handler and where plain functions run.
 """
 
 from tickwheel.client.worker.job import Reject, RetryLater

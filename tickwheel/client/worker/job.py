@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tickwheel.client.delivery import Delivery
-    from tickwheel.client.worker.leases import Leases
+    from tickwheel.client.leases import Leases
     from tickwheel.client.worker.routes import Route
 
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tickwheel.client.client import Client
 from tickwheel.client.times import Duration, shown
 from tickwheel.client.worker.job import LOGGER, Job, Threads
-from tickwheel.client.worker.leases import Leases
 from tickwheel.client.worker.routes import CONCURRENCY_DEFAULT, Handler, Route, route, seconds
 from tickwheel.errors import BadRequest, ClientClosed, TickwheelError
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from tickwheel.client.delivery import Delivery
+    from tickwheel.client.leases import Leases
     from tickwheel.client.retry import Retry
 
 GRACE_S = 30.0
@@ -207,7 +207,6 @@ class Lane:
 
     def __init__(self, client: Client, route: Route, threads: Threads) -> None:
         self.route = route
-        self._client = client
         self._threads = threads
         self._slots = asyncio.Semaphore(route.concurrency)
         self._jobs: set[Job] = set()
@@ -224,9 +223,7 @@ class Lane:
     async def start(self) -> None:
         """Subscribe. Raises what the daemon objects to."""
         subscription = await self._subscription.start()
-        route, client = self.route, self._client
-        self._leases = Leases(client._calls, route.topic, route.group, subscription.lease_s)
-        client._reconnector.sources.append(self._leases)
+        self._leases = subscription.keep_leases()
 
     async def read(self) -> None:
         """Start a job for each delivery, for ever. Raises why there are no more."""
@@ -285,8 +282,7 @@ class Lane:
         if self._acks:
             await asyncio.wait(self._acks)
         if self._leases is not None:
-            self._leases.stop(ClientClosed())
-            self._client._reconnector.sources.remove(self._leases)
+            self._leases.close()
 
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

@@ -14,8 +14,8 @@ from typing import Any
 
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.redis.driver import Answer, Argument, Away, Lost, Wire
-from tickwheel.persistence.redis.keys import Script
 from tickwheel.persistence.redis.options import RedisOptions
+from tickwheel.persistence.redis.scripts import Script
 
 ELSEWHERE = frozenset(("READONLY", "MOVED", "ASK", "MASTERDOWN", "LOADING", "NOAUTH"))
 """Answers after which the next call asks again who is there."""

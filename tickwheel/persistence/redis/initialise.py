@@ -19,8 +19,9 @@ from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.redis.connection import Line, check
 from tickwheel.persistence.redis.driver import Answer, Away, Lost
-from tickwheel.persistence.redis.keys import LAYOUT, PRELUDE, TYPES, Keys, Script
+from tickwheel.persistence.redis.keys import LAYOUT, TYPES, Keys
 from tickwheel.persistence.redis.options import RedisOptions
+from tickwheel.persistence.redis.scripts import INIT_LAY_OUT, INIT_LOOK
 
 OWNER = "init"
 LEADER_WATCH_S = 4.0
@@ -28,66 +29,6 @@ LEADER_WATCH_S = 4.0
 for, as a Redis that came back empty has forgotten it."""
 WATCH_STEP_S = 0.25
 COUNTED = ("tasks", "in_flight_or_waiting", "dead", "groups", "sessions")
-
-# Both scripts: the keys of the shard, then that of the leader.
-_LOOK = """
-local LEADER = KEYS[#KEYS]
-local function seen(first)
-  local any = '0'
-  for k = 1, #KEYS - 1 do
-    local kind = redis.call('TYPE', KEYS[k]).ok
-    if kind ~= 'none' then
-      if kind ~= ARGV[first + k] then return {'foreign', KEYS[k]} end
-      any = '1'
-    end
-  end
-  local w = redis.call('HMGET', WHEEL, 'layout', 'epoch', 'incarnation', 'owner', 'rewriting',
-    'parts', 'link', 'last', 'id_mark', 'position_ms', 'clean')
-  if any == '1' and w[1] and tonumber(w[1]) > tonumber(ARGV[1]) then
-    return {'newer', w[1]}
-  end
-  local whole = '1'
-  for _, k in ipairs({1, 2, 3, 7, 8, 9, 10, 11}) do if not w[k] then whole = '0' end end
-  return nil, any, w, whole
-end
-"""
-LOOK = Script(
-    "init_look",
-    PRELUDE
-    + _LOOK
-    + """
--- layout, types of the keys …
-local refused, any, w, whole = seen(1)
-if refused then return refused end
-return {'seen', any, whole, w[2] or '0', w[3] or '', w[4] or '', w[5] or '', w[6] or '0',
-  w[8] or '0',
-  redis.call('HLEN', TASK), redis.call('ZCARD', PREPARE), redis.call('ZCARD', DEAD),
-  redis.call('HLEN', KEYS[9]), redis.call('HLEN', KEYS[10])}
-""",
-)
-LAY_OUT = Script(
-    "init_lay_out",
-    PRELUDE
-    + _LOOK
-    + """
--- layout, anything may be there (0/1), epoch and incarnation as seen, the new incarnation, owner,
--- now, types of the keys …
-local leader = redis.call('GET', LEADER)
-if leader then return {'led', leader} end
-local refused, any, w, whole = seen(7)
-if refused then return refused end
-if any == '1' and ARGV[2] == '0' then return {'changed'} end
-if (w[2] or '0') ~= ARGV[3] or (w[3] or '') ~= ARGV[4] then return {'changed'} end
-begin(any == '1')
-redis.call('UNLINK', unpack(KEYS))
-local epoch = tonumber(w[2] or '0')
-if any == '1' then epoch = epoch + 1 end
-redis.call('HSET', WHEEL, 'layout', ARGV[1], 'incarnation', ARGV[5], 'epoch', epoch,
-  'owner', ARGV[6], 'last', 0, 'id_mark', '0000000000000000000', 'position_ms', 0, 'clean', 1,
-  'opened_ms', ARGV[7], 'link', tonumber(w[7] or '0') + 1, 'endings', 0)
-return {'laid out'}
-""",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +74,7 @@ async def look(options: RedisOptions) -> Found:
     keys = Keys(options.prefix, options.namespace, options.shard)
     async with _line(options) as line:
         await opening.inspect(line, options)
-        reply: list[Any] = await line.run(LOOK, (*keys.all, keys.leader), (LAYOUT, *TYPES))
+        reply: list[Any] = await line.run(INIT_LOOK, (*keys.all, keys.leader), (LAYOUT, *TYPES))
     status, *rest = reply
     if status != b"seen":
         raise _refused(options, keys, status.decode(), rest)
@@ -166,7 +107,7 @@ async def lay_out(
         await _watch(line, options, keys, LEADER_WATCH_S if watch_s is None else watch_s)
         args = (LAYOUT, int(found.exists), found.epoch, found.incarnation, incarnation, OWNER,
                 now_ms, *TYPES)  # fmt: skip
-        status, *rest = await line.run(LAY_OUT, (*keys.all, keys.leader), args)
+        status, *rest = await line.run(INIT_LAY_OUT, (*keys.all, keys.leader), args)
         if status != b"laid out":
             raise _refused(options, keys, status.decode(), rest)
         part = 1

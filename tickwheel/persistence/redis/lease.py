@@ -13,63 +13,16 @@ from dataclasses import replace
 from tickwheel.persistence.election import Leader, Seen
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.redis.connection import Line, check
-from tickwheel.persistence.redis.keys import Keys, Script
+from tickwheel.persistence.redis.keys import Keys
 from tickwheel.persistence.redis.options import RedisOptions
+from tickwheel.persistence.redis.scripts import (
+    LEADER_ACQUIRE,
+    LEADER_LOOK,
+    LEADER_RELEASE,
+    LEADER_RENEW,
+)
 
 CALL_MS_MIN = 100
-
-# Every script: KEYS leader, scratch, wheel.
-_MINE = """
-local LEADER, SCRATCH, WHEEL = KEYS[1], KEYS[2], KEYS[3]
-local found = redis.call('GET', LEADER)
-local function mine(owner)
-  return found and string.sub(found, 1, #owner + 1) == owner .. '|'
-end
-"""
-LOOK = Script(
-    "look",
-    _MINE
-    + """
-local w = redis.call('HMGET', WHEEL, 'incarnation', 'epoch', 'owner', 'clean', 'rewriting')
-local up_s = string.match(redis.call('INFO', 'server'), 'uptime_in_seconds:(%d+)')
-local role = string.match(redis.call('INFO', 'replication'), 'role:(%a+)')
-return {found or '', redis.call('PTTL', LEADER), w[1] or '', w[2] or '0', w[3] or '',
-  w[4] or '1', up_s, w[5] or '', role or ''}
-""",
-)
-ACQUIRE = Script(
-    "acquire",
-    _MINE
-    + """
--- owner, value, ttl, a value that may be replaced. Asking twice is harmless: the first answer
--- may have been lost.
-if found and not mine(ARGV[1]) and found ~= ARGV[4] then return 0 end
-redis.call('DEL', SCRATCH)
-redis.call('SET', LEADER, ARGV[2], 'PX', ARGV[3])
-return 1
-""",
-)
-RENEW = Script(
-    "renew",
-    _MINE
-    + """
--- owner, value, ttl
-if not mine(ARGV[1]) then return 0 end
-redis.call('DEL', SCRATCH)
-redis.call('PEXPIRE', LEADER, ARGV[3])
-if found ~= ARGV[2] then redis.call('SET', LEADER, ARGV[2], 'PX', ARGV[3]) end
-return 1
-""",
-)
-RELEASE = Script(
-    "release",
-    _MINE
-    + """
--- owner
-if mine(ARGV[1]) then redis.call('DEL', LEADER) end
-return 1
-""",
-)
 
 
 class RedisElection:
@@ -102,7 +55,7 @@ class RedisElection:
             await line.close()
 
     async def look(self) -> Seen:
-        reply = await self._line.run(LOOK, self._keys, ())
+        reply = await self._line.run(LEADER_LOOK, self._keys, ())
         value, ttl_ms, incarnation, epoch, owner, clean, up_s, rewriting, role = reply
         return Seen(
             leader=_leader(value.decode(errors="replace")),
@@ -119,14 +72,14 @@ class RedisElection:
     async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
         replaced = _value(instead_of) if instead_of is not None else ""
         args = (_owner(me), _value(me), self._ttl_ms, replaced)
-        return bool(await self._line.run(ACQUIRE, self._keys, args))
+        return bool(await self._line.run(LEADER_ACQUIRE, self._keys, args))
 
     async def renew(self, me: Leader) -> bool:
         args = (_owner(me), _value(me), self._ttl_ms)
-        return bool(await self._line.run(RENEW, self._keys, args))
+        return bool(await self._line.run(LEADER_RENEW, self._keys, args))
 
     async def release(self, me: Leader) -> None:
-        await self._line.run(RELEASE, self._keys, (_owner(me),))
+        await self._line.run(LEADER_RELEASE, self._keys, (_owner(me),))
 
     async def close(self) -> None:
         await self._line.close()

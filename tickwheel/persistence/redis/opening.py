@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.persistence.contract import Opened, StoreUnusable
 from tickwheel.persistence.redis.driver import Answer, Argument, Away, Lost
-from tickwheel.persistence.redis.keys import LAYOUT, PRELUDE, TYPES, Keys
+from tickwheel.persistence.redis.keys import LAYOUT, TYPES, Keys
 from tickwheel.persistence.redis.mirror import TASK_BYTES
-from tickwheel.persistence.redis.scripts import OPEN
+from tickwheel.persistence.redis.scripts import OPEN, RIGHTS
 
 if TYPE_CHECKING:
     from tickwheel.persistence.redis.connection import Line
@@ -36,35 +36,6 @@ _TRIED: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """What follows the key."""
 COMMANDS = ("exists", "del", "info", *_TRIED, "rpush")
-_TRY = (
-    PRELUDE
-    + """
-local missing = {}
-local function may(command, ...)
-  local reply = redis.pcall(command, ...)
-  local error = type(reply) == 'table' and reply.err
-  if error and (string.find(error, 'NOPERM') or string.find(error, 'ACL failure')
-      or string.find(error, 'user executing')) then
-    missing[#missing + 1] = command
-    return false
-  end
-  return reply
-end
-local there = may('exists', SCRATCH)
-if there ~= 0 then return missing end  -- not ours, which the opening says
-local removable = may('del', SCRATCH)  -- the first write: from here on memory is no matter
-may('info', 'server')
-local j = 1
-while j <= #ARGV do
-  local count = tonumber(ARGV[j + 1])
-  may(ARGV[j], SCRATCH, unpack(ARGV, j + 2, j + 1 + count))
-  j = j + 2 + count
-end
--- This one cannot but write.
-if removable and may('rpush', SCRATCH, 'v') then redis.pcall('del', SCRATCH) end
-return missing
-"""
-)
 
 
 async def missing_rights(line: Line, options: RedisOptions) -> list[str]:
@@ -74,7 +45,7 @@ async def missing_rights(line: Line, options: RedisOptions) -> list[str]:
     tried: list[Argument] = []
     for name, rest in _TRIED.items():
         tried += (name, len(rest), *rest)
-    reply: list[Any] = await line.call("EVAL", _TRY, len(names), *names, *tried)
+    reply: list[Any] = await line.call("EVAL", RIGHTS.text, len(names), *names, *tried)
     if options.wait_replicas:
         await line.call("WAIT", 0, 1)
     return [name.decode() for name in reply]

@@ -30,8 +30,8 @@ from tickwheel.model.records import DeadRow, task_bytes
 from tickwheel.persistence.codec import decode_dead, decode_progress, decode_task
 from tickwheel.persistence.contract import SCAN_BYTES_MAX, StoreAway, StoreBroken, StoredTask
 from tickwheel.persistence.redis.driver import REFUSING, Answer, Argument, Away, Lost
-from tickwheel.persistence.redis.keys import ID_MAX, Keys, Script, id_text, member, split_member
-from tickwheel.persistence.redis.scripts import DEAD_PAGE, READ
+from tickwheel.persistence.redis.keys import ID_MAX, Keys, id_text, member, split_member
+from tickwheel.persistence.redis.scripts import DEAD_PAGE, READ, Script
 
 if TYPE_CHECKING:
     from tickwheel.model.effects import Effects, ProgressKey

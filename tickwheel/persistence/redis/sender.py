@@ -14,8 +14,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from tickwheel.persistence.contract import Fenced, StoreBehind, StoreBroken, StoreLost
 from tickwheel.persistence.redis.driver import Answer, Argument, Away, Packed
 from tickwheel.persistence.redis.encode import PART_BYTES_MAX
-from tickwheel.persistence.redis.keys import LAYOUT, Keys, Script, id_text
-from tickwheel.persistence.redis.scripts import APPLY_PART, CLAIM, COMMIT, REWRITE, SEAL, STAGE
+from tickwheel.persistence.redis.keys import LAYOUT, Keys, id_text
+from tickwheel.persistence.redis.scripts import (
+    APPLY_PART,
+    CLAIM,
+    COMMIT,
+    REWRITE,
+    SEAL,
+    STAGE,
+    Script,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -22,13 +22,13 @@ from tickwheel import failpoints
 from tickwheel.clock import TEST_CLOCK_ENV, Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.errors import BadRequest
+from tickwheel.history.daemon import History
 from tickwheel.persistence import open_url
 from tickwheel.persistence.contract import Fenced, Opened, Store, StoreAway, StoreBroken, StoreError
 from tickwheel.persistence.election import Leader, SharedStore
 from tickwheel.persistence.urls import open_election, parse, with_setting, without_secrets
 from tickwheel.server.cluster.lease import Leadership
 from tickwheel.server.cluster.life import Life
-from tickwheel.server.history import history_of
 from tickwheel.server.logs import ERRORS, WARNINGS, Log
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import HOT_BYTES_MAX, REDIS_RESIDENT_BYTES_MAX, Settings
@@ -93,7 +93,8 @@ class Roles:
                 renewed=self._poke,
                 life=Life.own(),
             )
-        self.history = history_of(settings, self._engine_config.shard, self.clock, self.noticed)
+        options = settings.history(self._engine_config.shard)
+        self.history = None if options is None else History(options, self.clock, self.noticed)
         self._recovering: Recovering | None = None
         self._told_failure = self._told_role = ""
         self._opened = False

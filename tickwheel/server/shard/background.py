@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.engine.engine import Engine
     from tickwheel.engine.topics import Group, Replay
+    from tickwheel.history.daemon import History
     from tickwheel.model.effects import ProgressKey
     from tickwheel.persistence.contract import Store
-    from tickwheel.server.history import History
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.border import Notice

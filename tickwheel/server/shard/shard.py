@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from tickwheel.engine.sessions import Session
     from tickwheel.engine.sinks import DeliverySink
     from tickwheel.engine.topics import Dispatch, Item
+    from tickwheel.history.daemon import History
     from tickwheel.model.records import Known
-    from tickwheel.server.history import History
     from tickwheel.server.metrics.observed import Lateness
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Caller

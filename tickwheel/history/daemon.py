@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Callable
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,18 @@ from tickwheel.clock import Clock
 from tickwheel.engine.state import Core
 from tickwheel.errors import BadRequest
 from tickwheel.history.lines import Kind
+from tickwheel.history.recorder import Notes, Recorder, events_in
 from tickwheel.history.segments import state_folder
-from tickwheel.history.spool import Pending, Spool, take_pending
-from tickwheel.history.writer import writer_command
+from tickwheel.history.spool import BYTES_MAX, Pending, Spool, take_pending
+from tickwheel.history.writer import (
+    CLEAN_HOUR,
+    DISK_CLEAN,
+    DISK_WARN,
+    RETENTION_S,
+    SEGMENT_BYTES,
+    writer_command,
+)
 from tickwheel.persistence.contract import Opened
-from tickwheel.server.recorder import Notes, Recorder, events_in
-from tickwheel.server.settings import Settings
 from tickwheel.version import __version__
 
 FLUSH_S = 1.0
@@ -36,19 +43,37 @@ FINISH_S = 10.0
 """At a stop: for the writing process to end in order. Left alone it goes on by itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class HistoryOptions:
+    """Where one shard's history goes, and how much of it is kept."""
+
+    folder: str
+    node: str
+    shard: int
+    bodies: bool = False
+    spool_bytes_max: int = BYTES_MAX
+    segment_bytes: int = SEGMENT_BYTES
+    retention_s: float = RETENTION_S
+    bytes_max: int | None = None
+    clean_hour: int = CLEAN_HOUR
+    disk_warn: float = DISK_WARN
+    disk_clean: float = DISK_CLEAN
+
+
 class History:
     """``start`` and ``stop`` with the daemon; ``begin`` and ``end`` with each tenure."""
 
     def __init__(
-        self, settings: Settings, shard: int, clock: Clock, noticed: Callable[[str, str], None]
+        self,
+        options: HistoryOptions,
+        clock: Clock,
+        noticed: Callable[[str, str], None],
     ) -> None:
         """Raises BadRequest when there can be no files."""
-        assert settings.history_dir is not None
-        self._settings = settings
-        self._shard = shard
+        self._options = options
         self._clock = clock
         self._noticed = noticed
-        self._folder = state_folder(settings.history_dir, settings.node, shard)
+        self._folder = state_folder(options.folder, options.node, options.shard)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -85,11 +110,11 @@ class History:
 
     def begin(self, opened: Opened) -> Recorder:
         """What the engine of this epoch tells its changes to."""
-        settings = self._settings
-        self._spool = Spool(self._folder, opened.epoch, settings.history_spool_bytes_max)
+        options = self._options
+        self._spool = Spool(self._folder, opened.epoch, options.spool_bytes_max)
         self._number = opened.last_batch
         self._recorder = recorder = Recorder(
-            opened.epoch, self._clock.read, attrgetter("label"), bodies=settings.history_bodies
+            opened.epoch, self._clock.read, attrgetter("label"), bodies=options.bodies
         )
         self._lost = 0
         self._take_over(opened)
@@ -98,9 +123,9 @@ class History:
 
     def _take_over(self, opened: Opened) -> None:
         """What the daemon before had no time to append, though its batch was durable."""
-        assert self._spool is not None and self._settings.history_dir is not None
-        folder = Path(self._settings.history_dir)
-        left = take_pending(folder, self._shard, opened.epoch, opened.last_batch)
+        assert self._spool is not None
+        folder, shard = Path(self._options.folder), self._options.shard
+        left = take_pending(folder, shard, opened.epoch, opened.last_batch)
         for _, data in left:
             if not self._spool.append_packed(data):
                 self._drop(1, self._spool.trouble or "unknown")
@@ -255,17 +280,17 @@ class History:
 
     async def _write(self) -> int:
         """One life of the process; its exit code. Raises OSError."""
-        settings = self._settings
+        options = self._options
         command = writer_command(
-            str(settings.history_dir),
-            settings.node,
-            self._shard,
-            segment_bytes=settings.history_segment_bytes,
-            retention_s=settings.history_retention_s,
-            bytes_max=settings.history_bytes_max,
-            clean_hour=settings.history_clean_hour,
-            disk_warn=settings.history_disk_warn,
-            disk_clean=settings.history_disk_clean,
+            options.folder,
+            options.node,
+            options.shard,
+            segment_bytes=options.segment_bytes,
+            retention_s=options.retention_s,
+            bytes_max=options.bytes_max,
+            clean_hour=options.clean_hour,
+            disk_warn=options.disk_warn,
+            disk_clean=options.disk_clean,
         )
         # Its standard input ends with this process, however that ends.
         process = await asyncio.create_subprocess_exec(
@@ -280,10 +305,3 @@ class History:
                 text = line.decode("utf-8", "replace").strip()
                 self._noticed("history_writer", text.removeprefix("history writer: "))
         return await process.wait()
-
-
-def history_of(
-    settings: Settings, shard: int, clock: Clock, noticed: Callable[[str, str], None]
-) -> History | None:
-    """None: it is off. Raises BadRequest."""
-    return History(settings, shard, clock, noticed) if settings.history_dir is not None else None

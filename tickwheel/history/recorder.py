@@ -1,6 +1,6 @@
 """What the engine tells, as records of the spool: whole columns, noted as the changes are made.
 
-The other side of ``wheel.recording``. Notes gather in memory with the open batch; ``records`` makes
+The other side of ``engine.events``. Notes gather in memory with the open batch; ``records`` makes
 of them what is appended to the spool once that batch is durable. Tasks that arrive are noted a
 request at a time, and become columns only then.
 """
@@ -38,7 +38,7 @@ class Notes(NamedTuple):
 
 
 class Recorder:
-    """One tenure's notes. ``wheel.recording.Recorder`` says what each call means."""
+    """One tenure's notes. ``engine.events.Recorder`` says what each call means."""
 
     def __init__(
         self, epoch: int, clock: Clock, label: Callable[[Any], str], *, bodies: bool = False
