@@ -618,7 +618,7 @@ async def test_who_does_not_read_has_no_turn(make: Make) -> None:
 
 async def test_backups_that_wait(make: Make, tmp_path: Any) -> None:
     rig = await make(backups_max=2)
-    rig.shell._backup_folder = tmp_path
+    rig.shell.backup_folder = tmp_path
     peer, other = await rig.peer(), await rig.peer()
     ok(await peer.enqueue(("t", b"x", DAY_MS)))
     rig.store.stall()

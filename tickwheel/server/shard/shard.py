@@ -102,6 +102,7 @@ class Shell:
         self.backups = Listings(self.spawn, 1, settings.backups_max, settings.backups_max)
         self.observed = observed or Observed()
         self.history = history
+        self.backup_folder = backup_folder
         self.lateness = self.observed.lateness
         self._delivering = Delivering(engine, clock, self.lateness)
         self.committer = self._new_committer(owner, opened)
@@ -109,27 +110,12 @@ class Shell:
             self.committer.start_full(opened.no_room)
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.poke)
         self.drafts = Drafts(self.core, self.limits, self.make_topic_room)
-        self.upkeep = Upkeep(
-            settings,
-            engine,
-            store,
-            self.reader,
-            self.committer,
-            clock,
-            loaded=self.loaded,
-            spawn=self.spawn,
-            poke=self.poke,
-            noticed=noticed,
-            observed=self.observed,
-            history=history,
-            backup_folder=backup_folder,
-        )
+        self.upkeep = self._new_upkeep()
         self.callers: set[Caller] = set()
         self.on_landed: Callable[[], None] = lambda: None
         """Called when answers that had to wait have left: the transport may take more requests."""
         self.draining = False
         self.started_mono_ms = clock.read().mono_ms
-        self._backup_folder = backup_folder
         self._poked = self._stopped = self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -154,6 +140,23 @@ class Shell:
             hand_over=self._delivering.hand_over,
             observed=self.observed,
             keeper=self.history,
+        )
+
+    def _new_upkeep(self) -> Upkeep:
+        return Upkeep(
+            self.settings,
+            self.engine,
+            self.store,
+            self.reader,
+            self.committer,
+            self.clock,
+            loaded=self.loaded,
+            spawn=self.spawn,
+            poke=self.poke,
+            noticed=self.noticed,
+            observed=self.observed,
+            history=self.history,
+            backup_folder=self.backup_folder,
         )
 
     # --- life --------------------------------------------------------------------------------
@@ -281,9 +284,6 @@ class Shell:
         due_ms = known.row.due_ms
         cycles = max(0, wheel.cycles_left(due_ms, now.now_ms))
         return task_map(known, state, wheel.slot_of(due_ms), cycles, groups)
-
-    def backup_folder(self) -> Path:
-        return self._backup_folder
 
     def _landed(self) -> None:
         """A batch has landed, and its replies have left."""

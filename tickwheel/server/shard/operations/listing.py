@@ -179,7 +179,7 @@ class Listing:
             raise LimitExceeded(
                 f"name has {size_bytes} bytes; the limit is {BACKUP_NAME_BYTES_MAX}"
             )
-        path = self._shard.backup_folder() / name
+        path = self._shard.backup_folder / name
         line = self._shard.backups
         self._answer(caller, request, lambda: self._backup(path), line, BACKUP_LIMITS)
 
