@@ -16,7 +16,7 @@ from store_subject import Subject
 
 from tickwheel.persistence import StoreUnusable, open_url
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, options_from, schema
-from tickwheel.persistence.sqlite.store import MIB
+from tickwheel.persistence.sqlite.options import MIB
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tickwheel.persistence.redis.driver import Away, check, connect
+from tickwheel.persistence.redis.connection import check, connect
+from tickwheel.persistence.redis.driver import Away
 from tickwheel.persistence.redis.options import options_from
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from tickwheel.persistence.contract import Opened, Store
-from tickwheel.persistence.urls import parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +98,3 @@ class SharedStore(Store, Protocol):
     ) -> Opened:
         """``may_create`` False: an empty store is refused (StoreUnusable)."""
         ...
-
-
-def open_election(url: str, ttl_ms: int) -> Election | None:
-    """The election of the store at ``url``; None when only one daemon can have that store."""
-    if parse(url).kind != "redis":
-        return None
-    from tickwheel.persistence.redis.lease import RedisElection
-    from tickwheel.persistence.redis.options import options_from
-
-    return RedisElection(options_from(url), ttl_ms)

@@ -9,9 +9,13 @@ for the one it uses.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tickwheel.persistence.contract import Store, StoreUnusable
+
+if TYPE_CHECKING:
+    from tickwheel.persistence.election import Election
 
 KNOWN = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db,"
@@ -100,3 +104,13 @@ def open_url(url: str, *, resident_bytes_max: int | None = None, disk_refuse: fl
 
     sqlite_options = replace(options_from(url, parsed.settings), disk_refuse=disk_refuse)
     return SqliteStore(parsed.path, sqlite_options)
+
+
+def open_election(url: str, ttl_ms: int) -> Election | None:
+    """The election of the store at ``url``; None when only one daemon can have that store."""
+    if parse(url).kind != "redis":
+        return None
+    from tickwheel.persistence.redis.lease import RedisElection
+    from tickwheel.persistence.redis.options import options_from
+
+    return RedisElection(options_from(url), ttl_ms)

@@ -14,9 +14,10 @@ from tickwheel.errors import BadRequest, Conflict
 from tickwheel.history.restore import source_and_target as target
 from tickwheel.model.records import DeadRow, GroupRow, ProgressRow, ProgressState, TaskRow
 from tickwheel.persistence.contract import StoreUnusable
-from tickwheel.persistence.election import Leader, open_election
+from tickwheel.persistence.election import Leader
 from tickwheel.persistence.redis import options_from
 from tickwheel.persistence.redis.initialise import lay_out, look
+from tickwheel.persistence.urls import open_election
 
 A, B, C = (make_id(n) for n in range(3))
 DUE = NOW_MS + HOUR_MS * 5

@@ -23,9 +23,9 @@ from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import Ending, GroupRow, SessionRow
 from tickwheel.persistence.contract import Opened, Small, Store, StoredTask, StoreUnusable
-from tickwheel.persistence.election import Election, Leader, open_election
+from tickwheel.persistence.election import Election, Leader
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
-from tickwheel.persistence.urls import open_url, parse, without_secrets
+from tickwheel.persistence.urls import open_election, open_url, parse, without_secrets
 
 PAGE = 1_000
 OWNER = "restore"

@@ -2,15 +2,19 @@
 
 One call at a time, in order. Invariant: after a call whose answer did not come the connection
 is closed, so that an answer is never taken for another call's.
+
+``connect`` chooses the library. Sentinel and Cluster would be further ways to find its address.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from tickwheel.persistence.redis.driver import Answer, Argument, Away, Lost, Wire, connect
+from tickwheel.persistence.contract import StoreUnusable
+from tickwheel.persistence.redis.driver import Answer, Argument, Away, Lost, Wire
 from tickwheel.persistence.redis.options import RedisOptions
 from tickwheel.persistence.redis.scripts import Script
 
@@ -109,3 +113,41 @@ class Line:
     async def close(self) -> None:
         """Also ends a call under way."""
         await self._drop("the store is closed")
+
+
+async def connect(options: RedisOptions) -> Wire:
+    """Connected, authenticated, the database selected. Raises Away or Answer."""
+    if options.driver == "asyncio-redis":
+        from tickwheel.persistence.redis.driver_asyncio_redis import AsyncioRedisWire
+
+        return await AsyncioRedisWire.connect(options)
+    from tickwheel.persistence.redis.driver_redis import RedisWire
+
+    return await RedisWire.connect(options)
+
+
+def check(options: RedisOptions) -> None:
+    """Raises StoreUnusable when the driver is not installed or cannot do what is asked."""
+    try:
+        if options.driver == "asyncio-redis":
+            import tickwheel.persistence.redis.driver_asyncio_redis
+        else:
+            import tickwheel.persistence.redis.driver_redis  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise StoreUnusable(
+            f"store {options.name}: the module {error.name!r} is missing;"
+            f" install tickwheel[{options.driver}]"
+        ) from error
+    if options.driver == "asyncio-redis" and options.tls:
+        raise StoreUnusable(
+            f"store {options.name}: the driver asyncio-redis has no TLS;"
+            " leave ?driver=asyncio-redis out, or use redis://"
+        )
+    for setting in ("tls_ca", "tls_cert", "tls_key"):
+        path = getattr(options, setting)
+        if path and not options.tls:
+            raise StoreUnusable(
+                f"store {options.name}: {setting} is for TLS; use rediss://, or leave it out"
+            )
+        if path and not Path(path).is_file():
+            raise StoreUnusable(f"store {options.name}: {setting}: there is no file {path}")

@@ -1,25 +1,22 @@
-"""The seam between the store and the libraries that speak to Redis: connect, call, close.
+"""The seam between the store and the libraries that speak to Redis.
 
 A ``Wire`` is one connection. It does not reconnect, retry or pool, and it has no time-outs: all
-that is the store's business (``connection``), where an answer that did not come decides the fate
-of a batch. Sentinel and Cluster would be further ways to find the address that ``connect`` gets.
-Commands become bytes here, because both libraries' own ways take three times as long.
+that is the store's business (``connection``), where a library is chosen and where an answer that
+did not come decides the fate of a batch. Commands become bytes here, because both libraries' own
+ways take three times as long.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import hiredis
 
-from tickwheel.persistence.contract import StoreError, StoreUnusable
+from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from tickwheel.persistence.redis.options import RedisOptions
 
 
 def pack_args(args: Sequence[bytes]) -> Packed:
@@ -105,44 +102,6 @@ class Wire(Protocol):
     async def close(self) -> None:
         """At once, whatever is under way. Idempotent."""
         ...
-
-
-async def connect(options: RedisOptions) -> Wire:
-    """Connected, authenticated, the database selected. Raises Away or Answer."""
-    if options.driver == "asyncio-redis":
-        from tickwheel.persistence.redis.driver_asyncio_redis import AsyncioRedisWire
-
-        return await AsyncioRedisWire.connect(options)
-    from tickwheel.persistence.redis.driver_redis import RedisWire
-
-    return await RedisWire.connect(options)
-
-
-def check(options: RedisOptions) -> None:
-    """Raises StoreUnusable when the driver is not installed or cannot do what is asked."""
-    try:
-        if options.driver == "asyncio-redis":
-            import tickwheel.persistence.redis.driver_asyncio_redis
-        else:
-            import tickwheel.persistence.redis.driver_redis  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise StoreUnusable(
-            f"store {options.name}: the module {error.name!r} is missing;"
-            f" install tickwheel[{options.driver}]"
-        ) from error
-    if options.driver == "asyncio-redis" and options.tls:
-        raise StoreUnusable(
-            f"store {options.name}: the driver asyncio-redis has no TLS;"
-            " leave ?driver=asyncio-redis out, or use redis://"
-        )
-    for setting in ("tls_ca", "tls_cert", "tls_key"):
-        path = getattr(options, setting)
-        if path and not options.tls:
-            raise StoreUnusable(
-                f"store {options.name}: {setting} is for TLS; use rediss://, or leave it out"
-            )
-        if path and not Path(path).is_file():
-            raise StoreUnusable(f"store {options.name}: {setting}: there is no file {path}")
 
 
 def answer(text: str) -> Answer:

@@ -17,8 +17,8 @@ from typing import Any
 
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.redis import opening
-from tickwheel.persistence.redis.connection import Line
-from tickwheel.persistence.redis.driver import Answer, Away, Lost, check
+from tickwheel.persistence.redis.connection import Line, check
+from tickwheel.persistence.redis.driver import Answer, Away, Lost
 from tickwheel.persistence.redis.keys import LAYOUT, TYPES, Keys
 from tickwheel.persistence.redis.options import RedisOptions
 from tickwheel.persistence.redis.scripts import INIT_LAY_OUT, INIT_LOOK

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from tickwheel.persistence.election import Leader, Seen
 from tickwheel.persistence.redis import opening
-from tickwheel.persistence.redis.connection import Line
-from tickwheel.persistence.redis.driver import check
+from tickwheel.persistence.redis.connection import Line, check
 from tickwheel.persistence.redis.keys import Keys
 from tickwheel.persistence.redis.options import RedisOptions
 from tickwheel.persistence.redis.scripts import (

@@ -24,8 +24,8 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.redis.backup import copy_to_sqlite
-from tickwheel.persistence.redis.connection import Line
-from tickwheel.persistence.redis.driver import Answer, Away, Lost, check
+from tickwheel.persistence.redis.connection import Line, check
+from tickwheel.persistence.redis.driver import Answer, Away, Lost
 from tickwheel.persistence.redis.keys import Keys
 from tickwheel.persistence.redis.mirror import Mirror
 from tickwheel.persistence.redis.options import RedisOptions

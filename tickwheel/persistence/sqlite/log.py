@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from tickwheel.model.records import TaskRow
+    from tickwheel.persistence.sqlite.options import SqliteOptions
     from tickwheel.persistence.sqlite.room import Room
-    from tickwheel.persistence.sqlite.store import SqliteOptions
 
 HEADER_BYTES = 32
 FRAME_HEADER_BYTES = 24

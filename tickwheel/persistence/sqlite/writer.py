@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from tickwheel.model.effects import Effects
     from tickwheel.model.records import TaskRow
-    from tickwheel.persistence.sqlite.store import SqliteOptions
+    from tickwheel.persistence.sqlite.options import SqliteOptions
 
 
 SESSIONS_A_STATEMENT_MAX = 16

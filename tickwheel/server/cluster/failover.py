@@ -25,8 +25,8 @@ from tickwheel.errors import BadRequest
 from tickwheel.history.daemon import History
 from tickwheel.persistence import open_url
 from tickwheel.persistence.contract import Fenced, Opened, Store, StoreAway, StoreBroken, StoreError
-from tickwheel.persistence.election import Leader, SharedStore, open_election
-from tickwheel.persistence.urls import parse, with_setting, without_secrets
+from tickwheel.persistence.election import Leader, SharedStore
+from tickwheel.persistence.urls import open_election, parse, with_setting, without_secrets
 from tickwheel.server.cluster.lease import Leadership
 from tickwheel.server.cluster.life import Life
 from tickwheel.server.logs import ERRORS, WARNINGS, Log
