@@ -21,7 +21,6 @@ from tickwheel.cli import (
     enqueue,
     groups,
     history,
-    history_generate,
     report,
     serve,
     subscribe,
@@ -138,7 +137,7 @@ _history = nested(
     list_by_default=True,
 )  # fmt: skip
 _history.command("list")(history.list_)
-history_generate.register(_history)
+_history.command()(history.generate)
 
 
 # --- from arguments to exit code -----------------------------------------------------------------

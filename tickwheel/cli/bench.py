@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from tickwheel.cli.call import EXIT_FAILED, Call, command
-from tickwheel.cli.output import Grid
+from tickwheel.cli.output import facts_grid
 from tickwheel.demo.bench import Bench, Result, percentile
 from tickwheel.errors import SendTimeout
 
@@ -56,7 +56,7 @@ async def bench(
 
 
 def _show(call: Call, result: Result, rate: int) -> None:
-    fields: dict[str, object] = {
+    fields: dict[str, str | int] = {
         "tasks": result.tasks,
         "enqueue_single_per_s": round(result.enqueue_single_per_s),
         "enqueue_batched_per_s": round(result.enqueue_batched_per_s),
@@ -72,8 +72,8 @@ def _show(call: Call, result: Result, rate: int) -> None:
     if call.out.as_json:
         call.out.record(fields)
         return
-    grid = Grid(("measured", "value"), right=frozenset(("value",)))
-    for name, value in fields.items():
-        label = name.replace("_per_s", " a second").replace("_ms", " ms").replace("_", " ")
-        grid.rows.append((label, f"{value:,}"))
-    call.out.grid(grid)
+    named = {
+        name.replace("_per_s", " a second").replace("_ms", " ms").replace("_", " "): value
+        for name, value in fields.items()
+    }
+    call.out.grid(facts_grid(("measured", "value"), named, right=True))

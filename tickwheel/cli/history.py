@@ -1,6 +1,6 @@
-"""``history`` and ``restore``: the files that a daemon writes, searched and shown; and a lost store
-rebuilt from the latest backup and these files. No daemon is needed; none may use the store that
-is restored.
+"""``history`` and ``restore``: the files that a daemon writes, searched and shown; made-up ones for
+trying reports; and a lost store rebuilt from the latest backup and these files.
+No daemon is needed; none may use the store that is restored.
 
 The history's own package is imported when a command runs, so that other commands start quickly.
 """
@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Iterable
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, merge
+from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, JSON_HELP, Call, merge, shared_of
 from tickwheel.cli.options import moment, typed
-from tickwheel.cli.output import Grid
+from tickwheel.cli.output import Grid, Output, facts_grid, remark
 from tickwheel.cli.values import format_duration, format_time, parse_id, printable
 from tickwheel.errors import BadRequest
 
@@ -366,9 +367,8 @@ def _show_report(call: Call, into: str, report: Report) -> None:
     if call.out.as_json:
         call.out.record({"into": without_secrets(into), **report.fields()})
         return
-    grid = Grid(("what", "value"), title=_report_title(without_secrets(into), report))
-    grid.rows.extend(_report_rows(report))
-    call.out.grid(grid)
+    title = _report_title(without_secrets(into), report)
+    call.out.grid(facts_grid(("what", "value"), _report_facts(report), title))
     for text in _report_remarks(report):
         call.out.remark(text)
 
@@ -379,8 +379,8 @@ def _report_title(into: str, report: Report) -> str:
     return f"What would be restored into {into}" if report.dry_run else f"Restored into {into}"
 
 
-def _report_rows(report: Report) -> list[tuple[str, str]]:
-    shown = {
+def _report_facts(report: Report) -> dict[str, str | int]:
+    shown: dict[str, str | int] = {
         "tasks": report.restored,
         "of the backup": report.from_backup,
         "of the history": report.from_history,
@@ -391,16 +391,14 @@ def _report_rows(report: Report) -> list[tuple[str, str]]:
         "ended since the backup": report.ended_since,
         "overdue, left out": report.skipped_overdue.count,
         "without a body, left out": report.without_body.count,
+        "backup of": format_time(report.backup_ms),
     }
-    rows = [(name, f"{count:,}") for name, count in shown.items()]
-    rows.append(("backup of", format_time(report.backup_ms)))
     if report.history:
-        rows.append(("events applied", f"{report.events:,}"))
-        rows.append(("newest event", format_time(report.last_event_ms)))
+        shown["events applied"] = report.events
+        shown["newest event"] = format_time(report.last_event_ms)
         why_not = "tasks without a body" if report.without_body.count else "at least once"
-        rows.append(("exact", "yes" if report.exact else f"no: {why_not}"))
-    rows.append(("epoch", str(report.epoch)))
-    return rows
+        shown["exact"] = "yes" if report.exact else f"no: {why_not}"
+    return shown | {"epoch": str(report.epoch)}
 
 
 def _report_remarks(report: Report) -> list[str]:
@@ -429,3 +427,75 @@ def _listed(listed: Listed) -> str:
     shown = ", ".join(listed.ids[:SHOWN_IDS_MAX])
     more = ", …" if listed.count > SHOWN_IDS_MAX else ""
     return f"{listed.count:,} tasks ({shown}{more})"
+
+
+# --- generate ---------------------------------------------------------------------------------
+
+
+def generate(
+    ctx: typer.Context,
+    out: Annotated[
+        Path, typer.Option(metavar="DIR", help="A new or empty folder.", file_okay=False)
+    ],
+    tasks: Annotated[
+        int, typer.Option(min=1, help="So many; each has about 3.6 events.")
+    ] = 100_000,
+    days: Annotated[int, typer.Option(min=1, max=3660, help="Spread over so many days.")] = 3,
+    seed: Annotated[int, typer.Option(help="The same seed makes the same history.")] = 1,
+    start: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATE", help="The first day, UTC. Default: so that yesterday is the last."
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+) -> int:
+    """Write synthetic history: topics, rhythms, bursts, failures, slow consumers, dead letters.
+
+    Every event is marked as synthetic, and so is every report of it.
+    """
+    from tickwheel.demo.synthetic_history import Plan
+    from tickwheel.demo.synthetic_history import generate as make
+
+    if out.exists() and any(out.iterdir()):
+        remark(f"failed: {out} is not empty; synthetic history is never mixed into another")
+        return EXIT_FAILED
+    plan = Plan(tasks=tasks, days=days, seed=seed, start_ms=_start_ms(start, days))
+    began_s = time.monotonic()
+    made = make(plan, out, _show_progress if sys.stderr.isatty() else None)
+    took_s = time.monotonic() - began_s
+    output = Output(as_json=as_json or shared_of(ctx).as_json)
+    if output.as_json:
+        output.record(
+            {
+                "out": str(out), "synthetic": True, "seed": seed, "events": made.lines,
+                "by_event": dict(sorted(made.events.items())), "segments": made.segments,
+                "bytes": made.bytes, "seconds": round(took_s, 3),
+            }
+        )  # fmt: skip
+        return 0
+    output.line(
+        f"{made.lines:,} synthetic events of {tasks:,} tasks in {made.segments:,} segments "
+        f"({made.bytes / 1e6:,.1f} MB), {format_duration(took_s)}: {out}"
+    )
+    return 0
+
+
+def _start_ms(text: str | None, days: int) -> int:
+    if text is None:
+        first = datetime.now(UTC).date() - timedelta(days=days)
+    else:
+        try:
+            first = datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).date()
+        except ValueError:
+            raise typer.BadParameter(
+                f"{text!r} is no date; write for example 2026-01-31", param_hint="--start"
+            ) from None
+    midnight = datetime(first.year, first.month, first.day, tzinfo=UTC)
+    return round(midnight.timestamp() * 1000)
+
+
+def _show_progress(done: int, of: int) -> None:
+    end = "\n" if done == of else ""
+    sys.stderr.write(f"\rtickwheel: hour {done} of {of}{end}")
+    sys.stderr.flush()

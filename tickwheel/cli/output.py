@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,21 @@ class Grid:
             ]
             text.append("  ".join(cells).rstrip())
         return "\n".join(text)
+
+
+def facts_grid(
+    heads: tuple[str, str],
+    facts: Mapping[str, str | int],
+    title: str = "",
+    *,
+    right: bool = False,
+) -> Grid:
+    """A table of what is called how: whole numbers as ``12,345``, texts as they are. ``right``:
+    the values stand right."""
+    rows: list[Sequence[str]] = [
+        (name, f"{value:,}" if isinstance(value, int) else value) for name, value in facts.items()
+    ]
+    return Grid(heads, title=title, rows=rows, right=frozenset(heads[1:] if right else ()))
 
 
 class Output:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_UNREACHABLE, Call, ask, can_ask, merge, shared_of
-from tickwheel.cli.output import Grid, Output, remark
+from tickwheel.cli.output import Grid, Output, facts_grid, remark
 from tickwheel.cli.values import format_duration, format_time, printable
 from tickwheel.client import Status, statuses
 from tickwheel.errors import BadRequest, Conflict, ConnectionLost, TickwheelError, Unreachable
@@ -207,9 +207,7 @@ def check(
 
 
 def _show_check(out: Output, store: str, counts: dict[str, int], problems: list[str]) -> None:
-    grid = Grid(("rows", "found"), title=f"Store {store}", right=frozenset(("found",)))
-    grid.rows.extend((name, f"{count:,}") for name, count in counts.items())
-    out.grid(grid)
+    out.grid(facts_grid(("rows", "found"), counts, f"Store {store}", right=True))
     for problem in problems:
         out.line(f"WRONG: {problem}")
     out.line(f"{len(problems)} problems" if problems else "all rows agree")

@@ -20,7 +20,7 @@ import typer
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
 from tickwheel.cli.options import AtOption, BeforeOption, DelayOption, Ids, MaybeIds
-from tickwheel.cli.output import Grid, Output
+from tickwheel.cli.output import Grid, Output, facts_grid
 from tickwheel.cli.values import (
     body_fields,
     body_text,
@@ -317,7 +317,6 @@ def _groups(info: TaskInfo) -> Mapping[str, Mapping[str, Any]]:
 def task_grid(info: TaskInfo) -> Grid:
     """One task, a field a row."""
     raw = info.raw
-    grid = Grid(("field", "value"), title=f"Task {info.id}")
     body = raw.get("body")
     shown: dict[str, Any] = {
         "state": str(raw["state"]).replace("_", " "),
@@ -334,8 +333,8 @@ def task_grid(info: TaskInfo) -> Grid:
         "rotations left": raw.get("cycles"),
         "body": body_text(body, None) if isinstance(body, bytes) else None,
     }
-    grid.rows.extend((k, printable(str(v))) for k, v in shown.items() if v not in {None, ""})
-    return grid
+    facts = {k: printable(str(v)) for k, v in shown.items() if v not in {None, ""}}
+    return facts_grid(("field", "value"), facts, f"Task {info.id}")
 
 
 def attempts_grid(info: TaskInfo) -> Grid:

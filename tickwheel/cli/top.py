@@ -31,7 +31,7 @@ from tickwheel.cli.counts import (
     head,
 )
 from tickwheel.cli.options import typed
-from tickwheel.cli.output import Grid, Output
+from tickwheel.cli.output import Grid, Output, facts_grid
 from tickwheel.cli.values import (
     format_count,
     format_duration,
@@ -436,7 +436,6 @@ _TOTALS = (
 def stats_grids(stats: Stats) -> list[Grid]:
     """The daemon, and a row for each topic and group."""
     raw = stats.raw
-    grid = Grid(("what", "value"), title="Daemon", right=frozenset(("value",)))
     lateness = raw.get("lateness") or {}
     shown: dict[str, str] = {
         "node": printable(str(raw.get("node"))),
@@ -450,8 +449,8 @@ def stats_grids(stats: Stats) -> list[Grid]:
             f"{lateness.get(name) or 0:g} ms" for name in ("p50_ms", "p99_ms", "max_ms")
         ),
     }
-    grid.rows.extend(shown.items())
-    return [grid, stats_topics_grid(raw.get("topics") or {})]
+    daemon = facts_grid(("what", "value"), shown, "Daemon", right=True)
+    return [daemon, stats_topics_grid(raw.get("topics") or {})]
 
 
 def stats_topics_grid(topics: Mapping[str, Map]) -> Grid:

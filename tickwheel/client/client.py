@@ -32,8 +32,15 @@ from tickwheel.client.results import (
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.subscription import Subscription, Subscriptions, subscribe_options
 from tickwheel.client.tasks import FRAME_BYTES, CheckedTask, Receipt, Task, TaskChecker, Value
-from tickwheel.client.times import Duration, duration_ms, moment_ms, shown
-from tickwheel.errors import BadRequest, ClientClosed, LimitExceeded, ProtocolError, TickwheelError
+from tickwheel.client.times import Duration, duration_ms, moment_ms
+from tickwheel.errors import (
+    BadRequest,
+    ClientClosed,
+    LimitExceeded,
+    ProtocolError,
+    TickwheelError,
+    shown,
+)
 from tickwheel.limits import ID_MAX, Limits
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import SESSION_BYTES, FrameType

@@ -38,8 +38,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self
 
 from tickwheel.client.connection import LOGGER
 from tickwheel.client.delivery import Delivery
-from tickwheel.client.times import Duration, duration_ms, shown
-from tickwheel.errors import BadRequest, Conflict, Unreachable
+from tickwheel.client.times import Duration, duration_ms
+from tickwheel.errors import BadRequest, Conflict, Unreachable, shown
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable

@@ -27,7 +27,6 @@ from tickwheel.client.leases import EXTENDED, SURE, Extender, Leases, Lot
 from tickwheel.client.requests import Calls
 from tickwheel.client.resending import retry_pause_s
 from tickwheel.client.retry import Retry, policy_wire
-from tickwheel.client.times import shown
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
@@ -36,6 +35,7 @@ from tickwheel.errors import (
     NotFound,
     ProtocolError,
     TickwheelError,
+    shown,
 )
 from tickwheel.protocol.frames import FrameType
 

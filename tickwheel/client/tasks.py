@@ -15,8 +15,8 @@ from datetime import datetime
 from typing import Any, NamedTuple
 
 from tickwheel.client.retry import Retry, policy_wire
-from tickwheel.client.times import Duration, duration_ms, moment, moment_ms, shown
-from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded
+from tickwheel.client.times import Duration, duration_ms, moment, moment_ms
+from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded, shown
 from tickwheel.limits import Limits
 from tickwheel.protocol.codec import encode
 

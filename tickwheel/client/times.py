@@ -10,7 +10,7 @@ import math
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tickwheel.errors import BadRequest
+from tickwheel.errors import BadRequest, shown
 
 Duration = float | timedelta
 """Seconds, or a timedelta."""
@@ -19,12 +19,6 @@ EPOCH = datetime.fromtimestamp(0, UTC)
 _MICROSECOND = timedelta(microseconds=1)
 _MS_MAX = 2**53
 """Nobody means more; beyond, floats lose whole milliseconds."""
-
-
-def shown(value: object) -> str:
-    """A value as an error message shows it: short."""
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def duration_ms(value: Any, field: str) -> int:

@@ -9,10 +9,14 @@ for the one it uses.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from tickwheel.persistence.contract import Store, StoreUnusable
 from tickwheel.persistence.election import Election
+
+if TYPE_CHECKING:
+    from tickwheel.persistence.election import Election
 
 KNOWN = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db,"

@@ -10,8 +10,8 @@ from typing import Any
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.tasks import TaskChecker
-from tickwheel.client.times import Duration, duration_ms, shown
-from tickwheel.errors import BadRequest
+from tickwheel.client.times import Duration, duration_ms
+from tickwheel.errors import BadRequest, shown
 
 Handler = Callable[[Delivery], Awaitable[Any]] | Callable[[Delivery], Any]
 CONCURRENCY_DEFAULT = 32

@@ -15,10 +15,10 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.client.client import Client
-from tickwheel.client.times import Duration, shown
+from tickwheel.client.times import Duration
 from tickwheel.client.worker.job import LOGGER, Job, Threads
 from tickwheel.client.worker.routes import CONCURRENCY_DEFAULT, Handler, Route, route, seconds
-from tickwheel.errors import BadRequest, ClientClosed, TickwheelError
+from tickwheel.errors import BadRequest, ClientClosed, TickwheelError, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -1,9 +1,9 @@
-"""The seam between the store and the libraries that speak to Redis: call, close.
+"""The seam between the store and the libraries that speak to Redis.
 
-A ``Wire`` is one connection, made by one of the drivers beside this module. It does not
-reconnect, retry or pool, and it has no time-outs: all that is the store's business
-(``connection``), where an answer that did not come decides the fate of a batch. Commands become
-bytes here, because both libraries' own ways take three times as long.
+A ``Wire`` is one connection. It does not reconnect, retry or pool, and it has no time-outs: all
+that is the store's business (``connection``), where a library is chosen and where an answer that
+did not come decides the fate of a batch. Commands become bytes here, because both libraries' own
+ways take three times as long.
 """
 
 from __future__ import annotations
