@@ -13,7 +13,7 @@ from engine_rig import Rig
 from tickwheel.engine.ready import ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES
 from tickwheel.engine.topics import Group, Topic, ttl_end_ms
-from tickwheel.model.records import Known, ProgressState, task_bytes
+from tickwheel.model.records import ProgressState, TaskSnapshot, task_bytes
 
 
 def queued(ready: ReadyQueue) -> list[int]:
@@ -60,7 +60,7 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
         assert not idle or name in core.maybe_idle, f"{name} will never be forgotten"
     all_groups = [g for t in core.topics.values() for g in t.groups.values()]
     assert core.tasks == len(known)
-    assert core.sessions.outcomes == sum(len(one.outcomes) for one in core.sessions)
+    assert core.sessions.answers == sum(len(one.answers) for one in core.sessions)
     assert core.group_count == len(all_groups)
     listening = sum(len(topic.broadcasters) for topic in core.topics.values())
     assert core.subscribers == listening + sum(len(group.subscribers) for group in all_groups)
@@ -71,13 +71,15 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     return places
 
 
-def _lifetimes(rig: Rig, known: dict[int, Known], places: dict[tuple[int, str], str]) -> None:
+def _lifetimes(
+    rig: Rig, known: dict[int, TaskSnapshot], places: dict[tuple[int, str], str]
+) -> None:
     """One handle for each time to live that is running."""
     lifetimes = rig.core.lifetimes
     wanted: Counter[int] = Counter()
     for (task_id, _), place in places.items():
         row = known[task_id].row
-        end_ms = ttl_end_ms(row.due_ms, row.extras)
+        end_ms = ttl_end_ms(row.due_ms, row.options)
         if place in ("ready", "waiting") and end_ms is not None:
             wanted[task_id] += 1
             waits = lifetimes.wheel.holds(task_id, end_ms)
@@ -108,7 +110,7 @@ def _settings(rig: Rig) -> None:
 
 
 def _group(
-    rig: Rig, group: Group, known: dict[int, Known], places: dict[tuple[int, str], str]
+    rig: Rig, group: Group, known: dict[int, TaskSnapshot], places: dict[tuple[int, str], str]
 ) -> None:
     found = [(i, "ready") for i in ready_ids(group)]
     found += [(i, "in_flight") for i in group.flight]
@@ -144,11 +146,13 @@ def _group(
         assert subscriber.outstanding <= max(subscriber.prefetch, subscriber.outstanding)
 
 
-def _is_of(known: Known, group: Group) -> bool:
+def _is_of(known: TaskSnapshot, group: Group) -> bool:
     return known.row.topic == group.topic.name
 
 
-def _scheduled(rig: Rig, known: dict[int, Known], places: dict[tuple[int, str], str]) -> set[int]:
+def _scheduled(
+    rig: Rig, known: dict[int, TaskSnapshot], places: dict[tuple[int, str], str]
+) -> set[int]:
     core = rig.core
     placed = {task_id for task_id, _ in places}
     scheduled = {i for i, k in known.items() if i not in placed and not k.dead}
@@ -172,7 +176,7 @@ def _scheduled(rig: Rig, known: dict[int, Known], places: dict[tuple[int, str], 
 
 def _tasks(
     rig: Rig,
-    known: dict[int, Known],
+    known: dict[int, TaskSnapshot],
     places: dict[tuple[int, str], str],
     scheduled: set[int],
 ) -> None:
@@ -184,7 +188,7 @@ def _tasks(
         owed = core.owed.get(task_id)
         if owed is not None:
             assert owed.remaining == groups, f"{task_id} is owed to {owed.remaining}, in {groups}"
-            assert owed.buried == len(k.dead)
+            assert owed.dead_lettered == len(k.dead)
         else:
             assert len(groups) + len(k.dead) == (task_id not in scheduled)
         for name, row in k.progress.items():

@@ -11,7 +11,7 @@ from typing import Any
 from engine_rig_base import CONFIG, GRACE_MS, LEASE_MS, NOW_MS, RETRY, Got, RigBase
 
 from tickwheel.engine.topics import Group, Lease
-from tickwheel.model.records import Known
+from tickwheel.model.records import TaskSnapshot
 
 __all__ = ["CONFIG", "GRACE_MS", "LEASE_MS", "NOW_MS", "RETRY", "Got", "Rig"]
 
@@ -66,7 +66,7 @@ class Rig(RigBase):
 
     # --- commands by id ------------------------------------------------------------------------
 
-    def find(self, task_id: int) -> Known | None:
+    def find(self, task_id: int) -> TaskSnapshot | None:
         return self.known([task_id]).get(task_id)
 
     def state(self, task_id: int) -> str:

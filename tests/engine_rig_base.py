@@ -15,7 +15,7 @@ from tickwheel.engine.engine import Engine
 from tickwheel.engine.sessions import Session
 from tickwheel.engine.state import Batch, EngineConfig
 from tickwheel.engine.topics import Group, Subscriber
-from tickwheel.model.records import ID_STEP, Extras, Known, size_of
+from tickwheel.model.records import ID_STEP, TaskOptions, TaskSnapshot, size_of
 from tickwheel.model.retry import PolicyRef, RetryPolicy
 
 NOW_MS = 1_800_000_000_000
@@ -69,7 +69,7 @@ class RigBase:
         recovery.stopped_ms = rows.position_ms
         recovery.groups(rows.groups.values())
         recovery.sessions(rows.sessions.values())
-        recovery.endings(rows.endings.items())
+        recovery.outcomes(rows.outcomes.items())
         special = {key[0] for key in (*rows.progress, *rows.dead)}
         for known in rows.known(special).values():
             recovery.with_history(known, self.now_ms, self.mono_ms, None if clean else GRACE_MS)
@@ -163,10 +163,20 @@ class RigBase:
         address: object = None,
     ) -> list[int]:
         """An ENQUEUE of ``count`` equal tasks; their ids."""
-        extras = Extras(priority=priority, ttl_ms=ttl_ms, retry=retry)
-        draft = (topic, self.now_ms + delay_ms, body, None if extras == Extras() else extras)
+        options = TaskOptions(priority=priority, ttl_ms=ttl_ms, retry=retry)
+        new_task = (
+            topic,
+            self.now_ms + delay_ms,
+            body,
+            None if options == TaskOptions() else options,
+        )
         self.engine.intake.enqueue(
-            address, session, request, [draft] * count, size_of(*draft[2:]) * count, self.now_ms
+            address,
+            session,
+            request,
+            [new_task] * count,
+            size_of(*new_task[2:]) * count,
+            self.now_ms,
         )
         last = self.core.ids.last
         return list(range(last - (count - 1) * ID_STEP, last + 1, ID_STEP))
@@ -256,17 +266,17 @@ class RigBase:
             for row, attempt in items
         ]
 
-    def pulse(self) -> list[Got]:
+    def tick(self) -> list[Got]:
         self.fire()
         self.expire()
         return self.dispatch()
 
     def one(self) -> Got:
         """The only delivery there is now."""
-        (got,) = self.pulse()
+        (got,) = self.tick()
         return got
 
-    def known(self, ids: list[int]) -> dict[int, Known]:
+    def known(self, ids: list[int]) -> dict[int, TaskSnapshot]:
         """As the shell's reader says it: what is durable, under what is not yet."""
         sealed = self.core.sealed
         overlays = (

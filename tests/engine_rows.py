@@ -11,12 +11,12 @@ from typing import TypeVar
 from tickwheel.model.effects import Effects, GroupKey, ProgressKey
 from tickwheel.model.records import (
     DeadRow,
-    Ending,
     GroupRow,
-    Known,
+    Outcome,
     ProgressRow,
     SessionRow,
     TaskRow,
+    TaskSnapshot,
 )
 
 K = TypeVar("K")
@@ -32,7 +32,7 @@ class Rows:
         self.dead: dict[ProgressKey, DeadRow] = {}
         self.groups: dict[GroupKey, GroupRow] = {}
         self.sessions: dict[bytes, SessionRow] = {}
-        self.endings: dict[int, Ending] = {}
+        self.outcomes: dict[int, Outcome] = {}
         self.id_mark = 0
         self.position_ms = 0
 
@@ -43,12 +43,12 @@ class Rows:
     def apply(self, effects: Effects) -> None:
         check_effects(effects)
         assert not effects.enqueued.keys() & self.tasks.keys(), "an id was assigned twice"
-        assert not effects.enqueued.keys() & self.endings.keys(), "an id came again"
+        assert not effects.enqueued.keys() & self.outcomes.keys(), "an id came again"
         assert effects.updated.keys() <= self.tasks.keys(), "an update of a task that is not there"
         self.tasks |= effects.enqueued | effects.updated
-        for task_id, ending in effects.ended.items():
+        for task_id, outcome in effects.ended.items():
             del self.tasks[task_id]
-            self.endings[task_id] = ending
+            self.outcomes[task_id] = outcome
         for key in [key for key in self.progress if key[0] in effects.ended]:
             del self.progress[key]
         for key in [key for key in self.dead if key[0] in effects.ended]:
@@ -63,7 +63,7 @@ class Rows:
         self.id_mark = max(self.id_mark, effects.id_mark)
         self.position_ms = effects.position_ms
 
-    def known(self, ids: Iterable[int], *overlays: Effects) -> dict[int, Known]:
+    def known(self, ids: Iterable[int], *overlays: Effects) -> dict[int, TaskSnapshot]:
         """The records of those of ``ids`` that exist, with effects laid over them in order."""
         wanted = set(ids)
         tasks = {i: self.tasks[i] for i in wanted if i in self.tasks}
@@ -76,7 +76,7 @@ class Rows:
             for task_id in effects.ended:
                 tasks.pop(task_id, None)
         return {
-            task_id: Known(
+            task_id: TaskSnapshot(
                 row,
                 {group: p for (i, group), p in progress.items() if i == task_id},
                 {group: d for (i, group), d in dead.items() if i == task_id},

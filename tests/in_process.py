@@ -6,7 +6,7 @@
         await daemon.settle()
         peer.take()                     # the frames that came
 
-Everything but the transport is the daemon's own: connection, handlers, shell, committer, store.
+Everything but the transport is the daemon's own: connection, handlers, shard, committer, store.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from typing import Any, Self, cast
 from engine_recount import recount
 
 from tickwheel.clock import Clock
-from tickwheel.model.records import Known
+from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import Decoder, Frame, encode
 from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard.reads import _UnderWay as UnderWay
-from tickwheel.server.shard.shard import Shell
+from tickwheel.server.shard.shard import Shard
 from tickwheel.server.tcp.connection import Connection
 
 NOW_MS = 1_800_000_000_000
@@ -143,7 +143,7 @@ class InProcess:
 
     async def __aenter__(self) -> Self:
         await self.daemon.start()
-        await self.shell.loaded.wait()
+        await self.shard.loaded.wait()
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -152,9 +152,9 @@ class InProcess:
         await self.daemon.stop()
 
     @property
-    def shell(self) -> Shell:
-        assert self.daemon.roles.shell is not None
-        return self.daemon.roles.shell
+    def shard(self) -> Shard:
+        assert self.daemon.roles.shard is not None
+        return self.daemon.roles.shard
 
     @property
     def store(self) -> MemoryStore:
@@ -162,7 +162,7 @@ class InProcess:
 
     @property
     def alive(self) -> bool:
-        return not self.shell.failed.done()
+        return not self.shard.failed.done()
 
     def connect(self, *, hello: bool = True, **options: Any) -> Peer:
         self._numbers += 1
@@ -174,7 +174,7 @@ class InProcess:
 
     def pass_time(self, ms: int) -> None:
         self.sources.now_ms += ms
-        self.shell.poke()
+        self.shard.wake()
 
     async def turn(self) -> None:
         """Let the daemon do what it can at once."""
@@ -184,28 +184,28 @@ class InProcess:
     async def settle(self) -> None:
         """Until everything that was asked for has been committed and written."""
         deadline_s = time.monotonic() + SETTLE_S
-        core = self.shell.core
+        core = self.shard.core
         while True:
             await self.turn()
-            assert self.alive, self.shell.failed.exception()
-            self.shell.committer.kick()
+            assert self.alive, self.shard.failed.exception()
+            self.shard.committer.kick()
             busy = core.sealed is not None or not core.open.is_empty() or core.firing
             # Backups are written by threads; a group that is deleted is looked at now and then.
-            slow = self.shell.backups.count or any(t.closing for t in core.topics.values())
-            busy = busy or self.shell.listings.count or self.shell.commands._waiting
+            slow = self.shard.backups.count or any(t.closing for t in core.topics.values())
+            busy = busy or self.shard.listings.count or self.shard.commands._waiting
             if not (busy or slow or core.runnable):
                 return
             assert time.monotonic() < deadline_s, "it does not come to rest"
-            self.shell.poke()
+            self.shard.wake()
             await asyncio.sleep(0.01 if slow else 0)
 
     def recount(self) -> dict[tuple[int, str], str]:
         """All counts of the engine against a slow count; call it when settled."""
-        core, store = self.shell.core, self.store
+        core, store = self.shard.core, self.store
         assert core.sealed is None
 
-        def known(ids: list[int]) -> dict[int, Known]:
-            overlaid = self.shell.reader._overlay(
+        def known(ids: list[int]) -> dict[int, TaskSnapshot]:
+            overlaid = self.shard.reader._overlay(
                 UnderWay(ids),
                 [store._stored(store._tasks[i]) for i in ids if i in store._tasks],
                 ids,
@@ -214,5 +214,5 @@ class InProcess:
 
         rows = SimpleNamespace(tasks=dict(store._tasks), groups=dict(store._groups))
         return recount(
-            cast(Any, SimpleNamespace(engine=self.shell.engine, core=core, rows=rows, known=known))
+            cast(Any, SimpleNamespace(engine=self.shard.engine, core=core, rows=rows, known=known))
         )

@@ -20,7 +20,7 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from crash.clocks import Clocks
-from crash.owed import Owed, Task
+from crash.owed import PendingGroups, Task
 from crash.records import (
     Accepted,
     Cast,
@@ -350,7 +350,7 @@ class _Check:
 
     def _owed_to_lives(self) -> None:
         """What each group of the nemesis is owed: see ``crash.owed``."""
-        owed = Owed(self._lives, self._deliveries, by_time=self._clocks.are_true)
+        owed = PendingGroups(self._lives, self._deliveries, by_time=self._clocks.are_true)
         topics = {life.topic for life in self._lives}
         tasks = [task for task in self._tasks.values() if task.topic in topics]
         for task in tasks:

@@ -42,7 +42,7 @@ class Task(NamedTuple):
     order: int
 
 
-class Owed:
+class PendingGroups:
     """``of(task)``: the lives of groups that must have got it, each with the reason."""
 
     def __init__(

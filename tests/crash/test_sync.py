@@ -21,8 +21,8 @@ from raw import Raw
 
 from crash.shim import Disk, Event, Said, Shimmed, frames
 from tickwheel.model.records import (
-    Ending,
     GroupRow,
+    Outcome,
     ProgressRow,
     ProgressState,
     SessionRow,
@@ -230,7 +230,7 @@ class Held(NamedTuple):
     """What a store holds."""
 
     rows: dict[int, TaskRow]
-    endings: dict[int, Ending]
+    outcomes: dict[int, Outcome]
     progress: dict[int, ProgressRow]
     dead: set[int]
     groups: dict[str, GroupRow]
@@ -308,7 +308,7 @@ class Promises:
             if row_of is None:
                 found.append(f"session {session!r} is forgotten")
                 continue
-            kept = {outcome[0]: outcome[1] for outcome in row_of.outcomes}
+            kept = {outcome[0]: outcome[1] for outcome in row_of.answers}
             found += [
                 f"request {number} may be done again"
                 for number, ids in requests.items()
@@ -318,9 +318,9 @@ class Promises:
 
 
 ENDS = {
-    FrameType.ACK: Ending.ACKED,
-    FrameType.CANCEL: Ending.CANCELLED,
-    FrameType.DEAD_DELETE: Ending.DELETED,
+    FrameType.ACK: Outcome.ACKED,
+    FrameType.CANCEL: Outcome.CANCELLED,
+    FrameType.DEAD_DELETE: Outcome.DELETED,
 }
 
 
@@ -330,7 +330,7 @@ def _wrong(held: Held, task_id: int, kind: FrameType, answer: Any) -> str | None
     if kind in ENDS:
         if row is not None:
             return "it is back"
-        return None if held.endings.get(task_id) is ENDS[kind] else "how it ended is forgotten"
+        return None if held.outcomes.get(task_id) is ENDS[kind] else "how it ended is forgotten"
     if row is None:
         return "it is lost"
     if kind is FrameType.RESCHEDULE and row.due_ms != answer[1]:
@@ -351,7 +351,7 @@ async def _recover(folder: Path) -> Held:
         small = await store.recover_small()
         return Held(
             {task.row.id: task.row for task in found},
-            dict(small.endings),
+            dict(small.outcomes),
             {row.id: row for row in small.progress},
             {task_id for task_id, _, _ in small.dead},
             {row.group: row for row in small.groups if row.topic == "u"},

@@ -37,11 +37,20 @@ def enqueued(
     topic: Any = "t",
     *,
     time_ms: int = NOW_MS,
-    extras: dict[int, Any] | None = None,
+    options: dict[int, Any] | None = None,
     bodies: Sequence[bytes] | None = None,
 ) -> Record:
     dues = [due_ms] * len(ids)
-    return [Kind.ENQUEUED, time_ms, "shop@1.2.3.4:5", list(ids), dues, topic, extras or {}, bodies]
+    return [
+        Kind.ENQUEUED,
+        time_ms,
+        "shop@1.2.3.4:5",
+        list(ids),
+        dues,
+        topic,
+        options or {},
+        bodies,
+    ]
 
 
 def delivered(

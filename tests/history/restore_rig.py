@@ -87,7 +87,7 @@ class Held:
         self.progress = {(p.id, p.group): p for task in tasks for p in task.progress}
         self.dead = {(d.id, d.group): d for task in tasks for d in task.dead}
         self.groups = {row[:2]: row for row in small.groups}
-        self.endings = dict(small.endings)
+        self.outcomes = dict(small.outcomes)
 
 
 async def held(store_url: str) -> Held:

@@ -43,7 +43,7 @@ class Rig:
             shard=0,
             history_dir=str(folder / "history"),
             now_ms=self.clock,
-            noticed=lambda event, text: self.notices.append((event, text)),
+            on_event=lambda event, text: self.notices.append((event, text)),
             made=self.made_s.append,
         )
 

@@ -394,8 +394,8 @@ async def test_what_comes_again_and_again_without_a_store_is_bounded(
     history, recorder, core = bench.history, bench.engine.core.recorder, bench.engine.core
     assert history is not None and isinstance(recorder, Recorder)
     recorder.repeats_max = 5
-    noticed: list[str] = []
-    history._noticed = lambda event, text: noticed.append(f"{event}: {text}")
+    on_event: list[str] = []
+    history._on_event = lambda event, text: on_event.append(f"{event}: {text}")
     group: Any = SimpleNamespace(topic=SimpleNamespace(name="t"), name="g")
     worker = SimpleNamespace(label="w@1")
     lease: Any = SimpleNamespace(
@@ -408,7 +408,7 @@ async def test_what_comes_again_and_again_without_a_store_is_bounded(
         recorder.lease_over(lease, "the lease ended", now_ms)
     recorder.acked(group, [lease], frozenset())
     await until(lambda: history.dropped == 4)
-    assert noticed == [
+    assert on_event == [
         "history_dropped: 5 deliveries and retries wait for the store already; "
         "service goes on without it"
     ]
@@ -416,7 +416,7 @@ async def test_what_comes_again_and_again_without_a_store_is_bounded(
     await bench.committer.barrier()
     flushing.cancel()
     found = await ended(bench, tmp_path)
-    assert noticed[1:] == ["history_kept_again: 4 events are missing"]
+    assert on_event[1:] == ["history_kept_again: 4 events are missing"]
     assert len(of_kind(found, "lease_over")) == 5
     assert len(of_kind(found, "acked")) == 1
     (dropped,) = of_kind(found, "dropped")

@@ -196,8 +196,8 @@ def test_the_cases_are_every_event_and_every_field() -> None:
 def test_any_text_comes_back_as_it_was(
     topic: str, key: str, who: str, reason: str, body: bytes
 ) -> None:
-    extras = {"key": key, "tag": reason, "props": {key: who, "n": [reason]}}
-    (event,) = render([Kind.ENQUEUED, T, who, [5], [T], topic, {0: extras}, [body]])
+    options = {"key": key, "tag": reason, "props": {key: who, "n": [reason]}}
+    (event,) = render([Kind.ENQUEUED, T, who, [5], [T], topic, {0: options}, [body]])
     assert event["topic"] == topic and event["key"] == key and event["tag"] == reason
     assert event.get("producer", "") == who
     assert event["props"] == {key: who, "n": [reason]}

@@ -1,4 +1,4 @@
-"""Rules of the engine's state machine: subscribers, and what a pulse does."""
+"""Rules of the engine's state machine: subscribers, and what a tick does."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class DeliveryRules(StoreRules):
         self._see_due(everything=loads)
 
     @rule(ms=steps_ms)
-    def pulse(self, ms: int) -> None:
+    def tick(self, ms: int) -> None:
         """What the shell does again and again."""
         self.pass_time(ms)
         self.fire(loads=True)
@@ -104,7 +104,7 @@ class DeliveryRules(StoreRules):
         self.commit()
         if not any(s.group.name == group for s in self.subscribers):
             self.subscribe("a", group, 100, once=False)
-        self.pulse(0)
+        self.tick(0)
 
     def _see_due(self, *, everything: bool) -> None:
         places, now_ms = recount(self.rig), self.rig.now_ms

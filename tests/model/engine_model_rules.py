@@ -184,9 +184,9 @@ class StoreRules(RuleBasedStateMachine):
         }
         assert {k: (r.state.name, r.attempt) for k, r in rows.progress.items()} == content.rows()
         assert set(rows.dead) == content.dead()
-        assert {i: e.name.lower() for i, e in rows.endings.items()} == content.ended
+        assert {i: e.name.lower() for i, e in rows.outcomes.items()} == content.ended
         assert set(rows.groups.values()) == content.rows_of_groups()
-        outcomes = {o[0]: o[1] for row in rows.sessions.values() for o in row.outcomes}
+        outcomes = {o[0]: o[1] for row in rows.sessions.values() for o in row.answers}
         assert outcomes == content.requests
 
     # --- restarts and time ---------------------------------------------------------------------

@@ -293,8 +293,8 @@ class EngineMachine(DeliveryRules):
             if task.topic != topic or standing is None or standing.state in FINISHED:
                 continue
             found = known.get(task.id)
-            buried = found is not None and name in found.dead
-            if (task.id, name) not in places and not buried:
+            dead_lettered = found is not None and name in found.dead
+            if (task.id, name) not in places and not dead_lettered:
                 self.model.drop_share(task, name)
 
     # --- what must be true ---------------------------------------------------------------------

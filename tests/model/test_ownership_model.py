@@ -182,7 +182,7 @@ class OwnershipMachine(RuleBasedStateMachine):
     def consume(self, pick: int, answers: list[str]) -> None:
         """Somebody of a group comes, answers some of what is there, and goes."""
         subscriber = self.rig.subscribe(group=self.live[pick % len(self.live)])
-        got = self.rig.pulse()
+        got = self.rig.tick()
         for one, answer in zip(got, [*answers, *["ack"] * len(got)], strict=False):
             pair = one.id, one.group.name
             assert self.due_ms[one.id] <= self.rig.now_ms, "early"

@@ -22,13 +22,13 @@ from tickwheel.model.effects import Effects
 from tickwheel.model.records import (
     ID_STEP,
     DeadRow,
-    Ending,
-    Extras,
     Failure,
     GroupRow,
+    Outcome,
     ProgressRow,
     ProgressState,
     SessionRow,
+    TaskOptions,
     TaskRow,
 )
 from tickwheel.persistence.contract import CommitRefused, Fenced, Opened, Store, StoredTask
@@ -49,7 +49,9 @@ topics = st.sampled_from(TOPICS)
 groups = st.sampled_from(GROUPS)
 failures = st.lists(st.builds(Failure, small_ints, small_ints, st.just("why")), max_size=2)
 bodies = st.sampled_from([b"", b"\x00\xff", b"x" * 100, b"y" * 20_000])
-extras = st.none() | st.sampled_from([Extras(), Extras("k"), Extras(priority=9, ttl_ms=5)])
+task_options = st.none() | st.sampled_from(
+    [TaskOptions(), TaskOptions("k"), TaskOptions(priority=9, ttl_ms=5)]
+)
 keys = st.tuples(ids, groups)
 states = st.tuples(st.sampled_from(ProgressState), small_ints, small_ints, failures)
 sessions = st.sampled_from([bytes([i]) * 16 for i in range(3)])
@@ -65,7 +67,7 @@ class Content:
         self.dead: dict[tuple[int, str], DeadRow] = {}
         self.groups: dict[tuple[str, str], GroupRow] = {}
         self.sessions: dict[bytes, SessionRow] = {}
-        self.endings: list[tuple[int, Ending]] = []
+        self.outcomes: list[tuple[int, Outcome]] = []
         self.id_mark = 0
         self.position_ms = 0
         self.last_batch = 0
@@ -73,11 +75,11 @@ class Content:
     def apply(self, effects: Effects) -> None:
         self.tasks.update(effects.enqueued)
         self.tasks.update(effects.updated)
-        for task_id, ending in effects.ended.items():
+        for task_id, outcome in effects.ended.items():
             self.tasks.pop(task_id, None)
             self.progress = {k: r for k, r in self.progress.items() if k[0] != task_id}
             self.dead = {k: r for k, r in self.dead.items() if k[0] != task_id}
-            self.endings.append((task_id, ending))
+            self.outcomes.append((task_id, outcome))
         pairs: list[tuple[dict[Any, Any], dict[Any, Any]]] = [
             (self.progress, effects.progress),
             (self.dead, effects.dead),
@@ -88,7 +90,7 @@ class Content:
             rows.update(changes)
             for key in [key for key, row in rows.items() if row is None]:
                 del rows[key]
-        self.endings = self.endings[-ENDINGS_MAX:]
+        self.outcomes = self.outcomes[-ENDINGS_MAX:]
         self.id_mark = max(self.id_mark, effects.id_mark)
         self.position_ms = effects.position_ms
         self.last_batch += 1
@@ -139,7 +141,7 @@ class StoreMachine(RuleBasedStateMachine):
         data=st.data(),
         position_ms=small_ints,
         id_mark=ids,
-        ended=st.dictionaries(ids, st.sampled_from(Ending), max_size=4),
+        ended=st.dictionaries(ids, st.sampled_from(Outcome), max_size=4),
         progress=st.dictionaries(keys, st.none() | states, max_size=4),
         dead=st.dictionaries(keys, st.none() | failures, max_size=3),
         grps=st.dictionaries(st.tuples(topics, groups), st.none() | small_ints, max_size=2),
@@ -150,14 +152,14 @@ class StoreMachine(RuleBasedStateMachine):
         data: st.DataObject,
         position_ms: int,
         id_mark: int,
-        ended: dict[int, Ending],
+        ended: dict[int, Outcome],
         progress: dict[Any, Any],
         dead: dict[Any, Any],
         grps: dict[Any, Any],
         sess: dict[Any, Any],
     ) -> None:
         rows = data.draw(
-            st.dictionaries(ids, st.tuples(small_ints, topics, bodies, extras), max_size=5)
+            st.dictionaries(ids, st.tuples(small_ints, topics, bodies, task_options), max_size=5)
         )
         tasks = {i: TaskRow(i, *columns) for i, columns in rows.items() if i not in ended}
         effects = Effects(
@@ -194,7 +196,7 @@ class StoreMachine(RuleBasedStateMachine):
         count=st.integers(1, 130),
         gap=st.integers(1, 3),
         skew=st.integers(0, 1),
-        kind=st.tuples(small_ints, st.sampled_from([*TOPICS, "[", None]), bodies, extras),
+        kind=st.tuples(small_ints, st.sampled_from([*TOPICS, "[", None]), bodies, task_options),
         leaving=st.sampled_from([0.0, 0.0, 0.0, 0.1, 0.5, 0.8, 0.8, 1.0]),
         moved=st.integers(0, 3),
         random=st.randoms(use_true_random=False),
@@ -204,7 +206,7 @@ class StoreMachine(RuleBasedStateMachine):
         count: int,
         gap: int,
         skew: int,
-        kind: tuple[int, str | None, bytes, Extras | None],
+        kind: tuple[int, str | None, bytes, TaskOptions | None],
         leaving: float,
         moved: int,
         random: Random,
@@ -222,7 +224,7 @@ class StoreMachine(RuleBasedStateMachine):
         former = sorted(self.content.tasks)
         random.shuffle(former)
         cut = int(len(former) * leaving)
-        effects.ended = dict.fromkeys(former[:cut], Ending.ACKED)
+        effects.ended = dict.fromkeys(former[:cut], Outcome.ACKED)
         for task_id in former[cut : cut + moved]:
             row = self.content.tasks[task_id]
             effects.updated[task_id] = row._replace(due_ms=row.due_ms + 1)
@@ -235,7 +237,7 @@ class StoreMachine(RuleBasedStateMachine):
     def repeat(self, back: int) -> None:
         """A batch that was applied before changes nothing, whatever it holds."""
         n = max(0, self.content.last_batch - back)
-        effects = Effects(ended={1: Ending.DELETED}, position_ms=99)
+        effects = Effects(ended={1: Outcome.DELETED}, position_ms=99)
         for name, store in self.stores.items():
             assert self.run(store.commit(self.opened[name].epoch, OWNER, n, effects)) is False
 
@@ -285,7 +287,7 @@ class StoreMachine(RuleBasedStateMachine):
             assert sorted(small.dead) == sorted(
                 (row.id, row.group, row.topic) for row in content.dead.values()
             )
-            assert small.endings == content.endings
+            assert small.outcomes == content.outcomes
             assert self.run(_handles(store, chunk)) == sorted(
                 (row.due_ms, row.id, row.topic) for row in content.tasks.values()
             )

@@ -1,7 +1,7 @@
 """The timing wheel as a state machine against a sorted list.
 
 The list fires by (due time, order of arrival), so the comparison is exact: never early, none
-lost, none twice, no orphan, and equal due times in order of arrival. Rotations are a few ticks
+lost, none twice, no cancel, and equal due times in order of arrival. Rotations are a few ticks
 long, ids are few so that handles repeat, and the clock jumps both ways. A second machine makes
 every limit inside the wheel tiny, so that each step of moving handles is cut in the middle.
 """
@@ -84,11 +84,11 @@ class TimingMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), count=st.integers(1, 50))
-    def orphan(self, data: st.DataObject, count: int) -> None:
+    def cancel(self, data: st.DataObject, count: int) -> None:
         index = data.draw(st.integers(0, len(self.live) - 1))
         for due_ms, _, task_id in self.live[index : index + count]:
             self.drop_first(task_id, due_ms)
-            self.wheel.orphan(task_id, due_ms)
+            self.wheel.cancel(task_id, due_ms)
         self.idle = False
 
     @precondition(lambda self: self.live)
@@ -97,7 +97,7 @@ class TimingMachine(RuleBasedStateMachine):
         """To another time, or to the very same."""
         due_ms, _, task_id = data.draw(st.sampled_from(self.live))
         self.drop_first(task_id, due_ms)
-        self.wheel.orphan(task_id, due_ms)
+        self.wheel.cancel(task_id, due_ms)
         due_ms = due_ms if offset_ms is None else self.now_ms + offset_ms
         self.wheel.add(task_id, due_ms)
         self.note(task_id, due_ms)

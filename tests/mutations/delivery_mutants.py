@@ -83,7 +83,8 @@ DELIVERY_MUTANTS = (
         (
             Edit(
                 OWNERSHIP,
-                "            if owed.remaining or owed.buried:\n                return False\n",
+                "            if owed.remaining or owed.dead_lettered:\n"
+                "                return False\n",
                 "",
             ),
         ),

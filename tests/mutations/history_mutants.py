@@ -16,16 +16,16 @@ HISTORY_MUTANTS = (
         (
             Edit(
                 COMMITTER,
-                "        if self._keeper is not None:\n"
-                "            self._keeper.keep(number, batch.notes)\n",
+                "        if self._history is not None:\n"
+                "            self._history.keep(number, batch.notes)\n",
                 "",
             ),
             Edit(
                 COMMITTER,
                 "        release(batch)\n",
                 "        release(batch)\n"
-                "        if self._keeper is not None:\n"
-                "            self._keeper.keep(number, batch.notes)\n",
+                "        if self._history is not None:\n"
+                "            self._history.keep(number, batch.notes)\n",
             ),
         ),
         (SERVICE + "test_what_is_answered_is_in_the_spool_already",),
@@ -36,8 +36,8 @@ HISTORY_MUTANTS = (
         (
             Edit(
                 COMMITTER,
-                "            self._keeper.prepare(number, batch.notes)\n",
-                "            self._keeper.prepare(number, None)\n",
+                "            self._history.prepare(number, batch.notes)\n",
+                "            self._history.prepare(number, None)\n",
             ),
         ),
         (PENDING + "test_a_client_that_resends_is_told_only_what_is_in_the_history",),

@@ -89,8 +89,8 @@ MUTANTS = (
         (
             Edit(
                 INTAKE,
-                "        if outcome[1] <= core.landed_id:\n",
-                "        if outcome[1] > 0:\n",
+                "        if answer[1] <= core.landed_id:\n",
+                "        if answer[1] > 0:\n",
             ),
         ),
         (UNIT + "test_a_repeat_of_a_staged_request_is_answered_with_its_batch",),
@@ -101,7 +101,7 @@ MUTANTS = (
         (
             Edit(
                 INTAKE,
-                "                session.drop(outcome[0])\n",
+                "                session.drop(answer[0])\n",
                 "                continue\n",
             ),
         ),
@@ -402,8 +402,8 @@ MUTANTS = (
         (
             Edit(
                 "tickwheel/server/shard/operations/producing.py",
-                "        if outcome is not None:\n",
-                "        if outcome is False:\n",
+                "        if answer is not None:\n",
+                "        if answer is False:\n",
             ),
         ),
         (TORTURE,),

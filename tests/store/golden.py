@@ -35,25 +35,25 @@ from store_rows import (
 )
 
 from tickwheel.model.effects import Effects
-from tickwheel.model.records import ID_STEP, Ending, Extras, TaskRow
+from tickwheel.model.records import ID_STEP, Outcome, TaskOptions, TaskRow
 from tickwheel.persistence import codec
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
 Case = tuple[Any, Callable[[Any], bytes | None], Callable[[Any], Any]]
-_ENDED = {1: Ending.ACKED, 2**63 - 1: Ending.CANCELLED, 5: Ending.EXPIRED, 4: Ending.DELETED}
-SHORT_SESSION = SESSIONS[1]._replace(outcomes=SESSIONS[1].outcomes[:3])
+_ENDED = {1: Outcome.ACKED, 2**63 - 1: Outcome.CANCELLED, 5: Outcome.EXPIRED, 4: Outcome.DELETED}
+SHORT_SESSION = SESSIONS[1]._replace(answers=SESSIONS[1].answers[:3])
 
 
 def old_cases() -> dict[str, Case]:
     """Name → (value, encode, decode), of what version 1 could hold."""
     found: dict[str, Case] = {
         "extras": (FULL_EXTRAS, codec.encode_extras, codec.decode_extras),
-        "extras-empty": (Extras(), codec.encode_extras, codec.decode_extras),
+        "extras-empty": (TaskOptions(), codec.encode_extras, codec.decode_extras),
         "failures": (FAILURES, codec.encode_failures, codec.decode_failures),
-        "outcomes": (SHORT_SESSION.outcomes, codec.encode_outcomes, codec.decode_outcomes),
-        "outcomes-none": ((), codec.encode_outcomes, codec.decode_outcomes),
+        "outcomes": (SHORT_SESSION.answers, codec.encode_answers, codec.decode_answers),
+        "outcomes-none": ((), codec.encode_answers, codec.decode_answers),
         "endings": (_ENDED, codec.encode_endings, lambda data: dict(codec.decode_endings(data))),
         "session": (SHORT_SESSION, codec.encode_session, codec.decode_session),
     }
@@ -77,7 +77,7 @@ def former_cases() -> dict[str, Case]:
     for task in FORMER_TASKS[len(OLD_TASKS) :]:
         name = task.body.decode()
         found[f"task-retry-{name}"] = (task, codec.encode_task, codec.decode_task)
-        found[f"extras-retry-{name}"] = (task.extras, codec.encode_extras, codec.decode_extras)
+        found[f"extras-retry-{name}"] = (task.options, codec.encode_extras, codec.decode_extras)
     for i, group in enumerate(FORMER_GROUPS[len(OLD_GROUPS) :]):
         found[f"group-settings-{i}"] = (group, codec.encode_group, codec.decode_group)
         found[f"settings-{i}"] = (group.settings, codec.encode_settings, codec.decode_settings)
@@ -89,7 +89,7 @@ def cases() -> dict[str, Case]:
     found = former_cases()
     for i, task in enumerate(TASKS[len(FORMER_TASKS) :]):
         found[f"task-placed-{i}"] = (task, codec.encode_task, codec.decode_task)
-        found[f"extras-placed-{i}"] = (task.extras, codec.encode_extras, codec.decode_extras)
+        found[f"extras-placed-{i}"] = (task.options, codec.encode_extras, codec.decode_extras)
     for i, group in enumerate(GROUPS[len(FORMER_GROUPS) :]):
         found[f"group-placed-{i}"] = (group, codec.encode_group, codec.decode_group)
     return found
@@ -124,9 +124,9 @@ def content() -> Effects:
 def crowd() -> Effects:
     """Tasks in a row, which layout 2 keeps in packs."""
     first = 1 << 40
-    extras = (None, Extras("k", "t", {"a": 1}, 7, 1000))
+    options = (None, TaskOptions("k", "t", {"a": 1}, 7, 1000))
     ids = range(first, first + 70 * ID_STEP, ID_STEP)
-    rows = [TaskRow(i, n, "ab"[n % 2], bytes([n]) * n, extras[n % 2]) for n, i in enumerate(ids)]
+    rows = [TaskRow(i, n, "ab"[n % 2], bytes([n]) * n, options[n % 2]) for n, i in enumerate(ids)]
     return Effects(enqueued={row.id: row for row in rows}, id_mark=ids[-1])
 
 
@@ -134,7 +134,7 @@ def ended() -> Effects:
     """Some of the crowd leave, one moves."""
     rows = list(crowd().enqueued.values())
     effects = Effects(id_mark=rows[-1].id)
-    effects.ended = {row.id: Ending.ACKED for row in rows[3:9]}
+    effects.ended = {row.id: Outcome.ACKED for row in rows[3:9]}
     effects.updated = {rows[20].id: rows[20]._replace(due_ms=99)}
     return effects
 

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import (
     DeadRow,
-    Ending,
-    Extras,
     Failure,
     GroupRow,
     GroupSettings,
+    Outcome,
     ProgressRow,
     ProgressState,
     SessionRow,
+    TaskOptions,
     TaskRow,
 )
 from tickwheel.model.retry import BUILT_IN, RetryPolicy
@@ -29,7 +29,7 @@ FAILURES = (
     Failure(3, 0, ""),
 )
 KNOWN_FAILURES = (Failure(1, 1_700_000_000_000, UNICODE, "worker 10.0.0.7:51234"), *FAILURES)
-FULL_EXTRAS = Extras(
+FULL_EXTRAS = TaskOptions(
     key=UNICODE,
     tag="",
     properties={
@@ -51,26 +51,26 @@ OLD_TASKS = (
     TaskRow(1, 0, "t", b""),
     TaskRow(2, -1, "t", b"\x00"),
     TaskRow(3, MS_MAX, "orders.close", bytes(range(256)), FULL_EXTRAS),
-    TaskRow(4, 1_700_000_000_000, "t", b"\xff\xfe,\x00", Extras()),
-    TaskRow(5, 1, "t", b"x" * 16_384, Extras(priority=1)),
-    TaskRow(6, 1, "t", b"y" * 16_385, Extras(key="")),
-    TaskRow(7, 1, "t", bytes(1 << 20), Extras(properties={})),
+    TaskRow(4, 1_700_000_000_000, "t", b"\xff\xfe,\x00", TaskOptions()),
+    TaskRow(5, 1, "t", b"x" * 16_384, TaskOptions(priority=1)),
+    TaskRow(6, 1, "t", b"y" * 16_385, TaskOptions(key="")),
+    TaskRow(7, 1, "t", bytes(1 << 20), TaskOptions(properties={})),
     TaskRow(2**53 + 1, 5, UNICODE, b"beyond doubles"),
     TaskRow(ID_MAX - 1, 5, "t" * 255, b"last but one"),
-    TaskRow(ID_MAX, MS_MAX, "t", b"last", Extras(ttl_ms=0)),
+    TaskRow(ID_MAX, MS_MAX, "t", b"last", TaskOptions(ttl_ms=0)),
 )
 """What version 1 of the records could hold already."""
 FORMER_TASKS = (
     *OLD_TASKS,
-    TaskRow(21, 7, "t", b"named", Extras(retry="slow")),
-    TaskRow(22, 7, "t", b"numbers", Extras(priority=3, retry=RetryPolicy(1, 1.5, 2, 3, 0.25))),
-    TaskRow(23, 7, "t", b"table", Extras(retry=BUILT_IN["rocketmq"])),
+    TaskRow(21, 7, "t", b"named", TaskOptions(retry="slow")),
+    TaskRow(22, 7, "t", b"numbers", TaskOptions(priority=3, retry=RetryPolicy(1, 1.5, 2, 3, 0.25))),
+    TaskRow(23, 7, "t", b"table", TaskOptions(retry=BUILT_IN["rocketmq"])),
 )
 """What layout 3 and the records beside it could hold already."""
 TASKS = (
     *FORMER_TASKS,
-    TaskRow(31, 7, "t", b"placed", Extras(order_id=ID_MAX)),
-    TaskRow(32, 7, "t", b"placed too", Extras("k", ttl_ms=5, retry="slow", order_id=33)),
+    TaskRow(31, 7, "t", b"placed", TaskOptions(order_id=ID_MAX)),
+    TaskRow(32, 7, "t", b"placed too", TaskOptions("k", ttl_ms=5, retry="slow", order_id=33)),
 )
 OLD_PROGRESS = (
     ProgressRow(3, "default", ProgressState.IN_FLIGHT, 1, 1_700_000_030_000, 1),
@@ -121,7 +121,7 @@ def everything() -> Effects:
     """One batch with every extreme in it."""
     return Effects(
         enqueued={row.id: row for row in TASKS},
-        ended={ID_MAX - 5: Ending.ACKED, 2**53 + 3: Ending.DELETED, 9: Ending.EXPIRED},
+        ended={ID_MAX - 5: Outcome.ACKED, 2**53 + 3: Outcome.DELETED, 9: Outcome.EXPIRED},
         progress={(row.id, row.group): row for row in PROGRESS},
         dead={(row.id, row.group): row for row in DEAD},
         groups={(row.topic, row.group): row for row in GROUPS},
@@ -139,7 +139,7 @@ def tasks(
     return Effects(enqueued=rows, id_mark=max(rows, default=0))
 
 
-def ended(ids: Iterable[int], how: Ending = Ending.ACKED) -> Effects:
+def ended(ids: Iterable[int], how: Outcome = Outcome.ACKED) -> Effects:
     """A batch that ends tasks."""
     return Effects(ended=dict.fromkeys(ids, how))
 

@@ -12,10 +12,10 @@ from store_subject import Subject
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import (
     ID_STEP,
-    Extras,
     GroupRow,
     ProgressRow,
     ProgressState,
+    TaskOptions,
     TaskRow,
 )
 from tickwheel.persistence import StoreUnusable
@@ -135,11 +135,13 @@ async def test_a_group_that_is_owed_a_task_by_its_place_is_known(
     await subject.open()
     ids = range(ID_STEP, 10 * ID_STEP, ID_STEP)
     task_id, mark = ids[6], ids[-1]
-    since_id, extras = (0, None) if placed == "id" else (mark, Extras(order_id=mark + ID_STEP))
-    rows = {i: TaskRow(i, 10, "t", b"", extras if i == task_id else None) for i in ids}
+    since_id, options = (
+        (0, None) if placed == "id" else (mark, TaskOptions(order_id=mark + ID_STEP))
+    )
+    rows = {i: TaskRow(i, 10, "t", b"", options if i == task_id else None) for i in ids}
     moved = {task_id: rows[task_id]}
     if placed == "loose":
-        rows[task_id] = rows[task_id]._replace(extras=None)
+        rows[task_id] = rows[task_id]._replace(options=None)
     await subject.commit(Effects(enqueued=rows, id_mark=mark))
     if placed == "loose":
         await subject.commit(Effects(updated=moved, id_mark=mark))

@@ -22,7 +22,7 @@ from store_rows import (
 from store_subject import OWNER, Subject
 
 from tickwheel.model.effects import Effects
-from tickwheel.model.records import DeadRow, Ending, Extras, GroupRow, SessionRow, TaskRow
+from tickwheel.model.records import DeadRow, GroupRow, Outcome, SessionRow, TaskOptions, TaskRow
 from tickwheel.persistence import open_url
 from tickwheel.persistence.contract import (
     SCAN_BYTES_MAX,
@@ -95,7 +95,7 @@ class TestBatches:
         assert await subject.ids() == list(ids)
         await subject.commit(
             Effects(
-                ended=dict.fromkeys(ids[:10_000], Ending.ACKED),
+                ended=dict.fromkeys(ids[:10_000], Outcome.ACKED),
                 progress={(i, "default"): in_flight(i) for i in ids[10_000:]},
             )
         )
@@ -172,17 +172,17 @@ class TestStates:
     async def test_an_ended_task_leaves_nothing_but_its_ending(self, subject: Subject) -> None:
         await subject.commit(everything())
         some = sorted({row.id for row in (*PROGRESS, *DEAD)})
-        await subject.commit(ended(some, Ending.CANCELLED))
+        await subject.commit(ended(some, Outcome.CANCELLED))
         assert await subject.store.read(some) == {}
         small = await subject.small()
         assert small.progress == []
         assert small.dead == []
-        assert small.endings[-len(some) :] == [(i, Ending.CANCELLED) for i in some]
+        assert small.outcomes[-len(some) :] == [(i, Outcome.CANCELLED) for i in some]
         assert await subject.ids() == sorted({row.id for row in TASKS} - set(some))
 
     async def test_an_ended_task_that_is_not_there_is_remembered(self, subject: Subject) -> None:
-        await subject.commit(ended([5], Ending.EXPIRED))
-        assert (await subject.small()).endings == [(5, Ending.EXPIRED)]
+        await subject.commit(ended([5], Outcome.EXPIRED))
+        assert (await subject.small()).outcomes == [(5, Outcome.EXPIRED)]
 
     async def test_progress_of_later_tasks_goes_with_them_too(self, subject: Subject) -> None:
         """Also when there was no progress and no dead letter for many batches before."""
@@ -214,19 +214,19 @@ class TestEndings:
         """The stores under test keep 1,000."""
         for start in range(0, 3_000, 7):
             await subject.commit(ended(range(start, start + 7)))
-        endings = (await subject.small()).endings
-        assert [task_id for task_id, _ in endings] == list(range(2_003, 3_003))
+        outcomes = (await subject.small()).outcomes
+        assert [task_id for task_id, _ in outcomes] == list(range(2_003, 3_003))
         await subject.reopen()
-        await subject.commit(ended([9_999], Ending.DELETED))
-        endings = (await subject.small()).endings
-        assert len(endings) == 1_000
-        assert endings[-1] == (9_999, Ending.DELETED)
-        assert endings[0][0] == 2_004
+        await subject.commit(ended([9_999], Outcome.DELETED))
+        outcomes = (await subject.small()).outcomes
+        assert len(outcomes) == 1_000
+        assert outcomes[-1] == (9_999, Outcome.DELETED)
+        assert outcomes[0][0] == 2_004
 
     async def test_of_one_big_batch_are_bounded(self, subject: Subject) -> None:
         await subject.commit(ended(range(5_000)))
-        endings = (await subject.small()).endings
-        assert [task_id for task_id, _ in endings] == list(range(4_000, 5_000))
+        outcomes = (await subject.small()).outcomes
+        assert [task_id for task_id, _ in outcomes] == list(range(4_000, 5_000))
 
 
 class TestReading:
@@ -240,7 +240,7 @@ class TestReading:
             assert found[3].progress == tuple(sorted(row for row in PROGRESS if row.id == 3))
             assert found[3].dead == (DEAD[0],)
             assert found[1] == StoredTask(TASKS[0], (), ())
-            properties = found[3].row.extras and found[3].row.extras.properties
+            properties = found[3].row.options and found[3].row.options.properties
             assert properties
             assert str(properties["minus zero"]) == "-0.0"
             assert [type(properties[k]) for k in ("yes", "one", "tiny")] == [bool, int, float]
@@ -249,7 +249,7 @@ class TestReading:
             assert small.dead == sorted((d.id, d.group, d.topic) for d in DEAD)
             assert small.groups == sorted(GROUPS)
             assert small.sessions == sorted(SESSIONS)
-            assert small.endings == list(everything().ended.items())
+            assert small.outcomes == list(everything().ended.items())
 
     async def test_types_are_those_of_the_records(self, subject: Subject) -> None:
         await subject.commit(everything())
@@ -258,7 +258,7 @@ class TestReading:
         assert type(task.row.body) is bytes
         assert type(task.progress) is tuple
         assert {type(row.state).__name__ for row in task.progress} == {"ProgressState"}
-        assert {type(how) for _, how in (await subject.small()).endings} == {Ending}
+        assert {type(how) for _, how in (await subject.small()).outcomes} == {Outcome}
 
     async def test_unknown_ids_are_left_out(self, subject: Subject) -> None:
         await subject.commit(tasks([10]))
@@ -299,15 +299,15 @@ class TestScanning:
         assert [task.row.id for task in found] == list(range(26, 36))
         assert await subject.store.scan(-1, 10, "no such") == []
 
-    @pytest.mark.parametrize("extras", [False, True])
+    @pytest.mark.parametrize("options", [False, True])
     async def test_a_page_ends_at_its_bytes_and_the_next_goes_on(
-        self, subject: Subject, extras: bool
+        self, subject: Subject, options: bool
     ) -> None:
         size, count = SCAN_BYTES_MAX // 4, 11
-        batch = tasks(range(1, 2 * count), topic="a", body=b"x" * (0 if extras else size))
+        batch = tasks(range(1, 2 * count), topic="a", body=b"x" * (0 if options else size))
         for task_id, row in batch.enqueued.items():
-            if extras:
-                more = row._replace(extras=Extras(properties={"p": "v" * size}))
+            if options:
+                more = row._replace(options=TaskOptions(properties={"p": "v" * size}))
                 batch.enqueued[task_id] = more
             if task_id % 2:
                 batch.enqueued[task_id] = batch.enqueued[task_id]._replace(topic="b")
@@ -342,7 +342,7 @@ class TestScanning:
     async def test_pages_back_from_the_highest_id(self, subject: Subject) -> None:
         await subject.commit(tasks(range(1, 26), topic="a"))
         await subject.commit(tasks(range(26, 51), topic=UNICODE))
-        await subject.commit(Effects(ended={48: Ending.ACKED, 3: Ending.CANCELLED}))
+        await subject.commit(Effects(ended={48: Outcome.ACKED, 3: Outcome.CANCELLED}))
         pages, before = [], 2**64
         while page := [t.row.id for t in await subject.store.scan_back(before, 7, None)]:
             pages.append(page)

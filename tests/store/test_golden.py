@@ -118,7 +118,7 @@ async def test_a_database_of_layout_1(tmp_path: Path) -> None:
     assert {(row.id, row.group): row for row in small.progress} == expected.progress
     assert {row.session: row for row in small.sessions} == expected.sessions
     assert {(row.topic, row.group): row for row in small.groups} == expected.groups
-    assert dict(small.endings) == expected.ended
+    assert dict(small.outcomes) == expected.ended
     dead = await subject.store.scan_dead((-1, ""), 99, None, None)
     assert {(row.id, row.group): row for row in dead} == expected.dead
     await subject.store.close(clean=True)

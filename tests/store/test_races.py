@@ -22,10 +22,10 @@ from tickwheel.model.effects import Effects
 from tickwheel.model.records import (
     ID_STEP,
     DeadRow,
-    Ending,
-    Extras,
+    Outcome,
     ProgressRow,
     ProgressState,
+    TaskOptions,
     TaskRow,
 )
 from tickwheel.persistence.contract import Store
@@ -124,16 +124,18 @@ class Race:
         for _ in range(rnd.choice((1, 8, 60, 130))):
             self._next_id += ID_STEP
             size = BIG if rnd.random() < 0.01 else rnd.randrange(40)
-            extras = Extras(key="k", priority=rnd.randrange(3)) if rnd.random() < 0.1 else None
+            options = (
+                TaskOptions(key="k", priority=rnd.randrange(3)) if rnd.random() < 0.1 else None
+            )
             row = TaskRow(
-                self._next_id, rnd.randrange(10**6), rnd.choice(TOPICS), bytes(size), extras
+                self._next_id, rnd.randrange(10**6), rnd.choice(TOPICS), bytes(size), options
             )
             effects.enqueued[row.id] = self._live[row.id] = row
         if rnd.random() < 0.3:
             self._next_id += 7 * ID_STEP
 
     def _end(self, effects: Effects, task_id: int) -> None:
-        effects.ended[task_id] = Ending.ACKED
+        effects.ended[task_id] = Outcome.ACKED
         del self._live[task_id]
         for group in GROUPS:
             self._dead.discard((task_id, group))

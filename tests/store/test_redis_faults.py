@@ -189,9 +189,9 @@ class TestASilentRedis:
         async def lose_the_answer(*args: Any, **options: Any) -> None:
             await run(*args, **options)
             await line._drop("lost")
-            from tickwheel.persistence.redis.driver import Lost
+            from tickwheel.persistence.redis.driver import NoReply
 
-            raise Lost("lost")
+            raise NoReply("lost")
 
         monkeypatch.setattr(line, "run", lose_the_answer)
         for effects in (tasks([1]), tasks(range(10, 22_000))):
@@ -336,7 +336,7 @@ class TestARedisThatLostSomething:
         assert _redis(subject).replays == 1
         assert await subject.ids() == [2, 3, 4]
         assert (await subject.small()).progress == [in_flight(2, "a")]
-        assert [i for i, _ in (await subject.small()).endings] == [1]
+        assert [i for i, _ in (await subject.small()).outcomes] == [1]
         assert (await subject.reopen()).last_batch == 6
 
     async def test_older_is_noticed_by_a_read(
@@ -550,7 +550,7 @@ class TestReadingBesideCommits:
         await copy.open()
         copied = await copy.ids()
         rows = len((await copy.small()).progress)
-        ended_ids = {i for i, _ in (await copy.small()).endings}
+        ended_ids = {i for i, _ in (await copy.small()).outcomes}
         await copy.store.close(clean=True)
         # Whole batches: of every ten made or ended together, all or none are there.
         made = [i for i in copied if i >= 5_000]

@@ -129,7 +129,7 @@ class TestGolden:
         assert {(row.id, row.group): row for row in small.progress} == expected.progress
         assert {row.session: row for row in small.sessions} == expected.sessions
         assert {(row.topic, row.group): row for row in small.groups} == expected.groups
-        assert dict(small.endings) == expected.ended
+        assert dict(small.outcomes) == expected.ended
         dead = await subject.store.scan_dead((-1, ""), 99, None, None)
         assert {(row.id, row.group): row for row in dead} == expected.dead
         handles = await subject.handles()

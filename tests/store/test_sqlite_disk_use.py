@@ -12,7 +12,7 @@ from store_subject import Subject
 
 from tickwheel import disk
 from tickwheel.model.effects import Effects
-from tickwheel.model.records import Ending
+from tickwheel.model.records import Outcome
 from tickwheel.persistence.contract import CommitRefused, StoreUnusable
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, options_from, room
 from tickwheel.persistence.sqlite.room import REFUSE_MARGIN, Disk
@@ -51,7 +51,7 @@ async def test_refused_above_the_limit_and_taken_again_clearly_below(
         await subject.commit(tasks([3]))
     assert refused.value.full
     assert "its disk is 93.0% full; the limit is 90.0% (disk_refuse)" in refused.value.message
-    assert await subject.commit(Effects(ended={1: Ending.ACKED}))
+    assert await subject.commit(Effects(ended={1: Outcome.ACKED}))
     for used in (0.93, LIMIT, LIMIT - REFUSE_MARGIN / 2):
         use.used = used
         assert await subject.store.probe_room() is False
@@ -95,7 +95,7 @@ async def test_free_pages_of_the_database_are_room_whatever_others_use(
     subject = made(tmp_path)
     await subject.open()
     await subject.commit(tasks(range(1, 1_000), body=b"b" * 400))
-    await subject.commit(Effects(ended=dict.fromkeys(range(1, 1_000), Ending.ACKED)))
+    await subject.commit(Effects(ended=dict.fromkeys(range(1, 1_000), Outcome.ACKED)))
     size = Path(str(tmp_path / "store.db")).stat().st_size
     use.used = 0.99
     with pytest.raises(CommitRefused, match="disk_refuse"):

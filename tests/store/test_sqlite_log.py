@@ -118,7 +118,7 @@ async def _batches_in(folder: Path) -> int:
         assert [(row.id, row.attempt) for row in small.progress] == [
             (j * 10, j) for j in range(1, k + 1)
         ]
-        assert [i for i, _ in small.endings] == [
+        assert [i for i, _ in small.outcomes] == [
             i for j in range(2, k + 1) for i in range(j * 10 - 5, j * 10)
         ]
         assert await subject.commit(Effects(position_ms=k)) is True

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from in_process import InProcess, Peer
 
-from tickwheel.engine.topics import Extras
+from tickwheel.engine.topics import TaskOptions
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard.operations import Operations
@@ -88,8 +88,8 @@ async def test_an_error_in_the_middle_of_a_change_ends_the_daemon(
     peer = daemon.connect(session=b"s" * 16)
     task_id = await leased(daemon, peer)
     await ask(daemon, peer, T.SUBSCRIBE, 9, "other", "g", 0, None, request=5)
-    monkeypatch.setattr(getattr(daemon.shell.engine, part), verb, raising)
-    failed = daemon.shell.failed
+    monkeypatch.setattr(getattr(daemon.shard.engine, part), verb, raising)
+    failed = daemon.shard.failed
     try:
         peer.feed(encode((int(kind), 0 if kind is T.ONEWAY else 50, *fields(task_id))))
         await daemon.turn()
@@ -100,7 +100,7 @@ async def test_an_error_in_the_middle_of_a_change_ends_the_daemon(
 
 
 def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess) -> None:
-    table = command_table(Operations(daemon.shell, value_bytes)).handlers
+    table = command_table(Operations(daemon.shard, value_bytes)).handlers
     reads = {T.LOOKUP, T.LIST, T.STATS, T.DEAD_LIST, T.BACKUP, T.PING, T.STATUS}
     of_connections = {T.HELLO, T.BYE, T.PREFETCH, T.ALIVE}
     assert set(table) - reads - of_connections == {kind for kind, *_ in ACTS.values()}
@@ -125,8 +125,8 @@ async def test_an_error_before_the_first_change_is_an_answer(
 @pytest.mark.parametrize(
     ("part", "verb", "kind", "fields"),
     [
-        ("shell", "describe", T.LOOKUP, "ids"),
-        ("shell", "describe", T.LIST, {"topic": "t"}),
+        ("shard", "describe", T.LOOKUP, "ids"),
+        ("shard", "describe", T.LIST, {"topic": "t"}),
         ("reader", "scan", T.LIST, None),
         ("store", "scan_dead", T.DEAD_LIST, None),
         ("store", "backup", T.BACKUP, "x.db"),
@@ -142,7 +142,7 @@ async def test_an_error_of_a_reading_command_is_an_answer(
 ) -> None:
     peer = daemon.connect()
     task_id = await leased(daemon, peer)
-    owner = daemon.shell if part == "shell" else getattr(daemon.shell, part)
+    owner = daemon.shard if part == "shard" else getattr(daemon.shard, part)
     with monkeypatch.context() as patched:
         patched.setattr(owner, verb, raising)
         answer = await ask(daemon, peer, kind, (task_id,) if fields == "ids" else fields)
@@ -159,10 +159,10 @@ def unfit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tasks with the tag ``unfit`` cannot be put into a frame."""
     options = wire.delivery_options
 
-    def picky(extras: Extras) -> dict[str, Any]:
-        if extras.tag == "unfit":
+    def picky(task_options: TaskOptions) -> dict[str, Any]:
+        if task_options.tag == "unfit":
             raise Unexpected("seeded")
-        return options(extras)
+        return options(task_options)
 
     monkeypatch.setattr(wire, "delivery_options", picky)
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import pytest
-from shell_rig import ShellRig
+from shard_rig import ShardRig
 
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
 from tickwheel.model.records import ID_STEP, TaskRow
@@ -16,15 +16,15 @@ from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
 
 DAY_MS = 86_400_000
-Make = Callable[..., Coroutine[Any, Any, ShellRig]]
+Make = Callable[..., Coroutine[Any, Any, ShardRig]]
 
 
 @pytest.fixture
 async def make() -> AsyncIterator[Make]:
-    made: list[ShellRig] = []
+    made: list[ShardRig] = []
 
-    async def start(**settings: Any) -> ShellRig:
-        made.append(await ShellRig(**settings).start())
+    async def start(**settings: Any) -> ShardRig:
+        made.append(await ShardRig(**settings).start())
         return made[-1]
 
     yield start
@@ -116,7 +116,7 @@ async def test_the_largest_task_goes_out_in_a_frame_that_any_peer_takes(
     task_max = frame_max - DELIVERY_BYTES - FRAME_HEAD_BYTES
     out_max = 8 * frame_max + 65_536 - 65_536 % 8
     rig = await make(frame_bytes_max=frame_max, out_bytes_max=out_max, body_bytes_max=frame_max)
-    assert rig.shell.limits.task_bytes_max == task_max
+    assert rig.shard.limits.task_bytes_max == task_max
     consumer, producer = await rig.peer(), await rig.peer()
     properties = {f"{n:02}": "v" * 4_000 for n in range(2)}
     ok(await consumer.call(T.GROUP_CREATE, "t", "g", None))
@@ -356,7 +356,7 @@ async def test_what_all_sessions_remember(make: Make) -> None:
         ok(await busy.call(T.ENQUEUE, 1, [("t", b"x", DAY_MS)]))
     told = "the limit is 4 (session_outcomes_max)"
     refused(await busy.call(T.ENQUEUE, 1, [("t", b"x", DAY_MS)]), "overloaded", told)
-    assert rig.core.sessions.outcomes == 4
+    assert rig.core.sessions.answers == 4
     # The client has its answers: what it says so of is forgotten.
     floor = busy.request + 1
     for _ in range(2):
@@ -410,7 +410,7 @@ async def test_answers_that_wait_for_the_store_of_one_connection(make: Make) -> 
         ok(await busy.answer(number))
     ok(await other.answer(later))
     assert busy.transport.reading and rig.held == {}
-    assert rig.shell.committer.replies_bytes == 0
+    assert rig.shard.committer.replies_bytes == 0
 
 
 async def test_answers_that_wait_for_the_store_of_all_connections(make: Make) -> None:
@@ -419,7 +419,7 @@ async def test_answers_that_wait_for_the_store_of_all_connections(make: Make) ->
     rig.store.stall()
     numbers = [peer.send(T.CONFIGURE, f"t{n}", None, {"rate": 1.0}) for n, peer in enumerate(peers)]
     await rig.settle()
-    assert 1_600 <= rig.shell.committer.replies_bytes <= 2_000
+    assert 1_600 <= rig.shard.committer.replies_bytes <= 2_000
     assert len(rig.held) >= 30 - 2_000 // 150
     rig.store.go_on()
     for number, peer in zip(numbers, peers, strict=True):
@@ -579,7 +579,7 @@ async def test_listings_of_a_connection(make: Make) -> None:
         assert len(ok(await peer.answer(number))["tasks"]) == 1
     refused(await peer.answer(numbers[3]), "overloaded", "the limit is 3 (listings_max)")
     ok(await other.answer(elsewhere))
-    assert rig.shell.listings.count == 0
+    assert rig.shard.listings.count == 0
     ok(await peer.call(T.LIST, {}))
 
 
@@ -594,7 +594,7 @@ async def test_listings_of_all_connections_in_turn(make: Make) -> None:
     answered = len(greedy.frames())
     assert answered <= 3, "it did not have to wait for the other's"
     greedy.lose()
-    await rig.until(lambda: rig.shell.listings.count == 0)
+    await rig.until(lambda: rig.shard.listings.count == 0)
     assert asked
 
 
@@ -608,17 +608,17 @@ async def test_who_does_not_read_has_no_turn(make: Make) -> None:
     ok(await other.call(T.LIST, {}))
     await rig.settle()
     assert len(peer.transport.out) < 100_000, "one answer, or two"
-    assert rig.shell.listings.count >= 8
+    assert rig.shard.listings.count >= 8
     peer.transport.stuck = False
     for _ in range(200):
         peer.transport.read()
         await asyncio.sleep(0)
-    assert rig.shell.listings.count == 0
+    assert rig.shard.listings.count == 0
 
 
 async def test_backups_that_wait(make: Make, tmp_path: Any) -> None:
     rig = await make(backups_max=2)
-    rig.shell.backup_folder = tmp_path
+    rig.shard.backup_folder = tmp_path
     peer, other = await rig.peer(), await rig.peer()
     ok(await peer.enqueue(("t", b"x", DAY_MS)))
     rig.store.stall()
@@ -703,12 +703,12 @@ async def test_tasks_of_an_older_store_may_be_larger_and_go_out_alone(make: Make
     rig = await make()
     peer = await rig.peer()
     ok(await peer.call(T.GROUP_CREATE, "t", "g", None))
-    extras = {"props": {"p": "v" * 4_000}}
-    (small,) = ok(await peer.enqueue(("t", b"", 0, extras)))[1]
+    options = {"props": {"p": "v" * 4_000}}
+    (small,) = ok(await peer.enqueue(("t", b"", 0, options)))[1]
     row = rig.core.hot[small]
-    assert row.extras is not None
+    assert row.options is not None
     for n in range(1, 4):
-        large = TaskRow(small + n * ID_STEP, row.due_ms, "t", b"", row.extras._replace(
+        large = TaskRow(small + n * ID_STEP, row.due_ms, "t", b"", row.options._replace(
             properties={"p": "v" * 3_000_000}))  # fmt: skip
         rig.core.tasks += 1
         rig.store._tasks[large.id] = large

@@ -133,14 +133,14 @@ class Jumping:
             self.due_ms[task_id] = self.rig.now_ms + delay_ms
         else:
             self.takes(self.random.choice([0, 1, 1_000]))
-        self.pulse()
+        self.tick()
 
     def takes(self, count: int) -> None:
         self.consumer.prefetch = count
         self.rig.core.regained(self.consumer)
 
-    def pulse(self) -> None:
-        for got in self.rig.pulse():
+    def tick(self) -> None:
+        for got in self.rig.tick():
             assert self.due_ms[got.id] == got.due_ms <= self.believed_ms, "early"
             assert got.id not in self.came, "twice"
             assert (got.attempt, self.rig.ack(got)) == (1, "acked")
@@ -161,7 +161,7 @@ def test_jumps_fire_nothing_early_nothing_twice_and_nothing_of_a_far_future(seed
     for due_ms in sorted(jumping.due_ms.values()):
         wait_ms = max(0, due_ms - jumping.believed_ms)
         jumping.move(wait_ms, wait_ms)
-        jumping.pulse()
+        jumping.tick()
     assert sorted(jumping.came) == sorted(jumping.due_ms)
 
 

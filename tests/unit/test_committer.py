@@ -9,12 +9,12 @@ import pytest
 
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
-from tickwheel.engine.sessions import Outcome
+from tickwheel.engine.sessions import StoredAnswer
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import Subscriber
 from tickwheel.history.daemon import History
 from tickwheel.model.effects import Effects
-from tickwheel.model.records import Ending
+from tickwheel.model.records import Outcome
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreBroken
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.server.shard import committer as committer_module
@@ -63,7 +63,7 @@ class Peer:
         self.frames: list[tuple[object, ...]] = []
         self.arrived = asyncio.Event()
 
-    def accepted(self, outcomes: Sequence[Outcome]) -> None:
+    def accepted(self, outcomes: Sequence[StoredAnswer]) -> None:
         self.frames += [
             (65, request, (accepted_ms, ids_of(first, count)))
             for request, first, count, accepted_ms in outcomes
@@ -109,8 +109,8 @@ class Bench:
             last_batch=opened.last_batch,
             outcome_timeout_s=0.0,
             landed=self._landed,
-            noticed=lambda event, text: self.notices.append(event),
-            keeper=history,
+            on_event=lambda event, text: self.notices.append(event),
+            history=history,
         )
         self.running = asyncio.create_task(self.committer.run())
         session = self.engine.core.sessions.open(b"s" * 16, NOW_MS)
@@ -122,8 +122,8 @@ class Bench:
         self.landings += 1
 
     def enqueue(self, peer: Peer, request: int, topic: str = "t") -> None:
-        drafts = [(topic, NOW_MS + 5_000, b"x", None)]
-        self.engine.intake.enqueue(peer, self.session, request, drafts, 1, NOW_MS)
+        new_tasks = [(topic, NOW_MS + 5_000, b"x", None)]
+        self.engine.intake.enqueue(peer, self.session, request, new_tasks, 1, NOW_MS)
         self.committer.kick()
 
     async def arrived(self) -> tuple[int, Effects]:
@@ -209,7 +209,7 @@ async def test_a_repeat_of_a_staged_request_is_answered_with_its_batch(bench: Be
     first, again = Peer(), Peer()
     bench.enqueue(first, 1)
     await bench.arrived()
-    assert not bench.engine.intake.repeat(again, bench.session, bench.session.outcomes[1])
+    assert not bench.engine.intake.repeat(again, bench.session, bench.session.answers[1])
     assert again.frames == []
     bench.let()
     assert await first.next() == await again.next()
@@ -221,12 +221,12 @@ async def test_a_refused_batch_refuses_its_enqueues_and_forgets_their_requests(
     peer, again = Peer(), Peer()
     bench.enqueue(peer, 1)
     await bench.arrived()
-    bench.engine.intake.repeat(again, bench.session, bench.session.outcomes[1])
+    bench.engine.intake.repeat(again, bench.session, bench.session.answers[1])
     bench.let(CommitRefused("the disk says no"))
     for told in (peer, again):
         frame = await told.next()
         assert frame[:3] == (66, 1, "refused")
-    assert bench.session.outcomes == {}
+    assert bench.session.answers == {}
     assert bench.engine.core.scheduled == 0
     # The same request may come again and is a new one, under the number that was not used.
     bench.enqueue(peer, 1)
@@ -239,8 +239,8 @@ async def test_a_refused_batch_refuses_its_enqueues_and_forgets_their_requests(
 async def test_a_refused_batch_keeps_its_acks_for_the_next_one(bench: Bench) -> None:
     engine, core = bench.engine, bench.engine.core
     producer, consumer = Peer(), Peer()
-    drafts = [("t", NOW_MS, b"x", None)]
-    engine.intake.enqueue(producer, bench.session, 1, drafts, 1, NOW_MS)
+    new_tasks = [("t", NOW_MS, b"x", None)]
+    engine.intake.enqueue(producer, bench.session, 1, new_tasks, 1, NOW_MS)
     bench.committer.kick()
     await bench.arrived()
     bench.let()
@@ -254,14 +254,14 @@ async def test_a_refused_batch_keeps_its_acks_for_the_next_one(bench: Bench) -> 
     bench.committer.reply(consumer, 9, None)
     bench.enqueue(producer, 2)
     number, effects = await bench.arrived()
-    assert effects.ended == {row.id: Ending.ACKED}
+    assert effects.ended == {row.id: Outcome.ACKED}
     bench.let(CommitRefused("no room", full=True))
     assert (await producer.next())[2] == "store_full"
     assert consumer.frames == []
     again, effects = await bench.arrived()
     assert again == number
     assert effects.enqueued == {}
-    assert effects.ended == {row.id: Ending.ACKED}
+    assert effects.ended == {row.id: Outcome.ACKED}
     bench.let()
     assert await consumer.next() == (65, 9, None)
     assert bench.committer.full
@@ -281,8 +281,8 @@ async def test_an_unknown_outcome_is_tried_again_under_the_same_number(bench: Be
     bench.let()
     following, _ = await bench.arrived()
     assert following == number + 1
-    assert 1 in bench.session.outcomes
-    assert bench.engine.intake.repeat(peer, bench.session, bench.session.outcomes[1])
+    assert 1 in bench.session.answers
+    assert bench.engine.intake.repeat(peer, bench.session, bench.session.answers[1])
 
 
 async def test_a_broken_store_ends_the_run_without_an_answer(bench: Bench) -> None:
@@ -334,11 +334,11 @@ async def test_the_next_batch_is_with_the_store_while_replies_are_written(bench:
     assert (await bench.arrived())[0] == number + 1
     # A repeat of what has just become durable does not hang on the batch that follows it.
     session = bench.session
-    assert bench.engine.intake.repeat(first, session, session.outcomes[1])
-    assert not bench.engine.intake.repeat(first, session, session.outcomes[2])
+    assert bench.engine.intake.repeat(first, session, session.answers[1])
+    assert not bench.engine.intake.repeat(first, session, session.answers[2])
     bench.let(CommitRefused("not this one"))
     assert (await second.next())[2] == "refused"
-    assert list(session.outcomes) == [1]
+    assert list(session.answers) == [1]
 
 
 async def test_an_idle_daemon_has_the_store_know_the_time_once_an_hour(bench: Bench) -> None:

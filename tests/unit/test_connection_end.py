@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from shell_rig import Peer, ShellRig
+from shard_rig import Peer, ShardRig
 
 
 class _WithSocket:
@@ -23,7 +23,7 @@ class _WithSocket:
 
 async def test_an_abort_after_the_peer_has_gone_does_nothing() -> None:
     """A deposed daemon says goodbye and aborts a second later: most peers have left by then."""
-    rig = await ShellRig().start()
+    rig = await ShardRig().start()
     for gone in (False, True):
         peer = Peer(rig)
         await peer.hello()

@@ -35,10 +35,10 @@ def test_a_lease_does_not_end_while_its_ack_is_being_committed() -> None:
     rig.ack(delivered(rig))
     rig.seal()
     rig.pass_time(10 * LEASE_MS)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.refuse()
     rig.pass_time(10 * LEASE_MS)
-    assert rig.pulse() == []
+    assert rig.tick() == []
 
 
 def test_a_repeated_ack_is_answered_done() -> None:
@@ -59,7 +59,7 @@ def test_a_repeated_ack_of_a_task_that_another_group_still_has_is_answered_done(
     rig.subscribe(group="a")
     rig.subscribe(group="b")
     rig.enqueue()
-    (first, _) = rig.pulse()
+    (first, _) = rig.tick()
     assert [rig.ack(first), rig.ack(first)] == ["acked", "done"]
     rig.commit()
     assert rig.ack(first) == "done"
@@ -72,12 +72,12 @@ def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_ready_again() -> None:
     got = delivered(rig)
     subscriber.prefetch = 0
     rig.pass_time(LEASE_MS)
-    rig.pulse()
+    rig.tick()
     assert rig.state(got.id) == "ready"
     assert rig.ack(got) == "acked"
     subscriber.prefetch = 100
     rig.core.regained(subscriber)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.commit()
     assert rig.rows.is_empty()
     recount(rig)
@@ -90,7 +90,7 @@ def test_an_ack_by_an_earlier_receipt_ends_a_task_that_waits_and_takes_its_handl
     rig.nack(got, 0)
     assert rig.ack(got) == "acked"
     assert len(rig.core.wheel) == 0
-    assert rig.pulse() == []
+    assert rig.tick() == []
     recount(rig)
 
 
@@ -143,7 +143,7 @@ def test_no_receipt_that_cannot_have_been_given_ends_a_task(state: str, restarte
     group = rig.group()
     if state == "ready":
         rig.disconnect(subscriber)
-    for got in rig.pulse():
+    for got in rig.tick():
         if state == "waiting":
             rig.nack(got, delay_ms=60_000)
     if restarted:
@@ -165,7 +165,7 @@ def test_one_forged_receipt_among_genuine_ones_takes_nothing_from_them() -> None
     rig = Rig()
     rig.subscribe()
     ids = [rig.enqueue() for _ in range(3)]
-    rig.pulse()
+    rig.tick()
     unresolved = rig.engine.settlement.ack(rig.group(), rig.epoch, ids, [1, 0, 1])
     assert unresolved == [1]
     assert [rig.state(task_id) for task_id in ids] == ["acked", "in_flight", "acked"]
@@ -233,7 +233,7 @@ def test_a_receipt_from_before_a_crash_acks_a_task_that_has_not_fired_again() ->
     assert rig.ack(got) == "acked"
     rig.commit()
     assert rig.rows.is_empty()
-    assert rig.pulse() == []
+    assert rig.tick() == []
     recount(rig)
 
 
@@ -273,7 +273,7 @@ def test_credit_of_an_ack_and_of_the_next_are_added_when_their_batches_are_joine
     subscriber = rig.subscribe()
     for _ in range(2):
         rig.enqueue()
-    first, second = rig.pulse()
+    first, second = rig.tick()
     rig.ack(first)
     rig.seal()
     rig.ack(second)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tickwheel.engine.delivery import Broadcaster
 from tickwheel.engine.state import EngineConfig
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Subscriber
-from tickwheel.model.records import Extras, TaskRow, size_of, task_bytes
+from tickwheel.model.records import TaskOptions, TaskRow, size_of, task_bytes
 from tickwheel.model.retry import RetryPolicy
 from tickwheel.protocol.codec import encode
 from tickwheel.server.tcp.encode import delivery_items
@@ -24,7 +24,7 @@ ID_MAX = 2**63 - 1
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 values = texts | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.booleans()
 all_extras = st.builds(
-    Extras,
+    TaskOptions,
     key=st.none() | texts,
     tag=st.none() | texts,
     properties=st.none() | st.dictionaries(texts, values, max_size=70),
@@ -37,14 +37,14 @@ rows = st.builds(
     due_ms=st.integers(0, ID_MAX),
     topic=st.just("t"),
     body=st.binary(max_size=300),
-    extras=st.none() | all_extras,
+    options=st.none() | all_extras,
 )
 items = st.tuples(rows, st.integers(1, ID_MAX))
 
 
 @given(item=items)
-@example(item=(TaskRow(ID_MAX, ID_MAX, "t", b"", Extras(properties={"p": "é" * 200})), ID_MAX))
-@example(item=(TaskRow(ID_MAX, ID_MAX, "t", b"", Extras("k" * 300, "é" * 300)), ID_MAX))
+@example(item=(TaskRow(ID_MAX, ID_MAX, "t", b"", TaskOptions(properties={"p": "é" * 200})), ID_MAX))
+@example(item=(TaskRow(ID_MAX, ID_MAX, "t", b"", TaskOptions("k" * 300, "é" * 300)), ID_MAX))
 def test_a_task_takes_no_more_in_a_frame_than_it_counts(item: tuple[TaskRow, int]) -> None:
     (wire,) = delivery_items([item])
     assert len(encode(wire)) <= DELIVERY_BYTES + task_bytes(item[0])
@@ -65,7 +65,7 @@ def test_a_task_of_its_own_policy_counts_its_table() -> None:
     table = RetryPolicy(kind="table", delays_ms=(10**11,) * 1024)
     plain = TaskRow(1, 1, "t", b"x" * 7)
     assert task_bytes(plain) == 7
-    assert task_bytes(plain._replace(extras=Extras(retry=table))) > 7 + 1024 * 8
+    assert task_bytes(plain._replace(options=TaskOptions(retry=table))) > 7 + 1024 * 8
 
 
 # --- frames --------------------------------------------------------------------------------------
@@ -86,14 +86,16 @@ def framed(dispatch: Dispatch) -> int:
 
 
 def with_property(rig: Rig, size: int, *, topic: str = "t") -> None:
-    extras = Extras(properties={"p": "v" * size})
-    row = (topic, rig.now_ms, b"", extras)
-    rig.engine.intake.enqueue(None, None, 0, [row], size_of(b"", extras), rig.now_ms)
+    options = TaskOptions(properties={"p": "v" * size})
+    row = (topic, rig.now_ms, b"", options)
+    rig.engine.intake.enqueue(None, None, 0, [row], size_of(b"", options), rig.now_ms)
 
 
 @pytest.mark.parametrize("over", [0, 1])
 def test_a_frame_ends_at_its_limit_of_bytes(over: int) -> None:
-    size = DELIVERY_BYTES + task_bytes(TaskRow(1, 1, "t", b"", Extras(properties={"p": "v" * 50})))
+    size = DELIVERY_BYTES + task_bytes(
+        TaskRow(1, 1, "t", b"", TaskOptions(properties={"p": "v" * 50}))
+    )
     rig = Rig(replace(CONFIG, delivery_frame_bytes_max=2 * size - over))
     rig.subscribe()
     for _ in range(4):
@@ -192,16 +194,16 @@ def test_no_more_is_in_flight_than_the_limit_and_it_goes_on_when_some_end() -> N
     rig.stage(count=6)
     rig.stage("other", count=6)
     rig.commit()
-    got = rig.pulse()
+    got = rig.tick()
     assert len(got) == rig.core.in_flight == 7
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.ack(got[0])
     rig.nack(got[1], delay_ms=10_000)
     rig.release(got[2])
-    assert len(rig.pulse()) == 3
+    assert len(rig.tick()) == 3
     recount(rig)
     rig.pass_time(60_000)
-    assert len(rig.pulse()) == 7
+    assert len(rig.tick()) == 7
     recount(rig)
     rig.crash()
     recount(rig)
@@ -230,12 +232,12 @@ def test_a_delivery_costs_the_same_however_many_wait(monkeypatch: pytest.MonkeyP
     rig.stage(count=5)
     rig.commit()
     Counted.asked = 0
-    assert [got.subscriber for got in rig.pulse()][1:] == waiting[:4], "in turn"
+    assert [got.subscriber for got in rig.tick()][1:] == waiting[:4], "in turn"
     assert Counted.asked < 20
     rig.stage(count=3)
     rig.commit()
     Counted.asked = 0
-    assert [got.subscriber for got in rig.pulse()] == waiting[4:7]
+    assert [got.subscriber for got in rig.tick()] == waiting[4:7]
     assert Counted.asked < 20
     for one in waiting:
         rig.disconnect(one)
@@ -250,7 +252,7 @@ def test_whoever_gets_credit_back_has_a_turn_again() -> None:
     paused.prefetch = 0
     rig.stage(count=4)
     rig.commit()
-    (first,) = rig.pulse()
+    (first,) = rig.tick()
     assert first.subscriber is full
     for one, change in ((blocked, {"blocked": False}), (paused, {"prefetch": 1})):
         for name, value in change.items():
@@ -258,7 +260,7 @@ def test_whoever_gets_credit_back_has_a_turn_again() -> None:
         rig.core.regained(one)
         assert rig.one().subscriber is one
     rig.ack(first)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.commit()
     assert rig.one().subscriber is full
     recount(rig)
@@ -272,7 +274,7 @@ def test_the_furthest_behind_is_ended_when_all_broadcasts_together_hold_too_much
     slow.blocked = slower.blocked = True
     for topic, size in (("u", 4_000), ("u", 3_000), ("t", 500)):
         rig.enqueue(topic, body=b"x" * size)
-        rig.pulse()
+        rig.tick()
     assert rig.core.cut == []
     rig.enqueue("t", body=b"x" * 1_000)
     rig.fire()
@@ -280,7 +282,7 @@ def test_the_furthest_behind_is_ended_when_all_broadcasts_together_hold_too_much
     assert (cut, code) == (slower, "limit_exceeded")
     assert "the limit is 10000 (broadcasts_bytes_max)" in message
     assert not slower.is_subscribed and slow.is_subscribed and fast.is_subscribed
-    assert [got.subscriber for got in rig.pulse()] == [fast]
+    assert [got.subscriber for got in rig.tick()] == [fast]
     recount(rig)
 
 
@@ -303,7 +305,7 @@ def test_a_topic_is_forgotten_when_nothing_is_left_of_it() -> None:
     recount(rig)
     assert forget(rig) == ["cancelled", "ready"]
     rig.pass_time(20)
-    rig.pulse()
+    rig.tick()
     rig.commit()
     assert forget(rig) == ["expired"]
     assert rig.core.topics.keys() == {"lives"}

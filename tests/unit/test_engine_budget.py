@@ -17,12 +17,12 @@ SIZE = 1_000
 ROW = SIZE + ROW_OVERHEAD_BYTES
 
 
-def rig_with(ready: int, room: int, **extras: int) -> Rig:
+def rig_with(ready: int, room: int, **options: int) -> Rig:
     """A backlog of which no row is in memory, and room for some."""
     rig = Rig(replace(CONFIG, resident_bytes_max=room * ROW))
     rig.create_group("t", "default")
     for _ in range(ready):
-        rig.stage(body=bytes(SIZE), **extras)
+        rig.stage(body=bytes(SIZE), **options)
     rig.commit()
     rig.fire()
     for task_id in list(rig.core.hot):
@@ -40,7 +40,7 @@ def block(rig: Rig, subscribers: list[Subscriber], rnd: random.Random) -> None:
 
 @pytest.mark.parametrize("prefetch", [1, 7, 300])
 def test_no_more_is_set_aside_than_credit_allows(prefetch: int) -> None:
-    """However often there is a pulse before the first row has come."""
+    """However often there is a tick before the first row has come."""
     rig = rig_with(ready=1_000, room=0)
     rig.subscribe(prefetch=prefetch)
     for _ in range(20):

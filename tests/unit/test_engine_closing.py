@@ -25,18 +25,18 @@ def test_the_first_group_gets_everything_that_waits_whatever_its_start() -> None
 def test_a_group_from_the_first_task_on_is_owed_what_others_still_owe() -> None:
     rig = Rig()
     rig.subscribe(group="a")
-    acked, flying, waiting, buried = (rig.enqueue() for _ in range(4))
+    acked, flying, waiting, dead_lettered = (rig.enqueue() for _ in range(4))
     scheduled = rig.enqueue(delay_ms=100)
-    got = {one.id: one for one in rig.pulse()}
+    got = {one.id: one for one in rig.tick()}
     rig.ack(got[acked])
     rig.nack(got[waiting], 5_000)
-    rig.reject(got[buried])
+    rig.reject(got[dead_lettered])
     rig.create_group("t", "b", 0)
     recount(rig)
     rig.pass_time(100)
     rig.subscribe(group="b")
-    mine = [one.id for one in rig.pulse() if one.group.name == "b"]
-    assert sorted(mine) == sorted([flying, waiting, buried, scheduled])
+    mine = [one.id for one in rig.tick() if one.group.name == "b"]
+    assert sorted(mine) == sorted([flying, waiting, dead_lettered, scheduled])
     recount(rig)
 
 
@@ -66,7 +66,7 @@ def test_a_start_in_the_past_means_the_same_after_a_crash(crashes: bool) -> None
     if crashes:
         rig.crash()
     rig.subscribe(group="b")
-    assert sorted(one.id for one in rig.pulse()) == ids
+    assert sorted(one.id for one in rig.tick()) == ids
     recount(rig)
 
 
@@ -93,7 +93,7 @@ def held(rig: Rig, group: str) -> dict[str, int]:
     consumer = rig.subscribe(group=group, prefetch=4)
     names = ("acked", "flying", "waiting", "buried", "ready")
     ids = {name: rig.enqueue() for name in names}
-    got = {one.id: one for one in rig.pulse() if one.group.name == group}
+    got = {one.id: one for one in rig.tick() if one.group.name == group}
     rig.ack(got[ids["acked"]])
     rig.nack(got[ids["waiting"]], 5_000)
     rig.reject(got[ids["buried"]])
@@ -132,7 +132,7 @@ def test_deleting_one_of_two_groups_drops_its_share_only() -> None:
     assert done == {(ids["acked"], "a"): ProgressState.DONE}
     rig.pass_time(500)
     rig.subscribe(group="b")
-    got = rig.pulse()
+    got = rig.tick()
     assert sorted(one.id for one in got) == sorted(ids.values())
     for one in got:
         assert rig.ack(one) == "acked"
@@ -161,7 +161,7 @@ def test_deleting_the_first_of_two_leaves_the_other_its_own() -> None:
         recount(rig)
     assert [rig.state(i) for i in (old, both, late)] == ["deleted", "ready", "ready"]
     rig.subscribe(group="b")
-    assert sorted(one.id for one in rig.pulse()) == [both, late]
+    assert sorted(one.id for one in rig.tick()) == [both, late]
     recount(rig)
 
 
@@ -245,7 +245,7 @@ def test_acks_and_nacks_of_what_is_in_flight_count_until_it_is_taken_back() -> N
     rig = Rig()
     rig.subscribe(group="a")
     first, second, third = (rig.enqueue() for _ in range(3))
-    got = {one.id: one for one in rig.pulse()}
+    got = {one.id: one for one in rig.tick()}
     group = rig.close_group("t", "a")
     assert rig.ack(got[first]) == "acked"
     assert rig.nack(got[second], 100) == "retrying"
@@ -261,7 +261,7 @@ def test_the_name_can_be_used_again() -> None:
     rig = Rig()
     rig.subscribe(group="a")
     rig.enqueue()
-    rig.pulse()
+    rig.tick()
     rig.delete_group("t", "a")
     rig.subscribe(group="a")
     fresh = rig.enqueue()
@@ -292,7 +292,7 @@ def test_subscriptions_of_a_deleted_group_are_told() -> None:
     rig.engine.closing.close(rig.group("t", "a"))
     assert rig.core.cut == [(subscriber, "not_found", "group a of topic t was deleted")]
     rig.enqueue()
-    assert rig.pulse() == []
+    assert rig.tick() == []
 
 
 def test_a_task_whose_groups_are_missing_from_the_store_waits_for_the_next() -> None:

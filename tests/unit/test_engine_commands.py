@@ -75,7 +75,7 @@ def test_a_cancelled_task_never_comes(before: object) -> None:
     rig.load()
     rig.subscribe()
     rig.pass_time(10_000)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.commit()
     assert rig.rows.is_empty()
     assert len(rig.core.wheel) == 0
@@ -92,10 +92,10 @@ def test_a_rescheduled_task_comes_at_its_new_time_and_once(before: object) -> No
     rig.load()
     rig.subscribe()
     rig.pass_time(119_999)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(1)
     assert rig.one().id == task_id
-    assert rig.pulse() == []
+    assert rig.tick() == []
     recount(rig)
 
 
@@ -109,7 +109,7 @@ def test_a_new_time_survives_a_crash(before: object) -> None:
     rig.crash()
     rig.subscribe()
     rig.pass_time(119_999)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(1)
     assert rig.one().id == task_id
     recount(rig)
@@ -135,7 +135,7 @@ def test_a_reschedule_before_the_first_read_is_answered_does_not_bring_it_twice(
     rig.engine.delivery.fire(rig.now_ms, 10)
     assert rig.core.wants.count(task_id) == 2
     assert rig.one().id == task_id
-    assert rig.pulse() == []
+    assert rig.tick() == []
     recount(rig)
 
 
@@ -170,7 +170,7 @@ def test_a_reschedule_keeps_attempts_and_failures() -> None:
     task_id = waiting(rig)
     rig.reschedule(task_id, 5_000)
     rig.pass_time(4_999)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(1)
     again = rig.one()
     assert again.attempt == 2
@@ -182,7 +182,7 @@ def test_a_cancel_takes_the_dead_letter_of_another_group_with_it() -> None:
     rig.subscribe(group="a")
     rig.enqueue()
     rig.subscribe(group="b", prefetch=0)
-    (got,) = rig.pulse()
+    (got,) = rig.tick()
     rig.reject(got)
     assert (rig.state(got.id), rig.core.dead) == ("ready", 1)
     assert rig.cancel(got.id) == "cancelled"
@@ -221,7 +221,7 @@ def test_a_look_up_says_where_each_group_stands() -> None:
     task_id = rig.enqueue(delay_ms=100)
     assert view(rig, task_id) == {}
     rig.pass_time(100)
-    got = {one.group.name: one for one in rig.pulse()}
+    got = {one.group.name: one for one in rig.tick()}
     rig.ack(got["acks"])
     rig.reject(got["dies"], "why")
     rig.nack(got["waits"], 700, "not yet")

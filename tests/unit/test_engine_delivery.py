@@ -12,7 +12,7 @@ from tickwheel.engine.topics import DELIVERY_BYTES
 
 
 def ids(rig: Rig) -> list[int]:
-    return [got.id for got in rig.pulse()]
+    return [got.id for got in rig.tick()]
 
 
 def test_a_task_is_delivered_in_its_millisecond_and_not_before() -> None:
@@ -20,7 +20,7 @@ def test_a_task_is_delivered_in_its_millisecond_and_not_before() -> None:
     rig.subscribe()
     task_id = rig.enqueue(delay_ms=12_345)
     rig.pass_time(12_344)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(1)
     assert ids(rig) == [task_id]
     recount(rig)
@@ -39,7 +39,7 @@ def test_nothing_is_early_when_the_clock_goes_back_after_it_has_fired(back_ms: i
     assert rig.state(task_id) == "waiting"
     recount(rig)
     rig.pass_time(back_ms - 1)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(1)
     assert rig.one().attempt == 1
     recount(rig)
@@ -57,7 +57,7 @@ def test_a_task_that_waits_for_the_clock_can_be_cancelled_and_rescheduled() -> N
         assert command(rig, task_id) in ("cancelled", "scheduled")
         recount(rig)
         rig.pass_time(50)
-        assert [got.id for got in rig.pulse()] == list(rig.known([task_id]))
+        assert [got.id for got in rig.tick()] == list(rig.known([task_id]))
 
 
 def test_a_jump_ahead_delivers_what_is_due_then() -> None:
@@ -83,11 +83,11 @@ def test_credit_is_not_exceeded_and_comes_back_with_the_commit_of_the_ack() -> N
     rig.subscribe(prefetch=2)
     for _ in range(3):
         rig.enqueue()
-    first, _ = rig.pulse()
+    first, _ = rig.tick()
     rig.ack(first)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.commit()
-    assert len(rig.pulse()) == 1
+    assert len(rig.tick()) == 1
     recount(rig)
 
 
@@ -96,10 +96,10 @@ def test_a_blocked_subscriber_gets_nothing_until_it_reads_again() -> None:
     subscriber = rig.subscribe()
     subscriber.blocked = True
     rig.enqueue()
-    assert rig.pulse() == []
+    assert rig.tick() == []
     subscriber.blocked = False
     rig.core.regained(subscriber)
-    assert len(rig.pulse()) == 1
+    assert len(rig.tick()) == 1
 
 
 def test_a_lowered_prefetch_holds_for_what_comes_next() -> None:
@@ -107,15 +107,15 @@ def test_a_lowered_prefetch_holds_for_what_comes_next() -> None:
     subscriber = rig.subscribe(prefetch=3)
     for _ in range(4):
         rig.enqueue()
-    got = rig.pulse()
+    got = rig.tick()
     subscriber.prefetch = 1
     rig.ack(got[0])
     rig.ack(got[1])
     rig.commit()
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.ack(got[2])
     rig.commit()
-    assert len(rig.pulse()) == 1
+    assert len(rig.tick()) == 1
 
 
 def test_subscribers_of_a_group_share_its_tasks_in_turn() -> None:
@@ -123,7 +123,7 @@ def test_subscribers_of_a_group_share_its_tasks_in_turn() -> None:
     both = [rig.subscribe(prefetch=100) for _ in range(2)]
     rig.stage(count=10)
     rig.commit()
-    got = rig.pulse()
+    got = rig.tick()
     assert [sum(one.subscriber is s for one in got) for s in both] == [5, 5]
     firsts = []
     for _ in range(4):
@@ -167,8 +167,8 @@ def test_a_pull_leaves_after_its_first_delivery() -> None:
     rig.subscribe(prefetch=3, once=True)
     rig.stage(count=5)
     rig.commit()
-    assert len(rig.pulse()) == 3
-    assert rig.pulse() == []
+    assert len(rig.tick()) == 3
+    assert rig.tick() == []
     assert not rig.group().subscribers
 
 
@@ -180,7 +180,7 @@ def test_after_unsubscribe_nothing_comes_and_what_was_delivered_can_be_acked() -
     rig.engine.delivery.unsubscribe(subscriber)
     rig.engine.delivery.unsubscribe(subscriber)
     rig.enqueue()
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert rig.ack(got) == "acked"
 
 
@@ -203,7 +203,7 @@ def test_a_ttl_that_ends_between_two_attempts_ends_the_task_and_its_history() ->
     task_id = rig.enqueue(ttl_ms=100)
     rig.nack(rig.one(), 200)
     rig.pass_time(200)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert rig.state(task_id) == "expired"
     rig.commit()
     assert rig.rows.is_empty()

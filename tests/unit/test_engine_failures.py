@@ -18,7 +18,7 @@ def delivered(rig: Rig) -> Got:
     return rig.one()
 
 
-def buried(rig: Rig) -> Got:
+def dead_lettered(rig: Rig) -> Got:
     got = delivered(rig)
     rig.reject(got, "no good")
     return got
@@ -30,7 +30,7 @@ def test_a_nack_waits_for_its_delay_and_comes_again_as_the_next_attempt() -> Non
     assert rig.nack(got, 700, "later") == "retrying"
     assert rig.state(got.id) == "waiting"
     rig.pass_time(699)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(1)
     again = rig.one()
     assert (again.attempt, again.body) == (2, got.body)
@@ -44,7 +44,7 @@ def test_a_nack_without_a_delay_follows_the_retry_policy() -> None:
     for wait_ms in (1_000, 2_000, 4_000):
         rig.nack(got)
         rig.pass_time(wait_ms - 1)
-        assert rig.pulse() == []
+        assert rig.tick() == []
         rig.pass_time(1)
         got = rig.one()
 
@@ -62,13 +62,13 @@ def test_the_last_retry_that_fails_is_buried_with_its_failures() -> None:
     assert (row.attempt, row.reason) == (4, "enough")
     assert [f.reason for f in row.failures] == ["try 1", "try 2", "try 3", "enough"]
     assert not rig.rows.progress
-    assert rig.pulse() == []
+    assert rig.tick() == []
     recount(rig)
 
 
 def test_a_reject_goes_to_the_dead_letters_at_once() -> None:
     rig = Rig()
-    got = buried(rig)
+    got = dead_lettered(rig)
     rig.commit()
     assert rig.rows.dead[got.id, "default"].reason == "no good"
     assert got.subscriber.outstanding == 0
@@ -100,7 +100,7 @@ def test_a_receipt_that_is_not_the_current_one_settles_nothing() -> None:
 
 def test_a_requeued_task_is_ready_at_once_and_counts_its_attempts_anew() -> None:
     rig = Rig()
-    got = buried(rig)
+    got = dead_lettered(rig)
     rig.commit()
     assert rig.requeue(got.id) == "requeued"
     again = rig.one()
@@ -114,7 +114,7 @@ def test_a_requeued_task_is_ready_at_once_and_counts_its_attempts_anew() -> None
 
 def test_a_requeue_survives_a_crash() -> None:
     rig = Rig()
-    got = buried(rig)
+    got = dead_lettered(rig)
     rig.requeue(got.id)
     rig.commit()
     rig.crash()
@@ -125,18 +125,18 @@ def test_a_requeue_survives_a_crash() -> None:
 
 def test_a_dead_letter_survives_a_crash_and_is_counted() -> None:
     rig = Rig()
-    got = buried(rig)
+    got = dead_lettered(rig)
     rig.commit()
     rig.crash()
     rig.subscribe()
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert (rig.state(got.id), rig.group().dead, rig.core.dead) == ("dead", 1, 1)
     recount(rig)
 
 
 def test_a_deleted_dead_letter_ends_the_task() -> None:
     rig = Rig()
-    got = buried(rig)
+    got = dead_lettered(rig)
     assert rig.delete_dead(got.id) == "deleted"
     assert rig.state(got.id) == "deleted"
     rig.commit()

@@ -18,7 +18,7 @@ def test_every_group_gets_every_task() -> None:
     rig.subscribe(group="a")
     rig.subscribe(group="b")
     task_id = rig.enqueue()
-    got = by_group(rig.pulse())
+    got = by_group(rig.tick())
     assert {name: one.id for name, one in got.items()} == {"a": task_id, "b": task_id}
 
 
@@ -30,7 +30,7 @@ def test_the_first_group_gets_what_was_due_before_it_existed() -> None:
     rig.fire()
     rig.subscribe(group="first")
     assert rig.group(name="first").since_ms == 0
-    assert sorted(one.id for one in rig.pulse()) == sent
+    assert sorted(one.id for one in rig.tick()) == sent
     recount(rig)
 
 
@@ -41,7 +41,7 @@ def test_a_later_group_gets_what_comes_due_from_then_on() -> None:
     rig.fire()
     rig.pass_time(1)
     rig.subscribe(group="late")
-    assert rig.pulse() == []
+    assert rig.tick() == []
     both = rig.enqueue(delay_ms=10)
     rig.pass_time(10)
     assert rig.one().id == both
@@ -54,7 +54,7 @@ def test_a_group_made_in_the_millisecond_of_a_task_that_has_fired_is_not_owed_it
     task_id = rig.enqueue()
     rig.fire()
     rig.subscribe(group="late")
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert rig.cancel(task_id) == "cancelled"
     assert rig.group(name="late").ready_count == 0
     recount(rig)
@@ -71,7 +71,7 @@ def test_the_same_groups_are_owed_a_task_after_a_restart() -> None:
     rig.crash()
     for group in ("first", "late"):
         rig.subscribe(group=group)
-    got = sorted((one.group.name, one.id) for one in rig.pulse())
+    got = sorted((one.group.name, one.id) for one in rig.tick())
     assert got == [("first", early), ("first", both), ("late", both)]
     recount(rig)
 
@@ -81,7 +81,7 @@ def test_a_task_ends_with_the_last_ack() -> None:
     for group in "abc":
         rig.subscribe(group=group)
     task_id = rig.enqueue()
-    got = by_group(rig.pulse())
+    got = by_group(rig.tick())
     for group in "ab":
         rig.ack(got[group])
         rig.commit()
@@ -99,7 +99,7 @@ def test_a_group_that_acked_does_not_get_it_again_after_a_crash() -> None:
     for group in "ab":
         rig.subscribe(group=group)
     rig.enqueue()
-    got = by_group(rig.pulse())
+    got = by_group(rig.tick())
     rig.ack(got["a"])
     rig.commit()
     rig.crash()
@@ -114,7 +114,7 @@ def test_each_group_has_its_own_attempts() -> None:
     for group in "ab":
         rig.subscribe(group=group)
     rig.enqueue()
-    got = by_group(rig.pulse())
+    got = by_group(rig.tick())
     rig.nack(got["a"], 100)
     rig.ack(got["b"])
     rig.pass_time(100)
@@ -127,10 +127,10 @@ def test_retries_of_two_groups_that_wait_for_one_millisecond_both_come() -> None
     for group in "ab":
         rig.subscribe(group=group)
     rig.enqueue()
-    for one in rig.pulse():
+    for one in rig.tick():
         rig.nack(one, 100)
     rig.pass_time(100)
-    assert sorted(by_group(rig.pulse())) == ["a", "b"]
+    assert sorted(by_group(rig.tick())) == ["a", "b"]
     recount(rig)
 
 
@@ -139,7 +139,7 @@ def test_the_retry_of_one_group_does_not_disturb_another_that_waits_longer() -> 
     for group in "ab":
         rig.subscribe(group=group)
     rig.enqueue()
-    got = by_group(rig.pulse())
+    got = by_group(rig.tick())
     rig.nack(got["a"], 100)
     rig.nack(got["b"], 200)
     rig.pass_time(100)
@@ -155,7 +155,7 @@ def test_a_dead_letter_of_one_group_keeps_the_task_until_it_is_dealt_with() -> N
     for group in "ab":
         rig.subscribe(group=group)
     task_id = rig.enqueue()
-    got = by_group(rig.pulse())
+    got = by_group(rig.tick())
     rig.reject(got["a"])
     rig.ack(got["b"])
     assert rig.state(task_id) == "dead"
@@ -176,7 +176,7 @@ def test_a_requeued_dead_letter_comes_to_its_group_only() -> None:
     for group in "ab":
         rig.subscribe(group=group)
     task_id = rig.enqueue()
-    got = by_group(rig.pulse())
+    got = by_group(rig.tick())
     rig.reject(got["a"])
     rig.ack(got["b"])
     assert rig.requeue(task_id, "a") == "requeued"
@@ -198,7 +198,7 @@ def test_a_deleted_dead_letter_leaves_the_task_to_the_others() -> None:
     for group in "ab":
         rig.subscribe(group=group)
     task_id = rig.enqueue()
-    got = by_group(rig.pulse())
+    got = by_group(rig.tick())
     rig.reject(got["a"])
     assert rig.delete_dead(task_id, "a") == "deleted"
     rig.commit()
@@ -214,7 +214,7 @@ def test_two_dead_letters_of_one_task_are_two() -> None:
     for group in "ab":
         rig.subscribe(group=group)
     task_id = rig.enqueue()
-    for one in rig.pulse():
+    for one in rig.tick():
         rig.reject(one)
     assert rig.core.dead == 2
     rig.delete_dead(task_id, "a")
@@ -235,7 +235,7 @@ def test_a_ttl_ends_for_each_group_and_the_last_one_decides_how_the_task_ended()
     rig.pass_time(101)
     slow.prefetch = 1
     rig.core.regained(slow)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert rig.state(task_id) == "expired"
     rig.commit()
     assert rig.rows.is_empty()
@@ -248,7 +248,7 @@ def test_groups_have_backlogs_of_their_own() -> None:
     rig.subscribe(group="b")
     rig.stage(count=4)
     rig.commit()
-    assert len(rig.pulse()) == 4
+    assert len(rig.tick()) == 4
     assert (rig.group(name="a").ready_count, rig.group(name="b").ready_count) == (4, 0)
 
 

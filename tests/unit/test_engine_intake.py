@@ -15,12 +15,12 @@ def test_a_staged_task_is_not_delivered_before_its_batch_is_durable() -> None:
     rig = Rig()
     rig.subscribe()
     (task_id,) = rig.stage()
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.seal()
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert rig.state(task_id) == "unknown"
     rig.apply()
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert rig.state(task_id) == "unknown"
     rig.land()
     assert rig.state(task_id) == "scheduled"
@@ -124,10 +124,10 @@ def test_outcomes_below_the_floor_are_forgotten_in_memory_and_in_the_store() -> 
     session.raise_floor(4)
     assert [r for r in range(1, 6) if rig.engine.intake.known(session, r)] == [4, 5]
     rig.commit()
-    assert [outcome[0] for outcome in rig.rows.sessions[KEY].outcomes] == [4, 5]
+    assert [outcome[0] for outcome in rig.rows.sessions[KEY].answers] == [4, 5]
     assert rig.rows.sessions[KEY].floor == 4
     session.raise_floor(1_000_000)
-    assert not session.outcomes
+    assert not session.answers
 
 
 def test_a_forgotten_session_is_dropped_by_the_next_batch() -> None:

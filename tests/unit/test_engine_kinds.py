@@ -18,7 +18,7 @@ def test_the_end_is_durable_before_the_delivery_is_written() -> None:
     rig = Rig()
     rig.subscribe(at_most_once=True)
     task_id = rig.enqueue()
-    assert rig.pulse() == [], "nothing is written yet"
+    assert rig.tick() == [], "nothing is written yet"
     assert rig.state(task_id) == "acked"
     rig.seal()
     rig.apply()
@@ -35,7 +35,7 @@ def test_a_crash_before_the_commit_delivers_it_to_the_next() -> None:
     rig = Rig()
     rig.subscribe(at_most_once=True)
     task_id = rig.enqueue()
-    rig.pulse()
+    rig.tick()
     rig.crash()
     assert rig.handed == []
     rig.subscribe()
@@ -46,12 +46,12 @@ def test_a_crash_behind_the_commit_loses_it_and_never_sends_it_twice() -> None:
     rig = Rig()
     rig.subscribe(at_most_once=True)
     rig.enqueue()
-    rig.pulse()
+    rig.tick()
     rig.seal()
     rig.apply()
     rig.crash()
     rig.subscribe()
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert rig.rows.is_empty()
 
 
@@ -59,7 +59,7 @@ def test_a_refused_batch_keeps_the_delivery_for_the_next() -> None:
     rig = Rig()
     rig.subscribe(at_most_once=True)
     task_id = rig.enqueue()
-    rig.pulse()
+    rig.tick()
     rig.seal()
     rig.refuse()
     assert rig.handed == []
@@ -72,13 +72,13 @@ def test_credit_returns_with_the_commit() -> None:
     subscriber = rig.subscribe(prefetch=2, at_most_once=True)
     rig.stage(count=5)
     rig.commit()
-    rig.pulse()
+    rig.tick()
     assert (subscriber.credit, rig.group().ready_count) == (0, 3)
     rig.commit()
     assert subscriber.credit == 2
-    rig.pulse()
+    rig.tick()
     rig.commit()
-    rig.pulse()
+    rig.tick()
     rig.commit()
     assert len(rig.handed) == 5
     recount(rig)
@@ -89,13 +89,13 @@ def test_others_still_owe_it() -> None:
     rig.subscribe(group="a", at_most_once=True)
     rig.subscribe(group="b")
     task_id = rig.enqueue()
-    (mine,) = rig.pulse()
+    (mine,) = rig.tick()
     rig.commit()
     assert [got.group.name for got in rig.handed] == ["a"]
     rig.crash()
     rig.subscribe(group="a")
     rig.subscribe(group="b")
-    assert [(got.id, got.group.name) for got in rig.pulse()] == [(task_id, "b")]
+    assert [(got.id, got.group.name) for got in rig.tick()] == [(task_id, "b")]
     assert rig.ack(mine) == "acked"
     recount(rig)
 
@@ -113,7 +113,7 @@ def test_everybody_gets_what_comes_due_and_owns_nothing() -> None:
     rig = Rig()
     ones = [broadcaster(rig) for _ in range(2)]
     task_id = rig.enqueue()
-    got = rig.pulse()
+    got = rig.tick()
     assert [(one.subscriber, one.id, one.attempt) for one in got] == [
         (ones[0], task_id, 1), (ones[1], task_id, 1),
     ]  # fmt: skip
@@ -130,11 +130,11 @@ def test_what_was_due_before_or_comes_again_is_not_broadcast() -> None:
     rig.enqueue()
     rig.fire()
     one = broadcaster(rig)
-    (got,) = rig.pulse()
+    (got,) = rig.tick()
     assert got.subscriber is not one
     rig.nack(got, 100)
     rig.pass_time(100)
-    assert [again.subscriber for again in rig.pulse()] == [got.subscriber]
+    assert [again.subscriber for again in rig.tick()] == [got.subscriber]
 
 
 def test_what_waits_for_a_slow_one_is_bounded_in_tasks() -> None:
@@ -143,7 +143,7 @@ def test_what_waits_for_a_slow_one_is_bounded_in_tasks() -> None:
     slow.blocked = True
     for _ in range(5):
         rig.enqueue()
-        assert [got.subscriber for got in rig.pulse()] == [fast]
+        assert [got.subscriber for got in rig.tick()] == [fast]
     assert (len(slow.buffer), rig.core.cut) == (5, [])
     rig.enqueue()
     rig.fire()
@@ -152,7 +152,7 @@ def test_what_waits_for_a_slow_one_is_bounded_in_tasks() -> None:
     assert "6 tasks wait for it; the limit is 5 (broadcast_tasks_max)" in message
     assert not slow.is_subscribed
     assert not slow.buffer
-    assert [got.subscriber for got in rig.pulse()] == [fast]
+    assert [got.subscriber for got in rig.tick()] == [fast]
 
 
 def test_what_waits_for_a_slow_one_is_bounded_in_bytes() -> None:
@@ -172,7 +172,7 @@ def test_a_single_body_over_the_limit_is_still_delivered() -> None:
     rig = Rig(replace(CONFIG, broadcast_bytes_max=100))
     broadcaster(rig)
     rig.enqueue(body=b"x" * 5_000)
-    assert len(rig.pulse()) == 1
+    assert len(rig.tick()) == 1
 
 
 def test_a_slow_one_that_catches_up_gets_everything_in_order() -> None:
@@ -180,9 +180,9 @@ def test_a_slow_one_that_catches_up_gets_everything_in_order() -> None:
     one = broadcaster(rig, prefetch=0)
     ids = [rig.enqueue(delay_ms=i) for i in range(700)]
     rig.pass_time(1_000)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     one.prefetch = 1
-    assert [got.id for got in rig.pulse()] == ids
+    assert [got.id for got in rig.tick()] == ids
     assert one.size_bytes == 0
 
 
@@ -195,7 +195,7 @@ def test_one_that_left_gets_nothing_more() -> None:
     rig.disconnect(one)
     one.blocked = False
     rig.enqueue()
-    assert rig.pulse() == []
+    assert rig.tick() == []
 
 
 def test_a_paused_topic_is_not_broadcast() -> None:
@@ -203,11 +203,11 @@ def test_a_paused_topic_is_not_broadcast() -> None:
     broadcaster(rig)
     rig.configure("t", paused=True)
     rig.enqueue()
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.configure("t", paused=False)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.enqueue()
-    assert len(rig.pulse()) == 1
+    assert len(rig.tick()) == 1
 
 
 # --- priority ------------------------------------------------------------------------------------
@@ -219,12 +219,12 @@ def test_low_priorities_get_one_of_sixteen() -> None:
     low = [rig.enqueue(priority=1) for _ in range(2)]
     rig.stage(count=40, priority=200)
     rig.commit()
-    first = rig.pulse()
+    first = rig.tick()
     assert [got.id for got in first if got.id in low] == low[:1]
     for got in first:
         rig.ack(got)
     rig.commit()
-    assert [got.id for got in rig.pulse() if got.id in low] == low[1:]
+    assert [got.id for got in rig.tick() if got.id in low] == low[1:]
 
 
 # --- times to live -------------------------------------------------------------------------------
@@ -242,10 +242,10 @@ def test_a_ttl_ends_though_nobody_asks(situation: str) -> None:
         rig.enqueue()
         rig.one()
     task_id = rig.enqueue(ttl_ms=200)
-    rig.pulse()
+    rig.tick()
     assert rig.engine.wake_in_ms(*rig.now) is not None
     rig.pass_time(200)
-    rig.pulse()
+    rig.tick()
     assert rig.state(task_id) == "ready", "not before its time"
     recount(rig)
     rig.pass_time(1)
@@ -272,7 +272,7 @@ def test_a_task_in_flight_is_its_consumers_and_expires_when_it_comes_back() -> N
     rig = Rig()
     rig.subscribe()
     acked, nacked = rig.enqueue(ttl_ms=200), rig.enqueue(ttl_ms=200)
-    got = {one.id: one for one in rig.pulse()}
+    got = {one.id: one for one in rig.tick()}
     rig.pass_time(1_000)
     rig.fire()
     assert rig.state(acked) == rig.state(nacked) == "in_flight"

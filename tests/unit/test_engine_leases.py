@@ -23,7 +23,7 @@ def test_a_lease_that_is_over_brings_the_task_back_as_the_next_attempt() -> None
     rig.subscribe()
     got = delivered(rig)
     rig.pass_time(LEASE_MS - 1)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(1)
     again = rig.one()
     assert (again.id, again.attempt) == (got.id, 2)
@@ -37,7 +37,7 @@ def test_a_lease_does_not_follow_the_wall_clock() -> None:
     rig.subscribe()
     delivered(rig)
     rig.now_ms += 10 * LEASE_MS
-    assert rig.pulse() == []
+    assert rig.tick() == []
 
 
 def test_leases_that_are_over_too_often_end_in_the_dead_letters() -> None:
@@ -47,7 +47,7 @@ def test_leases_that_are_over_too_often_end_in_the_dead_letters() -> None:
     rig.pass_time(LEASE_MS)
     rig.one()
     rig.pass_time(LEASE_MS + GAP_MS)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert rig.state(got.id) == "dead"
     recount(rig)
 
@@ -59,7 +59,7 @@ def test_an_extended_lease_ends_that_much_later() -> None:
     rig.pass_time(LEASE_MS - 1)
     rig.extend(got, LEASE_MS)
     rig.pass_time(LEASE_MS - 1)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(1 + GAP_MS)
     assert rig.one().attempt == 2
 
@@ -78,7 +78,7 @@ def test_a_released_delivery_does_not_count() -> None:
     subscriber = rig.subscribe(prefetch=1)
     got = delivered(rig)
     rig.release(got)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.commit()
     assert subscriber.outstanding == 0
     again = rig.one()
@@ -94,10 +94,10 @@ def test_released_deliveries_are_first_in_line() -> None:
     rig.subscribe(group="keeps the rows in memory", prefetch=0)
     ids = rig.stage(count=3)
     rig.commit()
-    for got in reversed(rig.pulse()):
+    for got in reversed(rig.tick()):
         rig.release(got)
     rig.commit()
-    assert [got.id for got in rig.pulse() if got.subscriber is subscriber] == ids[:2]
+    assert [got.id for got in rig.tick() if got.subscriber is subscriber] == ids[:2]
 
 
 def test_a_released_second_attempt_keeps_the_history_of_the_first() -> None:
@@ -122,7 +122,7 @@ def test_a_broken_connection_keeps_its_leases_for_the_grace_only() -> None:
     rig.disconnect(gone)
     other.prefetch = 1
     rig.pass_time(GRACE_MS - 1)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(1)
     again = rig.one()
     assert again.subscriber is other
@@ -149,7 +149,7 @@ def test_an_ack_within_the_grace_is_taken() -> None:
     rig.pass_time(GRACE_MS - 1)
     assert rig.ack(got) == "acked"
     rig.pass_time(GRACE_MS)
-    assert rig.pulse() == []
+    assert rig.tick() == []
 
 
 def test_an_extension_by_a_consumer_that_is_back_keeps_the_lease() -> None:
@@ -160,7 +160,7 @@ def test_an_extension_by_a_consumer_that_is_back_keeps_the_lease() -> None:
     rig.extend(got, LEASE_MS)
     rig.subscribe()
     rig.pass_time(LEASE_MS - 1)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(1 + GAP_MS)
     assert rig.one().attempt == 2
     recount(rig)
@@ -233,11 +233,11 @@ def test_one_that_shows_no_life_costs_each_of_its_tasks_one_attempt() -> None:
     for _ in range(10):
         rig.stage()
     rig.commit()
-    had = rig.pulse()
+    had = rig.tick()
     assert len(had) == 3
     for _ in range(20):
         rig.pass_time(LEASE_MS + GAP_MS)
-        assert rig.pulse() == []
+        assert rig.tick() == []
     group = rig.group()
     assert (group.ready_count, len(group.flight), group.dead) == (10, 0, 0)
     assert {len(group.tries[one.id].failures) for one in had} == {1}
@@ -252,10 +252,10 @@ def test_its_tasks_go_to_those_who_live() -> None:
     for _ in range(3):
         rig.stage()
     rig.commit()
-    assert len(rig.pulse()) == 3
+    assert len(rig.tick()) == 3
     living = rig.subscribe()
     rig.pass_time(LEASE_MS)
-    got = rig.pulse()
+    got = rig.tick()
     assert [(one.subscriber, one.attempt) for one in got] == [(living, 2)] * 3
     assert {rig.ack(one) for one in got} == {"acked"}
 
@@ -265,12 +265,12 @@ def test_one_that_is_heard_of_again_is_handed_tasks_again() -> None:
     slow = frozen(rig, prefetch=1)
     got = delivered(rig)
     rig.pass_time(LEASE_MS)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.engine.delivery.heard(slow.presence, [slow])
     again = rig.one()
     assert (again.id, again.attempt) == (got.id, 2)
     rig.pass_time(LEASE_MS + GAP_MS)
-    assert rig.pulse() == [], "what it did before does not count for the next lease"
+    assert rig.tick() == [], "what it did before does not count for the next lease"
 
 
 def test_all_subscriptions_of_one_connection_are_in_doubt_together() -> None:
@@ -281,13 +281,13 @@ def test_all_subscriptions_of_one_connection_are_in_doubt_together() -> None:
     pull.presence = one.presence
     delivered(rig)
     rig.pass_time(LEASE_MS)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     for topic in ("u", "v", "w"):
         rig.stage(topic)
     rig.commit()
-    assert [got.subscriber for got in rig.pulse()] == [elsewhere]
+    assert [got.subscriber for got in rig.tick()] == [elsewhere]
     rig.engine.delivery.heard(one.presence, [one, other, pull])
-    assert {got.subscriber for got in rig.pulse()} == {one, other, pull}
+    assert {got.subscriber for got in rig.tick()} == {one, other, pull}
 
 
 def test_a_pull_asked_for_after_the_delivery_is_served_and_one_before_it_is_not() -> None:
@@ -301,13 +301,13 @@ def test_a_pull_asked_for_after_the_delivery_is_served_and_one_before_it_is_not(
     rig.pass_time(1)
     first = delivered(rig)
     rig.pass_time(LEASE_MS)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     later = rig.subscribe(once=True, prefetch=1)
     rig.frozen.add(later)
     later.presence, later.asked_mono_ms = pulls[0].presence, rig.mono_ms - LEASE_MS
-    assert [(got.subscriber, got.id, got.attempt) for got in rig.pulse()] == [(later, first.id, 2)]
+    assert [(got.subscriber, got.id, got.attempt) for got in rig.tick()] == [(later, first.id, 2)]
     rig.pass_time(LEASE_MS + GAP_MS)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert rig.group().ready_count == 1
 
 
@@ -319,5 +319,5 @@ def test_an_end_of_a_lease_that_is_not_its_own_doubts_nobody() -> None:
     rig.stop_and_start()
     here = frozen(rig)
     rig.pass_time(LEASE_MS)
-    assert [(got.subscriber, got.attempt) for got in rig.pulse()] == [(here, 2)]
+    assert [(got.subscriber, got.attempt) for got in rig.tick()] == [(here, 2)]
     assert before is not here

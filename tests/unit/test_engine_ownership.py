@@ -22,7 +22,7 @@ def consume(rig: Rig, *groups: str) -> set[tuple[str, int]]:
     """What these groups get now, acked: (group, id)."""
     for group in groups:
         rig.subscribe(group=group)
-    got = rig.pulse()
+    got = rig.tick()
     for one in got:
         assert rig.ack(one) == "acked"
     rig.commit()
@@ -142,7 +142,7 @@ def test_a_task_that_moves_as_usual_keeps_its_place() -> None:
     for delay_ms in (0, 5, 2 * HOUR_MS):
         assert rig.reschedule(far, delay_ms) == "scheduled"
         known = rig.find(far)
-        assert known is not None and known.row.extras is None
+        assert known is not None and known.row.options is None
 
 
 # --- deletion ------------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ def ack_old(rig: Rig) -> None:
 
 def ack_old_at_most_once(rig: Rig) -> None:
     rig.subscribe(group="a", at_most_once=True)
-    rig.pulse()
+    rig.tick()
     rig.commit()
     assert len(rig.handed) == COUNT
     recount(rig)
@@ -288,7 +288,7 @@ def ack_old_at_most_once(rig: Rig) -> None:
 def reject_old(rig: Rig) -> None:
     """Into the dead letters, and out of them."""
     rig.subscribe(group="a")
-    for got in rig.pulse():
+    for got in rig.tick():
         rig.reject(got)
         assert rig.delete_dead(got.id, "a") == "deleted"
     recount(rig)
@@ -297,7 +297,7 @@ def reject_old(rig: Rig) -> None:
 def cut_off_old(rig: Rig) -> None:
     """Some in flight, some back, then all of it acked by receipts."""
     rig.subscribe(group="a")
-    got = rig.pulse()
+    got = rig.tick()
     for one in got[:3]:
         rig.nack(one, 0)
     for one in got:
@@ -425,7 +425,7 @@ def test_what_is_moved_during_a_replay_moves_for_all_its_groups() -> None:
     rig = Rig()
     ids = replaying(rig)
     rig.subscribe(group="a")
-    got = {one.id: one for one in rig.pulse() if one.group.name == "a"}
+    got = {one.id: one for one in rig.tick() if one.group.name == "a"}
     rig.nack(got[ids[-1]], 50)
     assert rig.reschedule(ids[-1], 5_000) == "scheduled"
     finish_replay(rig)
@@ -528,7 +528,7 @@ def test_what_a_replay_keeps_does_not_hold_up_other_tasks_of_the_group() -> None
     rig = Rig(replace(CONFIG, resident_bytes_max=1, loading_max=2))
     kept = replaying(rig)
     ours = rig.subscribe(group="a")
-    for one in rig.pulse():
+    for one in rig.tick():
         assert rig.ack(one) == "acked"
     rig.commit()
     rig.engine.delivery.unsubscribe(ours)

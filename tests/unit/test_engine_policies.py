@@ -78,7 +78,7 @@ def test_policies_outlast_a_crash() -> None:
     rig.enqueue(retry=fixed(3))
     rig.crash()
     rig.subscribe()
-    assert [wait_after_nack(rig, got) for got in rig.pulse()] == [10_000, 3]
+    assert [wait_after_nack(rig, got) for got in rig.tick()] == [10_000, 3]
 
 
 def test_the_table_step_by_step_then_dead() -> None:
@@ -100,7 +100,7 @@ def test_none_buries_at_the_first_failure_of_any_kind() -> None:
     rig = Rig()
     rig.subscribe()
     nacked, expired, lost = (rig.enqueue(retry="none") for _ in range(3))
-    got = {one.id: one for one in rig.pulse()}
+    got = {one.id: one for one in rig.tick()}
     assert rig.nack(got[nacked]) == "dead"
     rig.pass_time(LEASE_MS)
     rig.expire()
@@ -179,7 +179,7 @@ def test_a_task_whose_policy_cannot_be_computed_is_dead_with_the_reason(how: str
     broken = rig.enqueue(retry=Broken())
     fine = rig.enqueue(retry=fixed(5))
     for _ in range(3):
-        for got in rig.pulse():
+        for got in rig.tick():
             if how == "nack":
                 rig.nack(got, reason="no")
         rig.pass_time(LEASE_MS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from engine_recount import recount
 from engine_rig import GRACE_MS, LEASE_MS, NOW_MS, Got, Rig
 
-from tickwheel.engine.state import Endings, IdSource
-from tickwheel.model.records import Ending
+from tickwheel.engine.state import IdSource, Outcomes
+from tickwheel.model.records import Outcome
 
 LATE_MS = 21
 """Leases may end that much late."""
@@ -27,7 +27,7 @@ def test_scheduled_tasks_come_at_their_time() -> None:
     rig.crash(down_ms=1_000)
     rig.subscribe()
     rig.pass_time(3_999)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(1)
     assert rig.one().id == task_id
     recount(rig)
@@ -38,7 +38,7 @@ def test_tasks_that_came_due_during_the_restart_come_at_once_in_order() -> None:
     second, first = rig.enqueue(delay_ms=2_000), rig.enqueue(delay_ms=1_000)
     rig.crash(down_ms=3_000)
     rig.subscribe()
-    assert [got.id for got in rig.pulse()] == [first, second]
+    assert [got.id for got in rig.tick()] == [first, second]
 
 
 def test_after_a_crash_a_lease_is_kept_for_the_grace_and_its_receipt_is_current() -> None:
@@ -49,7 +49,7 @@ def test_after_a_crash_a_lease_is_kept_for_the_grace_and_its_receipt_is_current(
     assert rig.state(got.id) == "in_flight"
     assert rig.engine.recovery.leases_kept == 1
     rig.pass_time(GRACE_MS - 1)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert rig.lease(got) is not None
     rig.pass_time(1 + LATE_MS)
     again = rig.one()
@@ -67,7 +67,7 @@ def test_a_clock_that_was_set_back_meanwhile_makes_no_lease_longer() -> None:
         rig.subscribe()
         assert rig.lease(got) is not None
         rig.pass_time(LEASE_MS + LATE_MS)
-        assert rig.pulse() == [], "it is not due by this clock"
+        assert rig.tick() == [], "it is not due by this clock"
         assert rig.lease(got) is None
         recount(rig)
 
@@ -80,7 +80,7 @@ def test_after_a_clean_stop_a_lease_lasts_as_long_as_it_had_left() -> None:
     rig.stop_and_start(down_ms=1_000)
     rig.subscribe()
     rig.pass_time(LEASE_MS - 1_001)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert rig.lease(got) is not None
     rig.pass_time(1 + LATE_MS)
     assert rig.one().attempt == 2
@@ -128,7 +128,7 @@ def test_a_retry_waits_for_its_time_over_a_restart_and_remembers_why() -> None:
     rig.crash(down_ms=4_000)
     rig.subscribe()
     rig.pass_time(5_999)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(1)
     again = rig.one()
     assert again.attempt == 2
@@ -144,7 +144,7 @@ def test_a_batch_that_was_applied_before_the_crash_counts() -> None:
     rig.apply()
     rig.crash()
     rig.subscribe()
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert rig.ack(got) == "done"
     recount(rig)
 
@@ -173,7 +173,7 @@ def test_nothing_is_early_or_lost_when_the_clock_went_back_during_the_restart() 
     recount(rig)
     assert rig.state(got.id) == "waiting"
     rig.pass_time(60_199)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(1)
     assert rig.one().attempt == 2
     recount(rig)
@@ -218,15 +218,15 @@ def test_endings_answer_after_a_restart() -> None:
 
 
 def test_endings_are_bounded_and_the_newest_are_known() -> None:
-    endings = Endings(bound=100)
+    outcomes = Outcomes(bound=100)
     for task_id in range(1_000):
-        endings.add(task_id, Ending.ACKED)
-        assert len(endings) <= 100
-    assert all(endings.get(task_id) is Ending.ACKED for task_id in range(951, 1_000))
-    assert endings.get(0) is None
-    tiny = Endings(bound=1)
-    tiny.add_all([(1, Ending.ACKED), (2, Ending.EXPIRED)])
-    assert tiny.get(2) is Ending.EXPIRED
+        outcomes.add(task_id, Outcome.ACKED)
+        assert len(outcomes) <= 100
+    assert all(outcomes.get(task_id) is Outcome.ACKED for task_id in range(951, 1_000))
+    assert outcomes.get(0) is None
+    tiny = Outcomes(bound=1)
+    tiny.add_all([(1, Outcome.ACKED), (2, Outcome.EXPIRED)])
+    assert tiny.get(2) is Outcome.EXPIRED
 
 
 def test_ids_start_above_the_mark_whatever_its_shard() -> None:

@@ -7,7 +7,7 @@ from engine_rig import Rig
 
 from tickwheel.engine.state import Batch, strip_ended
 from tickwheel.model.effects import Effects
-from tickwheel.model.records import Ending, TaskRow
+from tickwheel.model.records import Outcome, TaskRow
 
 KEY = b"k" * 16
 
@@ -24,10 +24,10 @@ def test_its_tasks_are_gone_and_their_requests_left_no_mark() -> None:
     (task_id,) = rig.stage(session=session, request=1, address="peer")
     assert refused(rig) == ["peer"]
     rig.commit()
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert task_id not in rig.rows.tasks
     assert rig.engine.intake.known(session, 1) is None
-    assert rig.rows.sessions[KEY].outcomes == ()
+    assert rig.rows.sessions[KEY].answers == ()
     recount(rig)
 
 
@@ -40,7 +40,7 @@ def test_the_resend_of_a_refused_request_is_a_new_request() -> None:
     rig.commit()
     assert before < after
     assert list(rig.rows.tasks) == [after]
-    assert [outcome[1] for outcome in rig.rows.sessions[KEY].outcomes] == [after]
+    assert [outcome[1] for outcome in rig.rows.sessions[KEY].answers] == [after]
 
 
 def test_repeats_staged_beside_it_are_told_too() -> None:
@@ -65,7 +65,7 @@ def test_requests_of_the_batch_behind_it_are_not_touched() -> None:
     rig.commit()
     assert rig.told == ["kept"]
     assert list(rig.rows.tasks) == [kept]
-    assert [outcome[0] for outcome in rig.rows.sessions[KEY].outcomes] == [2]
+    assert [outcome[0] for outcome in rig.rows.sessions[KEY].answers] == [2]
 
 
 def test_acks_are_kept_and_their_credit_comes_back_with_the_batch_that_lands() -> None:
@@ -164,7 +164,7 @@ def test_strip_ended_drops_every_other_row_of_what_has_ended() -> None:
     row = TaskRow(1, 0, "t", b"")
     effects = Effects(
         updated={1: row, 2: row._replace(id=2)},
-        ended={1: Ending.ACKED},
+        ended={1: Outcome.ACKED},
         progress={(1, "a"): None, (2, "a"): None},
         dead={(1, "b"): None, (2, "b"): None},
     )
@@ -183,7 +183,7 @@ def test_an_update_and_a_drop_in_one_batch_still_drop() -> None:
     assert rig.cancel(task_id) == "cancelled"
     batch = rig.seal()
     assert batch is not None
-    assert batch.effects.ended == {task_id: Ending.CANCELLED}
+    assert batch.effects.ended == {task_id: Outcome.CANCELLED}
     assert not batch.effects.updated
     rig.apply_and_land()
     assert rig.rows.is_empty()
@@ -192,4 +192,4 @@ def test_an_update_and_a_drop_in_one_batch_still_drop() -> None:
 def test_a_batch_is_empty_only_when_nothing_and_nobody_waits_for_it() -> None:
     assert Batch().is_empty()
     assert not Batch(replies=[("peer", b"")]).is_empty()
-    assert not Batch(effects=Effects(ended={1: Ending.ACKED})).is_empty()
+    assert not Batch(effects=Effects(ended={1: Outcome.ACKED})).is_empty()

@@ -16,16 +16,16 @@ def test_a_pause_hands_out_nothing_and_takes_everything(group: str | None) -> No
     rig = Rig()
     rig.subscribe()
     first = rig.enqueue()
-    (before,) = rig.pulse()
+    (before,) = rig.tick()
     rig.configure("t", group, paused=True)
     second, third = rig.enqueue(), rig.enqueue(delay_ms=500)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(500)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert [rig.state(i) for i in (first, second, third)] == ["in_flight", "ready", "ready"]
     assert rig.ack(before) == "acked"
     rig.configure("t", group, paused=False)
-    assert [got.id for got in rig.pulse()] == [second, third]
+    assert [got.id for got in rig.tick()] == [second, third]
     recount(rig)
 
 
@@ -36,7 +36,7 @@ def test_retries_become_ready_in_a_pause_and_wait() -> None:
     rig.nack(rig.one(), 100)
     rig.configure("t", "default", paused=True)
     rig.pass_time(100)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert rig.group().ready_count == 1
     rig.configure("t", "default", paused=False)
     assert rig.one().attempt == 2
@@ -49,7 +49,7 @@ def test_leases_end_in_a_pause() -> None:
     rig.one()
     rig.configure("t", paused=True)
     rig.pass_time(LEASE_MS)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     assert rig.state(task_id) == "ready"
 
 
@@ -59,14 +59,14 @@ def test_a_paused_group_does_not_stop_the_others() -> None:
         rig.subscribe(group=name)
     rig.configure("t", "a", paused=True)
     rig.enqueue()
-    assert [got.group.name for got in rig.pulse()] == ["b"]
+    assert [got.group.name for got in rig.tick()] == ["b"]
     rig.configure("t", paused=True)
     rig.enqueue()
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.configure("t", "a", paused=False)
-    assert rig.pulse() == [], "the topic is paused"
+    assert rig.tick() == [], "the topic is paused"
     rig.configure("t", paused=False)
-    assert sorted(got.group.name for got in rig.pulse()) == ["a", "a", "b"]
+    assert sorted(got.group.name for got in rig.tick()) == ["a", "a", "b"]
     recount(rig)
 
 
@@ -77,7 +77,7 @@ def test_a_pause_outlasts_a_crash_and_a_resume_too() -> None:
     rig.enqueue()
     rig.crash()
     rig.subscribe()
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.configure("t", paused=False)
     rig.commit()
     assert rig.rows.groups.keys() == {("t", "default")}
@@ -93,7 +93,7 @@ def test_a_topic_can_be_paused_before_anybody_uses_it() -> None:
     rig.crash()
     rig.subscribe("later")
     rig.enqueue("later")
-    assert rig.pulse() == []
+    assert rig.tick() == []
     recount(rig)
 
 
@@ -106,14 +106,14 @@ def test_a_rate_lets_a_burst_go_and_then_one_after_the_other() -> None:
     rig.configure("t", "default", rate=10.0, burst=3)
     rig.stage(count=10)
     rig.commit()
-    assert len(rig.pulse()) == 3
+    assert len(rig.tick()) == 3
     assert rig.engine.wake_in_ms(*rig.now) == 100, "exactly when the next token is there"
     rig.pass_time(99)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(1)
-    assert len(rig.pulse()) == 1
+    assert len(rig.tick()) == 1
     rig.pass_time(10_000)
-    assert len(rig.pulse()) == 3
+    assert len(rig.tick()) == 3
     recount(rig)
 
 
@@ -123,7 +123,7 @@ def test_without_a_burst_it_is_what_a_second_brings() -> None:
     rig.configure("t", "default", rate=5.0)
     rig.stage(count=20)
     rig.commit()
-    assert [len(rig.pulse()), rig.pass_time(1_000), len(rig.pulse())] == [5, None, 5]
+    assert [len(rig.tick()), rig.pass_time(1_000), len(rig.tick())] == [5, None, 5]
 
 
 def test_the_rate_of_a_topic_bounds_the_sum_of_its_groups_and_shares_it() -> None:
@@ -135,7 +135,7 @@ def test_the_rate_of_a_topic_bounds_the_sum_of_its_groups_and_shares_it() -> Non
     rig.commit()
     names = []
     for _ in range(10):
-        names += [got.group.name for got in rig.pulse()]
+        names += [got.group.name for got in rig.tick()]
         rig.pass_time(100)
     assert len(names) == 10
     assert names.count("a") == names.count("b") == 5
@@ -152,7 +152,7 @@ def test_both_limits_hold_at_once() -> None:
     rig.commit()
     names = []
     for _ in range(1_000):
-        names += [got.group.name for got in rig.pulse()]
+        names += [got.group.name for got in rig.tick()]
         rig.pass_time(10)
     assert 5 <= names.count("a") <= 10
     assert 38 <= len(names) <= 41
@@ -180,9 +180,9 @@ def test_lifting_a_rate_lets_everything_go_at_once() -> None:
     rig.configure("t", rate=1.0)
     rig.stage(count=5)
     rig.commit()
-    assert len(rig.pulse()) == 1
+    assert len(rig.tick()) == 1
     rig.configure("t", rate=None)
-    assert len(rig.pulse()) == 4
+    assert len(rig.tick()) == 4
 
 
 def test_changing_a_rate_gives_no_second_burst() -> None:
@@ -191,11 +191,11 @@ def test_changing_a_rate_gives_no_second_burst() -> None:
     rig.configure("t", rate=100.0)
     rig.stage(count=500)
     rig.commit()
-    assert len(rig.pulse()) == 100
+    assert len(rig.tick()) == 100
     rig.configure("t", rate=50.0)
-    assert rig.pulse() == []
+    assert rig.tick() == []
     rig.pass_time(20)
-    assert len(rig.pulse()) == 1
+    assert len(rig.tick()) == 1
 
 
 def test_rates_outlast_a_crash() -> None:
@@ -206,7 +206,7 @@ def test_rates_outlast_a_crash() -> None:
     rig.commit()
     rig.crash()
     rig.subscribe()
-    assert len(rig.pulse()) == 1
+    assert len(rig.tick()) == 1
     assert rig.engine.delivery.next_token_mono_ms() == 500
 
 

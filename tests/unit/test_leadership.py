@@ -113,7 +113,7 @@ class Rig:
             self.table,
             TTL_MS,
             Clock(10**12, self.sources),
-            noticed=self._noticed,
+            on_event=self._on_event,
             renewed=self._renewed,
             life=LIFE,
         )
@@ -126,7 +126,7 @@ class Rig:
 
         monkeypatch.setattr(module, "asyncio", stand_in(asyncio, sleep=sleep))
 
-    def _noticed(self, event: str, text: str) -> None:
+    def _on_event(self, event: str, text: str) -> None:
         if event == "waiting":
             self.waits.append(text)
         else:

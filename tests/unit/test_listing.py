@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tickwheel.model.records import ID_STEP, Known, TaskRow
+from tickwheel.model.records import ID_STEP, TaskRow, TaskSnapshot
 from tickwheel.server.shard.operations.listing import (
     BYTES_PER_REQUEST_MAX,
     PAGE_MAX,
@@ -31,12 +31,12 @@ class Reads:
 
     async def scan(
         self, after_id: int, limit: int, topic: str | None, *, back: bool
-    ) -> tuple[list[Known], int | None]:
+    ) -> tuple[list[TaskSnapshot], int | None]:
         self.steps.append(limit)
         first = after_id // ID_STEP
         rows = self._rows[first : first + limit]
         following = rows[-1].id if len(rows) == limit else None
-        return [Known(row, {}, {}) for row in rows], following
+        return [TaskSnapshot(row, {}, {}) for row in rows], following
 
 
 def listing_of(reads: Reads) -> Listing:

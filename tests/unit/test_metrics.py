@@ -98,7 +98,9 @@ def _manual() -> str:
 async def test_the_counts_of_groups_and_topics_are_told() -> None:
     exposition = Exposition(make_daemon())
     core = make_core()
-    group = add_group(core, "orders", "billing", delivered=7, acked=5, nacked=2, buried=1, dead=1)
+    group = add_group(
+        core, "orders", "billing", delivered=7, acked=5, nacked=2, dead_lettered=1, dead=1
+    )
     for task_id in range(3):
         group.ready.push(task_id, 0, NOW_MS - 2_000)
     core.topics["orders"].enqueued = 9

@@ -43,9 +43,9 @@ class House:
 
     @property
     def core(self):  # type: ignore[no-untyped-def] # the engine's memory
-        shell = self.daemon.roles.shell
-        assert shell is not None
-        return shell.core
+        shard = self.daemon.roles.shard
+        assert shard is not None
+        return shard.core
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
-from shell_rig import ShellRig
+from shard_rig import ShardRig
 
-from tickwheel.engine.sessions import Outcome
+from tickwheel.engine.sessions import StoredAnswer
 from tickwheel.engine.topics import Item
 from tickwheel.errors import TickwheelError
 from tickwheel.server.shard.access import RIGHTS
@@ -36,7 +36,7 @@ class InMemory:
         self.caller = Caller(self)
         operations.opened(self.caller)
 
-    def accepted(self, outcomes: Sequence[Outcome]) -> None:
+    def accepted(self, outcomes: Sequence[StoredAnswer]) -> None:
         for request, first, count, _ in outcomes:
             self.answers.put_nowait((request, first, count))
 
@@ -60,18 +60,18 @@ class InMemory:
 
 
 @pytest.fixture
-async def rig() -> AsyncIterator[ShellRig]:
-    running = await ShellRig().start()
+async def rig() -> AsyncIterator[ShardRig]:
+    running = await ShardRig().start()
     yield running
     await running.stop()
 
 
-async def test_a_second_transport_needs_no_socket(rig: ShellRig) -> None:
+async def test_a_second_transport_needs_no_socket(rig: ShardRig) -> None:
     operations = rig.operations
     peer = InMemory(operations)
-    operations.subscribe(peer.caller, 1, 7, "t", "g", 10, {}, peer, rig.shell.clock.read())
+    operations.subscribe(peer.caller, 1, 7, "t", "g", 10, {}, peer, rig.shard.clock.read())
     assert await peer.answers.get() == (1, {"lease_ms": 30_000})
-    operations.enqueue(peer.caller, 2, 0, (("t", b"now", 0),), rig.shell.clock.read())
+    operations.enqueue(peer.caller, 2, 0, (("t", b"now", 0),), rig.shard.clock.read())
     operations.handled()
     request, task_id, count = await peer.answers.get()
     assert (request, count) == (2, 1)
@@ -82,26 +82,26 @@ async def test_a_second_transport_needs_no_socket(rig: ShellRig) -> None:
     assert await peer.answers.get() == (3, None)
     assert rig.core.tasks == 0
     operations.closed(peer.caller)
-    assert rig.core.subscribers == 0 and not rig.shell.callers
+    assert rig.core.subscribers == 0 and not rig.shard.callers
 
 
-async def test_what_is_wrong_is_raised_from_the_error_table(rig: ShellRig) -> None:
+async def test_what_is_wrong_is_raised_from_the_error_table(rig: ShardRig) -> None:
     peer = InMemory(rig.operations)
     with pytest.raises(TickwheelError, match="topic must be 1 to 255") as raised:
-        rig.operations.enqueue(peer.caller, 1, 0, (("no topic!", b"", 0),), rig.shell.clock.read())
+        rig.operations.enqueue(peer.caller, 1, 0, (("no topic!", b"", 0),), rig.shard.clock.read())
     assert raised.value.code == "bad_request"
     assert peer.answers.empty()
 
 
-async def test_a_pull_of_an_empty_group_is_answered_when_its_time_is_over(rig: ShellRig) -> None:
+async def test_a_pull_of_an_empty_group_is_answered_when_its_time_is_over(rig: ShardRig) -> None:
     peer = InMemory(rig.operations)
-    rig.operations.pull(peer.caller, 1, "t", "g", 1, 0, None, peer, rig.shell.clock.read())
+    rig.operations.pull(peer.caller, 1, "t", "g", 1, 0, None, peer, rig.shard.clock.read())
     request, (epoch, _, items) = await asyncio.wait_for(peer.answers.get(), 5)
-    assert (request, epoch, items) == (1, rig.shell.epoch, ())
+    assert (request, epoch, items) == (1, rig.shard.epoch, ())
     assert peer.caller.pulls == {}
 
 
-async def test_every_operation_is_in_the_table_of_rights(rig: ShellRig) -> None:
+async def test_every_operation_is_in_the_table_of_rights(rig: ShardRig) -> None:
     names = {name for name, _ in inspect.getmembers(rig.operations, callable)}
     verbs = {name for name in names if not name.startswith("_")} - BORDER - ABOUT_A_CALLER
     assert verbs == set(RIGHTS)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.model.records import ID_STEP, Extras, TaskRow
+from tickwheel.model.records import ID_STEP, TaskOptions, TaskRow
 from tickwheel.persistence.codec import RecordUnreadable
 from tickwheel.persistence.sqlite.packs import (
     PACK_BYTES_MAX,
@@ -39,13 +39,15 @@ def unpacked(found: list[TaskRow]) -> list[TaskRow]:
             st.integers(-(2**63), 2**63 - 1),
             st.sampled_from(["a", "[", "é", '["a"]']),
             st.binary(max_size=300),
-            st.sampled_from([None, None, Extras(), Extras("k", "é", {"a": 1.5}, 255, 2**50)]),
+            st.sampled_from(
+                [None, None, TaskOptions(), TaskOptions("k", "é", {"a": 1.5}, 255, 2**50)]
+            ),
         ),
         max_size=200,
     )
 )
 def test_split_keeps_every_row_as_it_is(
-    drawn: list[tuple[int, int, str, bytes, Extras | None]],
+    drawn: list[tuple[int, int, str, bytes, TaskOptions | None]],
 ) -> None:
     given_rows, task_id = [], FIRST
     for gap, *columns in drawn:
@@ -72,12 +74,12 @@ def test_large_bodies_stay_on_their_own() -> None:
 
 def test_a_damaged_pack_is_told() -> None:
     (pack,), _ = split(rows(20))
-    first, count, head, names, bodies, extras = pack
+    first, count, head, names, bodies, options = pack
     for wrong in (
-        (first, count, head[:-1], names, bodies, extras),
-        (first, count, head, names, bodies[:-1], extras),
-        (first, count - 1, head, names, bodies, extras),
-        (first, count, head, "[", bodies, extras),
+        (first, count, head[:-1], names, bodies, options),
+        (first, count, head, names, bodies[:-1], options),
+        (first, count - 1, head, names, bodies, options),
+        (first, count, head, "[", bodies, options),
         (first, count, head, names, bodies, b"\xc1"),
     ):
         with pytest.raises(RecordUnreadable, match=str(first)):

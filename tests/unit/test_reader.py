@@ -11,7 +11,7 @@ from holey_store import HoleyStore
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.state import EngineConfig
 from tickwheel.model.effects import Effects
-from tickwheel.model.records import DeadRow, Ending, ProgressRow, ProgressState, TaskRow
+from tickwheel.model.records import DeadRow, Outcome, ProgressRow, ProgressState, TaskRow
 from tickwheel.persistence.contract import StoredTask
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.server.shard import reads as reader_module
@@ -60,7 +60,7 @@ async def test_what_the_store_has_is_found_and_the_rest_is_absent() -> None:
 
 async def test_an_end_that_is_not_committed_hides_the_task() -> None:
     engine, _, reader = await made(row(1), row(2))
-    engine.core.open.effects.ended[1024] = Ending.ACKED
+    engine.core.open.effects.ended[1024] = Outcome.ACKED
     assert set(await reader.known([1024, 2048])) == {2048}
 
 
@@ -88,7 +88,7 @@ async def test_progress_and_dead_letters_are_overlaid_drops_included() -> None:
 
 async def test_a_batch_that_landed_during_the_read_is_laid_over_it() -> None:
     _, store, reader = await made(row(1), row(2))
-    store.meanwhile = [lambda: reader.landed(Effects(ended={1024: Ending.CANCELLED}))]
+    store.meanwhile = [lambda: reader.landed(Effects(ended={1024: Outcome.CANCELLED}))]
     assert set(await reader.known([1024, 2048])) == {2048}
     # After the read nothing is kept of it.
     assert set(await reader.known([1024, 2048])) == {1024, 2048}
@@ -109,7 +109,7 @@ async def test_a_task_whose_batch_has_not_landed_here_is_unseen() -> None:
 
 async def test_a_page_goes_on_after_its_last_id() -> None:
     engine, _, reader = await made(*(row(n) for n in range(1, 8)))
-    engine.core.open.effects.ended[2 * 1024] = Ending.ACKED
+    engine.core.open.effects.ended[2 * 1024] = Outcome.ACKED
     first, following = await reader.scan(0, 3, None)
     assert [k.row.id // 1024 for k in first] == [1, 3]
     assert following == 3 * 1024
@@ -120,7 +120,7 @@ async def test_a_page_goes_on_after_its_last_id() -> None:
 
 async def test_a_page_back_goes_on_below_its_last_id() -> None:
     engine, _, reader = await made(*(row(n) for n in range(1, 8)))
-    engine.core.open.effects.ended[6 * 1024] = Ending.ACKED
+    engine.core.open.effects.ended[6 * 1024] = Outcome.ACKED
     first, following = await reader.scan(99 * 1024, 3, None, back=True)
     assert [k.row.id // 1024 for k in first] == [7, 5]
     assert following == 5 * 1024
@@ -179,7 +179,7 @@ async def test_reads_that_overlap_for_ever_keep_only_what_they_asked_for() -> No
         await turns()
         fresh = {row(i).id: row(i) for i in range(1_000 * (n + 1), 1_000 * (n + 1) + 500)}
         reader.landed(Effects(enqueued=fresh, updated={1024: row(1, n)}))
-        reader.landed(Effects(ended=dict.fromkeys(fresh, Ending.ACKED)))
+        reader.landed(Effects(ended=dict.fromkeys(fresh, Outcome.ACKED)))
         assert noted(reader) <= 2
         store.asked[n].set()
         assert (await before)[1024].row.due_ms == n
@@ -208,7 +208,7 @@ async def test_more_reads_than_the_limit_wait_for_a_place() -> None:
 async def test_a_page_shows_what_landed_while_it_was_scanned() -> None:
     _, store, reader = await made(*(row(n) for n in range(1, 5)))
     store.meanwhile = [
-        lambda: reader.landed(Effects(ended={2048: Ending.ACKED}, updated={1024: row(1, 7)}))
+        lambda: reader.landed(Effects(ended={2048: Outcome.ACKED}, updated={1024: row(1, 7)}))
     ]
     page, _ = await reader.scan(0, 10, None)
     assert [(k.row.id // 1024, k.row.due_ms == 7) for k in page] == [
@@ -269,7 +269,7 @@ async def test_a_row_of_a_task_that_left_is_not_missed(monkeypatch: pytest.Monke
     core.firing.clear()
     assert await reader.known([1024]) == {}
     core.firing[1024] = NOW_MS
-    core.end(1024, Ending.CANCELLED)
+    core.end(1024, Outcome.CANCELLED)
     assert await reader.known([1024]) == {}
     del core.open.effects.ended[1024]
     assert not core.missing and not notices

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 
 from tickwheel.model.records import (
     DeadRow,
-    Ending,
-    Extras,
     Failure,
     GroupRow,
     GroupSettings,
+    Outcome,
     ProgressRow,
     ProgressState,
     SessionRow,
+    TaskOptions,
     TaskRow,
 )
 from tickwheel.model.retry import KINDS, RetryPolicy
@@ -35,8 +35,8 @@ policies = st.builds(
     RetryPolicy, ints, floats, ints, ints, floats, st.sampled_from(KINDS),
     st.lists(ints, max_size=4).map(tuple),
 )  # fmt: skip
-extras = st.builds(
-    Extras,
+options = st.builds(
+    TaskOptions,
     st.none() | names,
     st.none() | names,
     st.none() | st.dictionaries(names, values, max_size=4),
@@ -45,7 +45,7 @@ extras = st.builds(
     st.none() | names | policies,
     st.none() | ints,
 )
-tasks = st.builds(TaskRow, ints, ints, names, st.binary(max_size=50), st.none() | extras)
+tasks = st.builds(TaskRow, ints, ints, names, st.binary(max_size=50), st.none() | options)
 progress = st.builds(
     ProgressRow, ints, names, st.sampled_from(ProgressState), ints, ints, ints, failures
 )
@@ -64,8 +64,8 @@ def test_tasks(row: TaskRow) -> None:
     assert repr(codec.decode_task(codec.encode_task(row))) == repr(row)
 
 
-@given(extras)
-def test_extras(value: Extras) -> None:
+@given(options)
+def test_extras(value: TaskOptions) -> None:
     assert repr(codec.decode_extras(codec.encode_extras(value))) == repr(value)
 
 
@@ -89,7 +89,7 @@ def test_groups(row: GroupRow) -> None:
 @given(sessions)
 def test_sessions(row: SessionRow) -> None:
     assert codec.decode_session(codec.encode_session(row)) == row
-    assert codec.decode_outcomes(codec.encode_outcomes(row.outcomes)) == row.outcomes
+    assert codec.decode_answers(codec.encode_answers(row.answers)) == row.answers
 
 
 @given(failures)
@@ -97,8 +97,8 @@ def test_failures(value: tuple[Failure, ...]) -> None:
     assert repr(codec.decode_failures(codec.encode_failures(value))) == repr(value)
 
 
-@given(st.dictionaries(ints, st.sampled_from(Ending), max_size=20))
-def test_endings(ended: dict[int, Ending]) -> None:
+@given(st.dictionaries(ints, st.sampled_from(Outcome), max_size=20))
+def test_endings(ended: dict[int, Outcome]) -> None:
     assert codec.decode_endings(codec.encode_endings(ended)) == list(ended.items())
 
 
@@ -113,12 +113,12 @@ def test_what_is_absent_takes_no_bytes() -> None:
 
 
 def test_endings_take_nine_bytes_each() -> None:
-    ended = dict.fromkeys(range(10_000), Ending.ACKED)
+    ended = dict.fromkeys(range(10_000), Outcome.ACKED)
     assert len(codec.encode_endings(ended)) < 9 * 10_000 + 20
 
 
 FIRST: list[Callable[[bytes], Any]] = [
-    codec.decode_outcomes,
+    codec.decode_answers,
     codec.decode_endings,
     codec.decode_session,
 ]

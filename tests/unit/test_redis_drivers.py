@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from tickwheel.persistence.redis.connection import check, connect
-from tickwheel.persistence.redis.driver import Away
+from tickwheel.persistence.redis.driver import NotConnected
 from tickwheel.persistence.redis.options import options_from
 
 
@@ -43,7 +43,7 @@ async def test_without_descriptors_redis_is_away(driver: str, count: int) -> Non
     await server.wait_closed()
     options = options_from(f"redis://127.0.0.1:{port}/0?driver={driver}")
     check(options)  # imported, as in a daemon
-    with descriptors_left(count), pytest.raises(Away):
+    with descriptors_left(count), pytest.raises(NotConnected):
         await connect(options)
-    with pytest.raises(Away):
+    with pytest.raises(NotConnected):
         await connect(options)

@@ -52,7 +52,7 @@ def test_slot_counts_cover_the_current_and_the_next_rotation() -> None:
     wheel.add_many([1, 2, 3, 4], [5, 45, 35, 500])
     wheel.advance(0, 9)
     assert wheel.slot_counts() == [2, 0, 0, 1]
-    wheel.orphan(2, 45)
+    wheel.cancel(2, 45)
     assert wheel.slot_counts() == [1, 0, 0, 1]
 
 
@@ -179,7 +179,7 @@ def test_an_orphan_never_fires_and_its_successor_does(offset_ms: int) -> None:
     wheel = TimingWheel(NOW_MS)
     wheel.advance(NOW_MS, 1)
     wheel.add(1, NOW_MS + offset_ms)
-    wheel.orphan(1, NOW_MS + offset_ms)
+    wheel.cancel(1, NOW_MS + offset_ms)
     assert len(wheel) == 0
     assert not wheel.holds(1, NOW_MS + offset_ms)
     wheel.add(1, NOW_MS + offset_ms)
@@ -196,7 +196,7 @@ def test_of_two_equal_handles_one_orphan_takes_one(offset_ms: int) -> None:
     wheel = TimingWheel(NOW_MS)
     wheel.advance(NOW_MS, 1)
     wheel.add_many([1, 1], [NOW_MS + offset_ms] * 2)
-    wheel.orphan(1, NOW_MS + offset_ms)
+    wheel.cancel(1, NOW_MS + offset_ms)
     assert wheel.holds(1, NOW_MS + offset_ms)
     assert drain(wheel, NOW_MS + 6 * DAY_MS) == [(NOW_MS + offset_ms, 1)]
 
@@ -208,7 +208,7 @@ def test_orphans_in_the_middle_of_a_burst_of_one_millisecond() -> None:
     wheel.advance(NOW_MS, 300)
     for task_id in range(300, 1_000, 2):
         assert wheel.holds(task_id, NOW_MS)
-        wheel.orphan(task_id, NOW_MS)
+        wheel.cancel(task_id, NOW_MS)
         assert not wheel.holds(task_id, NOW_MS)
     assert not wheel.holds(299, NOW_MS)
     assert [task_id for _, task_id in drain(wheel, NOW_MS, 50)] == list(range(301, 1_000, 2))
@@ -221,8 +221,8 @@ def test_an_orphan_of_nothing_leaves_the_count_right(offset_ms: int) -> None:
     wheel = TimingWheel(NOW_MS)
     wheel.advance(NOW_MS, 1)
     wheel.add_many(range(200), [NOW_MS + offset_ms] * 200)
-    wheel.orphan(999, NOW_MS + offset_ms)
-    wheel.orphan(999, NOW_MS + offset_ms + 1)
+    wheel.cancel(999, NOW_MS + offset_ms)
+    wheel.cancel(999, NOW_MS + offset_ms + 1)
     assert len(drain(wheel, NOW_MS + 6 * DAY_MS)) == 200
     assert len(wheel) == 0
 
@@ -234,10 +234,10 @@ def test_an_orphan_behind_the_position_in_a_tick_that_is_half_opened(
     wheel = small()
     wheel.advance(1_000, 1)
     wheel.add_many([1, 2], [41, 41])
-    wheel.orphan(1, 41)
+    wheel.cancel(1, 41)
     wheel.add(1, 41)
     wheel.advance(30, 1)
-    wheel.orphan(1, 41)
+    wheel.cancel(1, 41)
     assert not wheel.holds(1, 41)
     assert drain(wheel, 50) == [(41, 2)]
     assert len(wheel) == 0
@@ -269,7 +269,7 @@ def test_upcoming_ids_are_told_once_before_they_are_due() -> None:
     wheel = TimingWheel(NOW_MS)
     wheel.add_many([1, 2, 3], [NOW_MS + 9_100, NOW_MS + 9_050, NOW_MS + 60_000])
     wheel.add(4, NOW_MS + 9_000)
-    wheel.orphan(4, NOW_MS + 9_000)
+    wheel.cancel(4, NOW_MS + 9_000)
     assert wheel.advance(NOW_MS + 8_000, 9)[0] == []
     assert wheel.take_upcoming(1) == [1]
     assert {2} <= set(wheel.take_upcoming(9)) <= {2, 4}
@@ -326,7 +326,7 @@ def test_rescheduled_tasks_leave_little_behind() -> None:
     dues_ms = [NOW_MS + DAY_MS + rng.randrange(DAY_MS) for _ in range(count)]
     wheel.add_many(range(count), dues_ms)
     for task_id, due_ms in enumerate(dues_ms):
-        wheel.orphan(task_id, due_ms)
+        wheel.cancel(task_id, due_ms)
         wheel.add(task_id, NOW_MS + DAY_MS + rng.randrange(DAY_MS))
     assert len(wheel) == count
     assert wheel.memory_bytes < 34 * count
@@ -337,7 +337,7 @@ def test_cancelling_everything_gives_the_memory_back() -> None:
     dues_ms = [NOW_MS + DAY_MS + k % 3_000 for k in range(count)]
     wheel.add_many(range(count), dues_ms)
     for task_id, due_ms in enumerate(dues_ms):
-        wheel.orphan(task_id, due_ms)
+        wheel.cancel(task_id, due_ms)
         if task_id % 500 == 0:
             wheel.advance(NOW_MS, 1)
     assert len(wheel) == 0
@@ -350,11 +350,11 @@ def test_a_dense_rotation_is_spread_over_ticks_and_stays_exact() -> None:
     dues_ms = [200 + k % 40 for k in range(count)]
     wheel.add_many(range(count), dues_ms)
     for task_id in range(0, count, 2):
-        wheel.orphan(task_id, dues_ms[task_id])
+        wheel.cancel(task_id, dues_ms[task_id])
         wheel.advance(0, 1)
     assert sum(wheel.slot_counts()) == len(wheel) == count // 2
     wheel.add(count, 205)
-    wheel.orphan(1, dues_ms[1])
+    wheel.cancel(1, dues_ms[1])
     assert not wheel.holds(1, dues_ms[1])
     assert wheel.next_due_ms(0) is not None
     kept = [(dues_ms[k], k) for k in range(3, count, 2)]

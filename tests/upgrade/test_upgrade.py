@@ -38,7 +38,7 @@ PATIENCE_S = 20.0
 LEASE_MS = 30_000
 YEARS_MS = 10 * 365 * 86_400_000
 Command = Callable[..., list[dict[str, Any]]]
-Owed = dict[tuple[str, str], set[int]]
+PendingGroups = dict[tuple[str, str], set[int]]
 
 
 def test_there_is_a_sample_of_each_store() -> None:
@@ -295,11 +295,11 @@ def letters(expected: Expected) -> list[dict[str, Any]]:
     ]
 
 
-def owed(expected: Expected) -> Owed:
+def owed(expected: Expected) -> PendingGroups:
     """What each group must get, once the old receipts were acked. A topic that never had a group
     gives everything to its first one."""
     acked = {(one["group"], task_id) for one in expected["receipts"] for task_id in one["ids"]}
-    found: Owed = defaultdict(set)
+    found: PendingGroups = defaultdict(set)
     for task in (later(task, expected) for task in expected["tasks"]):
         if task["state"] == "ready" and not task["groups"]:
             found[task["topic"], "first"].add(task["id"])

@@ -81,8 +81,8 @@ class Fuzzer:
             T.UNSUBSCRIBE: lambda: (self.sub(),),
             T.PULL: self.pull,
             T.ACK: self.acks,
-            T.NACK: lambda: self.endings(self.pick((None, 0, 5, 60_000)), self.reason()),
-            T.REJECT: lambda: self.endings(self.reason()),
+            T.NACK: lambda: self.outcomes(self.pick((None, 0, 5, 60_000)), self.reason()),
+            T.REJECT: lambda: self.outcomes(self.reason()),
             T.EXTEND: lambda: (*self.acks(), self.pick((100, 1_000, 43_200_000))),
             T.RELEASE: self.acks,
             T.CANCEL: lambda: (self.some_ids(),),
@@ -284,7 +284,7 @@ class Fuzzer:
         topic, group, epoch, ids, attempts = self.taken()
         return topic, group, epoch, tuple(ids), tuple(attempts)
 
-    def endings(self, *rest: Any) -> tuple[Any, ...]:
+    def outcomes(self, *rest: Any) -> tuple[Any, ...]:
         topic, group, epoch, ids, attempts = self.taken()
         items = ((i, epoch, n, *rest) for i, n in zip(ids, attempts, strict=True))
         return topic, group, tuple(items)

@@ -113,7 +113,7 @@ class Round:
     def __init__(self, daemon: InProcess, seed: int) -> None:
         self.daemon = daemon
         self.random = random.Random(seed)
-        self.fuzzers = [Fuzzer(seed * PEERS + n, daemon.shell.limits) for n in range(PEERS)]
+        self.fuzzers = [Fuzzer(seed * PEERS + n, daemon.shard.limits) for n in range(PEERS)]
         self.peers = [self._connect(n) for n in range(PEERS)]
         self.asked: list[dict[int, Any]] = [{} for _ in range(PEERS)]
         """Requests without an answer."""

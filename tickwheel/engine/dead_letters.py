@@ -12,7 +12,7 @@ from tickwheel.engine.events import DELETED
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.state import Core
 from tickwheel.engine.topics import Group, Lease, priority_of
-from tickwheel.model.records import FAILURES_MAX, DeadRow, Ending, Failure, Known
+from tickwheel.model.records import FAILURES_MAX, DeadRow, Failure, Outcome, TaskSnapshot
 
 
 class DeadLetters:
@@ -38,13 +38,13 @@ class DeadLetters:
         )
         core.open.effects.progress[key] = None
         self._count(group, 1)
-        group.buried += 1
+        group.dead_lettered += 1
         core.totals.dead += 1
         self._ownership.to_dead_letters(group, lease.id)
         if core.recorder is not None:
             core.recorder.died(lease, failure.reason, now_ms)
 
-    def restore(self, known: Known) -> None:
+    def restore(self, known: TaskSnapshot) -> None:
         """A restart found the task: those of its dead letters whose groups are there."""
         groups = self._core.topic(known.row.topic).groups
         for name in known.dead:
@@ -53,7 +53,7 @@ class DeadLetters:
 
     # --- they go ---------------------------------------------------------------------------
 
-    def requeue(self, known: Known, name: str, now_ms: int) -> str:
+    def requeue(self, known: TaskSnapshot, name: str, now_ms: int) -> str:
         """Ready at once in the group of that name, attempts counted anew."""
         core, row, group = self._core, known.row, self._keeper(known, name)
         if group is None:
@@ -66,13 +66,13 @@ class DeadLetters:
             core.recorder.requeued(row.topic, name, row.id)
         return "requeued"
 
-    def delete(self, known: Known, name: str) -> str:
+    def delete(self, known: TaskSnapshot, name: str) -> str:
         """Dropped; the task leaves when no group keeps or owes it."""
         core, row, group = self._core, known.row, self._keeper(known, name)
         if group is None:
             return "unknown"
         self._take_out(group, row.id, owes_it=False)
-        last = self._ownership.finish(group, row, Ending.DELETED)
+        last = self._ownership.finish(group, row, Outcome.DELETED)
         if not last:
             core.note_done(row.id, group, known.dead[name].attempt, 0)
         if core.recorder is not None:
@@ -83,7 +83,7 @@ class DeadLetters:
         """One of a group that is being deleted; the caller ends the group's share of the task."""
         self._take_out(group, task_id, owes_it=False)
 
-    def task_ends(self, known: Known) -> None:
+    def task_ends(self, known: TaskSnapshot) -> None:
         """The task leaves altogether, and its dead letters with it."""
         groups = self._core.topic(known.row.topic).groups
         for name in known.dead:
@@ -91,7 +91,7 @@ class DeadLetters:
 
     # --- what these have in common -----------------------------------------------------------
 
-    def _keeper(self, known: Known, name: str) -> Group | None:
+    def _keeper(self, known: TaskSnapshot, name: str) -> Group | None:
         """The group of that name, if it keeps the task as a dead letter."""
         if name not in known.dead:
             return None

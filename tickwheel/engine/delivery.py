@@ -34,7 +34,14 @@ from tickwheel.engine.topics import (
     traits_of,
     ttl_end_ms,
 )
-from tickwheel.model.records import Ending, Failure, Known, TaskRow, extras_bytes, task_bytes
+from tickwheel.model.records import (
+    Failure,
+    Outcome,
+    TaskRow,
+    TaskSnapshot,
+    options_bytes,
+    task_bytes,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -102,7 +109,7 @@ class Delivery:
             elif core.has_room and row.due_ms > now_ms and core.is_scheduled(row):
                 core.keep(row)
 
-    def found_again(self, known: Known, now_ms: int) -> None:
+    def found_again(self, known: TaskSnapshot, now_ms: int) -> None:
         """The row of a task that was missing: whatever waited for it goes on."""
         row, core = known.row, self._core
         rows = {row.id: row}
@@ -135,8 +142,8 @@ class Delivery:
         elif row.id not in core.hot:
             core.keep(row)
         priority = 0
-        if row.extras is not None:
-            priority = row.extras.priority
+        if row.options is not None:
+            priority = row.options.priority
             core.lifetimes.begin(row)
         if topic.unowned is not None:
             topic.unowned.ready.push(row.id, priority, now_ms)
@@ -178,7 +185,7 @@ class Delivery:
         core.wants_lapsed += ids
         return more
 
-    def lapsed(self, asked: Iterable[int], known: Mapping[int, Known], now_ms: int) -> None:
+    def lapsed(self, asked: Iterable[int], known: Mapping[int, TaskSnapshot], now_ms: int) -> None:
         """Records that ``wants_lapsed`` asked for: what is ready or waiting expires."""
         core = self._core
         lifetimes = core.lifetimes
@@ -187,7 +194,7 @@ class Delivery:
             if task_id not in lifetimes.fired or found is None:
                 # It has left in another way, or its row is missing: then it stays where it is.
                 continue
-            end_ms = ttl_end_ms(found.row.due_ms, found.row.extras)
+            end_ms = ttl_end_ms(found.row.due_ms, found.row.options)
             if end_ms is None or now_ms < end_ms:
                 # The clock went back while it was looked up.
                 for _ in range(lifetimes.fired.pop(task_id)):
@@ -207,7 +214,7 @@ class Delivery:
         core.totals.expired += 1
         group.expired += 1
         tries = group.tries.pop(task_id, None)
-        last = self._ownership.finish(group, row, Ending.EXPIRED)
+        last = self._ownership.finish(group, row, Outcome.EXPIRED)
         core.lost_task(group.topic)
         if not last:
             core.note_done(task_id, group, tries.attempt if tries else 0, 0)
@@ -344,12 +351,12 @@ class Delivery:
             if row is None:
                 self._set_aside(group, task_id, group.ready.priority_at(index))
                 continue
-            _, due_ms, _, body, extras = row
-            size = len(body) + DELIVERY_BYTES + (0 if extras is None else extras_bytes(extras))
+            _, due_ms, _, body, options = row
+            size = len(body) + DELIVERY_BYTES + (0 if options is None else options_bytes(options))
             if size > size_left and items:
                 group.ready.put_back(ids[index:])
                 break
-            if due_ms > now_ms or (extras is not None and _is_over(row, now_ms)):
+            if due_ms > now_ms or (options is not None and _is_over(row, now_ms)):
                 self._withhold(group, row, now_ms)
                 continue
             attempt, failures = 1, NO_FAILURES
@@ -357,7 +364,7 @@ class Delivery:
             if tries is not None:
                 attempt, failures = tries.attempt + 1, tries.failures
             traits = PLAIN
-            if extras is not None:
+            if options is not None:
                 traits = traits_of(row)
                 core.lifetimes.end(row)
             flight[task_id] = lease = Lease(
@@ -510,7 +517,7 @@ class Delivery:
 
 
 def _is_over(row: TaskRow, now_ms: int) -> bool:
-    end_ms = ttl_end_ms(row.due_ms, row.extras)
+    end_ms = ttl_end_ms(row.due_ms, row.options)
     return end_ms is not None and now_ms >= end_ms
 
 

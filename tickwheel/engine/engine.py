@@ -1,7 +1,7 @@
 """The engine: one object that owns a shard's memory, made of its parts.
 
 Commands and times go in; outcomes, deliveries and effects come out. It reads no clock, opens
-nothing, awaits nothing and logs nothing. The shell seals the open batch, commits it, and says
+nothing, awaits nothing and logs nothing. The shard seals the open batch, commits it, and says
 ``landed`` or ``refused``; meanwhile commands fill the next batch.
 """
 

@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Sequence
 from operator import itemgetter
 
-from tickwheel.engine.sessions import Outcome, Session
+from tickwheel.engine.sessions import Session, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, Staged, rejoin
-from tickwheel.model.records import ID_STEP, Draft, TaskRow
+from tickwheel.model.records import ID_STEP, NewTask, TaskRow
 
 _new_row = tuple.__new__
-_topic_of_draft = itemgetter(0)
+_topic_of = itemgetter(0)
 
 
 class Intake:
@@ -28,16 +28,16 @@ class Intake:
         self.inflight_bytes = 0
         """Bodies and overhead of tasks that are staged in either batch."""
 
-    def known(self, session: Session, request: int) -> Outcome | None:
+    def known(self, session: Session, request: int) -> StoredAnswer | None:
         """The outcome of a request that was seen before."""
-        return session.outcomes.get(request)
+        return session.answers.get(request)
 
     def enqueue(
         self,
         address: ReplySink | None,
         session: Session | None,
         request: int,
-        drafts: Sequence[Draft],
+        new_tasks: Sequence[NewTask],
         size_bytes: int,
         now_ms: int,
         source: ReplySink | None = None,
@@ -47,26 +47,26 @@ class Intake:
         ``source`` is whose they are, when nobody wants the outcome.
         """
         core = self._core
-        count = len(drafts)
+        count = len(new_tasks)
         first = core.ids.take(count, now_ms)
         ids = range(first, first + count * ID_STEP, ID_STEP)
-        self._stage(ids, drafts, size_bytes)
+        self._stage(ids, new_tasks, size_bytes)
         if core.recorder is not None:
-            core.recorder.arrived(address or source, ids, drafts, now_ms)
-        outcome = (request, first, count, now_ms)
+            core.recorder.arrived(address or source, ids, new_tasks, now_ms)
+        answer = (request, first, count, now_ms)
         if session is not None:
-            session.remember({request: outcome})
+            session.remember({request: answer})
             session.last = max(session.last, request)
             session.seen_ms = now_ms
             core.dirty_sessions[session.key] = None
-        core.open.staged.append((address, session, outcome))
+        core.open.staged.append((address, session, answer))
 
     def enqueue_singles(
         self,
         address: ReplySink | None,
         session: Session,
         requests: Sequence[int],
-        drafts: Sequence[Draft],
+        new_tasks: Sequence[NewTask],
         size_bytes: int,
         now_ms: int,
     ) -> None:
@@ -75,39 +75,39 @@ class Intake:
         count = len(requests)
         first = core.ids.take(count, now_ms)
         ids = range(first, first + count * ID_STEP, ID_STEP)
-        self._stage(ids, drafts, size_bytes)
+        self._stage(ids, new_tasks, size_bytes)
         if core.recorder is not None:
-            core.recorder.arrived(address, ids, drafts, now_ms)
-        outcomes = [(r, task_id, 1, now_ms) for r, task_id in zip(requests, ids, strict=True)]
-        session.remember(dict(zip(requests, outcomes, strict=True)))
+            core.recorder.arrived(address, ids, new_tasks, now_ms)
+        answers = [(r, task_id, 1, now_ms) for r, task_id in zip(requests, ids, strict=True)]
+        session.remember(dict(zip(requests, answers, strict=True)))
         session.last = requests[-1]
         session.seen_ms = now_ms
         core.dirty_sessions[session.key] = None
-        core.open.staged += [(address, session, outcome) for outcome in outcomes]
+        core.open.staged += [(address, session, answer) for answer in answers]
 
-    def _stage(self, ids: range, drafts: Sequence[Draft], size_bytes: int) -> None:
+    def _stage(self, ids: range, new_tasks: Sequence[NewTask], size_bytes: int) -> None:
         batch = self._core.open
-        batch.topics.update(map(_topic_of_draft, drafts))
+        batch.topics.update(map(_topic_of, new_tasks))
         batch.effects.enqueued.update(
             {
-                task_id: _new_row(TaskRow, (task_id, due_ms, topic, body, extras))
-                for task_id, (topic, due_ms, body, extras) in zip(ids, drafts, strict=True)
+                task_id: _new_row(TaskRow, (task_id, due_ms, topic, body, options))
+                for task_id, (topic, due_ms, body, options) in zip(ids, new_tasks, strict=True)
             }
         )
         size_bytes += len(ids) * ROW_OVERHEAD_BYTES
         batch.staged_bytes += size_bytes
         self.inflight_bytes += size_bytes
 
-    def repeat(self, address: ReplySink, session: Session, outcome: Outcome) -> bool:
+    def repeat(self, address: ReplySink, session: Session, answer: StoredAnswer) -> bool:
         """Answer a repeated request. True: durable already. False: staged, the address waits."""
         core = self._core
-        if outcome[1] <= core.landed_id:
+        if answer[1] <= core.landed_id:
             return True
         sealed = core.sealed
         holder = core.open
-        if sealed is not None and outcome[1] <= sealed.effects.id_mark:
+        if sealed is not None and answer[1] <= sealed.effects.id_mark:
             holder = sealed
-        holder.staged.append((address, session, outcome))
+        holder.staged.append((address, session, answer))
         return False
 
     def durable(self, batch: Batch) -> None:
@@ -180,9 +180,9 @@ class Intake:
 
     def _forget(self, batch: Batch) -> None:
         core = self._core
-        for _, session, outcome in batch.staged:
+        for _, session, answer in batch.staged:
             if session is not None:
-                session.drop(outcome[0])
+                session.drop(answer[0])
         # What the batch said of its sessions is no longer true: they are written anew.
         for key in [k for k, row in batch.effects.sessions.items() if row is not None]:
             del batch.effects.sessions[key]

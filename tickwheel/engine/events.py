@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
-    from tickwheel.model.records import Draft, TaskRow
+    from tickwheel.model.records import NewTask, TaskRow
 
 CANCELLED, EXPIRED, DELETED = "cancelled", "expired", "deleted"
 
@@ -35,8 +35,10 @@ class Recorder(Protocol):
 
     # --- tasks -------------------------------------------------------------------------------
 
-    def arrived(self, source: object, ids: range, drafts: Sequence[Draft], now_ms: int) -> None:
-        """Tasks were staged for ``source``, the shell's producer."""
+    def arrived(
+        self, source: object, ids: range, new_tasks: Sequence[NewTask], now_ms: int
+    ) -> None:
+        """Tasks were staged for ``source``, the shard's producer."""
 
     def delivered(
         self, group: Group, subscriber: Subscriber, items: Sequence[Item], now_ms: int

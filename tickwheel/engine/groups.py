@@ -3,14 +3,14 @@ whatever names them first and forgotten when nothing is left of them.
 
 The first group of a topic gets everything that waits, whatever start it asks for: nothing is
 discarded by making a group. A further one is owed what comes due from its start on; when that
-lies in the past, the shell hands the stored tasks of the topic to ``Ownership.replayed``.
+lies in the past, the shard hands the stored tasks of the topic to ``Ownership.replayed``.
 
 A deletion takes bounded steps, because a group with a million tasks must not make one batch.
-``close`` marks the group, durably: from then on it is handed and owed nothing more. The shell asks
+``close`` marks the group, durably: from then on it is handed and owed nothing more. The shard asks
 for some of what it still holds (``some``), reads the records, and lets ``drop`` take them out: a
 task that is owed to nobody else ends as deleted, otherwise only this group's share is gone. When
 nothing is left, ``finish`` removes the group. After a crash the marked group comes back with what
-it still held, and the shell goes on.
+it still held, and the shard goes on.
 
 The group stays in its place in ``Topic.groups`` until then, because tasks that are not in
 ``Core.owed`` belong to the first one. Tasks that come due meanwhile name their groups in ``owed``
@@ -26,7 +26,14 @@ from typing import TYPE_CHECKING
 from tickwheel.engine.events import DELETED
 from tickwheel.engine.rates import changed
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
-from tickwheel.model.records import TOPIC_ITSELF, Ending, GroupRow, GroupSettings, Known, TaskRow
+from tickwheel.model.records import (
+    TOPIC_ITSELF,
+    GroupRow,
+    GroupSettings,
+    Outcome,
+    TaskRow,
+    TaskSnapshot,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -210,14 +217,14 @@ class Closing:
                 ids.append(task_id)
         return ids
 
-    def drop(self, group: Group, asked: Iterable[int], known: Mapping[int, Known]) -> None:
+    def drop(self, group: Group, asked: Iterable[int], known: Mapping[int, TaskSnapshot]) -> None:
         """Take these out, as far as the group still holds them."""
         for task_id in asked:
             found = known.get(task_id)
             if found is not None and self._take_out(group, found):
                 self._forget(group, found.row)
 
-    def _take_out(self, group: Group, found: Known) -> bool:
+    def _take_out(self, group: Group, found: TaskSnapshot) -> bool:
         core, task_id = self._core, found.row.id
         if found.row.topic != group.topic.name:
             return False
@@ -234,7 +241,7 @@ class Closing:
 
     def _forget(self, group: Group, row: TaskRow) -> None:
         core = self._core
-        last = self._ownership.finish(group, row, Ending.DELETED)
+        last = self._ownership.finish(group, row, Outcome.DELETED)
         if not last:
             core.open.effects.progress[row.id, group.name] = None
         if core.recorder is not None:

@@ -8,7 +8,7 @@ Rules, for what is durable (a group's row, a task's row):
 
 1. **Place.** A task's place in the order is its id. A task that an operator moved to a time at
    which a group would wrongly miss it (or a group being deleted would wrongly hold it) gets a
-   new, later place, ``Extras.order_id``; hardly any task has one.
+   new, later place, ``TaskOptions.order_id``; hardly any task has one.
 2. **Start.** A group is owed what stands behind ``since_id``, the newest id when it was made,
    and of what stands before that, what is due at ``since_ms`` or later. For a group that begins
    now that is the first due time that the wheel had not fired, wherever the clock was. For a
@@ -40,16 +40,24 @@ from typing import Protocol, TypeVar
 
 from tickwheel.engine.events import DELETED
 from tickwheel.engine.state import Core
-from tickwheel.engine.topics import Group, Lease, Owed, Replay, Topic, priority_of, traits_of
+from tickwheel.engine.topics import (
+    Group,
+    Lease,
+    PendingGroups,
+    Replay,
+    Topic,
+    priority_of,
+    traits_of,
+)
 from tickwheel.model.records import (
     BY_DUE_ALONE,
     ID_MAX,
-    Ending,
-    Extras,
     GroupSettings,
-    Known,
+    Outcome,
     ProgressState,
+    TaskOptions,
     TaskRow,
+    TaskSnapshot,
 )
 
 
@@ -73,9 +81,9 @@ M = TypeVar("M", bound=Member)
 
 def order_of(row: TaskRow) -> int:
     """The task's place in the order."""
-    if row.extras is None or row.extras.order_id is None:
+    if row.options is None or row.options.order_id is None:
         return row.id
-    return row.extras.order_id
+    return row.options.order_id
 
 
 def is_closed(member: Member) -> bool:
@@ -128,7 +136,7 @@ def needs_place(members: Iterable[Member], row: TaskRow) -> bool:
     )
 
 
-def is_done(known: Known, group: Group) -> bool:
+def is_done(known: TaskSnapshot, group: Group) -> bool:
     """Whether the group has finished it while others still owe an end."""
     progress = known.progress.get(group.name)
     return progress is not None and progress.state is ProgressState.DONE
@@ -145,7 +153,7 @@ class Ownership:
         self.unloaded_ms: int | None = None
         """Stored tasks that are due from then on may not be on the wheel yet."""
         self.replays: list[Replay] = []
-        """Those that the shell has not begun with."""
+        """Those that the shard has not begun with."""
 
     # --- where groups begin and end ----------------------------------------------------------
 
@@ -213,8 +221,8 @@ class Ownership:
         core = self._core
         if not needs_place(core.topic(row.topic).groups.values(), row):
             return row
-        extras = row.extras or Extras()
-        return row._replace(extras=extras._replace(order_id=core.ids.take(1, now_ms)))
+        options = row.options or TaskOptions()
+        return row._replace(options=options._replace(order_id=core.ids.take(1, now_ms)))
 
     def forget(self, task_id: int) -> None:
         """It is scheduled anew: who is owed it is decided when it fires."""
@@ -225,17 +233,17 @@ class Ownership:
     def assign(self, topic: Topic, live: list[Group], row: TaskRow) -> list[Group]:
         """Which of ``live`` get a task on a topic with several groups. None: it has ended."""
         core = self._core
-        order, due_ms = row.id if row.extras is None else order_of(row), row.due_ms
+        order, due_ms = row.id if row.options is None else order_of(row), row.due_ms
         groups = [group for group in live if order > group.since_id or due_ms >= group.since_ms]
         groups = groups or earliest(live)
         if topic.closing and self.was_closed(topic, row):
             core.lifetimes.end(row)
-            core.end(row.id, Ending.DELETED)
+            core.end(row.id, Outcome.DELETED)
             if core.recorder is not None:
                 core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
             return []
         if len(groups) > 1 or groups[0] is not topic.first_group:
-            core.owed[row.id] = Owed({group.name for group in groups}, topic.made)
+            core.owed[row.id] = PendingGroups({group.name for group in groups}, topic.made)
         for _ in groups[1:]:
             core.lifetimes.begin(row)
         return groups
@@ -245,7 +253,7 @@ class Ownership:
         owed = [group for group in topic.groups.values() if owes(group, row)]
         return bool(owed) and all(group.was_restored for group in owed)
 
-    def restore(self, known: Known) -> list[Group]:
+    def restore(self, known: TaskSnapshot) -> list[Group]:
         """The groups that still owe a task that had fired before a restart."""
         core, row = self._core, known.row
         topic = core.topic(row.topic)
@@ -253,13 +261,13 @@ class Ownership:
         is_shared = len(groups) > 1 or groups[:1] != [topic.first_group]
         left = [g for g in groups if g.name not in known.dead and not is_done(known, g)]
         if is_shared and topic.unowned is None and (left or known.dead):
-            owed = core.owed[row.id] = Owed({group.name for group in left}, topic.made)
-            owed.buried = len(known.dead)
+            owed = core.owed[row.id] = PendingGroups({group.name for group in left}, topic.made)
+            owed.dead_lettered = len(known.dead)
         return left
 
     # --- who has it --------------------------------------------------------------------------
 
-    def groups_of(self, known: Known) -> list[Group]:
+    def groups_of(self, known: TaskSnapshot) -> list[Group]:
         """The groups that still owe something for a task that has fired."""
         core = self._core
         topic = core.topic(known.row.topic)
@@ -286,7 +294,7 @@ class Ownership:
 
     # --- the end of a share ------------------------------------------------------------------
 
-    def finish(self, group: Group, of: Lease | TaskRow, ending: Ending = Ending.ACKED) -> bool:
+    def finish(self, group: Group, of: Lease | TaskRow, outcome: Outcome = Outcome.ACKED) -> bool:
         """``group`` is done with a task. True when that ended it, False when others have it."""
         core, task_id, made = self._core, of.id, 0
         owed = core.owed.get(task_id)
@@ -294,12 +302,12 @@ class Ownership:
             owed.remaining.discard(group.name)
             if not owed.remaining:
                 core.drop(task_id)
-            if owed.remaining or owed.buried:
+            if owed.remaining or owed.dead_lettered:
                 return False
             made = owed.made
         if group.topic.replays and self._goes_on(group, of, made):
             return False
-        core.end(task_id, ending)
+        core.end(task_id, outcome)
         return True
 
     def to_dead_letters(self, group: Group, task_id: int) -> None:
@@ -307,7 +315,7 @@ class Ownership:
         owed = self._core.owed.get(task_id)
         if owed is not None:
             owed.remaining.discard(group.name)
-            owed.buried += 1
+            owed.dead_lettered += 1
             if not owed.remaining:
                 self._core.drop(task_id)
 
@@ -315,7 +323,7 @@ class Ownership:
         """It is no dead letter of the group any more; ``owes_it``: it is the group's again."""
         owed = self._core.owed.get(task_id)
         if owed is not None:
-            owed.buried -= 1
+            owed.dead_lettered -= 1
             if owes_it:
                 owed.remaining.add(group.name)
 
@@ -336,7 +344,7 @@ class Ownership:
             return False
         traits = of.traits if isinstance(of, Lease) else traits_of(of)
         core.drop(task_id)
-        core.owed[task_id] = Owed({replay.group.name for replay in heirs}, topic.made)
+        core.owed[task_id] = PendingGroups({replay.group.name for replay in heirs}, topic.made)
         for replay in heirs:
             replay.given += 1
             replay.group.loading[task_id] = traits.priority
@@ -345,7 +353,7 @@ class Ownership:
         return True
 
     def replayed(
-        self, replay: Replay, page: Sequence[Known], following: int | None, now_ms: int
+        self, replay: Replay, page: Sequence[TaskSnapshot], following: int | None, now_ms: int
     ) -> None:
         """Look at the next tasks of its topic, by id; ``following``: the last id of the page, or
         None when there are no more."""
@@ -360,14 +368,14 @@ class Ownership:
             del replays[group]
         self._core.wake(group)
 
-    def look_ahead(self, known: Known, now_ms: int) -> None:
+    def look_ahead(self, known: TaskSnapshot, now_ms: int) -> None:
         """What happens to the task next has to happen to it in all its groups."""
         for replay in self._core.topic(known.row.topic).replays.values():
             if replay.is_ahead(known.row.id):
                 self._look_at(replay, known, now_ms)
                 replay.seen.add(known.row.id)
 
-    def _look_at(self, replay: Replay, known: Known, now_ms: int) -> None:
+    def _look_at(self, replay: Replay, known: TaskSnapshot, now_ms: int) -> None:
         """Is the group owed a task that may have fired without it?"""
         core, row, group = self._core, known.row, replay.group
         owed = core.owed.get(row.id)
@@ -384,8 +392,8 @@ class Ownership:
             owners = self.groups_of(known)
             if group in owners:
                 return
-            owed = core.owed[row.id] = Owed({owner.name for owner in owners}, 0)
-            owed.buried = len(known.dead)
+            owed = core.owed[row.id] = PendingGroups({owner.name for owner in owners}, 0)
+            owed.dead_lettered = len(known.dead)
             for owner in owners:
                 if owner in group.topic.replays:
                     group.topic.replays[owner].seen.add(row.id)
@@ -396,7 +404,7 @@ class Ownership:
         group.ready.push(row.id, priority_of(row), now_ms)
         core.lifetimes.begin(row)
 
-    def _settle(self, group: Group, known: Known, now_ms: int) -> None:
+    def _settle(self, group: Group, known: TaskSnapshot, now_ms: int) -> None:
         """What others have ended lay in ``loading`` for the replay: it is ready now."""
         core, row = self._core, known.row
         if not is_done(known, group):

@@ -12,12 +12,12 @@ from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.state import Core
 from tickwheel.engine.topics import Group, Lease, Tries, priority_of, traits_of
 from tickwheel.model.records import (
-    Ending,
     GroupRow,
-    Known,
+    Outcome,
     ProgressRow,
     ProgressState,
     SessionRow,
+    TaskSnapshot,
 )
 
 
@@ -43,11 +43,11 @@ class Recovery:
         for row in rows:
             self._core.sessions.restore(row)
 
-    def endings(self, pairs: Iterable[tuple[int, Ending]]) -> None:
-        self._core.endings.add_all(pairs)
+    def outcomes(self, pairs: Iterable[tuple[int, Outcome]]) -> None:
+        self._core.outcomes.add_all(pairs)
 
     def with_history(
-        self, known: Known, now_ms: int, mono_ms: int, lease_ms_max: int | None
+        self, known: TaskSnapshot, now_ms: int, mono_ms: int, lease_ms_max: int | None
     ) -> None:
         """A task that some group was handed before; leases last ``lease_ms_max`` at most."""
         core, row = self._core, known.row
@@ -63,7 +63,7 @@ class Recovery:
             return
         if not groups and not known.dead:
             # Whoever else owed it was being deleted, and nobody can tell any more that it did.
-            core.end(row.id, Ending.DELETED)
+            core.end(row.id, Outcome.DELETED)
             if core.recorder is not None:
                 core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
             return
@@ -74,7 +74,7 @@ class Recovery:
     def _standing(
         self,
         group: Group,
-        known: Known,
+        known: TaskSnapshot,
         progress: ProgressRow | None,
         now_ms: int,
         mono_ms: int,

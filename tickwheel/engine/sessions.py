@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 
 from tickwheel.model.records import SessionRow
 
-Outcome = tuple[int, int, int, int]
+StoredAnswer = tuple[int, int, int, int]
 """(request, first id, number of ids, accepted_ms)"""
 
 
 class Session:
     """One client's memory. ``connections`` > 0 keeps it from being forgotten."""
 
-    __slots__ = ("_all", "connections", "floor", "key", "last", "outcomes", "seen_ms")
+    __slots__ = ("_all", "answers", "connections", "floor", "key", "last", "seen_ms")
 
     def __init__(self, key: bytes, now_ms: int, every: Sessions) -> None:
         self._all = every
@@ -27,42 +27,42 @@ class Session:
         self.floor = 0
         self.last = 0
         """No request above this was ever seen."""
-        self.outcomes: dict[int, Outcome] = {}
+        self.answers: dict[int, StoredAnswer] = {}
         self.seen_ms = now_ms
         self.connections = 0
 
-    def remember(self, outcomes: Mapping[int, Outcome]) -> None:
+    def remember(self, answers: Mapping[int, StoredAnswer]) -> None:
         """Of new requests."""
-        self.outcomes.update(outcomes)
-        self._all.outcomes += len(outcomes)
+        self.answers.update(answers)
+        self._all.answers += len(answers)
 
     def drop(self, request: int) -> None:
         """It was refused."""
-        if self.outcomes.pop(request, None) is not None:
-            self._all.outcomes -= 1
+        if self.answers.pop(request, None) is not None:
+            self._all.answers -= 1
 
     def raise_floor(self, floor: int) -> None:
         """The client has seen every answer below ``floor``: forget them."""
         if floor <= self.floor:
             return
-        before = len(self.outcomes)
-        if floor - self.floor > len(self.outcomes):
-            self.outcomes = {r: o for r, o in self.outcomes.items() if r >= floor}
+        before = len(self.answers)
+        if floor - self.floor > len(self.answers):
+            self.answers = {r: o for r, o in self.answers.items() if r >= floor}
         else:
             for request in range(self.floor, floor):
-                self.outcomes.pop(request, None)
-        self._all.outcomes -= before - len(self.outcomes)
+                self.answers.pop(request, None)
+        self._all.answers -= before - len(self.answers)
         self.floor = floor
 
     def row(self) -> SessionRow:
-        return SessionRow(self.key, self.floor, self.seen_ms, tuple(self.outcomes.values()))
+        return SessionRow(self.key, self.floor, self.seen_ms, tuple(self.answers.values()))
 
 
 class Sessions:
     """All sessions of a daemon, at most ``sessions_max``."""
 
     def __init__(self, sessions_max: int, idle_ms_max: int) -> None:
-        self.outcomes = 0
+        self.answers = 0
         """That are remembered in all."""
         self._all: dict[bytes, Session] = {}
         self._sessions_max = sessions_max
@@ -80,8 +80,8 @@ class Sessions:
     def restore(self, row: SessionRow) -> None:
         session = Session(row.session, row.seen_ms, self)
         session.floor = row.floor
-        session.remember({outcome[0]: outcome for outcome in row.outcomes})
-        session.last = max(session.outcomes, default=row.floor)
+        session.remember({answer[0]: answer for answer in row.answers})
+        session.last = max(session.answers, default=row.floor)
         self._all[row.session] = session
 
     def open(self, key: bytes, now_ms: int) -> Session | None:
@@ -97,7 +97,7 @@ class Sessions:
         session = self._all.pop(key, None)
         if session is None:
             return False
-        self.outcomes -= len(session.outcomes)
+        self.answers -= len(session.answers)
         return True
 
     def expired(self, now_ms: int) -> list[bytes]:

@@ -26,11 +26,11 @@ from tickwheel.engine.topics import Group, Lease, Tries
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     FAILURES_MAX,
-    Ending,
     Failure,
-    Known,
+    Outcome,
     ProgressRow,
     ProgressState,
+    TaskSnapshot,
 )
 
 EXPIRY_SCAN_GAP_MS_MIN = 20
@@ -97,7 +97,9 @@ class Settlement:
             self.end(ACKED, group, leases)
         return unresolved
 
-    def ack_idle(self, group: Group, epoch: int, task_id: int, attempt: int, known: Known) -> str:
+    def ack_idle(
+        self, group: Group, epoch: int, task_id: int, attempt: int, known: TaskSnapshot
+    ) -> str:
         """Ack of a task that ``ack`` could not finish, and that has not ended.
 
         The receipt is an earlier one, or one that a crash made this memory forget.
@@ -254,7 +256,7 @@ class Settlement:
                     core.note_done(task_id, group, lease.attempt, lease.epoch)
                     kept.add(task_id)
         else:
-            core.end_delivered(leases, Ending.ACKED)
+            core.end_delivered(leases, Outcome.ACKED)
         if core.recorder is not None:
             core.recorder.acked(group, list(leases.values()), kept)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from tickwheel.engine.sessions import Outcome
+from tickwheel.engine.sessions import StoredAnswer
 from tickwheel.model.records import TaskRow
 
 
@@ -22,7 +22,7 @@ class ReplySink(Protocol):
         """Who the caller is, for the history."""
         ...
 
-    def accepted(self, outcomes: Sequence[Outcome]) -> None:
+    def accepted(self, answers: Sequence[StoredAnswer]) -> None:
         """Enqueue requests whose tasks are durable."""
 
     def result(self, request: int, value: object) -> None:

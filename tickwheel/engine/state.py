@@ -8,7 +8,7 @@ is a small class with the verbs of one concern. What it is made of stands before
   2094; those of one daemon differ by ``ID_STEP``. A burst of more than 4,096 in a millisecond
   borrows from the next one. The source never goes back, not even after a restart with the clock
   set back, because it starts above the stored mark.
-* ``Endings``: how the tasks that finished last have ended. When the young generation is full it
+* ``Outcomes``: how the tasks that finished last have ended. When the young generation is full it
   becomes the old one, and the former old one is forgotten, so between ``bound / 2`` and ``bound``
   of them are known, at O(1) a task.
 * ``Lifetimes``: when tasks that nobody has taken expire. Every group that a task with a ttl is
@@ -26,16 +26,24 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from tickwheel.engine.sessions import Outcome, Session, Sessions
+from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
-from tickwheel.engine.topics import Dispatch, Group, Lease, Owed, Subscriber, Topic, ttl_end_ms
+from tickwheel.engine.topics import (
+    Dispatch,
+    Group,
+    Lease,
+    PendingGroups,
+    Subscriber,
+    Topic,
+    ttl_end_ms,
+)
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import (
     DEFAULT_GROUP,
     ID_STEP,
     REASON_LENGTH_MAX,
-    Ending,
     Failure,
+    Outcome,
     ProgressRow,
     ProgressState,
     TaskRow,
@@ -146,27 +154,27 @@ class IdSource:
         return first
 
 
-class Endings:
-    """id → Ending of recently finished tasks."""
+class Outcomes:
+    """id → Outcome of recently finished tasks."""
 
     __slots__ = ("_half", "_old", "_young")
 
     def __init__(self, bound: int) -> None:
         self._half = max(1, bound // 2)
-        self._young: dict[int, Ending] = {}
-        self._old: dict[int, Ending] = {}
+        self._young: dict[int, Outcome] = {}
+        self._old: dict[int, Outcome] = {}
 
-    def add(self, task_id: int, ending: Ending) -> None:
-        self._young[task_id] = ending
+    def add(self, task_id: int, outcome: Outcome) -> None:
+        self._young[task_id] = outcome
         if len(self._young) >= self._half:
             self._old = self._young
             self._young = {}
 
-    def add_all(self, pairs: Iterable[tuple[int, Ending]]) -> None:
-        for task_id, ending in pairs:
-            self.add(task_id, ending)
+    def add_all(self, pairs: Iterable[tuple[int, Outcome]]) -> None:
+        for task_id, outcome in pairs:
+            self.add(task_id, outcome)
 
-    def get(self, task_id: int) -> Ending | None:
+    def get(self, task_id: int) -> Outcome | None:
         found = self._young.get(task_id)
         return found if found is not None else self._old.get(task_id)
 
@@ -184,7 +192,7 @@ class Lifetimes:
 
     def begin(self, row: TaskRow) -> None:
         """The task is ready or waiting in one group more."""
-        end_ms = ttl_end_ms(row.due_ms, row.extras)
+        end_ms = ttl_end_ms(row.due_ms, row.options)
         if end_ms is not None:
             self.add(row.id, end_ms)
 
@@ -193,14 +201,14 @@ class Lifetimes:
 
     def end(self, row: TaskRow) -> None:
         """The task is ready or waiting in one group less."""
-        end_ms = ttl_end_ms(row.due_ms, row.extras)
+        end_ms = ttl_end_ms(row.due_ms, row.options)
         if end_ms is not None:
             self.remove(row.id, end_ms)
 
     def remove(self, task_id: int, end_ms: int) -> None:
         left = self.fired.get(task_id)
         if left is None:
-            self.wheel.orphan(task_id, end_ms)
+            self.wheel.cancel(task_id, end_ms)
         elif left == 1:
             del self.fired[task_id]
         else:
@@ -226,7 +234,7 @@ class Lifetimes:
         return len(self.wheel) + sum(self.fired.values())
 
 
-Staged = tuple[ReplySink | None, Session | None, Outcome]
+Staged = tuple[ReplySink | None, Session | None, StoredAnswer]
 """(where the answer goes, whose request it is, outcome): one enqueue request."""
 
 
@@ -350,13 +358,13 @@ class Core:
         self.wheel = TimingWheel(now_ms, slots=config.slots, tick_ms=config.tick_ms)
         self.open = Batch()
         self.sessions = Sessions(config.sessions_max, config.session_idle_ms_max)
-        self.endings = Endings(config.endings_max)
+        self.outcomes = Outcomes(config.endings_max)
         self.topics: dict[str, Topic] = {}
         self.maybe_idle: dict[str, None] = {}
         """Every topic that can be forgotten is among these; see ``Grouping.forget_idle``."""
         self.hot: dict[int, TaskRow] = {}
         """Rows in memory of tasks that are scheduled soon or ready."""
-        self.owed: dict[int, Owed] = {}
+        self.owed: dict[int, PendingGroups] = {}
         self.retrying: dict[int, list[Group]] = {}
         """id → groups in which it waits for a retry."""
         self.firing: dict[int, int] = {}
@@ -369,9 +377,9 @@ class Core:
         """Groups that may be able to deliver."""
         self.missing: dict[int, None] = {}
         """Tasks that have not ended and whose rows the store does not have: they stay where they
-        are, and the shell goes on looking for their rows."""
+        are, and the shard goes on looking for their rows."""
         self.wants: list[int] = []
-        """Ids the shell shall read and hand to ``Delivery.loaded``."""
+        """Ids the shard shall read and hand to ``Delivery.loaded``."""
         self.wants_ready: dict[Group, list[int]] = {}
         """Ids of ready tasks without a row in memory, for ``Delivery.loaded_ready``."""
         self.leased: dict[Group, None] = {}
@@ -384,9 +392,9 @@ class Core:
         self.throttled: dict[Group, int] = {}
         """Groups held back by a rate → when there is a token, by the steady clock."""
         self.cut: list[tuple[Subscriber, str, str]] = []
-        """Subscriptions that were ended here, with an error code and a sentence, for the shell."""
+        """Subscriptions that were ended here, with an error code and a sentence, for the shard."""
         self.faults: list[tuple[str, Exception]] = []
-        """What could not be processed, see ``fault``, for the shell to tell."""
+        """What could not be processed, see ``fault``, for the shard to tell."""
         self.policies = {**BUILT_IN, **config.policies, DEFAULT: config.retry}
         self.totals = Totals()
         self.held_back: dict[Group, None] = {}
@@ -503,22 +511,22 @@ class Core:
 
     # --- the end of a task ---------------------------------------------------------------
 
-    def end(self, task_id: int, ending: Ending) -> None:
+    def end(self, task_id: int, outcome: Outcome) -> None:
         """The task leaves for good. Its other rows leave the batch when it is sealed."""
         self.tasks -= 1
-        self.open.effects.ended[task_id] = ending
-        self.endings.add(task_id, ending)
+        self.open.effects.ended[task_id] = outcome
+        self.outcomes.add(task_id, outcome)
         self.drop(task_id)
         self.owed.pop(task_id, None)
 
-    def end_delivered(self, ids: Collection[int], ending: Ending) -> None:
+    def end_delivered(self, ids: Collection[int], outcome: Outcome) -> None:
         """``end`` for tasks that were in flight for the only group that was owed them: nothing
         else of them is in memory."""
         self.tasks -= len(ids)
-        ended, endings = self.open.effects.ended, self.endings
+        ended, outcomes = self.open.effects.ended, self.outcomes
         for task_id in ids:
-            ended[task_id] = ending
-            endings.add(task_id, ending)
+            ended[task_id] = outcome
+            outcomes.add(task_id, outcome)
 
     def is_scheduled(self, row: TaskRow) -> bool:
         """Its due time has not come, or has not been acted on."""
@@ -537,7 +545,7 @@ class Core:
         topic = self.topic(row.topic)
         waits = self.firing.pop(row.id, None) is None and topic.deferred.pop(row.id, None) is None
         if waits:
-            self.wheel.orphan(row.id, row.due_ms)
+            self.wheel.cancel(row.id, row.due_ms)
         topic.scheduled -= 1
         self.scheduled -= 1
         self.drop(row.id)
@@ -586,7 +594,7 @@ class Core:
         self.lifetimes.end(row)
         at_ms = group.waiting.pop(task_id, None)
         if at_ms is not None:
-            self.wheel.orphan(task_id, at_ms)
+            self.wheel.cancel(task_id, at_ms)
             self.waited(group, task_id)
             return
         group.withdraw(task_id)

@@ -1,7 +1,7 @@
 """Commands on single tasks: cancel, reschedule, run now, look up; dead letters by id.
 
-The shell reads what the store holds of the ids, lays over it what is not committed yet, and
-passes the result here as ``Known``; engine memory says the rest.
+The shard reads what the store holds of the ids, lays over it what is not committed yet, and
+passes the result here as ``TaskSnapshot``; engine memory says the rest.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from tickwheel.engine.events import CANCELLED
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import Tries, priority_of
-from tickwheel.model.records import Ending, Failure, Known, ProgressState, task_bytes
+from tickwheel.model.records import Failure, Outcome, ProgressState, TaskSnapshot, task_bytes
 from tickwheel.model.states import State
 
-__all__ = ["Control", "GroupView", "Known"]
+__all__ = ["Control", "GroupView", "TaskSnapshot"]
 
 
 class GroupView(NamedTuple):
@@ -41,12 +41,12 @@ class Control:
 
     def absent(self, task_id: int) -> str:
         """The state of a task that no record is left of."""
-        ending = self._core.endings.get(task_id)
-        if ending is not None:
-            return ending.name.lower()
+        outcome = self._core.outcomes.get(task_id)
+        if outcome is not None:
+            return outcome.name.lower()
         return "gone" if self._core.was_assigned(task_id) else "unknown"
 
-    def state(self, known: Known) -> State:
+    def state(self, known: TaskSnapshot) -> State:
         """One word for the whole task: the most active of its groups."""
         core, task_id = self._core, known.row.id
         groups = self._ownership.groups_of(known)
@@ -60,10 +60,10 @@ class Control:
             return State.SCHEDULED
         return State.READY
 
-    def view(self, known: Known, mono_to_wall_ms: int) -> dict[str, GroupView]:
+    def view(self, known: TaskSnapshot, mono_to_wall_ms: int) -> dict[str, GroupView]:
         """How each group stands with it; ``mono_to_wall_ms`` turns lease ends into wall time."""
         task_id = known.row.id
-        own = known.row.extras.retry if known.row.extras is not None else None
+        own = known.row.options.retry if known.row.options is not None else None
         views: dict[str, GroupView] = {}
         for name, dead in known.dead.items():
             views[name] = GroupView("dead", dead.attempt, dead.died_ms, dead.failures, 0)
@@ -101,7 +101,7 @@ class Control:
 
     # --- cancel, reschedule --------------------------------------------------------------
 
-    def cancel(self, task_id: int, known: Known | None) -> str:
+    def cancel(self, task_id: int, known: TaskSnapshot | None) -> str:
         if known is None:
             state = self.absent(task_id)
             return "already_cancelled" if state == "cancelled" else state
@@ -114,7 +114,7 @@ class Control:
         else:
             self._take_out_everywhere(known)
         self._dead_letters.task_ends(known)
-        core.end(task_id, Ending.CANCELLED)
+        core.end(task_id, Outcome.CANCELLED)
         core.totals.cancelled += 1
         topic.cancelled += 1
         core.lost_task(topic)
@@ -123,9 +123,9 @@ class Control:
         return "cancelled"
 
     def reschedule(
-        self, task_id: int, due_ms: int, known: Known | None, now_ms: int
+        self, task_id: int, due_ms: int, known: TaskSnapshot | None, now_ms: int
     ) -> tuple[str, int | None]:
-        """Move the next delivery to ``due_ms`` (not in the past: the shell clips it)."""
+        """Move the next delivery to ``due_ms`` (not in the past: the shard clips it)."""
         if known is None:
             state = self.absent(task_id)
             return ("already_cancelled" if state == "cancelled" else state), None
@@ -152,7 +152,7 @@ class Control:
                 core.recorder.rescheduled(known.row, due_ms)
         return "scheduled", due_ms
 
-    def _has_history(self, known: Known) -> bool:
+    def _has_history(self, known: TaskSnapshot) -> bool:
         """Some group has attempts, an ack or a dead letter to remember."""
         if known.dead or any(p.state is ProgressState.DONE for p in known.progress.values()):
             return True
@@ -160,11 +160,11 @@ class Control:
         # One that waits without an attempt does so because the clock went back.
         return any(task_id in group.tries for group in self._ownership.groups_of(known))
 
-    def _take_out_everywhere(self, known: Known) -> None:
+    def _take_out_everywhere(self, known: TaskSnapshot) -> None:
         for group in self._ownership.groups_of(known):
             self._core.leave(group, known.row)
 
-    def _postpone(self, known: Known, due_ms: int, now_ms: int) -> None:
+    def _postpone(self, known: TaskSnapshot, due_ms: int, now_ms: int) -> None:
         core, task_id = self._core, known.row.id
         self._ownership.look_ahead(known, now_ms)
         for group in self._ownership.groups_of(known):
@@ -178,12 +178,12 @@ class Control:
 
     # --- dead letters ------------------------------------------------------------------------
 
-    def requeue(self, task_id: int, name: str, known: Known | None, now_ms: int) -> str:
+    def requeue(self, task_id: int, name: str, known: TaskSnapshot | None, now_ms: int) -> str:
         """Back from the dead letters of the group ``name``."""
         if known is None:
             return self.absent(task_id)
         return self._dead_letters.requeue(known, name, now_ms)
 
-    def delete_dead(self, task_id: int, name: str, known: Known | None) -> str:
+    def delete_dead(self, task_id: int, name: str, known: TaskSnapshot | None) -> str:
         """Drop a dead letter of the group ``name``."""
         return self.absent(task_id) if known is None else self._dead_letters.delete(known, name)

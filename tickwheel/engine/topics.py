@@ -21,10 +21,10 @@ from tickwheel.model.records import (
     BY_DUE_ALONE,
     SUBSCRIBER_LENGTH_MAX,
     TOPIC_ITSELF,
-    Extras,
     Failure,
     GroupRow,
     GroupSettings,
+    TaskOptions,
     TaskRow,
 )
 
@@ -45,8 +45,8 @@ class Group:
         "able",
         "acked",
         "bucket",
-        "buried",
         "dead",
+        "dead_lettered",
         "delivered",
         "detached",
         "expired",
@@ -104,7 +104,7 @@ class Group:
         self.acked = 0
         self.nacked = 0
         self.retried = 0
-        self.buried = 0
+        self.dead_lettered = 0
         self.expired = 0
 
     @property
@@ -173,16 +173,16 @@ class Group:
         return True
 
 
-class Owed:
+class PendingGroups:
     """A task that came due for several groups: which of them are not finished."""
 
-    __slots__ = ("buried", "made", "remaining")
+    __slots__ = ("dead_lettered", "made", "remaining")
 
     def __init__(self, remaining: set[str], made: int) -> None:
         self.remaining = remaining
         self.made = made
         """``Topic.made`` when it was decided who owes it; 0: not known any more."""
-        self.buried = 0
+        self.dead_lettered = 0
         """How many groups keep it as a dead letter."""
 
 
@@ -223,7 +223,9 @@ class Replay:
         return self.reached < task_id <= self.mark
 
     def claims(self, task_id: int, due_ms: int, made: int) -> bool:
-        """Whether its group is owed a task that fired without it; ``made``: see ``Owed``."""
+        """Whether its group is owed a task that fired without it.
+
+        ``made``: see ``PendingGroups``."""
         return (
             made < self.made
             and self.is_ahead(task_id)
@@ -345,21 +347,21 @@ class Dispatch(NamedTuple):
 
 
 def priority_of(row: TaskRow) -> int:
-    return row.extras.priority if row.extras is not None else 0
+    return row.options.priority if row.options is not None else 0
 
 
 def traits_of(row: TaskRow) -> Traits:
-    extras = row.extras
-    if extras is None:
+    options = row.options
+    if options is None:
         return PLAIN
-    return Traits(extras.priority, extras.retry, ttl_end_ms(row.due_ms, extras))
+    return Traits(options.priority, options.retry, ttl_end_ms(row.due_ms, options))
 
 
-def ttl_end_ms(due_ms: int, extras: Extras | None) -> int | None:
+def ttl_end_ms(due_ms: int, options: TaskOptions | None) -> int | None:
     """The first millisecond in which nobody wants the task any more; None: there is none."""
-    if extras is None or extras.ttl_ms is None:
+    if options is None or options.ttl_ms is None:
         return None
-    return due_ms + extras.ttl_ms + 1
+    return due_ms + options.ttl_ms + 1
 
 
 class Tries(NamedTuple):

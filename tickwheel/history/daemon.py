@@ -67,12 +67,12 @@ class History:
         self,
         options: HistoryOptions,
         clock: Clock,
-        noticed: Callable[[str, str], None],
+        on_event: Callable[[str, str], None],
     ) -> None:
         """Raises BadRequest when there can be no files."""
         self._options = options
         self._clock = clock
-        self._noticed = noticed
+        self._on_event = on_event
         self._folder = state_folder(options.folder, options.node, options.shard)
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -204,7 +204,7 @@ class History:
             return
         self._recent += events
         if self._missing:
-            self._noticed("history_kept_again", f"{self._missing} events are missing")
+            self._on_event("history_kept_again", f"{self._missing} events are missing")
             self._missing = 0
 
     def _append_packed(self, data: bytes, events: int) -> None:
@@ -220,7 +220,7 @@ class History:
         if self._spool is None or not self._spool.is_lost():
             return
         reason = "the folder of the spool was removed or moved"
-        self._noticed("history_dropped", f"{reason}; it begins anew")
+        self._on_event("history_dropped", f"{reason}; it begins anew")
         self._renew_pending()
         # How many nobody knows: of what is older, some stands in files, and those may be gone too.
         self.dropped += max(1, recent)
@@ -234,7 +234,7 @@ class History:
 
     def _drop(self, events: int, reason: str) -> None:
         if not self._missing:
-            self._noticed("history_dropped", f"{reason}; service goes on without it")
+            self._on_event("history_dropped", f"{reason}; service goes on without it")
         self._missing += events
         self.dropped += events
         self._reason = reason
@@ -255,7 +255,7 @@ class History:
             self._process.stdin.close()
         done, _ = await asyncio.wait((writing,), timeout=FINISH_S)
         if not done:
-            self._noticed("history_unfinished", "the next start goes on with what is in the spool")
+            self._on_event("history_unfinished", "the next start goes on with what is in the spool")
             writing.cancel()
             await asyncio.gather(writing, return_exceptions=True)
 
@@ -273,7 +273,7 @@ class History:
                     return
                 continue
             self.writer_restarts += 1
-            self._noticed("history_writer_ended", f"{ended}; starting it again")
+            self._on_event("history_writer_ended", f"{ended}; starting it again")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RESTART_S):
                     await self._stopping.wait()
@@ -303,5 +303,5 @@ class History:
         with contextlib.suppress(ValueError):  # a line without an end
             async for line in process.stderr:
                 text = line.decode("utf-8", "replace").strip()
-                self._noticed("history_writer", text.removeprefix("history writer: "))
+                self._on_event("history_writer", text.removeprefix("history writer: "))
         return await process.wait()

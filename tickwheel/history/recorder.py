@@ -16,10 +16,10 @@ from tickwheel.history.lines import Kind
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
-    from tickwheel.model.records import Draft, GroupSettings, TaskRow
+    from tickwheel.model.records import GroupSettings, NewTask, TaskRow
 
 Record = list[Any]
-Arrival = tuple[int, object, range, "Sequence[Draft]"]
+Arrival = tuple[int, object, range, "Sequence[NewTask]"]
 """(time in ms, producer, ids, drafts)"""
 REPEATS_MAX = 1_000_000
 """Events that may wait for a batch and come again and again while a store is away: deliveries,
@@ -84,16 +84,18 @@ class Recorder:
         return [self._enqueued(*arrival) for arrival in notes.arrivals] + notes.records
 
     def _enqueued(
-        self, time_ms: int, source: object, ids: range, drafts: Sequence[Draft]
+        self, time_ms: int, source: object, ids: range, new_tasks: Sequence[NewTask]
     ) -> Record:
         producer = self._label(source) if source is not None else ""
-        topics: Any = [draft[0] for draft in drafts]
+        topics: Any = [new_task[0] for new_task in new_tasks]
         if topics.count(topics[0]) == len(topics):
             topics = topics[0]
-        extras = {i: draft[3] for i, draft in enumerate(drafts) if draft[3] is not None}
-        bodies = [draft[2] for draft in drafts] if self._bodies else None
-        dues = [draft[1] for draft in drafts]
-        return [Kind.ENQUEUED, time_ms, producer, list(ids), dues, topics, extras, bodies]
+        options = {
+            i: new_task[3] for i, new_task in enumerate(new_tasks) if new_task[3] is not None
+        }
+        bodies = [new_task[2] for new_task in new_tasks] if self._bodies else None
+        dues = [new_task[1] for new_task in new_tasks]
+        return [Kind.ENQUEUED, time_ms, producer, list(ids), dues, topics, options, bodies]
 
     def _note(self, kind: Kind, time_ms: int, *fields: Any) -> None:
         self._records.append([kind, time_ms, *fields])
@@ -107,11 +109,13 @@ class Recorder:
 
     # --- producers ---------------------------------------------------------------------------
 
-    def arrived(self, source: object, ids: range, drafts: Sequence[Draft], now_ms: int) -> None:
-        self._arrivals.append((now_ms, source, ids, drafts))
+    def arrived(
+        self, source: object, ids: range, new_tasks: Sequence[NewTask], now_ms: int
+    ) -> None:
+        self._arrivals.append((now_ms, source, ids, new_tasks))
 
     def rescheduled(self, row: TaskRow, due_ms: int) -> None:
-        order_id = row.extras.order_id if row.extras is not None else None
+        order_id = row.options.order_id if row.options is not None else None
         orders = () if order_id is None else ([order_id],)
         self._note(Kind.RESCHEDULED, self._clock()[0], row.topic, [row.id], [due_ms], *orders)
 

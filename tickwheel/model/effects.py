@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from tickwheel.model.records import (
     DeadRow,
-    Ending,
     GroupRow,
+    Outcome,
     ProgressRow,
     SessionRow,
     TaskRow,
@@ -31,7 +31,7 @@ class Effects:
     """New tasks: refused as a whole when the batch certainly failed."""
     updated: dict[int, TaskRow] = field(default_factory=dict)
     """Tasks whose row changed (reschedule, requeue): write the whole row."""
-    ended: dict[int, Ending] = field(default_factory=dict)
+    ended: dict[int, Outcome] = field(default_factory=dict)
     """Tasks that left: drop their task, progress and dead rows, remember how they ended."""
     progress: dict[ProgressKey, ProgressRow | None] = field(default_factory=dict)
     """PrepareQueue changes. Never for an id in ``ended``."""

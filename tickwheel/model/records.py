@@ -31,7 +31,7 @@ it: a receipt above it was never given out."""
 PropertyValue = str | int | float | bool
 
 
-class Extras(NamedTuple):
+class TaskOptions(NamedTuple):
     """What most tasks do not have; ``TaskRow.extras`` is None when all of it is absent."""
 
     key: str | None = None
@@ -45,7 +45,7 @@ class Extras(NamedTuple):
     """Its place in the order when that is not its own id: see ``ownership.py``."""
 
 
-Draft = tuple[str, int, bytes, Extras | None]
+NewTask = tuple[str, int, bytes, TaskOptions | None]
 """(topic, due_ms, body, extras) of a task that has no id yet; due_ms is not in the past."""
 
 
@@ -56,7 +56,7 @@ class TaskRow(NamedTuple):
     due_ms: int
     topic: str
     body: bytes
-    extras: Extras | None = None
+    options: TaskOptions | None = None
 
     @property
     def enqueued_ms(self) -> int:
@@ -64,26 +64,26 @@ class TaskRow(NamedTuple):
 
 
 EXTRAS_BYTES = 64
-"""Names and headers of all that ``Extras`` can have, as a frame has them."""
+"""Names and headers of all that ``TaskOptions`` can have, as a frame has them."""
 PROPERTY_BYTES = 8
 """Headers of a property's name and of its value."""
 NUMBER_BYTES = 9
 """The longest number of msgpack."""
 
 
-def size_of(body: bytes, extras: Extras | None) -> int:
+def size_of(body: bytes, options: TaskOptions | None) -> int:
     """What a task counts wherever bytes are counted: at least what it takes in a frame."""
-    return len(body) if extras is None else len(body) + extras_bytes(extras)
+    return len(body) if options is None else len(body) + options_bytes(options)
 
 
 def task_bytes(row: TaskRow) -> int:
     """``size_of`` a row."""
-    return len(row[3]) if row[4] is None else len(row[3]) + extras_bytes(row[4])
+    return len(row[3]) if row[4] is None else len(row[3]) + options_bytes(row[4])
 
 
-def extras_bytes(extras: Extras) -> int:
+def options_bytes(options: TaskOptions) -> int:
     """At least what the extras take in a frame."""
-    key, tag, properties, _, _, retry, _ = extras
+    key, tag, properties, _, _, retry, _ = options
     size = EXTRAS_BYTES
     if key is not None:
         size += text_bytes(key)
@@ -189,7 +189,7 @@ class GroupRow(NamedTuple):
     """and what was enqueued after this id. None: an older release wrote it, or it is no group."""
 
 
-class Known(NamedTuple):
+class TaskSnapshot(NamedTuple):
     """What is recorded of one task now."""
 
     row: TaskRow
@@ -207,10 +207,10 @@ class SessionRow(NamedTuple):
     session: bytes
     floor: int
     seen_ms: int
-    outcomes: tuple[tuple[int, int, int, int], ...]
+    answers: tuple[tuple[int, int, int, int], ...]
 
 
-class Ending(IntEnum):
+class Outcome(IntEnum):
     """How a task left; kept for a bounded number of tasks after they are gone."""
 
     ACKED = 1

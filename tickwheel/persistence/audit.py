@@ -171,9 +171,9 @@ def _packs(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
 
 def _place(row: TaskRow) -> int:
     """In the order of the tasks."""
-    if row.extras is None or row.extras.order_id is None:
+    if row.options is None or row.options.order_id is None:
         return row.id
-    return row.extras.order_id
+    return row.options.order_id
 
 
 def _relations(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | str]) -> None:

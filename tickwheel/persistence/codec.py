@@ -26,14 +26,14 @@ import msgpack
 
 from tickwheel.model.records import (
     DeadRow,
-    Ending,
-    Extras,
     Failure,
     GroupRow,
     GroupSettings,
+    Outcome,
     ProgressRow,
     ProgressState,
     SessionRow,
+    TaskOptions,
     TaskRow,
 )
 from tickwheel.model.retry import of_stored_fields, stored_fields
@@ -63,16 +63,16 @@ VERSION = 1
 """Of every kind of record that is not named with another one below."""
 TASK_VERSION = 2
 PLACED_TASK_VERSION = 3
-"""Of the few tasks with ``Extras.order_id``."""
+"""Of the few tasks with ``TaskOptions.order_id``."""
 SETTINGS_VERSION = 2
 GROUP_VERSION = 3
 FAILURES_VERSION = 2
 
-Outcomes = tuple[tuple[int, int, int, int], ...]
+Answers = tuple[tuple[int, int, int, int], ...]
 
 _T = TypeVar("_T")
 _STATES = {int(state): state for state in ProgressState}
-_ENDINGS = {int(ending): ending for ending in Ending}
+_ENDINGS = {int(outcome): outcome for outcome in Outcome}
 
 
 class RecordUnreadable(StoreError):
@@ -108,27 +108,29 @@ def _unpack(what: str, data: bytes, *builds: Callable[..., _T]) -> _T:
 # --- parts of a row, for stores that keep the other fields in columns ------------------------
 
 
-def encode_extras(extras: Extras | None) -> bytes | None:
-    if extras is None:
+def encode_extras(options: TaskOptions | None) -> bytes | None:
+    if options is None:
         return None
-    return _pack(*_extras_fields(extras), version=_version_of(extras))
+    return _pack(*_extras_fields(options), version=_version_of(options))
 
 
-def decode_extras(data: bytes | None) -> Extras | None:
+def decode_extras(data: bytes | None) -> TaskOptions | None:
     return None if not data else _unpack("extras", data, _extras_1, _extras, _extras)
 
 
-def _version_of(extras: Extras | None) -> int:
+def _version_of(options: TaskOptions | None) -> int:
     """Version 3 is written only where it says something: older releases read all the rest."""
-    if extras is None or extras.order_id is None:
+    if options is None or options.order_id is None:
         return TASK_VERSION
     return PLACED_TASK_VERSION
 
 
-def _extras_fields(extras: Extras) -> tuple[object, ...]:
-    fields = extras if extras.order_id is not None else extras[:6]
+def _extras_fields(options: TaskOptions) -> tuple[object, ...]:
+    fields = options if options.order_id is not None else options[:6]
     return (
-        fields if extras.retry is None else (*fields[:5], stored_fields(extras.retry), *fields[6:])
+        fields
+        if options.retry is None
+        else (*fields[:5], stored_fields(options.retry), *fields[6:])
     )
 
 
@@ -138,8 +140,8 @@ def _extras_1(
     properties: dict[str, Any] | None,
     priority: int,
     ttl_ms: int | None,
-) -> Extras:
-    return Extras(key, tag, properties, priority, ttl_ms)
+) -> TaskOptions:
+    return TaskOptions(key, tag, properties, priority, ttl_ms)
 
 
 def _extras(
@@ -150,8 +152,8 @@ def _extras(
     ttl_ms: int | None,
     retry: Any,
     order_id: int | None = None,
-) -> Extras:
-    return Extras(key, tag, properties, priority, ttl_ms, of_stored_fields(retry), order_id)
+) -> TaskOptions:
+    return TaskOptions(key, tag, properties, priority, ttl_ms, of_stored_fields(retry), order_id)
 
 
 def encode_settings(settings: GroupSettings | None) -> bytes | None:
@@ -187,28 +189,28 @@ def _failures(items: tuple[tuple[int, int, str, str], ...]) -> tuple[Failure, ..
     return tuple(Failure(attempt, at_ms, reason, who) for attempt, at_ms, reason, who in items)
 
 
-def encode_outcomes(outcomes: Outcomes) -> bytes:
-    return _pack(outcomes)
+def encode_answers(answers: Answers) -> bytes:
+    return _pack(answers)
 
 
-def decode_outcomes(data: bytes) -> Outcomes:
-    return _unpack("outcomes", data, _outcomes)
+def decode_answers(data: bytes) -> Answers:
+    return _unpack("outcomes", data, _answers_of)
 
 
-def _outcomes(items: tuple[tuple[int, ...], ...]) -> Outcomes:
+def _answers_of(items: tuple[tuple[int, ...], ...]) -> Answers:
     return tuple((request, first, count, at_ms) for request, first, count, at_ms in items)
 
 
-def encode_endings(ended: dict[int, Ending]) -> bytes:
+def encode_endings(ended: dict[int, Outcome]) -> bytes:
     """One batch of (id, ending): 8-byte little-endian ids, then one byte each."""
     return _pack(struct.pack(f"<{len(ended)}q", *ended), bytes(ended.values()))
 
 
-def decode_endings(data: bytes) -> list[tuple[int, Ending]]:
+def decode_endings(data: bytes) -> list[tuple[int, Outcome]]:
     return _unpack("endings", data, _endings)
 
 
-def _endings(ids: bytes, kinds: bytes) -> list[tuple[int, Ending]]:
+def _endings(ids: bytes, kinds: bytes) -> list[tuple[int, Outcome]]:
     unpacked = struct.unpack(f"<{len(kinds)}q", ids)
     return [(task_id, _ENDINGS[kind]) for task_id, kind in zip(unpacked, kinds, strict=True)]
 
@@ -243,15 +245,15 @@ def decode_task(data: bytes) -> TaskRow:
 
 
 def _task_1(
-    task_id: int, due_ms: int, topic: str, body: bytes, extras: Iterable[Any] | None
+    task_id: int, due_ms: int, topic: str, body: bytes, options: Iterable[Any] | None
 ) -> TaskRow:
-    return TaskRow(task_id, due_ms, topic, body, None if extras is None else _extras_1(*extras))
+    return TaskRow(task_id, due_ms, topic, body, None if options is None else _extras_1(*options))
 
 
 def _task(
-    task_id: int, due_ms: int, topic: str, body: bytes, extras: Iterable[Any] | None
+    task_id: int, due_ms: int, topic: str, body: bytes, options: Iterable[Any] | None
 ) -> TaskRow:
-    return TaskRow(task_id, due_ms, topic, body, None if extras is None else _extras(*extras))
+    return TaskRow(task_id, due_ms, topic, body, None if options is None else _extras(*options))
 
 
 def encode_progress(row: ProgressRow) -> bytes:
@@ -329,5 +331,5 @@ def decode_session(data: bytes) -> SessionRow:
     return _unpack("session", data, _session)
 
 
-def _session(session: bytes, floor: int, seen_ms: int, outcomes: Any) -> SessionRow:
-    return SessionRow(session, floor, seen_ms, _outcomes(outcomes))
+def _session(session: bytes, floor: int, seen_ms: int, answers: Any) -> SessionRow:
+    return SessionRow(session, floor, seen_ms, _answers_of(answers))

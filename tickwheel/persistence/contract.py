@@ -23,8 +23,8 @@ from tickwheel.errors import TickwheelError
 from tickwheel.model.effects import Effects, ProgressKey
 from tickwheel.model.records import (
     DeadRow,
-    Ending,
     GroupRow,
+    Outcome,
     ProgressRow,
     SessionRow,
     TaskRow,
@@ -138,7 +138,7 @@ class Small:
     progress: list[ProgressRow] = field(default_factory=list)
     dead: list[tuple[int, str, str]] = field(default_factory=list)
     """(id, group, topic) of every dead letter."""
-    endings: list[tuple[int, Ending]] = field(default_factory=list)
+    outcomes: list[tuple[int, Outcome]] = field(default_factory=list)
     """The newest endings, oldest first, at most the store's bound."""
 
 

@@ -18,8 +18,8 @@ from tickwheel import failpoints
 from tickwheel.model.effects import Effects, GroupKey, ProgressKey
 from tickwheel.model.records import (
     DeadRow,
-    Ending,
     GroupRow,
+    Outcome,
     ProgressRow,
     SessionRow,
     TaskRow,
@@ -52,7 +52,7 @@ class MemoryStore:
         self._dead: dict[int, dict[str, DeadRow]] = {}
         self._groups: dict[GroupKey, GroupRow] = {}
         self._sessions: dict[bytes, SessionRow] = {}
-        self._endings: deque[tuple[int, Ending]] = deque(maxlen=endings_max)
+        self._endings: deque[tuple[int, Outcome]] = deque(maxlen=endings_max)
         self._epoch = 0
         self._owner = ""
         self._last_batch = 0
@@ -110,7 +110,7 @@ class MemoryStore:
                 for rows in self._dead.values()
                 for row in rows.values()
             ],
-            endings=list(self._endings),
+            outcomes=list(self._endings),
         )
 
     async def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
@@ -142,11 +142,11 @@ class MemoryStore:
     def _apply(self, effects: Effects) -> None:
         self._tasks |= effects.enqueued
         self._tasks |= effects.updated
-        for task_id, ending in effects.ended.items():
+        for task_id, outcome in effects.ended.items():
             self._tasks.pop(task_id, None)
             self._progress.pop(task_id, None)
             self._dead.pop(task_id, None)
-            self._endings.append((task_id, ending))
+            self._endings.append((task_id, outcome))
         _change_rows(self._progress, effects.progress.items())
         _change_rows(self._dead, effects.dead.items())
         _change(self._groups, effects.groups.items())

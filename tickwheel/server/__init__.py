@@ -1,1 +1,1 @@
-"""The imperative shell around the engine: sockets, clocks, commits. See ``daemon.py``."""
+"""The imperative shard around the engine: sockets, clocks, commits. See ``daemon.py``."""

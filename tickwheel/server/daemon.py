@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from tickwheel.server.metrics.exposition import Exposition
-    from tickwheel.server.shard.shard import Shell
+    from tickwheel.server.shard.shard import Shard
 
 
 GOODBYE_WAIT_S = 1.0
@@ -72,7 +72,7 @@ class Daemon:
                 self.roles.clock,
                 active=lambda: self.roles.other_leader,
                 status=lambda: status_map(self),
-                noticed=self.roles.noticed,
+                on_event=self.roles.on_event,
             )
         )
         self._http: Http | None = None
@@ -156,31 +156,31 @@ class Daemon:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
         self.listener.end_standby("the daemon is shutting down")
-        shell, self.roles.shell = self.roles.shell, None
+        shard, self.roles.shard = self.roles.shard, None
         clean = False
         try:
-            if shell is not None and not shell.failed.done():
-                await self._drain(shell)
+            if shard is not None and not shard.failed.done():
+                await self._drain(shard)
                 clean = True
         except Fenced as error:
             if not self.roles.shared:
                 raise
-            self.roles.noticed("deposed", error.message)
+            self.roles.on_event("deposed", error.message)
         finally:
-            await self._close(shell, clean)
+            await self._close(shard, clean)
 
-    async def _drain(self, shell: Shell) -> None:
-        shell.draining = True
+    async def _drain(self, shard: Shard) -> None:
+        shard.draining = True
         if self._server is not None:
             self._server.close()
         for connection in self.listener.connections:
             connection.say_goodbye("draining", "the daemon is shutting down")
-        shell.pause()
+        shard.pause()
         await self._until_closed()
         timeout_s = self.settings.drain_timeout_s
         try:
             async with asyncio.timeout(timeout_s):
-                await shell.stop()
+                await shard.stop()
         except TimeoutError:
             raise StoreError(
                 f"the store did not take the last batch within {timeout_s} s (drain_timeout_s);"
@@ -190,11 +190,11 @@ class Daemon:
             connection.close()
         await self._until_closed()
 
-    async def _close(self, shell: Shell | None, clean: bool) -> None:
+    async def _close(self, shard: Shard | None, clean: bool) -> None:
         if self._server is not None:
             self._server.close()
         try:
-            await self.roles.close_shard(shell, clean)
+            await self.roles.close_shard(shard, clean)
         finally:
             await self.roles.close()
             if self._probe is not None:
@@ -204,10 +204,10 @@ class Daemon:
 
     # --- connections -------------------------------------------------------------------------
 
-    def _serving(self, shell: Shell) -> None:
-        self.listener.serve(Operations(shell, value_bytes))
+    def _serving(self, shard: Shard) -> None:
+        self.listener.serve(Operations(shard, value_bytes))
         if self._exposition is not None:
-            self._exposition.serves(shell.core)
+            self._exposition.serves(shard.core)
 
     def _role_changed(self, message: str) -> None:
         self.listener.end_standby(message)

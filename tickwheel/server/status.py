@@ -45,25 +45,25 @@ class Running(Protocol):
 
 def state_of(daemon: Running) -> tuple[str, str | None]:
     """(state, why)"""
-    shell = daemon.roles.shell
+    shard = daemon.roles.shard
     if daemon.draining:
         return "draining", None
-    if shell is None:
+    if shard is None:
         return ("standby" if daemon.roles.role == "standby" else "recovering"), None
-    committer = shell.committer
+    committer = shard.committer
     if committer.full:
         return "store_full", committer.trouble
     if committer.trouble is not None:
         return "store_trouble", committer.trouble
-    if shell.core.missing:
-        ids = ", ".join(map(str, islice(shell.core.missing, IDS_TOLD_MAX)))
+    if shard.core.missing:
+        ids = ", ".join(map(str, islice(shard.core.missing, IDS_TOLD_MAX)))
         return "rows_missing", (
-            f"{len(shell.core.missing)} tasks have not ended, and the store does not have their"
-            f" rows: {ids}{' …' if len(shell.core.missing) > IDS_TOLD_MAX else ''}"
+            f"{len(shard.core.missing)} tasks have not ended, and the store does not have their"
+            f" rows: {ids}{' …' if len(shard.core.missing) > IDS_TOLD_MAX else ''}"
         )
     if daemon.roles.clock.held:
         return "clock_held", why_held(daemon.roles.clock)
-    if not shell.loaded.is_set():
+    if not shard.loaded.is_set():
         return "loading", None
     return "ready", None
 
@@ -71,7 +71,7 @@ def state_of(daemon: Running) -> tuple[str, str | None]:
 def status_map(daemon: Running) -> dict[str, Any]:
     """The answer to STATUS; ``docs/protocol.md`` lists the fields."""
     state, detail = state_of(daemon)
-    shell = daemon.roles.shell
+    shard = daemon.roles.shard
     now = daemon.roles.clock.read()
     leader = daemon.roles.leader
     return {
@@ -80,13 +80,13 @@ def status_map(daemon: Running) -> dict[str, Any]:
         "role": daemon.roles.role,
         "state": state,
         "detail": detail,
-        "epoch": shell.epoch if shell is not None else 0,
+        "epoch": shard.epoch if shard is not None else 0,
         "address": daemon.roles.address,
         "since_ms": daemon.roles.role_since_ms,
         "active": _leader_map(leader) if leader is not None else None,
         "store": without_secrets(daemon.settings.store),
-        "durability": daemon.roles.store.durability if shell is not None else None,
-        "store_ok": shell is None or shell.committer.trouble is None,
+        "durability": daemon.roles.store.durability if shard is not None else None,
+        "store_ok": shard is None or shard.committer.trouble is None,
         "now_ms": now.now_ms,
         "uptime_s": round(time.monotonic() - daemon.started_mono_s, 3),
         "loaded": daemon.roles.loaded,
@@ -108,8 +108,8 @@ def readiness(daemon: Running) -> tuple[bool, dict[str, Any]]:
     told: dict[str, Any] = {"status": state, "role": daemon.roles.role}
     if detail is not None:
         told["reason"] = detail
-    if daemon.roles.shell is not None:
-        told["epoch"] = daemon.roles.shell.epoch
+    if daemon.roles.shard is not None:
+        told["epoch"] = daemon.roles.shard.epoch
     elif daemon.roles.leader is not None:
         told["active"] = daemon.roles.leader.address
     return state not in NOT_READY, told

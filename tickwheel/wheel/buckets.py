@@ -1,7 +1,7 @@
 """Containers of the timing wheel: flat handle arrays, and the buckets of single milliseconds.
 
 A *handle* is (id, due_ms); a flat bucket is an ``array("q")`` of id, due, id, due, … at 16
-bytes a handle. A handle that was withdrawn (an *orphan*) is cancelled out by a tombstone behind
+bytes a handle. A handle that was withdrawn (an *cancel*) is cancelled out by a tombstone behind
 it in the same bucket: (~id, due). Ids are not negative, so a negative entry is a tombstone.
 
 ``Near`` holds what was taken out of flat buckets because its time has come near: one array of

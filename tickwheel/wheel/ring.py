@@ -144,7 +144,7 @@ class Ring:
     def has(self, tick: int) -> bool:
         return tick in self._ticks
 
-    def bury(self, task_id: int, due_ms: int) -> bool:
+    def cancel(self, task_id: int, due_ms: int) -> bool:
         """Add a tombstone for one handle. False: no bucket could hold that handle."""
         tick, rotation = due_ms // self._tick_ms, due_ms // self._rotation_ms
         if rotation < self.end or rotation in self._dense:

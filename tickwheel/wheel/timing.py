@@ -42,7 +42,7 @@ Invariants:
 * A millisecond fires only when nothing with a lower due_ms is left in any place, and in order
   of arrival.
 * One ``advance`` moves about WORK_MAX handles between places at most, however large a bucket
-  is. What cannot be cut is the compaction of one bucket by ``orphan`` (see ``ring.py``).
+  is. What cannot be cut is the compaction of one bucket by ``cancel`` (see ``ring.py``).
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class TimingWheel:
             self._near.push_pairs(ids, dues_ms)
         self._live += len(ids)
 
-    def orphan(self, task_id: int, due_ms: int) -> None:
+    def cancel(self, task_id: int, due_ms: int) -> None:
         """Withdraw one handle that was added with exactly this id and time and has not fired.
 
         Of a handle that is not there, the caller must not say so: while its time is far away
@@ -133,7 +133,7 @@ class TimingWheel:
         # A tick behind the position may be near in part, and have more of it in the ring: then
         # the tombstone has to stand behind all of that.
         is_near = tick < self._opened_end and (tick >= self._low or not self._ring.has(tick))
-        where = self._near.remove if is_near else self._ring.bury
+        where = self._near.remove if is_near else self._ring.cancel
         if where(task_id, due_ms):
             self._live -= 1
 

@@ -29,14 +29,14 @@ from tickwheel.history.restore import Plan, restore
 from tickwheel.model.records import (
     ID_STEP,
     DeadRow,
-    Ending,
-    Extras,
     Failure,
     GroupRow,
     GroupSettings,
+    Outcome,
     ProgressRow,
     ProgressState,
     SessionRow,
+    TaskOptions,
     TaskRow,
 )
 from tickwheel.model.retry import BUILT_IN, RetryPolicy
@@ -45,6 +45,9 @@ from tickwheel.persistence.contract import StoreUnusable
 A, B, C, D = (make_id(n) for n in range(4))
 DUE = NOW_MS + 5
 OLD = TaskRow(A, DUE, "t", b"old")
+
+
+BODIES = [b"\x00\xff", b"c", b""]
 
 
 def t(after_ms: int) -> int:
@@ -58,41 +61,41 @@ def failed(kind: Kind, task: int, attempt: int, at_ms: int, *rest: Any) -> list[
 async def test_without_events_it_is_the_backup(tmp_path: Path) -> None:
     session = SessionRow(b"s" * 16, 3, NOW_MS, ((3, A, 1, NOW_MS),))
     backup = await make_backup(
-        tmp_path, [OLD], sessions={session.session: session}, ended={D: Ending.CANCELLED}
+        tmp_path, [OLD], sessions={session.session: session}, ended={D: Outcome.CANCELLED}
     )
     report = await run(tmp_path, backup, history=())
     found = await held(url(tmp_path))
     assert found.rows == {A: OLD}
     assert found.small.sessions == [session]
-    assert found.endings == {D: Ending.CANCELLED}
+    assert found.outcomes == {D: Outcome.CANCELLED}
     assert found.groups == {("t", "g"): GroupRow("t", "g", 0)}
     assert (report.restored, report.from_backup, report.exact) == (1, 1, False)
 
 
 async def test_what_was_enqueued_since_comes_with_all_it_had(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
-    extras = Extras(
+    options = TaskOptions(
         "k", "", {"n": 1.5, "b": True}, 7, 60_000, RetryPolicy(5, 1.0, 0, 3, 0.0, "fixed")
     )
     given = [
         {
             "key": "k", "tag": "", "props": {"n": 1.5, "b": True}, "priority": 7,
-            "ttl_ms": 60_000, "retry": extras.retry,
+            "ttl_ms": 60_000, "retry": options.retry,
         },
         [None, None, None, 0, None, "rocketmq"],
     ]  # fmt: skip
     write(
         tmp_path,
         [[STARTED, group()],
-         [enqueued([B, C, D], DUE, extras=dict(enumerate(given)), bodies=[b"\x00\xff", b"c", b""])],
+         [enqueued([B, C, D], DUE, options=dict(enumerate(given)), bodies=BODIES)],
          [stopped()]],
     )  # fmt: skip
     report = await run(tmp_path, backup)
     found = await held(url(tmp_path))
     assert found.rows == {
         A: OLD,
-        B: TaskRow(B, DUE, "t", b"\x00\xff", extras),
-        C: TaskRow(C, DUE, "t", b"c", Extras(retry="rocketmq")),
+        B: TaskRow(B, DUE, "t", b"\x00\xff", options),
+        C: TaskRow(C, DUE, "t", b"c", TaskOptions(retry="rocketmq")),
         D: TaskRow(D, DUE, "t", b""),
     }
     assert (report.restored, report.from_backup, report.from_history) == (4, 1, 3)
@@ -111,7 +114,7 @@ async def test_what_has_ended_does_not_come_back(tmp_path: Path) -> None:
     report = await run(tmp_path, backup)
     found = await held(url(tmp_path))
     assert list(found.rows) == [D]
-    assert found.endings == {A: Ending.ACKED, B: Ending.CANCELLED, C: Ending.EXPIRED}
+    assert found.outcomes == {A: Outcome.ACKED, B: Outcome.CANCELLED, C: Outcome.EXPIRED}
     assert report.ended_since == 3
 
 
@@ -263,7 +266,7 @@ async def test_groups_and_moved_tasks_keep_their_places(tmp_path: Path) -> None:
     await run(tmp_path, backup)
     found = await held(url(tmp_path))
     assert found.groups["t", "h"] == GroupRow("t", "h", t(30), None, B)
-    assert found.rows[B] == TaskRow(B, t(20), "t", b"b", Extras(order_id=place))
+    assert found.rows[B] == TaskRow(B, t(20), "t", b"b", TaskOptions(order_id=place))
     assert found.rows[A] == OLD._replace(due_ms=t(20))
     assert found.opened.id_mark >= place, "a place is given once"
     owed = [owes(found.groups["t", "h"], row) for row in (found.rows[A], found.rows[B])]

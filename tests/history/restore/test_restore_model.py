@@ -25,11 +25,11 @@ from tickwheel.history.restore.fold import Fold, Task
 from tickwheel.history.restore.owners import Owners
 from tickwheel.model.records import (
     DeadRow,
-    Extras,
     GroupRow,
     GroupSettings,
     ProgressRow,
     ProgressState,
+    TaskOptions,
     TaskRow,
 )
 from tickwheel.model.retry import PolicyRef, RetryPolicy
@@ -164,8 +164,8 @@ def lines(history: Iterable[tuple[int, list[Any]]]) -> list[dict[str, Any]]:
 
 def comparable(row: TaskRow) -> tuple[Any, ...]:
     """A policy has fields that its kind does not look at."""
-    extras = row.extras or Extras()
-    return (*row[:4], *extras[:5], comparable_policy(extras.retry), extras.order_id)
+    options = row.options or TaskOptions()
+    return (*row[:4], *options[:5], comparable_policy(options.retry), options.order_id)
 
 
 def comparable_policy(policy: PolicyRef | None) -> Any:

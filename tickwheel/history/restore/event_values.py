@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tickwheel.history.segments import Event
-from tickwheel.model.records import Extras, GroupSettings
+from tickwheel.model.records import GroupSettings, TaskOptions
 from tickwheel.model.retry import of_history
 
 
@@ -23,8 +23,8 @@ def body_of(event: Event) -> bytes | None:
         raise ValueError(f"the body of task {event.get('task_id')}: {error}") from None
 
 
-def options_of(event: Event) -> Extras | None:
-    found = Extras(
+def options_of(event: Event) -> TaskOptions | None:
+    found = TaskOptions(
         key=event.get("key"),
         tag=event.get("tag"),
         properties=event.get("props"),
@@ -32,7 +32,7 @@ def options_of(event: Event) -> Extras | None:
         ttl_ms=event.get("ttl_ms"),
         retry=of_history(event.get("retry")),
     )
-    return None if found == Extras() else found
+    return None if found == TaskOptions() else found
 
 
 def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:

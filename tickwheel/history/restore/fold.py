@@ -18,11 +18,11 @@ from tickwheel.model.records import (
     FAILURES_MAX,
     REASON_LENGTH_MAX,
     DeadRow,
-    Ending,
-    Extras,
     Failure,
+    Outcome,
     ProgressRow,
     ProgressState,
+    TaskOptions,
     TaskRow,
 )
 
@@ -37,7 +37,7 @@ class Fold:
         self.tasks: dict[int, Task] = {}
         self.gone: set[int] = set()
         """Tasks of the backup that have ended since."""
-        self.endings: dict[int, Ending] = {}
+        self.outcomes: dict[int, Outcome] = {}
         """The newest ones, oldest first."""
         self.ended = 0
         self.id_mark = self._backup_mark = id_mark
@@ -125,8 +125,8 @@ class Fold:
         if not has_history(task):
             task.row = task.row._replace(due_ms=due_ms)
             if (place := event.get("order_id")) is not None:
-                extras = task.row.extras or Extras()
-                task.row = task.row._replace(extras=extras._replace(order_id=int(place)))
+                options = task.row.options or TaskOptions()
+                task.row = task.row._replace(options=options._replace(order_id=int(place)))
                 self.id_mark = max(self.id_mark, int(place))
             task.progress.clear()
             return
@@ -137,7 +137,7 @@ class Fold:
             self._stand(task, group, ProgressState.WAITING, attempt, due_ms, epoch, failures)
 
     def _cancelled(self, task: Task, event: Event) -> None:
-        self._end(task, Ending.CANCELLED)
+        self._end(task, Outcome.CANCELLED)
 
     # --- consumers ---------------------------------------------------------------------------
 
@@ -150,7 +150,7 @@ class Fold:
         self._set(task, event, ProgressState.IN_FLIGHT, event["attempt"], failures)
 
     def _acked(self, task: Task, event: Event) -> None:
-        self._finish(task, event, Ending.ACKED)
+        self._finish(task, event, Outcome.ACKED)
 
     def _nacked(self, task: Task, event: Event) -> None:
         failures = self._failed(task, event)
@@ -189,17 +189,17 @@ class Fold:
         task.dead.pop(event["group"], None)
 
     def _expired(self, task: Task, event: Event) -> None:
-        self._finish(task, event, Ending.EXPIRED)
+        self._finish(task, event, Outcome.EXPIRED)
 
     def _deleted(self, task: Task, event: Event) -> None:
         group = event.get("group")
         if group is None or not self.owners.is_closed(task.row.topic, group):
-            self._finish(task, event, Ending.DELETED)
+            self._finish(task, event, Outcome.DELETED)
             return
         task.progress.pop(group, None)
         task.dead.pop(group, None)
         task.let_go.add(group)
-        self._end_if_over(task, event, Ending.DELETED)
+        self._end_if_over(task, event, Outcome.DELETED)
 
     # --- steps of several --------------------------------------------------------------------
 
@@ -237,26 +237,26 @@ class Fold:
         row = ProgressRow(task.row.id, group, state, int(attempt), at_ms, epoch, failures)
         task.progress[group] = row
 
-    def _finish(self, task: Task, event: Event, ending: Ending) -> None:
+    def _finish(self, task: Task, event: Event, outcome: Outcome) -> None:
         """One group is done with it, or all are."""
         group = event.get("group")
         if group is None:
-            self._end(task, ending)
+            self._end(task, outcome)
             return
         known = task.progress.get(group) or task.dead.get(group)
         # An ack may be of an earlier delivery.
         attempt = max(event.get("attempt", 0), known.attempt if known is not None else 0)
-        epoch = event["epoch"] if ending is Ending.ACKED else 0
+        epoch = event["epoch"] if outcome is Outcome.ACKED else 0
         self._stand(task, group, ProgressState.DONE, attempt, 0, epoch)
-        self._end_if_over(task, event, ending)
+        self._end_if_over(task, event, outcome)
 
-    def _end_if_over(self, task: Task, event: Event, ending: Ending) -> None:
+    def _end_if_over(self, task: Task, event: Event, outcome: Outcome) -> None:
         """The event says whether others still have it; one of an older daemon does not."""
         ended = event.get("ended")
         if ended is None:
             ended = not task.dead and not self._owing(task)
         if ended:
-            self._end(task, ending)
+            self._end(task, outcome)
 
     def _owing(self, task: Task) -> list[str]:
         """Groups that are not done with it."""
@@ -269,16 +269,16 @@ class Fold:
             and not is_done(task.progress.get(group))
         ]
 
-    def _end(self, task: Task, ending: Ending) -> None:
+    def _end(self, task: Task, outcome: Outcome) -> None:
         named = task.row.id
         del self.tasks[named]
         if named <= self._backup_mark:
             self.gone.add(named)
         self.ended += 1
-        self.endings.pop(named, None)
-        self.endings[named] = ending
-        if len(self.endings) > ENDINGS_MAX:
-            del self.endings[next(iter(self.endings))]
+        self.outcomes.pop(named, None)
+        self.outcomes[named] = outcome
+        if len(self.outcomes) > ENDINGS_MAX:
+            del self.outcomes[next(iter(self.outcomes))]
 
 
 # --- one task --------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from tickwheel.history.restore.source_and_target import (
 from tickwheel.history.segments import HOUR_MS, STATE, Event
 from tickwheel.model.records import (
     ID_STEP,
-    Ending,
+    Outcome,
     ProgressRow,
     ProgressState,
     id_floor,
@@ -233,9 +233,9 @@ class _Run:
         )
         await filler.sessions(small.sessions)
 
-    def _endings(self) -> list[tuple[int, Ending]]:
-        newer = self._fold.endings
-        older = [pair for pair in self._backup.small.endings if pair[0] not in newer]
+    def _endings(self) -> list[tuple[int, Outcome]]:
+        newer = self._fold.outcomes
+        older = [pair for pair in self._backup.small.outcomes if pair[0] not in newer]
         found = [*older, *newer.items()][-ENDINGS_MAX:]
         held = self._fold.tasks
         return [pair for pair in found if pair[0] not in held]

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
 from tickwheel.model.effects import Effects
-from tickwheel.model.records import Ending, GroupRow, SessionRow
+from tickwheel.model.records import GroupRow, Outcome, SessionRow
 from tickwheel.persistence.contract import Opened, Small, Store, StoredTask, StoreUnusable
 from tickwheel.persistence.election import Election, Leader
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
@@ -121,13 +121,13 @@ class Filler:
         self._bytes = 0
 
     async def begin(
-        self, groups: Iterable[GroupRow], endings: Iterable[tuple[int, Ending]], id_mark: int,
+        self, groups: Iterable[GroupRow], outcomes: Iterable[tuple[int, Outcome]], id_mark: int,
         position_ms: int,
     ) -> None:  # fmt: skip
         """What all tasks rest on."""
         self._id_mark, self._position_ms = id_mark, position_ms
         self._effects.groups = {(row.topic, row.group): row for row in groups}
-        self._effects.ended = dict(endings)
+        self._effects.ended = dict(outcomes)
         await self._flush()
 
     async def sessions(self, rows: list[SessionRow]) -> None:

@@ -93,7 +93,7 @@ async def _copy(
 async def _copy_small(reader: Reader, small: Small, put: Put) -> None:
     await put(
         Effects(
-            ended=dict(small.endings),
+            ended=dict(small.outcomes),
             groups={(row.topic, row.group): row for row in small.groups},
         )
     )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tickwheel.persistence.contract import StoreUnusable
-from tickwheel.persistence.redis.driver import Answer, Argument, Away, Lost, Wire
+from tickwheel.persistence.redis.driver import Argument, Driver, NoReply, NotConnected, ServerError
 from tickwheel.persistence.redis.options import RedisOptions
 from tickwheel.persistence.redis.scripts import Script
 
@@ -23,12 +23,12 @@ RETRY_S = 0.2
 """Nobody tries to connect so soon after it failed."""
 
 
-class Line:
+class Connection:
     """See the module's text."""
 
     def __init__(self, options: RedisOptions) -> None:
         self._options = options
-        self._wire: Wire | None = None
+        self._wire: Driver | None = None
         self._lock = asyncio.Lock()
         self._failed_s = float("-inf")
         self._why = ""
@@ -55,7 +55,7 @@ class Line:
         timeout_ms = patience * self._options.call_ms
         try:
             return await self.call("EVALSHA", script.sha, *rest, timeout_ms=timeout_ms)
-        except Answer as error:
+        except ServerError as error:
             if error.kind != "NOSCRIPT":
                 raise
         return await self.call("EVAL", script.text, *rest, timeout_ms=timeout_ms)
@@ -68,13 +68,13 @@ class Line:
             try:
                 async with asyncio.timeout(timeout_ms / 1000):
                     return await wire.call(*args)
-            except Answer as error:
+            except ServerError as error:
                 if error.kind in ELSEWHERE:
                     await self._drop(error.message)
                 raise
             except TimeoutError:
                 await self._drop("it did not answer in time")
-                raise Lost(
+                raise NoReply(
                     f"{self._options.name} did not answer within {timeout_ms} ms",
                     silent=True,
                 ) from None
@@ -82,18 +82,18 @@ class Line:
                 await self._drop(str(error))
                 raise
 
-    async def _connect(self) -> Wire:
+    async def _connect(self) -> Driver:
         options, loop = self._options, asyncio.get_running_loop()
         if loop.time() < self._failed_s + RETRY_S:
-            raise Away(f"{options.name}: {self._why}")
+            raise NotConnected(f"{options.name}: {self._why}")
         try:
             async with asyncio.timeout(options.connect_ms / 1000):
                 self._wire = await connect(options)
         except TimeoutError:
             self._why = f"no connection within {options.connect_ms} ms"
-        except (Away, Lost) as error:
+        except (NotConnected, NoReply) as error:
             self._why = error.message
-        except Answer as error:
+        except ServerError as error:
             self._failed_s, self._why = loop.time(), error.message
             if error.kind != "ERR":  # such as: max number of clients reached
                 raise
@@ -101,7 +101,7 @@ class Line:
             self.connections += 1
             return self._wire
         self._failed_s = loop.time()
-        raise Away(f"{options.name}: {self._why}")
+        raise NotConnected(f"{options.name}: {self._why}")
 
     async def _drop(self, why: str) -> None:
         wire, self._wire = self._wire, None
@@ -114,7 +114,7 @@ class Line:
         await self._drop("the store is closed")
 
 
-async def connect(options: RedisOptions) -> Wire:
+async def connect(options: RedisOptions) -> Driver:
     """Connected, authenticated, the database selected. Raises Away or Answer."""
     if options.driver == "asyncio-redis":
         from tickwheel.persistence.redis.driver_asyncio_redis import AsyncioRedisWire

@@ -1,6 +1,6 @@
 """The seam between the store and the libraries that speak to Redis.
 
-A ``Wire`` is one connection. It does not reconnect, retry or pool, and it has no time-outs: all
+A ``Driver`` is one connection. It does not reconnect, retry or pool, and it has no time-outs: all
 that is the store's business (``connection``), where a library is chosen and where an answer that
 did not come decides the fate of a batch. Commands become bytes here, because both libraries' own
 ways take three times as long.
@@ -68,11 +68,11 @@ REFUSING = frozenset((
 """Redis says these before the first write of a script: nothing was changed."""
 
 
-class Away(StoreError):
+class NotConnected(StoreError):
     """There is no connection, and nothing was sent."""
 
 
-class Lost(StoreError):
+class NoReply(StoreError):
     """Something was sent, and no answer came."""
 
     def __init__(self, message: str, *, silent: bool = False) -> None:
@@ -81,7 +81,7 @@ class Lost(StoreError):
         """The connection did not break: there was no answer in time."""
 
 
-class Answer(StoreError):
+class ServerError(StoreError):
     """Redis answered with an error; ``kind`` is its first word, such as OOM."""
 
     def __init__(self, kind: str, text: str) -> None:
@@ -89,7 +89,7 @@ class Answer(StoreError):
         self.kind = kind
 
 
-class Wire(Protocol):
+class Driver(Protocol):
     """One connection, used by one call at a time."""
 
     async def call(self, *args: Argument) -> Any:
@@ -104,11 +104,11 @@ class Wire(Protocol):
         ...
 
 
-def answer(text: str) -> Answer:
+def answer(text: str) -> ServerError:
     """From the text of an error reply; Redis before 7 wraps what a script ran into."""
     kind, _, rest = text.partition(" ")
     if kind == "ERR":
         for word in rest.split():
             if word.startswith("-") and word[1:].isupper():
-                return Answer(word[1:], rest)
-    return Answer(kind, rest)
+                return ServerError(word[1:], rest)
+    return ServerError(kind, rest)

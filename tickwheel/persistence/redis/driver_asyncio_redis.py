@@ -15,7 +15,7 @@ from asyncio_redis.encoders import BytesEncoder
 from asyncio_redis.exceptions import ConnectionLostError, ErrorReply, NotConnectedError
 from asyncio_redis.protocol import _NoTransaction
 
-from tickwheel.persistence.redis.driver import Argument, Away, Lost, answer, pack
+from tickwheel.persistence.redis.driver import Argument, NoReply, NotConnected, answer, pack
 from tickwheel.persistence.redis.options import RedisOptions
 
 
@@ -43,7 +43,7 @@ class _Protocol(HiRedisProtocol):  # type: ignore[misc]  # the library ships no 
 
 
 class AsyncioRedisWire:
-    """See ``driver.Wire``."""
+    """See ``driver.Driver``."""
 
     def __init__(self, connection: Any) -> None:
         self._connection = connection
@@ -61,7 +61,7 @@ class AsyncioRedisWire:
                 )
             )
         except OSError as error:
-            raise Away(str(error)) from error
+            raise NotConnected(str(error)) from error
         try:
             if options.password:
                 user = (options.username,) if options.username else ()
@@ -81,7 +81,7 @@ class AsyncioRedisWire:
         except ErrorReply as error:
             raise answer(str(error)) from error
         except (ConnectionLostError, NotConnectedError, OSError) as error:
-            raise Lost(protocol.broken) from error
+            raise NoReply(protocol.broken) from error
 
     async def close(self) -> None:
         transport = self._connection.transport

@@ -7,7 +7,14 @@ from typing import Any
 from redis import exceptions
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection
 
-from tickwheel.persistence.redis.driver import Answer, Argument, Away, Lost, answer, pack
+from tickwheel.persistence.redis.driver import (
+    Argument,
+    NoReply,
+    NotConnected,
+    ServerError,
+    answer,
+    pack,
+)
 from tickwheel.persistence.redis.options import RedisOptions
 
 # redis-py takes the first word off the errors it knows and gives them classes instead.
@@ -28,7 +35,7 @@ _KINDS: tuple[tuple[type[Exception], str], ...] = (
 
 
 class RedisWire:
-    """See ``driver.Wire``."""
+    """See ``driver.Driver``."""
 
     def __init__(self, connection: AbstractConnection) -> None:
         self._connection = connection
@@ -58,7 +65,7 @@ class RedisWire:
             else:
                 connection = Connection(**common)
         except OSError as error:  # redis-py reads a file of its own there: none may be left
-            raise Away(f"no connection can be made: {error.strerror}") from error
+            raise NotConnected(f"no connection can be made: {error.strerror}") from error
         try:
             await connection.connect()  # type: ignore[no-untyped-call]  # redis-py left it so
         except BaseException as error:
@@ -67,14 +74,14 @@ class RedisWire:
             if known is not None:
                 raise known from error
             if isinstance(error, (exceptions.RedisError, OSError)):
-                raise Away(str(error)) from error
+                raise NotConnected(str(error)) from error
             raise
         return cls(connection)
 
     async def call(self, *args: Argument) -> Any:
         connection = self._connection
         if not connection.is_connected:
-            raise Lost("the connection was closed")
+            raise NoReply("the connection was closed")
         try:
             await connection.send_packed_command(pack(args), check_health=False)
             return await connection.read_response()
@@ -82,17 +89,17 @@ class RedisWire:
             known = _answer(error)
             if known is not None:
                 raise known from error
-            raise Lost(str(error)) from error
+            raise NoReply(str(error)) from error
 
     async def close(self) -> None:
         await self._connection.disconnect(nowait=True)
 
 
-def _answer(error: BaseException) -> Answer | None:
+def _answer(error: BaseException) -> ServerError | None:
     """None when it is not an answer of Redis but a broken connection."""
     for kind, name in _KINDS:
         if isinstance(error, kind):
-            return Answer(name, str(error))
+            return ServerError(name, str(error))
     if isinstance(error, exceptions.ResponseError):
         return answer(str(error))
     return None

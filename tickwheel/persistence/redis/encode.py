@@ -155,7 +155,7 @@ class Records(NamedTuple):
     dead: list[bytes | None]
     groups: list[bytes | None]
     sessions: list[bytes | None]
-    endings: tuple[int, bytes] | None
+    outcomes: tuple[int, bytes] | None
     """How many endings, at most ``endings_max``, and their record."""
 
 
@@ -163,10 +163,10 @@ def records_of(
     effects: Effects, endings_max: int, enqueued: list[bytes], enqueued_bytes: int
 ) -> Records:
     """A batch's rows, encoded once; those of its new tasks are there already."""
-    endings = None
+    outcomes = None
     if effects.ended:
         ended = list(effects.ended.items())[-endings_max:]
-        endings = (len(ended), encode_endings(dict(ended)))
+        outcomes = (len(ended), encode_endings(dict(ended)))
     return Records(
         enqueued,
         enqueued_bytes,
@@ -175,7 +175,7 @@ def records_of(
         [None if row is None else encode_dead(row) for row in effects.dead.values()],
         [None if row is None else encode_group(row) for row in effects.groups.values()],
         [None if row is None else encode_session(row) for row in effects.sessions.values()],
-        endings,
+        outcomes,
     )
 
 
@@ -189,9 +189,9 @@ def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]
         _dead(ops, effects, records.dead)
     _fields(ops, "groups", [group_field(*key) for key in effects.groups], records.groups)
     _fields(ops, "sessions", [key.hex().encode() for key in effects.sessions], records.sessions)
-    if records.endings is not None:
+    if records.outcomes is not None:
         _add(ops, b"END", "task", [id_text(task_id) for task_id in effects.ended])
-        count, record = records.endings
+        count, record = records.outcomes
         _add(ops, b"ENDING", "endings", [b"%d" % endings_max, b"%d" % count, record])
     return ops
 

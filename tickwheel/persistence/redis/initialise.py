@@ -17,8 +17,8 @@ from typing import Any
 
 from tickwheel.persistence.contract import StoreUnusable
 from tickwheel.persistence.redis import opening
-from tickwheel.persistence.redis.connection import Line, check
-from tickwheel.persistence.redis.driver import Answer, Away, Lost
+from tickwheel.persistence.redis.connection import Connection, check
+from tickwheel.persistence.redis.driver import NoReply, NotConnected, ServerError
 from tickwheel.persistence.redis.keys import LAYOUT, TYPES, Keys
 from tickwheel.persistence.redis.options import RedisOptions
 from tickwheel.persistence.redis.scripts import INIT_LAY_OUT, INIT_LOOK
@@ -116,7 +116,7 @@ async def lay_out(
     return incarnation
 
 
-async def _watch(line: Line, options: RedisOptions, keys: Keys, watch_s: float) -> None:
+async def _watch(line: Connection, options: RedisOptions, keys: Keys, watch_s: float) -> None:
     loop = asyncio.get_running_loop()
     until_s = loop.time() + watch_s
     while True:
@@ -130,12 +130,12 @@ async def _watch(line: Line, options: RedisOptions, keys: Keys, watch_s: float) 
 
 
 @asynccontextmanager
-async def _line(options: RedisOptions) -> AsyncIterator[Line]:
+async def _line(options: RedisOptions) -> AsyncIterator[Connection]:
     check(options)
-    line = Line(options)
+    line = Connection(options)
     try:
         yield line
-    except (Away, Lost, Answer) as error:
+    except (NotConnected, NoReply, ServerError) as error:
         raise StoreUnusable(f"store {options.name}: {error.message}") from error
     finally:
         await line.close()

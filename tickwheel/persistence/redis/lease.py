@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from tickwheel.persistence.election import Leader, Seen
 from tickwheel.persistence.redis import opening
-from tickwheel.persistence.redis.connection import Line, check
+from tickwheel.persistence.redis.connection import Connection, check
 from tickwheel.persistence.redis.keys import Keys
 from tickwheel.persistence.redis.options import RedisOptions
 from tickwheel.persistence.redis.scripts import (
@@ -31,7 +31,7 @@ class RedisElection:
     def __init__(self, options: RedisOptions, ttl_ms: int) -> None:
         self._options = options
         call_ms = max(CALL_MS_MIN, ttl_ms // 4)
-        self._line = Line(
+        self._line = Connection(
             replace(
                 options,
                 call_ms=min(options.call_ms, call_ms),
@@ -48,7 +48,7 @@ class RedisElection:
 
     async def prepare(self) -> None:
         check(self._options)
-        line = Line(self._options)
+        line = Connection(self._options)
         try:
             await opening.inspect(line, self._options)
         finally:

@@ -30,7 +30,7 @@ from tickwheel.persistence.contract import CommitRefused, Small, StoredTask
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from tickwheel.model.records import DeadRow, Ending
+    from tickwheel.model.records import DeadRow, Outcome
     from tickwheel.persistence.redis.encode import Records
 
 BUCKETS = 128
@@ -230,7 +230,7 @@ class SmallRecords(NamedTuple):
     sessions: list[bytes]
     progress: list[tuple[ProgressKey, bytes]]
     dead: list[tuple[ProgressKey, bytes]]
-    endings: list[tuple[int, bytes]]
+    outcomes: list[tuple[int, bytes]]
 
 
 class Filling:
@@ -324,11 +324,11 @@ class Mirror:
             self._dead.change(effects.dead, records.dead)
         _change(self._groups, effects.groups, records.groups)
         _change(self._sessions, effects.sessions, records.sessions)
-        if records.endings is not None:
+        if records.outcomes is not None:
             self._tasks.drop(effects.ended)
             self._progress.drop(effects.ended)
             self._dead.drop(effects.ended)
-            self._remember(*records.endings)
+            self._remember(*records.outcomes)
 
     def place(self) -> None:
         """Work that the last batch left, and that need not be done before the next is sent."""
@@ -385,7 +385,7 @@ class Mirror:
             rows.change([key for key, _ in pairs], [record for _, record in pairs])
         self._endings.clear()
         self._endings_count = 0
-        for count, record in small.endings:
+        for count, record in small.outcomes:
             self._remember(count, record)
         self._has_small = True
 
@@ -427,7 +427,7 @@ class Mirror:
         """The dead letters of a task by group."""
         return [decode_dead(record) for record in self._dead.get(task_id)]
 
-    def endings(self) -> Iterator[tuple[int, Ending]]:
+    def outcomes(self) -> Iterator[tuple[int, Outcome]]:
         """The newest, oldest first."""
         found = chain.from_iterable(decode_endings(record) for _, record in self._endings)
         return islice(found, max(0, self._endings_count - self._endings_max), None)
@@ -439,17 +439,17 @@ class Mirror:
             sessions=[decode_session(record) for record in self._sessions.values()],
             progress=[decode_progress(record) for record in self._progress],
             dead=sorted((row.id, row.group, row.topic) for row in map(decode_dead, self._dead)),
-            endings=list(self.endings()),
+            outcomes=list(self.outcomes()),
         )
 
     def batches(self) -> Iterator[Effects]:
         """Everything, in batches of a size that Redis takes at once; none may land meanwhile."""
-        ended: dict[int, Ending] = {}
-        for task_id, ending in self.endings():
+        ended: dict[int, Outcome] = {}
+        for task_id, outcome in self.outcomes():
             if task_id in ended or len(ended) >= ROWS_A_BATCH:
                 yield Effects(ended=ended)
                 ended = {}
-            ended[task_id] = ending
+            ended[task_id] = outcome
         yield Effects(ended=ended)
         groups = (decode_group(record) for record in self._groups.values())
         yield Effects(groups={(row.topic, row.group): row for row in groups})

@@ -14,13 +14,13 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.persistence.contract import Opened, StoreUnusable
-from tickwheel.persistence.redis.driver import Answer, Argument, Away, Lost
+from tickwheel.persistence.redis.driver import Argument, NoReply, NotConnected, ServerError
 from tickwheel.persistence.redis.keys import LAYOUT, TYPES, Keys
 from tickwheel.persistence.redis.mirror import TASK_BYTES
 from tickwheel.persistence.redis.scripts import OPEN, RIGHTS
 
 if TYPE_CHECKING:
-    from tickwheel.persistence.redis.connection import Line
+    from tickwheel.persistence.redis.connection import Connection
     from tickwheel.persistence.redis.options import RedisOptions
 
 OUTSIDE = ("client|setname", "select", "eval", "evalsha", "wait", "memory|usage", "config|get")
@@ -38,7 +38,7 @@ _TRIED: dict[str, tuple[str, ...]] = {
 COMMANDS = ("exists", "del", "info", *_TRIED, "rpush")
 
 
-async def missing_rights(line: Line, options: RedisOptions) -> list[str]:
+async def missing_rights(line: Connection, options: RedisOptions) -> list[str]:
     """Commands that scripts may not run. Raises Answer for those outside, Away, Lost."""
     keys = Keys(options.prefix, options.namespace, options.shard)
     names = (*keys.all, keys.leader, keys.stage(1))
@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 _PASSWORD = ("WRONGPASS", "NOAUTH", "NOPERM")
 
 
-async def inspect(line: Line, options: RedisOptions) -> None:
+async def inspect(line: Connection, options: RedisOptions) -> None:
     """Raises StoreUnusable when this server must not be used, naming what to change."""
     info = await _info(line, options)
     version = tuple(int(part) for part in info.get("redis_version", "0").split(".")[:2])
@@ -108,12 +108,12 @@ async def inspect(line: Line, options: RedisOptions) -> None:
         )
 
 
-async def _may_do_all(line: Line, options: RedisOptions) -> None:
+async def _may_do_all(line: Connection, options: RedisOptions) -> None:
     try:
         missing = await missing_rights(line, options)
-    except (Away, Lost) as error:
+    except (NotConnected, NoReply) as error:
         raise _unusable(options, error.message) from error
-    except Answer as error:
+    except ServerError as error:
         raise _refusal(options, error) from error
     if missing:
         user = options.username or "default"
@@ -124,7 +124,7 @@ async def _may_do_all(line: Line, options: RedisOptions) -> None:
         )
 
 
-async def _info(line: Line, options: RedisOptions) -> dict[str, str]:
+async def _info(line: Connection, options: RedisOptions) -> dict[str, str]:
     """What the server says of itself; waited for while it loads its data."""
     loop = asyncio.get_running_loop()
     patience_s, tell_s = loop.time() + options.load_ms / 1000, loop.time()
@@ -146,14 +146,14 @@ async def _info(line: Line, options: RedisOptions) -> dict[str, str]:
                     info.get("loading_loaded_perc", "?"),
                     patience_s - loop.time(),
                 )
-        except Answer as error:
+        except ServerError as error:
             raise _refusal(options, error) from error
-        except (Away, Lost) as error:
+        except (NotConnected, NoReply) as error:
             raise _unusable(options, error.message) from error
         await asyncio.sleep(LOAD_POLL_S)
 
 
-async def durability(line: Line, options: RedisOptions) -> str:
+async def durability(line: Connection, options: RedisOptions) -> str:
     """See ``Store.durability``. Raises Away, Lost."""
     copies = ""
     if options.wait_replicas:
@@ -165,7 +165,7 @@ async def durability(line: Line, options: RedisOptions) -> str:
         return _VOLATILE + copies
     try:
         found = await line.call("CONFIG", "GET", "appendfsync")
-    except Answer:  # not allowed to this user, or renamed
+    except ServerError:  # not allowed to this user, or renamed
         return _UNKNOWN + copies
     values = found.values() if isinstance(found, dict) else found[1::2]
     known = [DURABILITY[v] for v in map(_text, values) if v in DURABILITY]
@@ -177,7 +177,7 @@ def _text(value: Any) -> str:
 
 
 async def begin_epoch(
-    line: Line,
+    line: Connection,
     keys: Keys,
     options: RedisOptions,
     owner: str,
@@ -204,13 +204,13 @@ async def begin_epoch(
     return opened, reply[6].decode()
 
 
-async def estimate(line: Line, keys: Keys) -> int:
+async def estimate(line: Connection, keys: Keys) -> int:
     """About what the tasks there are will take of this daemon's memory."""
     try:
         count: int = await line.call("HLEN", keys.named["task"])
         held: int | None
         held = await line.call("MEMORY", "USAGE", keys.named["task"], "SAMPLES", SAMPLES)
-    except Answer:  # not allowed to this user: it will be known when they are loaded
+    except ServerError:  # not allowed to this user: it will be known when they are loaded
         return 0
     return max(0, (held or 0) + count * (TASK_BYTES - THEIR_TASK_BYTES))
 
@@ -228,7 +228,7 @@ def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[str]) ->
     return _unusable(options, told.format(*rest, shard=keys.shard, layout=LAYOUT))
 
 
-def _refusal(options: RedisOptions, error: Answer) -> StoreUnusable:
+def _refusal(options: RedisOptions, error: ServerError) -> StoreUnusable:
     if error.kind not in _PASSWORD:
         return _unusable(options, error.message)
     return _unusable(

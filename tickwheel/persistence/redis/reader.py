@@ -29,13 +29,19 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.model.records import DeadRow, task_bytes
 from tickwheel.persistence.codec import decode_dead, decode_progress, decode_task
 from tickwheel.persistence.contract import SCAN_BYTES_MAX, StoreAway, StoreBroken, StoredTask
-from tickwheel.persistence.redis.driver import REFUSING, Answer, Argument, Away, Lost
+from tickwheel.persistence.redis.driver import (
+    REFUSING,
+    Argument,
+    NoReply,
+    NotConnected,
+    ServerError,
+)
 from tickwheel.persistence.redis.keys import ID_MAX, Keys, id_text, member, split_member
 from tickwheel.persistence.redis.scripts import DEAD_PAGE, READ, Script
 
 if TYPE_CHECKING:
     from tickwheel.model.effects import Effects, ProgressKey
-    from tickwheel.persistence.redis.connection import Line
+    from tickwheel.persistence.redis.connection import Connection
     from tickwheel.persistence.redis.mirror import Mirror
     from tickwheel.persistence.redis.options import RedisOptions
     from tickwheel.persistence.redis.writer import Writer
@@ -99,12 +105,12 @@ TRIES = 3
 PAUSE_S = 0.25
 
 
-class Asker:
+class ReadClient:
     """See the module's text. ``verify`` is called when Redis lacks what it confirmed."""
 
     def __init__(
         self,
-        line: Line,
+        line: Connection,
         keys: Keys,
         options: RedisOptions,
         writer: Writer,
@@ -167,7 +173,7 @@ class Asker:
         """Replayed, or StoreBehind, StoreLost, Fenced; StoreAway while it is written anew."""
         try:
             await self._verify()
-        except (Away, Lost, Answer) as error:
+        except (NotConnected, NoReply, ServerError) as error:
             raise StoreAway(error.message) from error
 
     async def call(self, *args: Argument) -> Any:
@@ -178,8 +184,8 @@ class Asker:
         for attempt in range(TRIES):
             try:
                 return await call(*args)
-            except (Away, Lost, Answer) as error:
-                if isinstance(error, Answer) and error.kind not in REFUSING:
+            except (NotConnected, NoReply, ServerError) as error:
+                if isinstance(error, ServerError) and error.kind not in REFUSING:
                     raise StoreBroken(f"{self._options.name}: {error.message}") from error
                 if attempt == TRIES - 1:
                     raise StoreAway(error.message) from error
@@ -199,7 +205,7 @@ NextIds = Callable[[int, int], list[int] | None]
 class Reader:
     """See the module's text."""
 
-    def __init__(self, asker: Asker, writer: Writer, mirror: Mirror) -> None:
+    def __init__(self, asker: ReadClient, writer: Writer, mirror: Mirror) -> None:
         self._asker = asker
         self._writer = writer
         self._mirror = mirror

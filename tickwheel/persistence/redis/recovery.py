@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from tickwheel import failpoints
-from tickwheel.model.records import Ending
+from tickwheel.model.records import Outcome
 from tickwheel.persistence.codec import (
     decode_dead,
     decode_endings,
@@ -24,7 +24,7 @@ from tickwheel.persistence.contract import Handles, Small, StoreAway
 from tickwheel.persistence.redis.driver import Argument
 from tickwheel.persistence.redis.keys import Keys, split_member
 from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords
-from tickwheel.persistence.redis.reader import Asker
+from tickwheel.persistence.redis.reader import ReadClient
 from tickwheel.persistence.redis.scripts import HANDLES
 from tickwheel.persistence.redis.writer import Writer
 
@@ -36,7 +36,7 @@ AWAY_RETRY_S = 0.5
 class Recovering:
     """See the module's text."""
 
-    def __init__(self, asker: Asker, keys: Keys, writer: Writer, mirror: Mirror) -> None:
+    def __init__(self, asker: ReadClient, keys: Keys, writer: Writer, mirror: Mirror) -> None:
         self._asker = asker
         self._keys = keys
         self._writer = writer
@@ -53,14 +53,14 @@ class Recovering:
                 sessions=await self._records("sessions"),
                 progress=await self._rows("progress"),
                 dead=await self._rows("dead_record"),
-                endings=await self._endings(),
+                outcomes=await self._endings(),
             )
             # What was there at the beginning is still there.
             await self._asker.look(locked=True)
             self._mirror.fill_small(small)
-        endings: list[tuple[int, Ending]] = []
-        for _, record in small.endings:
-            endings += decode_endings(record)
+        outcomes: list[tuple[int, Outcome]] = []
+        for _, record in small.outcomes:
+            outcomes += decode_endings(record)
         return Small(
             groups=list(map(decode_group, small.groups)),
             sessions=list(map(decode_session, small.sessions)),
@@ -69,7 +69,7 @@ class Recovering:
                 (row.id, row.group, row.topic)
                 for row in (decode_dead(record) for _, record in small.dead)
             ),
-            endings=endings[-endings_max:],
+            outcomes=outcomes[-endings_max:],
         )
 
     async def _records(self, name: str) -> list[bytes]:

@@ -25,12 +25,12 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreLost,
 )
-from tickwheel.persistence.redis.driver import REFUSING, Answer
+from tickwheel.persistence.redis.driver import REFUSING, ServerError
 
 if TYPE_CHECKING:
     from tickwheel.model.effects import Effects
     from tickwheel.persistence.redis.mirror import Mirror
-    from tickwheel.persistence.redis.reader import Asker
+    from tickwheel.persistence.redis.reader import ReadClient
     from tickwheel.persistence.redis.writer import Tally, Writer
 
 log = logging.getLogger(__name__)
@@ -136,7 +136,7 @@ class Rewriter:
             except (Fenced, StoreBroken):
                 raise
             except StoreError as error:
-                if isinstance(error, Answer) and error.kind not in REFUSING:
+                if isinstance(error, ServerError) and error.kind not in REFUSING:
                     raise StoreBroken(f"{self._what}: {error.message}") from error
                 if not told:
                     told = True
@@ -166,7 +166,7 @@ PAUSE_S = 1.0
 class Watch:
     """``start`` when the shard is open, ``stop`` before it is closed; both may be repeated."""
 
-    def __init__(self, asker: Asker, rewriter: Rewriter) -> None:
+    def __init__(self, asker: ReadClient, rewriter: Rewriter) -> None:
         self._asker = asker
         self._rewriter = rewriter
         self._task: asyncio.Task[None] | None = None

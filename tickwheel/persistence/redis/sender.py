@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from tickwheel.persistence.contract import Fenced, StoreBehind, StoreBroken, StoreLost
-from tickwheel.persistence.redis.driver import Answer, Argument, Away, Packed
+from tickwheel.persistence.redis.driver import Argument, NotConnected, Packed, ServerError
 from tickwheel.persistence.redis.encode import PART_BYTES_MAX
 from tickwheel.persistence.redis.keys import LAYOUT, Keys, id_text
 from tickwheel.persistence.redis.scripts import (
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from tickwheel.model.effects import Effects
-    from tickwheel.persistence.redis.connection import Line
+    from tickwheel.persistence.redis.connection import Connection
 
 PART_PATIENCE = 1 + (PART_BYTES_MAX >> 20)
 """A second for each MiB that a slow disk has to take."""
@@ -42,7 +42,7 @@ class Again(Exception):
 class Sender:
     """See the module's text."""
 
-    def __init__(self, line: Line, keys: Keys) -> None:
+    def __init__(self, line: Connection, keys: Keys) -> None:
         self._line = line
         self._keys = keys
         self.epoch = 0
@@ -83,7 +83,7 @@ class Sender:
         self.unknown = n
         try:
             status, rest = await self.run(script, more, args, patience)
-        except (Away, Answer):
+        except (NotConnected, ServerError):
             # Nothing was sent, or Redis refused at the first write. Whatever an older
             # connection had under way was voided by this one's claim.
             self.unknown = 0
@@ -161,7 +161,7 @@ class Claim(NamedTuple):
 class Claimant:
     """The owner's voice on one line. Raises Away, Lost, Answer beside what is named."""
 
-    def __init__(self, line: Line, keys: Keys, name: str) -> None:
+    def __init__(self, line: Connection, keys: Keys, name: str) -> None:
         self._line = line
         self._keys = keys
         self._name = name

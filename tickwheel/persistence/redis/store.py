@@ -24,12 +24,12 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.redis import opening
 from tickwheel.persistence.redis.backup import copy_to_sqlite
-from tickwheel.persistence.redis.connection import Line, check
-from tickwheel.persistence.redis.driver import Answer, Away, Lost
+from tickwheel.persistence.redis.connection import Connection, check
+from tickwheel.persistence.redis.driver import NoReply, NotConnected, ServerError
 from tickwheel.persistence.redis.keys import Keys
 from tickwheel.persistence.redis.mirror import Mirror
 from tickwheel.persistence.redis.options import RedisOptions
-from tickwheel.persistence.redis.reader import Asker, Reader
+from tickwheel.persistence.redis.reader import ReadClient, Reader
 from tickwheel.persistence.redis.recovery import Recovering
 from tickwheel.persistence.redis.rewriter import Rewriter, Watch
 from tickwheel.persistence.redis.writer import Tally, Writer
@@ -54,12 +54,12 @@ class RedisStore:
 
     def _renew(self) -> None:
         options, keys = self.options, self.keys
-        self._writing, self._reading = Line(options), Line(options)
+        self._writing, self._reading = Connection(options), Connection(options)
         self._mirror = Mirror(options.endings_max, options.resident_bytes_max)
         self._writer = Writer(self._writing, keys, options, self._mirror, self._tally)
         what = f"store {options.name}: {keys.shard}"
         self._rewriter = Rewriter(self._writer, self._mirror, self._tally, what)
-        asker = Asker(self._reading, keys, options, self._writer, self._rewriter.verify)
+        asker = ReadClient(self._reading, keys, options, self._writer, self._rewriter.verify)
         self._reader = Reader(asker, self._writer, self._mirror)
         self._writer.landed = self._reader.landed
         self._recovering = Recovering(asker, keys, self._writer, self._mirror)
@@ -114,7 +114,7 @@ class RedisStore:
                 self._mirror.is_new()
             else:
                 self._mirror.expect(await opening.estimate(line, self.keys))
-        except (Away, Lost, Answer) as error:
+        except (NotConnected, NoReply, ServerError) as error:
             await line.close()
             raise StoreUnusable(f"store {self.name}: {error.message}") from error
         except BaseException:
@@ -187,7 +187,7 @@ class RedisStore:
             return False
         try:
             text: bytes = await self._reading.call("INFO", "memory")
-        except (Away, Lost, Answer):
+        except (NotConnected, NoReply, ServerError):
             return False
         rows = (row.split(":", 1) for row in text.decode().splitlines() if ":" in row)
         info = dict(rows)
@@ -197,7 +197,7 @@ class RedisStore:
     async def verify(self) -> None:
         """See ``Store.verify``."""
         self._check_open()
-        with contextlib.suppress(StoreAway, Away, Lost, Answer):
+        with contextlib.suppress(StoreAway, NotConnected, NoReply, ServerError):
             await self._rewriter.verify()
 
     async def close(self, clean: bool) -> None:

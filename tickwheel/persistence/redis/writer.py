@@ -35,7 +35,7 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreLost,
 )
-from tickwheel.persistence.redis.driver import REFUSING, Answer, Away, Lost
+from tickwheel.persistence.redis.driver import REFUSING, NoReply, NotConnected, ServerError
 from tickwheel.persistence.redis.encode import Ahead, Prepared, prepare
 from tickwheel.persistence.redis.scripts import CLOSE
 from tickwheel.persistence.redis.sender import Again, Claimant, Sender
@@ -43,7 +43,7 @@ from tickwheel.persistence.redis.sender import Again, Claimant, Sender
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 
-    from tickwheel.persistence.redis.connection import Line
+    from tickwheel.persistence.redis.connection import Connection
     from tickwheel.persistence.redis.keys import Keys
     from tickwheel.persistence.redis.mirror import Mirror
     from tickwheel.persistence.redis.options import RedisOptions
@@ -129,7 +129,7 @@ class Writer:
     """The only one that changes the shard while this daemon owns it."""
 
     def __init__(
-        self, line: Line, keys: Keys, options: RedisOptions, mirror: Mirror, tally: Tally
+        self, line: Connection, keys: Keys, options: RedisOptions, mirror: Mirror, tally: Tally
     ) -> None:
         self._line = line
         self._keys = keys
@@ -204,8 +204,8 @@ class Writer:
         async with self.lock:
             try:
                 return await self._commit(n, effects)
-            except (Answer, Away, Lost) as error:
-                kind = error.kind if isinstance(error, Answer) else ""
+            except (ServerError, NotConnected, NoReply) as error:
+                kind = error.kind if isinstance(error, ServerError) else ""
                 if kind and kind not in REFUSING:
                     raise StoreBroken(f"{self._options.name}: {error.message}") from error
                 if self._sender.unknown == n:
@@ -233,7 +233,7 @@ class Writer:
             except Again:
                 self._claimed = 0
                 continue
-            except Lost as error:
+            except NoReply as error:
                 # A connection that broke while it was idle shows only now: once more at once.
                 if error.silent or lost:
                     raise
@@ -298,12 +298,12 @@ class Writer:
                 await self._claim()
             except Again:
                 self._claimed = 0
-            except Lost as error:
+            except NoReply as error:
                 if error.silent or lost:
                     raise
                 lost = True
         if self._claimed != self._line.connections:
-            raise Lost(f"{self._options.name} keeps changing hands")
+            raise NoReply(f"{self._options.name} keeps changing hands")
 
     async def _claim(self) -> None:
         sender, name = self._sender, self._options.name

@@ -84,12 +84,12 @@ def in_a_row(ids: Sequence[int]) -> bool:
 
 def _pack(rows: Sequence[TaskRow]) -> PackValues | None:
     """None when bodies or extras are large: they are better read alone."""
-    ids, dues_ms, topics, bodies, extras = zip(*rows, strict=True)
+    ids, dues_ms, topics, bodies, options = zip(*rows, strict=True)
     joined = b"".join(bodies)
     head = array("q", dues_ms).tobytes() + array("I", map(len, bodies)).tobytes()
     alike = topics.count(topics[0]) == len(topics) and not topics[0].startswith("[")
     names = topics[0] if alike else json.dumps(topics)
-    packed = msgpack.packb(tuple(map(encode_extras, extras))) if any(extras) else None
+    packed = msgpack.packb(tuple(map(encode_extras, options))) if any(options) else None
     if len(joined) + len(packed or b"") > PACK_BYTES_MAX:
         return None
     return ids[0], len(rows), head, names, joined, packed
@@ -137,7 +137,7 @@ class Pack:
         head: bytes,
         names: str,
         bodies: bytes,
-        extras: bytes | None,
+        options: bytes | None,
         mask: int,
     ) -> None:
         """Raises RecordUnreadable."""
@@ -150,7 +150,7 @@ class Pack:
             sizes.frombytes(head[8 * count :])
             self.topics = topics_of(names, count)
             self._extras: Sequence[Any] | None = (
-                msgpack.unpackb(extras, use_list=False) if extras else None
+                msgpack.unpackb(options, use_list=False) if options else None
             )
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise RecordUnreadable(f"pack {first}: {error!r}") from error
@@ -166,7 +166,7 @@ class Pack:
         """Those of ``ids`` (which lie in the pack), or all, that are still there."""
         wanted = ids if ids is not None else ids_of(self.first, self.count, self.mask)
         first, mask, ends, bodies = self.first, self.mask, self._ends, self._bodies
-        extras = self._extras
+        options = self._extras
         for task_id in wanted:
             bit, odd = divmod(task_id - first, ID_STEP)
             if odd or not 0 <= bit < self.count or mask >> bit & 1:
@@ -176,7 +176,7 @@ class Pack:
                 self.dues_ms[bit],
                 self.topics[bit],
                 bodies[ends[bit] : ends[bit + 1]],
-                decode_extras(extras[bit]) if extras is not None else None,
+                decode_extras(options[bit]) if options is not None else None,
             )
 
 

@@ -264,12 +264,12 @@ class Reader:
 
     def _packed(self, columns: Sequence[Any]) -> list[Pack]:
         """The packs that stand in these columns."""
-        places, heads, bodies, extras = columns
+        places, heads, bodies, options = columns
         packs: list[Pack] = []
         head_at = body_at = 0
         heads, bodies = _bytes(heads), _bytes(bodies)
         for (first, count, names, length, mask), more in zip(
-            json.loads(places), (extras or "").split(","), strict=False
+            json.loads(places), (options or "").split(","), strict=False
         ):
             head_end, body_end = head_at + HEAD_BYTES * count, body_at + length
             parts = heads[head_at:head_end], names, bodies[body_at:body_end]
@@ -284,7 +284,7 @@ class Reader:
         topics: str,
         lengths: str,
         joined: bytes | str | None,
-        extras: str,
+        options: str,
     ) -> tuple[Iterable[TaskRow], list[int]]:
         """Rows from columns: JSON arrays, all bodies end to end, extras in hex."""
         task_ids = json.loads(ids)
@@ -294,7 +294,7 @@ class Reader:
         large = [i for i, size in zip(task_ids, sizes, strict=True) if size > BODY_BYTES_INLINE]
         if large:
             sizes = [size if size <= BODY_BYTES_INLINE else 0 for size in sizes]
-        parts = extras.split(",")
+        parts = options.split(",")
         if _LARGE in parts:
             apart = set(large).union(compress(task_ids, map(_LARGE.__eq__, parts)))
             large = [task_id for task_id in task_ids if task_id in apart]

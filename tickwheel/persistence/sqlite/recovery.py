@@ -19,7 +19,7 @@ import sqlite3
 from itertools import chain, starmap
 from typing import TYPE_CHECKING
 
-from tickwheel.model.records import ID_STEP, Ending
+from tickwheel.model.records import ID_STEP, Outcome
 from tickwheel.persistence.codec import decode_endings
 from tickwheel.persistence.contract import Handles, Small, StoreError
 from tickwheel.persistence.sqlite.connection import describe, snapshot
@@ -52,12 +52,12 @@ def read_small(connection: sqlite3.Connection, endings_max: int) -> Small:
             sessions=[session_row(*row) for row in connection.execute("SELECT * FROM session")],
             progress=[progress_row(*row) for row in connection.execute("SELECT * FROM prepare")],
             dead=list(connection.execute("SELECT id, grp, topic FROM dead ORDER BY id, grp")),
-            endings=_endings(connection, endings_max),
+            outcomes=_endings(connection, endings_max),
         )
 
 
-def _endings(connection: sqlite3.Connection, endings_max: int) -> list[tuple[int, Ending]]:
-    found: list[tuple[int, Ending]] = []
+def _endings(connection: sqlite3.Connection, endings_max: int) -> list[tuple[int, Outcome]]:
+    found: list[tuple[int, Outcome]] = []
     for (data,) in connection.execute("SELECT data FROM ending ORDER BY batch"):
         found += decode_endings(data)
     return found[-endings_max:]

@@ -19,16 +19,16 @@ from tickwheel.model.records import (
     ProgressRow,
     SessionRow,
     TaskRow,
-    extras_bytes,
+    options_bytes,
 )
 from tickwheel.persistence.codec import (
+    decode_answers,
     decode_extras,
     decode_failures,
-    decode_outcomes,
     decode_settings,
+    encode_answers,
     encode_extras,
     encode_failures,
-    encode_outcomes,
     encode_settings,
     progress_state,
 )
@@ -167,7 +167,7 @@ def task_bytes(rows: Collection[TaskRow]) -> int:
     """About what the rows take in the database."""
     size_bytes = sum(map(len, map(_body_of, rows))) + ROW_BYTES * len(rows)
     if any(map(_extras_of, rows)):
-        size_bytes += sum(extras_bytes(row[4]) for row in rows if row[4] is not None)
+        size_bytes += sum(options_bytes(row[4]) for row in rows if row[4] is not None)
     return size_bytes
 
 
@@ -195,7 +195,7 @@ def group_values(rows: Iterable[GroupRow]) -> Iterator[Sequence[object]]:
 
 
 def session_values(rows: Iterable[SessionRow]) -> Iterator[Sequence[object]]:
-    return ((*row[:3], encode_outcomes(row.outcomes)) for row in rows)
+    return ((*row[:3], encode_answers(row.answers)) for row in rows)
 
 
 def progress_row(
@@ -223,12 +223,12 @@ def group_row(
     return GroupRow(topic, group, since_ms, decode_settings(settings), since_id)
 
 
-def session_row(session: bytes, floor: int, seen_ms: int, outcomes: bytes) -> SessionRow:
-    return SessionRow(session, floor, seen_ms, decode_outcomes(outcomes))
+def session_row(session: bytes, floor: int, seen_ms: int, answers: bytes) -> SessionRow:
+    return SessionRow(session, floor, seen_ms, decode_answers(answers))
 
 
-def task_row(task_id: int, due_ms: int, topic: str, body: bytes, extras: Any) -> TaskRow:
-    return TaskRow(task_id, due_ms, topic, body, decode_extras(extras))
+def task_row(task_id: int, due_ms: int, topic: str, body: bytes, options: Any) -> TaskRow:
+    return TaskRow(task_id, due_ms, topic, body, decode_extras(options))
 
 
 def from_json(text: str) -> list[list[Any]]:

@@ -33,7 +33,7 @@ from tickwheel.server.logs import ERRORS, WARNINGS, Log
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import HOT_BYTES_MAX, REDIS_RESIDENT_BYTES_MAX, Settings
 from tickwheel.server.shard.recovery import Recovering
-from tickwheel.server.shard.shard import Shell
+from tickwheel.server.shard.shard import Shard
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ TAKEOVER_RETRY_S = 1.0
 class Roles:
     """``begin``, then ``run`` for ever; ``close`` gives everything back.
 
-    ``serving`` is called with each new shell before it starts; ``changed`` and ``deposed`` when
+    ``serving`` is called with each new shard before it starts; ``changed`` and ``deposed`` when
     the connections of a standby, or of a leader, should go; ``cut_off`` when those must go at once.
     """
 
@@ -56,7 +56,7 @@ class Roles:
         settings: Settings,
         log: Log,
         *,
-        serving: Callable[[Shell], None],
+        serving: Callable[[Shard], None],
         changed: Callable[[str], None],
         deposed: Callable[[], None],
         cut_off: Callable[[], None],
@@ -70,7 +70,7 @@ class Roles:
             log.warning("test_clock", detail=f"{TEST_CLOCK_ENV} is set: a file steers the time")
         self.store, self._engine_config = open_store(settings)
         self.observed = Observed(settings.metrics_lateness_topics_max)
-        self.shell: Shell | None = None
+        self.shard: Shard | None = None
         """The shard, while this daemon leads."""
         self.role = "starting"
         self.role_since_ms = self.clock.read().now_ms
@@ -89,12 +89,12 @@ class Roles:
                 election,
                 ttl_ms,
                 self.clock,
-                noticed=self.noticed,
-                renewed=self._poke,
+                on_event=self.on_event,
+                renewed=self._wake,
                 life=Life.own(),
             )
         options = settings.history(self._engine_config.shard)
-        self.history = None if options is None else History(options, self.clock, self.noticed)
+        self.history = None if options is None else History(options, self.clock, self.on_event)
         self._recovering: Recovering | None = None
         self._told_failure = self._told_role = ""
         self._opened = False
@@ -112,10 +112,10 @@ class Roles:
         """Who is active, as far as is known here."""
         if self._leadership is not None:
             return self._leadership.leader
-        if self.shell is None:
+        if self.shard is None:
             return None
         owner = f"{self.settings.node}/"
-        return Leader(owner, self.address, self.role_since_ms, self.shell.epoch)
+        return Leader(owner, self.address, self.role_since_ms, self.shard.epoch)
 
     @property
     def other_leader(self) -> str | None:
@@ -146,9 +146,9 @@ class Roles:
     async def run(self) -> None:
         """For ever. Raises what must end the daemon."""
         while True:
-            if self.shell is not None:
+            if self.shard is not None:
                 try:
-                    await self._serve(self.shell)
+                    await self._serve(self.shard)
                 except StoreError as error:
                     if self._leadership is None or isinstance(error, StoreBroken):
                         raise
@@ -162,14 +162,14 @@ class Roles:
             except StoreError as error:
                 if error.message != self._told_failure:
                     self._told_failure = error.message
-                    self.noticed("takeover_failed", f"{error.message}; trying on")
+                    self.on_event("takeover_failed", f"{error.message}; trying on")
                 await self.close_shard(None, clean=False)
                 self._enter("standby")
                 await asyncio.sleep(TAKEOVER_RETRY_S)
 
-    async def _serve(self, shell: Shell) -> None:
+    async def _serve(self, shard: Shard) -> None:
         """Until it cannot go on, which is raised."""
-        ends: set[asyncio.Future[Any]] = {shell.failed}
+        ends: set[asyncio.Future[Any]] = {shard.failed}
         if self._hold is not None:
             ends.add(self._hold)
         done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -178,15 +178,15 @@ class Roles:
 
     async def _step_down(self, error: StoreError) -> None:
         """Somebody else leads, or the store cannot be used: deliver nothing more, and wait."""
-        shell, self.shell = self.shell, None
-        assert shell is not None and self._leadership is not None
-        shell.pause()
+        shard, self.shard = self.shard, None
+        assert shard is not None and self._leadership is not None
+        shard.pause()
         self._leadership.forfeit(for_good=isinstance(error, Fenced))
-        self.noticed("deposed", error.message)
+        self.on_event("deposed", error.message)
         self._enter("standby")
         self._deposed()
-        await self.close_shard(shell, clean=False)
-        self.observed.ended(shell.core)
+        await self.close_shard(shard, clean=False)
+        self.observed.ended(shard.core)
         self._recovering = None
         gc.unfreeze()
 
@@ -208,7 +208,7 @@ class Roles:
         self._recovering = recovering
         await recovering.begin()
         self._tell_held(recovering)
-        shell = Shell(
+        shard = Shard(
             settings,
             engine,
             self.store,
@@ -216,15 +216,15 @@ class Roles:
             self.clock,
             owner=owner,
             backup_folder=backup_folder(settings),
-            noticed=self.noticed,
+            on_event=self.on_event,
             may_deliver=self._leadership.may_deliver if self._leadership is not None else None,
             status=self._status,
             observed=self.observed,
             history=self.history,
         )
-        self._serving(shell)
-        self.shell = shell
-        shell.start(self._load_rest(shell, recovering, started_s))
+        self._serving(shard)
+        self.shard = shard
+        shard.start(self._load_rest(shard, recovering, started_s))
         self._enter("active")
         self._changed("this daemon is the active one now: connect again")
         self.observed.recovery_s = time.monotonic() - started_s
@@ -247,14 +247,14 @@ class Roles:
         if recovering.found_nothing:
             self.clock.accept()  # there is nothing that could fire
         else:
-            self.noticed("clock_held", why_held(self.clock))
+            self.on_event("clock_held", why_held(self.clock))
 
     def accept_clock(self) -> None:
         """An operator says that the wall clock is right."""
         if self.clock.held:
             self.clock.accept()
-            self.noticed("clock_accepted", "an operator says that the wall clock is right")
-            self._poke()
+            self.on_event("clock_accepted", "an operator says that the wall clock is right")
+            self._wake()
 
     async def _open_store(self, now_ms: int) -> tuple[str, Opened]:
         leadership = self._leadership
@@ -269,7 +269,7 @@ class Roles:
         leadership.opened(opened.epoch)
         return owner, opened
 
-    async def _load_rest(self, shell: Shell, recovering: Recovering, started_s: float) -> None:
+    async def _load_rest(self, shard: Shard, recovering: Recovering, started_s: float) -> None:
         await recovering.rest()
         gc.collect()
         gc.freeze()
@@ -280,12 +280,12 @@ class Roles:
 
     # --- the end of a tenure -------------------------------------------------------------------
 
-    async def close_shard(self, shell: Shell | None, clean: bool) -> None:
+    async def close_shard(self, shard: Shard | None, clean: bool) -> None:
         """Give back what a daemon has while it leads, in whatever state it is."""
-        if shell is not None:
+        if shard is not None:
             self._cut_off()
             if not clean:
-                await shell.kill()
+                await shard.kill()
         opened, self._opened = self._opened, False
         closed = False
         try:
@@ -323,22 +323,22 @@ class Roles:
 
     def _verify(self) -> None:
         """The lease was gone, or the connection: the store may have lost more than that."""
-        if self.shell is not None:
-            self.shell.spawn(self._look_at_store())
+        if self.shard is not None:
+            self.shard.spawn(self._look_at_store())
 
     async def _look_at_store(self) -> None:
         # One that is away, or being written anew, is looked at again by the next commit.
         with contextlib.suppress(StoreAway):
             await self.store.verify()
 
-    def _poke(self) -> None:
-        if self.shell is not None:
-            self.shell.poke()
+    def _wake(self) -> None:
+        if self.shard is not None:
+            self.shard.wake()
 
     def _new_owner(self) -> str:
         return f"{self.settings.node}/{uuid.uuid4().hex[:12]}"
 
-    def noticed(self, event: str, text: str) -> None:
+    def on_event(self, event: str, text: str) -> None:
         self.observed.notice(event)
         if event in ERRORS:
             self.log.error(event, detail=text)

@@ -30,7 +30,7 @@ MARGIN_PART = 6
 TELL_AGAIN_MS = 60_000
 """A wait that goes on is told again so often."""
 
-Notice = Callable[[str, str], None]
+OnEvent = Callable[[str, str], None]
 
 
 class Deposed(StoreError):
@@ -56,7 +56,7 @@ class Leadership:
         ttl_ms: int,
         clock: Clock,
         *,
-        noticed: Notice,
+        on_event: OnEvent,
         renewed: Callable[[], None],
         life: Life | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class Leadership:
         self._ttl_ms = ttl_ms
         self._poll_s = min(POLL_S_MAX, ttl_ms / 4000)
         self._clock = clock
-        self._noticed = noticed
+        self._on_event = on_event
         self._renewed = renewed
         self._life = life
         self._node = ""
@@ -139,7 +139,7 @@ class Leadership:
         if leader.owner == self._told_namesake or mono_ms - self._namesake[1] <= self._ttl_ms:
             return
         self._told_namesake = leader.owner
-        self._noticed(
+        self._on_event(
             "same_node_name",
             f"{leader.owner} at {leader.address} lives and has this node's name, {self._node};"
             " give each daemon a name of its own (--set node=NAME)",
@@ -160,7 +160,7 @@ class Leadership:
         if wait.left_ms is not None:
             at = datetime.fromtimestamp((now.now_ms + wait.left_ms) // 1000, UTC)
             until = f"{wait.left_ms / 1000:.1f} s, until {at:%H:%M:%S} UTC{wait.unless}"
-        self._noticed("waiting", f"for {wait.what}: {until}")
+        self._on_event("waiting", f"for {wait.what}: {until}")
 
     def _may_begin(self, seen: Seen) -> bool:
         mono_ms = self._clock.read().mono_ms
@@ -179,7 +179,7 @@ class Leadership:
         if self.incarnation:
             if not self._told_empty:
                 self._told_empty = True
-                self._noticed(
+                self._on_event(
                     "store_came_back_empty",
                     f"it held incarnation {self.incarnation}, whose owner may still live and"
                     " write it again; if it does not: tickwheel init --force",
@@ -210,7 +210,7 @@ class Leadership:
                 " it goes on once it reaches the store; if not: tickwheel init --force, then"
                 " restore a backup if there is one"
             )
-            self._noticed("store_is_partial", self._partial)
+            self._on_event("store_is_partial", self._partial)
 
     async def first_campaign(self, owner: str, address: str) -> bool:
         """Until this daemon leads, or another one does, or the store cannot be asked.
@@ -332,9 +332,9 @@ class Leadership:
     def _ill(self, error: StoreError) -> None:
         if not self._trouble:
             self._trouble = True
-            self._noticed("election_trouble", error.message)
+            self._on_event("election_trouble", error.message)
 
     def _well(self) -> None:
         if self._trouble:
             self._trouble = False
-            self._noticed("election_works_again", "the lease can be asked for")
+            self._on_event("election_works_again", "the lease can be asked for")

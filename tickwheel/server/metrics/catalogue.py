@@ -99,22 +99,22 @@ def _seen(daemon: Running) -> Observed:
 
 
 def _epoch(daemon: Running) -> int:
-    if daemon.roles.shell is not None:
-        return daemon.roles.shell.epoch
+    if daemon.roles.shard is not None:
+        return daemon.roles.shard.epoch
     leader = daemon.roles.leader
     return leader.epoch if leader is not None else 0
 
 
 def _store_up(daemon: Running) -> bool:
-    shell = daemon.roles.shell
-    if shell is not None and shell.committer.trouble is not None:
+    shard = daemon.roles.shard
+    if shard is not None and shard.committer.trouble is not None:
         return False
     return not daemon.roles.observed.election_trouble
 
 
 def _store_full(daemon: Running) -> bool:
-    shell = daemon.roles.shell
-    return shell is not None and shell.committer.full
+    shard = daemon.roles.shard
+    return shard is not None and shard.committer.full
 
 
 def _history(daemon: Running) -> tuple[int, int, int]:
@@ -160,7 +160,7 @@ GROUP: tuple[Metric[Group], ...] = (
     Metric("tickwheel_acked_total", "Finished by a consumer.", lambda g, _: g.acked),
     Metric("tickwheel_nacked_total", "Nacks and rejects.", lambda g, _: g.nacked),
     Metric("tickwheel_retried_total", "Retries that came due.", lambda g, _: g.retried),
-    Metric("tickwheel_dead_total", "Became dead letters.", lambda g, _: g.buried),
+    Metric("tickwheel_dead_total", "Became dead letters.", lambda g, _: g.dead_lettered),
     Metric("tickwheel_expired_total", "Not delivered in their ttl.", lambda g, _: g.expired),
 )
 """By topic and group. Before any group exists, what is due counts with an empty group."""

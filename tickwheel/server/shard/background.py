@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tickwheel.persistence.contract import Store
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.border import Notice
+    from tickwheel.server.shard.border import OnEvent
     from tickwheel.server.shard.committer import Committer
     from tickwheel.server.shard.reads import Reader
 
@@ -64,8 +64,8 @@ class Upkeep:
         *,
         loaded: asyncio.Event,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
-        poke: Callable[[], None],
-        noticed: Notice,
+        wake: Callable[[], None],
+        on_event: OnEvent,
         observed: Observed,
         history: History | None,
         backup_folder: Path,
@@ -80,8 +80,8 @@ class Upkeep:
         self._clock = clock
         self._loaded = loaded
         self._spawn = spawn
-        self._poke = poke
-        self._noticed = noticed
+        self._wake = wake
+        self._on_event = on_event
         self._observed = observed
         self._history = history
         self._backup_folder = backup_folder
@@ -113,7 +113,7 @@ class Upkeep:
             shard=self._core.config.shard,
             history_dir=self._settings.history_dir,
             now_ms=lambda: self._clock.read().now_ms,
-            noticed=self._noticed,
+            on_event=self._on_event,
             made=self._observed.backed_up,
         )
 
@@ -143,7 +143,7 @@ class Upkeep:
             await self._committer.barrier()
         closing.finish(group)
         self._committer.kick()
-        self._poke()
+        self._wake()
 
     async def _some_dead(self, group: Group, after: ProgressKey) -> list[int]:
         """Ids of its next dead letters, which only the store knows."""
@@ -176,7 +176,7 @@ class Upkeep:
                 continue
             now_ms = self._clock.read().now_ms
             self._engine.ownership.replayed(replay, page, following, now_ms)
-            self._poke()
+            self._wake()
             await asyncio.sleep(0)
 
     # --- dead letters --------------------------------------------------------------------------
@@ -253,7 +253,7 @@ class DailyBackups:
         shard: int,
         history_dir: str | None,
         now_ms: Callable[[], int],
-        noticed: Callable[[str, str], None],
+        on_event: Callable[[str, str], None],
         made: Callable[[float], None] = lambda begun_s: None,
     ) -> None:
         """``backup`` is the store's; ``hour`` is by this machine's local time. ``made`` is told
@@ -265,7 +265,7 @@ class DailyBackups:
         self._shard = shard
         self._history_dir = history_dir
         self._now_ms = now_ms
-        self._noticed = noticed
+        self._on_event = on_event
         self._tell_made = made
         self._failed = False
         self._name = re.compile(rf"tickwheel-s{shard}-(\d{{8}}T\d{{6}}Z)\.db")
@@ -297,10 +297,10 @@ class DailyBackups:
                 write_last_backup(self._history_dir, self._shard, begun_ms, str(path))
         except (StoreError, OSError) as error:
             self._failed = True
-            self._noticed("backup_failed", f"daily backup to {path}: {error}")
+            self._on_event("backup_failed", f"daily backup to {path}: {error}")
             return False
         self._failed = False
-        self._noticed("backup_made", f"{path}, {size_bytes} bytes")
+        self._on_event("backup_made", f"{path}, {size_bytes} bytes")
         self._tell_newest()
         self._rotate()
         return True

@@ -15,16 +15,16 @@ from tickwheel.errors import InternalError, TickwheelError
 if TYPE_CHECKING:
     from tickwheel.engine.engine import Engine
 
-Notice = Callable[[str, str], None]
+OnEvent = Callable[[str, str], None]
 
 
 class Border:
     """``begin`` each command, ``act`` when it has been checked and changes something from there
     on, ``contain`` what it raised and should not have."""
 
-    def __init__(self, engine: Engine, noticed: Notice) -> None:
+    def __init__(self, engine: Engine, on_event: OnEvent) -> None:
         self._engine = engine
-        self._noticed = noticed
+        self._on_event = on_event
         self._acting = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Gets the exception that must stop the daemon."""
@@ -57,4 +57,4 @@ class Border:
     def report(self, what: str, error: Exception) -> None:
         """Log an error that is survived and should not have been."""
         text = "".join(traceback.format_exception(error))
-        self._noticed("internal_error", f"{what}: {text}")
+        self._on_event("internal_error", f"{what}: {text}")

@@ -21,7 +21,7 @@ from typing import Protocol
 from tickwheel import failpoints
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
-from tickwheel.engine.sessions import Outcome
+from tickwheel.engine.sessions import StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.state import Batch, Reply, Staged
 from tickwheel.engine.topics import Dispatch
@@ -39,7 +39,7 @@ REPLY_BYTES = 150
 STALLED = "the store does not answer; nothing was kept"
 
 
-class Keeper(Protocol):
+class HistorySink(Protocol):
     """Keeps a history of what the batches did."""
 
     def prepare(self, number: int, notes: object) -> None:
@@ -64,10 +64,10 @@ class Committer:
         last_batch: int,
         outcome_timeout_s: float,
         landed: Callable[[], None],
-        noticed: Callable[[str, str], None],
+        on_event: Callable[[str, str], None],
         hand_over: Callable[[list[Dispatch]], None] | None = None,
         observed: Observed | None = None,
-        keeper: Keeper | None = None,
+        history: HistorySink | None = None,
         replies_bytes_max: int = 4 << 20,
         replies_all_bytes_max: int = 128 << 20,
     ) -> None:
@@ -87,10 +87,10 @@ class Committer:
         self._epoch = epoch
         self._outcome_timeout_s = outcome_timeout_s
         self._landed = landed
-        self._noticed = noticed
+        self._on_event = on_event
         self._hand_over = hand_over
         self._observed = observed or Observed()
-        self._keeper = keeper
+        self._history = history
         self._wake = asyncio.Event()
         self._stopping = False
         self._refusals = 0
@@ -107,7 +107,7 @@ class Committer:
     def start_full(self, why: str) -> None:
         """The store was opened without room for enqueues."""
         self.full, self.trouble = True, why
-        self._noticed("store_full", why)
+        self._on_event("store_full", why)
 
     # --- used by sessions --------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class Committer:
         self._refusals = 0
         if self.trouble is not None and not self.full:
             self.trouble = None
-            self._noticed("store_works_again", "commits go through")
+            self._on_event("store_works_again", "commits go through")
         self._reader.landed(batch.effects)
         self._engine.intake.durable(batch)
         following = self._seal()
@@ -236,8 +236,8 @@ class Committer:
 
     async def _land(self, batch: Batch, number: int) -> None:
         self._engine.intake.landed(batch, self._clock.read().now_ms)
-        if self._keeper is not None:
-            self._keeper.keep(number, batch.notes)
+        if self._history is not None:
+            self._history.keep(number, batch.notes)
         if batch.handed and self._hand_over is not None:
             self._hand_over(batch.handed)
         self._left(batch)
@@ -250,8 +250,8 @@ class Committer:
         patience = loop.time() + self._outcome_timeout_s
         number, began_s = self.last_batch + 1, time.monotonic()
         timer: asyncio.TimerHandle | None = None
-        if self._keeper is not None:
-            self._keeper.prepare(number, batch.notes)
+        if self._history is not None:
+            self._history.prepare(number, batch.notes)
         try:
             while True:
                 try:
@@ -273,17 +273,17 @@ class Committer:
         the outcome for a resend), of what waits behind it that it was not kept. Acks wait on."""
         self.stalled = True
         error = OutcomeUnknown("the store has not answered in time; resend to find out")
-        for index, (address, session, outcome) in enumerate(batch.staged):
+        for index, (address, session, answer) in enumerate(batch.staged):
             if address is not None:
-                refuse(address, outcome[0], error)
-                batch.staged[index] = (None, session, outcome)
+                refuse(address, answer[0], error)
+                batch.staged[index] = (None, session, answer)
         self._tell_refused(self._engine.intake.withdraw(), Refused(f"{STALLED}: {self.trouble}"))
 
     @staticmethod
     def _tell_refused(staged: Iterable[Staged], error: TickwheelError) -> None:
-        for address, _, outcome in staged:
+        for address, _, answer in staged:
             if address is not None:
-                refuse(address, outcome[0], error)
+                refuse(address, answer[0], error)
 
     async def _refused(self, batch: Batch, error: CommitRefused) -> None:
         self._set_trouble(error)
@@ -294,7 +294,7 @@ class Committer:
         batch.staged = []
         if error.full and not self.full:
             self.full = True
-            self._noticed("store_full", error.message)
+            self._on_event("store_full", error.message)
         if self._refusals:
             # The first time the acks may go through alone; after that no hurry helps.
             await asyncio.sleep(REFUSED_RETRY_S)
@@ -304,7 +304,7 @@ class Committer:
     def _set_trouble(self, error: CommitRefused | CommitUnknown) -> None:
         self._observed.store_error(error)
         if self.trouble is None:
-            self._noticed("store_trouble", error.message)
+            self._on_event("store_trouble", error.message)
         self.trouble = error.message
 
     async def watch_room(self) -> None:
@@ -313,22 +313,22 @@ class Committer:
             await asyncio.sleep(ROOM_PROBE_S)
             if self.full and await self._store.probe_room():
                 self.full, self.trouble = False, None
-                self._noticed("store_has_room", "enqueues are accepted again")
+                self._on_event("store_has_room", "enqueues are accepted again")
                 self._wake.set()
 
 
 def release(batch: Batch) -> None:
     """Every answer that rests on the batch, in one piece for each sink."""
-    accepted: dict[ReplySink, list[Outcome]] = {}
-    for sink, _, outcome in batch.staged:
+    accepted: dict[ReplySink, list[StoredAnswer]] = {}
+    for sink, _, answer in batch.staged:
         if sink is None:
             continue
         if sink in accepted:
-            accepted[sink].append(outcome)
+            accepted[sink].append(answer)
         else:
-            accepted[sink] = [outcome]
-    for sink, outcomes in accepted.items():
-        sink.accepted(outcomes)
+            accepted[sink] = [answer]
+    for sink, answers in accepted.items():
+        sink.accepted(answers)
     sinks: dict[ReplySink, None] = dict.fromkeys(accepted)
     for sink, request, value, _ in batch.replies:
         sink.result(request, value)
@@ -348,7 +348,7 @@ class _Nobody:
 
     label = ""
 
-    def accepted(self, outcomes: Sequence[Outcome]) -> None: ...
+    def accepted(self, answers: Sequence[StoredAnswer]) -> None: ...
 
     def result(self, request: int, value: object) -> None: ...
 

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.errors import BacklogFull, BadRequest, BodyTooLarge, LimitExceeded
 from tickwheel.limits import Limits
-from tickwheel.model.records import Extras, size_of, text_bytes
+from tickwheel.model.records import TaskOptions, size_of, text_bytes
 from tickwheel.server import checks, policies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from tickwheel.engine.state import Core
-    from tickwheel.model.records import Draft
+    from tickwheel.model.records import NewTask
 
 _OPTIONS = ("due_ms", "key", "tag", "props", "priority", "ttl_ms", "retry")
 
 
-class Drafts:
+class NewTasks:
     """Of plain values: ``(topic, body, delay_ms)``, or that and a map of options."""
 
     def __init__(
@@ -34,11 +34,11 @@ class Drafts:
         self._limits = limits
         self._topics = core.topics
 
-    def parse(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[Draft], int]:
+    def parse(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[NewTask], int]:
         """(drafts, their bytes); raises what is wrong with the first bad task."""
         limits, topics = self._limits, self._topics
         body_max, delay_max = limits.body_bytes_max, limits.delay_ms_max
-        drafts: list[Draft] = []
+        new_tasks: list[NewTask] = []
         new_topics: dict[str, None] = {}
         size = 0
         for index, task in enumerate(tasks):
@@ -52,40 +52,40 @@ class Drafts:
                     and type(topic) is str
                     and topic in topics
                 ):
-                    drafts.append((topic, now_ms + delay_ms, body, None))
+                    new_tasks.append((topic, now_ms + delay_ms, body, None))
                     size += len(body)
                     continue
-            draft = self._careful(task, f"tasks[{index}]", now_ms)
-            if draft[0] not in topics:
-                new_topics[draft[0]] = None
-            drafts.append(draft)
-            size += size_of(draft[2], draft[3])
-        self._check_room(drafts)
+            new_task = self._careful(task, f"tasks[{index}]", now_ms)
+            if new_task[0] not in topics:
+                new_topics[new_task[0]] = None
+            new_tasks.append(new_task)
+            size += size_of(new_task[2], new_task[3])
+        self._check_room(new_tasks)
         if new_topics:
             self._make_topic_room(new_topics)
             for name in new_topics:
                 self._core.topic(name)
-        return drafts, size
+        return new_tasks, size
 
-    def _check_room(self, drafts: list[Draft]) -> None:
+    def _check_room(self, new_tasks: list[NewTask]) -> None:
         core = self._core
-        if len(drafts) > core.room:
+        if len(new_tasks) > core.room:
             count, limit = core.scheduled + core.staged, "pending_max"
             if core.config.tasks_max - core.tasks < core.config.pending_max - core.scheduled:
                 count, limit = core.tasks + core.staged, "tasks_max"
             raise BacklogFull(
-                f"there are {count} tasks, and {len(drafts)} more would be too many; the limit is"
-                f" {getattr(core.config, limit)} ({limit})"
+                f"there are {count} tasks, and {len(new_tasks)} more would be too many;"
+                f" the limit is {getattr(core.config, limit)} ({limit})"
             )
         if core.full_topics:
-            for draft in drafts:
-                if draft[0] in core.full_topics:
+            for new_task in new_tasks:
+                if new_task[0] in core.full_topics:
                     raise BacklogFull(
-                        f"topic {draft[0]} has no group and {core.config.backlog_max} tasks"
+                        f"topic {new_task[0]} has no group and {core.config.backlog_max} tasks"
                         " that are due (backlog_max)"
                     )
 
-    def _careful(self, task: Any, field: str, now_ms: int) -> Draft:
+    def _careful(self, task: Any, field: str, now_ms: int) -> NewTask:
         if type(task) is not tuple or len(task) not in (3, 4):
             raise BadRequest(
                 f"{field} must be an array [topic, body, delay_ms] or one with options,"
@@ -102,15 +102,15 @@ class Drafts:
             )
         given = checks.options(task[3] if len(task) == 4 else None, _OPTIONS, field)
         due_ms = checks.due(task[2], given.get("due_ms"), field, now_ms, self._limits)
-        extras = self._extras(given, field)
-        if extras is not None and size_of(body, extras) > self._limits.task_bytes_max:
+        task_options = self._extras(given, field)
+        if task_options is not None and size_of(body, task_options) > self._limits.task_bytes_max:
             raise LimitExceeded(
-                f"{field} has {size_of(body, extras)} bytes with all its fields; the limit is"
+                f"{field} has {size_of(body, task_options)} bytes with all its fields; the limit is"
                 f" {self._limits.task_bytes_max} (task_bytes_max)"
             )
-        return topic, due_ms, body, extras
+        return topic, due_ms, body, task_options
 
-    def _extras(self, given: dict[str, Any], field: str) -> Extras | None:
+    def _extras(self, given: dict[str, Any], field: str) -> TaskOptions | None:
         limits = self._limits
         key, tag, ttl_ms = given.get("key"), given.get("tag"), given.get("ttl_ms")
         if key is not None:
@@ -124,8 +124,8 @@ class Drafts:
         retry = given.get("retry")
         if retry is not None:
             retry = policies.policy(retry, f"{field}.retry", self._core.policies)
-        extras = Extras(key, tag, properties, priority, ttl_ms, retry)
-        return None if extras == _NOTHING else extras
+        task_options = TaskOptions(key, tag, properties, priority, ttl_ms, retry)
+        return None if task_options == _NOTHING else task_options
 
     def _properties(self, value: Any, field: str) -> dict[str, Any] | None:
         if not value and (value is None or type(value) is dict):
@@ -155,4 +155,4 @@ class Drafts:
         return value
 
 
-_NOTHING = Extras()
+_NOTHING = TaskOptions()

@@ -44,14 +44,14 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.engine.topics import Group
 from tickwheel.errors import Overloaded, RowMissing, TickwheelError
 from tickwheel.model.effects import Effects, ProgressKey
-from tickwheel.model.records import Known
+from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Store, StoreAway, StoredTask, is_cut
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.engine.engine import Engine
     from tickwheel.engine.state import Core
-    from tickwheel.server.shard.border import Border, Notice
+    from tickwheel.server.shard.border import Border, OnEvent
     from tickwheel.server.shard.callers import Caller
 
 
@@ -67,7 +67,7 @@ AGAIN_S = 0.05
 IDS_LOGGED_MAX = 10
 NO_LIMIT = 1 << 62
 
-View = Callable[[Sequence[int]], dict[int, Known]]
+View = Callable[[Sequence[int]], dict[int, TaskSnapshot]]
 
 
 class _UnderWay:
@@ -96,11 +96,11 @@ class Reader:
     """Reads for the engine. Use a result before the next await."""
 
     def __init__(
-        self, core: Core, store: Store, noticed: Notice = lambda event, text: None
+        self, core: Core, store: Store, on_event: OnEvent = lambda event, text: None
     ) -> None:
         self._core = core
         self._store = store
-        self._noticed = noticed
+        self._on_event = on_event
         self._under_way: set[_UnderWay] = set()
         self._places = asyncio.Semaphore(READS_MAX)
         self._scans = asyncio.Semaphore(SCANS_AT_A_TIME)
@@ -110,7 +110,7 @@ class Reader:
         for read in self._under_way:
             read.landed(effects)
 
-    async def known(self, ids: Sequence[int]) -> dict[int, Known]:
+    async def known(self, ids: Sequence[int]) -> dict[int, TaskSnapshot]:
         """The records of those of ``ids`` that exist now."""
         async with self.read(ids) as view:
             return view(ids)
@@ -138,7 +138,7 @@ class Reader:
 
     async def scan(
         self, after_id: int, limit: int, topic: str | None, *, back: bool = False
-    ) -> tuple[list[Known], int | None]:
+    ) -> tuple[list[TaskSnapshot], int | None]:
         """A page of tasks by id, and the id to go on after (None: this was the last page).
 
         ``back``: those below ``after_id``, the highest first. Which tasks these are is known only
@@ -219,7 +219,7 @@ class Reader:
             if core.was_assigned(task_id)
             and task_id not in read.since.enqueued
             and task_id not in read.since.ended
-            and core.endings.get(task_id) is None
+            and core.outcomes.get(task_id) is None
         }
 
     def _note(self, asked: set[int], absent: set[int]) -> None:
@@ -228,13 +228,13 @@ class Reader:
         for task_id in again:
             del missing[task_id]
         if again:
-            self._noticed("rows_found_again", _told(again, "are there again, or have ended"))
+            self._on_event("rows_found_again", _told(again, "are there again, or have ended"))
         fresh = absent - missing.keys()
         if fresh:
             missing.update(dict.fromkeys(fresh))
             self._core.totals.rows_missing += len(fresh)
             why = "have not ended, and the store does not have their rows; they wait for them"
-            self._noticed("rows_missing", _told(fresh, why))
+            self._on_event("rows_missing", _told(fresh, why))
 
     def missing(self, ids: Iterable[int]) -> list[int]:
         """Those of ``ids`` of which the last read that asked for them found no row, though they
@@ -246,9 +246,9 @@ class Reader:
 
     def _overlay(
         self, read: _UnderWay, stored: Iterable[StoredTask], ids: Iterable[int]
-    ) -> dict[int, Known]:
+    ) -> dict[int, TaskSnapshot]:
         found = {
-            task.row.id: Known(
+            task.row.id: TaskSnapshot(
                 task.row, {p.group: p for p in task.progress}, {d.group: d for d in task.dead}
             )
             for task in stored
@@ -257,14 +257,16 @@ class Reader:
         }
         wanted = frozenset(ids)
         for task_id in wanted & read.since.enqueued.keys():
-            found.setdefault(task_id, Known(read.since.enqueued[task_id], {}, {}))
+            found.setdefault(task_id, TaskSnapshot(read.since.enqueued[task_id], {}, {}))
         self._lay_over(found, wanted, read.since)
         if self._core.sealed is not None:
             self._lay_over(found, wanted, self._core.sealed.effects)
         self._lay_over(found, wanted, self._core.open.effects)
         return found
 
-    def _lay_over(self, found: dict[int, Known], wanted: frozenset[int], effects: Effects) -> None:
+    def _lay_over(
+        self, found: dict[int, TaskSnapshot], wanted: frozenset[int], effects: Effects
+    ) -> None:
         """Apply one batch to records already found; tasks that are only staged stay unseen."""
         for task_id in wanted & effects.updated.keys():
             if task_id in found:
@@ -285,7 +287,7 @@ def _told(ids: set[int], what: str) -> str:
     return f"{len(ids)} tasks {what}: {named}{more}"
 
 
-def _with_group(known: Known, key: ProgressKey, effects: Effects) -> Known:
+def _with_group(known: TaskSnapshot, key: ProgressKey, effects: Effects) -> TaskSnapshot:
     if key in effects.progress:
         rows = {g: p for g, p in known.progress.items() if g != key[1]}
         progress = effects.progress[key]
@@ -305,7 +307,7 @@ IDS_PER_READ_MAX = 16_384
 BYTES_PER_READ_MAX = 16 << 20
 """Rows are read with their bodies."""
 
-Act = Callable[[range, Mapping[int, Known]], None]
+Act = Callable[[range, Mapping[int, TaskSnapshot]], None]
 
 
 class Command:
@@ -458,7 +460,7 @@ def load_bytes(resident_bytes_max: int) -> int:
 
 
 class Loader:
-    """``load`` takes over whatever the engine wants; each load asks for a pulse. What is wanted
+    """``load`` takes over whatever the engine wants; each load asks for a tick. What is wanted
     while a load is under way is in the next one, whoever wants it."""
 
     def __init__(
@@ -467,14 +469,14 @@ class Loader:
         reader: Reader,
         clock: Clock,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
-        poke: Callable[[], None],
+        wake: Callable[[], None],
     ) -> None:
         self._core = engine.core
         self._delivery = engine.delivery
         self._reader = reader
         self._clock = clock
         self._spawn = spawn
-        self._poke = poke
+        self._wake = wake
         self._bytes_max = load_bytes(self._core.config.resident_bytes_max)
         self._turn = asyncio.Lock()
         self._loads = self._looks = False
@@ -551,15 +553,15 @@ class Loader:
         else:
             self._ready[group] = ids
 
-    async def _next(self, ids: list[int]) -> tuple[dict[int, Known], set[int]]:
+    async def _next(self, ids: list[int]) -> tuple[dict[int, TaskSnapshot], set[int]]:
         """The records of those that a load has room for, and the ids that are left."""
         wanted = list(dict.fromkeys(ids))
         async with self._turn, self._reader.read_some(wanted, self._bytes_max) as (view, left):
             return view(wanted[: len(wanted) - len(left)]), set(left)
 
     async def _let_go(self) -> None:
-        """What was loaded leaves with the next pulse, before more is loaded."""
-        self._poke()
+        """What was loaded leaves with the next tick, before more is loaded."""
+        self._wake()
         await asyncio.sleep(0)
 
     async def _look_for_missing(self) -> None:

@@ -2,7 +2,7 @@
 
 ``begin`` restores groups, sessions, everything that was handed out before, and the first handles
 in due order: after it the shard can serve. ``rest`` loads the other handles while deliveries,
-enqueues and acks go on; commands that name tasks wait for its end (``Shell.loaded``), because a
+enqueues and acks go on; commands that name tasks wait for its end (``Shard.loaded``), because a
 task that is not loaded has no place in memory that they could change.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
-from tickwheel.model.records import Known
+from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Handles, Opened, Store
 from tickwheel.server.logs import Log
 
@@ -46,7 +46,7 @@ class Recovering:
         small = await self._store.recover_small()
         recovery.groups(small.groups)
         recovery.sessions(small.sessions)
-        recovery.endings(small.endings)
+        recovery.outcomes(small.outcomes)
         self._special = {row.id for row in small.progress} | {row[0] for row in small.dead}
         # After a crash consumers may be gone; after a clean stop they were told and wait.
         grace_ms = None if self._opened.clean else self._grace_ms
@@ -55,7 +55,7 @@ class Recovering:
             # Those without a row (there should be none) are not left out of the handles.
             self._special -= set(ids[start : start + IDS_PER_READ])
             for task in (await self._store.read(ids[start : start + IDS_PER_READ])).values():
-                known = Known(
+                known = TaskSnapshot(
                     task.row, {p.group: p for p in task.progress}, {d.group: d for d in task.dead}
                 )
                 self._special.add(task.row.id)

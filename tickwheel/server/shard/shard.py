@@ -1,9 +1,9 @@
-"""The shell: engine, committer and reader of one shard, and the pulse that drives them.
+"""The shard: engine, committer and reader of one shard, and the tick that drives them.
 
-A pulse does what is due now (fires, takes back leases, dispatches), gives the deliveries to the
+A tick does what is due now (fires, takes back leases, dispatches), gives the deliveries to the
 sinks of the subscriptions they are for, and sets one timer for the next thing that will be due.
-Everything that may have made something due asks for a pulse; many asks in one step of the loop make
-one pulse.
+Everything that may have made something due asks for a tick; many asks in one step of the loop make
+one tick.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from tickwheel.errors import LimitExceeded, TickwheelError, TooManySessions
 from tickwheel.persistence.contract import Fenced, Opened, Store, StoreBroken
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.background import Upkeep
-from tickwheel.server.shard.border import Border, Notice
+from tickwheel.server.shard.border import Border, OnEvent
 from tickwheel.server.shard.committer import Committer
 from tickwheel.server.shard.listings import Listings
-from tickwheel.server.shard.new_tasks import Drafts
+from tickwheel.server.shard.new_tasks import NewTasks
 from tickwheel.server.shard.reads import Commands, Loader, Reader
 from tickwheel.server.shard.views import task_map
 
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from tickwheel.engine.sinks import DeliverySink
     from tickwheel.engine.topics import Dispatch, Item
     from tickwheel.history.daemon import History
-    from tickwheel.model.records import Known
+    from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.metrics.observed import Lateness
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.callers import Caller
 
 
-FIRE_PER_PULSE = 4_096
-DISPATCH_PER_PULSE = 4_096
+FIRE_PER_TICK = 4_096
+DISPATCH_PER_TICK = 4_096
 SLEEP_MS_MAX = 1_000
 """The longest sleep: a jump of the clock is noticed within it."""
 SWEEP_MS = 60_000
@@ -53,7 +53,7 @@ LISTINGS_AT_A_TIME = 4
 """A store has a few threads for them, and each may read some MiB."""
 
 
-class Shell:
+class Shard:
     """One shard at work. ``start`` after the engine was recovered; ``stop`` flushes."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Shell:
         *,
         owner: str,
         backup_folder: Path,
-        noticed: Notice,
+        on_event: OnEvent,
         may_deliver: Callable[[int], bool] | None = None,
         status: Callable[[], dict[str, Any]] = dict,
         observed: Observed | None = None,
@@ -79,15 +79,15 @@ class Shell:
         self.store = store
         self.clock = clock
         self.epoch = opened.epoch
-        self.noticed = noticed
+        self.on_event = on_event
         self.status = status
         """What STATUS answers."""
         self._may_deliver = may_deliver
         """Whether the leader's lease lasts, by the steady clock; None: nobody else can lead."""
         self.loaded = asyncio.Event()
         """Every stored task is in memory: commands that name tasks may run."""
-        self.reader = Reader(self.core, store, noticed)
-        self.border = Border(engine, noticed)
+        self.reader = Reader(self.core, store, on_event)
+        self.border = Border(engine, on_event)
         self.failed = self.border.failed
         """Gets the exception that must stop the daemon."""
         self.commands = Commands(
@@ -108,15 +108,15 @@ class Shell:
         self.committer = self._new_committer(owner, opened)
         if not opened.has_room:
             self.committer.start_full(opened.no_room)
-        self._loader = Loader(engine, self.reader, clock, self.spawn, self.poke)
-        self.drafts = Drafts(self.core, self.limits, self.make_topic_room)
+        self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
+        self.new_tasks = NewTasks(self.core, self.limits, self.make_topic_room)
         self.upkeep = self._new_upkeep()
         self.callers: set[Caller] = set()
         self.on_landed: Callable[[], None] = lambda: None
         """Called when answers that had to wait have left: the transport may take more requests."""
         self.draining = False
         self.started_mono_ms = clock.read().mono_ms
-        self._poked = self._stopped = self._paused = False
+        self._woken = self._stopped = self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._swept_mono_ms = clock.read().mono_ms
@@ -136,10 +136,10 @@ class Shell:
             landed=self._landed,
             replies_bytes_max=settings.replies_bytes_max,
             replies_all_bytes_max=settings.replies_all_bytes_max,
-            noticed=self.noticed,
+            on_event=self.on_event,
             hand_over=self._delivering.hand_over,
             observed=self.observed,
-            keeper=self.history,
+            history=self.history,
         )
 
     def _new_upkeep(self) -> Upkeep:
@@ -152,8 +152,8 @@ class Shell:
             self.clock,
             loaded=self.loaded,
             spawn=self.spawn,
-            poke=self.poke,
-            noticed=self.noticed,
+            wake=self.wake,
+            on_event=self.on_event,
             observed=self.observed,
             history=self.history,
             backup_folder=self.backup_folder,
@@ -166,13 +166,13 @@ class Shell:
         self._committing = self.spawn(self.committer.run())
         self.spawn(self._load(load_rest))
         self.spawn(self.committer.watch_room())
-        self.poke()
+        self.wake()
 
     async def _load(self, load_rest: Coroutine[Any, Any, None]) -> None:
         await load_rest
         self.loaded.set()
         self.upkeep.start()
-        self.poke()
+        self.wake()
         await self.commands.run()
 
     async def stop(self) -> None:
@@ -252,7 +252,7 @@ class Shell:
         session.connections -= 1
         if session.connections:
             return
-        if not (session.floor or session.outcomes):
+        if not (session.floor or session.answers):
             self.core.sessions.forget(session.key)
         elif for_good:
             self.engine.forget_session(session.key)
@@ -275,7 +275,7 @@ class Shell:
         self.lateness.forget(forgotten)
         return len(forgotten)
 
-    def describe(self, known: Known) -> dict[str, Any]:
+    def describe(self, known: TaskSnapshot) -> dict[str, Any]:
         """A live task as LOOKUP and LIST answer it."""
         now = self.clock.read()
         control, wheel = self.engine.control, self.core.wheel
@@ -287,7 +287,7 @@ class Shell:
 
     def _landed(self) -> None:
         """A batch has landed, and its replies have left."""
-        self.poke()
+        self.wake()
         self.on_landed()
 
     async def _room_for_changes(self) -> None:
@@ -299,26 +299,26 @@ class Shell:
                 return
             await self.committer.barrier()
 
-    # --- the pulse -----------------------------------------------------------------------------
+    # --- the tick -----------------------------------------------------------------------------
 
-    def poke(self) -> None:
-        """Something may be due: pulse in this step of the loop."""
-        if not self._poked and not self._is_over:
-            self._poked = True
-            asyncio.get_running_loop().call_soon(self._pulse)
+    def wake(self) -> None:
+        """Something may be due: tick in this step of the loop."""
+        if not self._woken and not self._is_over:
+            self._woken = True
+            asyncio.get_running_loop().call_soon(self._tick)
 
-    def _pulse(self) -> None:
-        self._poked = False
+    def _tick(self) -> None:
+        self._woken = False
         if self._is_over:
             return
         try:
             now = self.clock.read()
             if self._may_deliver is not None and not self._may_deliver(now.mono_ms):
                 return  # the renewal of the lease pokes
-            more = self.engine.delivery.fire(now.now_ms, FIRE_PER_PULSE)
-            more |= self.engine.delivery.lapse(now.now_ms, FIRE_PER_PULSE)
+            more = self.engine.delivery.fire(now.now_ms, FIRE_PER_TICK)
+            more |= self.engine.delivery.lapse(now.now_ms, FIRE_PER_TICK)
             self.engine.settlement.expire(*now)
-            dispatches, unfinished = self.engine.delivery.dispatch(*now, DISPATCH_PER_PULSE)
+            dispatches, unfinished = self.engine.delivery.dispatch(*now, DISPATCH_PER_TICK)
             for dispatch in dispatches:
                 self._delivering.write(dispatch, now.now_ms)
             if dispatches:
@@ -340,9 +340,9 @@ class Shell:
         if self.clock.held != self._held:
             self._held = self.clock.held
             if not self._held:
-                self.noticed("clock_released", "the clock is believed again")
+                self.on_event("clock_released", "the clock is believed again")
         if more or unfinished:
-            self.poke()
+            self.wake()
         else:
             self._sleep(now)
 
@@ -363,7 +363,7 @@ class Shell:
 
     def _tell_jump(self) -> None:
         held = "; held: nothing fires until it is back" if self.clock.held else ""
-        self.noticed("clock_jumped", f"by {self.clock.last_jump_ms} ms{held}")
+        self.on_event("clock_jumped", f"by {self.clock.last_jump_ms} ms{held}")
 
     def _sleep(self, now: Now) -> None:
         wake_ms = SLEEP_MS_MAX
@@ -376,13 +376,13 @@ class Shell:
         if self._timer is not None:
             self._timer.cancel()
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(max(0, wake_ms) / 1000, self._wake)
+        self._timer = loop.call_later(max(0, wake_ms) / 1000, self._timer_over)
 
-    def _wake(self) -> None:
+    def _timer_over(self) -> None:
         due = self.engine.next_checkpoint_mono_ms()
         if due is not None and due <= self.clock.read().mono_ms:
             self.committer.kick()
-        self.poke()
+        self.wake()
 
 
 class Delivering:

@@ -9,27 +9,27 @@ from tickwheel.engine.state import Core
 from tickwheel.engine.topics import Group, Topic
 from tickwheel.model.records import GroupSettings
 from tickwheel.server import policies
-from tickwheel.server.shard.shard import Shell
+from tickwheel.server.shard.shard import Shard
 from tickwheel.server.shard.views import ValueBytes
 from tickwheel.version import __version__
 
 
-def stats_map(shell: Shell, now: Now, value_bytes: ValueBytes) -> dict[str, Any]:
+def stats_map(shard: Shard, now: Now, value_bytes: ValueBytes) -> dict[str, Any]:
     """What ``tickwheel stats`` shows; ``docs/protocol.md`` lists the fields."""
-    core = shell.core
+    core = shard.core
     wheel, totals = core.wheel, core.totals
     topics = {topic.name: topic_map(core, topic, now) for topic in core.topics.values()}
     sums = {
         name: sum(topic[name] for topic in topics.values())
         for name in ("ready", "in_flight", "waiting")
     }
-    shown, left_out = _that_fit(topics, shell.settings.out_room_bytes // 2, value_bytes)
+    shown, left_out = _that_fit(topics, shard.settings.out_room_bytes // 2, value_bytes)
     return {
-        "node": shell.settings.node,
+        "node": shard.settings.node,
         "version": __version__,
-        "epoch": shell.epoch,
+        "epoch": shard.epoch,
         "now_ms": now.now_ms,
-        "uptime_s": (now.mono_ms - shell.started_mono_ms) / 1000,
+        "uptime_s": (now.mono_ms - shard.started_mono_ms) / 1000,
         "slots": core.config.slots,
         "tick_ms": core.config.tick_ms,
         "slot": wheel.slot_of(now.now_ms),
@@ -51,14 +51,14 @@ def stats_map(shell: Shell, now: Now, value_bytes: ValueBytes) -> dict[str, Any]
         "cancelled": totals.cancelled,
         "leases_over": totals.leases_over,
         "early": totals.early,
-        "batches": shell.committer.last_batch,
-        "connections": len(shell.callers),
+        "batches": shard.committer.last_batch,
+        "connections": len(shard.callers),
         "subscribers": sum(
             len(group.subscribers) for t in core.topics.values() for group in t.groups.values()
         ),
         "sessions": len(core.sessions),
-        "store_ok": shell.committer.trouble is None,
-        "lateness": shell.lateness.summary(),
+        "store_ok": shard.committer.trouble is None,
+        "lateness": shard.lateness.summary(),
         "topics": shown,
         "topics_left_out": left_out,
     }

@@ -6,18 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from tickwheel.engine.tasks import GroupView
-from tickwheel.model.records import DeadRow, Extras, Known
+from tickwheel.model.records import DeadRow, TaskOptions, TaskSnapshot
 
 ValueBytes = Callable[[object], int]
 """What a plain value takes in an answer; the transport knows."""
 
 
 def task_map(
-    known: Known, state: str, slot: int, cycles: int, groups: dict[str, GroupView]
+    known: TaskSnapshot, state: str, slot: int, cycles: int, groups: dict[str, GroupView]
 ) -> dict[str, Any]:
     """A live task as LOOKUP and LIST answer it."""
     row = known.row
-    extras = row.extras or Extras()
+    options = row.options or TaskOptions()
     return {
         "id": row.id,
         "state": state,
@@ -25,11 +25,11 @@ def task_map(
         "body": row.body,
         "due_ms": row.due_ms,
         "enqueued_ms": row.enqueued_ms,
-        "key": extras.key,
-        "tag": extras.tag,
-        "props": extras.properties or {},
-        "priority": extras.priority,
-        "ttl_ms": extras.ttl_ms,
+        "key": options.key,
+        "tag": options.tag,
+        "props": options.properties or {},
+        "priority": options.priority,
+        "ttl_ms": options.ttl_ms,
         "slot": slot,
         "cycles": cycles,
         "groups": {

@@ -38,7 +38,7 @@ from tickwheel.server.tcp.heartbeats import keep_alive, limit_unacknowledged
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.engine.sessions import Outcome
+    from tickwheel.engine.sessions import StoredAnswer
     from tickwheel.server.tcp.shared import Handler, Shared
 
 BEFORE_HELLO_BYTES_MAX = 64 * 1024
@@ -259,10 +259,10 @@ class Connection(asyncio.Protocol):
     def label(self) -> str:
         return self.caller.label
 
-    def accepted(self, outcomes: Sequence[Outcome]) -> None:
+    def accepted(self, answers: Sequence[StoredAnswer]) -> None:
         self._answers += [
             (_OK, request, (accepted_ms, ids_of(first, count)))
-            for request, first, count, accepted_ms in outcomes
+            for request, first, count, accepted_ms in answers
         ]
 
     def result(self, request: int, value: object) -> None:
@@ -400,7 +400,7 @@ class _Farewell:
         self._request = request
         self._error = error
 
-    def accepted(self, outcomes: Sequence[Outcome]) -> None: ...
+    def accepted(self, answers: Sequence[StoredAnswer]) -> None: ...
 
     def result(self, request: int, value: object) -> None: ...
 

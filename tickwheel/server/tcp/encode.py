@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from tickwheel.engine.topics import Item
-from tickwheel.model.records import Extras
+from tickwheel.model.records import TaskOptions
 from tickwheel.protocol.codec import encode_all
 
 
@@ -20,17 +20,17 @@ def delivery_items(items: Iterable[Item]) -> list[tuple[Any, ...]]:
     ]
 
 
-def delivery_options(extras: Extras) -> dict[str, Any]:
+def delivery_options(task_options: TaskOptions) -> dict[str, Any]:
     """What a task has beside its body; absent fields are left out."""
     options: dict[str, Any] = {}
-    if extras.key is not None:
-        options["key"] = extras.key
-    if extras.tag is not None:
-        options["tag"] = extras.tag
-    if extras.properties:
-        options["props"] = extras.properties
-    if extras.priority:
-        options["priority"] = extras.priority
+    if task_options.key is not None:
+        options["key"] = task_options.key
+    if task_options.tag is not None:
+        options["tag"] = task_options.tag
+    if task_options.properties:
+        options["props"] = task_options.properties
+    if task_options.priority:
+        options["priority"] = task_options.priority
     return options
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.sinks import ReplySink
     from tickwheel.errors import TickwheelError
     from tickwheel.server.shard.callers import Caller
-    from tickwheel.server.shard.shard import Shell
+    from tickwheel.server.shard.shard import Shard
     from tickwheel.server.shard.views import ValueBytes
 
 
@@ -35,7 +35,7 @@ class Operations:
 
     role = "active"
 
-    def __init__(self, shard: Shell, value_bytes: ValueBytes) -> None:
+    def __init__(self, shard: Shard, value_bytes: ValueBytes) -> None:
         self.shard = shard
         self.settings = shard.settings
         self.limits = shard.limits
@@ -120,7 +120,7 @@ class Operations:
         for subscriber in (*caller.subscribers.values(), *caller.pulls):
             subscriber.blocked = False
             self.shard.core.regained(subscriber)
-        self.shard.poke()
+        self.shard.wake()
         self.shard.listings.go_on()
 
     def closed(self, caller: Caller) -> None:
@@ -141,7 +141,7 @@ class Operations:
         session, caller.session = caller.session, None
         if session is not None:
             shard.leave_session(session)
-        shard.poke()
+        shard.wake()
 
     # --- about the work of all -------------------------------------------------------------------
 
@@ -154,7 +154,7 @@ class Operations:
         if not self.shard.core.open.is_empty():
             self.shard.committer.kick()
         if self.shard.core.runnable:
-            self.shard.poke()
+            self.shard.wake()
 
     def after_all(self, sink: ReplySink) -> None:
         """Give ``sink`` an empty result behind all answers that are owed by now."""
@@ -163,7 +163,7 @@ class Operations:
     def mistake(self, caller: Caller, error: TickwheelError, *, quiet: bool) -> None:
         """A conversation is ended for what its caller did."""
         event = "connection_closed_quietly" if quiet else "connection_closed"
-        self.shard.noticed(event, f"{caller.address}: {error}")
+        self.shard.on_event(event, f"{caller.address}: {error}")
 
     def greeting(self) -> dict[str, Any]:
         """What a conversation begins with, of the daemon's part in the cluster."""

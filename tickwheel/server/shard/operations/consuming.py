@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.topics import Group, Item
     from tickwheel.server.shard.callers import Caller
-    from tickwheel.server.shard.shard import Shell
+    from tickwheel.server.shard.shard import Shard
 
 SUBSCRIPTION_NUMBER_MAX = 2**32 - 1
 LOADING_WAIT_S = 1.0
@@ -36,7 +36,7 @@ _ACKS = ("manual", "on_delivery")
 class Consuming:
     """What consumers ask for to get tasks."""
 
-    def __init__(self, shard: Shell) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._core = shard.core
         self._limits = shard.limits
@@ -142,7 +142,7 @@ class Consuming:
         subscriber = self._subscriber(caller, number)
         subscriber.prefetch = checks.integer(prefetch, "prefetch", 0, self._limits.prefetch_max)
         self._core.regained(subscriber)
-        self._shard.poke()
+        self._shard.wake()
         self._shard.committer.reply(caller.replies, request, None)
 
     def unsubscribe(self, caller: Caller, request: int, number: object) -> None:
@@ -262,7 +262,7 @@ class _Pull:
 
     def __init__(
         self,
-        shard: Shell,
+        shard: Shard,
         caller: Caller,
         request: int,
         group: Group,
@@ -286,7 +286,7 @@ class _Pull:
         """Wait for deliveries."""
         self.subscriber.blocked = self._caller.is_blocked
         self._shard.border.act().delivery.subscribe(self.subscriber)
-        self._shard.poke()
+        self._shard.wake()
         self._later(wait_ms / 1000)
 
     def _later(self, delay_s: float) -> None:

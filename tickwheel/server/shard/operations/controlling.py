@@ -12,9 +12,9 @@ from tickwheel.server.shard.views import ValueBytes, fitting
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.model.records import Known
+    from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.callers import Caller
-    from tickwheel.server.shard.shard import Shell
+    from tickwheel.server.shard.shard import Shard
 
 WORD_BYTES = 24
 """What is said of an id takes in an answer, at most: a word, and a due time."""
@@ -23,7 +23,7 @@ WORD_BYTES = 24
 class Controlling:
     """Each answer has a word, or a map, for each id, in the order asked."""
 
-    def __init__(self, shard: Shell, value_bytes: ValueBytes) -> None:
+    def __init__(self, shard: Shard, value_bytes: ValueBytes) -> None:
         self._shard = shard
         self._control = shard.engine.control
         self._value_bytes = value_bytes
@@ -39,13 +39,13 @@ class Controlling:
         request: int,
         ids: Sequence[int],
         keys: Sequence[Any],
-        verb: Callable[[Any, Known | None], Any],
+        verb: Callable[[Any, TaskSnapshot | None], Any],
     ) -> None:
         """Answer with the word of ``verb`` for each of ``keys``, which are about ``ids``. A key
         named twice is acted on once, and has the same word twice."""
         words: dict[Any, Any] = {}
 
-        def act(some: range, known: Mapping[int, Known]) -> None:
+        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
             self._shard.border.act()
             for index in some:
                 key = keys[index]
@@ -56,7 +56,7 @@ class Controlling:
             answer = [words[key] for key in keys]
             size = WORD_BYTES * len(answer)
             self._shard.committer.reply(caller.replies, request, answer, size)
-            self._shard.poke()
+            self._shard.wake()
 
         self._shard.commands.put(caller, request, ids, act, done)
 
@@ -84,7 +84,7 @@ class Controlling:
     ) -> None:
         clock = self._shard.clock
 
-        def verb(task_id: int, found: Known | None) -> tuple[str, int | None]:
+        def verb(task_id: int, found: TaskSnapshot | None) -> tuple[str, int | None]:
             return self._control.reschedule(task_id, dues[task_id], found, clock.read().now_ms)
 
         self._each(caller, request, ids, ids, verb)
@@ -97,7 +97,7 @@ class Controlling:
         maps: list[dict[str, Any]] = []
         size = 0
 
-        def act(some: range, known: Mapping[int, Known]) -> None:
+        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
             nonlocal size
             for index in some:
                 task_id = checked[index]
@@ -135,7 +135,7 @@ class Controlling:
         """``pairs`` are ``(id, group)``. Raises BadRequest, LimitExceeded, Overloaded."""
         clock = self._shard.clock
 
-        def requeue(pair: tuple[int, str], found: Known | None) -> str:
+        def requeue(pair: tuple[int, str], found: TaskSnapshot | None) -> str:
             return self._control.requeue(*pair, found, clock.read().now_ms)
 
         self._dead(caller, request, pairs, requeue)
@@ -143,7 +143,7 @@ class Controlling:
     def delete_dead(self, caller: Caller, request: int, pairs: object) -> None:
         """``pairs`` are ``(id, group)``. Raises BadRequest, LimitExceeded, Overloaded."""
 
-        def delete(pair: tuple[int, str], found: Known | None) -> str:
+        def delete(pair: tuple[int, str], found: TaskSnapshot | None) -> str:
             return self._control.delete_dead(*pair, found)
 
         self._dead(caller, request, pairs, delete)
@@ -153,7 +153,7 @@ class Controlling:
         caller: Caller,
         request: int,
         pairs: object,
-        verb: Callable[[tuple[int, str], Known | None], str],
+        verb: Callable[[tuple[int, str], TaskSnapshot | None], str],
     ) -> None:
         given = checks.sequence(pairs, "pairs", self._shard.limits.ids_per_frame_max)
         for index, pair in enumerate(given):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.groups import Grouping as GroupVerbs
     from tickwheel.server.shard.callers import Caller
-    from tickwheel.server.shard.shard import Shell
+    from tickwheel.server.shard.shard import Shard
 
 SINCE_MS_MAX = 2**53 - 1
 SETTINGS = ("paused", "rate", "burst", "retry")
@@ -21,7 +21,7 @@ SETTINGS = ("paused", "rate", "burst", "retry")
 class Grouping:
     """What operators and consumers ask for about groups."""
 
-    def __init__(self, shard: Shell) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._core = shard.core
 
@@ -56,7 +56,7 @@ class Grouping:
                 self._grouping.set(known, settings, now.mono_ms)
         told = policies.settings_map(topic_name, name, known.settings, core.policies)
         self._shard.committer.reply(caller.replies, request, told | {"created": created})
-        self._shard.poke()
+        self._shard.wake()
 
     def delete_group(
         self, caller: Caller, request: int, topic: object, group: object, force: object
@@ -86,7 +86,7 @@ class Grouping:
         else:
             self._shard.upkeep.drain(found)
         self._shard.committer.reply(caller.replies, request, held)
-        self._shard.poke()
+        self._shard.wake()
 
     def configure(
         self,
@@ -114,7 +114,7 @@ class Grouping:
                 self._grouping.set(found, after, now.mono_ms)
         told = policies.settings_map(topic_name, name, after, core.policies)
         self._shard.committer.reply(caller.replies, request, told)
-        self._shard.poke()
+        self._shard.wake()
 
     def _found(self, topic_name: str, name: str) -> Group:
         found = self._core.find_group(topic_name, name)
@@ -123,7 +123,7 @@ class Grouping:
         return found
 
 
-def find_room(shard: Shell, topic_name: str, name: str | None) -> tuple[Topic, Group | None]:
+def find_room(shard: Shard, topic_name: str, name: str | None) -> tuple[Topic, Group | None]:
     """The topic, made if there is room for another; the group, or None when there is room for it.
 
     Raises LimitExceeded, or Refused while the group is being deleted.

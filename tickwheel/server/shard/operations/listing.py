@@ -28,10 +28,10 @@ from tickwheel.server.shard.views import ValueBytes, dead_map, fitting
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.model.records import Known
+    from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.listings import Listings
-    from tickwheel.server.shard.shard import Shell
+    from tickwheel.server.shard.shard import Shard
 
 PAGE_MAX = 1000
 PAGE_DEFAULT = 100
@@ -52,7 +52,7 @@ _LIVE = (State.SCHEDULED, State.READY, State.IN_FLIGHT, State.WAITING, State.DEA
 class Listing:
     """Reads that may take a while, each in a task of its own."""
 
-    def __init__(self, shard: Shell, value_bytes: ValueBytes) -> None:
+    def __init__(self, shard: Shard, value_bytes: ValueBytes) -> None:
         self._shard = shard
         self._value_bytes = value_bytes
 
@@ -278,9 +278,9 @@ class _Wanted:
         """A store that skips what is of other topics looks at more than is counted here."""
         return None if self.key is not None else self.topic
 
-    def fits(self, known: Known) -> bool:
+    def fits(self, known: TaskSnapshot) -> bool:
         """All but the state."""
         row = known.row
-        if self.key is not None and (row.extras is None or row.extras.key != self.key):
+        if self.key is not None and (row.options is None or row.options.key != self.key):
             return False
         return self.topic is None or row.topic == self.topic

@@ -20,10 +20,10 @@ from tickwheel.server.shard.committer import STALLED
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.engine.sessions import Outcome, Session
-    from tickwheel.model.records import Draft
+    from tickwheel.engine.sessions import Session, StoredAnswer
+    from tickwheel.model.records import NewTask
     from tickwheel.server.shard.callers import Caller
-    from tickwheel.server.shard.shard import Shell
+    from tickwheel.server.shard.shard import Shard
 
 LOOK_AGAIN_MS = 1_000
 """When no session can be forgotten, none is looked for again so soon."""
@@ -43,12 +43,12 @@ class PlainTasks(NamedTuple):
 class Producing:
     """What producers ask for."""
 
-    def __init__(self, shard: Shell) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._core = shard.core
         self._intake = shard.engine.intake
         self._committer = shard.committer
-        self._parse = shard.drafts.parse
+        self._parse = shard.new_tasks.parse
         self._tasks_max = shard.limits.tasks_per_frame_max
         self._window_max = shard.limits.window_max
         self._staged_bytes_max = shard.settings.staged_bytes_max
@@ -77,23 +77,23 @@ class Producing:
                 return
             self._check_outcomes(now.now_ms)
         self._check_door()
-        drafts, size = self._parse(self._checked(tasks), now.now_ms)
+        new_tasks, size = self._parse(self._checked(tasks), now.now_ms)
         intake = self._shard.border.act().intake
-        intake.enqueue(caller.replies, session, request, drafts, size, now.now_ms)
+        intake.enqueue(caller.replies, session, request, new_tasks, size, now.now_ms)
 
     def enqueue_unanswered(self, caller: Caller, tasks: Sequence[Any], now: Now) -> None:
         """Like ``enqueue`` without an answer and without a memory for resends."""
         self._check_door()
-        drafts, size = self._parse(self._checked(tasks), now.now_ms)
+        new_tasks, size = self._parse(self._checked(tasks), now.now_ms)
         intake = self._shard.border.act().intake
-        intake.enqueue(None, None, 0, drafts, size, now.now_ms, caller.replies)
+        intake.enqueue(None, None, 0, new_tasks, size, now.now_ms, caller.replies)
 
     def enqueue_plain(
         self,
         caller: Caller,
         requests: list[int],
         floor: int,
-        drafts: list[Draft],
+        new_tasks: list[NewTask],
         size_bytes: int,
         now_ms: int,
     ) -> int:
@@ -107,14 +107,14 @@ class Producing:
         if session is None or not self._is_clear():
             return 0
         session.raise_floor(floor)
-        room = self._window_max - len(session.outcomes)
+        room = self._window_max - len(session.answers)
         room = max(0, min(room, self._room_for_outcomes(), core.room))
         if room < len(requests):
-            size_bytes -= sum(len(draft[2]) for draft in drafts[room:])
-            del requests[room:], drafts[room:]
+            size_bytes -= sum(len(new_task[2]) for new_task in new_tasks[room:])
+            del requests[room:], new_tasks[room:]
         if requests:
             sink = caller.replies
-            self._intake.enqueue_singles(sink, session, requests, drafts, size_bytes, now_ms)
+            self._intake.enqueue_singles(sink, session, requests, new_tasks, size_bytes, now_ms)
         return len(requests)
 
     def leave(self, caller: Caller, request: int) -> None:
@@ -159,31 +159,31 @@ class Producing:
     def _is_repeat(self, caller: Caller, session: Session, request: int, floor: int) -> bool:
         if floor > session.floor:
             session.raise_floor(floor)
-        outcome = session.outcomes.get(request)
-        if outcome is not None:
-            if self._shard.border.act().intake.repeat(caller.replies, session, outcome):
-                self._answer_again(caller, outcome)
+        answer = session.answers.get(request)
+        if answer is not None:
+            if self._shard.border.act().intake.repeat(caller.replies, session, answer):
+                self._answer_again(caller, answer)
             return True
         if request < session.floor:
             raise RequestForgotten(
                 f"request {request} lies below the session's floor {session.floor}"
             )
-        if len(session.outcomes) >= self._window_max:
+        if len(session.answers) >= self._window_max:
             raise WindowFull(
-                f"{len(session.outcomes)} requests from the floor {session.floor} up are"
+                f"{len(session.answers)} requests from the floor {session.floor} up are"
                 f" remembered; the limit is {self._window_max} (window_max)"
             )
         return False
 
-    def _answer_again(self, caller: Caller, outcome: Outcome) -> None:
-        request, first, count, accepted_ms = outcome
+    def _answer_again(self, caller: Caller, answer: StoredAnswer) -> None:
+        request, first, count, accepted_ms = answer
         ids = tuple(range(first, first + count * ID_STEP, ID_STEP))
         value = (accepted_ms, ids)
         self._committer.reply(caller.replies, request, value, ID_BYTES * count)
 
     def _room_for_outcomes(self) -> int:
         core = self._core
-        return core.config.session_outcomes_max - core.sessions.outcomes
+        return core.config.session_outcomes_max - core.sessions.answers
 
     def _check_outcomes(self, now_ms: int) -> None:
         """One more must be remembered: a session that nobody is likely to resume makes room."""
@@ -197,6 +197,6 @@ class Producing:
             self._shard.engine.forget_session(unused)
         if self._room_for_outcomes() <= 0:
             raise Overloaded(
-                f"{core.sessions.outcomes} answers are remembered for resends; the limit is"
+                f"{core.sessions.answers} answers are remembered for resends; the limit is"
                 f" {core.config.session_outcomes_max} (session_outcomes_max)"
             )

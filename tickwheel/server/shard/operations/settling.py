@@ -14,9 +14,9 @@ from tickwheel.server import checks
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.topics import Group, Lease
-    from tickwheel.model.records import Known
+    from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.callers import Caller
-    from tickwheel.server.shard.shard import Shell
+    from tickwheel.server.shard.shard import Shard
 
 EPOCH_MAX = 2**63 - 1
 REASON_CHARACTERS_MAX = 64 * 1024
@@ -33,7 +33,7 @@ class Settling:
     """What consumers say of deliveries. An answer is None when all receipts had the usual end,
     else it has a word for each, in the order asked."""
 
-    def __init__(self, shard: Shell) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._core = shard.core
         self._settlement = shard.engine.settlement
@@ -65,12 +65,12 @@ class Settling:
         words = ["acked"] * len(ids)
         asked = [ids[index] for index in unresolved]
 
-        def rest(some: range, known: Mapping[int, Known]) -> None:
+        def rest(some: range, known: Mapping[int, TaskSnapshot]) -> None:
             self._shard.border.act()
             for place in some:
                 index, task_id = unresolved[place], asked[place]
                 # An id that is named twice may have ended by its first mention.
-                ended = self._core.endings.get(task_id) is not None
+                ended = self._core.outcomes.get(task_id) is not None
                 task = None if ended else known.get(task_id)
                 words[index] = self._ack_one(found, epoch, task_id, attempts[index], task)
 
@@ -81,7 +81,12 @@ class Settling:
         self._shard.commands.put(caller, request, asked, rest, done)
 
     def _ack_one(
-        self, group: Group | None, epoch: int, task_id: int, attempt: int, known: Known | None
+        self,
+        group: Group | None,
+        epoch: int,
+        task_id: int,
+        attempt: int,
+        known: TaskSnapshot | None,
     ) -> str:
         if known is None:
             word = self._control.absent(task_id)
@@ -232,7 +237,7 @@ class Settling:
                 words[index] = act(lease, index)
         asked = [receipts[index][0] for index in unresolved]
 
-        def rest(some: range, known: Mapping[int, Known]) -> None:
+        def rest(some: range, known: Mapping[int, TaskSnapshot]) -> None:
             for place in some:
                 task_id = asked[place]
                 word = "stale" if task_id in known else self._control.absent(task_id)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.sinks import ReplySink
     from tickwheel.limits import Limits
     from tickwheel.server.settings import Settings
-    from tickwheel.server.shard.border import Notice
+    from tickwheel.server.shard.border import OnEvent
     from tickwheel.server.shard.callers import Caller
 
 FRAME_BYTES_MAX = 64 * 1024
@@ -33,7 +33,7 @@ class StandbyOperations:
         *,
         active: Callable[[], str | None],
         status: Callable[[], dict[str, Any]],
-        noticed: Notice,
+        on_event: OnEvent,
     ) -> None:
         """``active``: the address of the daemon that leads, as far as is known."""
         self.settings = settings
@@ -41,7 +41,7 @@ class StandbyOperations:
         self.clock = clock
         self._active = active
         self._status = status
-        self._noticed = noticed
+        self._on_event = on_event
 
     def refusal(self) -> NotActive:
         """The answer to all that only a daemon that leads can do."""
@@ -72,7 +72,7 @@ class StandbyOperations:
     def begin(self) -> None: ...
 
     def contain(self, what: str, error: Exception) -> TickwheelError:
-        self._noticed("internal_error", f"{what}: {type(error).__name__}: {error}")
+        self._on_event("internal_error", f"{what}: {type(error).__name__}: {error}")
         return InternalError(f"{type(error).__name__}: the daemon's log says more")
 
     def fail(self, error: BaseException) -> None:

@@ -13,7 +13,7 @@ from tickwheel.server.tcp import decode
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
-    from tickwheel.model.records import Draft
+    from tickwheel.model.records import NewTask
     from tickwheel.protocol.codec import Frame
     from tickwheel.server.shard.operations import Operations
     from tickwheel.server.tcp.shared import Peer
@@ -47,7 +47,7 @@ class Producing:
         topics, body_max, delay_max = self._plain
         now_ms, last, floor_max, size = now.now_ms, session.last, session.floor, 0
         requests: list[int] = []
-        drafts: list[Draft] = []
+        new_tasks: list[NewTask] = []
         for frame in islice(frames, start, None):
             if len(frame) != 4:
                 break
@@ -75,12 +75,12 @@ class Producing:
             if floor > floor_max:
                 floor_max = floor
             requests.append(request)
-            drafts.append((topic, now_ms + delay_ms, body, None))
+            new_tasks.append((topic, now_ms + delay_ms, body, None))
             size += len(body)
         if not requests:
             return start
         taken = self._operations.enqueue_plain(
-            peer.caller, requests, floor_max, drafts, size, now_ms
+            peer.caller, requests, floor_max, new_tasks, size, now_ms
         )
         return start + taken
 

@@ -1,4 +1,4 @@
-"""A daemon's shell without sockets: connections that a test feeds with frames, a store whose
+"""A daemon's shard without sockets: connections that a test feeds with frames, a store whose
 commits wait for the test, and a clock that it moves."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.settings import load
 from tickwheel.server.shard.operations import Operations
 from tickwheel.server.shard.operations.standby import StandbyOperations
-from tickwheel.server.shard.shard import Shell
+from tickwheel.server.shard.shard import Shard
 from tickwheel.server.tcp.connection import Connection
 from tickwheel.server.tcp.encode import value_bytes
 from tickwheel.server.tcp.listener import Listener
@@ -131,7 +131,7 @@ class FakeTransport(asyncio.Transport):
 class Peer:
     """One client's connection."""
 
-    def __init__(self, rig: ShellRig) -> None:
+    def __init__(self, rig: ShardRig) -> None:
         self.transport = FakeTransport()
         self.connection = rig.new_connection()
         self.transport.protocol = self.connection
@@ -184,23 +184,23 @@ class Peer:
         self.connection.connection_lost(None)
 
 
-class ShellRig:
-    """``await ShellRig(setting=…).start()``; ``await stop()`` at the end."""
+class ShardRig:
+    """``await ShardRig(setting=…).start()``; ``await stop()`` at the end."""
 
     def __init__(self, **settings: Any) -> None:
         self.settings = load(None, {"store": "memory:", **settings})
         self.sources = Sources()
         self.store = GatedStore()
         self.notices: list[tuple[str, str]] = []
-        self.shell: Shell
+        self.shard: Shard
         self.operations: Operations
         self.listener: Listener
 
-    async def start(self) -> ShellRig:
+    async def start(self) -> ShardRig:
         opened = await self.store.open("me", NOW_MS)
         self.engine = Engine(self.settings.engine(), opened.epoch, opened.id_mark, NOW_MS)
         self.core = self.engine.core
-        self.shell = Shell(
+        self.shard = Shard(
             self.settings,
             self.engine,
             self.store,
@@ -208,20 +208,20 @@ class ShellRig:
             Clock(86_400_000, self.sources),
             owner="me",
             backup_folder=Path(os.devnull),
-            noticed=lambda event, text: self.notices.append((event, text)),
+            on_event=lambda event, text: self.notices.append((event, text)),
         )
-        self.operations = Operations(self.shell, value_bytes)
+        self.operations = Operations(self.shard, value_bytes)
         standby: Any = SimpleNamespace()
         self.listener = Listener(cast(StandbyOperations, standby))
         self.listener.serve(self.operations)
-        self.shell.start(_nothing())
-        await self.until(self.shell.loaded.is_set)
+        self.shard.start(_nothing())
+        await self.until(self.shard.loaded.is_set)
         return self
 
     async def stop(self) -> None:
         self.store.go_on()
-        assert not self.shell.failed.done(), self.shell.failed
-        await self.shell.stop()
+        assert not self.shard.failed.done(), self.shard.failed
+        await self.shard.stop()
 
     @property
     def held(self) -> dict[Connection, None]:
@@ -249,7 +249,7 @@ class ShellRig:
 
     def pass_time(self, ms: int) -> None:
         self.sources.now_ms += ms
-        self.shell.poke()
+        self.shard.wake()
 
     async def until(self, condition: Callable[[], object]) -> None:
         """Let the loop turn until it holds."""
