@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import NamedTuple
 
 from crash.link import Link, Lost, Numbers, now_ms
@@ -15,6 +15,9 @@ from tickwheel.protocol.frames import FrameType
 RETRYABLE = {"draining", "overloaded", "refused", "store_full"}
 LEGAL = {"acked", "done", "stale", "cancelled", "dead", "retrying", "released", "extended"}
 """Words about a genuine receipt; ``gone`` and ``unknown`` would mean that a task was lost."""
+
+ACKS_PER_FRAME = 1_000
+"""Fewer than a frame may have: a consumer that was long away has very many."""
 
 
 class Receipt(NamedTuple):
@@ -46,10 +49,10 @@ class Settler:
         """All at once, pipelined. Raises Lost; what was not answered is then unconfirmed."""
         sent = []
         for place, group in groupby(sorted(receipts), key=lambda r: r.place):
-            some = list(group)
-            fields = (*place, [r.id for r in some], [r.attempt for r in some])
-            answer = link.send(FrameType.ACK, *fields)
-            sent.append((some, link.numbers.last, answer))
+            while some := list(islice(group, ACKS_PER_FRAME)):
+                fields = (*place, [r.id for r in some], [r.attempt for r in some])
+                answer = link.send(FrameType.ACK, *fields)
+                sent.append((some, link.numbers.last, answer))
         lost: Lost | None = None
         for some, number, answer in sent:
             try:
