@@ -1,14 +1,17 @@
-"""For all tests: repeatable Hypothesis runs, no daemon settings from somebody's shell, and the
-order in which several processes share the work."""
+"""For all tests: repeatable Hypothesis runs, no daemon settings from somebody's shell, one
+Redis that is only read and written, and the order in which several processes share the work."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+
+from support.redis_server import RedisServer
 
 # The seed of a failing example is printed, so that it can be repeated anywhere.
 hypothesis.settings.register_profile("tickwheel", deadline=None, print_blob=True)
@@ -21,12 +24,11 @@ TOGETHER = ("reports",)
 """Folders whose tests share something that is dear to start: one Spark for all of them."""
 LONG = (
     "reports", "e2e/test_cli_groups_daemon.py", "crash/test_torture_redis.py",
-    "unit/test_benchmarks.py", "e2e/test_cli.py", "mutations/test_mutations.py",
-    "e2e/test_failover.py", "model/test_engine_model.py", "e2e/test_docs.py",
-    "crash/test_torture.py", "e2e/test_following.py", "store/test_redis_mirror_daemon.py",
-    "history/test_history_daemon.py", "e2e/test_groups_daemon.py", "model/test_timing_model.py",
-    "upgrade/test_upgrade.py",
-    "history/writer/test_process.py",
+    "repository/test_benchmarks.py", "e2e/test_cli.py", "mutations/test_mutations.py",
+    "e2e/test_failover.py", "engine/test_engine_model.py", "e2e/test_docs.py",
+    "crash/test_torture.py", "e2e/test_following.py", "e2e/test_redis_mirror_daemon.py",
+    "history/test_history_daemon.py", "e2e/test_groups_daemon.py", "wheel/test_timing_model.py",
+    "upgrade/test_upgrade.py", "history/writer/test_process.py",
 )  # fmt: skip
 """Begun first, so that no process is left with one of them at the end."""
 
@@ -50,3 +52,11 @@ def _place(nodeid: str) -> str:
     path = nodeid.partition("::")[0].removeprefix("tests/")
     folder = path.partition("/")[0]
     return folder if folder in TOGETHER else path
+
+
+@pytest.fixture(scope="session")
+def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """One server for all tests that only read and write; it is emptied before each."""
+    server = RedisServer(tmp_path_factory.mktemp("redis") / "data").start()
+    yield server
+    server.kill()

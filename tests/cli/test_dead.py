@@ -7,9 +7,9 @@ import json
 from typing import Any
 
 import pytest
-from fake_daemon import NOW_MS, FakeDaemon
-from waiting import soon
 
+from support.fake_daemon import NOW_MS, FakeDaemon
+from support.waiting import soon
 from tickwheel.cli import dead
 from tickwheel.cli.call import Call
 from tickwheel.cli.dead import Selection, Tally, chunk_size, pause_s, purge, requeue

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from fake_daemon import FakeDaemon
-from waiting import soon
 
+from support.fake_daemon import FakeDaemon
+from support.waiting import soon
 from tickwheel.cli import groups
 from tickwheel.cli.call import Call
 from tickwheel.cli.groups import parse_start

@@ -6,8 +6,8 @@ import asyncio
 import json
 
 import pytest
-from fake_daemon import NOW_MS, FakeDaemon
 
+from support.fake_daemon import NOW_MS, FakeDaemon
 from tickwheel.cli.app import run
 
 Capture = pytest.CaptureFixture[str]

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daemon import Daemon
-from steering import WallClock
-
 from crash.link import now_ms
+from support.daemon import Daemon
+from support.steering import WallClock
 
 if TYPE_CHECKING:
     from crash.plan import Plan

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Daemon
+
+from support.daemon import Daemon
 
 
 @pytest.fixture

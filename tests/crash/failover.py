@@ -8,12 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from daemon import Daemon, DaemonFailed
-
 from crash.killer import COUNTS_MAX, EXTRA_MAX, Killer, places_of
 from crash.link import Link, Lost, Numbers
 from crash.plan import Plan
 from crash.probe import Probe
+from support.daemon import Daemon, DaemonFailed
 from tickwheel.protocol.frames import FrameType
 
 TAKEOVER_S_MAX = 5.0

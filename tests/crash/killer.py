@@ -7,10 +7,9 @@ import signal
 import time
 from collections.abc import Callable
 
-from daemon import Daemon, DaemonFailed
-
 from crash.plan import Plan
 from crash.probe import Probe
+from support.daemon import Daemon, DaemonFailed
 from tickwheel import failpoints
 
 FAILPOINT_WAIT_S = 1.5

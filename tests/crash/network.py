@@ -273,7 +273,7 @@ class Frozen:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=1 << 28,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join((str(TESTS), str(TESTS / "store")))},
+            env={**os.environ, "PYTHONPATH": str(TESTS)},
             cwd=TESTS.parent,
         )
 

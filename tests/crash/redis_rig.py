@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from redis_proxy import Proxy
-from redis_server import RedisServer
+from support.redis_proxy import Proxy
+from support.redis_server import RedisServer
 
 ALWAYS, EVERYSEC = "always", "everysec"
 LOSSY = {

@@ -17,11 +17,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from daemon import Daemon
-
 from crash.link import Link, Lost, Numbers
 from crash.plan import Plan
 from crash.shim import build
+from support.daemon import Daemon
 from tickwheel.protocol.frames import FrameType
 
 DISK_BYTES = 192 << 20

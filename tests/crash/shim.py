@@ -17,12 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from daemon import Daemon
-
+from support.daemon import Daemon
 from tickwheel.errors import ProtocolError
 from tickwheel.protocol.codec import Decoder, Frame
 
-SOURCE = Path(__file__).with_name("shim.c")
+SOURCE = Path(__file__).parents[1] / "tests/crash/shim.c"
 SECTOR_BYTES = 512
 """What a disk writes whole."""
 _HEADER = struct.Struct("<cIQI")

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Daemon
-from raw import Raw
 
 from crash.shim import Shimmed, frames
+from support.daemon import Daemon
+from support.raw import Raw
 from tickwheel.errors import BY_CODE
 from tickwheel.protocol.frames import FrameType
 

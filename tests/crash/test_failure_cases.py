@@ -10,9 +10,9 @@ import signal
 from collections.abc import Callable
 
 import pytest
-from daemon import Daemon
-from raw import Raw
 
+from support.daemon import Daemon
+from support.raw import Raw
 from tickwheel.protocol.frames import FrameType
 
 SETTINGS = {"reconnect_grace_s": 0.2, "lease_checkpoint_s": 0.02}

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis_server import program
-from waiting import soon
 
 from crash.network import KINDS, Net, journal_of, journal_text
 from crash.records import Accepted, Delivered, Finished, Journal, Moved
 from crash.torture_run import CLOCK, GROUPS_, KILLS, NETWORK, RESOURCES, WATCH, Options, Run
 from crash.watch import LATE_MS_MAX, Lateness, differences
+from support.redis_server import program
+from support.waiting import soon
 
 ALL = frozenset((GROUPS_, CLOCK, NETWORK, RESOURCES))
 

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable
 
 import pytest
-from daemon import Daemon
-from raw import Raw
 
+from support.daemon import Daemon
+from support.raw import Raw
 from tickwheel.persistence import audit
 from tickwheel.protocol.codec import Frame, encode
 from tickwheel.protocol.frames import FrameType

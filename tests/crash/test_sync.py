@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
-from daemon import Daemon
-from raw import Raw
 
 from crash.shim import Disk, Event, Said, Shimmed, frames
+from support.daemon import Daemon
+from support.raw import Raw
 from tickwheel.model.records import (
     GroupRow,
     Outcome,

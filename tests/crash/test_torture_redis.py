@@ -10,9 +10,9 @@ import secrets
 from pathlib import Path
 
 import pytest
-from redis_server import program
 
 from crash.torture_run import Options, Run
+from support.redis_server import program
 
 SHORT = {"kills": 0, "every_place": False}
 """Each kind of trouble once."""

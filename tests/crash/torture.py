@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# As pytest does: the tests' own modules are found from their folders.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "store"))
+# As pytest does: the tests' own packages are found from here.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from crash.torture_cli import main

@@ -21,9 +21,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from redis_server import PROGRAMS
-
 from crash.torture_run import CLOCK, KILLS, NEMESES, Options, Run
+from support.redis_server import PROGRAMS
 
 LOG_SHOWN = 4_000
 

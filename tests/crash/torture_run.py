@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from daemon import Daemon
-
 from crash import groups, resources
 from crash.checker import Verdict, check
 from crash.clocks import Clocked, ClockFaults
@@ -31,6 +29,7 @@ from crash.resources import ResourceFaults
 from crash.rough_consumers import Listener, OnceConsumer, RoughConsumer, RoughPuller
 from crash.rough_producer import RoughProducer
 from crash.watch import Watch
+from support.daemon import Daemon
 from tickwheel.persistence import audit
 from tickwheel.protocol.frames import FrameType
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from reports.story import ms
 from typer.testing import CliRunner
 
+from support.story import ms
 from tickwheel.cli.app import app
 from tickwheel.demo.synthetic_history import Plan, generate
 

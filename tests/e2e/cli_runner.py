@@ -7,7 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
-from daemon import Daemon
+from support.daemon import Daemon
 
 TIMEOUT_S = 60.0
 

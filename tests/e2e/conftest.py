@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Daemon
 
+from support.daemon import Daemon
 from tickwheel import Client
 
 

@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from daemon import Daemon
-from raw import Raw
-from redis_server import RedisServer
-
+from support.daemon import Daemon
+from support.raw import Raw
+from support.redis_server import RedisServer
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType as T
 

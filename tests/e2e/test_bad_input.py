@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Daemon
-from raw import Raw
 
+from support.daemon import Daemon
+from support.raw import Raw
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
 

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runner import TIMEOUT_S, Cli
-from daemon import Daemon
+
+from e2e.cli_runner import TIMEOUT_S, Cli
+from support.daemon import Daemon
 
 Make = Callable[..., Daemon]
 

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cli_runner import TIMEOUT_S, Cli
-from daemon import Daemon
-from terminal import Terminal
+
+from e2e.cli_runner import TIMEOUT_S, Cli
+from e2e.terminal import Terminal
+from support.daemon import Daemon
 
 Make = Callable[..., Daemon]
 

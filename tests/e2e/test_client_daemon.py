@@ -8,9 +8,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from daemon import Daemon
-from waiting import WAIT_S, soon
 
+from support.daemon import Daemon
+from support.waiting import WAIT_S, soon
 from tickwheel import Client, Delivery, Task, errors
 from tickwheel.client import Subscription
 

@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from daemon import Daemon
-from waiting import soon
-
+from support.daemon import Daemon
+from support.waiting import soon
 from tickwheel import Client, Task
 
 HOUR = 3600

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from daemon import Daemon
-from raw import Raw
 
+from support.daemon import Daemon
+from support.raw import Raw
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType as T
 

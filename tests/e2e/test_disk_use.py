@@ -10,10 +10,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 
-from cli_runner import Cli
-from daemon import Daemon
-from raw import Raw
-
+from e2e.cli_runner import Cli
+from support.daemon import Daemon
+from support.raw import Raw
 from tickwheel.errors import BY_CODE
 from tickwheel.protocol.frames import FrameType as T
 

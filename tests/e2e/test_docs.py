@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import ANY_DISK
 from typer.main import get_command
 
+from support.daemon import ANY_DISK
 from tickwheel.cli.app import app
 from tickwheel.cli.call import DEFAULT, ListByDefault
 

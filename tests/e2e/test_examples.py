@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon import Daemon
+
+from support.daemon import Daemon
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

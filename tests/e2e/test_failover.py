@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Daemon
-from raw import Raw
-from redis_server import RedisServer
 
+from support.daemon import Daemon
+from support.raw import Raw
+from support.redis_server import RedisServer
 from tickwheel.persistence.redis.initialise import lay_out, look
 from tickwheel.persistence.redis.options import options_from
 from tickwheel.protocol.frames import FrameType as T

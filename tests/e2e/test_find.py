@@ -7,10 +7,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from cli_runner import Cli
-from daemon import Daemon
-from raw import Raw
 
+from e2e.cli_runner import Cli
+from support.daemon import Daemon
+from support.raw import Raw
 from tickwheel import Client, Task
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard.operations.listing import SCANNED_PER_REQUEST_MAX

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Daemon
-from redis_server import RedisServer
 
+from support.daemon import Daemon
+from support.redis_server import RedisServer
 from tickwheel import Client, Delivery
 from tickwheel.client import Status, statuses
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from daemon import Daemon
-from groups_rig import Peer, daemon_on, until
 
+from e2e.groups_rig import Peer, daemon_on, until
+from support.daemon import Daemon
 from tickwheel.protocol.frames import FrameType as T
 
 

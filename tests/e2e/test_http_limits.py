@@ -8,7 +8,8 @@ import socket
 from collections.abc import Callable
 
 import pytest
-from daemon import Daemon
+
+from support.daemon import Daemon
 
 MAX = 20
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Daemon, DaemonFailed
-from raw import Raw
 
+from support.daemon import Daemon, DaemonFailed
+from support.raw import Raw
 from tickwheel.protocol.frames import FrameType as T
 
 DAY_MS = 86_400_000

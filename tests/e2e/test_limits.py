@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from daemon import Daemon
-from raw import Raw
 
+from support.daemon import Daemon
+from support.raw import Raw
 from tickwheel.protocol.codec import Decoder
 from tickwheel.protocol.frames import FrameType as T
 

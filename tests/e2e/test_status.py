@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from daemon import Daemon
-
+from support.daemon import Daemon
 from tickwheel import Client
 from tickwheel.client import statuses
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Daemon
-from raw import Raw
-from waiting import WAIT_S, soon
 
+from support.daemon import Daemon
+from support.raw import Raw
+from support.waiting import WAIT_S, soon
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Worker
 from tickwheel.client import TaskInfo
 from tickwheel.protocol.frames import FrameType

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import msgpack
-from engine_rig import Rig
 
+from support.engine_rig import Rig
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.state import EngineConfig
 from tickwheel.history.lines import policy_map

@@ -8,10 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from daemon import Daemon
 
-from history.daemon_rig import daemon_in, metric, until
-from history.restore_rig import held, url
+from support.daemon import Daemon
+from support.history_daemon import daemon_in, metric, until
+from support.restore_rig import held, url
 from tickwheel import Client, Task
 from tickwheel.cli.app import run
 from tickwheel.history.writer.retention import last_backup_file, last_backup_ms

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Daemon
 
-from history.daemon_rig import PATIENCE_S, daemon_in, taken_up
-from history.history_rig import read_all
-from history.restore_rig import Held, held, url
+from support.daemon import Daemon
+from support.history_daemon import PATIENCE_S, daemon_in, taken_up
+from support.history_rig import read_all
+from support.restore_rig import Held, held, url
 from tickwheel import Client, Delivery, Task
 from tickwheel.cli.app import run
 from tickwheel.history.restore import Plan, Report, restore

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.main import get_command
 
-from history.history_rig import delivered, make_id, write
+from support.history_rig import delivered, make_id, write
 from tickwheel.cli.app import app
 from tickwheel.history import spool, writer
 from tickwheel.history.lines import EVENTS, FIELDS, Kind

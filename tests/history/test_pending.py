@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from daemon import Daemon
 
-from history.daemon_rig import daemon_in, until
-from history.history_rig import NODE, read_all
+from support.daemon import Daemon
+from support.history_daemon import daemon_in, until
+from support.history_rig import NODE, read_all
 from tickwheel import Client, Task
 from tickwheel.clock import Clock
 from tickwheel.history.daemon import History

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from history.history_rig import (
+from support.history_rig import (
     HOUR_MS,
     NODE,
     NOW_MS,

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stand_in import stand_in
 
-from history.history_rig import enqueued, make_id
+from support.history_rig import enqueued, make_id
+from support.stand_in import stand_in
 from tickwheel.history import spool as spool_module
 from tickwheel.history.spool import Spool
 from tickwheel.model.retry import RetryPolicy

@@ -7,10 +7,10 @@ from mutations.mutants import DELIVERY, SETTLEMENT, Edit, Mutant
 OWNERSHIP = "tickwheel/engine/ownership.py"
 READY = "tickwheel/engine/ready.py"
 COMMITTER = "tickwheel/server/shard/committer.py"
-KINDS = "tests/unit/test_engine_kinds.py::"
-SETTINGS = "tests/unit/test_engine_settings.py::"
-CLOSED = "tests/unit/test_engine_closing.py::"
-POLICIES = "tests/unit/test_engine_policies.py::"
+KINDS = "tests/engine/test_engine_kinds.py::"
+SETTINGS = "tests/engine/test_engine_settings.py::"
+CLOSED = "tests/engine/test_engine_closing.py::"
+POLICIES = "tests/engine/test_engine_policies.py::"
 GROUPS = "tests/e2e/test_groups_daemon.py::"
 
 DELIVERY_MUTANTS = (

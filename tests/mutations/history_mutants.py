@@ -7,7 +7,7 @@ from mutations.mutants import COMMITTER, Edit, Mutant
 RECORDER = "tickwheel/history/recorder.py"
 HISTORY = "tickwheel/history/daemon.py"
 PENDING = "tests/history/test_pending.py::"
-SERVICE = "tests/history/test_history_service.py::"
+SERVICE = "tests/server/test_history_service.py::"
 
 HISTORY_MUTANTS = (
     Mutant(

@@ -6,9 +6,9 @@ from mutations.mutants import SETTLEMENT, Edit, Mutant
 
 BORDER_MODULE = "tickwheel/server/shard/border.py"
 SQLITE_STORE = "tickwheel/persistence/sqlite/store.py"
-ACKS = "tests/unit/test_engine_acks.py::"
-BORDER = "tests/unit/test_boundary.py::"
-FUZZ = "tests/wire/test_fuzz.py::test_anything_at_all[1]"
+ACKS = "tests/engine/test_engine_acks.py::"
+BORDER = "tests/server/tcp/test_boundary.py::"
+FUZZ = "tests/server/tcp/test_fuzz.py::test_anything_at_all[1]"
 
 INPUT_MUTANTS = (
     Mutant(
@@ -37,9 +37,9 @@ INPUT_MUTANTS = (
             ),
         ),
         (
-            "tests/unit/test_policies.py::"
+            "tests/server/test_policies.py::"
             "test_every_policy_a_client_may_give_says_a_delay_for_every_attempt",
-            "tests/unit/test_engine_policies.py::"
+            "tests/engine/test_engine_policies.py::"
             "test_policies_at_their_extremes_for_a_hundred_attempts[retry1]",
         ),
     ),
@@ -48,8 +48,9 @@ INPUT_MUTANTS = (
         "an error message shows what a client sent with repr",
         (Edit("tickwheel/errors.py", "text = _shown.repr(value)", "text = repr(value)"),),
         (
-            "tests/wire/test_codec.py::test_nothing_is_too_deep_to_be_refused[1000-arrays]",
-            "tests/wire/test_daemon_fuzz.py::test_a_bomb_of_nesting_is_answered[False--arrays]",
+            "tests/protocol/test_codec.py::test_nothing_is_too_deep_to_be_refused[1000-arrays]",
+            "tests/server/tcp/test_daemon_fuzz.py::"
+            "test_a_bomb_of_nesting_is_answered[False--arrays]",
             FUZZ,
         ),
     ),
@@ -64,7 +65,8 @@ INPUT_MUTANTS = (
             ),
         ),
         (
-            "tests/store/test_sqlite_errors.py::test_listings_need_no_connection_of_their_own",
+            "tests/persistence/sqlite/test_sqlite_errors.py::"
+            "test_listings_need_no_connection_of_their_own",
             "tests/e2e/test_limits.py::"
             "test_without_any_descriptor_left_reads_go_on_and_the_rest_is_answered",
         ),
@@ -98,7 +100,7 @@ INPUT_MUTANTS = (
             ),
         ),
         (
-            "tests/unit/test_engine_policies.py::"
+            "tests/engine/test_engine_policies.py::"
             "test_a_task_whose_policy_cannot_be_computed_is_dead_with_the_reason[nack]",
         ),
     ),

@@ -9,8 +9,8 @@ GROUPING = "tickwheel/engine/groups.py"
 CONNECTION = "tickwheel/server/tcp/connection.py"
 COMMANDS = "tickwheel/server/shard/reads.py"
 LISTINGS = "tickwheel/server/shard/listings.py"
-BOUNDS = "tests/unit/test_engine_bounds.py::"
-LIMITS = "tests/unit/test_bounds.py::"
+BOUNDS = "tests/engine/test_engine_bounds.py::"
+LIMITS = "tests/server/test_bounds.py::"
 
 LIMITS_MUTANTS = (
     Mutant(

@@ -8,7 +8,7 @@ COMMITTER = "tickwheel/server/shard/committer.py"
 WRITER = "tickwheel/persistence/sqlite/writer.py"
 INTAKE = "tickwheel/engine/enqueue.py"
 
-UNIT = "tests/unit/test_committer.py::"
+UNIT = "tests/server/shard/test_committer.py::"
 SYNC = "tests/crash/test_sync.py::"
 TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[25]"
 DELIVERY = "tickwheel/engine/delivery.py"
@@ -17,10 +17,10 @@ SETTLEMENT = "tickwheel/engine/settlement.py"
 CONNECTION = "tickwheel/persistence/sqlite/connection.py"
 DISK = "tests/crash/test_disk.py::"
 PROMISES = "tests/crash/test_promises.py::"
-STORE = "tests/store/test_conformance.py::"
+STORE = "tests/persistence/test_conformance.py::"
 
 CLOCK = "tickwheel/clock.py"
-JUMPS = "tests/unit/test_clock.py::"
+JUMPS = "tests/test_clock.py::"
 STARTS = "tests/e2e/test_clock_at_start.py::"
 DEAD = "tests/e2e/test_dead_consumers.py::"
 
@@ -236,7 +236,7 @@ MUTANTS = (
             ),
         ),
         (
-            "tests/unit/test_engine_recovery.py"
+            "tests/engine/test_engine_recovery.py"
             "::test_a_clock_that_was_set_back_meanwhile_makes_no_lease_longer",
         ),
     ),
@@ -322,7 +322,7 @@ MUTANTS = (
             ),
         ),
         (
-            "tests/unit/test_engine_leases.py::"
+            "tests/engine/test_engine_leases.py::"
             "test_one_that_shows_no_life_costs_each_of_its_tasks_one_attempt",
             DEAD + "test_one_that_holds_its_connection_and_is_dead_buries_nothing",
         ),
@@ -338,7 +338,7 @@ MUTANTS = (
             ),
         ),
         (
-            "tests/unit/test_heartbeats.py::"
+            "tests/server/tcp/test_heartbeats.py::"
             "test_a_silent_peer_is_asked_each_interval_and_given_up_after_the_time_out",
             DEAD + "test_the_tasks_of_a_stopped_process_go_to_others",
         ),
@@ -356,7 +356,7 @@ MUTANTS = (
         (
             "tests/e2e/test_failover.py::"
             "test_a_daemon_that_lives_keeps_its_lease_from_another_of_its_name_and_address",
-            "tests/unit/test_leadership.py::"
+            "tests/server/cluster/test_leadership.py::"
             "test_the_first_campaign_yields_to_whoever_is_not_proven_dead",
         ),
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from mutations.delivery_mutants import GROUPS, OWNERSHIP
 from mutations.mutants import Edit, Mutant
 
-ENGINE = "tests/unit/test_engine_ownership.py::"
-MODEL = "tests/model/test_ownership_model.py::TestOwnership"
+ENGINE = "tests/engine/test_engine_ownership.py::"
+MODEL = "tests/engine/test_ownership_model.py::TestOwnership"
 
 OWNERSHIP_MUTANTS = (
     Mutant(

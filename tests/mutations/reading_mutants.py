@@ -5,9 +5,9 @@ from __future__ import annotations
 from mutations.mutants import CONNECTION, Edit, Mutant
 
 SQLITE_READER = "tickwheel/persistence/sqlite/reader.py"
-MISSING = "tests/unit/test_missing_rows.py::"
-READER = "tests/unit/test_reader.py::"
-RACES = "tests/store/test_races.py::test_reads_beside_commits_see_whole_batches"
+MISSING = "tests/server/shard/test_missing_rows.py::"
+READER = "tests/server/shard/test_reader.py::"
+RACES = "tests/persistence/test_races.py::test_reads_beside_commits_see_whole_batches"
 
 READING_MUTANTS = (
     Mutant(

@@ -16,9 +16,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-from daemon import Daemon
-
 from observe.prometheus import ROOT, Prometheus, clean_environment, missing
+from support.daemon import Daemon
 
 
 def main() -> int:

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from daemon import Daemon
 from prometheus_client.parser import text_string_to_metric_families
-from raw import Raw
-from redis_server import RedisServer
 
+from support.daemon import Daemon
+from support.raw import Raw
+from support.redis_server import RedisServer
 from tickwheel.persistence.redis.initialise import lay_out, look
 from tickwheel.persistence.redis.options import options_from
 from tickwheel.protocol.frames import FrameType as T

@@ -16,10 +16,9 @@ import tempfile
 import threading
 from pathlib import Path
 
-from daemon import Daemon
 from observe.prometheus import ROOT, clean_environment
 from observe.run import load, say
-
+from support.daemon import Daemon
 from tickwheel.reports.session import missing_part
 
 PAGE = "report.html"

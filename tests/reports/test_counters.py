@@ -10,11 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from daemon import Daemon
 from prometheus_client.parser import text_string_to_metric_families
-from raw import Raw
 
 from reports.browser import Browser
+from support.daemon import Daemon
+from support.raw import Raw
 from tickwheel import Client, Delivery, Retry, Task
 from tickwheel.history import spool
 from tickwheel.history.segments import STATE

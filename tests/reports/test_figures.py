@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from reports.browser import Browser
-from reports.story import MAIL, ORDERS, ms, story, write
+from support.story import MAIL, ORDERS, ms, story, write
 from tickwheel.reports import ReportSettings, Slo
 
 if TYPE_CHECKING:

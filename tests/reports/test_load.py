@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.sql import functions as F
 
-from reports.story import MAIL, Book, story, write
+from support.story import MAIL, Book, story, write
 from tickwheel.reports import ReportError, schema
 from tickwheel.reports import load as compact
 from tickwheel.reports import load as segments

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from reports.story import ms
+from support.story import ms
 from tickwheel.reports import journeys, rollups, schema
 from tickwheel.reports.metrics import compare, service, slowest, waiting
 from tickwheel.reports.metrics import service as buckets

@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from stand_in import stand_in
 from typer.testing import CliRunner
 
 import tickwheel
 from benchmarks import reports as benchmark
 from reports.conftest import QUICK, QUICK_JAVA
-from reports.story import story, write
+from support.stand_in import stand_in
+from support.story import story, write
 from tickwheel.cli import report as cli_report
 from tickwheel.cli.app import app
 from tickwheel.reports import ReportSettings

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from upgrade.sample import found_samples
 
 from tickwheel.reports.files import Files
 from tickwheel.reports.table import Table
+from upgrade.sample import found_samples
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -18,12 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# As pytest does: the tests' own modules are found from their folders.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "store"))
+# As pytest does: the tests' own packages are found from here.
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from daemon import Daemon
-
+from support.daemon import Daemon
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.version import __version__
 from upgrade.sample import (

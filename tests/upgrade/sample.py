@@ -17,13 +17,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from daemon import Daemon
-from golden import GOLDEN, dump_database, load_dump
-from raw import Raw
 from redis.asyncio import Redis
-from redis_dump import dump, load
-from redis_server import RedisServer
 
+from support.daemon import Daemon
+from support.golden import GOLDEN, dump_database, load_dump
+from support.raw import Raw
+from support.redis_dump import dump, load
+from support.redis_server import RedisServer
 from tickwheel.protocol.frames import FrameType as T
 
 SAMPLES = GOLDEN / "samples"

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from steering import WallClock
 
+from support.steering import WallClock
 from tickwheel.cli import main
 from tickwheel.protocol.frames import FrameType as T
 from upgrade.sample import (

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from history.history_rig import (
+from support.history_rig import (
     HOUR_MS,
     NOW_MS,
     acked,
@@ -20,7 +20,7 @@ from history.history_rig import (
     spool_of,
     write,
 )
-from history.restore_rig import LATER_MS, STARTED, group, held, make_backup, run, stopped, url
+from support.restore_rig import LATER_MS, STARTED, group, held, make_backup, run, stopped, url
 from tickwheel.engine.ownership import owes
 from tickwheel.errors import BadRequest, Conflict, NotFound
 from tickwheel.history import segments

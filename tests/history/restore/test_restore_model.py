@@ -11,13 +11,13 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from engine_model import Model
 from hypothesis import Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
-from test_engine_model import EngineMachine
 
+from engine.test_engine_model import EngineMachine
 from history.recording_rig import RecordingRig
+from support.engine_model import Model
 from tickwheel.engine.state import EngineConfig
 from tickwheel.history.lines import Renderer, policy_map
 from tickwheel.history.recorder import settings_map

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from redis_server import RedisServer
 
-from history.history_rig import HOUR_MS, NOW_MS, acked, delivered, enqueued, make_id, write
-from history.restore_rig import LATER_MS, STARTED, held, make_backup, run, stopped
+from support.history_rig import HOUR_MS, NOW_MS, acked, delivered, enqueued, make_id, write
+from support.redis_server import RedisServer
+from support.restore_rig import LATER_MS, STARTED, held, make_backup, run, stopped
 from tickwheel.errors import BadRequest, Conflict
 from tickwheel.history.restore import source_and_target as target
 from tickwheel.model.records import DeadRow, GroupRow, ProgressRow, ProgressState, TaskRow

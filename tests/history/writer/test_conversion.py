@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stand_in import stand_in
 
-from history.history_rig import (
+from support.history_rig import (
     HOUR_MS,
     NODE,
     NOW_MS,
@@ -30,6 +29,7 @@ from history.history_rig import (
     write,
     writer_of,
 )
+from support.stand_in import stand_in
 from tickwheel.history import segments
 from tickwheel.history.lines import Kind
 from tickwheel.history.segments import Tally, hour_folder, parse_segment, safe_node, state_folder

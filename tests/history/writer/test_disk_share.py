@@ -9,11 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from daemon import Daemon
-from raw import Raw
-from stand_in import stand_in
 
-from history.history_rig import (
+from support.daemon import Daemon
+from support.history_rig import (
     HOUR_MS,
     NODE,
     NOW_MS,
@@ -26,6 +24,8 @@ from history.history_rig import (
     write,
     writer_of,
 )
+from support.raw import Raw
+from support.stand_in import stand_in
 from tickwheel import disk
 from tickwheel.disk import Use, measure
 from tickwheel.history import segments

@@ -8,9 +8,8 @@ import os
 from pathlib import Path
 
 import pytest
-from stand_in import stand_in
 
-from history.history_rig import (
+from support.history_rig import (
     NODE,
     NOW_MS,
     drain,
@@ -22,6 +21,7 @@ from history.history_rig import (
     spool_of,
     writer_of,
 )
+from support.stand_in import stand_in
 from tickwheel.history.segments import hour_folder
 from tickwheel.history.writer import open_segments
 from tickwheel.history.writer.open_segments import Sealer

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from history.history_rig import (
+from support.history_rig import (
     NODE,
     acked,
     delivered,

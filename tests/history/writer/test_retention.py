@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from history.history_rig import (
+from support.history_rig import (
     HOUR_MS,
     NOW_MS,
     Clock,

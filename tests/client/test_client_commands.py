@@ -1,0 +1,334 @@
+"""The client's questions: what is asked, and what is made of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from support.fake_daemon import NOW_MS, FakeDaemon, turns
+from support.waiting import soon
+from tickwheel import errors
+from tickwheel.protocol.frames import FrameType as T
+
+
+async def collect(items: AsyncIterator[Any]) -> list[Any]:
+    return [item async for item in items]
+
+
+async def test_verbs_by_id() -> None:
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    at_ms = round(at.timestamp() * 1000)
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        for verb, kind, asked, answer in (
+            (client.cancel(5), T.CANCEL, (5,), ["cancelled"]),
+            (client.reschedule(5, delay=2), T.RESCHEDULE, ((5, 2000, None),), [("scheduled", 7)]),
+            (client.reschedule(5, at=at), T.RESCHEDULE, ((5, None, at_ms),), [("acked", None)]),
+            (client.run_now(5), T.RUN_NOW, (5,), [("scheduled", NOW_MS)]),
+        ):
+            asking = asyncio.ensure_future(verb)
+            frame = await peer.next(kind)
+            assert frame[2] == asked
+            peer.ok(frame, answer)
+            found = await soon(asking)
+            if isinstance(found, str):
+                assert found == "cancelled"
+            else:
+                assert (found.status, found.due_ms) == answer[0]
+                assert (found.due is None) == (found.due_ms is None)
+
+
+async def test_many_ids_are_split_by_the_daemons_limit_and_keep_their_order() -> None:
+    async with FakeDaemon(ids_per_frame_max=4) as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(client.cancel_many(range(1, 11)))
+        sizes = []
+        for _ in range(3):
+            frame = await peer.next(T.CANCEL)
+            sizes.append(len(frame[2]))
+            peer.ok(frame, [f"word-{i}" for i in frame[2]])
+        assert sizes == [4, 4, 2]
+        assert await soon(asking) == [f"word-{i}" for i in range(1, 11)]
+
+
+async def test_no_ids_ask_nothing() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        assert await soon(client.cancel_many([])) == []
+        assert await soon(client.lookup_many([])) == []
+        assert peer.nothing()
+
+
+TASK: dict[str, Any] = {
+    "id": 5,
+    "state": "waiting",
+    "topic": "t",
+    "body": b"x",
+    "due_ms": NOW_MS,
+    "enqueued_ms": NOW_MS - 5,
+    "key": "k",
+    "tag": None,
+    "props": {"a": 1},
+    "priority": 3,
+    "ttl_ms": None,
+    "slot": 11,
+    "cycles": 1,
+    "groups": {"g": {"state": "waiting", "attempt": 2, "at_ms": 9, "failures": ((1, 8, "why"),)}},
+    "from_a_newer_daemon": True,
+}
+
+
+async def test_lookup() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(client.lookup_many([5, 6]))
+        peer.ok(await peer.next(T.LOOKUP), (TASK, {"id": 6, "state": "unknown"}))
+        known, unknown = await soon(asking)
+        assert (known.id, known.state, known.topic, known.body) == (5, "waiting", "t", b"x")
+        assert (known.key, known.tag, known.priority, known.slot, known.cycles) == (
+            *("k", None, 3, 11, 1),
+        )
+        assert known.due == datetime.fromtimestamp(NOW_MS / 1000, UTC)
+        assert dict(known.properties) == {"a": 1}
+        assert "g" in known.groups
+        assert known.raw["from_a_newer_daemon"]
+        assert (unknown.id, unknown.state, unknown.due, unknown.topic) == (6, "unknown", None, None)
+
+
+async def test_a_lookup_whose_bodies_are_too_many_is_asked_in_halves() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(client.lookup_many([1, 2, 3, 4]))
+        peer.error(await peer.next(T.LOOKUP), "limit_exceeded")
+        for ids in ((1, 2), (3, 4)):
+            frame = await peer.next(T.LOOKUP)
+            assert frame[2] == ids
+            peer.ok(frame, [{"id": i, "state": "gone"} for i in ids])
+        assert [task.id for task in await soon(asking)] == [1, 2, 3, 4]
+
+
+async def test_pages_are_followed_to_the_end() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(collect(client.list_tasks(topic="t", state="waiting")))
+        frame = await peer.next(T.LIST)
+        assert (frame[2]["topic"], frame[2]["state"], "after" in frame[2]) == (
+            "t",
+            "waiting",
+            False,
+        )
+        peer.ok(frame, {"tasks": [TASK | {"id": 1}], "next": 1})
+        frame = await peer.next(T.LIST)
+        assert frame[2]["after"] == 1
+        peer.ok(frame, {"tasks": [], "next": 7})
+        frame = await peer.next(T.LIST)
+        assert frame[2]["after"] == 7
+        peer.ok(frame, {"tasks": [TASK | {"id": 8}], "next": None})
+        assert [task.id for task in await soon(asking)] == [1, 8]
+
+
+async def test_a_limit_ends_the_pages() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(collect(client.list_tasks(limit=3)))
+        frame = await peer.next(T.LIST)
+        assert frame[2]["limit"] == 3
+        peer.ok(frame, {"tasks": [TASK] * 2, "next": 2})
+        frame = await peer.next(T.LIST)
+        assert frame[2]["limit"] == 1
+        peer.ok(frame, {"tasks": [TASK], "next": 3})
+        assert len(await soon(asking)) == 3
+        assert peer.nothing()
+
+
+async def test_the_newest_with_a_key_is_looked_for_page_by_page() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(
+            client.find("k", topic="t", not_after=datetime.fromtimestamp(NOW_MS / 1000, UTC))
+        )
+        asked = {"topic": "t", "key": "k", "until_ms": NOW_MS, "newest": True, "limit": 1}
+        frame = await peer.next(T.LIST)
+        assert frame[2] == asked
+        peer.ok(frame, {"tasks": [], "next": 9000})
+        frame = await peer.next(T.LIST)
+        assert frame[2] == asked | {"after": 9000}
+        peer.ok(frame, {"tasks": [TASK | {"id": 8}], "next": 8})
+        found = await soon(asking)
+        assert found is not None and found.id == 8
+        asking = asyncio.ensure_future(client.find("none"))
+        frame = await peer.next(T.LIST)
+        assert frame[2] == {"key": "none", "newest": True, "limit": 1}
+        peer.ok(frame, {"tasks": [], "next": None})
+        assert await soon(asking) is None
+        assert peer.nothing()
+
+
+async def test_dead_letters() -> None:
+    letter = {"id": 5, "group": "g", "topic": "t", "died_ms": NOW_MS, "attempt": 3, "reason": "why"}
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(collect(client.dead_list(topic="t", group="g")))
+        frame = await peer.next(T.DEAD_LIST)
+        assert (frame[2]["topic"], frame[2]["group"]) == ("t", "g")
+        failures = ((1, 5, "a", "me"), (2, 6, "b", ""))
+        peer.ok(frame, {"dead": [letter | {"failures": failures}], "next": (5, "g")})
+        frame = await peer.next(T.DEAD_LIST)
+        assert frame[2]["after"] == (5, "g")
+        peer.ok(frame, {"dead": [], "next": None})
+        [found] = await soon(asking)
+        assert (found.id, found.group, found.topic, found.attempt) == (5, "g", "t", 3)
+        assert (found.reason, tuple(map(tuple, found.failures))) == ("why", failures)
+        for verb, kind, word in (
+            (client.dead_requeue([(5, "g")]), T.DEAD_REQUEUE, "requeued"),
+            (client.dead_delete([(5, "g")]), T.DEAD_DELETE, "deleted"),
+        ):
+            acting = asyncio.ensure_future(verb)
+            frame = await peer.next(kind)
+            assert frame[2] == ((5, "g"),)
+            peer.ok(frame, [word])
+            assert await soon(acting) == [word]
+
+
+def counts(*names: str) -> dict[str, int]:
+    return {name: index for index, name in enumerate(names, 1)}
+
+
+async def test_stats() -> None:
+    group = counts("ready", "in_flight", "waiting", "dead", "subscribers", "delivered", "acked")
+    plain = ("pending", "ready", "in_flight", "waiting", "dead", "enqueued", "delivered", "acked")
+    topic = counts(*plain, "cancelled") | {"groups": {"g": group}}
+    raw = counts(*plain, "early", "epoch", "new") | {"topics": {"t": topic}, "store_ok": True}
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(client.stats())
+        peer.ok(await peer.next(T.STATS), raw)
+        stats = await soon(asking)
+        assert (stats.pending, stats.ready, stats.in_flight, stats.waiting, stats.dead) == (
+            *(1, 2, 3, 4, 5),
+        )
+        assert stats.topics["t"].pending == 1
+        assert stats.topics["t"].groups["g"].subscribers == 5
+        assert stats.raw["new"] == 11
+
+
+async def test_backup_and_ping() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(client.backup("copy.db"))
+        frame = await peer.next(T.BACKUP)
+        assert frame[2] == "copy.db"
+        peer.ok(frame, {"path": "/a/copy.db", "bytes": 5})
+        found = await soon(asking)
+        assert (found["path"], found["bytes"]) == ("/a/copy.db", 5)
+        pinging = asyncio.ensure_future(client.ping())
+        peer.ok(await peer.next(T.PING))
+        await soon(pinging)
+
+
+async def test_a_backup_that_takes_long_is_waited_for() -> None:
+    async with FakeDaemon() as daemon, daemon.client(send_timeout=0.1, retries=0) as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(client.backup("copy.db"))
+        frame = await peer.next(T.BACKUP)
+        await asyncio.wait({asking}, timeout=0.4)
+        assert not asking.done()
+        peer.ok(frame, {"path": "p", "bytes": 5})
+        await soon(asking)
+        assert daemon.connections == 1
+
+
+async def test_a_backup_is_not_made_twice() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(client.backup("copy.db"))
+        await peer.next(T.BACKUP)
+        peer.close()
+        with pytest.raises(errors.ConnectionLost):
+            await soon(asking)
+
+
+async def test_the_daemons_error_is_raised() -> None:
+    async with FakeDaemon() as daemon, daemon.client(retries=0) as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(client.backup("copy.db"))
+        peer.error(await peer.next(T.BACKUP), "conflict", "it exists")
+        with pytest.raises(errors.Conflict, match="it exists"):
+            await soon(asking)
+        asking = asyncio.ensure_future(client.stats())
+        peer.error(await peer.next(T.STATS), "a_code_of_the_future", "who knows")
+        with pytest.raises(errors.TickwheelError, match="who knows"):
+            await soon(asking)
+
+
+async def test_an_answer_of_the_wrong_shape_is_a_protocol_error() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        for ask, answer in (
+            (client.stats, None),
+            (client.stats, {"topics": {}}),
+            (lambda: client.cancel(5), []),
+            (lambda: client.cancel(5), None),
+            (lambda: client.lookup(5), [5]),
+            (lambda: client.reschedule(5, delay=1), ["scheduled"]),
+            (lambda: client.pull("t"), (1, 2)),
+            (lambda: client.pull("t"), (1, 2, ((5,),))),
+            (lambda: collect(client.list_tasks()), {"tasks": 5, "next": None}),
+            (lambda: collect(client.dead_list()), {}),
+            (lambda: client.backup("x"), 5),
+        ):
+            asking = asyncio.ensure_future(ask())
+            peer.ok(await peer.next(), answer)
+            with pytest.raises(errors.TickwheelError):
+                await soon(asking)
+
+
+@pytest.mark.parametrize("task_id", [-1, 2**63, "5", 1.5, None, True])
+async def test_a_wrong_id_is_said_at_once(task_id: Any) -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        for call in (
+            client.cancel(task_id),
+            client.lookup(task_id),
+            client.run_now(task_id),
+            client.reschedule(task_id, delay=1),
+            client.dead_delete([(task_id, "g")]),
+        ):
+            with pytest.raises(errors.BadRequest):
+                await soon(call)
+        assert peer.nothing()
+
+
+async def test_reschedule_needs_one_time() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        now = datetime.now(UTC)
+        for options in ({}, {"delay": 1, "at": now}, {"delay": -1}, {"at": datetime(2030, 1, 1)}):  # noqa: DTZ001
+            with pytest.raises(errors.BadRequest):
+                await soon(client.reschedule(5, **options))
+
+
+async def test_a_cancelled_call_leaves_nothing_and_is_not_sent_later() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        sent = asyncio.ensure_future(client.stats())
+        frame = await peer.next(T.STATS)
+        sent.cancel()
+        await asyncio.gather(sent, return_exceptions=True)
+        peer.ok(frame, {})
+        await daemon.deaf()
+        peer.close()
+        while client.connected:
+            await turns()
+        waiting = asyncio.ensure_future(client.cancel(5))
+        await asyncio.wait({waiting}, timeout=0.01)
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await daemon.listen()
+        peer = await daemon.peer()
+        pinging = asyncio.ensure_future(client.ping())
+        peer.ok(await peer.next(T.PING))
+        await soon(pinging)

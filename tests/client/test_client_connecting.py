@@ -1,0 +1,535 @@
+"""The client's connection: greeting, addresses, backoff, goodbye, closing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any
+
+import pytest
+
+from support.fake_daemon import FakeDaemon, Peer, turns
+from support.waiting import soon
+from tickwheel import Client, errors
+from tickwheel.protocol.codec import Frame
+from tickwheel.protocol.frames import FrameType as T
+
+
+async def read_slowly(peer: Peer) -> None:
+    """A piece now and then, until it has been asked with PING."""
+    while not peer.sent(T.PING):
+        peer.read_again()
+        await turns(2)
+        peer.stop_reading()
+        await asyncio.sleep(0.15)
+    peer.read_again()
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+# --- HELLO -----------------------------------------------------------------------------------
+
+
+async def test_hello_says_version_session_token_and_name() -> None:
+    async with FakeDaemon() as daemon, daemon.client(token="secret", name="me") as client:
+        peer = await daemon.peer()
+        assert peer.hello["v"] == 1
+        assert len(peer.hello["session"]) == 16
+        assert peer.hello["token"] == "secret"
+        assert peer.hello["client"] == "me"
+        assert client.server_info["epoch"] == 1
+        assert client.server_info["node"] == "fake"
+
+
+async def test_url_and_token_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FakeDaemon() as daemon:
+        monkeypatch.setenv("TICKWHEEL_URL", daemon.url)
+        monkeypatch.setenv("TICKWHEEL_TOKEN", "from-the-environment")
+        async with Client():
+            assert (await daemon.peer()).hello["token"] == "from-the-environment"
+        async with Client(token="given"):
+            assert (await daemon.peer()).hello["token"] == "given"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://x:1", "tcp://", "tcp://x:0", "tcp://x:65536", "tcp://x:abc", "tcp://a:1,", "tcp://:5"],
+)
+def test_a_wrong_url_is_refused_and_shown(url: str) -> None:
+    with pytest.raises(errors.BadRequest) as raised:
+        Client(url)
+    assert url in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [("unauthorized", errors.Unauthorized), ("version_unsupported", errors.VersionUnsupported)],
+)
+async def test_what_will_never_work_fails_at_once(
+    code: str, kind: type[errors.TickwheelError]
+) -> None:
+    async with FakeDaemon() as daemon:
+        daemon.greet = lambda peer, frame: (peer.error(frame, code, "no"), peer.close())[0]
+        with pytest.raises(kind, match="no"):
+            await soon(daemon.client(connect_timeout=60.0).connect())
+        assert daemon.connections == 1
+
+
+async def test_a_daemon_that_is_full_is_asked_again() -> None:
+    async with FakeDaemon() as daemon:
+
+        def greet(peer: Peer, frame: Frame) -> None:
+            if daemon.connections < 3:
+                peer.send(T.ERROR, 0, "too_many_connections", "4096 are open")
+                peer.close()
+            else:
+                daemon.welcome(peer, frame)
+
+        daemon.greet = greet
+        async with daemon.client():
+            assert daemon.connections == 3
+
+
+async def test_unreachable_names_the_address_and_the_reason() -> None:
+    port = free_port()
+    with pytest.raises(errors.Unreachable) as raised:
+        await Client(f"tcp://127.0.0.1:{port}", connect_timeout=0.2).connect()
+    assert str(port) in raised.value.message
+
+
+async def test_a_daemon_that_says_nothing_is_unreachable() -> None:
+    async with FakeDaemon() as daemon:
+        daemon.greet = lambda peer, frame: None
+        with pytest.raises(errors.Unreachable):
+            await soon(daemon.client(connect_timeout=0.2).connect())
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400\r\n\r\n", b"\x91\xcc\x41", b"\x93\xcc\x41\x01\x05"]
+)
+async def test_something_else_that_answers_is_an_error(answer: bytes) -> None:
+    async with FakeDaemon() as daemon:
+        daemon.greet = lambda peer, frame: peer.send_bytes(answer)
+        with pytest.raises((errors.ProtocolError, errors.Unreachable)):
+            await soon(daemon.client(connect_timeout=0.3).connect())
+
+
+async def test_the_daemons_limits_are_used_not_the_defaults() -> None:
+    async with FakeDaemon(body_bytes_max=10) as daemon, daemon.client() as client:
+        with pytest.raises(errors.BodyTooLarge) as raised:
+            client.enqueue_nowait("t", b"x" * 11)
+        assert "11" in raised.value.message
+        assert "10" in raised.value.message
+        assert "body_bytes_max" in raised.value.message
+        peer = await daemon.peer()
+        future = client.enqueue_nowait("t", b"x" * 10)
+        peer.store(await peer.next(T.ENQUEUE))
+        await soon(future)
+
+
+# --- several addresses -----------------------------------------------------------------------
+
+
+async def test_the_next_address_is_tried_when_the_first_is_dead() -> None:
+    async with (
+        FakeDaemon() as daemon,
+        Client(f"tcp://127.0.0.1:{free_port()},127.0.0.1:{daemon.port}") as client,
+    ):
+        assert client.server_info["node"] == "fake"
+
+
+async def test_a_silent_first_address_does_not_use_up_the_time() -> None:
+    async with FakeDaemon() as silent, FakeDaemon() as daemon:
+        silent.greet = lambda peer, frame: None
+        url = f"tcp://127.0.0.1:{silent.port},127.0.0.1:{daemon.port}"
+        async with Client(url, connect_timeout=0.6):
+            assert daemon.connections == 1
+
+
+async def test_another_address_takes_over_with_the_same_session() -> None:
+    async with FakeDaemon() as first, FakeDaemon() as second:
+        url = f"tcp://127.0.0.1:{first.port},127.0.0.1:{second.port}"
+        async with Client(url) as client:
+            peer = await first.peer()
+            future = client.enqueue_nowait("t", b"x")
+            lost = await peer.next(T.ENQUEUE)
+            await first.deaf()
+            peer.close()
+            other = await second.peer()
+            assert other.hello["session"] == peer.hello["session"]
+            again = await other.next(T.ENQUEUE)
+            assert again == lost
+            other.store(again)
+            await soon(future)
+
+
+# --- reconnecting ----------------------------------------------------------------------------
+
+
+async def test_request_numbers_ascend_over_reconnects() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        numbers: list[int] = []
+        for _ in range(3):
+            peer = await daemon.peer()
+            call = asyncio.ensure_future(client.ping())
+            frame = await peer.next(T.PING)
+            numbers += [peer.sent(T.HELLO)[0][1], frame[1]]
+            peer.ok(frame)
+            await soon(call)
+            peer.close()
+        assert numbers == sorted(set(numbers))
+
+
+async def test_a_call_survives_the_connection_it_was_sent_on() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        call = asyncio.ensure_future(client.cancel(5))
+        await peer.next(T.CANCEL)
+        peer.close()
+        peer = await daemon.peer()
+        peer.ok(await peer.next(T.CANCEL), ["cancelled"])
+        assert await soon(call) == "cancelled"
+
+
+async def test_a_daemon_that_hangs_up_on_everybody_is_not_hammered() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+
+        def greet(peer: Peer, frame: Frame) -> None:
+            daemon.welcome(peer, frame)
+            peer.close()
+
+        daemon.greet = greet
+        (await daemon.peer()).close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await client.ping()
+        assert daemon.connections < 12, "the pauses grow"
+
+
+async def test_broken_bytes_from_the_daemon_cost_the_connection_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tickwheel.client.reconnector.BACKOFF_S_MAX", 0.02)
+    broken = [b"\xc1", b"\x05", b"\x91\x41", b"\x92\x42\x01", b"\x93\x43\x01\x01", b"\x90"]
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        for data in broken:
+            peer = await daemon.peer()
+            peer.send_bytes(data)
+            await peer.gone()
+        peer = await daemon.peer()
+        call = asyncio.ensure_future(client.ping())
+        peer.ok(await peer.next(T.PING))
+        await soon(call)
+
+
+async def test_frames_of_a_newer_daemon_are_passed_over() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        peer.send(99, "something", {"new": 1})
+        peer.send(T.OK, 999_999, "an answer to nothing")
+        peer.send(T.DELIVER, 77, 1, 0, [(5, 1, 0, b"for nobody")])
+        call = asyncio.ensure_future(client.ping())
+        peer.ok(await peer.next(T.PING))
+        await soon(call)
+        assert daemon.connections == 1
+
+
+async def test_frames_in_the_same_piece_as_the_answer_to_hello_count() -> None:
+    async with FakeDaemon() as daemon:
+
+        def greet(peer: Peer, frame: Frame) -> None:
+            daemon.greet = daemon.welcome
+            daemon.welcome(peer, frame)
+            peer.goodbye()
+
+        daemon.greet = greet
+        async with daemon.client():
+            await (await daemon.peer()).gone()
+            await daemon.peer()
+
+
+# --- goodbye ---------------------------------------------------------------------------------
+
+
+async def test_goodbye_takes_the_answers_then_goes_on_elsewhere() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        early = client.enqueue_nowait("t", b"before")
+        frame = await peer.next(T.ENQUEUE)
+        peer.goodbye()
+        await turns()
+        late = client.enqueue_nowait("t", b"after")
+        peer.store(frame)
+        await soon(early)
+        await peer.gone()
+        assert len(peer.sent(T.ENQUEUE)) == 1, "no new work for a daemon that goes"
+        peer = await daemon.peer()
+        frame = await peer.next(T.ENQUEUE)
+        assert frame[3][0][1] == b"after"
+        peer.store(frame)
+        await soon(late)
+
+
+async def test_a_drained_daemon_that_comes_back_is_found_again() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        peer.goodbye()
+        await daemon.deaf()
+        await peer.gone()
+        call = asyncio.ensure_future(client.ping())
+        await turns()
+        await daemon.listen()
+        peer = await daemon.peer()
+        peer.ok(await peer.next(T.PING))
+        await soon(call)
+
+
+async def test_draining_as_an_answer_is_not_an_answer() -> None:
+    async with FakeDaemon() as daemon, daemon.client(retries=0) as client:
+        peer = await daemon.peer()
+        future = client.enqueue_nowait("t", b"x")
+        frame = await peer.next(T.ENQUEUE)
+        peer.error(frame, "draining")
+        await peer.gone()
+        peer = await daemon.peer()
+        peer.store(await peer.next(T.ENQUEUE))
+        await soon(future)
+
+
+# --- closing ---------------------------------------------------------------------------------
+
+
+async def test_close_waits_for_answers_and_says_bye() -> None:
+    async with FakeDaemon() as daemon:
+        client = daemon.client()
+        await client.connect()
+        peer = await daemon.peer()
+        future = client.enqueue_nowait("t", b"x")
+        closing = asyncio.ensure_future(client.close())
+        frame = await peer.next(T.ENQUEUE)
+        await turns()
+        assert not closing.done()
+        peer.store(frame)
+        await soon(closing)
+        assert future.done()
+        assert peer.seen[-1][0] == T.BYE
+        await peer.gone()
+
+
+async def test_close_is_bounded_and_tells_who_waits() -> None:
+    async with FakeDaemon() as daemon:
+        client = daemon.client(send_timeout=0.2)
+        await client.connect()
+        peer = await daemon.peer()
+        future = client.enqueue_nowait("t", b"x")
+        await peer.next(T.ENQUEUE)
+        await soon(client.close())
+        with pytest.raises(errors.OutcomeUnknown):
+            await future
+
+
+async def test_close_without_a_connection_is_bounded() -> None:
+    async with FakeDaemon() as daemon:
+        client = daemon.client(send_timeout=0.2, retries=100)
+        await client.connect()
+        peer = await daemon.peer()
+        await daemon.deaf()
+        peer.close()
+        await peer.gone()
+        future = client.enqueue_nowait("t", b"x")
+        await soon(client.close())
+        with pytest.raises(errors.TickwheelError):
+            await future
+
+
+async def test_close_when_the_peer_does_not_read_is_bounded() -> None:
+    async with FakeDaemon() as daemon:
+        client = daemon.client(send_timeout=0.2, retries=0)
+        await client.connect()
+        peer = await daemon.peer()
+        peer.stop_reading()
+        futures = [client.enqueue_nowait("t", b"x" * 500_000) for _ in range(40)]
+        await turns()
+        await soon(client.close())
+        for future in futures:
+            with pytest.raises(errors.TickwheelError):
+                await future
+        peer.read_again()
+
+
+async def test_closing_twice_and_closing_what_was_never_open_is_harmless() -> None:
+    async with FakeDaemon() as daemon:
+        never = daemon.client()
+        await never.close()
+        client = daemon.client()
+        await client.connect()
+        await soon(client.close())
+        await soon(client.close())
+
+
+async def test_after_close_every_call_says_so() -> None:
+    async with FakeDaemon() as daemon:
+        client = daemon.client()
+        await client.connect()
+        await daemon.peer()
+        await soon(client.close())
+        for call in (
+            lambda: client.enqueue("t", b"x"),
+            lambda: client.enqueue_many([]),
+            lambda: client.cancel(5),
+            lambda: client.lookup(5),
+            lambda: client.stats(),
+            lambda: client.pull("t"),
+            lambda: client.ping(),
+            lambda: client.backup("x"),
+            lambda: anext(client.list_tasks()),
+            lambda: anext(client.dead_list()),
+        ):
+            with pytest.raises(errors.ClientClosed):
+                await call()
+        with pytest.raises(errors.ClientClosed):
+            client.enqueue_nowait("t", b"x")
+        with pytest.raises(errors.ClientClosed):
+            client.subscribe("t")
+
+
+async def test_a_call_under_way_at_close_is_told() -> None:
+    async with FakeDaemon() as daemon:
+        client = daemon.client(send_timeout=0.2)
+        await client.connect()
+        peer = await daemon.peer()
+        call = asyncio.ensure_future(client.stats())
+        await peer.next(T.STATS)
+        await soon(client.close())
+        with pytest.raises(errors.TickwheelError):
+            await call
+
+
+async def test_connect_that_is_cancelled_leaves_nothing_open() -> None:
+    async with FakeDaemon() as daemon:
+        greeted = asyncio.Event()
+        daemon.greet = lambda peer, frame: greeted.set()
+        connecting = asyncio.ensure_future(daemon.client().connect())
+        await soon(greeted.wait())
+        [peer] = daemon.open
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        await peer.gone()
+
+
+def test_two_event_loops_one_after_the_other() -> None:
+    async def once() -> None:
+        async with FakeDaemon() as daemon, daemon.client() as client:
+            peer = await daemon.peer()
+            future = client.enqueue_nowait("t", b"x")
+            peer.store(await peer.next(T.ENQUEUE))
+            await soon(future)
+
+    asyncio.run(once())
+    asyncio.run(once())
+
+
+# --- a dead line -----------------------------------------------------------------------------
+
+
+async def test_a_connection_that_is_silent_too_long_is_given_up() -> None:
+    """An answer is due and nothing at all comes: another connection may do better."""
+    async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=20) as client:
+        peer = await daemon.peer()
+        future = client.enqueue_nowait("t", b"x")
+        first = await peer.next(T.ENQUEUE)
+        other = await daemon.peer()
+        second = await other.next(T.ENQUEUE)
+        assert first == second
+        other.store(second)
+        await soon(future)
+        await peer.gone()
+
+
+async def test_a_daemon_that_only_its_store_keeps_waiting_is_not_left() -> None:
+    """It answers PING: the connection lives, and with it the leases."""
+    async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=20) as client:
+        peer = await daemon.peer()
+        future = client.enqueue_nowait("t", b"x")
+        frame = await peer.next(T.ENQUEUE)
+        for _ in range(3):
+            peer.ok(await peer.next(T.PING))
+        peer.store(frame)
+        await soon(future)
+        assert daemon.connections == 1
+
+
+async def test_an_idle_connection_is_asked_now_and_then() -> None:
+    async with FakeDaemon() as daemon, daemon.client(heartbeat=0.05):
+        peer = await daemon.peer()
+        peer.ok(await peer.next(T.PING))
+        await peer.next(T.PING)
+        await peer.gone()
+        assert (await daemon.peer()).hello["session"] == peer.hello["session"]
+
+
+async def test_whatever_comes_is_a_sign_of_life() -> None:
+    """It never answers PING, but it does say something."""
+    async with FakeDaemon() as daemon, daemon.client(heartbeat=0.1):
+        peer = await daemon.peer()
+        for _ in range(6):
+            await peer.next(T.PING)
+            peer.send(T.DELIVER, 77, 1, 0, [(5, 1, 0, b"for nobody")])
+        assert daemon.connections == 1
+
+
+async def test_a_heartbeat_of_the_daemon_is_answered_at_once() -> None:
+    async with FakeDaemon() as daemon, daemon.client():
+        peer = await daemon.peer()
+        assert peer.hello["heartbeat"] is True
+        for _ in range(3):
+            peer.send(T.HEARTBEAT)
+            assert await peer.next(T.ALIVE) == (T.ALIVE, 0)
+        assert daemon.connections == 1
+
+
+async def test_a_daemon_that_refuses_to_hear_of_heartbeats_is_greeted_without() -> None:
+    """It is older than they are, and refuses what it does not know in a HELLO."""
+    async with FakeDaemon() as daemon:
+        hellos: list[dict[str, Any]] = []
+
+        def old(peer: Peer, frame: Frame) -> None:
+            hellos.append(frame[2])
+            if "heartbeat" in frame[2]:
+                peer.error(frame, "bad_request", "options: heartbeat is not known")
+                peer.close()
+            else:
+                daemon.welcome(peer, frame)
+
+        daemon.greet = old
+        async with daemon.client():
+            await daemon.peer()
+        assert [hello.get("heartbeat") for hello in hellos] == [True, None]
+
+
+async def test_a_line_that_is_only_slow_is_not_given_up() -> None:
+    """The PING waits behind bytes that do leave: with the last of them the patience begins."""
+    async with FakeDaemon() as daemon, daemon.client(heartbeat=1.0, send_timeout=1.0) as client:
+        peer = await daemon.peer()
+        # What is in the system's buffers counts as gone, so there must be little room in them.
+        connection = client._reconnector.connection
+        assert connection is not None
+        for transport, buffer in (
+            (connection._transport, socket.SO_SNDBUF),
+            (peer._transport, socket.SO_RCVBUF),
+        ):
+            assert transport is not None
+            line = transport.get_extra_info("socket")
+            line.setsockopt(socket.SOL_SOCKET, buffer, 65_536)
+        peer.stop_reading()
+        futures = [client.enqueue_nowait("t", b"x" * 500_000) for _ in range(40)]
+        await soon(read_slowly(peer))
+        assert daemon.connections == 1
+        for future in futures:
+            future.cancel()

@@ -1,0 +1,544 @@
+"""Enqueueing through the client: what is sent, what is sent again, what callers are told."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
+from support.waiting import soon
+from tickwheel import Client, Receipt, Task, errors
+from tickwheel.protocol.codec import Frame, encode
+from tickwheel.protocol.frames import FrameType as T
+
+
+def bodies(frame: Frame) -> list[bytes]:
+    return [task[1] for task in frame[3]]
+
+
+async def stored(peer: Peer) -> Frame:
+    """The next ENQUEUE, answered."""
+    frame = await peer.next(T.ENQUEUE)
+    peer.store(frame)
+    return frame
+
+
+# --- frames ----------------------------------------------------------------------------------
+
+
+async def test_calls_of_one_step_share_a_frame() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        calls = [asyncio.ensure_future(client.enqueue("t", b"%d" % i)) for i in range(50)]
+        futures = [client.enqueue_nowait("u", b"x") for _ in range(50)]
+        frame = await peer.next(T.ENQUEUE)
+        assert len(frame[3]) == 100
+        ids = peer.store(frame)
+        receipts = await soon(asyncio.gather(*calls, *futures))
+        assert sorted(receipt.id for receipt in receipts) == ids
+        for receipt, topic in zip(receipts, ["t"] * 50 + ["u"] * 50, strict=True):
+            assert frame[3][ids.index(receipt.id)][0] == topic
+        assert peer.nothing()
+
+
+async def test_frames_are_pipelined() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        frames, futures = [], []
+        for i in range(5):
+            futures.append(client.enqueue_nowait("t", b"%d" % i))
+            frames.append(await peer.next(T.ENQUEUE))
+        assert not any(future.done() for future in futures)
+        for frame in reversed(frames):
+            peer.store(frame)
+        await soon(asyncio.gather(*futures))
+
+
+async def test_a_receipt_has_id_and_due_time() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        call = asyncio.ensure_future(client.enqueue("t", b"x", delay=1.5))
+        [task_id] = peer.store(await peer.next(T.ENQUEUE))
+        receipt = await soon(call)
+        assert receipt == Receipt(task_id, NOW_MS + 1500)
+        assert receipt.due == datetime.fromtimestamp(NOW_MS / 1000, UTC) + timedelta(seconds=1.5)
+
+
+async def test_a_due_time_in_the_past_counts_as_the_acceptance() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        past, future = (datetime.fromtimestamp(s, UTC) for s in (5, NOW_MS // 1000 + 60))
+        calls = [client.enqueue_nowait("t", b"x", at=moment) for moment in (past, future)]
+        await stored(peer)
+        first, second = await soon(asyncio.gather(*calls))
+        assert first.due_ms == NOW_MS
+        assert second.due == future
+
+
+async def test_every_field_arrives() -> None:
+    at = datetime(2030, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+    options: dict[str, Any] = {
+        "key": "k",
+        "tag": "g",
+        "properties": {"s": "x", "i": -5, "f": 1.5, "b": True},
+        "priority": 255,
+        "ttl": timedelta(minutes=1),
+    }
+    told = {"key": "k", "tag": "g", "props": options["properties"], "priority": 255}
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        client.enqueue_nowait("t", b"a", at=at, **options)
+        client.enqueue_nowait("t", b"b", delay=timedelta(seconds=2))
+        client.enqueue_nowait("t", bytearray(b"c"), delay=0.5, **options)  # type: ignore[arg-type]
+        client.enqueue_nowait("t", b"d")
+        many = asyncio.ensure_future(client.enqueue_many([Task("t", b"e", at=at, **options)]))
+        await turns()
+        tasks = [task for frame in await frames_of(peer) for task in frame[3]]
+        due_ms = round(at.timestamp() * 1000)
+        with_due = told | {"ttl_ms": 60_000, "due_ms": due_ms}
+        assert tasks == [
+            ("t", b"a", None, with_due),
+            ("t", b"b", 2000),
+            ("t", b"c", 500, told | {"ttl_ms": 60_000}),
+            ("t", b"d", 0),
+            ("t", b"e", None, with_due),
+        ]
+        await soon(many)
+
+
+async def frames_of(peer: Peer) -> list[Frame]:
+    """The ENQUEUE frames that have come, answered."""
+    found = [await stored(peer)]
+    while not peer.nothing():
+        found.append(await stored(peer))
+    return found
+
+
+async def test_oneway_has_request_zero_and_waits_for_nothing() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        await soon(client.oneway("t", b"x", delay=1))
+        assert await peer.next() == (T.ONEWAY, 0, (("t", b"x", 1000),))
+        peer.send(T.ERROR, 0, "bad_request", "tasks[0] is wrong")
+        call = asyncio.ensure_future(client.ping())
+        peer.ok(await peer.next(T.PING))
+        await soon(call)
+
+
+# --- many ------------------------------------------------------------------------------------
+
+
+async def test_many_are_split_by_count_and_keep_their_order() -> None:
+    async with FakeDaemon(tasks_per_frame_max=7) as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        tasks = [Task("t", b"%d" % i, delay=i) for i in range(30)]
+        call = asyncio.ensure_future(client.enqueue_many(iter(tasks)))
+        sizes, ids = [], []
+        while len(ids) < 30:
+            frame = await peer.next(T.ENQUEUE)
+            sizes.append(len(frame[3]))
+            ids += peer.store(frame)
+        receipts = await soon(call)
+        assert max(sizes) == 7
+        assert [receipt.id for receipt in receipts] == ids
+        assert [receipt.due_ms - NOW_MS for receipt in receipts] == [i * 1000 for i in range(30)]
+
+
+async def test_many_are_split_by_size() -> None:
+    limits = {"frame_bytes_max": 10_000, "body_bytes_max": 9_000}
+    async with FakeDaemon(**limits) as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        tasks = [Task("t", b"x" * 3000, key="k" * 100) for _ in range(20)]
+        call = asyncio.ensure_future(client.enqueue_many(tasks))
+        count = 0
+        while count < 20:
+            frame = await stored(peer)
+            count += len(frame[3])
+            assert len(encode(frame)) <= 10_000
+        assert len(await soon(call)) == 20
+
+
+async def test_none_is_none() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        assert await soon(client.enqueue_many([])) == []
+        assert (await daemon.peer()).nothing()
+
+
+async def test_merged_calls_never_make_a_frame_too_large() -> None:
+    limits = {"frame_bytes_max": 10_000, "body_bytes_max": 9_000, "tasks_per_frame_max": 50}
+    async with FakeDaemon(**limits) as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        futures = [client.enqueue_nowait("t" * 200, b"x" * (i * 40)) for i in range(200)]
+        while not all(future.done() for future in futures):
+            frame = await stored(peer)
+            assert len(encode(frame)) <= 10_000
+            assert len(frame[3]) <= 50
+            await turns()
+        await soon(asyncio.gather(*futures))
+
+
+async def test_the_window_is_kept_and_goes_on() -> None:
+    async with FakeDaemon(window_max=4, tasks_per_frame_max=1) as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        futures = [client.enqueue_nowait("t", b"%d" % i) for i in range(12)]
+        first = [await peer.next(T.ENQUEUE) for _ in range(4)]
+        await turns()
+        assert peer.nothing(), "four lie between the floor and the newest"
+        for frame in first[1:]:
+            peer.store(frame)
+        await turns()
+        assert peer.nothing(), "the floor is the first one, which is not answered"
+        peer.store(first[0])
+        for _ in range(8):
+            frame = await stored(peer)
+            assert frame[1] - frame[2] < 4 * 2
+        receipts = await soon(asyncio.gather(*futures))
+        assert len({receipt.id for receipt in receipts}) == 12
+
+
+async def test_the_floor_is_the_lowest_unanswered() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        frames = []
+        for i in range(3):
+            client.enqueue_nowait("t", b"%d" % i)
+            frames.append(await peer.next(T.ENQUEUE))
+        assert [frame[2] for frame in frames] == [frames[0][1]] * 3
+        peer.store(frames[1])
+        peer.store(frames[0])
+        ping = asyncio.ensure_future(client.ping())
+        peer.ok(await peer.next(T.PING))
+        await soon(ping)
+        client.enqueue_nowait("t", b"3")
+        last = await peer.next(T.ENQUEUE)
+        assert last[2] == frames[2][1]
+        peer.store(frames[2])
+        peer.store(last)
+
+
+async def test_a_peer_that_does_not_read_stops_the_flow_and_starts_it_again() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        peer.stop_reading()
+        futures = [client.enqueue_nowait("t", b"x" * 400_000) for _ in range(60)]
+        await turns(20)
+        peer.read_again()
+        while not all(future.done() for future in futures):
+            await stored(peer)
+            await turns()
+        assert len({(await future).id for future in futures}) == 60
+
+
+@pytest.mark.parametrize(("name", "limit"), [("TASKS", 100), ("BYTES", 100_000)])
+async def test_more_than_fits_the_client_is_overloaded(
+    monkeypatch: pytest.MonkeyPatch, name: str, limit: int
+) -> None:
+    monkeypatch.setattr(f"tickwheel.client.producer.QUEUE_{name}_MAX", limit)
+    async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=0) as client:
+        peer = await daemon.peer()
+        futures = []
+        with pytest.raises(errors.Overloaded) as raised:
+            for _ in range(1000):
+                futures.append(client.enqueue_nowait("t", b"x" * 1000))
+        assert str(limit) in raised.value.message
+        assert len(futures) in range(90, 101)
+        await stored(peer)
+        await soon(asyncio.gather(*futures))
+        future = client.enqueue_nowait("t", b"there is room again")
+        await stored(peer)
+        await soon(future)
+
+
+# --- resend ----------------------------------------------------------------------------------
+
+
+async def test_unanswered_frames_go_out_again_unchanged_and_in_order() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        futures, frames = [], []
+        for i in range(4):
+            futures.append(client.enqueue_nowait("t", b"%d" % i))
+            frames.append(await peer.next(T.ENQUEUE))
+        peer.store(frames[1])
+        await soon(futures[1])
+        peer.close()
+        peer = await daemon.peer()
+        futures.append(client.enqueue_nowait("t", b"new"))
+        again = [await peer.next(T.ENQUEUE) for _ in range(4)]
+        assert [frame[1] for frame in again[:3]] == [frames[i][1] for i in (0, 2, 3)]
+        assert [bodies(frame) for frame in again] == [[b"0"], [b"2"], [b"3"], [b"new"]]
+        assert again[3][1] > frames[3][1]
+        assert {frame[2] for frame in again} == {frames[0][1]}
+        for frame in again:
+            peer.store(frame)
+        await soon(asyncio.gather(*futures))
+
+
+async def test_a_resend_does_not_disturb_the_window() -> None:
+    async with FakeDaemon(window_max=3, tasks_per_frame_max=1) as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        futures = [client.enqueue_nowait("t", b"%d" % i) for i in range(9)]
+        first = [await peer.next(T.ENQUEUE) for _ in range(3)]
+        peer.close()
+        peer = await daemon.peer()
+        assert [await peer.next(T.ENQUEUE) for _ in range(3)] == first
+        await turns()
+        assert peer.nothing()
+        for frame in first:
+            peer.store(frame)
+        for _ in range(6):
+            await stored(peer)
+        await soon(asyncio.gather(*futures))
+
+
+# --- errors ----------------------------------------------------------------------------------
+
+
+async def test_one_bad_task_in_company_fails_alone() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        futures = [client.enqueue_nowait("t", b"%d" % i) for i in range(10)]
+
+        async def judge() -> None:
+            while not all(future.done() for future in futures):
+                frame = await peer.next(T.ENQUEUE)
+                if b"7" in bodies(frame):
+                    peer.error(frame, "bad_request", "tasks[n] is wrong")
+                else:
+                    peer.store(frame)
+                await turns()
+
+        await soon(judge())
+        with pytest.raises(errors.BadRequest, match="is wrong"):
+            await futures.pop(7)
+        assert len({receipt.id for receipt in await asyncio.gather(*futures)}) == 9
+
+
+async def test_many_with_a_bad_one_fail_together() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        call = asyncio.ensure_future(client.enqueue_many([Task("t", b"a"), Task("t", b"b")]))
+        peer.error(await peer.next(T.ENQUEUE), "bad_request", "tasks[1] is wrong")
+        with pytest.raises(errors.BadRequest):
+            await soon(call)
+        await turns()
+        assert peer.nothing()
+
+
+@pytest.mark.parametrize("code", ["refused", "overloaded", "store_full", "window_full"])
+async def test_what_is_refused_is_tried_again_then_raised(code: str) -> None:
+    async with FakeDaemon() as daemon, daemon.client(retries=2) as client:
+        peer = await daemon.peer()
+        future = client.enqueue_nowait("t", b"x")
+        numbers = []
+        for _ in range(3):
+            frame = await peer.next(T.ENQUEUE)
+            numbers.append(frame[1])
+            peer.error(frame, code, "not now")
+        with pytest.raises(errors.BY_CODE[code], match="not now"):
+            await soon(future)
+        assert numbers == sorted(numbers)
+        assert peer.nothing()
+
+
+async def test_refused_once_and_then_taken() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        future = client.enqueue_nowait("t", b"x")
+        peer.error(await peer.next(T.ENQUEUE), "overloaded")
+        await stored(peer)
+        assert (await soon(future)).due_ms == NOW_MS
+
+
+async def test_outcome_unknown_is_asked_again_by_the_same_number() -> None:
+    """The daemon kept it or not; only the same number can tell."""
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        future = client.enqueue_nowait("t", b"x")
+        first = await peer.next(T.ENQUEUE)
+        peer.error(first, "outcome_unknown")
+        again = await stored(peer)
+        assert again[1] == first[1]
+        await soon(future)
+
+
+async def test_no_answer_is_an_unknown_outcome() -> None:
+    async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=0) as client:
+        peer = await daemon.peer()
+        future = client.enqueue_nowait("t", b"x")
+        await peer.next(T.ENQUEUE)
+        with pytest.raises(errors.OutcomeUnknown):
+            await soon(future)
+
+
+async def test_never_sent_is_unreachable() -> None:
+    async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=0) as client:
+        peer = await daemon.peer()
+        await daemon.deaf()
+        peer.close()
+        while client.connected:
+            await turns()
+        future = client.enqueue_nowait("t", b"x")
+        with pytest.raises(errors.Unreachable) as raised:
+            await soon(future)
+        assert str(daemon.port) in raised.value.message
+
+
+async def test_sent_and_then_lost_for_good_is_an_unknown_outcome() -> None:
+    async with FakeDaemon() as daemon, daemon.client(send_timeout=0.3, retries=0) as client:
+        peer = await daemon.peer()
+        future = client.enqueue_nowait("t", b"x")
+        await peer.next(T.ENQUEUE)
+        await daemon.deaf()
+        peer.close()
+        with pytest.raises(errors.OutcomeUnknown):
+            await soon(future)
+
+
+async def test_an_answer_of_the_wrong_shape_is_an_unknown_outcome() -> None:
+    for answer in (None, 5, (NOW_MS,), (NOW_MS, ()), (NOW_MS, (1, 2)), ("x", (1,)), {}):
+        async with FakeDaemon() as daemon, daemon.client(send_timeout=0.3, retries=0) as client:
+            peer = await daemon.peer()
+            future = client.enqueue_nowait("t", b"x")
+            peer.ok(await peer.next(T.ENQUEUE), answer)
+            with pytest.raises(errors.TickwheelError) as raised:
+                await soon(future)
+            assert isinstance(raised.value, (errors.OutcomeUnknown, errors.ProtocolError))
+
+
+async def test_an_answer_after_the_deadline_harms_nobody() -> None:
+    async with FakeDaemon() as daemon, daemon.client(send_timeout=0.2, retries=0) as client:
+        peer = await daemon.peer()
+        late = client.enqueue_nowait("t", b"x")
+        frame = await peer.next(T.ENQUEUE)
+        with pytest.raises(errors.OutcomeUnknown):
+            await soon(late)
+        if peer in daemon.open:
+            peer.store(frame)
+        peer = peer if peer in daemon.open else await daemon.peer()
+        future = client.enqueue_nowait("t", b"y")
+        frame = await stored(peer)
+        assert bodies(frame) == [b"y"]
+        assert frame[2] == frame[1], "what was given up is below the floor"
+        await soon(future)
+
+
+async def test_failed_futures_that_nobody_looks_at_are_only_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with FakeDaemon() as daemon, daemon.client(retries=0) as client:
+            peer = await daemon.peer()
+            client.enqueue_nowait("t", b"x")
+            peer.error(await peer.next(T.ENQUEUE), "bad_request")
+            await turns()
+    assert "never retrieved" not in caplog.text
+
+
+# --- cancelled callers -----------------------------------------------------------------------
+
+
+async def test_a_caller_that_is_cancelled_before_the_sending_enqueues_nothing() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        gone = asyncio.ensure_future(client.enqueue("t", b"gone"))
+        await asyncio.sleep(0)
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        await turns()
+        future = client.enqueue_nowait("t", b"here")
+        sent = [bodies(frame) for frame in await frames_of(peer)]
+        await soon(future)
+        assert sent in ([[b"here"]], [[b"gone"], [b"here"]])
+
+
+async def test_a_caller_that_is_cancelled_while_waiting_leaves_nothing_behind() -> None:
+    async with FakeDaemon(window_max=2) as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        for _ in range(6):
+            call = asyncio.ensure_future(client.enqueue("t", b"x"))
+            frame = await peer.next(T.ENQUEUE)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+            peer.store(frame)
+        many = asyncio.ensure_future(client.enqueue_many([Task("t", b"y")] * 10))
+        frame = await peer.next(T.ENQUEUE)
+        many.cancel()
+        await asyncio.gather(many, return_exceptions=True)
+        peer.store(frame)
+        future = client.enqueue_nowait("t", b"z")
+        await stored(peer)
+        await soon(future)
+
+
+# --- what is wrong at once -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"delay": -1}, ("delay", "-1")),
+        ({"delay": float("nan")}, ("delay", "nan")),
+        ({"delay": float("inf")}, ("delay", "inf")),
+        ({"delay": "5s"}, ("delay", "5s")),
+        ({"delay": True}, ("delay", "True")),
+        ({"delay": timedelta(seconds=-5)}, ("delay",)),
+        ({"delay": 11 * 366 * 86_400}, ("delay_ms_max", "315576000000")),
+        ({"at": datetime(2030, 1, 1)}, ("at", "time zone")),  # noqa: DTZ001
+        ({"at": 5}, ("at", "5")),
+        ({"at": datetime.now(UTC), "delay": 5}, ("delay", "at")),
+        ({"priority": 256}, ("priority", "255", "256")),
+        ({"priority": -1}, ("priority", "-1")),
+        ({"priority": 1.5}, ("priority", "1.5")),
+        ({"ttl": -1}, ("ttl", "-1")),
+        ({"ttl": 0}, ("ttl", "0")),
+        ({"key": 5}, ("key", "5")),
+        ({"key": "k" * 256}, ("key", "255", "256")),
+        ({"tag": b"x"}, ("tag",)),
+        ({"properties": {"a": None}}, ("properties", "a")),
+        ({"properties": {"a": float("nan")}}, ("properties", "nan")),
+        ({"properties": {5: "a"}}, ("properties", "5")),
+        ({"properties": {str(i): i for i in range(65)}}, ("properties", "64", "65")),
+        ({"properties": ["a"]}, ("properties",)),
+        ({"body": "text"}, ("body", "bytes")),
+        ({"body": b"x" * (1024 * 1024 + 1)}, ("body", "1048576", "1048577", "body_bytes_max")),
+        ({"topic": ""}, ("topic",)),
+        ({"topic": "a b"}, ("topic", "a b")),
+        ({"topic": "t" * 256}, ("topic", "255")),
+        ({"topic": 5}, ("topic", "5")),
+        ({"topic": "\ud800"}, ("topic",)),
+        ({"properties": {"a": "\ud800"}}, ()),
+        ({"properties": {"a": 2**64}}, ()),
+    ],
+    ids=lambda value: ",".join(value) if isinstance(value, dict) else "",
+)
+async def test_what_is_wrong_is_said_at_once_naming_it(
+    options: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    given = {"topic": "t", "body": b"x", **options}
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        with pytest.raises(errors.BadRequest) as raised:
+            client.enqueue_nowait(**given)
+        for word in words:
+            assert word in raised.value.message
+        with pytest.raises(errors.BadRequest):
+            await client.enqueue(**given)
+        with pytest.raises(errors.BadRequest):
+            await client.oneway(**given)
+        good, topic, body = Task("t", b"x"), given.pop("topic"), given.pop("body")
+        with pytest.raises(errors.BadRequest):
+            await client.enqueue_many([good, Task(topic, body, **given)])
+        await turns()
+        assert peer.nothing(), "all are checked before the first is sent"
+
+
+async def test_settings_that_make_no_sense_are_refused() -> None:
+    for options in ({"send_timeout": 0}, {"connect_timeout": -1}, {"retries": -1}):
+        with pytest.raises(errors.BadRequest) as raised:
+            Client("tcp://127.0.0.1:1", **options)  # type: ignore[arg-type]
+        assert next(iter(options)) in raised.value.message

@@ -1,0 +1,191 @@
+"""Groups and settings: what is asked, what is made of the answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from support.fake_daemon import NOW_MS, FakeDaemon
+from support.waiting import soon
+from tickwheel import Client, Retry, errors
+from tickwheel.client import GroupSettings
+from tickwheel.protocol.frames import FrameType as T
+
+SETTINGS: dict[str, Any] = {
+    "topic": "t", "group": "g", "paused": False, "rate": 5.0, "burst": 10,
+    "retry": {"kind": "fixed", "delay_ms": 5, "retries": 1, "jitter": 0.0},
+}  # fmt: skip
+
+
+async def asked(
+    kind: T, answer: Any, call: Callable[[Client], Coroutine[Any, Any, Any]]
+) -> tuple[Any, Any]:
+    """(fields sent, result)"""
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(call(client))
+        frame = await peer.next(kind)
+        peer.ok(frame, answer)
+        return frame[2:], await soon(asking)
+
+
+async def test_a_group_is_made() -> None:
+    at = datetime.fromtimestamp(NOW_MS / 1000, UTC)
+    for options, wire in (
+        ({}, {"since": "now"}),
+        ({"start": "first"}, {"since": "first"}),
+        ({"start": at, "paused": True}, {"since": NOW_MS, "paused": True}),
+        (
+            {"retry": Retry.none(), "rate": 5, "burst": 2},
+            {"since": "now", "retry": {"kind": "none"}, "rate": 5.0, "burst": 2},
+        ),
+    ):
+        sent, found = await asked(
+            T.GROUP_CREATE,
+            SETTINGS | {"created": True},
+            lambda client, o=options: client.create_group("t", "g", **o),
+        )
+        assert sent == ("t", "g", wire)
+        assert isinstance(found, GroupSettings)
+        assert (found.topic, found.group, found.paused, found.rate, found.burst) == (
+            *("t", "g", False, 5.0, 10),
+        )
+        assert found.retry == Retry.fixed(0.005, 1)
+        assert found.created
+
+
+async def test_only_what_is_named_is_changed() -> None:
+    topic = {"topic": "t", "group": None, "paused": True, "rate": None, "burst": None}
+    for call, group, wire in (
+        (lambda c: c.configure("t"), None, {}),
+        (lambda c: c.configure("t", "g", rate=1.5), "g", {"rate": 1.5}),
+        (lambda c: c.configure("t", rate=None, burst=None), None, {"rate": None, "burst": None}),
+        (lambda c: c.configure("t", "g", retry=None), "g", {"retry": None}),
+        (lambda c: c.configure("t", retry=Retry.named("x")), None, {"retry": "x"}),
+        (lambda c: c.configure("t", paused=False, burst=3), None, {"paused": False, "burst": 3}),
+        (lambda c: c.pause("t"), None, {"paused": True}),
+        (lambda c: c.resume("t", "g"), "g", {"paused": False}),
+    ):
+        sent, found = await asked(T.CONFIGURE, topic | {"retry": None}, call)
+        assert sent == ("t", group, wire)
+        assert (found.group, found.paused, found.retry, found.created) == (None, True, None, False)
+
+
+async def test_a_group_is_deleted_with_the_counts_of_what_it_held() -> None:
+    held = {"ready": 1, "in_flight": 2, "waiting": 3, "dead": 4}
+    sent, found = await asked(
+        T.GROUP_DELETE, held, lambda client: client.delete_group("t", "g", force=True)
+    )
+    assert sent == ("t", "g", True)
+    assert found == held
+
+
+async def test_a_group_that_holds_something_is_kept() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(client.delete_group("t", "g"))
+        frame = await peer.next(T.GROUP_DELETE)
+        assert frame[4] is False
+        peer.error(frame, "conflict", "it holds 3 ready")
+        with pytest.raises(errors.Conflict, match="3 ready"):
+            await soon(asking)
+
+
+async def test_a_deletion_whose_answer_is_lost_is_not_repeated() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        asking = asyncio.ensure_future(client.delete_group("t", "g"))
+        await peer.next(T.GROUP_DELETE)
+        peer.close()
+        with pytest.raises(errors.ConnectionLost):
+            await soon(asking)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda c: c.create_group("t", "g", start="yesterday"), ("start", "'yesterday'")),
+        (lambda c: c.create_group("t", "g", start=datetime(2030, 1, 1)), ("start", "zone")),  # noqa: DTZ001
+        (lambda c: c.create_group("t", "g", rate=0), ("rate", "0")),
+        (lambda c: c.create_group("t", "g", burst=0), ("burst", "0")),
+        (lambda c: c.create_group("t", "g", paused=1), ("paused", "1")),
+        (lambda c: c.create_group("t", "a b"), ("group", "'a b'")),
+        (lambda c: c.create_group("t", None), ("group", "None")),
+        (lambda c: c.delete_group("t", None), ("group", "None")),
+        (lambda c: c.delete_group("t", "g", force=None), ("force", "None")),
+        (lambda c: c.configure(""), ("topic", "''")),
+        (lambda c: c.configure("t", rate=float("inf")), ("rate", "inf")),
+        (lambda c: c.configure("t", rate=True), ("rate", "True")),
+        (lambda c: c.configure("t", burst=1.5), ("burst", "1.5")),
+        (lambda c: c.configure("t", paused=None), ("paused", "None")),
+        (lambda c: c.configure("t", retry={"kind": "none"}), ("retry", "Retry.fixed")),
+    ],
+)
+async def test_what_is_wrong_is_named_and_not_sent(call: Any, words: tuple[str, ...]) -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        with pytest.raises(errors.BadRequest) as raised:
+            await soon(call(client))
+        for word in words:
+            assert word in raised.value.message
+        assert peer.nothing()
+
+
+async def test_an_answer_of_the_wrong_shape_is_a_protocol_error() -> None:
+    for kind, call in (
+        (T.GROUP_CREATE, lambda c: c.create_group("t", "g")),
+        (T.CONFIGURE, lambda c: c.configure("t")),
+        (T.GROUP_DELETE, lambda c: c.delete_group("t", "g")),
+    ):
+        for answer in (None, {}, 5, [1]):
+            with pytest.raises(errors.ProtocolError):
+                await asked(kind, answer, call)
+
+
+async def test_dead_letters_are_asked_for_by_time_and_reason() -> None:
+    at = datetime.fromtimestamp(NOW_MS / 1000, UTC)
+
+    async def collect(client: Client) -> list[Any]:
+        found = client.dead_list(since=at, until=at, reason="timeout")
+        return [letter async for letter in found]
+
+    sent, found = await asked(T.DEAD_LIST, {"dead": [], "next": None}, collect)
+    assert found == []
+    limit = sent[0].pop("limit")
+    assert limit > 0
+    assert sent[0] == {"since_ms": NOW_MS, "until_ms": NOW_MS, "reason": "timeout"}
+
+
+async def test_stats_of_groups_and_topics() -> None:
+    names = ("ready", "in_flight", "waiting", "dead", "subscribers", "delivered", "acked")
+    old_group = dict.fromkeys(names, 1)
+    group = old_group | {
+        "nacked": 2, "expired": 3, "since_ms": 4, "oldest_ready_ms": 5, "paused": True,
+        "rate": 6.5, "burst": 7, "retry": {"kind": "none"},
+        "replay": {"looked_at": 8, "given": 7, "share": 0.25},
+    }  # fmt: skip
+    counts = ("pending", "ready", "in_flight", "waiting", "dead", "enqueued", "delivered", "acked")
+    plain = dict.fromkeys(counts, 1)
+    topic = plain | {
+        "oldest_ready_ms": 8, "broadcasters": 9, "paused": False, "rate": None, "burst": None,
+        "retry": {"kind": "fixed", "delay_ms": 1, "name": "mine"},
+    }  # fmt: skip
+    raw = plain | {"dead_total": 10, "dead_expired": 11, "dropped_once": 12}
+    raw |= {"topics": {"t": topic | {"groups": {"g": group, "old": old_group}}}}
+    _, stats = await asked(T.STATS, raw, lambda client: client.stats())
+    assert (stats.dead_total, stats.dead_expired, stats.dropped_once) == (10, 11, 12)
+    of_topic = stats.topics["t"]
+    assert (of_topic.oldest_ready_ms, of_topic.broadcasters, of_topic.paused) == (8, 9, False)
+    assert of_topic.retry is not None and of_topic.retry.name == "mine"
+    of_group = of_topic.groups["g"]
+    assert (of_group.nacked, of_group.expired, of_group.since_ms) == (2, 3, 4)
+    assert (of_group.oldest_ready_ms, of_group.paused, of_group.rate) == (5, True, 6.5)
+    assert (of_group.burst, of_group.retry, of_group.retrying) == (7, Retry.none(), 1)
+    assert of_group.replay == 0.25
+    old = of_topic.groups["old"]
+    assert (old.nacked, old.paused, old.rate, old.retry) == (0, False, None, None)
+    assert old.replay is None

@@ -1,0 +1,143 @@
+"""STATUS through the client, and of daemons that the client would not stay with."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from support.fake_daemon import NOW_MS, FakeDaemon, Peer
+from support.waiting import soon
+from tickwheel import errors
+from tickwheel.client import Active, Status, status_at, statuses
+from tickwheel.protocol.codec import Frame
+from tickwheel.protocol.frames import FrameType as T
+
+
+async def test_status_of_the_active_daemon() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        raw = daemon.told(state="loading", detail="half way", loaded=5, to_load=9, newer="field")
+        found = await soon(client.status())
+        assert (found.role, found.state, found.detail) == ("active", "loading", "half way")
+        assert (found.epoch, found.loaded, found.to_load) == (1, 5, 9)
+        assert (NOW_MS - found.since_ms) == 3_723_000
+        assert found.since.tzinfo is not None
+        assert (found.store, found.store_ok, found.active) == ("redis://r:6379/0", True, None)
+        assert found.serves
+        assert dict(found.raw) == raw
+        assert found.raw["newer"] == "field"
+
+
+@pytest.mark.parametrize(
+    ("role", "state", "serves"),
+    [
+        ("active", "ready", True),
+        ("active", "loading", True),
+        ("active", "store_trouble", False),
+        ("active", "draining", False),
+        ("standby", "standby", False),
+        ("starting", "recovering", False),
+    ],
+)
+def test_who_serves(role: str, state: str, serves: bool) -> None:
+    raw = FakeDaemon().told(role=role, state=state)
+    assert Status.of(raw).serves is serves
+
+
+@pytest.mark.parametrize("answer", [None, 5, [], {}, {"node": "x"}])
+async def test_an_answer_of_another_shape_is_a_protocol_error(answer: Any) -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        call = asyncio.ensure_future(client.status())
+        peer.ok(await peer.next(T.STATUS), answer)
+        with pytest.raises(errors.ProtocolError):
+            await soon(call)
+
+
+async def test_a_standby_is_asked_without_following_it() -> None:
+    async with FakeDaemon() as standby, FakeDaemon() as active:
+        standby.stand_by(active)
+        told = {"node": "other", "address": active.url, "epoch": 4, "since_ms": 9}
+        standby.told(role="standby", state="standby", active=told)
+        found = await soon(status_at(standby.url, token="secret"))
+        assert found.active == Active("other", active.url, 4, 9)
+        standby.told(role="standby", state="standby", active=told | {"epoch": None})
+        found = await soon(status_at(standby.url, token="secret"))
+        assert found.active == Active("other", active.url, None, 9), "it is taking over"
+        assert active.connections == 0
+        peer = await standby.peer()
+        assert peer.hello["token"] == "secret"
+        assert peer.hello["session"] is None, "nothing to remember"
+        await peer.gone()
+
+
+async def test_a_daemon_without_status_is_active_and_unknown() -> None:
+    async with FakeDaemon() as old:
+        asking = asyncio.ensure_future(status_at(old.url))
+        peer = await old.peer()
+        peer.error(await peer.next(T.STATUS), "unknown_type")
+        found = await soon(asking)
+        assert (found.role, found.state, found.node) == ("active", "unknown", "fake")
+        assert found.serves
+
+
+async def test_one_that_says_nothing_is_unreachable_in_time() -> None:
+    async with FakeDaemon() as silent:
+        silent.greet = lambda peer, frame: None
+        with pytest.raises(errors.Unreachable, match="0.1 s"):
+            await soon(status_at(silent.url, timeout=0.1))
+
+
+async def test_one_that_hangs_up_says_so() -> None:
+    async with FakeDaemon() as daemon:
+        daemon.greet = lambda peer, frame: peer.close()
+        with pytest.raises(errors.ConnectionLost):
+            await soon(status_at(daemon.url))
+
+
+async def test_one_that_objects_is_heard() -> None:
+    def refuse(peer: Peer, frame: Frame) -> None:
+        peer.error(frame, "unauthorized", "the token is wrong")
+        peer.close()
+
+    async with FakeDaemon() as daemon:
+        daemon.greet = refuse
+        with pytest.raises(errors.Unauthorized, match="the token is wrong"):
+            await soon(status_at(daemon.url))
+
+
+async def test_one_address_at_a_time() -> None:
+    with pytest.raises(errors.BadRequest, match="one address"):
+        await status_at("tcp://a:1,b:1")
+
+
+async def test_all_addresses_and_whom_they_name() -> None:
+    async with FakeDaemon() as first, FakeDaemon() as second, FakeDaemon() as active:
+        active.told(node="c")
+        told = {"node": "c", "address": active.url, "epoch": 1, "since_ms": 9}
+        for daemon in (first, second):
+            daemon.told(role="standby", state="standby", active=told)
+        url = f"tcp://{first.address},127.0.0.1:1,{second.address},{first.address}"
+        found = await soon(statuses(url))
+        assert list(found) == [first.url, "tcp://127.0.0.1:1", second.url, active.url]
+        assert isinstance(found["tcp://127.0.0.1:1"], errors.Unreachable)
+        assert isinstance(found[active.url], Status)
+        assert [d.connections for d in (first, second, active)] == [1, 1, 1]
+
+
+async def test_who_answered_under_another_name_is_not_asked_again() -> None:
+    async with FakeDaemon() as standby, FakeDaemon() as active:
+        active.told(address="tcp://a.name.of.its.own:7355")
+        told = {"node": "c", "address": "tcp://a.name.of.its.own:7355", "epoch": 1, "since_ms": 9}
+        standby.told(role="standby", state="standby", active=told)
+        found = await soon(statuses(f"{standby.url},{active.address}"))
+        assert list(found) == [standby.url, active.url]
+
+
+@pytest.mark.parametrize("address", ["nonsense://x", "", "tcp://x:0"])
+async def test_a_name_that_is_none_is_passed_over(address: str) -> None:
+    async with FakeDaemon() as standby:
+        told = {"node": "c", "address": address, "epoch": 1, "since_ms": 9}
+        standby.told(role="standby", state="standby", active=told)
+        assert list(await soon(statuses(standby.url))) == [standby.url]

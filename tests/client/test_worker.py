@@ -1,0 +1,579 @@
+"""The worker against a daemon that does what a test says: outcomes, leases, stopping."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from support.fake_daemon import FakeDaemon, Peer, turns
+from support.waiting import soon
+from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Worker, errors
+from tickwheel.protocol.codec import Frame
+from tickwheel.protocol.frames import FrameType as T
+
+
+class Rig:
+    """A worker that runs, with one handler of topic ``t``."""
+
+    def __init__(self, worker: Worker, peer: Peer, sub: int) -> None:
+        self.worker = worker
+        self.peer = peer
+        self.sub = sub
+        self.running: asyncio.Task[None]
+
+    async def deliver(self, *bodies: bytes, attempt: int = 1) -> list[int]:
+        return self.peer.deliver(self.sub, *bodies, attempt=attempt)
+
+    async def ended(self) -> None:
+        await soon(self.running)
+
+
+@asynccontextmanager
+async def rig(
+    handler: Callable[[Delivery], Any], lease_ms: int = 30_000, grace: float = 5.0, **options: Any
+) -> AsyncIterator[Rig]:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        worker = Worker(client, grace=grace, signals=False)
+        worker.on("t", **options)(handler)
+        running = asyncio.ensure_future(worker.run())
+        made = Rig(worker, peer, await peer.subscribed(lease_ms))
+        made.running = running
+        yield made
+        worker.stop()
+        await soon(asyncio.wait({running}))
+        assert not peer.sent(T.ENQUEUE)
+
+
+async def answer(peer: Peer, kind: T, result: Any = None) -> Frame:
+    frame = await peer.next(kind)
+    peer.ok(frame, result)
+    return frame
+
+
+async def nothing(delivery: Delivery) -> None:
+    """Handles."""
+
+
+# --- what becomes of a delivery ---------------------------------------------------------------
+
+
+async def test_returning_acks() -> None:
+    seen = []
+
+    async def handler(delivery: Delivery) -> None:
+        seen.append((delivery.body, delivery.attempt))
+
+    async with rig(handler) as r:
+        ids = await r.deliver(b"a", b"b", attempt=2)
+        frame = await answer(r.peer, T.ACK)
+        assert frame[2:] == ("t", "default", 1, tuple(ids), (2, 2))
+        assert seen == [(b"a", 2), (b"b", 2)]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("no such order"), "ValueError: no such order"),
+        (KeyError(), "KeyError"),
+        (TimeoutError("of its own"), "TimeoutError: of its own"),
+        (errors.Refused("later"), "Refused: later"),
+        (asyncio.CancelledError(), "CancelledError"),
+        (ValueError("x" * 5000), "ValueError: " + "x" * 988),
+    ],
+)
+async def test_an_exception_nacks_with_its_text(error: BaseException, reason: str) -> None:
+    async def handler(delivery: Delivery) -> None:
+        raise error
+
+    async with rig(handler, timeout=5) as r:
+        [task_id] = await r.deliver(b"a", attempt=3)
+        frame = await answer(r.peer, T.NACK, ("retrying",))
+        assert frame[2:] == ("t", "default", ((task_id, 1, 3, None, reason),))
+        await turns()
+        assert r.peer.nothing()
+
+
+async def test_reject_and_retry_later() -> None:
+    async def handler(delivery: Delivery) -> None:
+        if delivery.body == b"never":
+            raise Reject("not ours")
+        raise RetryLater(timedelta(minutes=2), "closed")
+
+    async with rig(handler) as r:
+        [task_id] = await r.deliver(b"never")
+        frame = await answer(r.peer, T.REJECT, ("dead",))
+        assert frame[4] == ((task_id, 1, 1, "not ours"),)
+        [task_id] = await r.deliver(b"later")
+        frame = await answer(r.peer, T.NACK, ("retrying",))
+        assert frame[4] == ((task_id, 1, 1, 120_000, "closed"),)
+
+
+@pytest.mark.parametrize("delay", [-1, "5", None])
+def test_a_wrong_delay_is_said_where_it_is_written(delay: Any) -> None:
+    with pytest.raises(errors.BadRequest, match="delay"):
+        RetryLater(delay)
+
+
+async def test_a_handler_that_takes_too_long_is_cancelled_and_nacked() -> None:
+    cancelled = asyncio.Event()
+
+    async def handler(delivery: Delivery) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async with rig(handler, timeout=0.05) as r:
+        await r.deliver(b"a")
+        frame = await answer(r.peer, T.NACK, ("retrying",))
+        assert frame[4][0][4] == "timed out after 0.05 s"
+        assert cancelled.is_set()
+
+
+async def test_a_handler_that_finishes_although_its_time_is_over_is_acked() -> None:
+    async def handler(delivery: Delivery) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return
+
+    async with rig(handler, timeout=0.02) as r:
+        await r.deliver(b"a")
+        await answer(r.peer, T.ACK)
+
+
+@pytest.mark.parametrize("raising", [False, True])
+async def test_what_the_handler_settled_is_left_alone(raising: bool) -> None:
+    async def handler(delivery: Delivery) -> None:
+        await delivery.nack(7, "mine")
+        if raising:
+            raise ValueError
+
+    async with rig(handler) as r:
+        await r.deliver(b"a")
+        await answer(r.peer, T.NACK, ("retrying",))
+        await turns(20)
+        assert r.peer.nothing()
+
+
+async def test_a_settlement_that_fails_does_not_end_the_worker(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def handler(delivery: Delivery) -> None:
+        if delivery.body == b"bad":
+            raise ValueError
+
+    async with rig(handler) as r:
+        await r.deliver(b"bad")
+        r.peer.error(await r.peer.next(T.NACK), "stale_receipt", "too late")
+        await r.deliver(b"good")
+        await answer(r.peer, T.ACK)
+    assert "too late" in caplog.text
+
+
+# --- plain functions -------------------------------------------------------------------------
+
+
+async def test_a_plain_function_runs_in_a_thread() -> None:
+    threads: list[str] = []
+
+    def handler(delivery: Delivery) -> None:
+        threads.append(threading.current_thread().name)
+        if delivery.body == b"bad":
+            raise ValueError("in a thread")
+        if delivery.body == b"stop":
+            raise StopIteration
+
+    async with rig(handler) as r:
+        for body, reason in ((b"bad", "ValueError: in a thread"), (b"stop", "StopIteration: ")):
+            await r.deliver(body)
+            frame = await answer(r.peer, T.NACK, ("retrying",))
+            assert reason in frame[4][0][4]
+        await r.deliver(b"good")
+        await answer(r.peer, T.ACK)
+    assert threads == ["tickwheel-worker-1"] * 3, "it is kept, with what is local to it"
+
+
+async def test_a_thread_that_takes_too_long_keeps_its_place_until_it_ends() -> None:
+    go_on, runs = threading.Event(), []
+
+    def handler(delivery: Delivery) -> None:
+        runs.append(delivery.body)
+        if delivery.body == b"slow":
+            go_on.wait(10)
+
+    async with rig(handler, timeout=0.05, concurrency=1, prefetch=2) as r:
+        await r.deliver(b"slow", b"next")
+        frame = await answer(r.peer, T.NACK, ("retrying",))
+        assert frame[4][0][4] == "timed out after 0.05 s"
+        await turns(20)
+        assert runs == [b"slow"]
+        go_on.set()
+        await answer(r.peer, T.ACK)
+        assert runs == [b"slow", b"next"]
+
+
+# --- concurrency -----------------------------------------------------------------------------
+
+
+async def test_no_more_handlers_run_than_may() -> None:
+    running: list[bytes] = []
+    go_on = asyncio.Event()
+
+    async def handler(delivery: Delivery) -> None:
+        running.append(delivery.body)
+        await go_on.wait()
+
+    async with rig(handler, concurrency=2, prefetch=10) as r:
+        await r.deliver(*[b"%d" % i for i in range(6)])
+        while len(running) < 2:
+            await turns()
+        await turns(20)
+        assert running == [b"0", b"1"]
+        go_on.set()
+        acked = 0
+        while acked < 6:
+            acked += len((await answer(r.peer, T.ACK))[5])
+        assert len(running) == 6
+
+
+async def test_what_is_asked_for() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        worker = Worker(client, signals=False)
+        worker.on("a")(nothing)
+        worker.on(
+            "b",
+            group="g",
+            concurrency=5,
+            prefetch=9,
+            retry=Retry.none(),
+            lease=timedelta(minutes=1),
+        )(nothing)
+        running = asyncio.ensure_future(worker.run())
+        frames = [await peer.next(T.SUBSCRIBE) for _ in range(2)]
+        assert frames[0][3:] == ("a", "default", 32, {})
+        options = {"lease_ms": 60_000, "retry": {"kind": "none"}}
+        assert frames[1][3:] == ("b", "g", 9, options)
+        for frame in frames:
+            peer.ok(frame, {"lease_ms": 60_000})
+        worker.stop()
+        await soon(running)
+        assert len(peer.sent(T.UNSUBSCRIBE)) == 2
+        assert client.connected, "the client is the caller's"
+
+
+async def test_run_can_be_told_another_concurrency() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        worker = Worker(client, signals=False)
+        worker.on("a")(nothing)
+        running = asyncio.ensure_future(worker.run(concurrency=3, grace=0))
+        frame = await peer.next(T.SUBSCRIBE)
+        assert frame[5] == 3
+        peer.ok(frame, {"lease_ms": 30_000})
+        worker.stop()
+        await soon(running)
+
+
+# --- leases ----------------------------------------------------------------------------------
+
+
+async def test_leases_of_running_handlers_are_extended_in_one_frame() -> None:
+    go_on = asyncio.Event()
+
+    async def handler(delivery: Delivery) -> None:
+        await go_on.wait()
+
+    async with rig(handler, lease_ms=600) as r:
+        ids = await r.deliver(b"a", b"b", b"c")
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        for _ in range(3):
+            frame = await answer(r.peer, T.EXTEND)
+            assert frame[2:5] == ("t", "default", 1)
+            assert (sorted(frame[5]), frame[6], frame[7]) == (ids, (1, 1, 1), 600)
+        assert loop.time() - began_s >= 0.58, "after a third of the lease each"
+        go_on.set()
+        await answer(r.peer, T.ACK)
+        await asyncio.wait({r.running}, timeout=0.3)
+        assert r.peer.nothing(), "nothing is extended any more"
+
+
+@pytest.mark.parametrize("raising", [False, True])
+async def test_a_lost_lease_cancels_the_handler_and_acks_nothing(
+    raising: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    ended = asyncio.Event()
+
+    async def handler(delivery: Delivery) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            if raising:
+                raise ValueError("in the end") from None
+        finally:
+            ended.set()
+
+    async with rig(handler, lease_ms=450) as r:
+        await r.deliver(b"a")
+        await answer(r.peer, T.EXTEND, ("stale",))
+        await soon(ended.wait())
+        await turns(20)
+        assert r.peer.nothing()
+        assert "stale" in caplog.text
+
+
+async def test_a_lease_that_nobody_extended_is_lost_without_a_word() -> None:
+    cancelled = asyncio.Event()
+
+    async def handler(delivery: Delivery) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async with rig(handler, lease_ms=300) as r:
+        await r.deliver(b"a")
+        await r.peer.next(T.EXTEND)  # never answered
+        await soon(cancelled.wait())
+
+
+async def test_on_a_new_connection_leases_are_claimed_at_once() -> None:
+    go_on = asyncio.Event()
+
+    async def handler(delivery: Delivery) -> None:
+        await go_on.wait()
+
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        worker = Worker(client, signals=False)
+        worker.on("t")(handler)
+        running = asyncio.ensure_future(worker.run())
+        [task_id] = peer.deliver(await peer.subscribed(), b"a")
+        while not peer.nothing():
+            await turns()
+        await turns(20)
+        peer.close()
+        peer = await daemon.peer()
+        frames = {frame[0]: frame for frame in [await peer.next(), await peer.next()]}
+        assert frames[T.EXTEND][5] == (task_id,)
+        peer.ok(frames[T.SUBSCRIBE], {"lease_ms": 30_000})
+        peer.ok(frames[T.EXTEND])
+        go_on.set()
+        await answer(peer, T.ACK)
+        worker.stop()
+        await soon(running)
+
+
+# --- stopping --------------------------------------------------------------------------------
+
+
+async def test_stop_gives_back_what_was_not_started_and_waits_for_the_rest() -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(delivery: Delivery) -> None:
+        started.set()
+        await go_on.wait()
+
+    async with rig(handler, concurrency=1, prefetch=10) as r:
+        ids = await r.deliver(b"a", b"b", b"c")
+        await soon(started.wait())
+        r.worker.stop()
+        frame = await answer(r.peer, T.RELEASE)
+        assert frame[5] == tuple(ids[1:])
+        assert len(r.peer.sent(T.UNSUBSCRIBE)) == 1
+        assert not r.running.done()
+        go_on.set()
+        frame = await r.peer.next(T.ACK)
+        assert frame[5] == (ids[0],)
+        await turns(20)
+        assert not r.running.done(), "an ack that is not answered is waited for"
+        r.peer.ok(frame)
+        await r.ended()
+
+
+async def test_after_the_grace_handlers_are_cancelled_and_given_back() -> None:
+    started = asyncio.Event()
+
+    async def handler(delivery: Delivery) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async with rig(handler, grace=0.05) as r:
+        [task_id] = await r.deliver(b"a")
+        await soon(started.wait())
+        r.worker.stop()
+        frame = await answer(r.peer, T.RELEASE)
+        assert frame[5] == (task_id,)
+        await r.ended()
+
+
+async def test_a_worker_that_is_cancelled_gives_all_back() -> None:
+    started = asyncio.Event()
+
+    async def handler(delivery: Delivery) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    async with rig(handler, concurrency=1, prefetch=2) as r:
+        ids = await r.deliver(b"a", b"b")
+        await soon(started.wait())
+        r.running.cancel()
+        assert (await answer(r.peer, T.RELEASE))[5] == (ids[1],)
+        assert (await answer(r.peer, T.RELEASE))[5] == (ids[0],)
+        await asyncio.gather(r.running, return_exceptions=True)
+        assert r.running.cancelled()
+
+
+async def test_a_handler_that_does_not_end_does_not_hold_the_worker_for_ever(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tickwheel.client.worker.worker.ABANDON_S", 0.05)
+    started, end = asyncio.Event(), asyncio.Event()
+
+    async def handler(delivery: Delivery) -> None:
+        started.set()
+        while not end.is_set():
+            try:
+                await end.wait()
+            except asyncio.CancelledError:
+                continue
+
+    async with rig(handler, grace=0) as r:
+        await r.deliver(b"a")
+        await soon(started.wait())
+        r.worker.stop()
+        await r.ended()
+        assert "does not let itself be cancelled" in caplog.text
+        end.set()
+        await answer(r.peer, T.ACK)
+
+
+async def test_signals_stop_it_and_are_given_back() -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    started, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def handler(delivery: Delivery) -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        worker = Worker(client, grace=60)
+        worker.on("t")(handler)
+        running = asyncio.ensure_future(worker.run())
+        peer.deliver(await peer.subscribed(), b"a")
+        await soon(started.wait())
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not peer.sent(T.UNSUBSCRIBE):
+            await turns()
+        assert not cancelled.is_set(), "the first one lets it finish"
+        os.kill(os.getpid(), signal.SIGINT)
+        await answer(peer, T.RELEASE)
+        await soon(running)
+        assert cancelled.is_set()
+    assert [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+async def test_a_worker_stopped_before_it_runs_does_nothing() -> None:
+    async with FakeDaemon() as daemon:
+        client = daemon.client()
+        worker = Worker(client)
+        worker.on("t")(nothing)
+        worker.stop()
+        worker.stop()
+        await soon(worker.run())
+        assert daemon.connections == 0
+        with pytest.raises(errors.BadRequest, match="once"):
+            await worker.run()
+
+
+async def test_a_client_that_is_not_connected_is_connected_and_closed() -> None:
+    async with FakeDaemon() as daemon:
+        client = daemon.client()
+        worker = Worker(client, signals=False)
+        worker.on("t")(nothing)
+        running = asyncio.ensure_future(worker.run())
+        peer = await daemon.peer()
+        await peer.subscribed()
+        worker.stop()
+        await soon(running)
+        await peer.gone()
+        assert peer.sent(T.BYE)
+
+
+async def test_what_the_daemon_objects_to_ends_the_worker() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        peer.auto.discard(T.UNSUBSCRIBE)
+        worker = Worker(client, signals=False)
+        worker.on("t", retry=Retry.none())(nothing)
+        running = asyncio.ensure_future(worker.run())
+        peer.error(await peer.next(T.SUBSCRIBE), "conflict", "the group has exponential")
+        peer.error(await peer.next(T.UNSUBSCRIBE), "not_found")
+        with pytest.raises(errors.Conflict, match="exponential"):
+            await soon(running)
+
+
+async def test_a_client_closed_under_it_ends_the_worker(caplog: pytest.LogCaptureFixture) -> None:
+    async with rig(nothing) as r:
+        await r.worker._client.close()
+        with pytest.raises(errors.ClientClosed):
+            await r.ended()
+
+
+# --- registering -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"topic": "a b"}, "topic"),
+        ({"group": ""}, "group"),
+        ({"concurrency": 0}, "concurrency"),
+        ({"concurrency": 65_536}, "65535"),
+        ({"prefetch": 0}, "prefetch"),
+        ({"timeout": 0}, "timeout"),
+        ({"timeout": "5"}, "timeout"),
+        ({"lease": -1}, "lease"),
+        ({"retry": "none"}, "retry"),
+    ],
+)
+def test_a_wrong_handler_is_said_where_it_is_written(options: dict[str, Any], word: str) -> None:
+    worker = Worker(Client())
+    with pytest.raises(errors.BadRequest, match=word):
+        worker.on(**{"topic": "t", **options})(nothing)
+
+
+async def test_misuse_is_said() -> None:
+    wrong: Any = "tcp://127.0.0.1"
+    with pytest.raises(errors.BadRequest, match="Client"):
+        Worker(wrong)
+    worker = Worker(Client())
+    with pytest.raises(errors.BadRequest, match="no handlers"):
+        await worker.run()
+    worker.on("t")(nothing)
+    with pytest.raises(errors.BadRequest, match="already"):
+        worker.on("t", group="default")(nothing)
+    with pytest.raises(errors.BadRequest, match="function"):
+        worker.on("u")(wrong)
+    assert worker.on("t", group="other")(nothing) is nothing
+
+
+def test_what_is_logged_is_silent_until_an_application_listens() -> None:
+    handlers = logging.getLogger("tickwheel.worker").handlers
+    assert any(isinstance(handler, logging.NullHandler) for handler in handlers)

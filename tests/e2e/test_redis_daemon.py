@@ -1,0 +1,75 @@
+"""A real daemon on a real Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.daemon import Daemon
+from support.raw import Raw
+from support.redis_server import RedisServer
+from tickwheel.protocol.frames import FrameType as T
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    made = RedisServer(tmp_path / "redis").start()
+    yield made
+    made.kill()
+
+
+@pytest.fixture
+def daemon(server: RedisServer, tmp_path: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path / "daemon", store=server.url(), lease_checkpoint_s=0) as made:
+        yield made
+
+
+def test_a_kill_between_enqueue_and_delivery_loses_nothing(daemon: Daemon) -> None:
+    with Raw(daemon.port) as raw:
+        _, ids = raw.enqueue(*[("t", b"%d" % n, 0) for n in range(50)], ("t", b"far", DAY_MS))[2]
+    daemon.restart()
+    with Raw(daemon.port) as raw:
+        epoch, _, items = raw.call(T.PULL, "t", "g", 100, 2_000, {})[2]
+        assert [item[0] for item in items] == list(ids[:50])
+        assert raw.call(T.ACK, "t", "g", epoch, ids[:50], [1] * 50)[2] is None
+    daemon.restart()
+    with Raw(daemon.port) as raw:
+        stats = raw.call(T.STATS)[2]
+        assert (stats["pending"], stats["ready"], stats["in_flight"]) == (1, 0, 0)
+        assert raw.call(T.LOOKUP, [ids[0]])[2][0]["state"] == "acked"
+
+
+def test_what_is_in_flight_shows_with_its_score(daemon: Daemon, server: RedisServer) -> None:
+    with Raw(daemon.port) as raw:
+        _, (task_id,) = raw.enqueue(("t", b"x", 0))[2]
+        raw.call(T.PULL, "t", "g", 1, 2_000, {"lease_ms": 60_000})
+        # The next batches carry the lease's checkpoint.
+        raw.enqueue(("t", b"far", DAY_MS))
+        raw.enqueue(("t", b"far", DAY_MS))
+    answer = server.call("ZRANGE", "{tw:default:0}:prepare", "0", "-1", "WITHSCORES").decode()
+    assert str(task_id) in answer
+    assert "g" in answer
+
+
+def test_a_redis_that_stands_still_is_waited_for(daemon: Daemon, server: RedisServer) -> None:
+    with Raw(daemon.port) as raw:
+        raw.enqueue(("t", b"before", DAY_MS))
+        server.pause()
+        request = raw.send(T.ENQUEUE, 0, [("t", b"meanwhile", DAY_MS)])
+        raw.call(T.PING)
+        server.go_on()
+        assert raw.answer(request)[0] == T.OK
+        assert raw.call(T.STATS)[2]["pending"] == 2
+
+
+def test_the_password_is_not_in_the_log(server: RedisServer, tmp_path: Path) -> None:
+    server.call("CONFIG", "SET", "requirepass", "sesam")
+    url = server.url(user=":sesam@")
+    with Daemon(tmp_path / "secret", store=url) as daemon, Raw(daemon.port) as raw:
+        assert raw.enqueue(("t", b"x", DAY_MS))[0] == T.OK
+    assert "recovered" in daemon.log_text()
+    assert "sesam" not in daemon.log_text()

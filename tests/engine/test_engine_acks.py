@@ -1,0 +1,282 @@
+"""Acks: by the current receipt, by an earlier one, late, repeated, misdirected."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from support.engine_recount import recount
+from support.engine_rig import LEASE_MS, Got, Rig
+from tickwheel.model.records import ATTEMPT_MAX, ProgressState
+
+
+def delivered(rig: Rig, **options: int) -> Got:
+    rig.enqueue(**options)
+    return rig.one()
+
+
+def test_an_ack_ends_the_task_in_memory_at_once_and_in_the_store_with_its_batch() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    assert rig.ack(got) == "acked"
+    assert rig.state(got.id) == "acked"
+    assert got.id in rig.rows.tasks
+    rig.commit()
+    assert rig.rows.is_empty()
+    assert rig.core.totals.acked == rig.group().acked == 1
+    recount(rig)
+
+
+def test_a_lease_does_not_end_while_its_ack_is_being_committed() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.ack(delivered(rig))
+    rig.seal()
+    rig.pass_time(10 * LEASE_MS)
+    assert rig.tick() == []
+    rig.refuse()
+    rig.pass_time(10 * LEASE_MS)
+    assert rig.tick() == []
+
+
+def test_a_repeated_ack_is_answered_done() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    rig.ack(got)
+    assert rig.ack(got) == "done"
+    rig.commit()
+    assert rig.ack(got) == "done"
+    rig.crash()
+    rig.subscribe()
+    assert rig.ack(got) == "done"
+
+
+def test_a_repeated_ack_of_a_task_that_another_group_still_has_is_answered_done() -> None:
+    rig = Rig()
+    rig.subscribe(group="a")
+    rig.subscribe(group="b")
+    rig.enqueue()
+    (first, _) = rig.tick()
+    assert [rig.ack(first), rig.ack(first)] == ["acked", "done"]
+    rig.commit()
+    assert rig.ack(first) == "done"
+    recount(rig)
+
+
+def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_ready_again() -> None:
+    rig = Rig()
+    subscriber = rig.subscribe()
+    got = delivered(rig)
+    subscriber.prefetch = 0
+    rig.pass_time(LEASE_MS)
+    rig.tick()
+    assert rig.state(got.id) == "ready"
+    assert rig.ack(got) == "acked"
+    subscriber.prefetch = 100
+    rig.core.regained(subscriber)
+    assert rig.tick() == []
+    rig.commit()
+    assert rig.rows.is_empty()
+    recount(rig)
+
+
+def test_an_ack_by_an_earlier_receipt_ends_a_task_that_waits_and_takes_its_handle_along() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    rig.nack(got, 0)
+    assert rig.ack(got) == "acked"
+    assert len(rig.core.wheel) == 0
+    assert rig.tick() == []
+    recount(rig)
+
+
+def test_an_ack_by_an_earlier_receipt_ends_a_task_that_is_in_flight_again() -> None:
+    rig = Rig()
+    rig.subscribe()
+    first = delivered(rig)
+    rig.pass_time(LEASE_MS)
+    second = rig.one()
+    assert (second.attempt, rig.ack(first), rig.ack(second)) == (2, "acked", "done")
+    rig.commit()
+    assert second.subscriber.outstanding == 0
+    recount(rig)
+
+
+def test_an_ack_while_the_row_is_being_read_ends_the_task() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    rig.pass_time(LEASE_MS)
+    rig.expire()
+    rig.engine.delivery.dispatch(*rig.now, 100)
+    assert rig.group().loading
+    assert rig.ack(got) == "acked"
+    rig.load()
+    assert rig.dispatch() == []
+    recount(rig)
+
+
+def test_an_ack_by_a_receipt_that_was_never_given_is_stale() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    group = got.group
+    assert rig.ack_receipt(group, got.epoch, got.id, 2) == "stale"
+    assert rig.ack_receipt(group, got.epoch + 1, got.id, 1) == "stale"
+    scheduled = rig.enqueue(delay_ms=1_000)
+    assert rig.ack_receipt(group, got.epoch, scheduled, 1) == "stale"
+    assert rig.state(got.id) == "in_flight"
+    recount(rig)
+
+
+@pytest.mark.parametrize("state", ["scheduled", "ready", "in_flight", "waiting"])
+@pytest.mark.parametrize("restarted", [False, True], ids=["", "restarted"])
+def test_no_receipt_that_cannot_have_been_given_ends_a_task(state: str, restarted: bool) -> None:
+    """Whatever the task is doing, and whatever an earlier epoch may have forgotten."""
+    rig = Rig()
+    subscriber = rig.subscribe()
+    task_id = rig.enqueue(delay_ms=1_000 if state == "scheduled" else 0)
+    group = rig.group()
+    if state == "ready":
+        rig.disconnect(subscriber)
+    for got in rig.tick():
+        if state == "waiting":
+            rig.nack(got, delay_ms=60_000)
+    if restarted:
+        rig.stop_and_start()
+        group = rig.group()
+    newest = max((lease.attempt for lease in group.flight.values()), default=1)
+    epochs = (0, -1, rig.epoch, rig.epoch + 1, 2**63 - 1, 2**64 - 1)
+    attempts = (0, -1, newest + 1, ATTEMPT_MAX, ATTEMPT_MAX + 1, 2**63 - 1, 2**64 - 1)
+    before = rig.state(task_id)
+    for epoch, attempt in product(epochs, attempts):
+        assert rig.ack_receipt(group, epoch, task_id, attempt) == "stale", (epoch, attempt)
+    for epoch, attempt in product((1, rig.epoch - 1), (0, -1, ATTEMPT_MAX + 1, 2**64 - 1)):
+        assert rig.ack_receipt(group, epoch, task_id, attempt) == "stale", (epoch, attempt)
+    assert rig.state(task_id) == before
+    recount(rig)
+
+
+def test_one_forged_receipt_among_genuine_ones_takes_nothing_from_them() -> None:
+    rig = Rig()
+    rig.subscribe()
+    ids = [rig.enqueue() for _ in range(3)]
+    rig.tick()
+    unresolved = rig.engine.settlement.ack(rig.group(), rig.epoch, ids, [1, 0, 1])
+    assert unresolved == [1]
+    assert [rig.state(task_id) for task_id in ids] == ["acked", "in_flight", "acked"]
+
+
+def test_an_ack_of_an_id_that_never_was_is_unknown() -> None:
+    rig = Rig()
+    group = rig.subscribe().group
+    last = rig.enqueue(delay_ms=1_000)
+    assert rig.ack_receipt(group, 1, last + 1024, 1) == "unknown"
+    assert rig.ack_receipt(group, 1, last - 1024, 1) == "gone"
+
+
+def test_an_ack_says_how_else_the_task_ended() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    rig.nack(got, 1_000)
+    rig.cancel(got.id)
+    assert rig.ack(got) == "cancelled"
+    dead = delivered(rig)
+    rig.reject(dead)
+    assert rig.ack(dead) == "dead"
+    rig.delete_dead(dead.id)
+    assert rig.ack(dead) == "deleted"
+
+
+def test_an_ack_by_a_group_that_is_not_owed_the_task_leaves_it_alone() -> None:
+    rig = Rig()
+    rig.subscribe(group="first")
+    rig.enqueue()
+    rig.commit()
+    rig.fire()
+    rig.pass_time(1)
+    rig.subscribe(group="second", prefetch=0)
+    rig.crash()
+    late = rig.subscribe(group="second", prefetch=0).group
+    rig.subscribe(group="first")
+    got = rig.one()
+    assert got.group.name == "first"
+    assert rig.ack_receipt(late, 1, got.id, 1) == "stale"
+    assert rig.state(got.id) == "in_flight"
+    recount(rig)
+
+
+def test_an_ack_that_names_another_topic_leaves_the_task_alone() -> None:
+    rig = Rig()
+    other = rig.subscribe("other").group
+    task_id = rig.enqueue("t")
+    rig.crash()
+    rig.subscribe("other")
+    rig.fire()
+    assert rig.ack_receipt(other, 1, task_id, 1) == "stale"
+    assert rig.state(task_id) == "ready"
+    recount(rig)
+
+
+def test_a_receipt_from_before_a_crash_acks_a_task_that_has_not_fired_again() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.commit()
+    got = delivered(rig)
+    rig.crash()
+    assert rig.state(got.id) == "scheduled"
+    assert rig.ack(got) == "acked"
+    rig.commit()
+    assert rig.rows.is_empty()
+    assert rig.tick() == []
+    recount(rig)
+
+
+def test_a_receipt_from_before_a_crash_acks_a_task_that_is_in_flight_again() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.commit()
+    first = delivered(rig)
+    rig.crash()
+    rig.subscribe()
+    second = rig.one()
+    assert (second.epoch, second.attempt) == (2, 1)
+    assert (rig.ack(first), rig.ack(second)) == ("acked", "done")
+    recount(rig)
+
+
+def test_a_receipt_whose_delivery_a_crash_forgot_acks_the_one_that_is_remembered() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    rig.pass_time(200)
+    rig.commit()
+    assert rig.rows.progress[got.id, "default"].state is ProgressState.IN_FLIGHT
+    rig.pass_time(LEASE_MS)
+    second = rig.one()
+    assert second.attempt == 2
+    rig.crash()
+    assert rig.state(got.id) == "in_flight"
+    assert rig.ack(second) == "acked"
+    rig.commit()
+    assert rig.rows.is_empty()
+    recount(rig)
+
+
+def test_credit_of_an_ack_and_of_the_next_are_added_when_their_batches_are_joined() -> None:
+    rig = Rig()
+    subscriber = rig.subscribe()
+    for _ in range(2):
+        rig.enqueue()
+    first, second = rig.tick()
+    rig.ack(first)
+    rig.seal()
+    rig.ack(second)
+    rig.refuse()
+    rig.commit()
+    assert subscriber.outstanding == 0

@@ -1,0 +1,373 @@
+"""What is counted in bytes, and what the engine holds at most: at the limit, and one above it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from support.engine_recount import recount
+from support.engine_rig import CONFIG, Rig
+from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.state import EngineConfig
+from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES, Dispatch, Subscriber
+from tickwheel.model.records import TaskOptions, TaskRow, size_of, task_bytes
+from tickwheel.model.retry import RetryPolicy
+from tickwheel.protocol.codec import encode
+from tickwheel.server.tcp.encode import delivery_items
+
+ID_MAX = 2**63 - 1
+
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
+values = texts | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.booleans()
+all_extras = st.builds(
+    TaskOptions,
+    key=st.none() | texts,
+    tag=st.none() | texts,
+    properties=st.none() | st.dictionaries(texts, values, max_size=70),
+    priority=st.integers(0, 255),
+    ttl_ms=st.none() | st.integers(1, 2**53),
+)
+rows = st.builds(
+    TaskRow,
+    id=st.integers(1, ID_MAX),
+    due_ms=st.integers(0, ID_MAX),
+    topic=st.just("t"),
+    body=st.binary(max_size=300),
+    options=st.none() | all_extras,
+)
+items = st.tuples(rows, st.integers(1, ID_MAX))
+
+
+@given(item=items)
+@example(item=(TaskRow(ID_MAX, ID_MAX, "t", b"", TaskOptions(properties={"p": "é" * 200})), ID_MAX))
+@example(item=(TaskRow(ID_MAX, ID_MAX, "t", b"", TaskOptions("k" * 300, "é" * 300)), ID_MAX))
+def test_a_task_takes_no_more_in_a_frame_than_it_counts(item: tuple[TaskRow, int]) -> None:
+    (wire,) = delivery_items([item])
+    assert len(encode(wire)) <= DELIVERY_BYTES + task_bytes(item[0])
+
+
+@given(some=st.lists(items, max_size=20), pull=st.booleans())
+def test_no_more_than_its_head_comes_with_a_frame(
+    some: list[tuple[TaskRow, int]], pull: bool
+) -> None:
+    wire, edge = delivery_items(some), 2**64 - 1
+    frame: Any = (65, edge, (edge, edge, wire)) if pull else (67, 2**32 - 1, edge, edge, wire)
+    most = sum(DELIVERY_BYTES + task_bytes(row) for row, _ in some) + FRAME_HEAD_BYTES
+    # A header of five bytes counts even more of them than there are here.
+    assert len(encode(frame)) <= most
+
+
+def test_a_task_of_its_own_policy_counts_its_table() -> None:
+    table = RetryPolicy(kind="table", delays_ms=(10**11,) * 1024)
+    plain = TaskRow(1, 1, "t", b"x" * 7)
+    assert task_bytes(plain) == 7
+    assert task_bytes(plain._replace(options=TaskOptions(retry=table))) > 7 + 1024 * 8
+
+
+# --- frames --------------------------------------------------------------------------------------
+
+
+def frames(rig: Rig, limit: int = 1_000) -> list[list[Dispatch]]:
+    """What each call of ``dispatch`` hands out, until there is no more."""
+    calls = []
+    more = True
+    while more:
+        dispatches, more = rig.engine.delivery.dispatch(*rig.now, limit)
+        calls.append(dispatches)
+    return calls
+
+
+def framed(dispatch: Dispatch) -> int:
+    return sum(DELIVERY_BYTES + task_bytes(row) for row, _ in dispatch.items)
+
+
+def with_property(rig: Rig, size: int, *, topic: str = "t") -> None:
+    options = TaskOptions(properties={"p": "v" * size})
+    row = (topic, rig.now_ms, b"", options)
+    rig.engine.intake.enqueue(None, None, 0, [row], size_of(b"", options), rig.now_ms)
+
+
+@pytest.mark.parametrize("over", [0, 1])
+def test_a_frame_ends_at_its_limit_of_bytes(over: int) -> None:
+    size = DELIVERY_BYTES + task_bytes(
+        TaskRow(1, 1, "t", b"", TaskOptions(properties={"p": "v" * 50}))
+    )
+    rig = Rig(replace(CONFIG, delivery_frame_bytes_max=2 * size - over))
+    rig.subscribe()
+    for _ in range(4):
+        with_property(rig, 50)
+    rig.commit()
+    rig.fire()
+    found = [len(d.items) for call in frames(rig) for d in call]
+    assert found == ([1, 1, 1, 1] if over else [2, 2])
+    recount(rig)
+
+
+def test_a_task_above_the_limit_of_a_frame_is_delivered_alone() -> None:
+    """A store of an older version may hold such."""
+    rig = Rig(replace(CONFIG, delivery_frame_bytes_max=500))
+    rig.subscribe()
+    for size in (10, 3_000, 10, 10, 3_000):
+        with_property(rig, size)
+    rig.commit()
+    rig.fire()
+    dispatches = [d for call in frames(rig) for d in call]
+    assert [len(d.items) for d in dispatches] == [1, 1, 2, 1]
+    assert all(framed(d) <= 500 or len(d.items) == 1 for d in dispatches)
+    recount(rig)
+
+
+def test_one_dispatch_hands_out_its_bytes_and_a_frame_more_however_many_subscribers() -> None:
+    rig = Rig(replace(CONFIG, delivery_frame_bytes_max=1_000, dispatch_bytes_max=3_000))
+    for _ in range(50):
+        rig.subscribe(prefetch=10)
+    rig.stage(count=50, body=b"x" * 900)
+    rig.commit()
+    rig.fire()
+    calls = frames(rig)
+    assert sum(len(d.items) for call in calls for d in call) == 50
+    assert max(sum(map(framed, call)) for call in calls) <= 3_000 + 1_000
+    recount(rig)
+
+
+def test_the_frames_of_a_broadcast_end_at_the_same_limit() -> None:
+    rig = Rig(replace(CONFIG, delivery_frame_bytes_max=500))
+    one = Broadcaster(None, rig.core.topic("t"), 1)
+    rig.engine.delivery.subscribe(one)
+    for size in (10, 3_000, 10, 10, 3_000):
+        with_property(rig, size)
+    rig.commit()
+    rig.fire()
+    assert one.size_bytes > 6_000
+    dispatches = [d for call in frames(rig) for d in call]
+    assert [len(d.items) for d in dispatches] == [1, 1, 2, 1]
+    assert one.size_bytes == 0
+
+
+def test_extras_count_as_resident_and_as_staged() -> None:
+    rig = Rig()
+    with_property(rig, 5_000)
+    assert rig.engine.intake.inflight_bytes >= 5_000
+    rig.commit()
+    assert rig.engine.intake.inflight_bytes == 0
+    assert rig.core.resident_bytes >= 5_000
+    recount(rig)
+
+
+# --- at most once, while the commit waits --------------------------------------------------------
+
+
+def test_what_is_handed_out_at_most_once_before_its_commit_is_bounded() -> None:
+    size = DELIVERY_BYTES + 100
+    config = replace(CONFIG, handed_bytes_max=4 * size, delivery_frame_bytes_max=2 * size)
+    rig = Rig(config)
+    for _ in range(3):
+        rig.subscribe(at_most_once=True, prefetch=100)
+    rig.subscribe("other", at_most_once=True, prefetch=100)
+    rig.stage(count=20, body=b"x" * 100)
+    rig.stage("other", count=3, body=b"x" * 100)
+    rig.commit()
+    rig.fire()
+    frames(rig)
+    assert 4 * size <= rig.core.handed_bytes <= 6 * size
+    recount(rig)
+    frames(rig)
+    assert rig.core.handed_bytes <= 6 * size, "nothing more before the commit"
+    while rig.core.handed_bytes:
+        rig.commit()
+        frames(rig)
+    assert len(rig.handed) == 23
+    recount(rig)
+
+
+# --- in flight -----------------------------------------------------------------------------------
+
+
+def test_no_more_is_in_flight_than_the_limit_and_it_goes_on_when_some_end() -> None:
+    rig = Rig(replace(CONFIG, in_flight_max=7))
+    rig.subscribe()
+    rig.subscribe("other")
+    rig.stage(count=6)
+    rig.stage("other", count=6)
+    rig.commit()
+    got = rig.tick()
+    assert len(got) == rig.core.in_flight == 7
+    assert rig.tick() == []
+    rig.ack(got[0])
+    rig.nack(got[1], delay_ms=10_000)
+    rig.release(got[2])
+    assert len(rig.tick()) == 3
+    recount(rig)
+    rig.pass_time(60_000)
+    assert len(rig.tick()) == 7
+    recount(rig)
+    rig.crash()
+    recount(rig)
+
+
+# --- subscribers ---------------------------------------------------------------------------------
+
+
+class Counted(Subscriber):
+    """Says how often it was asked for its credit."""
+
+    asked = 0
+
+    @property
+    def credit(self) -> int:
+        Counted.asked += 1
+        return super().credit
+
+
+def test_a_delivery_costs_the_same_however_many_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    group = rig.subscribe(prefetch=1).group
+    waiting = [Counted(None, group, 1, 1_000, once=True) for _ in range(2_000)]
+    for one in waiting:
+        rig.engine.delivery.subscribe(one)
+    rig.stage(count=5)
+    rig.commit()
+    Counted.asked = 0
+    assert [got.subscriber for got in rig.tick()][1:] == waiting[:4], "in turn"
+    assert Counted.asked < 20
+    rig.stage(count=3)
+    rig.commit()
+    Counted.asked = 0
+    assert [got.subscriber for got in rig.tick()] == waiting[4:7]
+    assert Counted.asked < 20
+    for one in waiting:
+        rig.disconnect(one)
+        rig.disconnect(one)
+    recount(rig)
+
+
+def test_whoever_gets_credit_back_has_a_turn_again() -> None:
+    rig = Rig()
+    full, blocked, paused = (rig.subscribe(prefetch=1) for _ in range(3))
+    blocked.blocked = True
+    paused.prefetch = 0
+    rig.stage(count=4)
+    rig.commit()
+    (first,) = rig.tick()
+    assert first.subscriber is full
+    for one, change in ((blocked, {"blocked": False}), (paused, {"prefetch": 1})):
+        for name, value in change.items():
+            setattr(one, name, value)
+        rig.core.regained(one)
+        assert rig.one().subscriber is one
+    rig.ack(first)
+    assert rig.tick() == []
+    rig.commit()
+    assert rig.one().subscriber is full
+    recount(rig)
+
+
+def test_the_furthest_behind_is_ended_when_all_broadcasts_together_hold_too_much() -> None:
+    rig = Rig(replace(CONFIG, broadcasts_bytes_max=10_000))
+    slow, slower, fast = (Broadcaster(None, rig.core.topic(name), 1) for name in ("t", "u", "t"))
+    for one in (slow, slower, fast):
+        rig.engine.delivery.subscribe(one)
+    slow.blocked = slower.blocked = True
+    for topic, size in (("u", 4_000), ("u", 3_000), ("t", 500)):
+        rig.enqueue(topic, body=b"x" * size)
+        rig.tick()
+    assert rig.core.cut == []
+    rig.enqueue("t", body=b"x" * 1_000)
+    rig.fire()
+    ((cut, code, message),) = rig.core.cut
+    assert (cut, code) == (slower, "limit_exceeded")
+    assert "the limit is 10000 (broadcasts_bytes_max)" in message
+    assert not slower.is_subscribed and slow.is_subscribed and fast.is_subscribed
+    assert [got.subscriber for got in rig.tick()] == [fast]
+    recount(rig)
+
+
+# --- topics --------------------------------------------------------------------------------------
+
+
+def forget(rig: Rig) -> list[str]:
+    return sorted(rig.engine.grouping.forget_idle(1_000))
+
+
+def test_a_topic_is_forgotten_when_nothing_is_left_of_it() -> None:
+    rig = Rig()
+    for topic in ("cancelled", "expired", "ready", "lives"):
+        rig.enqueue(topic, 0 if topic in ("ready", "expired") else 1_000, ttl_ms=10)
+    ids = {row.topic: i for i, row in rig.rows.tasks.items()}
+    rig.fire()
+    assert forget(rig) == []
+    rig.cancel(ids["cancelled"])
+    rig.cancel(ids["ready"])
+    recount(rig)
+    assert forget(rig) == ["cancelled", "ready"]
+    rig.pass_time(20)
+    rig.tick()
+    rig.commit()
+    assert forget(rig) == ["expired"]
+    assert rig.core.topics.keys() == {"lives"}
+    assert rig.core.totals.enqueued == 4 and rig.core.totals.cancelled == 2
+    assert rig.state(ids["ready"]) == "cancelled"
+    recount(rig)
+
+
+def test_what_holds_a_topic() -> None:
+    rig = Rig()
+    staged = rig.core.topic("staged")
+    rig.configure("set", paused=True)
+    rig.subscribe("grouped", "g")
+    listener = Broadcaster(None, rig.core.topic("heard"), 1)
+    rig.engine.delivery.subscribe(listener)
+    rig.core.topic("empty")
+    (task_id,) = rig.stage("staged", 1_000)
+    assert forget(rig) == ["empty"]
+    assert rig.seal() is not None
+    rig.core.maybe_idle["staged"] = None
+    assert forget(rig) == [], "it is with the store"
+    rig.apply()
+    assert rig.core.sealed is not None
+    batch = rig.core.sealed
+    rig.engine.intake.durable(batch)
+    rig.core.maybe_idle["staged"] = None
+    assert forget(rig) == [], "it is on its way to the wheel"
+    rig.engine.intake.landed(batch, rig.now_ms)
+    rig.core.maybe_idle["staged"] = None
+    assert forget(rig) == [] and rig.core.topics["staged"] is staged
+    rig.configure("set", paused=False)
+    rig.delete_group("grouped", "g")
+    rig.disconnect(listener)
+    rig.cancel(task_id)
+    assert forget(rig) == ["grouped", "heard", "set", "staged"]
+    rig.commit()
+    recount(rig)
+
+
+@pytest.mark.parametrize("how", ["refused", "withdrawn"])
+def test_a_topic_of_tasks_that_were_not_taken_is_forgotten(how: str) -> None:
+    rig = Rig()
+    rig.core.topic("t")
+    rig.stage("t", 1_000)
+    assert forget(rig) == []
+    if how == "refused":
+        rig.seal()
+        rig.refuse()
+    else:
+        rig.engine.intake.withdraw()
+    assert forget(rig) == ["t"]
+    recount(rig)
+
+
+def test_a_forgotten_topic_comes_back_as_a_new_one_and_after_a_restart() -> None:
+    rig = Rig(EngineConfig())
+    rig.cancel(rig.enqueue("t", 1_000))
+    assert forget(rig) == ["t"]
+    task_id = rig.enqueue("t")
+    rig.subscribe("t")
+    assert rig.one().id == task_id
+    rig.commit()
+    rig.crash()
+    assert rig.core.topics["t"].groups.keys() == {"default"}
+    recount(rig)

@@ -1,0 +1,313 @@
+"""Groups that are made by an operator, and groups that are deleted."""
+
+from __future__ import annotations
+
+import pytest
+
+from support.engine_recount import recount
+from support.engine_rig import Rig
+from tickwheel.model.records import ProgressState
+
+# --- made ----------------------------------------------------------------------------------------
+
+
+def test_the_first_group_gets_everything_that_waits_whatever_its_start() -> None:
+    rig = Rig()
+    early = rig.enqueue()
+    rig.fire()
+    rig.pass_time(1_000)
+    assert rig.create_group("t", "g", rig.now_ms).since_ms == 0
+    rig.subscribe(group="g")
+    assert rig.one().id == early
+    recount(rig)
+
+
+def test_a_group_from_the_first_task_on_is_owed_what_others_still_owe() -> None:
+    rig = Rig()
+    rig.subscribe(group="a")
+    acked, flying, waiting, dead_lettered = (rig.enqueue() for _ in range(4))
+    scheduled = rig.enqueue(delay_ms=100)
+    got = {one.id: one for one in rig.tick()}
+    rig.ack(got[acked])
+    rig.nack(got[waiting], 5_000)
+    rig.reject(got[dead_lettered])
+    rig.create_group("t", "b", 0)
+    recount(rig)
+    rig.pass_time(100)
+    rig.subscribe(group="b")
+    mine = [one.id for one in rig.tick() if one.group.name == "b"]
+    assert sorted(mine) == sorted([flying, waiting, dead_lettered, scheduled])
+    recount(rig)
+
+
+def test_a_group_from_a_moment_on() -> None:
+    rig = Rig()
+    rig.subscribe(group="a", prefetch=0)
+    rig.enqueue()
+    rig.pass_time(1_000)
+    since_ms = rig.now_ms
+    later = rig.enqueue()
+    rig.pass_time(1_000)
+    rig.fire()
+    rig.create_group("t", "b", since_ms)
+    rig.subscribe(group="b")
+    assert rig.one().id == later
+    recount(rig)
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_start_in_the_past_means_the_same_after_a_crash(crashes: bool) -> None:
+    rig = Rig()
+    rig.subscribe(group="a", prefetch=0)
+    ids = [rig.enqueue() for _ in range(3)]
+    rig.fire()
+    rig.create_group("t", "b", 0)
+    rig.commit()
+    if crashes:
+        rig.crash()
+    rig.subscribe(group="b")
+    assert sorted(one.id for one in rig.tick()) == ids
+    recount(rig)
+
+
+def test_a_page_that_is_looked_at_twice_changes_nothing() -> None:
+    rig = Rig()
+    rig.subscribe(group="a", prefetch=0)
+    task_id = rig.enqueue()
+    rig.fire()
+    group = rig.create_group("t", "b", 0, replays=False)
+    known = rig.find(task_id)
+    assert known is not None
+    replay = rig.core.topics["t"].replays[group]
+    for following in (task_id - 1, None, None):
+        rig.engine.ownership.replayed(replay, [known], following, rig.now_ms)
+    assert group.ready_count == 1
+    recount(rig)
+
+
+# --- deleted -------------------------------------------------------------------------------------
+
+
+def held(rig: Rig, group: str) -> dict[str, int]:
+    """A group with one of everything. Their ids by name."""
+    consumer = rig.subscribe(group=group, prefetch=4)
+    names = ("acked", "flying", "waiting", "buried", "ready")
+    ids = {name: rig.enqueue() for name in names}
+    got = {one.id: one for one in rig.tick() if one.group.name == group}
+    rig.ack(got[ids["acked"]])
+    rig.nack(got[ids["waiting"]], 5_000)
+    rig.reject(got[ids["buried"]])
+    consumer.prefetch = 0
+    ids["scheduled"] = rig.enqueue(delay_ms=500)
+    return ids
+
+
+def test_deleting_the_only_group_ends_what_it_held_and_keeps_what_is_scheduled() -> None:
+    rig = Rig()
+    ids = held(rig, "a")
+    rig.delete_group("t", "a")
+    recount(rig)
+    words = {name: rig.state(task_id) for name, task_id in ids.items()}
+    assert words == {
+        "acked": "acked", "flying": "deleted", "waiting": "deleted", "buried": "deleted",
+        "ready": "deleted", "scheduled": "scheduled",
+    }  # fmt: skip
+    assert not rig.rows.groups and not rig.rows.progress and not rig.rows.dead
+    rig.pass_time(500)
+    rig.fire()
+    assert rig.state(ids["scheduled"]) == "ready"
+    rig.subscribe(group="next")
+    assert rig.one().id == ids["scheduled"]
+    recount(rig)
+
+
+def test_deleting_one_of_two_groups_drops_its_share_only() -> None:
+    rig = Rig()
+    rig.subscribe(group="b", prefetch=0)
+    ids = held(rig, "a")
+    rig.delete_group("t", "a")
+    recount(rig)
+    assert {rig.state(task_id) for name, task_id in ids.items() if name != "scheduled"} == {"ready"}
+    done = {k: row.state for k, row in rig.rows.progress.items()}
+    assert done == {(ids["acked"], "a"): ProgressState.DONE}
+    rig.pass_time(500)
+    rig.subscribe(group="b")
+    got = rig.tick()
+    assert sorted(one.id for one in got) == sorted(ids.values())
+    for one in got:
+        assert rig.ack(one) == "acked"
+    rig.commit()
+    assert rig.rows.is_empty()
+    recount(rig)
+
+
+def test_deleting_the_first_of_two_leaves_the_other_its_own() -> None:
+    """What is owed to the first group alone is not named anywhere: it must not change hands."""
+    rig = Rig()
+    rig.subscribe(group="a", prefetch=0)
+    old = rig.enqueue()
+    rig.fire()
+    rig.pass_time(1)
+    rig.subscribe(group="b", prefetch=0)
+    both = rig.enqueue()
+    rig.fire()
+    group = rig.close_group("t", "a")
+    rig.pass_time(1)
+    late = rig.enqueue()
+    rig.fire()
+    recount(rig)
+    while not rig.drain(group, 1):
+        rig.commit()
+        recount(rig)
+    assert [rig.state(i) for i in (old, both, late)] == ["deleted", "ready", "ready"]
+    rig.subscribe(group="b")
+    assert sorted(one.id for one in rig.tick()) == [both, late]
+    recount(rig)
+
+
+def test_what_comes_due_while_the_last_group_goes_waits_for_the_next() -> None:
+    rig = Rig()
+    rig.subscribe(group="a", prefetch=0)
+    rig.stage(count=3)
+    rig.commit()
+    rig.fire()
+    group = rig.close_group("t", "a")
+    rig.pass_time(1)
+    late = rig.enqueue()
+    rig.fire()
+    assert rig.state(late) == "scheduled"
+    recount(rig)
+    assert rig.cancel(rig.enqueue()) == "cancelled"
+    rig.fire()
+    while not rig.drain(group, 1):
+        rig.commit()
+    rig.fire()
+    assert rig.state(late) == "ready"
+    recount(rig)
+    rig.subscribe(group="b")
+    assert rig.one().id == late
+
+
+def test_a_new_group_takes_over_while_the_last_one_is_still_going() -> None:
+    rig = Rig()
+    rig.subscribe(group="a", prefetch=0)
+    old = rig.enqueue()
+    rig.fire()
+    group = rig.close_group("t", "a")
+    rig.pass_time(5)
+    late = rig.enqueue()
+    rig.fire()
+    rig.pass_time(5)
+    rig.subscribe(group="b")
+    assert rig.one().id == late
+    rig.commit()
+    rig.crash()
+    (group,) = [g for g in rig.core.topics["t"].groups.values() if g.is_closed]
+    assert not rig.drain(group), "what it held comes due anew, and is its own until then"
+    rig.fire()
+    while not rig.drain(group):
+        rig.commit()
+    rig.commit()
+    assert rig.state(old) == "deleted"
+    rig.subscribe(group="b")
+    assert rig.one().id == late
+    recount(rig)
+
+
+@pytest.mark.parametrize("steps", range(5))
+def test_a_crash_in_the_middle_goes_on_where_it_was(steps: int) -> None:
+    rig = Rig()
+    ids = held(rig, "a")
+    group = rig.close_group("t", "a")
+    rig.commit()
+    for _ in range(steps):
+        rig.drain(group, 1)
+        rig.commit()
+    rig.crash()
+    recount(rig)
+    rig.fire()
+    group = rig.group("t", "a")
+    assert group.is_closed
+    for _ in range(20):
+        if rig.drain(group, 1):
+            break
+        rig.commit()
+        recount(rig)
+    rig.commit()
+    words = {rig.state(ids[name]) for name in ("flying", "waiting", "buried", "ready")}
+    assert words == {"deleted"}
+    assert rig.state(ids["scheduled"]) == "scheduled"
+    assert not rig.rows.groups
+    recount(rig)
+
+
+def test_acks_and_nacks_of_what_is_in_flight_count_until_it_is_taken_back() -> None:
+    rig = Rig()
+    rig.subscribe(group="a")
+    first, second, third = (rig.enqueue() for _ in range(3))
+    got = {one.id: one for one in rig.tick()}
+    group = rig.close_group("t", "a")
+    assert rig.ack(got[first]) == "acked"
+    assert rig.nack(got[second], 100) == "retrying"
+    while not rig.drain(group):
+        rig.commit()
+    rig.commit()
+    assert [rig.state(i) for i in (first, second, third)] == ["acked", "deleted", "deleted"]
+    assert rig.ack(got[third]) == "deleted"
+    recount(rig)
+
+
+def test_the_name_can_be_used_again() -> None:
+    rig = Rig()
+    rig.subscribe(group="a")
+    rig.enqueue()
+    rig.tick()
+    rig.delete_group("t", "a")
+    rig.subscribe(group="a")
+    fresh = rig.enqueue()
+    assert rig.one().id == fresh
+    rig.crash()
+    rig.subscribe(group="a")
+    assert rig.one().id == fresh
+    recount(rig)
+
+
+def test_a_deletion_goes_in_bounded_steps() -> None:
+    rig = Rig()
+    rig.subscribe(group="a", prefetch=0)
+    rig.stage(count=1_000)
+    rig.commit()
+    rig.fire()
+    group, sizes = rig.close_group("t", "a"), []
+    rig.commit()
+    while not rig.drain(group, 100):
+        sizes.append(len(rig.core.open.effects.ended))
+        rig.commit()
+    assert sizes == [100] * 10
+
+
+def test_subscriptions_of_a_deleted_group_are_told() -> None:
+    rig = Rig()
+    subscriber = rig.subscribe(group="a")
+    rig.engine.closing.close(rig.group("t", "a"))
+    assert rig.core.cut == [(subscriber, "not_found", "group a of topic t was deleted")]
+    rig.enqueue()
+    assert rig.tick() == []
+
+
+def test_a_task_whose_groups_are_missing_from_the_store_waits_for_the_next() -> None:
+    """A store that somebody edited: nothing of it may be lost."""
+    rig = Rig()
+    rig.subscribe(group="a")
+    task_id = rig.enqueue()
+    rig.nack(rig.one(), 5)
+    rig.commit()
+    rig.rows.groups.clear()
+    rig.crash()
+    assert rig.state(task_id) == "ready"
+    rig.subscribe(group="b")
+    got = rig.one()
+    assert got.id == task_id
+    assert rig.ack(got) == "acked"
+    rig.commit()
+    assert rig.rows.is_empty()

@@ -1,0 +1,230 @@
+"""From due to delivered: never early, by priority, within credit, in turn, not after its ttl."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.engine_recount import recount
+from support.engine_rig import CONFIG, Rig
+from tickwheel.engine.topics import DELIVERY_BYTES
+
+
+def ids(rig: Rig) -> list[int]:
+    return [got.id for got in rig.tick()]
+
+
+def test_a_task_is_delivered_in_its_millisecond_and_not_before() -> None:
+    rig = Rig()
+    rig.subscribe()
+    task_id = rig.enqueue(delay_ms=12_345)
+    rig.pass_time(12_344)
+    assert rig.tick() == []
+    rig.pass_time(1)
+    assert ids(rig) == [task_id]
+    recount(rig)
+
+
+@pytest.mark.parametrize("back_ms", [1, 600])
+def test_nothing_is_early_when_the_clock_goes_back_after_it_has_fired(back_ms: int) -> None:
+    rig = Rig()
+    task_id = rig.enqueue(delay_ms=1_000)
+    rig.pass_time(1_000)
+    rig.subscribe(prefetch=0)
+    rig.fire()
+    rig.now_ms -= back_ms
+    rig.subscribe()
+    assert rig.dispatch() == []
+    assert rig.state(task_id) == "waiting"
+    recount(rig)
+    rig.pass_time(back_ms - 1)
+    assert rig.tick() == []
+    rig.pass_time(1)
+    assert rig.one().attempt == 1
+    recount(rig)
+
+
+def test_a_task_that_waits_for_the_clock_can_be_cancelled_and_rescheduled() -> None:
+    for command in (Rig.cancel, lambda rig, task_id: rig.reschedule(task_id, 50)):
+        rig = Rig()
+        rig.subscribe()
+        task_id = rig.enqueue(delay_ms=1_000)
+        rig.pass_time(1_000)
+        rig.fire()
+        rig.now_ms -= 600
+        rig.dispatch()
+        assert command(rig, task_id) in ("cancelled", "scheduled")
+        recount(rig)
+        rig.pass_time(50)
+        assert [got.id for got in rig.tick()] == list(rig.known([task_id]))
+
+
+def test_a_jump_ahead_delivers_what_is_due_then() -> None:
+    rig = Rig()
+    rig.subscribe()
+    due = rig.enqueue(delay_ms=3_600_000)
+    rig.enqueue(delay_ms=3_600_001)
+    rig.now_ms += 3_600_000
+    assert ids(rig) == [due]
+
+
+def test_higher_priorities_come_first_and_equals_in_order() -> None:
+    rig = Rig()
+    plain = [rig.enqueue() for _ in range(2)]
+    high = [rig.enqueue(priority=9) for _ in range(2)]
+    low = [rig.enqueue(priority=1)]
+    rig.subscribe()
+    assert ids(rig) == [*high, *low, *plain]
+
+
+def test_credit_is_not_exceeded_and_comes_back_with_the_commit_of_the_ack() -> None:
+    rig = Rig()
+    rig.subscribe(prefetch=2)
+    for _ in range(3):
+        rig.enqueue()
+    first, _ = rig.tick()
+    rig.ack(first)
+    assert rig.tick() == []
+    rig.commit()
+    assert len(rig.tick()) == 1
+    recount(rig)
+
+
+def test_a_blocked_subscriber_gets_nothing_until_it_reads_again() -> None:
+    rig = Rig()
+    subscriber = rig.subscribe()
+    subscriber.blocked = True
+    rig.enqueue()
+    assert rig.tick() == []
+    subscriber.blocked = False
+    rig.core.regained(subscriber)
+    assert len(rig.tick()) == 1
+
+
+def test_a_lowered_prefetch_holds_for_what_comes_next() -> None:
+    rig = Rig()
+    subscriber = rig.subscribe(prefetch=3)
+    for _ in range(4):
+        rig.enqueue()
+    got = rig.tick()
+    subscriber.prefetch = 1
+    rig.ack(got[0])
+    rig.ack(got[1])
+    rig.commit()
+    assert rig.tick() == []
+    rig.ack(got[2])
+    rig.commit()
+    assert len(rig.tick()) == 1
+
+
+def test_subscribers_of_a_group_share_its_tasks_in_turn() -> None:
+    rig = Rig()
+    both = [rig.subscribe(prefetch=100) for _ in range(2)]
+    rig.stage(count=10)
+    rig.commit()
+    got = rig.tick()
+    assert [sum(one.subscriber is s for one in got) for s in both] == [5, 5]
+    firsts = []
+    for _ in range(4):
+        rig.enqueue()
+        firsts.append(both.index(rig.one().subscriber))
+    assert firsts in ([0, 1, 0, 1], [1, 0, 1, 0])
+
+
+def test_one_group_with_a_backlog_does_not_hold_up_another() -> None:
+    config = replace(CONFIG, delivery_frame_tasks_max=4)
+    rig = Rig(config)
+    rig.subscribe("busy")
+    rig.subscribe("quiet")
+    rig.stage("busy", count=50)
+    (quiet,) = rig.stage("quiet")
+    rig.commit()
+    rig.fire()
+    dispatches, more = rig.engine.delivery.dispatch(*rig.now, 8)
+    assert more
+    assert quiet in [row.id for _, items in dispatches for row, _ in items]
+
+
+def test_a_frame_holds_no_more_bytes_than_its_limit_and_the_rest_follows_in_order() -> None:
+    rig = Rig(replace(CONFIG, delivery_frame_bytes_max=2 * (60 + DELIVERY_BYTES)))
+    rig.subscribe()
+    sent = rig.stage(count=5, body=b"x" * 60)
+    rig.commit()
+    rig.fire()
+    frames = []
+    more = True
+    while more:
+        dispatches, more = rig.engine.delivery.dispatch(*rig.now, 1)
+        frames += [[row.id for row, _ in items] for _, items in dispatches]
+    assert [len(frame) for frame in frames] == [2, 2, 1]
+    assert [i for frame in frames for i in frame] == sent
+    recount(rig)
+
+
+def test_a_pull_leaves_after_its_first_delivery() -> None:
+    rig = Rig()
+    rig.subscribe(prefetch=3, once=True)
+    rig.stage(count=5)
+    rig.commit()
+    assert len(rig.tick()) == 3
+    assert rig.tick() == []
+    assert not rig.group().subscribers
+
+
+def test_after_unsubscribe_nothing_comes_and_what_was_delivered_can_be_acked() -> None:
+    rig = Rig()
+    subscriber = rig.subscribe()
+    rig.enqueue()
+    got = rig.one()
+    rig.engine.delivery.unsubscribe(subscriber)
+    rig.engine.delivery.unsubscribe(subscriber)
+    rig.enqueue()
+    assert rig.tick() == []
+    assert rig.ack(got) == "acked"
+
+
+def test_a_ttl_ends_a_task_that_nobody_took_in_time() -> None:
+    rig = Rig()
+    late, taken = rig.enqueue(ttl_ms=100), rig.enqueue(ttl_ms=101)
+    rig.pass_time(101)
+    rig.subscribe()
+    assert ids(rig) == [taken]
+    assert rig.state(late) == "expired"
+    rig.commit()
+    assert late not in rig.rows.tasks
+    assert rig.core.totals.expired == 1
+    recount(rig)
+
+
+def test_a_ttl_that_ends_between_two_attempts_ends_the_task_and_its_history() -> None:
+    rig = Rig()
+    rig.subscribe()
+    task_id = rig.enqueue(ttl_ms=100)
+    rig.nack(rig.one(), 200)
+    rig.pass_time(200)
+    assert rig.tick() == []
+    assert rig.state(task_id) == "expired"
+    rig.commit()
+    assert rig.rows.is_empty()
+    recount(rig)
+
+
+def test_rows_beyond_the_memory_budget_are_read_again_when_they_are_needed() -> None:
+    rig = Rig(replace(CONFIG, resident_bytes_max=500, loading_max=3))
+    sent = rig.stage(count=20)
+    rig.commit()
+    assert rig.core.resident_bytes <= 1_000
+    rig.subscribe()
+    assert sorted(ids(rig)) == sent
+    recount(rig)
+
+
+def test_a_far_task_is_read_ahead_of_its_time() -> None:
+    rig = Rig(replace(CONFIG, resident_horizon_ms=0))
+    task_id = rig.enqueue(delay_ms=250)
+    assert task_id not in rig.core.hot
+    rig.pass_time(200)
+    rig.fire()
+    assert task_id in rig.core.hot
+    recount(rig)

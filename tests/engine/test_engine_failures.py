@@ -1,0 +1,175 @@
+"""Nack, reject, retries, dead letters and what an operator does with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.engine_recount import recount
+from support.engine_rig import CONFIG, RETRY, Got, Rig
+from tickwheel.model.records import FAILURES_MAX, REASON_LENGTH_MAX
+from tickwheel.model.retry import RetryPolicy
+
+
+def delivered(rig: Rig) -> Got:
+    rig.subscribe()
+    rig.enqueue()
+    return rig.one()
+
+
+def dead_lettered(rig: Rig) -> Got:
+    got = delivered(rig)
+    rig.reject(got, "no good")
+    return got
+
+
+def test_a_nack_waits_for_its_delay_and_comes_again_as_the_next_attempt() -> None:
+    rig = Rig()
+    got = delivered(rig)
+    assert rig.nack(got, 700, "later") == "retrying"
+    assert rig.state(got.id) == "waiting"
+    rig.pass_time(699)
+    assert rig.tick() == []
+    rig.pass_time(1)
+    again = rig.one()
+    assert (again.attempt, again.body) == (2, got.body)
+    assert [f.reason for f in rig.held(again).failures] == ["later"]
+    recount(rig)
+
+
+def test_a_nack_without_a_delay_follows_the_retry_policy() -> None:
+    rig = Rig()
+    got = delivered(rig)
+    for wait_ms in (1_000, 2_000, 4_000):
+        rig.nack(got)
+        rig.pass_time(wait_ms - 1)
+        assert rig.tick() == []
+        rig.pass_time(1)
+        got = rig.one()
+
+
+def test_the_last_retry_that_fails_is_buried_with_its_failures() -> None:
+    rig = Rig()
+    got = delivered(rig)
+    for attempt in range(1, 4):
+        assert rig.nack(got, 0, f"try {attempt}") == "retrying"
+        got = rig.one()
+    assert rig.nack(got, 0, "enough") == "dead"
+    assert rig.state(got.id) == "dead"
+    rig.commit()
+    row = rig.rows.dead[got.id, "default"]
+    assert (row.attempt, row.reason) == (4, "enough")
+    assert [f.reason for f in row.failures] == ["try 1", "try 2", "try 3", "enough"]
+    assert not rig.rows.progress
+    assert rig.tick() == []
+    recount(rig)
+
+
+def test_a_reject_goes_to_the_dead_letters_at_once() -> None:
+    rig = Rig()
+    got = dead_lettered(rig)
+    rig.commit()
+    assert rig.rows.dead[got.id, "default"].reason == "no good"
+    assert got.subscriber.outstanding == 0
+    recount(rig)
+
+
+def test_reasons_and_the_number_of_failures_kept_are_bounded() -> None:
+    config = replace(CONFIG, retry=replace(RETRY, retries_max=100))
+    rig = Rig(config)
+    got = delivered(rig)
+    for _ in range(FAILURES_MAX + 3):
+        rig.nack(got, 0, "x" * (REASON_LENGTH_MAX + 1))
+        got = rig.one()
+    failures = rig.held(got).failures
+    assert len(failures) == FAILURES_MAX
+    assert failures[-1].attempt == FAILURES_MAX + 3
+    assert {len(f.reason) for f in failures} == {REASON_LENGTH_MAX}
+
+
+def test_a_receipt_that_is_not_the_current_one_settles_nothing() -> None:
+    rig = Rig()
+    got = delivered(rig)
+    rig.nack(got, 0)
+    again = rig.one()
+    assert rig.lease(got) is None
+    assert rig.lease(again._replace(epoch=2)) is None
+    assert rig.lease(again) is not None
+
+
+def test_a_requeued_task_is_ready_at_once_and_counts_its_attempts_anew() -> None:
+    rig = Rig()
+    got = dead_lettered(rig)
+    rig.commit()
+    assert rig.requeue(got.id) == "requeued"
+    again = rig.one()
+    assert (again.id, again.attempt) == (got.id, 1)
+    assert rig.held(again).failures == ()
+    rig.commit()
+    assert not rig.rows.dead
+    assert rig.ack(again) == "acked"
+    recount(rig)
+
+
+def test_a_requeue_survives_a_crash() -> None:
+    rig = Rig()
+    got = dead_lettered(rig)
+    rig.requeue(got.id)
+    rig.commit()
+    rig.crash()
+    rig.subscribe()
+    assert rig.one().id == got.id
+    recount(rig)
+
+
+def test_a_dead_letter_survives_a_crash_and_is_counted() -> None:
+    rig = Rig()
+    got = dead_lettered(rig)
+    rig.commit()
+    rig.crash()
+    rig.subscribe()
+    assert rig.tick() == []
+    assert (rig.state(got.id), rig.group().dead, rig.core.dead) == ("dead", 1, 1)
+    recount(rig)
+
+
+def test_a_deleted_dead_letter_ends_the_task() -> None:
+    rig = Rig()
+    got = dead_lettered(rig)
+    assert rig.delete_dead(got.id) == "deleted"
+    assert rig.state(got.id) == "deleted"
+    rig.commit()
+    assert rig.rows.is_empty()
+    recount(rig)
+
+
+def test_dead_letters_that_are_not_there_are_unknown() -> None:
+    rig = Rig()
+    got = delivered(rig)
+    assert rig.requeue(got.id) == rig.delete_dead(got.id) == "unknown"
+    rig.reject(got)
+    assert rig.requeue(got.id, "nobody") == "unknown"
+    rig.delete_dead(got.id)
+    assert rig.requeue(got.id) == rig.delete_dead(got.id) == "deleted"
+
+
+@pytest.mark.parametrize("attempt", [1, 2, 30, 10_000])
+def test_delays_grow_to_the_cap_and_stay_there(attempt: int) -> None:
+    policy = RetryPolicy(base_ms=10_000, factor=2.0, cap_ms=7_200_000, jitter=0.0)
+    expected_ms = min(10_000 * 2 ** (min(attempt, 40) - 1), 7_200_000)
+    assert policy.delay_ms(attempt, 1) == expected_ms
+
+
+def test_jitter_spreads_tasks_within_its_share_and_repeats_itself() -> None:
+    policy = RetryPolicy(base_ms=10_000, jitter=0.1)
+    delays_ms = [policy.delay_ms(1, task_id << 10) for task_id in range(200)]
+    assert len(set(delays_ms)) > 150
+    assert 9_000 <= min(delays_ms) < 9_200
+    assert 10_800 < max(delays_ms) <= 11_000
+    assert delays_ms == [policy.delay_ms(1, task_id << 10) for task_id in range(200)]
+
+
+def test_a_policy_without_retries_buries_at_the_first_failure() -> None:
+    rig = Rig(replace(CONFIG, retry=replace(RETRY, retries_max=0)))
+    assert rig.nack(delivered(rig)) == "dead"

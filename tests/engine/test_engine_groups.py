@@ -1,0 +1,267 @@
+"""Several groups: who is owed what, and when a task that is owed to many has ended."""
+
+from __future__ import annotations
+
+from support.engine_recount import recount
+from support.engine_rig import Got, Rig
+from tickwheel.model.records import ProgressState
+
+
+def by_group(got: list[Got]) -> dict[str, Got]:
+    assert len({one.group.name for one in got}) == len(got)
+    return {one.group.name: one for one in got}
+
+
+def test_every_group_gets_every_task() -> None:
+    rig = Rig()
+    rig.subscribe(group="a")
+    rig.subscribe(group="b")
+    task_id = rig.enqueue()
+    got = by_group(rig.tick())
+    assert {name: one.id for name, one in got.items()} == {"a": task_id, "b": task_id}
+
+
+def test_the_first_group_gets_what_was_due_before_it_existed() -> None:
+    rig = Rig()
+    sent = [rig.enqueue(), rig.enqueue(priority=3)]
+    rig.fire()
+    rig.pass_time(1_000)
+    rig.fire()
+    rig.subscribe(group="first")
+    assert rig.group(name="first").since_ms == 0
+    assert sorted(one.id for one in rig.tick()) == sent
+    recount(rig)
+
+
+def test_a_later_group_gets_what_comes_due_from_then_on() -> None:
+    rig = Rig()
+    rig.subscribe(group="first", prefetch=0)
+    rig.enqueue()
+    rig.fire()
+    rig.pass_time(1)
+    rig.subscribe(group="late")
+    assert rig.tick() == []
+    both = rig.enqueue(delay_ms=10)
+    rig.pass_time(10)
+    assert rig.one().id == both
+    recount(rig)
+
+
+def test_a_group_made_in_the_millisecond_of_a_task_that_has_fired_is_not_owed_it() -> None:
+    rig = Rig()
+    rig.subscribe(group="first", prefetch=0)
+    task_id = rig.enqueue()
+    rig.fire()
+    rig.subscribe(group="late")
+    assert rig.tick() == []
+    assert rig.cancel(task_id) == "cancelled"
+    assert rig.group(name="late").ready_count == 0
+    recount(rig)
+
+
+def test_the_same_groups_are_owed_a_task_after_a_restart() -> None:
+    rig = Rig()
+    rig.subscribe(group="first")
+    early = rig.enqueue()
+    rig.fire()
+    rig.pass_time(5)
+    rig.subscribe(group="late")
+    both = rig.enqueue()
+    rig.crash()
+    for group in ("first", "late"):
+        rig.subscribe(group=group)
+    got = sorted((one.group.name, one.id) for one in rig.tick())
+    assert got == [("first", early), ("first", both), ("late", both)]
+    recount(rig)
+
+
+def test_a_task_ends_with_the_last_ack() -> None:
+    rig = Rig()
+    for group in "abc":
+        rig.subscribe(group=group)
+    task_id = rig.enqueue()
+    got = by_group(rig.tick())
+    for group in "ab":
+        rig.ack(got[group])
+        rig.commit()
+        assert rig.rows.progress[task_id, group].state is ProgressState.DONE
+        recount(rig)
+    rig.ack(got["c"])
+    rig.commit()
+    assert rig.rows.is_empty()
+    assert not rig.core.hot
+    recount(rig)
+
+
+def test_a_group_that_acked_does_not_get_it_again_after_a_crash() -> None:
+    rig = Rig()
+    for group in "ab":
+        rig.subscribe(group=group)
+    rig.enqueue()
+    got = by_group(rig.tick())
+    rig.ack(got["a"])
+    rig.commit()
+    rig.crash()
+    for group in "ab":
+        rig.subscribe(group=group)
+    assert rig.one().group.name == "b"
+    recount(rig)
+
+
+def test_each_group_has_its_own_attempts() -> None:
+    rig = Rig()
+    for group in "ab":
+        rig.subscribe(group=group)
+    rig.enqueue()
+    got = by_group(rig.tick())
+    rig.nack(got["a"], 100)
+    rig.ack(got["b"])
+    rig.pass_time(100)
+    again = rig.one()
+    assert (again.group.name, again.attempt) == ("a", 2)
+
+
+def test_retries_of_two_groups_that_wait_for_one_millisecond_both_come() -> None:
+    rig = Rig()
+    for group in "ab":
+        rig.subscribe(group=group)
+    rig.enqueue()
+    for one in rig.tick():
+        rig.nack(one, 100)
+    rig.pass_time(100)
+    assert sorted(by_group(rig.tick())) == ["a", "b"]
+    recount(rig)
+
+
+def test_the_retry_of_one_group_does_not_disturb_another_that_waits_longer() -> None:
+    rig = Rig()
+    for group in "ab":
+        rig.subscribe(group=group)
+    rig.enqueue()
+    got = by_group(rig.tick())
+    rig.nack(got["a"], 100)
+    rig.nack(got["b"], 200)
+    rig.pass_time(100)
+    assert rig.one().group.name == "a"
+    recount(rig)
+    rig.pass_time(100)
+    assert rig.one().group.name == "b"
+    recount(rig)
+
+
+def test_a_dead_letter_of_one_group_keeps_the_task_until_it_is_dealt_with() -> None:
+    rig = Rig()
+    for group in "ab":
+        rig.subscribe(group=group)
+    task_id = rig.enqueue()
+    got = by_group(rig.tick())
+    rig.reject(got["a"])
+    rig.ack(got["b"])
+    assert rig.state(task_id) == "dead"
+    assert not rig.core.hot
+    rig.commit()
+    recount(rig)
+    rig.crash()
+    assert rig.state(task_id) == "dead"
+    recount(rig)
+    assert rig.delete_dead(task_id, "a") == "deleted"
+    rig.commit()
+    assert rig.rows.is_empty()
+    recount(rig)
+
+
+def test_a_requeued_dead_letter_comes_to_its_group_only() -> None:
+    rig = Rig()
+    for group in "ab":
+        rig.subscribe(group=group)
+    task_id = rig.enqueue()
+    got = by_group(rig.tick())
+    rig.reject(got["a"])
+    rig.ack(got["b"])
+    assert rig.requeue(task_id, "a") == "requeued"
+    rig.commit()
+    recount(rig)
+    rig.crash()
+    for group in "ab":
+        rig.subscribe(group=group)
+    again = rig.one()
+    assert again.group.name == "a"
+    rig.ack(again)
+    rig.commit()
+    assert rig.rows.is_empty()
+    recount(rig)
+
+
+def test_a_deleted_dead_letter_leaves_the_task_to_the_others() -> None:
+    rig = Rig()
+    for group in "ab":
+        rig.subscribe(group=group)
+    task_id = rig.enqueue()
+    got = by_group(rig.tick())
+    rig.reject(got["a"])
+    assert rig.delete_dead(task_id, "a") == "deleted"
+    rig.commit()
+    recount(rig)
+    assert rig.ack(got["a"]) == "done"
+    assert rig.ack(got["b"]) == "acked"
+    rig.commit()
+    assert rig.rows.is_empty()
+
+
+def test_two_dead_letters_of_one_task_are_two() -> None:
+    rig = Rig()
+    for group in "ab":
+        rig.subscribe(group=group)
+    task_id = rig.enqueue()
+    for one in rig.tick():
+        rig.reject(one)
+    assert rig.core.dead == 2
+    rig.delete_dead(task_id, "a")
+    assert rig.state(task_id) == "dead"
+    recount(rig)
+    rig.delete_dead(task_id, "b")
+    assert rig.state(task_id) == "deleted"
+    recount(rig)
+
+
+def test_a_ttl_ends_for_each_group_and_the_last_one_decides_how_the_task_ended() -> None:
+    rig = Rig()
+    rig.subscribe(group="a")
+    slow = rig.subscribe(group="b", prefetch=0)
+    task_id = rig.enqueue(ttl_ms=100)
+    got = rig.one()
+    rig.ack(got)
+    rig.pass_time(101)
+    slow.prefetch = 1
+    rig.core.regained(slow)
+    assert rig.tick() == []
+    assert rig.state(task_id) == "expired"
+    rig.commit()
+    assert rig.rows.is_empty()
+    recount(rig)
+
+
+def test_groups_have_backlogs_of_their_own() -> None:
+    rig = Rig()
+    rig.subscribe(group="a", prefetch=0)
+    rig.subscribe(group="b")
+    rig.stage(count=4)
+    rig.commit()
+    assert len(rig.tick()) == 4
+    assert (rig.group(name="a").ready_count, rig.group(name="b").ready_count) == (4, 0)
+
+
+def test_a_task_moved_before_anybody_took_it_is_owed_anew_when_it_comes_due() -> None:
+    rig = Rig()
+    for group in "ab":
+        rig.subscribe(group=group, prefetch=0)
+    task_id = rig.enqueue()
+    rig.fire()
+    assert rig.reschedule(task_id, 5_000) == "scheduled"
+    recount(rig)
+    rig.pass_time(1)
+    rig.subscribe(group="c")
+    rig.pass_time(4_999)
+    assert rig.one().group.name == "c"
+    assert [rig.group(name=name).ready_count for name in "ab"] == [1, 1]
+    recount(rig)

@@ -1,0 +1,176 @@
+"""Enqueue: staged until durable, answered once, and a resend is answered with the first outcome."""
+
+from __future__ import annotations
+
+from support.engine_recount import recount
+from support.engine_rig import NOW_MS, Rig
+from tickwheel.engine.sessions import Sessions
+from tickwheel.model.records import ID_STEP, id_time_ms
+
+KEY = b"k" * 16
+
+
+def test_a_staged_task_is_not_delivered_before_its_batch_is_durable() -> None:
+    rig = Rig()
+    rig.subscribe()
+    (task_id,) = rig.stage()
+    assert rig.tick() == []
+    rig.seal()
+    assert rig.tick() == []
+    assert rig.state(task_id) == "unknown"
+    rig.apply()
+    assert rig.tick() == []
+    assert rig.state(task_id) == "unknown"
+    rig.land()
+    assert rig.state(task_id) == "scheduled"
+    assert rig.one().id == task_id
+    recount(rig)
+
+
+def test_what_arrives_while_a_batch_is_with_the_store_is_the_next_batch() -> None:
+    rig = Rig()
+    rig.stage()
+    first = rig.seal()
+    rig.stage(count=2)
+    assert first is not None and len(first.effects.enqueued) == 1
+    rig.apply_and_land()
+    second = rig.seal()
+    assert second is not None and len(second.effects.enqueued) == 2
+
+
+def test_a_request_is_told_when_its_batch_has_landed() -> None:
+    rig = Rig()
+    rig.stage(address="a")
+    rig.seal()
+    rig.stage(address="b")
+    assert rig.told == []
+    rig.apply_and_land()
+    assert rig.told == ["a"]
+    rig.commit()
+    assert rig.told == ["a", "b"]
+
+
+def test_the_tasks_of_a_request_have_ids_in_a_row() -> None:
+    ids = Rig().stage(count=5)
+    assert ids == list(range(ids[0], ids[0] + 5 * ID_STEP, ID_STEP))
+
+
+def test_ids_of_a_burst_borrow_from_the_next_millisecond_and_stay_unique() -> None:
+    rig = Rig()
+    ids = rig.stage(count=10_000) + rig.stage(count=3)
+    assert ids == sorted(set(ids))
+    assert id_time_ms(ids[0]) == NOW_MS
+    assert id_time_ms(ids[-1]) <= NOW_MS + 3
+
+
+def test_ids_go_on_above_the_mark_after_a_restart_with_the_clock_set_back() -> None:
+    rig = Rig()
+    before = rig.enqueue(delay_ms=60_000)
+    rig.now_ms -= 3_600_000
+    rig.crash()
+    assert rig.enqueue(delay_ms=60_000) > before
+    recount(rig)
+
+
+def test_a_resend_of_a_durable_request_is_answered_at_once_with_the_first_ids() -> None:
+    rig = Rig()
+    session = rig.session(KEY)
+    ids = rig.stage(count=3, session=session, request=7, address="first")
+    rig.commit()
+    outcome = rig.engine.intake.known(session, 7)
+    assert outcome == (7, ids[0], 3, NOW_MS)
+    assert rig.engine.intake.repeat("again", session, outcome)
+    assert rig.told == ["first"]
+
+
+def test_a_resend_of_a_staged_request_is_told_together_with_it() -> None:
+    rig = Rig()
+    session, intake = rig.session(KEY), rig.engine.intake
+    rig.stage(session=session, request=1, address="in the sealed batch")
+    rig.seal()
+    rig.stage(session=session, request=2, address="in the open batch")
+    for request in (1, 2):
+        outcome = intake.known(session, request)
+        assert outcome is not None
+        assert not intake.repeat(f"again {request}", session, outcome)
+    rig.apply_and_land()
+    assert rig.told == ["in the sealed batch", "again 1"]
+    rig.commit()
+    assert rig.told[2:] == ["in the open batch", "again 2"]
+
+
+def test_a_resend_to_a_restarted_engine_gets_the_first_ids() -> None:
+    rig = Rig()
+    (task_id,) = rig.stage(session=rig.session(KEY), request=1)
+    rig.seal()
+    rig.apply()
+    rig.crash()
+    assert rig.engine.intake.known(rig.session(KEY), 1) == (1, task_id, 1, NOW_MS)
+
+
+def test_a_request_that_was_not_durable_is_a_new_one_after_a_crash() -> None:
+    rig = Rig()
+    rig.stage(session=rig.session(KEY), request=1)
+    rig.crash()
+    assert rig.engine.intake.known(rig.session(KEY), 1) is None
+
+
+def test_outcomes_below_the_floor_are_forgotten_in_memory_and_in_the_store() -> None:
+    rig = Rig()
+    session = rig.session(KEY)
+    for request in range(1, 6):
+        rig.stage(session=session, request=request)
+    session.raise_floor(4)
+    assert [r for r in range(1, 6) if rig.engine.intake.known(session, r)] == [4, 5]
+    rig.commit()
+    assert [outcome[0] for outcome in rig.rows.sessions[KEY].answers] == [4, 5]
+    assert rig.rows.sessions[KEY].floor == 4
+    session.raise_floor(1_000_000)
+    assert not session.answers
+
+
+def test_a_forgotten_session_is_dropped_by_the_next_batch() -> None:
+    rig = Rig()
+    rig.stage(session=rig.session(KEY), request=1)
+    rig.commit()
+    rig.engine.forget_session(KEY)
+    rig.engine.forget_session(KEY)
+    rig.commit()
+    assert rig.rows.sessions == {}
+
+
+def test_the_sweep_forgets_sessions_that_are_idle_and_not_connected() -> None:
+    rig = Rig()
+    idle, connected = rig.session(b"i" * 16), rig.session(b"c" * 16)
+    connected.connections = 1
+    for session in (idle, connected):
+        rig.stage(session=session, request=1)
+    rig.commit()
+    rig.engine.sweep(rig.now_ms + rig.config.session_idle_ms_max)
+    assert len(rig.core.sessions) == 2
+    rig.engine.sweep(rig.now_ms + rig.config.session_idle_ms_max + 1)
+    assert [session.key for session in rig.core.sessions] == [connected.key]
+
+
+def test_the_number_of_sessions_is_bounded_and_the_longest_unused_makes_room() -> None:
+    sessions = Sessions(sessions_max=2, idle_ms_max=10_000)
+    for key, seen_ms in ((b"a", 20), (b"b", 10)):
+        assert sessions.open(key, seen_ms) is not None
+    assert sessions.open(b"c", 30) is None
+    assert sessions.make_room(now_ms=30, idle_ms_min=25) is None
+    assert sessions.make_room(now_ms=1_000, idle_ms_min=25) == b"b"
+    assert sessions.forget(b"b")
+    assert sessions.open(b"c", 30) is not None
+
+
+def test_what_is_staged_is_counted_until_it_has_landed() -> None:
+    rig = Rig()
+    intake = rig.engine.intake
+    rig.stage(body=b"x" * 1_000)
+    assert intake.inflight_bytes > 1_000
+    rig.commit()
+    assert intake.inflight_bytes == 0
+    rig.stage(body=b"x" * 1_000)
+    rig.seal()
+    rig.refuse()
+    assert intake.inflight_bytes == 0

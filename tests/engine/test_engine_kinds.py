@@ -1,0 +1,378 @@
+"""Kinds of subscriptions and tasks: at most once, broadcast, priority, times to live."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.engine_recount import recount
+from support.engine_rig import CONFIG, Rig
+from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.ready import FAIR_EVERY
+
+# --- at most once --------------------------------------------------------------------------------
+
+
+def test_the_end_is_durable_before_the_delivery_is_written() -> None:
+    rig = Rig()
+    rig.subscribe(at_most_once=True)
+    task_id = rig.enqueue()
+    assert rig.tick() == [], "nothing is written yet"
+    assert rig.state(task_id) == "acked"
+    rig.seal()
+    rig.apply()
+    assert not rig.rows.tasks
+    assert rig.handed == []
+    rig.land()
+    (got,) = rig.handed
+    assert (got.id, got.attempt) == (task_id, 1)
+    assert rig.ack(got) == "done"
+    recount(rig)
+
+
+def test_a_crash_before_the_commit_delivers_it_to_the_next() -> None:
+    rig = Rig()
+    rig.subscribe(at_most_once=True)
+    task_id = rig.enqueue()
+    rig.tick()
+    rig.crash()
+    assert rig.handed == []
+    rig.subscribe()
+    assert rig.one().id == task_id
+
+
+def test_a_crash_behind_the_commit_loses_it_and_never_sends_it_twice() -> None:
+    rig = Rig()
+    rig.subscribe(at_most_once=True)
+    rig.enqueue()
+    rig.tick()
+    rig.seal()
+    rig.apply()
+    rig.crash()
+    rig.subscribe()
+    assert rig.tick() == []
+    assert rig.rows.is_empty()
+
+
+def test_a_refused_batch_keeps_the_delivery_for_the_next() -> None:
+    rig = Rig()
+    rig.subscribe(at_most_once=True)
+    task_id = rig.enqueue()
+    rig.tick()
+    rig.seal()
+    rig.refuse()
+    assert rig.handed == []
+    rig.commit()
+    assert [got.id for got in rig.handed] == [task_id]
+
+
+def test_credit_returns_with_the_commit() -> None:
+    rig = Rig()
+    subscriber = rig.subscribe(prefetch=2, at_most_once=True)
+    rig.stage(count=5)
+    rig.commit()
+    rig.tick()
+    assert (subscriber.credit, rig.group().ready_count) == (0, 3)
+    rig.commit()
+    assert subscriber.credit == 2
+    rig.tick()
+    rig.commit()
+    rig.tick()
+    rig.commit()
+    assert len(rig.handed) == 5
+    recount(rig)
+
+
+def test_others_still_owe_it() -> None:
+    rig = Rig()
+    rig.subscribe(group="a", at_most_once=True)
+    rig.subscribe(group="b")
+    task_id = rig.enqueue()
+    (mine,) = rig.tick()
+    rig.commit()
+    assert [got.group.name for got in rig.handed] == ["a"]
+    rig.crash()
+    rig.subscribe(group="a")
+    rig.subscribe(group="b")
+    assert [(got.id, got.group.name) for got in rig.tick()] == [(task_id, "b")]
+    assert rig.ack(mine) == "acked"
+    recount(rig)
+
+
+# --- broadcast -----------------------------------------------------------------------------------
+
+
+def broadcaster(rig: Rig, prefetch: int = 1) -> Broadcaster:
+    one = Broadcaster(None, rig.core.topic("t"), prefetch)
+    rig.engine.delivery.subscribe(one)
+    return one
+
+
+def test_everybody_gets_what_comes_due_and_owns_nothing() -> None:
+    rig = Rig()
+    ones = [broadcaster(rig) for _ in range(2)]
+    task_id = rig.enqueue()
+    got = rig.tick()
+    assert [(one.subscriber, one.id, one.attempt) for one in got] == [
+        (ones[0], task_id, 1), (ones[1], task_id, 1),
+    ]  # fmt: skip
+    assert rig.state(task_id) == "ready", "it waits for its first group"
+    rig.subscribe()
+    assert rig.one().id == task_id
+    assert rig.core.topics["t"].groups.keys() == {"default"}
+    recount(rig)
+
+
+def test_what_was_due_before_or_comes_again_is_not_broadcast() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.enqueue()
+    rig.fire()
+    one = broadcaster(rig)
+    (got,) = rig.tick()
+    assert got.subscriber is not one
+    rig.nack(got, 100)
+    rig.pass_time(100)
+    assert [again.subscriber for again in rig.tick()] == [got.subscriber]
+
+
+def test_what_waits_for_a_slow_one_is_bounded_in_tasks() -> None:
+    rig = Rig(replace(CONFIG, broadcast_tasks_max=5))
+    slow, fast = broadcaster(rig), broadcaster(rig)
+    slow.blocked = True
+    for _ in range(5):
+        rig.enqueue()
+        assert [got.subscriber for got in rig.tick()] == [fast]
+    assert (len(slow.buffer), rig.core.cut) == (5, [])
+    rig.enqueue()
+    rig.fire()
+    ((cut, code, message),) = rig.core.cut
+    assert (cut, code) == (slow, "limit_exceeded")
+    assert "6 tasks wait for it; the limit is 5 (broadcast_tasks_max)" in message
+    assert not slow.is_subscribed
+    assert not slow.buffer
+    assert [got.subscriber for got in rig.tick()] == [fast]
+
+
+def test_what_waits_for_a_slow_one_is_bounded_in_bytes() -> None:
+    rig = Rig(replace(CONFIG, broadcast_bytes_max=3_000))
+    slow = broadcaster(rig)
+    slow.blocked = True
+    for size in (1_000, 1_000):
+        rig.enqueue(body=b"x" * size)
+        rig.fire()
+    assert rig.core.cut == []
+    rig.enqueue(body=b"x" * 300)
+    rig.fire()
+    assert "the limit is 3000 (broadcast_bytes_max)" in rig.core.cut[0][2]
+
+
+def test_a_single_body_over_the_limit_is_still_delivered() -> None:
+    rig = Rig(replace(CONFIG, broadcast_bytes_max=100))
+    broadcaster(rig)
+    rig.enqueue(body=b"x" * 5_000)
+    assert len(rig.tick()) == 1
+
+
+def test_a_slow_one_that_catches_up_gets_everything_in_order() -> None:
+    rig = Rig()
+    one = broadcaster(rig, prefetch=0)
+    ids = [rig.enqueue(delay_ms=i) for i in range(700)]
+    rig.pass_time(1_000)
+    assert rig.tick() == []
+    one.prefetch = 1
+    assert [got.id for got in rig.tick()] == ids
+    assert one.size_bytes == 0
+
+
+def test_one_that_left_gets_nothing_more() -> None:
+    rig = Rig()
+    one = broadcaster(rig)
+    one.blocked = True
+    rig.enqueue()
+    rig.fire()
+    rig.disconnect(one)
+    one.blocked = False
+    rig.enqueue()
+    assert rig.tick() == []
+
+
+def test_a_paused_topic_is_not_broadcast() -> None:
+    rig = Rig()
+    broadcaster(rig)
+    rig.configure("t", paused=True)
+    rig.enqueue()
+    assert rig.tick() == []
+    rig.configure("t", paused=False)
+    assert rig.tick() == []
+    rig.enqueue()
+    assert len(rig.tick()) == 1
+
+
+# --- priority ------------------------------------------------------------------------------------
+
+
+def test_low_priorities_get_one_of_sixteen() -> None:
+    rig = Rig()
+    rig.subscribe(prefetch=FAIR_EVERY)
+    low = [rig.enqueue(priority=1) for _ in range(2)]
+    rig.stage(count=40, priority=200)
+    rig.commit()
+    first = rig.tick()
+    assert [got.id for got in first if got.id in low] == low[:1]
+    for got in first:
+        rig.ack(got)
+    rig.commit()
+    assert [got.id for got in rig.tick() if got.id in low] == low[1:]
+
+
+# --- times to live -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("situation", ["no group", "no subscriber", "no credit", "paused", "rate"])
+def test_a_ttl_ends_though_nobody_asks(situation: str) -> None:
+    rig = Rig()
+    if situation != "no group":
+        rig.subscribe(prefetch=0 if situation in ("no subscriber", "no credit") else 10)
+    if situation == "paused":
+        rig.configure("t", paused=True)
+    if situation == "rate":
+        rig.configure("t", rate=0.001, burst=1)
+        rig.enqueue()
+        rig.one()
+    task_id = rig.enqueue(ttl_ms=200)
+    rig.tick()
+    assert rig.engine.wake_in_ms(*rig.now) is not None
+    rig.pass_time(200)
+    rig.tick()
+    assert rig.state(task_id) == "ready", "not before its time"
+    recount(rig)
+    rig.pass_time(1)
+    rig.fire()
+    assert rig.state(task_id) == "expired"
+    assert rig.core.totals.expired == 1
+    rig.commit()
+    assert task_id not in rig.rows.tasks
+    recount(rig)
+
+
+def test_a_ttl_ends_while_it_waits_for_a_retry() -> None:
+    rig = Rig()
+    rig.subscribe()
+    task_id = rig.enqueue(ttl_ms=200)
+    rig.nack(rig.one(), 60_000)
+    rig.pass_time(201)
+    rig.fire()
+    assert rig.state(task_id) == "expired"
+    recount(rig)
+
+
+def test_a_task_in_flight_is_its_consumers_and_expires_when_it_comes_back() -> None:
+    rig = Rig()
+    rig.subscribe()
+    acked, nacked = rig.enqueue(ttl_ms=200), rig.enqueue(ttl_ms=200)
+    got = {one.id: one for one in rig.tick()}
+    rig.pass_time(1_000)
+    rig.fire()
+    assert rig.state(acked) == rig.state(nacked) == "in_flight"
+    assert rig.ack(got[acked]) == "acked"
+    assert rig.nack(got[nacked], 5_000) == "retrying"
+    rig.fire()
+    assert rig.state(nacked) == "expired"
+    recount(rig)
+
+
+def test_a_ttl_ends_for_each_group_on_its_own() -> None:
+    rig = Rig()
+    rig.subscribe(group="a")
+    rig.subscribe(group="b", prefetch=0)
+    task_id = rig.enqueue(ttl_ms=200)
+    got = rig.one()
+    rig.pass_time(201)
+    rig.fire()
+    recount(rig)
+    assert rig.state(task_id) == "in_flight"
+    assert [rig.group(name=n).expired for n in "ab"] == [0, 1]
+    assert rig.ack(got) == "acked"
+    rig.commit()
+    assert rig.rows.is_empty()
+    recount(rig)
+
+
+def test_many_ttls_end_in_bounded_steps() -> None:
+    rig = Rig(replace(CONFIG, lapsing_max=10))
+    rig.stage(count=35, ttl_ms=10)
+    rig.commit()
+    rig.fire()
+    rig.pass_time(11)
+    delivery = rig.engine.delivery
+    assert delivery.lapse(rig.now_ms, 100)
+    assert len(rig.core.wants_lapsed) == 10
+    assert not delivery.lapse(rig.now_ms, 100), "as many are being looked up as may be"
+    recount(rig)
+    rig.fire()
+    assert rig.core.totals.expired == 35
+    recount(rig)
+
+
+def test_a_reschedule_gives_a_new_time_to_live() -> None:
+    rig = Rig()
+    rig.subscribe(prefetch=0)
+    task_id = rig.enqueue(ttl_ms=200)
+    rig.fire()
+    assert rig.reschedule(task_id, 1_000) == "scheduled"
+    rig.pass_time(1_000)
+    rig.fire()
+    rig.pass_time(200)
+    rig.fire()
+    assert rig.state(task_id) == "ready"
+    rig.pass_time(1)
+    rig.fire()
+    assert rig.state(task_id) == "expired"
+    recount(rig)
+
+
+def test_a_cancel_while_it_is_looked_up() -> None:
+    rig = Rig()
+    rig.subscribe(prefetch=0)
+    task_id = rig.enqueue(ttl_ms=5)
+    rig.fire()
+    rig.pass_time(6)
+    rig.engine.delivery.lapse(rig.now_ms, 10)
+    assert rig.cancel(task_id) == "cancelled"
+    rig.load()
+    assert rig.state(task_id) == "cancelled"
+    recount(rig)
+
+
+def test_the_clock_goes_back_while_it_is_looked_up() -> None:
+    rig = Rig()
+    rig.subscribe(prefetch=0)
+    task_id = rig.enqueue(ttl_ms=5)
+    rig.fire()
+    rig.pass_time(6)
+    rig.engine.delivery.lapse(rig.now_ms, 10)
+    rig.now_ms -= 3
+    rig.load()
+    assert rig.state(task_id) == "ready"
+    recount(rig)
+    rig.pass_time(3)
+    rig.fire()
+    assert rig.state(task_id) == "expired"
+
+
+def test_ttls_run_on_after_a_crash() -> None:
+    rig = Rig()
+    rig.subscribe()
+    nacked = rig.enqueue(ttl_ms=500)
+    rig.nack(rig.one(), 60_000)
+    ready = rig.enqueue(ttl_ms=500)
+    rig.commit()
+    rig.crash()
+    rig.fire()
+    recount(rig)
+    rig.pass_time(501)
+    rig.fire()
+    assert [rig.state(i) for i in (nacked, ready)] == ["expired", "expired"]
+    recount(rig)

@@ -1,0 +1,322 @@
+"""Leases: over, extended, released, kept for a moment after a connection broke."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from support.engine_recount import recount
+from support.engine_rig import CONFIG, GRACE_MS, LEASE_MS, RETRY, Got, Rig
+from tickwheel.engine.settlement import EXPIRY_SCAN_GAP_MS_MIN as GAP_MS
+from tickwheel.engine.topics import Subscriber
+from tickwheel.model.records import ProgressState
+
+
+def delivered(rig: Rig) -> Got:
+    rig.enqueue()
+    return rig.one()
+
+
+def test_a_lease_that_is_over_brings_the_task_back_as_the_next_attempt() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    rig.pass_time(LEASE_MS - 1)
+    assert rig.tick() == []
+    rig.pass_time(1)
+    again = rig.one()
+    assert (again.id, again.attempt) == (got.id, 2)
+    assert [f.reason for f in rig.held(again).failures] == ["lease over"]
+    assert again.subscriber.outstanding == 1
+    recount(rig)
+
+
+def test_a_lease_does_not_follow_the_wall_clock() -> None:
+    rig = Rig()
+    rig.subscribe()
+    delivered(rig)
+    rig.now_ms += 10 * LEASE_MS
+    assert rig.tick() == []
+
+
+def test_leases_that_are_over_too_often_end_in_the_dead_letters() -> None:
+    rig = Rig(replace(CONFIG, retry=replace(RETRY, retries_max=1)))
+    rig.subscribe()
+    got = delivered(rig)
+    rig.pass_time(LEASE_MS)
+    rig.one()
+    rig.pass_time(LEASE_MS + GAP_MS)
+    assert rig.tick() == []
+    assert rig.state(got.id) == "dead"
+    recount(rig)
+
+
+def test_an_extended_lease_ends_that_much_later() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    rig.pass_time(LEASE_MS - 1)
+    rig.extend(got, LEASE_MS)
+    rig.pass_time(LEASE_MS - 1)
+    assert rig.tick() == []
+    rig.pass_time(1 + GAP_MS)
+    assert rig.one().attempt == 2
+
+
+def test_a_lease_can_be_made_shorter() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    rig.extend(got, 100)
+    rig.pass_time(100)
+    assert rig.one().attempt == 2
+
+
+def test_a_released_delivery_does_not_count() -> None:
+    rig = Rig()
+    subscriber = rig.subscribe(prefetch=1)
+    got = delivered(rig)
+    rig.release(got)
+    assert rig.tick() == []
+    rig.commit()
+    assert subscriber.outstanding == 0
+    again = rig.one()
+    assert (again.id, again.attempt) == (got.id, 1)
+    rig.commit()
+    assert not rig.rows.progress
+    recount(rig)
+
+
+def test_released_deliveries_are_first_in_line() -> None:
+    rig = Rig()
+    subscriber = rig.subscribe(prefetch=2)
+    rig.subscribe(group="keeps the rows in memory", prefetch=0)
+    ids = rig.stage(count=3)
+    rig.commit()
+    for got in reversed(rig.tick()):
+        rig.release(got)
+    rig.commit()
+    assert [got.id for got in rig.tick() if got.subscriber is subscriber] == ids[:2]
+
+
+def test_a_released_second_attempt_keeps_the_history_of_the_first() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.nack(delivered(rig), 0, "first")
+    second = rig.one()
+    rig.release(second)
+    rig.commit()
+    assert rig.rows.progress[second.id, "default"].attempt == 1
+    third = rig.one()
+    assert third.attempt == 2
+    assert [f.reason for f in rig.held(third).failures] == ["first"]
+    recount(rig)
+
+
+def test_a_broken_connection_keeps_its_leases_for_the_grace_only() -> None:
+    rig = Rig()
+    gone, other = rig.subscribe(prefetch=1), rig.subscribe(prefetch=0)
+    got = delivered(rig)
+    assert got.subscriber is gone
+    rig.disconnect(gone)
+    other.prefetch = 1
+    rig.pass_time(GRACE_MS - 1)
+    assert rig.tick() == []
+    rig.pass_time(1)
+    again = rig.one()
+    assert again.subscriber is other
+    assert [f.reason for f in rig.held(again).failures] == ["connection lost"]
+    recount(rig)
+
+
+def test_a_broken_connection_does_not_make_a_lease_longer() -> None:
+    rig = Rig()
+    gone = rig.subscribe(lease_ms=1_000)
+    delivered(rig)
+    rig.disconnect(gone)
+    rig.subscribe()
+    rig.pass_time(1_000)
+    assert rig.one().attempt == 2
+
+
+def test_an_ack_within_the_grace_is_taken() -> None:
+    rig = Rig()
+    gone = rig.subscribe()
+    got = delivered(rig)
+    rig.disconnect(gone)
+    rig.subscribe()
+    rig.pass_time(GRACE_MS - 1)
+    assert rig.ack(got) == "acked"
+    rig.pass_time(GRACE_MS)
+    assert rig.tick() == []
+
+
+def test_an_extension_by_a_consumer_that_is_back_keeps_the_lease() -> None:
+    rig = Rig()
+    gone = rig.subscribe()
+    got = delivered(rig)
+    rig.disconnect(gone)
+    rig.extend(got, LEASE_MS)
+    rig.subscribe()
+    rig.pass_time(LEASE_MS - 1)
+    assert rig.tick() == []
+    rig.pass_time(1 + GAP_MS)
+    assert rig.one().attempt == 2
+    recount(rig)
+
+
+def test_a_quick_ack_leaves_no_progress_in_any_batch() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    rig.stage()
+    batch = rig.seal()
+    assert batch is not None and not batch.effects.progress
+    rig.apply_and_land()
+    rig.pass_time(99)
+    rig.ack(got)
+    batch = rig.seal()
+    assert batch is not None and not batch.effects.progress
+    rig.apply_and_land()
+    rig.pass_time(1_000)
+    assert rig.seal() is None
+    assert rig.engine.next_checkpoint_mono_ms() is None
+
+
+def test_a_slow_delivery_is_checkpointed_once() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    assert rig.engine.next_checkpoint_mono_ms() == rig.mono_ms + 100
+    rig.pass_time(100)
+    rig.commit()
+    row = rig.rows.progress[got.id, "default"]
+    assert (row.state, row.attempt, row.epoch) == (ProgressState.IN_FLIGHT, 1, 1)
+    assert row.at_ms == rig.now_ms - 100 + LEASE_MS
+    assert rig.seal() is None
+    assert rig.engine.next_checkpoint_mono_ms() is None
+
+
+def test_an_extension_is_checkpointed_too() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    rig.pass_time(100)
+    rig.commit()
+    rig.extend(got, 2 * LEASE_MS)
+    rig.commit()
+    assert rig.rows.progress[got.id, "default"].at_ms == rig.now_ms + 2 * LEASE_MS
+
+
+def test_a_stop_checkpoints_every_delivery() -> None:
+    rig = Rig()
+    rig.subscribe()
+    got = delivered(rig)
+    assert rig.seal(checkpoint_all=True) is not None
+    rig.apply_and_land()
+    assert rig.rows.progress[got.id, "default"].state is ProgressState.IN_FLIGHT
+
+
+# --- a consumer that holds its connection and is dead ---------------------------------------------
+
+
+def frozen(rig: Rig, **options: Any) -> Subscriber:
+    subscriber = rig.subscribe(**options)
+    rig.frozen.add(subscriber)
+    return subscriber
+
+
+def test_one_that_shows_no_life_costs_each_of_its_tasks_one_attempt() -> None:
+    rig = Rig()
+    dead = frozen(rig, prefetch=3)
+    for _ in range(10):
+        rig.stage()
+    rig.commit()
+    had = rig.tick()
+    assert len(had) == 3
+    for _ in range(20):
+        rig.pass_time(LEASE_MS + GAP_MS)
+        assert rig.tick() == []
+    group = rig.group()
+    assert (group.ready_count, len(group.flight), group.dead) == (10, 0, 0)
+    assert {len(group.tries[one.id].failures) for one in had} == {1}
+    assert dead.outstanding == 0
+    rig.commit()
+    recount(rig)
+
+
+def test_its_tasks_go_to_those_who_live() -> None:
+    rig = Rig()
+    frozen(rig, prefetch=3)
+    for _ in range(3):
+        rig.stage()
+    rig.commit()
+    assert len(rig.tick()) == 3
+    living = rig.subscribe()
+    rig.pass_time(LEASE_MS)
+    got = rig.tick()
+    assert [(one.subscriber, one.attempt) for one in got] == [(living, 2)] * 3
+    assert {rig.ack(one) for one in got} == {"acked"}
+
+
+def test_one_that_is_heard_of_again_is_handed_tasks_again() -> None:
+    rig = Rig()
+    slow = frozen(rig, prefetch=1)
+    got = delivered(rig)
+    rig.pass_time(LEASE_MS)
+    assert rig.tick() == []
+    rig.engine.delivery.heard(slow.presence, [slow])
+    again = rig.one()
+    assert (again.id, again.attempt) == (got.id, 2)
+    rig.pass_time(LEASE_MS + GAP_MS)
+    assert rig.tick() == [], "what it did before does not count for the next lease"
+
+
+def test_all_subscriptions_of_one_connection_are_in_doubt_together() -> None:
+    rig = Rig()
+    one, other, elsewhere = frozen(rig), rig.subscribe("u"), rig.subscribe("v")
+    other.presence = one.presence
+    pull = rig.subscribe("w", once=True)
+    pull.presence = one.presence
+    delivered(rig)
+    rig.pass_time(LEASE_MS)
+    assert rig.tick() == []
+    for topic in ("u", "v", "w"):
+        rig.stage(topic)
+    rig.commit()
+    assert [got.subscriber for got in rig.tick()] == [elsewhere]
+    rig.engine.delivery.heard(one.presence, [one, other, pull])
+    assert {got.subscriber for got in rig.tick()} == {one, other, pull}
+
+
+def test_a_pull_asked_for_after_the_delivery_is_served_and_one_before_it_is_not() -> None:
+    """Somebody who has dropped a task and asks again is there; pulls that wait in a row with
+    nobody behind them would take one attempt each."""
+    rig = Rig()
+    pulls = [rig.subscribe(once=True, prefetch=1) for _ in range(3)]
+    rig.frozen.update(pulls)
+    for pull in pulls:
+        pull.presence, pull.asked_mono_ms = pulls[0].presence, rig.mono_ms
+    rig.pass_time(1)
+    first = delivered(rig)
+    rig.pass_time(LEASE_MS)
+    assert rig.tick() == []
+    later = rig.subscribe(once=True, prefetch=1)
+    rig.frozen.add(later)
+    later.presence, later.asked_mono_ms = pulls[0].presence, rig.mono_ms - LEASE_MS
+    assert [(got.subscriber, got.id, got.attempt) for got in rig.tick()] == [(later, first.id, 2)]
+    rig.pass_time(LEASE_MS + GAP_MS)
+    assert rig.tick() == []
+    assert rig.group().ready_count == 1
+
+
+def test_an_end_of_a_lease_that_is_not_its_own_doubts_nobody() -> None:
+    """Taken over from before a restart, or of a connection that is gone."""
+    rig = Rig()
+    before = rig.subscribe(prefetch=1)
+    delivered(rig)
+    rig.stop_and_start()
+    here = frozen(rig)
+    rig.pass_time(LEASE_MS)
+    assert [(got.subscriber, got.attempt) for got in rig.tick()] == [(here, 2)]
+    assert before is not here

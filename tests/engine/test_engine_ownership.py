@@ -1,0 +1,541 @@
+"""Who is owed what when clocks jump, groups are made in the past, and daemons crash meanwhile.
+
+``engine/test_ownership_model.py`` looks for what nobody has thought of; here are the known ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from support.engine_recount import recount
+from support.engine_rig import CONFIG, Rig
+from tickwheel.engine.ownership import order_of, owes
+from tickwheel.model.records import BY_DUE_ALONE, GroupRow, GroupSettings, ProgressState, TaskRow
+
+HOUR_MS = 3_600_000
+
+
+def consume(rig: Rig, *groups: str) -> set[tuple[str, int]]:
+    """What these groups get now, acked: (group, id)."""
+    for group in groups:
+        rig.subscribe(group=group)
+    got = rig.tick()
+    for one in got:
+        assert rig.ack(one) == "acked"
+    rig.commit()
+    return {(one.group.name, one.id) for one in got}
+
+
+def everywhere(*ids: int) -> set[tuple[str, int]]:
+    return {(group, task_id) for group in "ab" for task_id in ids}
+
+
+# --- clocks --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("back_ms", [1, 2_500, HOUR_MS])
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("fires", [False, True])
+def test_what_is_enqueued_after_a_group_is_its_own_whatever_the_clock_says(
+    back_ms: int, crashes: bool, fires: bool
+) -> None:
+    rig = Rig()
+    rig.create_group("t", "a")
+    rig.pass_time(5_000)
+    rig.fire()
+    rig.create_group("t", "b")
+    rig.commit()
+    rig.now_ms -= back_ms
+    early, late = rig.enqueue(), rig.enqueue(delay_ms=500)
+    if fires:
+        rig.fire()
+    if crashes:
+        rig.crash()
+    rig.pass_time(500)
+    assert consume(rig, "a", "b") == everywhere(early, late)
+    assert rig.rows.is_empty()
+
+
+@pytest.mark.parametrize("skew_ms", [-HOUR_MS, -3_000, 0, 3_000])
+def test_a_takeover_by_another_clock_changes_nothing(skew_ms: int) -> None:
+    rig = Rig()
+    rig.create_group("t", "a")
+    before = rig.enqueue(delay_ms=1_000)
+    rig.pass_time(10)
+    rig.create_group("t", "b")
+    rig.commit()
+    rig.now_ms += skew_ms
+    rig.crash()
+    after = rig.enqueue(delay_ms=1_000)
+    rig.pass_time(1_000 - min(0, skew_ms))
+    assert consume(rig, "a", "b") == everywhere(before, after)
+
+
+def test_a_group_made_while_the_clock_is_behind_gets_what_waits_for_it() -> None:
+    """Ids from before the group, due times below what the wheel has passed."""
+    rig = Rig()
+    rig.create_group("t", "a")
+    rig.now_ms += HOUR_MS
+    rig.fire()
+    rig.now_ms -= HOUR_MS
+    waits = rig.enqueue(delay_ms=600_000)
+    rig.create_group("t", "b")
+    rig.commit()
+    rig.crash()
+    rig.pass_time(600_000)
+    assert consume(rig, "a", "b") == everywhere(waits)
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_memory_and_rows_agree_on_what_fired_before_the_clock_went_back(crashes: bool) -> None:
+    """Due after the start of the new group by the clock, fired before it by the wheel."""
+    rig = Rig()
+    rig.create_group("t", "a")
+    fired, waits = rig.enqueue(delay_ms=HOUR_MS), rig.enqueue(delay_ms=2 * HOUR_MS)
+    rig.pass_time(HOUR_MS)
+    rig.fire()
+    rig.now_ms -= HOUR_MS
+    sooner = rig.enqueue(delay_ms=1_000)
+    group = rig.create_group("t", "b")
+    rig.commit()
+    assert (group.since_ms <= rig.now_ms + 1_000) and not rig.core.topics["t"].replays
+    if crashes:
+        rig.crash()
+    rig.pass_time(2 * HOUR_MS)
+    assert consume(rig, "a", "b") == everywhere(fired, waits, sooner)
+
+
+@pytest.mark.parametrize("move_ms", [0, 400])
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_task_moved_below_the_start_of_a_group_is_still_its_own(
+    move_ms: int, crashes: bool
+) -> None:
+    rig = Rig()
+    rig.create_group("t", "a")
+    far = rig.enqueue(delay_ms=HOUR_MS)
+    rig.pass_time(5_000)
+    rig.fire()
+    rig.create_group("t", "b")
+    rig.commit()
+    rig.now_ms -= 3_000
+    assert rig.reschedule(far, move_ms) == "scheduled"
+    rig.commit()
+    known = rig.find(far)
+    assert known is not None and order_of(known.row) > far
+    if crashes:
+        rig.crash()
+    rig.pass_time(move_ms)
+    assert consume(rig, "a", "b") == everywhere(far)
+    assert rig.enqueue() > order_of(known.row), "a place is given once"
+
+
+def test_a_task_that_moves_as_usual_keeps_its_place() -> None:
+    rig = Rig()
+    for group in "ab":
+        rig.create_group("t", group)
+        rig.pass_time(1_000)
+        rig.fire()
+    far = rig.enqueue(delay_ms=HOUR_MS)
+    for delay_ms in (0, 5, 2 * HOUR_MS):
+        assert rig.reschedule(far, delay_ms) == "scheduled"
+        known = rig.find(far)
+        assert known is not None and known.row.options is None
+
+
+# --- deletion ------------------------------------------------------------------------------------
+
+
+def drained(rig: Rig, name: str) -> None:
+    """What is being deleted goes to its end."""
+    for _ in range(20):
+        group = rig.core.find_group("t", name)
+        if group is None:
+            return
+        rig.fire()
+        rig.drain(group)
+        rig.commit()
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize("ahead_ms", [0, 150, HOUR_MS])
+@pytest.mark.parametrize("crashes", [False, True])
+@pytest.mark.parametrize("others", [False, True])
+def test_what_is_scheduled_survives_the_deletion_of_a_group(
+    ahead_ms: int, crashes: bool, others: bool
+) -> None:
+    rig = Rig()
+    rig.create_group("t", "g")
+    if others:
+        rig.create_group("t", "a")
+    held = rig.enqueue()
+    rig.fire()
+    rig.now_ms += ahead_ms
+    rig.fire()
+    rig.now_ms -= ahead_ms
+    scheduled = [rig.enqueue(delay_ms=delay_ms) for delay_ms in (1, 100, 600_000)]
+    rig.close_group("t", "g")
+    rig.commit()
+    if crashes:
+        rig.crash(down_ms=1)
+    drained(rig, "g")
+    if not (crashes and ahead_ms):
+        # With the clock behind and a crash nobody can tell any more that it had fired.
+        assert rig.state(held) == ("ready" if others else "deleted")
+    rig.pass_time(600_000)
+    rig.fire()
+    assert [rig.state(task_id) for task_id in scheduled] == ["ready"] * 3
+    assert {i for _, i in consume(rig, "a")} >= {*scheduled}
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_what_was_staged_when_the_group_went_is_not_its_own(crashes: bool) -> None:
+    """An enqueue that is confirmed after the deletion had not come due before it."""
+    rig = Rig()
+    rig.create_group("t", "g")
+    rig.commit()
+    (staged,) = rig.stage()
+    rig.close_group("t", "g")
+    rig.commit()
+    rig.fire()
+    if crashes:
+        rig.crash()
+    drained(rig, "g")
+    rig.fire()
+    assert rig.state(staged) == "ready"
+    assert consume(rig, "next") == {("next", staged)}
+
+
+def test_handles_that_are_not_loaded_count_as_scheduled() -> None:
+    """The daemon deletes a group while the far part of its tasks is still being loaded."""
+    rig = Rig()
+    rig.create_group("t", "g")
+    far = rig.enqueue(delay_ms=5_000)
+    rig.pass_time(10_000)
+    rig.engine.recovery.has_handles(rig.now_ms - 6_000)
+    group = rig.close_group("t", "g")
+    known = rig.find(far)
+    assert known is not None and not owes(group, known.row)
+
+
+def test_a_task_moved_below_the_end_of_a_group_is_not_held_by_it() -> None:
+    rig = Rig()
+    rig.create_group("t", "g")
+    rig.create_group("t", "a")
+    far = rig.enqueue(delay_ms=HOUR_MS)
+    rig.pass_time(10_000)
+    rig.fire()
+    rig.close_group("t", "g")
+    rig.close_group("t", "a")
+    rig.now_ms -= 5_000
+    assert rig.reschedule(far, 0) == "scheduled"
+    rig.commit()
+    rig.crash()
+    for name in "ga":
+        drained(rig, name)
+    rig.fire()
+    assert rig.state(far) == "ready"
+
+
+# --- a replay is an owner ------------------------------------------------------------------------
+
+COUNT = 6
+
+
+def replaying(rig: Rig, since_ms: int | None = 0) -> list[int]:
+    """A group with tasks, and a new one for which only the first of them was looked at."""
+    rig.create_group("t", "a")
+    ids = rig.stage(count=COUNT)
+    rig.commit()
+    rig.fire()
+    rig.commit()
+    group = rig.create_group("t", "b", since_ms, replays=False)
+    rig.replay(group, 1)
+    rig.commit()
+    return ids
+
+
+def finish_replay(rig: Rig) -> None:
+    for topic in rig.core.topics.values():
+        for group in list(topic.replays):
+            while rig.replay(group, 2):
+                recount(rig)
+
+
+def delete_old(rig: Rig) -> None:
+    group = rig.close_group("t", "a")
+    for _ in range(2):
+        rig.drain(group, 2)
+        recount(rig)
+        rig.commit()
+
+
+def ack_old(rig: Rig) -> None:
+    assert len(consume(rig, "a")) == COUNT
+    recount(rig)
+
+
+def ack_old_at_most_once(rig: Rig) -> None:
+    rig.subscribe(group="a", at_most_once=True)
+    rig.tick()
+    rig.commit()
+    assert len(rig.handed) == COUNT
+    recount(rig)
+
+
+def reject_old(rig: Rig) -> None:
+    """Into the dead letters, and out of them."""
+    rig.subscribe(group="a")
+    for got in rig.tick():
+        rig.reject(got)
+        assert rig.delete_dead(got.id, "a") == "deleted"
+    recount(rig)
+
+
+def cut_off_old(rig: Rig) -> None:
+    """Some in flight, some back, then all of it acked by receipts."""
+    rig.subscribe(group="a")
+    got = rig.tick()
+    for one in got[:3]:
+        rig.nack(one, 0)
+    for one in got:
+        assert rig.ack(one) == "acked"
+    recount(rig)
+
+
+@pytest.mark.parametrize(
+    "ends", [delete_old, ack_old, ack_old_at_most_once, reject_old, cut_off_old]
+)
+@pytest.mark.parametrize("crashes", [False, True])
+def test_what_a_replay_has_not_reached_outlives_its_other_groups(
+    ends: Callable[[Rig], None], crashes: bool
+) -> None:
+    rig = Rig()
+    ids = replaying(rig)
+    ends(rig)
+    rig.commit()
+    recount(rig)
+    if crashes:
+        rig.crash()
+        rig.fire()
+    finish_replay(rig)
+    recount(rig)
+    assert {rig.state(task_id) for task_id in ids} == {"ready"}
+    assert consume(rig, "b") == {("b", task_id) for task_id in ids}
+    if ends is not delete_old:
+        assert rig.rows.is_empty()
+        assert {rig.state(task_id) for task_id in ids} == {"acked"}
+
+
+def test_a_ttl_that_ends_for_one_group_does_not_end_it_for_the_replay() -> None:
+    rig = Rig()
+    rig.create_group("t", "a")
+    rig.stage(count=3, ttl_ms=100)
+    rig.commit()
+    rig.fire()
+    group = rig.create_group("t", "b", 0, replays=False)
+    rig.pass_time(101)
+    rig.fire()
+    recount(rig)
+    assert rig.core.totals.expired == 6, "once for each of the groups"
+    rig.commit()
+    assert rig.rows.is_empty()
+    assert rig.replay(group) and not rig.replay(group)
+
+
+def test_what_came_due_before_the_start_ends_with_its_group() -> None:
+    """The replay claims what the new group is owed, and nothing else."""
+    rig = Rig()
+    rig.create_group("t", "a")
+    early = rig.enqueue()
+    rig.fire()
+    rig.pass_time(1_000)
+    since_ms = rig.now_ms
+    late = rig.enqueue()
+    rig.pass_time(1_000)
+    rig.fire()
+    rig.create_group("t", "b", since_ms, replays=False)
+    assert consume(rig, "a") == {("a", early), ("a", late)}
+    assert (rig.state(early), rig.state(late)) == ("acked", "ready")
+    assert rig.rows.progress[late, "a"].state is ProgressState.DONE
+    finish_replay(rig)
+    assert consume(rig, "b") == {("b", late)}
+    assert rig.rows.is_empty()
+
+
+def test_two_replays_each_get_everything_once() -> None:
+    rig = Rig()
+    ids = replaying(rig)
+    third = rig.create_group("t", "c", 0, replays=False)
+    rig.replay(third, 4)
+    ack_old(rig)
+    assert rig.replay(rig.group("t", "b"), 2)
+    first = consume(rig, "b", "c")
+    recount(rig)
+    finish_replay(rig)
+    second = consume(rig)
+    assert not first & second
+    assert first | second == {(group, task_id) for group in "bc" for task_id in ids}
+    assert rig.rows.is_empty()
+
+
+def test_what_the_new_group_has_acked_does_not_come_to_it_again() -> None:
+    """It fired with the new group there, and the replay has still to pass it."""
+    rig = Rig()
+    rig.create_group("t", "a")
+    task_id = rig.enqueue(delay_ms=10)
+    rig.create_group("t", "b", 0, replays=False)
+    rig.pass_time(10)
+    assert consume(rig, "b") == {("b", task_id)}
+    assert consume(rig, "a") == {("a", task_id)}
+    assert rig.rows.is_empty()
+    finish_replay(rig)
+
+
+def test_a_group_that_comes_back_under_its_name_keeps_what_it_acked() -> None:
+    rig = Rig()
+    rig.create_group("t", "a")
+    rig.create_group("t", "b")
+    ids = rig.stage(count=2)
+    rig.commit()
+    consume(rig, "b")
+    rig.delete_group("t", "b")
+    rig.create_group("t", "b", 0, replays=False)
+    consume(rig, "a")
+    assert {rig.state(task_id) for task_id in ids} == {"ready"}
+    finish_replay(rig)
+    assert consume(rig, "b") == set()
+    assert rig.rows.is_empty()
+    recount(rig)
+
+
+def test_a_replay_ends_with_its_group() -> None:
+    rig = Rig()
+    ids = replaying(rig)
+    rig.delete_group("t", "b")
+    assert not rig.core.topics["t"].replays
+    recount(rig)
+    assert len(consume(rig, "a")) == COUNT
+    assert {rig.state(task_id) for task_id in ids} == {"acked"}
+
+
+def test_what_is_moved_during_a_replay_moves_for_all_its_groups() -> None:
+    rig = Rig()
+    ids = replaying(rig)
+    rig.subscribe(group="a")
+    got = {one.id: one for one in rig.tick() if one.group.name == "a"}
+    rig.nack(got[ids[-1]], 50)
+    assert rig.reschedule(ids[-1], 5_000) == "scheduled"
+    finish_replay(rig)
+    recount(rig)
+    assert rig.views(ids[-1]) == {"a": ("waiting", 1), "b": ("waiting", 0)}
+
+
+@pytest.mark.parametrize("verb", ["cancel", "reschedule"])
+def test_commands_find_what_waits_for_the_replay(verb: str) -> None:
+    rig = Rig()
+    ids = replaying(rig)
+    ack_old(rig)
+    if verb == "cancel":
+        assert rig.cancel(ids[-1]) == "cancelled"
+    else:
+        assert rig.reschedule(ids[-1], 700) == "scheduled"
+    recount(rig)
+    finish_replay(rig)
+    recount(rig)
+    left = consume(rig, "b")
+    rig.pass_time(700)
+    late = consume(rig)
+    assert len(left) == COUNT - 1
+    assert late == ({("b", ids[-1])} if verb == "reschedule" else set())
+    assert rig.rows.is_empty()
+
+
+def test_a_replay_says_how_far_it_is() -> None:
+    rig = Rig()
+    replaying(rig)
+    group = rig.group("t", "b")
+    replay = rig.core.topics["t"].replays[group]
+    assert (replay.looked_at, replay.given, replay.share) == (1, 1, 0.0)
+    rig.replay(group, 3)
+    assert (replay.looked_at, replay.given) == (4, 4)
+    assert 0.5 < replay.share < 1.0
+    finish_replay(rig)
+    assert replay.is_over
+
+
+def test_a_group_from_now_on_needs_no_replay() -> None:
+    rig = Rig()
+    rig.create_group("t", "a")
+    rig.enqueue()
+    rig.fire()
+    rig.create_group("t", "b", replays=False)
+    assert not rig.core.topics["t"].replays
+
+
+# --- starts in the future, rows of older releases ------------------------------------------------
+
+
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_start_in_the_future_is_a_due_time(crashes: bool) -> None:
+    rig = Rig()
+    rig.create_group("t", "a")
+    rig.create_group("t", "b", rig.now_ms + 1_000)
+    rig.commit()
+    if crashes:
+        rig.crash()
+    before, after = rig.enqueue(delay_ms=999), rig.enqueue(delay_ms=1_000)
+    rig.pass_time(1_000)
+    assert consume(rig, "a", "b") == everywhere(before, after) - {("b", before)}
+    rig.crash()
+    assert rig.group("t", "b").since_id != BY_DUE_ALONE, "its time has come"
+
+
+def test_rows_of_an_older_release_get_their_place_at_the_first_start() -> None:
+    rig = Rig()
+    rig.create_group("t", "a")
+    rig.pass_time(5_000)
+    rig.fire()
+    rig.create_group("t", "b")
+    old = rig.enqueue(delay_ms=1_000)
+    for key, row in rig.rows.groups.items():
+        rig.rows.groups[key] = GroupRow(*row[:4])
+    rig.now_ms -= 3_000
+    rig.crash()
+    early = rig.enqueue(delay_ms=10)
+    assert old <= rig.rows.groups["t", "b"].since_id < early, "written with the first batch"
+    rig.crash()
+    rig.pass_time(10)
+    assert consume(rig, "a", "b") == everywhere(early)
+    rig.pass_time(4_000)
+    assert consume(rig) == everywhere(old)
+
+
+def test_a_deletion_of_an_older_release_goes_on_as_it_began() -> None:
+    row = GroupRow("t", "g", 0, GroupSettings(closed_ms=100, closed_id=7))
+    held, later, moved = (
+        TaskRow(7, 100, "t", b""),
+        TaskRow(8, 100, "t", b""),
+        TaskRow(7, 101, "t", b""),
+    )
+    assert [owes(row, task) for task in (held, later, moved)] == [True, False, False]
+
+
+def test_what_a_replay_keeps_does_not_hold_up_other_tasks_of_the_group() -> None:
+    """Their rows are not in memory, and what waits for the replay is not being read."""
+    rig = Rig(replace(CONFIG, resident_bytes_max=1, loading_max=2))
+    kept = replaying(rig)
+    ours = rig.subscribe(group="a")
+    for one in rig.tick():
+        assert rig.ack(one) == "acked"
+    rig.commit()
+    rig.engine.delivery.unsubscribe(ours)
+    group = rig.group(name="b")
+    assert len(set(kept) & group.loading.keys()) > rig.config.loading_max
+    rig.subscribe(group="b")
+    new = rig.enqueue()
+    rig.fire()
+    rig.load()
+    assert {one.id for one in rig.dispatch() if one.group is group} == {kept[0], new}

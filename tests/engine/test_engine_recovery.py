@@ -1,0 +1,237 @@
+"""What a restart brings back: from rows to the same promises."""
+
+from __future__ import annotations
+
+from support.engine_recount import recount
+from support.engine_rig import GRACE_MS, LEASE_MS, NOW_MS, Got, Rig
+from tickwheel.engine.state import IdSource, Outcomes
+from tickwheel.model.records import Outcome
+
+LATE_MS = 21
+"""Leases may end that much late."""
+
+
+def checkpointed(rig: Rig) -> Got:
+    rig.subscribe()
+    rig.enqueue()
+    got = rig.one()
+    rig.pass_time(100)
+    rig.commit()
+    return got
+
+
+def test_scheduled_tasks_come_at_their_time() -> None:
+    rig = Rig()
+    task_id = rig.enqueue(delay_ms=5_000)
+    rig.crash(down_ms=1_000)
+    rig.subscribe()
+    rig.pass_time(3_999)
+    assert rig.tick() == []
+    rig.pass_time(1)
+    assert rig.one().id == task_id
+    recount(rig)
+
+
+def test_tasks_that_came_due_during_the_restart_come_at_once_in_order() -> None:
+    rig = Rig()
+    second, first = rig.enqueue(delay_ms=2_000), rig.enqueue(delay_ms=1_000)
+    rig.crash(down_ms=3_000)
+    rig.subscribe()
+    assert [got.id for got in rig.tick()] == [first, second]
+
+
+def test_after_a_crash_a_lease_is_kept_for_the_grace_and_its_receipt_is_current() -> None:
+    rig = Rig()
+    got = checkpointed(rig)
+    rig.crash()
+    rig.subscribe()
+    assert rig.state(got.id) == "in_flight"
+    assert rig.engine.recovery.leases_kept == 1
+    rig.pass_time(GRACE_MS - 1)
+    assert rig.tick() == []
+    assert rig.lease(got) is not None
+    rig.pass_time(1 + LATE_MS)
+    again = rig.one()
+    assert (again.attempt, again.epoch) == (2, 2)
+    recount(rig)
+
+
+def test_a_clock_that_was_set_back_meanwhile_makes_no_lease_longer() -> None:
+    for hours in (1, 1_000):
+        rig = Rig()
+        rig.subscribe()
+        rig.enqueue()
+        got = rig.one()
+        rig.stop_and_start(back_ms=hours * 3_600_000)
+        rig.subscribe()
+        assert rig.lease(got) is not None
+        rig.pass_time(LEASE_MS + LATE_MS)
+        assert rig.tick() == [], "it is not due by this clock"
+        assert rig.lease(got) is None
+        recount(rig)
+
+
+def test_after_a_clean_stop_a_lease_lasts_as_long_as_it_had_left() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.enqueue()
+    got = rig.one()
+    rig.stop_and_start(down_ms=1_000)
+    rig.subscribe()
+    rig.pass_time(LEASE_MS - 1_001)
+    assert rig.tick() == []
+    assert rig.lease(got) is not None
+    rig.pass_time(1 + LATE_MS)
+    assert rig.one().attempt == 2
+    recount(rig)
+
+
+def test_a_lease_that_ended_during_the_restart_is_over() -> None:
+    rig = Rig()
+    checkpointed(rig)
+    rig.crash(down_ms=LEASE_MS)
+    rig.subscribe()
+    assert rig.one().attempt == 2
+
+
+def test_an_old_lease_can_be_nacked_extended_and_released() -> None:
+    rig = Rig()
+    got = checkpointed(rig)
+    rig.crash()
+    rig.extend(got, LEASE_MS)
+    rig.release(got)
+    rig.subscribe()
+    again = rig.one()
+    assert (again.attempt, again.epoch) == (1, 2)
+    rig.nack(again, 100)
+    rig.commit()
+    recount(rig)
+
+
+def test_a_delivery_that_no_batch_held_is_repeated() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.enqueue()
+    first = rig.one()
+    rig.crash()
+    rig.subscribe()
+    assert rig.one()._replace(subscriber=first.subscriber) == first._replace(epoch=2)
+    recount(rig)
+
+
+def test_a_retry_waits_for_its_time_over_a_restart_and_remembers_why() -> None:
+    rig = Rig()
+    got = checkpointed(rig)
+    rig.nack(got, 10_000, "why")
+    rig.commit()
+    rig.crash(down_ms=4_000)
+    rig.subscribe()
+    rig.pass_time(5_999)
+    assert rig.tick() == []
+    rig.pass_time(1)
+    again = rig.one()
+    assert again.attempt == 2
+    assert [f.reason for f in rig.held(again).failures] == ["why"]
+    recount(rig)
+
+
+def test_a_batch_that_was_applied_before_the_crash_counts() -> None:
+    rig = Rig()
+    got = checkpointed(rig)
+    rig.ack(got)
+    rig.seal()
+    rig.apply()
+    rig.crash()
+    rig.subscribe()
+    assert rig.tick() == []
+    assert rig.ack(got) == "done"
+    recount(rig)
+
+
+def test_an_ack_that_was_not_applied_is_forgotten_and_can_be_repeated() -> None:
+    rig = Rig()
+    got = checkpointed(rig)
+    rig.ack(got)
+    rig.seal()
+    rig.crash()
+    rig.subscribe()
+    assert rig.ack(got) == "acked"
+    rig.commit()
+    assert rig.rows.is_empty()
+    recount(rig)
+
+
+def test_nothing_is_early_or_lost_when_the_clock_went_back_during_the_restart() -> None:
+    rig = Rig()
+    got = checkpointed(rig)
+    rig.nack(got, 200)
+    rig.commit()
+    rig.now_ms -= 60_000
+    rig.crash()
+    rig.subscribe()
+    recount(rig)
+    assert rig.state(got.id) == "waiting"
+    rig.pass_time(60_199)
+    assert rig.tick() == []
+    rig.pass_time(1)
+    assert rig.one().attempt == 2
+    recount(rig)
+
+
+def test_a_released_task_can_be_cancelled_after_the_clock_went_back_during_the_restart() -> None:
+    rig = Rig()
+    got = checkpointed(rig)
+    rig.pass_time(LEASE_MS)
+    rig.expire()
+    rig.commit()
+    rig.now_ms -= 3_600_000
+    rig.crash()
+    assert rig.state(got.id) == "ready"
+    recount(rig)
+    assert rig.cancel(got.id) == "cancelled"
+    recount(rig)
+    assert rig.core.scheduled == 0
+
+
+def test_a_group_that_was_not_durable_is_made_anew() -> None:
+    rig = Rig()
+    task_id = rig.enqueue()
+    rig.subscribe(group="first")
+    rig.crash()
+    assert not rig.core.topics["t"].groups
+    rig.fire()
+    rig.pass_time(1_000)
+    rig.subscribe(group="first")
+    assert rig.one().id == task_id
+    recount(rig)
+
+
+def test_endings_answer_after_a_restart() -> None:
+    rig = Rig()
+    task_id = rig.enqueue(delay_ms=1_000)
+    rig.cancel(task_id)
+    rig.commit()
+    rig.crash()
+    assert rig.state(task_id) == "cancelled"
+    assert rig.cancel(task_id) == "already_cancelled"
+
+
+def test_endings_are_bounded_and_the_newest_are_known() -> None:
+    outcomes = Outcomes(bound=100)
+    for task_id in range(1_000):
+        outcomes.add(task_id, Outcome.ACKED)
+        assert len(outcomes) <= 100
+    assert all(outcomes.get(task_id) is Outcome.ACKED for task_id in range(951, 1_000))
+    assert outcomes.get(0) is None
+    tiny = Outcomes(bound=1)
+    tiny.add_all([(1, Outcome.ACKED), (2, Outcome.EXPIRED)])
+    assert tiny.get(2) is Outcome.EXPIRED
+
+
+def test_ids_start_above_the_mark_whatever_its_shard() -> None:
+    for mark in (0, 5 << 10, (5 << 10) + 7, (5 << 10) + 900):
+        source = IdSource(7, mark)
+        task_id = source.take(1, now_ms=0)
+        assert task_id > mark
+        assert task_id % 1024 == 7
+    assert IdSource(7, 0).take(1, NOW_MS) < IdSource(8, 0).take(1, NOW_MS)

@@ -1,0 +1,194 @@
+"""A batch that was certainly not applied: its enqueues are forgotten, everything else is kept."""
+
+from __future__ import annotations
+
+from support.engine_recount import recount
+from support.engine_rig import Rig
+from tickwheel.engine.state import Batch, strip_ended
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import Outcome, TaskRow
+
+KEY = b"k" * 16
+
+
+def refused(rig: Rig) -> list[object]:
+    assert rig.seal() is not None
+    return rig.refuse()
+
+
+def test_its_tasks_are_gone_and_their_requests_left_no_mark() -> None:
+    rig = Rig()
+    session = rig.session(KEY)
+    rig.subscribe()
+    (task_id,) = rig.stage(session=session, request=1, address="peer")
+    assert refused(rig) == ["peer"]
+    rig.commit()
+    assert rig.tick() == []
+    assert task_id not in rig.rows.tasks
+    assert rig.engine.intake.known(session, 1) is None
+    assert rig.rows.sessions[KEY].answers == ()
+    recount(rig)
+
+
+def test_the_resend_of_a_refused_request_is_a_new_request() -> None:
+    rig = Rig()
+    session = rig.session(KEY)
+    (before,) = rig.stage(session=session, request=1)
+    refused(rig)
+    (after,) = rig.stage(session=session, request=1)
+    rig.commit()
+    assert before < after
+    assert list(rig.rows.tasks) == [after]
+    assert [outcome[1] for outcome in rig.rows.sessions[KEY].answers] == [after]
+
+
+def test_repeats_staged_beside_it_are_told_too() -> None:
+    rig = Rig()
+    session, intake = rig.session(KEY), rig.engine.intake
+    rig.stage(session=session, request=1, address="first")
+    rig.seal()
+    outcome = intake.known(session, 1)
+    assert outcome is not None
+    intake.repeat("again", session, outcome)
+    assert rig.refuse() == ["first", "again"]
+    assert intake.known(session, 1) is None
+
+
+def test_requests_of_the_batch_behind_it_are_not_touched() -> None:
+    rig = Rig()
+    session = rig.session(KEY)
+    rig.stage(session=session, request=1)
+    rig.seal()
+    (kept,) = rig.stage(session=session, request=2, address="kept")
+    rig.refuse()
+    rig.commit()
+    assert rig.told == ["kept"]
+    assert list(rig.rows.tasks) == [kept]
+    assert [outcome[0] for outcome in rig.rows.sessions[KEY].answers] == [2]
+
+
+def test_acks_are_kept_and_their_credit_comes_back_with_the_batch_that_lands() -> None:
+    rig = Rig()
+    subscriber = rig.subscribe()
+    rig.enqueue()
+    got = rig.one()
+    rig.stage()
+    assert rig.ack(got) == "acked"
+    refused(rig)
+    assert got.id in rig.rows.tasks
+    assert subscriber.outstanding == 1
+    assert rig.ack(got) == "done"
+    rig.commit()
+    assert got.id not in rig.rows.tasks
+    assert subscriber.outstanding == 0
+    recount(rig)
+
+
+def test_the_later_state_of_a_key_wins_when_batches_are_joined() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.enqueue()
+    got = rig.one()
+    rig.nack(got, 5_000)
+    refused_batch = rig.seal()
+    assert refused_batch is not None
+    rig.reschedule(got.id, 9_000)
+    rig.refuse()
+    rig.commit()
+    assert rig.rows.progress[got.id, "default"].at_ms == rig.now_ms + 9_000
+
+
+def test_an_ack_behind_a_refused_nack_leaves_nothing() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.enqueue()
+    got = rig.one()
+    rig.nack(got, 5_000)
+    rig.seal()
+    assert rig.ack(got) == "acked"
+    rig.refuse()
+    rig.commit()
+    assert rig.rows.is_empty()
+    recount(rig)
+
+
+def test_replies_are_kept_in_order_and_leave_even_when_nothing_else_is_left() -> None:
+    rig = Rig()
+    rig.stage()
+    rig.core.open.replies.append(("peer", b"one"))
+    sealed = rig.seal()
+    assert sealed is not None
+    sealed.replies.append(("peer", b"two"))
+    rig.refuse()
+    assert not rig.core.open.is_empty()
+    batch = rig.seal()
+    assert batch is not None
+    assert batch.replies == [("peer", b"one"), ("peer", b"two")]
+    assert batch.effects.is_empty()
+
+
+def test_replies_of_the_refused_batch_come_before_those_of_the_next() -> None:
+    rig = Rig()
+    rig.stage()
+    rig.core.open.replies.append(("peer", b"one"))
+    rig.seal()
+    rig.stage()
+    rig.core.open.replies.append(("peer", b"two"))
+    rig.refuse()
+    assert rig.core.open.replies == [("peer", b"one"), ("peer", b"two")]
+
+
+def test_a_session_that_was_forgotten_meanwhile_is_dropped() -> None:
+    rig = Rig()
+    rig.stage(session=rig.session(KEY), request=1)
+    rig.seal()
+    rig.engine.forget_session(KEY)
+    rig.refuse()
+    batch = rig.seal()
+    assert batch is not None
+    assert batch.effects.sessions == {KEY: None}
+
+
+def test_ids_of_refused_tasks_are_not_given_again_while_it_runs() -> None:
+    rig = Rig()
+    (before,) = rig.stage()
+    refused(rig)
+    assert rig.stage()[0] > before
+    rig.commit()
+    assert before not in rig.rows.tasks
+    recount(rig)
+
+
+def test_strip_ended_drops_every_other_row_of_what_has_ended() -> None:
+    row = TaskRow(1, 0, "t", b"")
+    effects = Effects(
+        updated={1: row, 2: row._replace(id=2)},
+        ended={1: Outcome.ACKED},
+        progress={(1, "a"): None, (2, "a"): None},
+        dead={(1, "b"): None, (2, "b"): None},
+    )
+    strip_ended(effects)
+    assert (set(effects.updated), set(effects.progress), set(effects.dead)) == (
+        {2},
+        {(2, "a")},
+        {(2, "b")},
+    )
+
+
+def test_an_update_and_a_drop_in_one_batch_still_drop() -> None:
+    rig = Rig()
+    task_id = rig.enqueue(delay_ms=1_000)
+    rig.reschedule(task_id, 2_000)
+    assert rig.cancel(task_id) == "cancelled"
+    batch = rig.seal()
+    assert batch is not None
+    assert batch.effects.ended == {task_id: Outcome.CANCELLED}
+    assert not batch.effects.updated
+    rig.apply_and_land()
+    assert rig.rows.is_empty()
+
+
+def test_a_batch_is_empty_only_when_nothing_and_nobody_waits_for_it() -> None:
+    assert Batch().is_empty()
+    assert not Batch(replies=[("peer", b"")]).is_empty()
+    assert not Batch(effects=Effects(ended={1: Outcome.ACKED})).is_empty()

@@ -1,0 +1,224 @@
+"""Pause and rate limits of topics and groups."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from support.engine_recount import recount
+from support.engine_rig import CONFIG, LEASE_MS, Rig
+
+# --- pause -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", [None, "default"])
+def test_a_pause_hands_out_nothing_and_takes_everything(group: str | None) -> None:
+    rig = Rig()
+    rig.subscribe()
+    first = rig.enqueue()
+    (before,) = rig.tick()
+    rig.configure("t", group, paused=True)
+    second, third = rig.enqueue(), rig.enqueue(delay_ms=500)
+    assert rig.tick() == []
+    rig.pass_time(500)
+    assert rig.tick() == []
+    assert [rig.state(i) for i in (first, second, third)] == ["in_flight", "ready", "ready"]
+    assert rig.ack(before) == "acked"
+    rig.configure("t", group, paused=False)
+    assert [got.id for got in rig.tick()] == [second, third]
+    recount(rig)
+
+
+def test_retries_become_ready_in_a_pause_and_wait() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.enqueue()
+    rig.nack(rig.one(), 100)
+    rig.configure("t", "default", paused=True)
+    rig.pass_time(100)
+    assert rig.tick() == []
+    assert rig.group().ready_count == 1
+    rig.configure("t", "default", paused=False)
+    assert rig.one().attempt == 2
+
+
+def test_leases_end_in_a_pause() -> None:
+    rig = Rig()
+    rig.subscribe()
+    task_id = rig.enqueue()
+    rig.one()
+    rig.configure("t", paused=True)
+    rig.pass_time(LEASE_MS)
+    assert rig.tick() == []
+    assert rig.state(task_id) == "ready"
+
+
+def test_a_paused_group_does_not_stop_the_others() -> None:
+    rig = Rig()
+    for name in "ab":
+        rig.subscribe(group=name)
+    rig.configure("t", "a", paused=True)
+    rig.enqueue()
+    assert [got.group.name for got in rig.tick()] == ["b"]
+    rig.configure("t", paused=True)
+    rig.enqueue()
+    assert rig.tick() == []
+    rig.configure("t", "a", paused=False)
+    assert rig.tick() == [], "the topic is paused"
+    rig.configure("t", paused=False)
+    assert sorted(got.group.name for got in rig.tick()) == ["a", "a", "b"]
+    recount(rig)
+
+
+def test_a_pause_outlasts_a_crash_and_a_resume_too() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.configure("t", paused=True)
+    rig.enqueue()
+    rig.crash()
+    rig.subscribe()
+    assert rig.tick() == []
+    rig.configure("t", paused=False)
+    rig.commit()
+    assert rig.rows.groups.keys() == {("t", "default")}
+    rig.crash()
+    rig.subscribe()
+    rig.one()
+
+
+def test_a_topic_can_be_paused_before_anybody_uses_it() -> None:
+    rig = Rig()
+    rig.configure("later", paused=True)
+    rig.commit()
+    rig.crash()
+    rig.subscribe("later")
+    rig.enqueue("later")
+    assert rig.tick() == []
+    recount(rig)
+
+
+# --- rates -------------------------------------------------------------------------------------
+
+
+def test_a_rate_lets_a_burst_go_and_then_one_after_the_other() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.configure("t", "default", rate=10.0, burst=3)
+    rig.stage(count=10)
+    rig.commit()
+    assert len(rig.tick()) == 3
+    assert rig.engine.wake_in_ms(*rig.now) == 100, "exactly when the next token is there"
+    rig.pass_time(99)
+    assert rig.tick() == []
+    rig.pass_time(1)
+    assert len(rig.tick()) == 1
+    rig.pass_time(10_000)
+    assert len(rig.tick()) == 3
+    recount(rig)
+
+
+def test_without_a_burst_it_is_what_a_second_brings() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.configure("t", "default", rate=5.0)
+    rig.stage(count=20)
+    rig.commit()
+    assert [len(rig.tick()), rig.pass_time(1_000), len(rig.tick())] == [5, None, 5]
+
+
+def test_the_rate_of_a_topic_bounds_the_sum_of_its_groups_and_shares_it() -> None:
+    rig = Rig()
+    for name in "ab":
+        rig.subscribe(group=name)
+    rig.configure("t", rate=10.0, burst=1)
+    rig.stage(count=10)
+    rig.commit()
+    names = []
+    for _ in range(10):
+        names += [got.group.name for got in rig.tick()]
+        rig.pass_time(100)
+    assert len(names) == 10
+    assert names.count("a") == names.count("b") == 5
+    recount(rig)
+
+
+def test_both_limits_hold_at_once() -> None:
+    rig = Rig()
+    for name in "ab":
+        rig.subscribe(group=name)
+    rig.configure("t", rate=4.0, burst=1)
+    rig.configure("t", "a", rate=1.0, burst=1)
+    rig.stage(count=50)
+    rig.commit()
+    names = []
+    for _ in range(1_000):
+        names += [got.group.name for got in rig.tick()]
+        rig.pass_time(10)
+    assert 5 <= names.count("a") <= 10
+    assert 38 <= len(names) <= 41
+
+
+def test_what_cannot_be_delivered_costs_no_token() -> None:
+    rig = Rig()
+    subscriber = rig.subscribe(prefetch=0)
+    rig.configure("t", "default", rate=1.0, burst=1)
+    gone = rig.enqueue(ttl_ms=10)
+    left = rig.enqueue()
+    cancelled = rig.enqueue()
+    rig.fire()
+    assert rig.cancel(cancelled) == "cancelled"
+    rig.pass_time(11)
+    subscriber.prefetch = 100
+    rig.core.regained(subscriber)
+    assert rig.one().id == left
+    assert rig.state(gone) == "expired"
+
+
+def test_lifting_a_rate_lets_everything_go_at_once() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.configure("t", rate=1.0)
+    rig.stage(count=5)
+    rig.commit()
+    assert len(rig.tick()) == 1
+    rig.configure("t", rate=None)
+    assert len(rig.tick()) == 4
+
+
+def test_changing_a_rate_gives_no_second_burst() -> None:
+    rig = Rig()
+    rig.subscribe(prefetch=1_000)
+    rig.configure("t", rate=100.0)
+    rig.stage(count=500)
+    rig.commit()
+    assert len(rig.tick()) == 100
+    rig.configure("t", rate=50.0)
+    assert rig.tick() == []
+    rig.pass_time(20)
+    assert len(rig.tick()) == 1
+
+
+def test_rates_outlast_a_crash() -> None:
+    rig = Rig()
+    rig.configure("t", rate=2.0, burst=1)
+    rig.subscribe()
+    rig.stage(count=9)
+    rig.commit()
+    rig.crash()
+    rig.subscribe()
+    assert len(rig.tick()) == 1
+    assert rig.engine.delivery.next_token_mono_ms() == 500
+
+
+def test_a_rate_with_rows_that_are_not_in_memory() -> None:
+    rig = Rig(replace(CONFIG, resident_bytes_max=1))
+    rig.subscribe()
+    rig.configure("t", rate=10.0, burst=1)
+    rig.stage(count=3)
+    rig.commit()
+    for left in (2, 1, 0):
+        rig.one()
+        assert rig.group().ready_count == left
+        rig.pass_time(100)
+    recount(rig)

@@ -1,0 +1,79 @@
+"""The stores that the conformance suite runs over. A new store is a new entry here."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from persistence.store_subject import Subject
+from support.redis_server import RedisServer
+from tickwheel.persistence.contract import Store
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.persistence.redis import RedisStore, options_from
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+
+ENDINGS_MAX = 1_000
+QUICK = "call_ms=300&connect_ms=300"
+
+Request = pytest.FixtureRequest
+
+
+def _memory(folder: Path, request: Request) -> Store:
+    return MemoryStore(ENDINGS_MAX)
+
+
+def _sqlite(folder: Path, request: Request) -> Store:
+    return SqliteStore(str(folder / "store.db"), SqliteOptions(endings_max=ENDINGS_MAX))
+
+
+def _redis(folder: Path, request: Request, driver: str = "redis") -> Store:
+    server: RedisServer = request.getfixturevalue("shared_redis")
+    server.call("FLUSHALL")
+    return RedisStore(options_from(server.url(f"endings_max={ENDINGS_MAX}&driver={driver}")))
+
+
+def _asyncio_redis(folder: Path, request: Request) -> Store:
+    return _redis(folder, request, "asyncio-redis")
+
+
+STORES: dict[str, Callable[[Path, Request], Store]] = {
+    "memory": _memory,
+    "sqlite": _sqlite,
+    "redis": _redis,
+    "asyncio-redis": _asyncio_redis,
+}
+
+
+@pytest.fixture(params=sorted(STORES))
+async def subject(request: Request, tmp_path: Path) -> AsyncIterator[Subject]:
+    """An open store of each kind; it holds nothing yet and forgets all but 1,000 endings."""
+    found = Subject(STORES[request.param](tmp_path, request))
+    await found.open()
+    yield found
+    await found.store.close(clean=True)
+
+
+@pytest.fixture
+def redis_server(tmp_path: Path) -> Iterator[RedisServer]:
+    """A server of the test's own, to stop and to break."""
+    server = RedisServer(tmp_path / "redis").start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+async def make(redis_server: RedisServer) -> AsyncIterator[Callable[..., Subject]]:
+    """Makes stores on the test's own server; whatever happens, they are closed."""
+    made: list[Subject] = []
+
+    def make_one(query: str = "", port: int = 0) -> Subject:
+        url = f"redis://127.0.0.1:{port or redis_server.port}?{QUICK}&{query}"
+        made.append(Subject(RedisStore(options_from(url))))
+        return made[-1]
+
+    yield make_one
+    redis_server.go_on()
+    for subject in made:
+        await subject.store.close(clean=False)

@@ -1,0 +1,327 @@
+"""Laying out a shard on an operator's word, and ``tickwheel init`` around it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from persistence.store_subject import OWNER, Subject
+from support.redis_server import RedisServer
+from support.store_rows import ended, everything, tasks
+from tickwheel.cli.app import run
+from tickwheel.persistence import Fenced, StoreUnusable
+from tickwheel.persistence.redis import RedisOptions, RedisStore, options_from
+from tickwheel.persistence.redis.initialise import Found, lay_out, look
+from tickwheel.persistence.redis.scripts import INIT_LAY_OUT
+
+S = "{tw:default:0}"
+NOW_MS = 1_700_000_000_000
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def server(shared_redis: RedisServer) -> RedisServer:
+    shared_redis.call("FLUSHALL")
+    return shared_redis
+
+
+@pytest.fixture(params=["redis", "asyncio-redis"])
+def options(server: RedisServer, request: pytest.FixtureRequest) -> RedisOptions:
+    return options_from(server.url(f"driver={request.param}"))
+
+
+async def filled(server: RedisServer) -> Subject:
+    """A shard with something in every key, still open."""
+    subject = Subject(RedisStore(options_from(server.url())))
+    await subject.open()
+    await subject.commit(everything())
+    await subject.commit(tasks([50, 51, 52]))
+    await subject.commit(ended([50]))
+    return subject
+
+
+async def keys_of(server: RedisServer) -> set[str]:
+    async with Redis.from_url(server.url(), decode_responses=True) as redis:
+        return set(await redis.keys("*"))
+
+
+async def anew(options: RedisOptions, found: Found | None = None) -> str:
+    return await lay_out(options, found or await look(options), NOW_MS, watch_s=0)
+
+
+# --- an empty shard --------------------------------------------------------------------------
+
+
+async def test_what_is_laid_out_opens_as_a_new_shard_does(
+    options: RedisOptions, server: RedisServer
+) -> None:
+    found = await look(options)
+    assert (found.exists, found.state) == (False, "empty")
+    incarnation = await anew(options, found)
+    store = RedisStore(options)
+    opened = await store.open(OWNER, NOW_MS)
+    assert (opened.epoch, opened.last_batch, opened.id_mark, opened.clean) == (1, 0, 0, True)
+    assert store.incarnation == incarnation
+    subject = Subject(RedisStore(options))
+    await store.close(clean=True)
+    await subject.open()
+    assert await subject.commit(tasks([1]))
+    assert await subject.ids() == [1]
+    await subject.store.close(clean=True)
+    assert await keys_of(server) >= {f"{S}:wheel", f"{S}:task"}
+
+
+async def test_of_two_that_lay_out_the_same_shard_one_is_told(options: RedisOptions) -> None:
+    found = await look(options)
+    await anew(options, found)
+    with pytest.raises(StoreUnusable, match="has changed since it was looked at"):
+        await anew(options, found)
+
+
+# --- one that holds something ----------------------------------------------------------------
+
+
+async def test_what_is_there_is_counted(options: RedisOptions, server: RedisServer) -> None:
+    subject = await filled(server)
+    found = await look(options)
+    assert found.counts["tasks"] == len(await subject.ids())
+    await subject.store.close(clean=True)
+    assert found.exists
+    assert found.whole
+    assert (found.epoch, found.rewriting) == (1, "")
+    assert found.counts["groups"] > 0
+    assert "laid out (epoch 1): " in found.state
+
+
+async def test_everything_of_it_goes_and_nothing_else(
+    options: RedisOptions, server: RedisServer
+) -> None:
+    subject = await filled(server)
+    await subject.store.close(clean=True)
+    server.call("SET", "theirs", "1")
+    server.call("RPUSH", f"{S}:stage:1", "x")
+    server.call("RPUSH", f"{S}:stage:2", "x")
+    before = await look(options)
+    incarnation = await anew(options)
+    assert incarnation != before.incarnation
+    assert await keys_of(server) == {f"{S}:wheel", "theirs"}
+    after = await look(options)
+    assert not any(after.counts.values())
+    assert after.epoch == before.epoch + 1
+
+
+async def test_who_used_it_before_is_fenced(options: RedisOptions, server: RedisServer) -> None:
+    subject = await filled(server)
+    await anew(options)
+    with pytest.raises(Fenced):
+        await subject.commit(tasks([60]))
+    assert not (await look(options)).counts["tasks"]
+    await subject.store.close(clean=True)
+
+
+async def test_who_used_it_before_it_came_back_empty_is_fenced(
+    options: RedisOptions, server: RedisServer
+) -> None:
+    subject = await filled(server)
+    server.call("FLUSHALL")
+    await anew(options)
+    with pytest.raises(Fenced):
+        await subject.commit(tasks([60]))
+    assert not (await look(options)).counts["tasks"]
+    await subject.store.close(clean=True)
+
+
+async def test_a_late_script_is_refused(options: RedisOptions, server: RedisServer) -> None:
+    """The same layout twice: the second one comes when the shard is in use already."""
+    found = await look(options)
+    await anew(options, found)
+    subject = Subject(RedisStore(options))
+    await subject.open()
+    await subject.commit(tasks([1]))
+    for stale in (found, replace(found, exists=True)):
+        with pytest.raises(StoreUnusable, match="has changed"):
+            await anew(options, stale)
+    assert await subject.ids() == [1]
+    await subject.store.close(clean=True)
+
+
+# --- one that no daemon opens ----------------------------------------------------------------
+
+
+async def test_half_written_or_damaged_is_told_and_can_be_laid_out_anew(
+    options: RedisOptions, server: RedisServer
+) -> None:
+    subject = await filled(server)
+    await subject.store.close(clean=True)
+    server.call("HSET", f"{S}:wheel", "rewriting", "somebody/1")
+    server.call("HDEL", f"{S}:wheel", "last")
+    found = await look(options)
+    assert found.rewriting == "somebody/1"
+    assert not found.whole
+    assert "it is damaged; it was being written anew by somebody/1" in found.state
+    await anew(options, found)
+    store = RedisStore(options)
+    assert (await store.open(OWNER, NOW_MS)).epoch == found.epoch + 2
+    await store.close(clean=True)
+
+
+async def test_without_its_wheel_it_is_damaged(options: RedisOptions, server: RedisServer) -> None:
+    subject = await filled(server)
+    await subject.store.close(clean=True)
+    server.call("DEL", f"{S}:wheel")
+    found = await look(options)
+    assert (found.exists, found.whole) == (True, False)
+    await anew(options, found)
+    assert (await look(options)).whole
+
+
+@pytest.mark.parametrize("name", ["wheel", "task", "endings"])
+async def test_foreign_keys_are_left_alone(
+    name: str, options: RedisOptions, server: RedisServer
+) -> None:
+    server.call("SET", f"{S}:{name}", "theirs")
+    with pytest.raises(StoreUnusable, match=f"{name} is not ours"):
+        await look(options)
+    found = Found(options.name, S, True, True, "", 0, "", {})
+    with pytest.raises(StoreUnusable, match=f"{name} is not ours"):
+        await anew(options, found)
+    assert server.call("GET", f"{S}:{name}").endswith(b"theirs\r\n")
+
+
+async def test_a_newer_layout_is_left_alone(options: RedisOptions, server: RedisServer) -> None:
+    server.call("HSET", f"{S}:wheel", "layout", "99")
+    with pytest.raises(StoreUnusable, match="layout 99.*newer release"):
+        await look(options)
+
+
+# --- while a daemon leads --------------------------------------------------------------------
+
+
+async def test_nothing_is_done_while_a_daemon_leads(
+    options: RedisOptions, server: RedisServer
+) -> None:
+    found = await look(options)
+    server.call("SET", f"{S}:leader", "left/1a2b|tcp://10.0.0.7:7355|1|4")
+    with pytest.raises(StoreUnusable, match="left/1a2b at tcp://10.0.0.7:7355 leads"):
+        await anew(options, found)
+    assert not (await look(options)).exists
+
+
+async def test_a_leader_that_comes_back_while_it_is_looked_for_stops_it(
+    options: RedisOptions, server: RedisServer
+) -> None:
+    """A Redis that came back empty has forgotten the lease of a daemon that lives."""
+    found = await look(options)
+    server.call("CONFIG", "RESETSTAT")
+    laying = asyncio.ensure_future(lay_out(options, found, NOW_MS, watch_s=60.0))
+    for _ in range(500):
+        if b"cmdstat_get:" in server.call("INFO", "commandstats"):
+            break  # its first look
+        await asyncio.sleep(0.01)
+    server.call("SET", f"{S}:leader", "left|tcp://a:1|1|4")
+    with pytest.raises(StoreUnusable, match="left at tcp://a:1 leads"):
+        await laying
+    assert not (await look(options)).exists
+
+
+async def test_a_leader_that_comes_between_look_and_script_stops_it(
+    options: RedisOptions, server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen by the script itself."""
+    found = await look(options)
+
+    async def blind(*_: Any) -> None:
+        server.call("SET", f"{S}:leader", "left|tcp://a:1|1|4")
+
+    monkeypatch.setattr("tickwheel.persistence.redis.initialise._watch", blind)
+    with pytest.raises(StoreUnusable, match="left at tcp://a:1 leads"):
+        await anew(options, found)
+    assert "'led'" in INIT_LAY_OUT.text
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests' daemons do not come back."""
+    monkeypatch.setattr("tickwheel.persistence.redis.initialise.LEADER_WATCH_S", 0.0)
+
+
+@pytest.mark.usefixtures("at_once")
+class TestTheCommand:
+    def test_lays_out_an_empty_shard_once(self, server: RedisServer, capsys: Capture) -> None:
+        assert run(["init", "--store", server.url()]) == 0
+        assert f"{S} in redis://127.0.0.1:{server.port}/0 was laid out" in capsys.readouterr().out
+        assert run(["init", "--store", server.url()]) == 1
+        error = capsys.readouterr().err
+        assert "is laid out (epoch 0): 0 tasks" in error
+        assert "--force" in error
+        assert error.count("\n") == 1
+
+    def test_force_shows_what_goes_and_needs_a_yes(
+        self, server: RedisServer, capsys: Capture
+    ) -> None:
+        async def fill() -> None:
+            subject = await filled(server)
+            await subject.store.close(clean=True)
+
+        asyncio.run(fill())
+        assert run(["init", "--store", server.url(), "--force"]) == 1
+        error = capsys.readouterr().err
+        assert "tasks, " in error
+        assert "say --yes" in error
+        assert server.call("HLEN", f"{S}:task") != b":0\r\n"
+        assert run(["init", "--store", server.url(), "--force", "--yes", "--json"]) == 0
+        captured = capsys.readouterr()
+        told = json.loads(captured.out)
+        assert told["removed"]["tasks"] > 0
+        assert told["shard"] == S
+        assert "tasks, " in captured.err
+        assert server.call("HLEN", f"{S}:task") == b":0\r\n"
+
+    def test_force_on_an_empty_shard_asks_nothing(self, server: RedisServer) -> None:
+        assert run(["init", "--store", server.url(), "--force"]) == 0
+
+    def test_a_leader_is_named(self, server: RedisServer, capsys: Capture) -> None:
+        server.call("SET", f"{S}:leader", "left|tcp://a:1|1|4")
+        assert run(["init", "--store", server.url(), "--force", "--yes"]) == 1
+        assert "left at tcp://a:1 leads" in capsys.readouterr().err
+
+    def test_a_redis_that_forgets_has_to_be_insisted_on(
+        self, server: RedisServer, capsys: Capture
+    ) -> None:
+        server.call("CONFIG", "SET", "appendonly", "no")
+        try:
+            assert run(["init", "--store", server.url()]) == 1
+            assert "appendonly yes" in capsys.readouterr().err
+            assert run(["init", "--store", server.url(), "--allow-volatile-store"]) == 0
+        finally:
+            server.call("CONFIG", "SET", "appendonly", "yes")
+
+    def test_no_password_is_shown(self, server: RedisServer, capsys: Capture) -> None:
+        url = server.url(user="who:secret@")
+        assert run(["init", "--store", url]) == 1
+        captured = capsys.readouterr()
+        assert "secret" not in captured.err + captured.out
+
+
+def test_a_sqlite_file_is_made_once(tmp_path: Path, capsys: Capture) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    assert run(["init", "--store", url]) == 0
+    assert (tmp_path / "a.db").stat().st_size > 0
+    assert run(["check", "--store", url]) == 0
+    for options in ([], ["--force", "--yes"]):
+        assert run(["init", "--store", url, *options]) == 1
+        assert "exists already" in capsys.readouterr().err
+
+
+def test_memory_has_nothing_to_lay_out(capsys: Capture) -> None:
+    assert run(["init", "--store", "memory:"]) == 2
+    assert "memory:" in capsys.readouterr().err

@@ -1,0 +1,202 @@
+"""What an operator sees with redis-cli, and what an earlier release wrote."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from redis.asyncio import Redis
+
+from persistence.store_subject import Subject
+from support.golden import GOLDEN, content, former_content, old_content
+from support.redis_dump import dump, load
+from support.redis_server import RedisServer
+from support.store_rows import ended, everything, tasks
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import DeadRow, ProgressRow, ProgressState, TaskRow
+from tickwheel.persistence.codec import encode_tasks
+from tickwheel.persistence.redis import RedisStore, options_from
+from tickwheel.persistence.redis.keys import LAYOUT, group_field, member, split_member
+from tickwheel.persistence.redis.reader import IdIndex
+from tickwheel.persistence.redis.writer import History
+
+S = "{tw:default:0}"
+V1: dict[str, Any] = json.loads((GOLDEN / "v1" / "redis.json").read_text("utf-8"))
+V3: dict[str, Any] = json.loads((GOLDEN / "v3" / "redis.json").read_text("utf-8"))
+V4: dict[str, Any] = json.loads((GOLDEN / "v4" / "redis.json").read_text("utf-8"))
+"""The same layout with the records of later versions."""
+
+
+@pytest.fixture
+async def subject(shared_redis: RedisServer) -> AsyncIterator[Subject]:
+    shared_redis.call("FLUSHALL")
+    found = Subject(RedisStore(options_from(shared_redis.url())))
+    yield found
+    await found.store.close(clean=True)
+
+
+@pytest.fixture
+async def cli(shared_redis: RedisServer) -> AsyncIterator[Redis]:
+    async with Redis.from_url(shared_redis.url(), decode_responses=True) as redis:
+        yield redis
+
+
+class TestRedisCli:
+    async def test_shows_what_is_in_flight_with_second_and_retry(
+        self, subject: Subject, cli: Redis
+    ) -> None:
+        await subject.open()
+        states = {
+            "first": (ProgressState.IN_FLIGHT, 1, 1_700_000_031_999),
+            "retry": (ProgressState.WAITING, 3, 1_700_000_031_000),
+            "many": (ProgressState.IN_FLIGHT, 5_000, 1_700_000_031_001),
+            "released": (ProgressState.RELEASED, 2, 1_700_000_031_000),
+            "done": (ProgressState.DONE, 1, 1_700_000_031_000),
+        }
+        rows = {(7, g): ProgressRow(7, g, s, n, at) for g, (s, n, at) in states.items()}
+        await subject.commit(tasks([7]))
+        await subject.commit(Effects(progress=dict(rows)))
+        assert await cli.zrange(f"{S}:prepare", 0, -1, withscores=True) == [
+            ("0000000000000000007/first", 1_700_000_031_000),
+            ("0000000000000000007/retry", 1_700_000_031_002),
+            ("0000000000000000007/many", 1_700_000_031_999),
+        ]
+        await subject.commit(
+            Effects(progress={(7, "first"): rows[7, "first"]._replace(state=ProgressState.DONE)})
+        )
+        assert await cli.zcard(f"{S}:prepare") == 2
+        await subject.commit(ended([7]))
+        assert sorted(await cli.keys("*")) == [f"{S}:endings", f"{S}:wheel"]
+
+    async def test_shows_the_queue_in_due_order_and_the_wheel(
+        self, subject: Subject, cli: Redis
+    ) -> None:
+        await subject.open("node/1")
+        late, soon = TaskRow(10, 9_000, "t", b""), TaskRow(11, 5_000, "t", b"")
+        effects = Effects(enqueued={10: late, 11: soon}, id_mark=11, position_ms=4_000)
+        assert await subject.store.commit(1, "node/1", 1, effects)
+        assert await cli.zrange(f"{S}:store", 0, -1, withscores=True) == [
+            ("0000000000000000011", 5_000),
+            ("0000000000000000010", 9_000),
+        ]
+        assert await cli.hlen(f"{S}:task") == 2
+        wheel = await cli.hgetall(f"{S}:wheel")
+        assert wheel["incarnation"] == _incarnation(subject)
+        assert {name: wheel[name] for name in ("epoch", "owner", "last", "position_ms")} == {
+            "epoch": "1", "owner": "node/1", "last": "1", "position_ms": "4000",
+        }  # fmt: skip
+        assert wheel["layout"] == str(LAYOUT)
+
+    async def test_shows_dead_letters_by_id_and_group(self, subject: Subject, cli: Redis) -> None:
+        await subject.open()
+        rows = [DeadRow(i, g, "t", 1, 1, "") for i in (30, 4) for g in ("b", "a")]
+        await subject.commit(Effects(dead={(row.id, row.group): row for row in rows}))
+        assert await cli.zrange(f"{S}:dead", 0, -1) == [
+            f"{i:019d}/{g}" for i in (4, 30) for g in ("a", "b")
+        ]
+
+    async def test_every_key_is_in_one_hash_slot(self, subject: Subject, cli: Redis) -> None:
+        await subject.open()
+        await subject.commit(everything())
+        keys = await cli.keys("*")
+        assert len(keys) == 11
+        assert all(key.startswith(f"{S}:") for key in keys)
+
+
+def _incarnation(subject: Subject) -> str:
+    assert isinstance(subject.store, RedisStore)
+    return subject.store.incarnation
+
+
+class TestGolden:
+    @pytest.mark.parametrize(
+        ("dumped", "expected"), [(V1, old_content()), (V3, former_content()), (V4, content())]
+    )
+    async def test_layout_1_is_read(
+        self, subject: Subject, shared_redis: RedisServer, dumped: dict[str, Any], expected: Effects
+    ) -> None:
+        await load(shared_redis.url(), dumped)
+        opened = await subject.open()
+        assert (opened.epoch, opened.last_batch, opened.clean, opened.created) == (
+            2, 1, True, False,
+        )  # fmt: skip
+        assert (opened.id_mark, opened.position_ms) == (expected.id_mark, expected.position_ms)
+        found = await subject.store.read(list(expected.enqueued))
+        assert {i: task.row for i, task in found.items()} == expected.enqueued
+        small = await subject.small()
+        assert {(row.id, row.group): row for row in small.progress} == expected.progress
+        assert {row.session: row for row in small.sessions} == expected.sessions
+        assert {(row.topic, row.group): row for row in small.groups} == expected.groups
+        assert dict(small.outcomes) == expected.ended
+        dead = await subject.store.scan_dead((-1, ""), 99, None, None)
+        assert {(row.id, row.group): row for row in dead} == expected.dead
+        handles = await subject.handles()
+        assert sum(len(chunk.ids) for chunk in handles) == len(expected.enqueued)
+
+    async def test_layout_1_is_written_as_it_was(
+        self, subject: Subject, shared_redis: RedisServer
+    ) -> None:
+        await subject.open("golden")
+        assert await subject.store.commit(1, "golden", 1, content())
+        await subject.store.close(clean=True)
+        assert await dump(shared_redis.url()) == V4
+
+
+class TestNames:
+    @pytest.mark.parametrize("group", ["default", "a/b:c", "a b", "50%", "%0A", "x\ny", "é"])
+    def test_members_come_back(self, group: str) -> None:
+        assert split_member(member(7, group)) == (7, group)
+        assert b"\n" not in member(7, group)
+
+    def test_topics_and_groups_are_not_mixed_up(self) -> None:
+        pairs = [("a b", "c"), ("a", "b c"), ("a%20b", "c"), ("a", "b%20c")]
+        assert len({group_field(*pair) for pair in pairs}) == len(pairs)
+
+
+class TestHistory:
+    def test_is_bounded_by_time_and_bytes(self) -> None:
+        history = History(keep_ms=10_000, keep_bytes=10_000)
+        assert not history.covers(1, 1)
+        for n in range(1, 21):
+            history.add(n, Effects(id_mark=n), [], 100, now_s=n * 1.0)
+        assert history.covers(10, 20)
+        assert not history.covers(9, 20), "older than ten seconds"
+        assert [n for n, _ in history.since(18)] == [18, 19, 20]
+        history.add(21, Effects(), [], 9_700, now_s=21.0)
+        assert history.covers(21, 21)
+        assert not history.covers(20, 21), "no bytes left for it"
+        history.add(22, Effects(), [], 20_000, now_s=21.0)
+        assert not history.covers(22, 22)
+
+    def test_gives_batches_back_as_they_were(self) -> None:
+        history, effects = History(keep_ms=10_000, keep_bytes=1 << 20), everything()
+        assert effects.enqueued
+        records = encode_tasks(effects.enqueued.values())
+        history.add(1, effects, records, 1_000, now_s=1.0)
+        history.add(2, tasks([]), [], 0, now_s=1.0)
+        assert dict(history.since(1)) == {1: effects, 2: tasks([])}
+        assert next(history.since(1))[1] is not effects, "whose rows take much memory"
+
+
+class TestIdIndex:
+    async def test_knows_what_was_added_while_it_was_loaded(self) -> None:
+        index = IdIndex()
+        index.add([1])
+        assert index.after(-1, 9) is None
+        with index.loading() as found:
+            found += [5, 3, 5]
+            index.add([9, 7])
+        assert index.after(3, 2) == [5, 7]
+        index.add([8])
+        assert index.after(-1, 9) == [3, 5, 7, 8, 9]
+        assert index.after(9, 9) == []
+
+    async def test_is_dropped_when_nobody_lists(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        index = IdIndex()
+        with index.loading() as found:
+            found += [1]
+        monkeypatch.setattr("tickwheel.persistence.redis.reader.IDLE_S", -1.0)
+        index.add([2])
+        assert index.after(-1, 9) is None

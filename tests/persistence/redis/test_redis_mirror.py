@@ -1,0 +1,474 @@
+"""Everything that Redis holds is in memory too: filled at the start, bounded, read from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import pytest
+
+from persistence.store_subject import Subject
+from support.redis_server import RedisServer
+from support.store_rows import ended, everything, in_flight, tasks
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import DeadRow, GroupRow, SessionRow, TaskRow
+from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreAway, StoredTask
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.persistence.redis import RedisStore
+from tickwheel.persistence.redis.encode import prepare
+from tickwheel.persistence.redis.mirror import (
+    ROW_BYTES,
+    TASK_BYTES,
+    GroupRecords,
+    Mirror,
+    TaskRecords,
+)
+from tickwheel.persistence.redis.options import RedisOptions, options_from
+from tickwheel.persistence.redis.scripts import HANDLES
+from tickwheel.persistence.urls import open_url
+
+Make = Callable[..., Subject]
+NEW = 1_000_000
+"""Ids from here on are of tasks made while others are loaded."""
+
+
+def _redis(subject: Subject) -> RedisStore:
+    assert isinstance(subject.store, RedisStore)
+    return subject.store
+
+
+def _mirror(subject: Subject) -> Mirror:
+    return _redis(subject)._mirror
+
+
+async def _recover(subject: Subject, chunk: int = 10_000) -> list[int]:
+    await subject.store.recover_small()
+    return [task_id for handles in await subject.handles(chunk) for task_id in handles.ids]
+
+
+@pytest.fixture
+async def subject(make: Make) -> Subject:
+    found = make()
+    await found.open()
+    return found
+
+
+class TestFilling:
+    @pytest.mark.parametrize("chunk", [1, 7, 10_000])
+    async def test_brings_all_there_is(self, subject: Subject, chunk: int) -> None:
+        await subject.commit(everything())
+        await subject.commit(tasks(range(100, 200)))
+        ids = await subject.ids()
+        before = await _content(subject)
+        await subject.reopen()
+        assert not _mirror(subject).complete
+        assert sorted(await _recover(subject, chunk)) == ids
+        assert _mirror(subject).complete
+        assert await subject.ids() == ids
+        assert await _content(subject) == before
+
+    async def test_a_new_shard_is_complete(self, subject: Subject) -> None:
+        assert _mirror(subject).complete
+
+    async def test_a_stream_that_was_given_up_leaves_it_incomplete(self, subject: Subject) -> None:
+        await subject.commit(tasks(range(1, 101)))
+        await subject.reopen()
+        await subject.store.recover_small()
+        stream = subject.store.recover_handles(10)
+        await anext(aiter(stream))
+        await stream.aclose()  # type: ignore[attr-defined]  # it is a generator
+        assert not _mirror(subject).complete
+        assert await subject.ids() == list(range(1, 101)), "from Redis"
+        await subject.commit(ended([1]))
+        assert await _recover(subject) == list(range(2, 101))
+        assert _mirror(subject).complete
+        assert await subject.ids() == list(range(2, 101))
+
+    async def test_batches_between_chunks_are_newer(self, subject: Subject) -> None:
+        reference = await _reference(subject, range(1, 301))
+        await subject.reopen()
+        await subject.store.recover_small()
+        first = True
+        async for handles in subject.store.recover_handles(10):
+            if first:
+                for effects in _changes(list(range(1, 301))):
+                    await subject.commit(effects)
+                    await reference.commit(effects)
+                first = False
+            assert max(handles.ids) < NEW
+        await _compare(subject, reference)
+
+    async def test_batches_while_a_chunk_is_on_its_way_are_newer(
+        self, subject: Subject, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The chunk was read before they were applied, and comes after they landed."""
+        reference = await _reference(subject, range(1, 101))
+        await subject.reopen()
+        await subject.store.recover_small()
+        asker = _redis(subject)._recovering._asker
+        ask = asker.script
+        seen: set[int] = set()
+
+        async def late(script: Any, args: Sequence[Any], **options: Any) -> Any:
+            reply = await ask(script, args, **options)
+            if script is HANDLES and reply[1]:
+                ids = [int(task_id) for task_id in reply[0][::2]]
+                ids = [task_id for task_id in ids if task_id < NEW and task_id not in seen]
+                seen.update(ids)
+                for effects in _changes(ids):
+                    await subject.commit(effects)
+                    await reference.commit(effects)
+            return reply
+
+        monkeypatch.setattr(asker, "script", late)
+        found: list[int] = []
+        async for handles in subject.store.recover_handles(10):
+            found += handles.ids
+        # Two of each ten had ended; a moved one comes again, and nothing that was made meanwhile.
+        assert len(set(found)) == 80
+        assert max(found) < NEW
+        await _compare(subject, reference)
+
+    async def test_an_absence_meanwhile_is_waited_for_and_what_was_lost_replayed(
+        self, subject: Subject, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        await subject.commit(tasks(range(1, 101)))
+        await subject.reopen()
+        await subject.store.recover_small()
+        asker = _redis(subject)._recovering._asker
+        ask, back = asker.script, [redis_server.snapshot()]
+
+        async def away(script: Any, args: Sequence[Any], **options: Any) -> Any:
+            try:
+                return await ask(script, args, **options)
+            except StoreAway:
+                redis_server.restart_from(back.pop())
+                raise
+
+        monkeypatch.setattr(asker, "script", away)
+        found: list[int] = []
+        async for handles in subject.store.recover_handles(10):
+            if not found:
+                await subject.commit(tasks([1_000]))
+                redis_server.kill()
+            found += handles.ids
+        assert found == list(range(1, 101))
+        assert back == [], "it was away"
+        await subject.reopen()
+        assert await subject.ids() == [*range(1, 101), 1_000]
+
+    async def test_one_that_is_away_at_the_first_chunk_is_told(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        await subject.commit(tasks(range(1, 101)))
+        await subject.reopen()
+        await subject.store.recover_small()
+        redis_server.kill()
+        with pytest.raises(StoreAway):
+            await anext(aiter(subject.store.recover_handles(10)))
+        redis_server.start()
+
+    async def test_a_redis_that_lost_the_rest_meanwhile_is_told(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        await subject.commit(tasks(range(1, 101)))
+        await subject.reopen()
+        await subject.store.recover_small()
+        with pytest.raises(Exception, match="came back empty"):
+            async for _ in subject.store.recover_handles(10):
+                redis_server.call("FLUSHALL")
+        with pytest.raises(Exception, match="came back empty"):
+            await subject.commit(tasks([1_000]))
+
+
+def _changes(ids: list[int]) -> list[Effects]:
+    """Batches that end, move and touch some of ``ids``, and make others."""
+    if not ids:
+        return []
+    new = [NEW + task_id for task_id in ids[:5]]
+    row = TaskRow(ids[2], 77_777, "moved", b"body")
+    return [
+        ended(ids[:2]),
+        Effects(updated={ids[2]: row, ids[3]: row._replace(id=ids[3])}),
+        Effects(
+            progress={(i, "g"): in_flight(i, "g") for i in ids[4:6]},
+            dead={(ids[6], "g"): DeadRow(ids[6], "g", "t", 1, 2, "why")},
+        ),
+        tasks(new),
+        ended([new[0]]),
+        Effects(progress={(ids[4], "g"): None}, dead={(ids[6], "h"): None}),
+        Effects(
+            groups={("t", str(ids[0])): GroupRow("t", str(ids[0]), 1)},
+            sessions={b"%016d" % ids[0]: SessionRow(b"%016d" % ids[0], 1, 2, ())},
+        ),
+    ]
+
+
+async def _reference(subject: Subject, ids: range) -> Subject:
+    """The same content in a store of plain dictionaries."""
+    reference = Subject(MemoryStore())
+    await reference.open()
+    rows = {i: TaskRow(i, i * 7_919 % 500, "t", b"%d" % i) for i in ids}
+    touched = Effects(
+        progress={(i, g): in_flight(i, g) for i in ids[::7] for g in ("a", "b")},
+        dead={(i, "c"): DeadRow(i, "c", "t", 1, 2, "why") for i in ids[::5]},
+    )
+    for effects in (Effects(enqueued=rows, id_mark=ids[-1]), touched, ended([5_000])):
+        await subject.commit(effects)
+        await reference.commit(effects)
+    return reference
+
+
+async def _dead(subject: Subject) -> list[DeadRow]:
+    return await subject.store.scan_dead((-1, ""), 10_000, None, None)
+
+
+async def _content(subject: Subject) -> tuple[list[StoredTask], list[DeadRow], Any]:
+    small = await subject.small()
+    return await subject.store.scan(-1, 1_000_000, None), await _dead(subject), small
+
+
+async def _compare(subject: Subject, reference: Subject) -> None:
+    """The mirror holds what the reference holds, and so does Redis."""
+    assert _mirror(subject).complete
+    expected = await _content(reference)
+    assert await _content(subject) == expected
+    counted = _mirror(subject).bytes_held
+    await subject.reopen()
+    assert not _mirror(subject).complete
+    assert await _content(subject) == expected
+    await _recover(subject)
+    assert _mirror(subject).bytes_held == counted
+
+
+class TestReading:
+    async def test_goes_on_while_redis_stands_still(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        await subject.commit(everything())
+        await subject.commit(tasks(range(100, 2_000)))
+        await subject.reopen()
+        await _recover(subject)
+        redis_server.pause()
+        async with asyncio.timeout(2):
+            assert len(await subject.store.read(range(100, 2_000))) == 1_900
+            assert len(await subject.ids()) == 1_900 + len(everything().enqueued)
+            assert len(await _dead(subject)) == len(everything().dead)
+            assert len((await subject.small()).groups) == len(everything().groups)
+
+    async def test_sees_nothing_of_a_batch_whose_fate_is_unknown(
+        self, subject: Subject, redis_server: RedisServer
+    ) -> None:
+        await subject.commit(tasks([1]))
+        redis_server.pause()
+        with pytest.raises(CommitUnknown):
+            await subject.commit(ended([1]))
+        assert await subject.ids() == [1]
+        redis_server.go_on()
+        await subject.store.verify()
+        assert await subject.ids() == [1], "applied perhaps, but nobody was told"
+        await subject.commit(ended([1]))
+        assert await subject.ids() == []
+
+    async def test_a_listing_sees_what_is_made_between_its_pages(self, subject: Subject) -> None:
+        await subject.commit(tasks(range(1, 11)))
+        assert [t.row.id for t in await subject.store.scan(-1, 5, None)] == [1, 2, 3, 4, 5]
+        await subject.commit(tasks([11]))
+        await subject.commit(Effects(dead={(11, "g"): DeadRow(11, "g", "t", 1, 1, "")}))
+        await subject.commit(ended([6]))
+        assert [t.row.id for t in await subject.store.scan(5, 9, None)] == [7, 8, 9, 10, 11]
+        assert [row.id for row in await _dead(subject)] == [11]
+        await subject.commit(Effects(dead={(7, "g"): DeadRow(7, "g", "t", 1, 1, "")}))
+        await subject.commit(Effects(dead={(11, "g"): None}))
+        assert [row.id for row in await _dead(subject)] == [7]
+
+
+def _size(effects: Effects) -> int:
+    records = prepare(effects, 1).records.enqueued
+    return sum(map(len, records)) + TASK_BYTES * len(records)
+
+
+class TestTheBound:
+    async def test_is_kept_to_the_byte(self, make: Make) -> None:
+        first, more = tasks(range(1, 11)), tasks([11])
+        limit = _size(first) + _size(more)
+        subject = make(f"resident_bytes_max={limit}")
+        await subject.open()
+        await subject.commit(first)
+        row = more.enqueued[11]
+        with pytest.raises(CommitRefused, match=f"{limit + 1} bytes.*limit is {limit}") as refused:
+            await subject.commit(Effects(enqueued={11: row._replace(body=row.body + b".")}))
+        assert refused.value.full
+        assert await subject.commit(more) is True
+        assert _redis(subject).resident_bytes == limit
+        with pytest.raises(CommitRefused):
+            await subject.commit(tasks([12], body=b""))
+        assert await subject.store.probe_room() is False
+
+    async def test_lets_everything_pass_that_makes_no_task(self, make: Make) -> None:
+        subject = make(f"resident_bytes_max={_size(tasks(range(10)))}")
+        await subject.open()
+        await subject.commit(tasks(range(10)))
+        await subject.commit(Effects(progress={(i, "g"): in_flight(i, "g") for i in range(10)}))
+        await subject.commit(Effects(updated={1: TaskRow(1, 5, "t", bytes(100_000))}))
+        assert _redis(subject).resident_bytes > 100_000
+        assert await subject.store.probe_room() is False
+        await subject.commit(ended([1]))
+        assert await subject.store.probe_room() is False, "nine rows of progress"
+        await subject.commit(ended([2, 3, 4, 5, 6, 7, 8, 9]))
+        assert await subject.store.probe_room() is True
+        await subject.commit(tasks([20]))
+        await subject.commit(ended([0, 20]))
+        assert _redis(subject).resident_bytes == 0
+
+    async def test_a_batch_that_was_applied_is_not_refused_for_it(
+        self, make: Make, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        subject = make(f"resident_bytes_max={_size(tasks([1]))}")
+        await subject.open()
+        redis_server.pause()
+        with pytest.raises(CommitUnknown):
+            await subject.commit(tasks([1]))
+        monkeypatch.setattr(_mirror(subject), "_bytes_max", 1)
+        redis_server.go_on()
+        async with asyncio.timeout(10):
+            while True:
+                try:
+                    assert await subject.commit(tasks([1])) is False
+                    break
+                except CommitUnknown:
+                    await asyncio.sleep(0.05)
+                except CommitRefused as error:  # it came late: void, and too much now
+                    assert error.full
+                    return
+        assert await subject.ids() == [1]
+
+    async def test_more_than_it_is_loaded_all_the_same(
+        self, make: Make, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        subject = make()
+        await subject.open()
+        await subject.commit(tasks(range(1, 5_001), body=bytes(200)))
+        await subject.store.close(clean=True)
+        small = make("resident_bytes_max=100000")
+        opened = await small.open()
+        assert opened.has_room is False
+        assert opened.no_room.endswith("the limit is 100000 (resident_bytes_max)")
+        assert "the limit is 100000 (resident_bytes_max); all are loaded" in caplog.text
+        assert await small.store.probe_room() is False
+        assert len(await _recover(small)) == 5_000
+        assert _mirror(small).complete
+        with pytest.raises(CommitRefused) as refused:
+            await small.commit(tasks([9_000]))
+        assert refused.value.full
+        await small.commit(ended(range(1, 4_990)))
+        assert await small.store.probe_room() is True
+        assert await small.commit(tasks([9_000])) is True
+
+    @pytest.mark.parametrize("body", [10, 300, 3_000])
+    async def test_what_is_there_at_the_start_is_estimated(self, make: Make, body: int) -> None:
+        subject = make()
+        await subject.open()
+        for start in range(0, 6_000, 2_000):
+            await subject.commit(tasks(range(start, start + 2_000), body=bytes(body)))
+        held = _redis(subject).resident_bytes
+        assert (await subject.reopen()).has_room
+        assert _redis(subject).resident_bytes == pytest.approx(held, rel=0.25)
+
+    def test_is_told_by_url_or_keyword(self) -> None:
+        assert options_from("redis://h").resident_bytes_max == 2 << 30
+        assert options_from("redis://h?resident_bytes_max=5").resident_bytes_max == 5
+        store = open_url("redis://h?resident_bytes_max=5", resident_bytes_max=7)
+        assert isinstance(store, RedisStore)
+        assert store.options == RedisOptions(host="h", resident_bytes_max=7)
+        assert open_url("memory:", resident_bytes_max=7) is not None
+
+
+class TestContainers:
+    def test_count_their_bytes(self) -> None:
+        found = TaskRecords()
+        found.add([1, 2], [b"12", b"3"], 3)
+        assert found.bytes_held == 2 * TASK_BYTES + 3
+        found.put([2, 3], [b"4567", b"8"])
+        assert found.bytes_held == 3 * TASK_BYTES + 7
+        assert [found.get(i) for i in range(5)] == [None, b"12", b"4567", b"8", None]
+        assert sorted(found) == [1, 2, 3]
+        found.drop([1, 1, 9])
+        assert len(found) == 2
+        found.drop([2, 3])
+        assert found.bytes_held == 0
+
+    def test_count_their_rows(self) -> None:
+        found = GroupRecords()
+        found.change([(1, "b"), (1, "a"), (2, "a")], [b"1", b"22", b"3"])
+        found.change([(1, "b"), (2, "a"), (3, "a")], [b"4444", None, None])
+        assert found.get(1) == [b"22", b"4444"]
+        assert (len(found), list(found.ids())) == (2, [1])
+        assert found.bytes_held == 2 * ROW_BYTES + 6
+        found.drop([1, 2])
+        assert (len(found), found.bytes_held) == (0, 0)
+
+    def test_no_dictionary_grows_with_the_others(self) -> None:
+        """So that the event loop never waits for one large one, nor for all at once."""
+        for step in (1 << 10, 1 << 15, 1 << 20, 1 << 22, 1 << 30):
+            found = TaskRecords()
+            ids = range(1 << 50, (1 << 50) + 100_000 * step, step)
+            found.add(ids, [b""] * len(ids), 0)
+            found.place()
+            sizes = sorted(map(len, found._buckets))
+            assert sum(sizes) == len(found) == 100_000
+            if step >= 1 << 20:
+                assert sizes[-1] < 2_000
+                assert len(set(sizes)) > 15
+            else:  # they are filled one after the other
+                assert sizes[-1] < 65_536
+
+    def test_take_ids_in_any_order(self) -> None:
+        found, expected = TaskRecords(), {}
+        for n, step in enumerate((1, 7, 1 << 10, 1 << 19, 1 << 20, 1 << 40)):
+            ids = list(range(n + step, n + 50 * step, step))
+            Random(n).shuffle(ids)
+            for some in (ids[:20], sorted(ids[20:])):
+                some = [task_id for task_id in some if task_id not in expected]
+                records = [b"%d" % task_id for task_id in some]
+                found.add(some, records, sum(map(len, records)))
+                expected |= dict(zip(some, records, strict=True))
+        assert {task_id: found.get(task_id) for task_id in found} == expected
+        found.drop(list(expected)[::2])
+        assert sorted(found) == sorted(list(expected)[1::2])
+        found.drop(expected)
+        assert (len(found), found.bytes_held) == (0, 0)
+
+    @pytest.mark.parametrize("ask", ["len", "iter", "get", "put", "drop", "chunks", "add"])
+    def test_what_was_added_last_is_found_by_all(self, ask: str) -> None:
+        found = TaskRecords()
+        found.add([1, 2], [b"1", b"2"], 2)
+        if ask == "len":
+            assert len(found) == 2
+        elif ask == "iter":
+            assert list(found) == [1, 2]
+        elif ask == "get":
+            assert found.get(2) == b"2"
+        elif ask == "put":
+            found.put([2], [b"two"])
+            assert found.bytes_held == 2 * TASK_BYTES + 4
+        elif ask == "drop":
+            found.drop([1, 2])
+            assert (len(found), found.bytes_held) == (0, 0)
+        elif ask == "chunks":
+            assert list(found.chunks(9, 9)) == [[b"1", b"2"]]
+        else:
+            found.add([3], [b"3"], 1)
+            assert sorted(found) == [1, 2, 3]
+
+    def test_come_in_chunks(self) -> None:
+        found = TaskRecords()
+        found.add(range(1_000), [b"%03d" % i for i in range(1_000)], 3_000)
+        chunks = list(found.chunks(300, 1 << 20))
+        assert [len(chunk) for chunk in chunks] == [300, 300, 300, 100]
+        assert sorted(record for chunk in chunks for record in chunk) == [
+            b"%03d" % i for i in range(1_000)
+        ]
+        assert {len(chunk) for chunk in found.chunks(300, 30)} == {10}

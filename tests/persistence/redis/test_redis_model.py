@@ -1,0 +1,60 @@
+"""The state machine of the stores, over Redis: every rule takes round trips, so there are fewer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import rule
+
+from persistence.test_store_model import ENDINGS_MAX, StoreMachine
+from support.redis_server import RedisServer
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.persistence.redis import RedisStore, options_from
+
+
+class RedisMachine(StoreMachine):
+    """Memory and both drivers, each driver with a shard of its own."""
+
+    server: ClassVar[RedisServer]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.server.call("FLUSHALL")
+        self.stores = {"memory": MemoryStore(ENDINGS_MAX)}
+        for driver in ("redis", "asyncio-redis"):
+            query = f"driver={driver}&namespace={driver}&endings_max={ENDINGS_MAX}"
+            self.stores[driver] = RedisStore(options_from(self.server.url(query)))
+
+    @rule()
+    def redis_forgets_everything(self) -> None:
+        """What every daemon knows once it has recovered is written back, by each for itself."""
+        self.recover(5)
+        self.server.call("FLUSHALL")
+        for store in self.stores.values():
+            if isinstance(store, RedisStore):
+                self.run(_whole_again(store))
+
+
+async def _whole_again(store: RedisStore) -> None:
+    before = store.rewrites
+    await store.verify()
+    async with asyncio.timeout(10):
+        while True:
+            if store.rewrites > before:
+                return
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    RedisMachine.server = RedisServer(tmp_path_factory.mktemp("redis") / "data").start()
+    yield
+    RedisMachine.server.kill()
+
+
+TestRedisMachine = RedisMachine.TestCase
+TestRedisMachine.settings = settings(max_examples=60, stateful_step_count=30)

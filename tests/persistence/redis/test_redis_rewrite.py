@@ -1,0 +1,618 @@
+"""Redis came back empty, or older than the batches kept: everything is written again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persistence.store_subject import OWNER, Subject
+from support.redis_server import RedisServer
+from support.store_rows import ended, everything, in_flight, tasks
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import TaskRow
+from tickwheel.persistence.contract import (
+    CommitRefused,
+    CommitUnknown,
+    Fenced,
+    StoreAway,
+    StoreBehind,
+    StoreLost,
+    StoreUnusable,
+)
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.persistence.redis import RedisStore, options_from, rewriter
+from tickwheel.persistence.redis import rewriter as watch
+from tickwheel.persistence.redis.lease import RedisElection
+from tickwheel.persistence.redis.writer import Writer
+
+PATIENCE_S = 20.0
+S = "{tw:default:0}"
+Make = Callable[..., Subject]
+
+
+def _redis(subject: Subject) -> RedisStore:
+    assert isinstance(subject.store, RedisStore)
+    return subject.store
+
+
+async def _taken(subject: Subject, effects: Effects) -> list[str]:
+    """Commit as the committer does; what it was told before the batch was taken."""
+    told: list[str] = []
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            try:
+                await subject.commit(effects)
+                return told
+            except (CommitUnknown, CommitRefused) as error:
+                told.append(error.message)
+                await asyncio.sleep(0.01)
+
+
+async def _until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if condition():
+                return
+            await asyncio.sleep(0.005)
+
+
+async def _whole(subject: Subject) -> None:
+    """Until nothing is being written anew."""
+    await _until(lambda: not _redis(subject)._rewriter.active)
+
+
+@pytest.fixture
+async def pair(make: Make) -> tuple[Subject, Subject]:
+    """A store, and what it should hold: the same batches in plain dictionaries."""
+    subject, reference = make("keep_bytes=10"), Subject(MemoryStore())
+    await subject.open()
+    await reference.open()
+    rows = {i: TaskRow(i, i % 97, f"t{i % 3}", b"%d" % i) for i in range(1_000, 6_000)}
+    for effects in (
+        everything(),
+        Effects(enqueued=rows, id_mark=6_000),
+        Effects(progress={(i, "g"): in_flight(i, "g") for i in range(1_000, 2_500)}),
+        ended(range(2_000, 2_010)),
+    ):
+        await _both((subject, reference), effects)
+    return subject, reference
+
+
+async def _both(pair: tuple[Subject, Subject], effects: Effects) -> list[str]:
+    await pair[1].commit(effects)
+    return await _taken(pair[0], effects)
+
+
+async def _content(subject: Subject) -> Any:
+    store = subject.store
+    return (
+        await store.scan(-1, 1_000_000, None),
+        await store.scan_dead((-1, ""), 1_000_000, None, None),
+        await subject.small(),
+    )
+
+
+async def _compare(pair: tuple[Subject, Subject]) -> None:
+    """In memory and, after a restart, in Redis itself."""
+    subject, reference = pair
+    expected = await _content(reference)
+    assert await _content(subject) == expected
+    opened = await subject.reopen()
+    assert not _redis(subject)._mirror.complete
+    assert await _content(subject) == expected
+    memory = await reference.reopen()
+    assert (opened.last_batch, opened.id_mark, opened.position_ms, opened.clean) == (
+        memory.last_batch, memory.id_mark, memory.position_ms, True,
+    )  # fmt: skip
+
+
+class TestEverythingIsThereAgain:
+    @pytest.mark.parametrize("driver", ["redis", "asyncio-redis"])
+    async def test_after_it_was_emptied(
+        self,
+        pair: tuple[Subject, Subject],
+        redis_server: RedisServer,
+        caplog: pytest.LogCaptureFixture,
+        driver: str,
+    ) -> None:
+        subject = pair[0]
+        object.__setattr__(_redis(subject).options, "driver", driver)
+        await subject.reopen()
+        await subject.store.recover_small()
+        await subject.handles()
+        incarnation = _redis(subject).incarnation
+        redis_server.call("FLUSHALL")
+        told = await _both(pair, tasks([10_000]))
+        count = len(everything().enqueued) + 5_000 - 10
+        counts = f"{count} tasks, {len((await pair[1].small()).progress)} rows of progress"
+        assert f"is being written anew: 0 of {count} tasks" in told[0]
+        assert _redis(subject).rewrites == 1
+        assert _redis(subject).incarnation == incarnation
+        await _both(pair, ended([1_000, 10_000]))
+        begun, done = caplog.records
+        assert begun.levelno == logging.ERROR
+        assert "came back empty" in begun.message
+        assert f"written anew from memory: {counts}" in begun.message
+        assert done.levelno == logging.WARNING
+        assert f"{S} was written anew in" in done.message
+        assert counts in done.message
+        await pair[1].reopen()
+        await _compare(pair)
+
+    async def test_after_it_came_back_older_than_what_is_kept(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        snapshot = redis_server.snapshot()
+        await _both(pair, ended(range(3_000, 4_000)))
+        await _both(pair, tasks([10_000]))
+        redis_server.restart_from(snapshot)
+        await _both(pair, tasks([10_001]))
+        assert (_redis(pair[0]).rewrites, _redis(pair[0]).replays) == (1, 0)
+        await _compare(pair)
+
+    async def test_after_it_came_back_with_an_empty_folder(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        redis_server.restart_from(None)
+        await _both(pair, tasks([10_000]))
+        redis_server.restart_from(None)
+        await _both(pair, tasks([10_001]))
+        assert _redis(pair[0]).rewrites == 2
+        await _compare(pair)
+
+    async def test_when_nothing_was_in_it(self, make: Make, redis_server: RedisServer) -> None:
+        subject, reference = make(), Subject(MemoryStore())
+        await subject.open()
+        await reference.open()
+        redis_server.call("FLUSHALL")
+        await _both((subject, reference), tasks([1]))
+        await _compare((subject, reference))
+
+    async def test_with_a_batch_whose_fate_was_unknown(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        subject = pair[0]
+        redis_server.pause()
+        with pytest.raises(CommitUnknown):
+            await subject.commit(tasks([10_000]))
+        redis_server.go_on()
+        redis_server.restart_from(None)
+        told = await _both(pair, tasks([10_000]))
+        assert any("written anew" in text for text in told)
+        await _compare(pair)
+
+    async def test_without_a_commit(
+        self,
+        pair: tuple[Subject, Subject],
+        redis_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """An idle daemon looks now and then; what only it knew would end with it."""
+        monkeypatch.setattr(watch, "PAUSE_S", 0.02)
+        subject = pair[0]
+        await subject.reopen()
+        await subject.store.recover_small()
+        await subject.handles()
+        redis_server.call("FLUSHALL")
+        await _until(lambda: _redis(subject).rewrites)
+        await pair[1].reopen()
+        await _compare(pair)
+
+    async def test_with_replicas_to_wait_for(
+        self, make: Make, redis_server: RedisServer, tmp_path: Path
+    ) -> None:
+        """It is written without them; the first batch after it waits until they have it all."""
+        subject = make("wait_replicas=1&wait_ms=100")
+        await subject.open()
+        with pytest.raises(CommitUnknown):
+            await subject.commit(tasks(range(1, 3_001)))
+        redis_server.call("FLUSHALL")
+        with pytest.raises(CommitRefused):
+            await subject.store.commit(1, OWNER, 2, tasks([3_001]))
+        await _whole(subject)
+        assert _redis(subject).rewrites == 1
+        with pytest.raises(CommitUnknown, match="only 0 of 1 replicas"):
+            await subject.store.commit(1, OWNER, 2, tasks([3_001]))
+        address = f"127.0.0.1 {redis_server.port}"
+        replica = RedisServer(tmp_path / "replica", replicaof=address).start(loaded=False)
+        try:
+            subject.n += 1
+            await _taken(subject, tasks([3_001]))
+            assert replica.call("ZCARD", f"{S}:store") == b":3001\r\n"
+        finally:
+            replica.kill()
+
+    async def test_while_reads_go_on(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        subject, reference = pair
+        expected = await _content(reference)
+        redis_server.call("FLUSHALL")
+        with pytest.raises(CommitRefused):
+            await subject.commit(tasks([10_000]))
+        assert _redis(subject)._rewriter.active
+        assert await _content(subject) == expected
+        assert await subject.store.probe_room() is True
+        await subject.store.verify()
+        await _whole(subject)
+        assert await _content(subject) == expected
+
+
+class TestCutShort:
+    async def test_it_begins_again_until_it_is_whole(
+        self,
+        pair: tuple[Subject, Subject],
+        redis_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        subject, writer = pair[0], _redis(pair[0])._writer
+        _at_batch(monkeypatch, {5: redis_server.kill})
+        redis_server.call("FLUSHALL")
+        with pytest.raises(CommitRefused):
+            await subject.commit(tasks([10_000]))
+        await _until(lambda: "cut short" in caplog.text)
+        for _ in range(3):
+            with pytest.raises(CommitRefused, match="written anew"):
+                await subject.commit(tasks([10_000]))
+            await asyncio.sleep(0.2)
+        assert not writer.rewriting or _redis(subject)._rewriter.active
+        redis_server.start()
+        await _both(pair, tasks([10_000]))
+        assert _redis(subject).rewrites == 1
+        assert [record.levelno for record in caplog.records] == [
+            logging.ERROR, logging.WARNING, logging.WARNING,
+        ]  # fmt: skip
+        await _compare(pair)
+
+    @pytest.mark.parametrize("empty", [True, False])
+    async def test_by_another_loss(
+        self,
+        pair: tuple[Subject, Subject],
+        redis_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+        empty: bool,
+    ) -> None:
+        """Redis comes back empty, or as it was before, in the middle."""
+        snapshot = redis_server.snapshot()
+
+        def lose() -> None:
+            redis_server.restart_from(None if empty else snapshot)
+
+        _at_batch(monkeypatch, {4: lose, 20: lose})
+        await _both(pair, ended([3_000]))
+        redis_server.call("FLUSHALL")
+        await _both(pair, tasks([10_000]))
+        assert _redis(pair[0]).rewrites == 1
+        await _compare(pair)
+
+    async def test_by_the_end_of_the_daemon_it_is_nobodys_store(
+        self,
+        pair: tuple[Subject, Subject],
+        redis_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+        make: Make,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        subject, reached = pair[0], asyncio.Event()
+        _at_batch(monkeypatch, {5: reached.set}, stay=True)
+        redis_server.call("FLUSHALL")
+        with pytest.raises(CommitRefused):
+            await subject.commit(tasks([10_000]))
+        await reached.wait()
+        election = RedisElection(options_from(redis_server.url()), 3_000)
+        assert (await election.look()).rewriting == OWNER, "no standby may take it from him"
+        await subject.store.close(clean=True)
+        assert "closed before it was whole again" in caplog.text
+        assert (await election.look()).rewriting == OWNER
+        await election.close()
+        with pytest.raises(StoreUnusable, match=f"written anew by {OWNER} and is not whole"):
+            await make().open("other")
+
+    async def test_by_somebody_who_removed_the_number_of_the_last_batch(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        redis_server.call("HDEL", f"{S}:wheel", "last")
+        redis_server.call("CLIENT", "KILL", "TYPE", "normal")
+        await _both(pair, tasks([10_000]))
+        assert _redis(pair[0]).rewrites + _redis(pair[0]).replays == 1
+        await _compare(pair)
+
+    async def test_by_no_memory_it_waits_for_some(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        redis_server.call("FLUSHALL")
+        redis_server.call("CONFIG", "SET", "maxmemory", "1")
+        with pytest.raises(CommitRefused):
+            await pair[0].commit(ended([1_000]))
+        await asyncio.sleep(0.3)
+        assert _redis(pair[0])._rewriter.active
+        redis_server.call("CONFIG", "SET", "maxmemory", "0")
+        await _both(pair, ended([1_000]))
+        await _compare(pair)
+
+
+def _at_batch(
+    monkeypatch: pytest.MonkeyPatch, events: dict[int, Callable[[], None]], *, stay: bool = False
+) -> None:
+    """Before those batches of all that are written anew something happens, once each."""
+    write, count = Writer._write, 0
+
+    async def interrupted(self: Writer, effects: Effects) -> None:
+        nonlocal count
+        count += 1
+        event = events.get(count)
+        if event is not None:
+            event()
+            if stay:
+                await asyncio.Event().wait()
+        await write(self, effects)
+
+    monkeypatch.setattr(Writer, "_write", interrupted)
+
+
+class TestWhatIsLate:
+    async def test_a_beginning_that_comes_late_removes_nothing(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        subject = pair[0]
+        writer = _redis(subject)._writer
+        redis_server.call("FLUSHALL")
+        link = writer._sender.link
+        await _both(pair, tasks([10_000]))
+        now, writer._sender.link = writer._sender.link, link
+        with pytest.raises(StoreLost, match="not as it was left.*stale"):
+            await writer._claimant.frame(writer._sender, writer.incarnation, "begin", 0, 9)
+        writer._sender.link = now
+        await _compare(pair)
+
+    async def test_an_end_counts_what_is_there(
+        self,
+        pair: tuple[Subject, Subject],
+        redis_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """A Redis that synced its log a second ago may have lost the last of it."""
+        claimant = _redis(pair[0])._writer._claimant
+        frame, losses = claimant.frame, [1]
+
+        async def lose(sender: Any, incarnation: str, phase: str, *args: int) -> None:
+            if phase == "end" and losses:
+                redis_server.call("HINCRBY", f"{S}:wheel", "last", -losses.pop())
+            await frame(sender, incarnation, phase, *args)
+
+        monkeypatch.setattr(claimant, "frame", lose)
+        redis_server.call("FLUSHALL")
+        await _both(pair, tasks([10_000]))
+        assert "not as it was left (behind)" in caplog.text
+        assert _redis(pair[0]).rewrites == 1
+        await _compare(pair)
+
+    async def test_a_script_from_before_changes_nothing(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        """Claims count on over an emptied Redis: an old number fits nothing."""
+        subject = pair[0]
+        writer = _redis(subject)._writer
+        for _ in range(3):
+            await subject.store.verify()
+        old = int(writer._sender.link)
+        redis_server.call("FLUSHALL")
+        await _both(pair, tasks([10_000]))
+        assert int(writer._sender.link) > old
+
+
+class TestWhoMayNot:
+    async def test_when_nobody_is_named_as_the_owner(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        redis_server.call("HDEL", f"{S}:wheel", "owner")
+        with pytest.raises(Fenced):
+            await pair[0].commit(tasks([10_000]))
+
+    async def test_with_a_part_in_memory(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        subject = pair[0]
+        await subject.reopen()
+        await subject.store.recover_small()
+        await anext(aiter(subject.store.recover_handles(10)))
+        redis_server.call("FLUSHALL")
+        for _ in range(2):
+            with pytest.raises(StoreLost, match="came back empty"):
+                await subject.commit(tasks([10_000]))
+        with pytest.raises(StoreLost):
+            await subject.store.verify()
+        assert redis_server.call("DBSIZE") == b":0\r\n"
+
+    async def test_with_a_part_in_memory_when_it_is_older(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        subject = pair[0]
+        await subject.reopen()
+        snapshot = redis_server.snapshot()
+        await subject.commit(tasks([10_000]))
+        redis_server.restart_from(snapshot)
+        with pytest.raises(StoreBehind):
+            await _taken(subject, tasks([10_001]))
+
+    async def test_whose_shard_another_laid_out_meanwhile(
+        self,
+        pair: tuple[Subject, Subject],
+        redis_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+        make: Make,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        monkeypatch.setattr(rewriter, "RETRY_S", 0.5)
+        subject = pair[0]
+        _at_batch(monkeypatch, {5: redis_server.kill})
+        redis_server.call("FLUSHALL")
+        with pytest.raises(CommitRefused):
+            await subject.commit(tasks([10_000]))
+        await _until(lambda: "cut short" in caplog.text)
+        redis_server.restart_from(None)
+        other = make()
+        assert (await other.open("other")).created
+        await other.store.commit(1, "other", 1, tasks([1]))
+        await _whole(subject)
+        assert "taken over by another daemon" in caplog.text
+        with pytest.raises(Fenced, match="laid out anew"):
+            await subject.commit(tasks([10_000]))
+        assert await other.ids() == [1]
+        assert _redis(subject).rewrites == 0
+
+    async def test_an_older_daemon_that_wrote_meanwhile_is_overruled(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer, make: Make
+    ) -> None:
+        """Redis lost the last opening, and the deposed daemon did not know that it was."""
+        deposed, reference = pair
+        snapshot = redis_server.snapshot()
+        subject = make()
+        await subject.open("newer")
+        subject.n = subject.opened.last_batch
+        await subject.store.recover_small()
+        await subject.handles()
+
+        async def commit(effects: Effects) -> None:
+            subject.n += 1
+            await reference.commit(effects)
+            async with asyncio.timeout(PATIENCE_S):
+                while True:
+                    try:
+                        args = (subject.opened.epoch, "newer", subject.n, effects)
+                        await subject.store.commit(*args)
+                        return
+                    except (CommitRefused, CommitUnknown):
+                        await asyncio.sleep(0.01)
+
+        await commit(tasks([20_000]))
+        await commit(tasks([20_001]))
+        redis_server.restart_from(snapshot)
+        await _taken(deposed, tasks([30_000]))
+        await commit(ended([20_000]))
+        assert _redis(subject).rewrites == 1
+        with pytest.raises(Fenced):
+            await _taken(deposed, tasks([30_001]))
+        assert await _content(subject) == await _content(reference)
+        again = make()
+        await again.open("again")
+        assert await _content(again) == await _content(reference)
+
+    async def test_what_nobody_expects_ends_the_daemon(
+        self,
+        pair: tuple[Subject, Subject],
+        redis_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        async def fail(*_: Any) -> None:
+            raise KeyError("a bug")
+
+        monkeypatch.setattr(Writer, "_write", fail)
+        redis_server.call("FLUSHALL")
+        with pytest.raises(CommitRefused):
+            await pair[0].commit(tasks([10_000]))
+        await _whole(pair[0])
+        for _ in range(2):
+            with pytest.raises(Exception, match="could not be written anew: KeyError"):
+                await pair[0].commit(tasks([10_000]))
+
+
+class TestQuiet:
+    async def _count(
+        self, monkeypatch: pytest.MonkeyPatch, subject: Subject, work: Callable[[], Awaitable[Any]]
+    ) -> int:
+        """How often anything was sent, or tried to be, while ``work`` was under way."""
+        calls = 0
+        for line in (_redis(subject)._writing, _redis(subject)._reading):
+            call = line.call
+
+            async def counted(*args: Any, call: Any = call, **options: Any) -> Any:
+                nonlocal calls
+                calls += 1
+                return await call(*args, **options)
+
+            monkeypatch.setattr(line, "call", counted)
+        await work()
+        return calls
+
+    async def test_an_absence_is_waited_for(
+        self,
+        make: Make,
+        redis_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        """Without a word: whoever commits is told, and the election tells it anyway."""
+        monkeypatch.setattr(watch, "PAUSE_S", 0.05)
+        subject = make()
+        await subject.open()
+        await subject.commit(tasks([1]))
+        redis_server.kill()
+        calls = await self._count(monkeypatch, subject, lambda: asyncio.sleep(1.5))
+        assert 2 <= calls <= 32
+        assert caplog.records == []
+        redis_server.restart_from(None)
+        await _until(lambda: _redis(subject).rewrites)
+        assert await subject.commit(tasks([2])) is True
+
+    async def test_a_replay_that_is_refused_for_long_is_told_once(
+        self,
+        make: Make,
+        redis_server: RedisServer,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        subject = make()
+        await subject.open()
+        await subject.commit(tasks([1]))
+        snapshot = redis_server.snapshot()
+        await subject.commit(tasks([2]))
+        redis_server.restart_from(snapshot)
+        redis_server.call("CONFIG", "SET", "maxmemory", "1")
+        for _ in range(10):
+            with pytest.raises((CommitRefused, CommitUnknown)):
+                await subject.commit(ended([1]))
+        assert len(caplog.records) == 1
+        redis_server.call("CONFIG", "SET", "maxmemory", "0")
+        await _taken(subject, ended([1]))
+        assert await subject.ids() == [2]
+        assert len(caplog.records) == 1
+
+    async def test_writing_anew_while_it_is_away_does_not_spin(
+        self,
+        pair: tuple[Subject, Subject],
+        redis_server: RedisServer,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        subject = pair[0]
+        redis_server.call("FLUSHALL")
+        _at_batch(monkeypatch, {3: redis_server.kill})
+
+        async def away() -> None:
+            for _ in range(150):
+                with pytest.raises(CommitRefused):
+                    await subject.commit(ended([1]))
+                await asyncio.sleep(0.01)
+
+        assert await self._count(monkeypatch, subject, away) <= 30
+        assert len(caplog.records) == 2
+        redis_server.start()
+        await _taken(subject, ended([1]))
+
+    async def test_an_absence_of_a_store_half_loaded_is_an_answer(
+        self, pair: tuple[Subject, Subject], redis_server: RedisServer
+    ) -> None:
+        subject = pair[0]
+        await subject.reopen()
+        redis_server.kill()
+        with pytest.raises(StoreAway):
+            await subject.store.read([1])
+        await subject.store.verify()
+        redis_server.start()

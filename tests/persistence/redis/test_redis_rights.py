@@ -1,0 +1,129 @@
+"""The rights that a user of Redis needs: the documented ones suffice, and each is asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from persistence.store_subject import OWNER, Subject
+from support.redis_server import RedisServer
+from support.store_rows import ended, everything, in_flight, tasks
+from tickwheel.model.effects import Effects
+from tickwheel.persistence import StoreUnusable
+from tickwheel.persistence.election import Leader
+from tickwheel.persistence.redis import RedisOptions, RedisStore, initialise, options_from
+from tickwheel.persistence.redis import opening as rights
+from tickwheel.persistence.redis.lease import RedisElection
+
+ROOT = Path(__file__).parents[3]
+S = "{tw:default:0}"
+
+
+def documented() -> list[str]:
+    text = (ROOT / "docs/operations.md").read_text()
+    (rule,) = re.findall(r"^ACL SETUSER (tickwheel .*)$", text, re.MULTILINE)
+    return str(rule).split()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RedisServer]:
+    made = RedisServer(tmp_path / "redis").start()
+    try:
+        allow(made)
+        yield made
+    finally:
+        made.kill()
+
+
+def allow(server: RedisServer, *without: str) -> None:
+    user, *rules = documented()
+    kept = [rule for rule in rules if rule.removeprefix("+") not in without]
+    assert server.call("ACL", "SETUSER", user, "reset", *kept) == b"+OK\r\n"
+
+
+def options(server: RedisServer, query: str = "", db: int = 0) -> RedisOptions:
+    url = server.url(query, "tickwheel:SECRET@").replace("/0", f"/{db}")
+    return options_from(url)
+
+
+def test_every_command_of_a_script_is_tried() -> None:
+    folder = ROOT / "tickwheel/persistence/redis"
+    text = "".join(path.read_text() for path in (*folder.glob("*.py"), *folder.glob("lua/*.lua")))
+    named = set(re.findall(r"redis\.call\('([A-Z]+)'", text)) | {"ZADD", "HSET", "HDEL", "ZREM"}
+    assert len(named) > 20
+    assert {name.lower() for name in named} <= set(rights.COMMANDS)
+    outside = set(re.findall(r"\b(?:call|pairs)\(\s*\"([A-Z]+)\"", text)) - {"AUTH"}
+    allowed = {name.partition("|")[0] for name in (*rights.OUTSIDE, *rights.COMMANDS)}
+    assert {name.lower() for name in outside} <= allowed
+
+
+@pytest.mark.parametrize("driver", ["redis", "asyncio-redis"])
+async def test_the_documented_ones_suffice(
+    server: RedisServer, driver: str, tmp_path: Path
+) -> None:
+    server.call("ACL", "LOG", "RESET")
+    chosen = options(server, f"driver={driver}", db=3)
+    found = await initialise.look(chosen)
+    await initialise.lay_out(chosen, found, 0, watch_s=0)
+    election, me = RedisElection(chosen, 3_000), Leader(OWNER, "tcp://here:1", 0, 0)
+    await election.prepare()
+    assert await election.acquire(me)
+    assert await election.renew(me)
+    subject = Subject(RedisStore(chosen))
+    await subject.open()
+    await subject.commit(everything())
+    await subject.commit(tasks(range(10_000, 16_000)))
+    await subject.commit(Effects(progress={(10_000, "g"): in_flight(10_000, "g")}))
+    await subject.commit(ended([10_000]))
+    assert await subject.store.probe_room()
+    await subject.store.backup(str(tmp_path / "copy.db"))
+    await subject.store.close(clean=True)
+    await subject.open()
+    assert [handles async for handles in subject.store.recover_handles()]
+    await subject.store.recover_small()
+    await subject.store.close(clean=True)
+    await election.release(me)
+    await election.close()
+    assert server.call("ACL", "LOG") == b"*0\r\n", "nothing was asked for that is not allowed"
+
+
+@pytest.mark.parametrize("command", rights.COMMANDS)
+async def test_one_that_is_missing_is_named_and_nothing_written(
+    server: RedisServer, command: str
+) -> None:
+    allow(server, command)
+    with pytest.raises(StoreUnusable, match=f"(?i)tickwheel.*{command}|{command}.*command"):
+        await RedisStore(options(server)).open(OWNER, 0)
+    assert server.call("KEYS", "*") == b"*0\r\n"
+
+
+async def test_all_that_are_missing_are_named_with_what_to_do(server: RedisServer) -> None:
+    allow(server, "zadd", "hset", "memory|usage", "wait")
+    told = "user 'tickwheel' run hset, zadd; ACL SETUSER tickwheel \\+hset \\+zadd"
+    with pytest.raises(StoreUnusable, match=told):
+        await RedisElection(options(server), 3_000).prepare()
+    allow(server, "memory|usage", "wait")
+    with pytest.raises(StoreUnusable, match="wait"):
+        await RedisStore(options(server, "wait_replicas=1")).open(OWNER, 0)
+    store = RedisStore(options(server))
+    await store.open(OWNER, 0)
+    await store.close(clean=True)
+
+
+async def test_keys_of_another_shard_are_not_enough(server: RedisServer) -> None:
+    with pytest.raises(StoreUnusable, match="keys.*ACL"):
+        await RedisStore(options(server, "shard=1")).open(OWNER, 0)
+
+
+async def test_a_full_server_is_no_missing_right(server: RedisServer) -> None:
+    server.call("CONFIG", "SET", "maxmemory", "1")
+    election = RedisElection(options(server), 3_000)
+    await election.prepare()
+    await election.close()
+    server.call("CONFIG", "SET", "maxmemory", "0")
+    server.call("SET", f"{S}:scratch", "theirs")
+    with pytest.raises(StoreUnusable, match="scratch is not ours"):
+        await RedisStore(options(server)).open(OWNER, 0)

@@ -1,0 +1,253 @@
+"""SQLite: whom it lets in, what it takes for its own file, and how it lets go."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from persistence.store_subject import Subject
+from support.store_rows import tasks
+from tickwheel.persistence import StoreUnusable, open_url
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, options_from, schema
+from tickwheel.persistence.sqlite.options import MIB
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store.db"
+
+
+def _sql(path: Path, *statements: str) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    for statement in statements:
+        connection.execute(statement)
+    connection.close()
+
+
+@contextlib.contextmanager
+def _locked_by_another_process(path: str) -> Iterator[None]:
+    code = (
+        "import fcntl, os, sys\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)\n"
+        "fcntl.flock(fd, fcntl.LOCK_EX)\n"
+        "os.write(fd, b'pid 1 other')\n"
+        "print('locked', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", code, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        assert other.stdout.readline() == b"locked\n"
+        yield
+        other.kill()
+
+
+class TestLock:
+    async def test_keeps_a_second_store_out_and_names_the_holder(self, path: Path) -> None:
+        first = Subject(SqliteStore(str(path)))
+        await first.open("daemon-one")
+        with pytest.raises(StoreUnusable, match=f"in use by pid {os.getpid()} daemon-one"):
+            await SqliteStore(str(path)).open("daemon-two", 0)
+        await first.store.close(clean=True)
+        second = SqliteStore(str(path))
+        assert (await second.open("daemon-two", 0)).epoch == first.opened.epoch + 1
+        await second.close(clean=True)
+
+    async def test_keeps_another_process_out(self, path: Path) -> None:
+        with _locked_by_another_process(f"{path}.lock"):
+            with pytest.raises(StoreUnusable, match="in use by pid 1 other"):
+                await SqliteStore(str(path)).open("me", 0)
+            assert not path.exists()
+        store = SqliteStore(str(path))
+        assert (await store.open("me", 0)).created
+        await store.close(clean=True)
+
+    async def test_is_one_for_all_names_of_a_file(self, path: Path) -> None:
+        store = SqliteStore(str(path))
+        await store.open("me", 0)
+        link = path.with_name("link.db")
+        link.symlink_to(path)
+        with pytest.raises(StoreUnusable, match="in use"):
+            await SqliteStore(str(link)).open("me too", 0)
+        await store.close(clean=True)
+
+    async def test_an_open_store_cannot_be_opened_again(self, path: Path) -> None:
+        subject = Subject(SqliteStore(str(path)))
+        await subject.open()
+        with pytest.raises(StoreUnusable, match="in use"):
+            await subject.store.open("me", 0)
+        assert await subject.commit(tasks([1])) is True
+        await subject.store.close(clean=True)
+
+
+class TestFile:
+    async def test_of_a_newer_layout_is_refused(self, path: Path) -> None:
+        store = SqliteStore(str(path))
+        await store.open("me", 0)
+        await store.close(clean=True)
+        _sql(path, f"PRAGMA user_version = {schema.LAYOUT + 1}")
+        before = path.read_bytes()
+        with pytest.raises(StoreUnusable, match=f"layout {schema.LAYOUT + 1}.*newer release"):
+            await store.open("me", 0)
+        assert path.read_bytes() == before
+
+    async def test_of_another_program_is_refused_and_untouched(self, path: Path) -> None:
+        _sql(path, "CREATE TABLE theirs(a)", "INSERT INTO theirs VALUES (1)")
+        before = path.read_bytes()
+        with pytest.raises(StoreUnusable, match="another program"):
+            await SqliteStore(str(path)).open("me", 0)
+        assert path.read_bytes() == before
+
+    @pytest.mark.parametrize("content", [b"x", b"not a database\n" * 400, bytes(8_192)])
+    async def test_that_is_no_database_is_refused_and_untouched(
+        self, path: Path, content: bytes
+    ) -> None:
+        path.write_bytes(content)
+        with pytest.raises(StoreUnusable, match="not a SQLite database"):
+            await SqliteStore(str(path)).open("me", 0)
+        assert path.read_bytes() == content
+
+    async def test_that_is_empty_is_laid_out(self, path: Path) -> None:
+        path.touch()
+        store = SqliteStore(str(path))
+        assert (await store.open("me", 0)).created
+        await store.close(clean=True)
+
+    async def test_whose_creation_was_cut_short_is_laid_out(self, path: Path) -> None:
+        """A crash between the first page and the tables."""
+        _sql(path, "PRAGMA journal_mode = WAL")
+        assert path.stat().st_size > 0
+        store = SqliteStore(str(path))
+        assert (await store.open("me", 0)).created
+        await store.close(clean=True)
+
+    async def test_without_meta_is_refused(self, path: Path) -> None:
+        store = SqliteStore(str(path))
+        await store.open("me", 0)
+        await store.close(clean=True)
+        _sql(path, "DELETE FROM meta WHERE key = 'epoch'")
+        with pytest.raises(StoreUnusable, match="lacks epoch"):
+            await store.open("me", 0)
+
+    async def test_in_a_folder_that_is_not_there(self, tmp_path: Path) -> None:
+        with pytest.raises(StoreUnusable, match="No such file"):
+            await SqliteStore(str(tmp_path / "no" / "store.db")).open("me", 0)
+
+    async def test_that_is_a_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(StoreUnusable):
+            await SqliteStore(str(tmp_path)).open("me", 0)
+
+    async def test_is_known_by_its_header(self, path: Path) -> None:
+        store = SqliteStore(str(path))
+        await store.open("me", 0)
+        await store.close(clean=True)
+        assert path.read_bytes()[68:72] == b"TWHE"
+
+    async def test_promises_durability(self, path: Path) -> None:
+        store = SqliteStore(str(path))
+        await store.open("me", 0)
+        connection = store._writer._connection
+        assert connection
+        assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.execute("PRAGMA wal_autocheckpoint").fetchone() == (0,)
+        await store.close(clean=True)
+
+    async def test_can_be_read_by_others_while_in_use(self, path: Path) -> None:
+        subject = Subject(SqliteStore(str(path)))
+        await subject.open()
+        await subject.commit(tasks([7], topic="orders", due_ms=5))
+        shell = sqlite3.connect(path)
+        assert shell.execute("SELECT id, due_ms, topic, body, extras FROM task").fetchall() == [
+            (7, 5, "orders", b"body", None)
+        ]
+        shell.close()
+        await subject.store.close(clean=True)
+
+
+class TestLettingGo:
+    async def test_close_without_open(self, path: Path) -> None:
+        store = SqliteStore(str(path))
+        await store.close(clean=True)
+        await store.close(clean=True)
+        assert not path.exists()
+
+    async def test_close_leaves_one_whole_file(self, path: Path) -> None:
+        subject = Subject(SqliteStore(str(path)))
+        await subject.open()
+        await subject.commit(tasks(range(1, 100)))
+        await subject.store.close(clean=True)
+        assert not path.with_name("store.db-wal").exists()
+        assert path.with_name("store.db.lock").read_bytes() == b""
+
+    async def test_fifty_times(self, path: Path) -> None:
+        subject = Subject(SqliteStore(str(path)))
+        for i in range(1, 51):
+            assert (await subject.open()).epoch == i
+            await subject.commit(tasks([i]))
+            await subject.store.close(clean=i % 2 == 0)
+        await subject.open()
+        assert await subject.ids() == list(range(1, 51))
+        await subject.store.close(clean=True)
+
+
+class TestUrls:
+    @pytest.mark.parametrize(
+        ("url", "expected"),
+        [
+            ("sqlite:///rel.db", "rel.db"),
+            ("sqlite:////tmp/abs.db", "/tmp/abs.db"),
+            ("sqlite:////tmp/a%20b.db", "/tmp/a b.db"),
+            ("sqlite:///folder/rel.db?wal_bytes=65536", "folder/rel.db"),
+        ],
+    )
+    def test_name_files(self, url: str, expected: str) -> None:
+        store = open_url(url)
+        assert isinstance(store, SqliteStore)
+        assert store.path == os.path.realpath(expected)
+
+    def test_carry_settings(self) -> None:
+        store = open_url("sqlite:///x.db?wal_bytes=65536&endings_max=5")
+        assert isinstance(store, SqliteStore)
+        assert store.options == SqliteOptions(wal_bytes=65_536, endings_max=5)
+
+    @pytest.mark.parametrize(
+        ("url", "message"),
+        [
+            ("postgres://localhost", "unknown kind"),
+            ("store.db", "unknown kind"),
+            ("sqlite://store.db", "three slashes"),
+            ("sqlite:///", "names no file"),
+            ("sqlite:///folder/", "names no file"),
+            ("sqlite:///:memory:", "names no file"),
+            ("sqlite:///x.db?wal_bytes=much", "not a whole number"),
+            ("sqlite:///x.db?wal_byte=1", "unknown setting 'wal_byte'"),
+            ("memory:/x", "neither a path"),
+        ],
+    )
+    def test_that_are_wrong_say_why(self, url: str, message: str) -> None:
+        with pytest.raises(StoreUnusable, match=message):
+            open_url(url)
+
+    def test_the_package_does_not_import_sqlite(self) -> None:
+        code = (
+            "import sys, tickwheel.persistence as p; p.open_url('memory:');"
+            "sys.exit('sqlite3' in sys.modules)"
+        )
+        # Coverage, when it measures the child too, would import sqlite3 there.
+        env = {k: v for k, v in os.environ.items() if not k.startswith("COVERAGE_")}
+        assert subprocess.run([sys.executable, "-c", code], env=env, check=False).returncode == 0
+
+    def test_small_disks_get_small_reserves(self) -> None:
+        options = SqliteOptions()
+        assert options.fitted(1 << 40) == options
+        fitted = options.fitted(32 * MIB)
+        assert (fitted.wal_bytes, fitted.reserve_bytes) == (2 * MIB, 4 * MIB)
+        assert options_from("url", []) == options

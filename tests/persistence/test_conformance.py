@@ -1,0 +1,517 @@
+"""What every store must do. A new store is done when this passes over it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from persistence.store_subject import OWNER, Subject
+from support.store_rows import (
+    DEAD,
+    GROUPS,
+    ID_MAX,
+    PROGRESS,
+    SESSIONS,
+    TASKS,
+    UNICODE,
+    ended,
+    everything,
+    in_flight,
+    tasks,
+)
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import DeadRow, GroupRow, Outcome, SessionRow, TaskOptions, TaskRow
+from tickwheel.persistence import open_url
+from tickwheel.persistence.contract import (
+    SCAN_BYTES_MAX,
+    CommitRefused,
+    Fenced,
+    StoreBroken,
+    StoredTask,
+    StoreError,
+    is_cut,
+)
+
+
+class TestBatches:
+    async def test_are_applied_in_order_and_once(self, subject: Subject) -> None:
+        store, epoch = subject.store, subject.opened.epoch
+        assert await store.commit(epoch, OWNER, 1, tasks([10])) is True
+        assert await store.commit(epoch, OWNER, 1, tasks([11])) is False
+        assert await store.commit(epoch, OWNER, 2, tasks([12])) is True
+        assert await store.commit(epoch, OWNER, 1, tasks([13])) is False
+        assert await subject.ids() == [10, 12]
+
+    async def test_a_gap_is_refused_and_the_number_stays_free(self, subject: Subject) -> None:
+        store, epoch = subject.store, subject.opened.epoch
+        with pytest.raises(CommitRefused) as refused:
+            await store.commit(epoch, OWNER, 2, tasks([10]))
+        assert refused.value.full is False
+        assert await subject.ids() == []
+        assert await store.commit(epoch, OWNER, 1, tasks([10])) is True
+
+    async def test_another_epoch_or_owner_is_fenced(self, subject: Subject) -> None:
+        store, epoch = subject.store, subject.opened.epoch
+        await subject.commit(tasks([10]))
+        for wrong_epoch, wrong_owner in ((epoch - 1, OWNER), (epoch + 1, OWNER), (epoch, "else")):
+            for n in (1, 2, 3):
+                with pytest.raises(Fenced):
+                    await store.commit(wrong_epoch, wrong_owner, n, tasks([11]))
+        assert await subject.ids() == [10]
+
+    async def test_a_former_epoch_is_fenced_after_a_restart(self, subject: Subject) -> None:
+        former = subject.opened.epoch
+        await subject.reopen()
+        with pytest.raises(Fenced):
+            await subject.store.commit(former, OWNER, 1, tasks([10]))
+        assert await subject.commit(tasks([10])) is True
+
+    async def test_an_epoch_may_be_asked_to_be_higher(self, subject: Subject) -> None:
+        """For a store that takes a lost one's place."""
+        store, first = subject.store, subject.opened.epoch
+        await store.close(clean=True)
+        assert (await store.open(OWNER, 1, epoch_min=first + 40)).epoch == first + 40
+        await store.close(clean=True)
+        assert (await store.open(OWNER, 1, epoch_min=2)).epoch == first + 41
+        assert await store.commit(first + 41, OWNER, 1, tasks([10])) is True
+
+    async def test_an_id_assigned_twice_is_loud(self, subject: Subject) -> None:
+        await subject.commit(tasks([10], body=b"first"))
+        with pytest.raises(StoreBroken):
+            await subject.commit(tasks([9, 10], body=b"second"))
+        await subject.reopen(clean=False)
+        assert await subject.ids() == [10]
+        assert (await subject.store.read([10]))[10].row.body == b"first"
+
+    async def test_an_empty_batch_counts(self, subject: Subject) -> None:
+        assert await subject.commit(Effects()) is True
+        assert (await subject.reopen()).last_batch == 1
+
+    async def test_big_ones_are_whole(self, subject: Subject) -> None:
+        ids = range(1, 20_001)
+        await subject.commit(tasks(ids))
+        assert await subject.ids() == list(ids)
+        await subject.commit(
+            Effects(
+                ended=dict.fromkeys(ids[:10_000], Outcome.ACKED),
+                progress={(i, "default"): in_flight(i) for i in ids[10_000:]},
+            )
+        )
+        assert await subject.ids() == list(ids[10_000:])
+        assert len((await subject.small()).progress) == 10_000
+        await subject.commit(ended(ids[10_000:]))
+        assert await subject.ids() == []
+        assert (await subject.small()).progress == []
+
+    @pytest.mark.parametrize("count", [*range(1, 18), 31, 33, 63, 65, 511, 512, 513, 700, 1_025])
+    async def test_of_any_size_are_whole(self, subject: Subject, count: int) -> None:
+        ids = list(range(100, 100 + count))
+        await subject.commit(tasks(ids))
+        await subject.commit(Effects(progress={(i, "g"): in_flight(i, "g") for i in ids}))
+        found = await subject.store.read([99, *ids, 100 + count])
+        assert list(found) == ids or sorted(found) == ids
+        assert all(found[i].progress == (in_flight(i, "g"),) for i in ids)
+        await subject.commit(Effects(progress={(i, "g"): None for i in ids}))
+        assert (await subject.small()).progress == []
+        assert await subject.ids() == ids
+
+
+class TestStates:
+    async def test_are_absolute(self, subject: Subject) -> None:
+        row = TaskRow(10, 2_000, "other", b"new")
+        await subject.commit(tasks([10]))
+        for _ in range(2):
+            await subject.commit(
+                Effects(
+                    updated={10: row},
+                    progress={(10, "a"): in_flight(10, "a"), (10, "b"): None},
+                    dead={(10, "c"): DeadRow(10, "c", "other", 1, 2, "why"), (10, "d"): None},
+                    groups={("t", "a"): GroupRow("t", "a", 5), ("t", "b"): None},
+                    sessions={b"a" * 16: SessionRow(b"a" * 16, 1, 2, ()), b"b" * 16: None},
+                )
+            )
+            assert await subject.store.read([10]) == {
+                10: StoredTask(
+                    row, (in_flight(10, "a"),), (DeadRow(10, "c", "other", 1, 2, "why"),)
+                )
+            }
+            small = await subject.small()
+            assert small.groups == [GroupRow("t", "a", 5)]
+            assert small.sessions == [SessionRow(b"a" * 16, 1, 2, ())]
+
+    async def test_the_last_one_counts(self, subject: Subject) -> None:
+        await subject.commit(tasks([10]))
+        for attempt in (1, 2, 3):
+            await subject.commit(Effects(progress={(10, "a"): in_flight(10, "a", attempt)}))
+            await subject.commit(
+                Effects(sessions={b"a" * 16: SessionRow(b"a" * 16, attempt, attempt, ())})
+            )
+        small = await subject.small()
+        assert small.progress == [in_flight(10, "a", 3)]
+        assert small.sessions == [SessionRow(b"a" * 16, 3, 3, ())]
+
+    async def test_drops_drop_one_key_only(self, subject: Subject) -> None:
+        await subject.commit(everything())
+        row, dead, group = PROGRESS[1], DEAD[0], GROUPS[1]
+        await subject.commit(
+            Effects(
+                progress={(row.id, row.group): None, (10, "no such"): None},
+                dead={(dead.id, dead.group): None},
+                groups={(group.topic, group.group): None},
+                sessions={SESSIONS[0].session: None},
+            )
+        )
+        small = await subject.small()
+        assert small.progress == sorted(set(PROGRESS) - {row})
+        assert small.dead == sorted((d.id, d.group, d.topic) for d in DEAD if d != dead)
+        assert small.groups == sorted(set(GROUPS) - {group})
+        assert small.sessions == [SESSIONS[1]]
+
+    async def test_an_ended_task_leaves_nothing_but_its_ending(self, subject: Subject) -> None:
+        await subject.commit(everything())
+        some = sorted({row.id for row in (*PROGRESS, *DEAD)})
+        await subject.commit(ended(some, Outcome.CANCELLED))
+        assert await subject.store.read(some) == {}
+        small = await subject.small()
+        assert small.progress == []
+        assert small.dead == []
+        assert small.outcomes[-len(some) :] == [(i, Outcome.CANCELLED) for i in some]
+        assert await subject.ids() == sorted({row.id for row in TASKS} - set(some))
+
+    async def test_an_ended_task_that_is_not_there_is_remembered(self, subject: Subject) -> None:
+        await subject.commit(ended([5], Outcome.EXPIRED))
+        assert (await subject.small()).outcomes == [(5, Outcome.EXPIRED)]
+
+    async def test_progress_of_later_tasks_goes_with_them_too(self, subject: Subject) -> None:
+        """Also when there was no progress and no dead letter for many batches before."""
+        for i in range(1, 200):
+            await subject.commit(tasks([i]))
+            await subject.commit(ended([i]))
+        await subject.commit(tasks([500]))
+        await subject.commit(
+            Effects(
+                progress={(500, "a"): in_flight(500, "a")},
+                dead={(500, "b"): DeadRow(500, "b", "t", 1, 1, "")},
+            )
+        )
+        await subject.commit(ended([500]))
+        small = await subject.small()
+        assert small.progress == []
+        assert small.dead == []
+
+    async def test_the_id_mark_is_never_lowered(self, subject: Subject) -> None:
+        await subject.commit(Effects(id_mark=ID_MAX - 1, position_ms=900))
+        await subject.commit(Effects(id_mark=5, position_ms=800))
+        opened = await subject.reopen()
+        assert opened.id_mark == ID_MAX - 1
+        assert opened.position_ms == 800
+
+
+class TestEndings:
+    async def test_are_bounded_to_the_newest(self, subject: Subject) -> None:
+        """The stores under test keep 1,000."""
+        for start in range(0, 3_000, 7):
+            await subject.commit(ended(range(start, start + 7)))
+        outcomes = (await subject.small()).outcomes
+        assert [task_id for task_id, _ in outcomes] == list(range(2_003, 3_003))
+        await subject.reopen()
+        await subject.commit(ended([9_999], Outcome.DELETED))
+        outcomes = (await subject.small()).outcomes
+        assert len(outcomes) == 1_000
+        assert outcomes[-1] == (9_999, Outcome.DELETED)
+        assert outcomes[0][0] == 2_004
+
+    async def test_of_one_big_batch_are_bounded(self, subject: Subject) -> None:
+        await subject.commit(ended(range(5_000)))
+        outcomes = (await subject.small()).outcomes
+        assert [task_id for task_id, _ in outcomes] == list(range(4_000, 5_000))
+
+
+class TestReading:
+    async def test_every_extreme_comes_back_as_it_was(self, subject: Subject) -> None:
+        await subject.commit(everything())
+        for restart in (False, True):
+            if restart:
+                await subject.reopen()
+            found = await subject.store.read([row.id for row in TASKS])
+            assert {i: task.row for i, task in found.items()} == {row.id: row for row in TASKS}
+            assert found[3].progress == tuple(sorted(row for row in PROGRESS if row.id == 3))
+            assert found[3].dead == (DEAD[0],)
+            assert found[1] == StoredTask(TASKS[0], (), ())
+            properties = found[3].row.options and found[3].row.options.properties
+            assert properties
+            assert str(properties["minus zero"]) == "-0.0"
+            assert [type(properties[k]) for k in ("yes", "one", "tiny")] == [bool, int, float]
+            small = await subject.small()
+            assert small.progress == sorted(PROGRESS)
+            assert small.dead == sorted((d.id, d.group, d.topic) for d in DEAD)
+            assert small.groups == sorted(GROUPS)
+            assert small.sessions == sorted(SESSIONS)
+            assert small.outcomes == list(everything().ended.items())
+
+    async def test_types_are_those_of_the_records(self, subject: Subject) -> None:
+        await subject.commit(everything())
+        task = (await subject.store.read([3]))[3]
+        assert type(task.row) is TaskRow
+        assert type(task.row.body) is bytes
+        assert type(task.progress) is tuple
+        assert {type(row.state).__name__ for row in task.progress} == {"ProgressState"}
+        assert {type(how) for _, how in (await subject.small()).outcomes} == {Outcome}
+
+    async def test_unknown_ids_are_left_out(self, subject: Subject) -> None:
+        await subject.commit(tasks([10]))
+        assert await subject.store.read([]) == {}
+        found = await subject.store.read([9, 10, 10, 11, 0, -1, ID_MAX, 2**64])
+        assert list(found) == [10]
+
+    async def test_sees_a_batch_when_its_commit_has_returned(self, subject: Subject) -> None:
+        for i in range(1, 50):
+            await subject.commit(tasks([i]))
+            assert list(await subject.store.read([i])) == [i]
+            await subject.commit(ended([i]))
+            assert await subject.store.read([i]) == {}
+
+    async def test_many_large_bodies(self, subject: Subject) -> None:
+        await subject.commit(tasks(range(1, 20), body=b"\x00\xff" * 10_000))
+        await subject.commit(tasks(range(20, 600), body=b"z" * 600))
+        found = await subject.store.read(list(range(1, 600)))
+        assert [len(found[i].row.body) for i in (1, 19, 20, 599)] == [20_000, 20_000, 600, 600]
+        assert len(found) == 599
+
+
+class TestScanning:
+    async def test_pages_by_id(self, subject: Subject) -> None:
+        await subject.commit(tasks(range(1, 26), topic="a"))
+        await subject.commit(tasks(range(26, 51), topic="b"))
+        pages, after = [], -1
+        while page := [t.row.id for t in await subject.store.scan(after, 7, None)]:
+            pages.append(page)
+            after = page[-1]
+        assert [i for page in pages for i in page] == list(range(1, 51))
+        assert {len(page) for page in pages[:-1]} == {7}
+
+    async def test_filters_by_topic(self, subject: Subject) -> None:
+        await subject.commit(tasks(range(1, 26), topic="a"))
+        await subject.commit(tasks(range(26, 51), topic=UNICODE))
+        found = await subject.store.scan(20, 10, UNICODE)
+        assert [task.row.id for task in found] == list(range(26, 36))
+        assert await subject.store.scan(-1, 10, "no such") == []
+
+    @pytest.mark.parametrize("options", [False, True])
+    async def test_a_page_ends_at_its_bytes_and_the_next_goes_on(
+        self, subject: Subject, options: bool
+    ) -> None:
+        size, count = SCAN_BYTES_MAX // 4, 11
+        batch = tasks(range(1, 2 * count), topic="a", body=b"x" * (0 if options else size))
+        for task_id, row in batch.enqueued.items():
+            if options:
+                more = row._replace(options=TaskOptions(properties={"p": "v" * size}))
+                batch.enqueued[task_id] = more
+            if task_id % 2:
+                batch.enqueued[task_id] = batch.enqueued[task_id]._replace(topic="b")
+        for first in range(1, 2 * count, 2):
+            # A store may take no more at once.
+            ids = (first, first + 1)
+            some = {i: row for i, row in batch.enqueued.items() if i in ids}
+            await subject.commit(Effects(enqueued=some))
+        scan, scan_back = subject.store.scan, subject.store.scan_back
+        for topic, wanted in ((None, list(range(1, 2 * count))), ("b", list(range(1, 22, 2)))):
+            for back in (False, True):
+                found: list[int] = []
+                place = 2 * count if back else -1
+                while page := await (scan_back if back else scan)(place, 100, topic):
+                    assert len(page) <= 4
+                    assert is_cut(page) == (len(page) == 4)
+                    found += [task.row.id for task in page]
+                    place = found[-1]
+                assert found == (wanted[::-1] if back else wanted)
+
+    async def test_gives_whole_tasks(self, subject: Subject) -> None:
+        await subject.commit(everything())
+        found = await subject.store.scan(2, 1, None)
+        assert found == [(await subject.store.read([3]))[3]]
+
+    async def test_ends_at_the_last_id(self, subject: Subject) -> None:
+        await subject.commit(everything())
+        assert [t.row.id for t in await subject.store.scan(ID_MAX - 1, 5, None)] == [ID_MAX]
+        assert await subject.store.scan(ID_MAX, 5, None) == []
+        assert await subject.store.scan(2**64, 5, None) == []
+
+    async def test_pages_back_from_the_highest_id(self, subject: Subject) -> None:
+        await subject.commit(tasks(range(1, 26), topic="a"))
+        await subject.commit(tasks(range(26, 51), topic=UNICODE))
+        await subject.commit(Effects(ended={48: Outcome.ACKED, 3: Outcome.CANCELLED}))
+        pages, before = [], 2**64
+        while page := [t.row.id for t in await subject.store.scan_back(before, 7, None)]:
+            pages.append(page)
+            before = page[-1]
+        assert [i for page in pages for i in page] == [
+            i for i in range(50, 0, -1) if i not in {48, 3}
+        ]
+        assert {len(page) for page in pages[:-1]} == {7}
+        found = await subject.store.scan_back(27, 99, UNICODE)
+        assert [task.row.id for task in found] == [26]
+        found = await subject.store.scan_back(2**64, 3, "a")
+        assert [task.row.id for task in found] == [25, 24, 23]
+        assert await subject.store.scan_back(99, 9, "no such") == []
+        assert await subject.store.scan_back(1, 9, None) == []
+        assert await subject.store.scan_back(-5, 9, None) == []
+
+    async def test_back_it_gives_whole_tasks_and_the_last_id(self, subject: Subject) -> None:
+        await subject.commit(everything())
+        assert [t.row.id for t in await subject.store.scan_back(ID_MAX + 1, 1, None)] == [ID_MAX]
+        assert ID_MAX not in [t.row.id for t in await subject.store.scan_back(ID_MAX, 9, None)]
+        assert await subject.store.scan_back(4, 1, None) == [(await subject.store.read([3]))[3]]
+
+    async def test_pages_of_dead_letters(self, subject: Subject) -> None:
+        rows = [
+            DeadRow(i, group, "even" if i % 2 == 0 else "odd", 1, 1, "")
+            for i in range(1, 21)
+            for group in ("a", "b", UNICODE)
+        ]
+        await subject.commit(tasks(range(1, 21)))
+        await subject.commit(Effects(dead={(row.id, row.group): row for row in rows}))
+        found: list[DeadRow] = []
+        after = (0, "")
+        while page := await subject.store.scan_dead(after, 7, None, None):
+            found += page
+            after = (page[-1].id, page[-1].group)
+        assert found == sorted(rows)
+        assert await subject.store.scan_dead((3, "a"), 3, None, None) == sorted(rows)[7:10]
+        assert await subject.store.scan_dead((0, ""), 99, "even", "b") == [
+            row for row in sorted(rows) if row.topic == "even" and row.group == "b"
+        ]
+        assert await subject.store.scan_dead((0, ""), 99, "no such", None) == []
+        assert await subject.store.scan_dead((ID_MAX, ""), 99, None, None) == []
+
+    async def test_dead_letters_come_with_all_their_fields(self, subject: Subject) -> None:
+        await subject.commit(everything())
+        assert await subject.store.scan_dead((-1, ""), 99, None, None) == sorted(DEAD)
+
+
+class TestRecovery:
+    async def test_handles_come_in_due_order(self, subject: Subject) -> None:
+        rows = [TaskRow(i, (i * 7_919) % 50, f"topic{i % 3}", b"") for i in range(1, 501)]
+        await subject.commit(Effects(enqueued={row.id: row for row in rows}, id_mark=500))
+        chunks = await subject.handles(chunk=64)
+        assert [len(chunk.ids) for chunk in chunks] == [64] * 7 + [52]
+        found = [
+            (due_ms, task_id, topic)
+            for chunk in chunks
+            for task_id, due_ms, topic in zip(chunk.ids, chunk.dues_ms, chunk.topics, strict=True)
+        ]
+        assert found == sorted((row.due_ms, row.id, row.topic) for row in rows)
+
+    async def test_extremes_are_among_the_handles(self, subject: Subject) -> None:
+        await subject.commit(everything())
+        (chunk,) = await subject.handles()
+        found = list(zip(chunk.ids, chunk.dues_ms, chunk.topics, strict=True))
+        assert found == [
+            (row.id, row.due_ms, row.topic)
+            for row in sorted(TASKS, key=lambda row: (row.due_ms, row.id))
+        ]
+
+    async def test_an_empty_store_has_no_chunks(self, subject: Subject) -> None:
+        assert await subject.handles() == []
+
+    async def test_commits_go_on_between_chunks(self, subject: Subject) -> None:
+        await subject.commit(tasks(range(1, 101)))
+        found: list[int] = []
+        async for handles in subject.store.recover_handles(chunk=10):
+            found += handles.ids
+            await subject.commit(ended([found[-1]]))
+            await subject.commit(tasks([1_000 + len(found)], due_ms=0))
+        assert found == list(range(1, 101))
+        assert len(await subject.ids()) == 100
+
+    async def test_may_be_given_up(self, subject: Subject) -> None:
+        await subject.commit(tasks(range(1, 101)))
+        async for _ in subject.store.recover_handles(chunk=10):
+            break
+        await subject.commit(tasks([1_000]))
+        assert (await subject.reopen()).last_batch == 2
+
+
+class TestOpening:
+    async def test_a_new_store(self, subject: Subject) -> None:
+        opened = subject.opened
+        assert opened.created
+        assert opened.clean
+        assert opened.epoch >= 1
+        assert (opened.last_batch, opened.id_mark, opened.position_ms) == (0, 0, 0)
+
+    async def test_keeps_everything_and_raises_the_epoch(self, subject: Subject) -> None:
+        await subject.commit(everything())
+        await subject.commit(tasks([100], body=b"again"))
+        epochs = [subject.opened.epoch]
+        for clean in (True, False, True):
+            opened = await subject.reopen(clean)
+            epochs.append(opened.epoch)
+            assert not opened.created
+            assert opened.clean is clean
+            assert opened.last_batch == 2
+            assert len(await subject.ids()) == len(TASKS) + 1
+        assert all(a < b for a, b in pairwise(epochs))
+
+    async def test_is_not_clean_while_it_is_open(self, subject: Subject) -> None:
+        await subject.store.close(clean=True)
+        await subject.open()
+        await subject.store.close(clean=False)
+        assert (await subject.open()).clean is False
+
+    async def test_batch_numbers_go_on(self, subject: Subject) -> None:
+        await subject.commit(tasks([1]))
+        opened = await subject.reopen()
+        assert await subject.store.commit(opened.epoch, OWNER, 1, tasks([2])) is False
+        assert await subject.store.commit(opened.epoch, OWNER, 2, tasks([2])) is True
+
+    async def test_close_may_be_called_twice(self, subject: Subject) -> None:
+        await subject.store.close(clean=True)
+        await subject.store.close(clean=False)
+        assert (await subject.open()).clean is True
+
+    async def test_a_closed_store_refuses(self, subject: Subject) -> None:
+        await subject.store.close(clean=True)
+        with pytest.raises(StoreBroken):
+            await subject.commit(tasks([1]))
+        with pytest.raises(StoreBroken):
+            await subject.store.read([1])
+
+    async def test_there_is_room(self, subject: Subject) -> None:
+        assert await subject.store.probe_room() is True
+
+
+class TestBackup:
+    async def test_is_a_store_of_the_same_content(self, subject: Subject, tmp_path: Path) -> None:
+        await subject.commit(everything())
+        path = tmp_path / "backups" / "copy.db"
+        path.parent.mkdir()
+        assert await subject.store.backup(str(path)) == path.stat().st_size
+        assert list(path.parent.iterdir()) == [path], "nothing is left beside it"
+        await subject.commit(tasks([100]))
+        copy = Subject(open_url(f"sqlite:///{path}"))
+        opened = await copy.open()
+        try:
+            assert (opened.id_mark, opened.position_ms) == (ID_MAX, everything().position_ms)
+            assert await copy.ids() == sorted(row.id for row in TASKS)
+            ids = [row.id for row in TASKS]
+            assert await copy.store.read(ids) == await subject.store.read(ids)
+            assert await copy.small() == await subject.small()
+        finally:
+            await copy.store.close(clean=True)
+
+    async def test_does_not_replace_a_file(self, subject: Subject, tmp_path: Path) -> None:
+        path = tmp_path / "there"
+        path.write_bytes(b"mine")
+        with pytest.raises(StoreError, match="exists"):
+            await subject.store.backup(str(path))
+        assert path.read_bytes() == b"mine"
+
+    async def test_fails_in_a_folder_that_is_not_there(
+        self, subject: Subject, tmp_path: Path
+    ) -> None:
+        with pytest.raises(StoreError):
+            await subject.store.backup(str(tmp_path / "no" / "copy.db"))
+        assert await subject.commit(tasks([1])) is True

@@ -1,0 +1,127 @@
+"""What an earlier release wrote is read by this one."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from persistence.store_subject import Subject
+from support.golden import (
+    GOLDEN,
+    cases,
+    content,
+    crowd,
+    ended,
+    former_cases,
+    former_content,
+    load_dump,
+    old_cases,
+    old_content,
+)
+from tickwheel.model.effects import Effects
+from tickwheel.persistence import open_url
+from tickwheel.persistence.audit import check
+from tickwheel.persistence.sqlite import schema
+
+RECORDS_V1: dict[str, str] = json.loads((GOLDEN / "v1" / "records.json").read_text("utf-8"))
+RECORDS_V3: dict[str, str] = json.loads((GOLDEN / "v3" / "records.json").read_text("utf-8"))
+RECORDS_V4: dict[str, str] = json.loads((GOLDEN / "v4" / "records.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("name", sorted(old_cases()))
+def test_records_of_version_1(name: str) -> None:
+    value, _, decode = old_cases()[name]
+    _is_read(value, decode(bytes.fromhex(RECORDS_V1[name])))
+
+
+@pytest.mark.parametrize("name", sorted(former_cases()))
+def test_records_of_layout_3(name: str) -> None:
+    value, _, decode = former_cases()[name]
+    _is_read(value, decode(bytes.fromhex(RECORDS_V3[name])))
+
+
+@pytest.mark.parametrize("name", sorted(cases()))
+def test_records_as_they_are_written_now(name: str) -> None:
+    value, encode, decode = cases()[name]
+    data = bytes.fromhex(RECORDS_V4[name])
+    _is_read(value, decode(data))
+    assert encode(value) == data, "a version is written as it was"
+
+
+def _is_read(value: Any, decoded: Any) -> None:
+    assert decoded == value
+    assert _types(decoded) == _types(value)
+
+
+def _types(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return type(value), [_types(part) for part in value]
+    if isinstance(value, dict):
+        return dict, [(_types(k), _types(v)) for k, v in value.items()]
+    return type(value), str(value)
+
+
+def test_no_record_is_left_out() -> None:
+    assert RECORDS_V1.keys() == old_cases().keys()
+    assert RECORDS_V3.keys() == former_cases().keys()
+    assert RECORDS_V4.keys() == cases().keys()
+
+
+def test_what_has_no_place_is_written_as_before() -> None:
+    """A release before this one reads such tasks."""
+    for name, (value, encode, _) in former_cases().items():
+        if not name.startswith("group"):
+            assert encode(value) == bytes.fromhex(RECORDS_V3[name])
+
+
+@pytest.mark.parametrize(
+    ("folder", "made"), [("v2", old_content), ("v3", former_content), ("v4", content)]
+)
+async def test_a_database_with_packs(
+    tmp_path: Path, folder: str, made: Callable[[], Effects]
+) -> None:
+    path = tmp_path / "store.db"
+    load_dump(GOLDEN / folder / "sqlite.sql", path)
+    assert check(f"sqlite:///{path}").problems == []
+    subject = Subject(open_url(f"sqlite:///{path}"))
+    opened = await subject.open()
+    assert (opened.epoch, opened.last_batch, opened.clean, opened.created) == (2, 3, True, False)
+    expected = made().enqueued | crowd().enqueued | ended().updated
+    expected = {i: row for i, row in expected.items() if i not in ended().ended}
+    found = await subject.store.read([*made().enqueued, *crowd().enqueued])
+    assert {i: task.row for i, task in found.items()} == expected
+    (handles,) = await subject.handles()
+    keys = zip(handles.dues_ms, handles.ids, handles.topics, strict=True)
+    assert list(keys) == sorted((r.due_ms, r.id, r.topic) for r in expected.values())
+    small = await subject.small()
+    assert {(row.topic, row.group): row for row in small.groups} == made().groups
+    await subject.store.close(clean=True)
+
+
+async def test_a_database_of_layout_1(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    load_dump(GOLDEN / "v1" / "sqlite.sql", path)
+    assert check(f"sqlite:///{path}").problems == []
+    subject = Subject(open_url(f"sqlite:///{path}"))
+    opened = await subject.open()
+    expected = old_content()
+    assert (opened.epoch, opened.last_batch, opened.clean, opened.created) == (2, 1, True, False)
+    assert (opened.id_mark, opened.position_ms) == (expected.id_mark, expected.position_ms)
+    found = await subject.store.read(list(expected.enqueued))
+    assert {i: task.row for i, task in found.items()} == expected.enqueued
+    small = await subject.small()
+    assert {(row.id, row.group): row for row in small.progress} == expected.progress
+    assert {row.session: row for row in small.sessions} == expected.sessions
+    assert {(row.topic, row.group): row for row in small.groups} == expected.groups
+    assert dict(small.outcomes) == expected.ended
+    dead = await subject.store.scan_dead((-1, ""), 99, None, None)
+    assert {(row.id, row.group): row for row in dead} == expected.dead
+    await subject.store.close(clean=True)
+    shell = sqlite3.connect(path)
+    assert shell.execute("PRAGMA user_version").fetchone() == (schema.LAYOUT,)
+    shell.close()

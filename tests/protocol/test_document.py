@@ -1,0 +1,132 @@
+"""docs/protocol.md says what the code does: types, codes, limits, counts, and bytes."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.daemon import Daemon
+from support.raw import Raw
+from tickwheel import errors
+from tickwheel.protocol.codec import Decoder, encode
+from tickwheel.protocol.frames import FrameType
+
+TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
+
+
+def section(title: str) -> str:
+    """From a heading to the next one."""
+    found = re.search(rf"^#+ {re.escape(title)}\n(.*?)(?=^#+ |\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"docs/protocol.md has no section {title!r}"
+    return found[1]
+
+
+def rows(text: str) -> list[list[str]]:
+    """Cells of the tables in it, without heads."""
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines]
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raw]:
+    with Daemon(tmp_path_factory.mktemp("document")) as daemon, Raw(daemon.port) as raw:
+        yield raw
+
+
+def test_every_frame_type_with_its_number() -> None:
+    told = {}
+    for title in ("Frames from the client", "Frames from the daemon"):
+        told |= {int(row[0]): row[1] for row in rows(section(title)) if row[0].isdigit()}
+    assert told == {kind.value: kind.name for kind in FrameType}
+
+
+def test_every_error_code_with_what_it_means_for_a_client() -> None:
+    told = {row[0].strip("`"): row[1:4] for row in rows(section("Errors")) if row[0][0] == "`"}
+    known = {
+        code: [
+            "yes" if kind.retryable else "no",
+            "yes" if kind.closes_connection else "no",
+            str(kind.http_status),
+        ]
+        for code, kind in errors.BY_CODE.items()
+    }
+    assert told == known
+
+
+def test_every_limit_with_its_default(running: Raw) -> None:
+    told = {row[0].strip("`"): row[1] for row in rows(section("Limits")) if row[0][0] == "`"}
+    assert told == {name: str(value) for name, value in running.limits.items()}
+
+
+def test_every_field_of_stats(running: Raw) -> None:
+    running.enqueue(("t", b"x", 0))
+    running.call(FrameType.SUBSCRIBE, 1, "t", "g", 0, None)
+    stats = running.call(FrameType.STATS)[2]
+    table = rows(section("Looking"))
+    told = {name for row in table[1:] for name in re.findall(r"`(\w+)`", row[0])}
+    assert told == set(stats)
+    inner = {re.findall(r"`(\w+)`", row[0])[0]: set(names(row[1])) for row in table[1:]}
+    assert inner["lateness"] == set(stats["lateness"])
+    assert inner["topics"] == set(stats["topics"]["t"])
+    groups = re.search(r"^`groups` maps .*$", section("Looking"), re.MULTILINE)
+    assert groups is not None
+    assert set(names(groups[0])) - {"groups"} == set(stats["topics"]["t"]["groups"]["g"])
+
+
+def names(text: str) -> list[str]:
+    return re.findall(r"`(\w+)`", text)
+
+
+def test_every_field_of_a_task_map(running: Raw) -> None:
+    task_id = running.enqueue(("t", b"x", 60_000))[2][1][0]
+    found = running.call(FrameType.LOOKUP, [task_id])[2][0]
+    paragraph = section("Looking").partition("**task map**")[2].partition("**dead map**")[0]
+    assert set(found) <= set(names(paragraph))
+
+
+def test_every_word_of_an_answer_has_a_row(running: Raw) -> None:
+    words = {name for row in rows(section("Words"))[1:] for name in names(row[0])}
+    task_id = running.enqueue(("w", b"x", 60_000))[2][1][0]
+    asked = [running.call(FrameType.CANCEL, [task_id])[2] for _ in range(2)]
+    asked.append(running.call(FrameType.NACK, "w", None, [(task_id, 1, 1, None, None)])[2])
+    asked.append(running.call(FrameType.ACK, "w", "g", 1, [1 << 60], [1])[2])
+    said = {word for answer in asked for word in answer}
+    assert said == {"cancelled", "already_cancelled", "unknown"}
+    assert said <= words
+
+
+def example() -> list[tuple[tuple[Any, ...], bytes]]:
+    block = section("Example").partition("```\n")[2].partition("```")[0]
+    found: list[tuple[tuple[Any, ...], bytes]] = []
+    for line in block.splitlines():
+        if line.startswith(("C ", "D ")):
+            found.append((ast.literal_eval(line[2:]), b""))
+        else:
+            frame, data = found[-1]
+            found[-1] = frame, data + bytes.fromhex(line)
+    return found
+
+
+def test_the_example_byte_for_byte() -> None:
+    found = example()
+    assert [frame[0] for frame, _ in found] == [1, 65, 2, 65, 4, 65, 67, 8, 65]
+    for frame, data in found:
+        assert encode(frame).hex(" ") == data.hex(" ")
+        [decoded] = Decoder(4096).feed(data)
+        assert encode(decoded) == data
+
+
+def test_a_daemon_takes_the_bytes_of_the_example(running: Raw) -> None:
+    """Those that do not name an id, which the daemon chooses."""
+    sent = [data for frame, data in example() if frame[0] in (1, 2, 4)]
+    with Raw(running.socket.getpeername()[1], hello=False) as raw:
+        raw.send_bytes(b"".join(sent))
+        frames = [raw.next() for _ in range(4)]
+    assert sorted(frame[0] for frame in frames) == [65, 65, 65, 67]
+    [delivery] = next(frame[4] for frame in frames if frame[0] == FrameType.DELIVER)
+    assert delivery[3] == b"hello"

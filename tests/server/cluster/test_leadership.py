@@ -1,0 +1,447 @@
+"""The lease, its licence and its end, with an election that the test holds in its hands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from support.stand_in import stand_in
+from tickwheel.clock import Clock
+from tickwheel.persistence.contract import StoreAway, StoreUnusable
+from tickwheel.persistence.election import Leader, Seen
+from tickwheel.server.cluster import lease as module
+from tickwheel.server.cluster.lease import Deposed, Leadership
+from tickwheel.server.cluster.life import Life
+
+NOW_MS = 1_800_000_000_000
+TTL_MS = 3_000
+ME, ADDRESS = "here/1", "tcp://here:1"
+OTHER = Leader("there/2", "tcp://there:2", NOW_MS, 7)
+LIFE = Life.own()
+assert LIFE is not None
+OVER = str(LIFE._replace(start=LIFE.start - 1))
+"""Of one that had this process's number before it."""
+
+
+class Sources:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.mono = 1_000
+
+    def wall_ms(self) -> int:
+        return NOW_MS + self.mono
+
+    def mono_ms(self) -> int:
+        return self.mono
+
+
+class TableElection:
+    """What a store says, as plain attributes."""
+
+    def __init__(self) -> None:
+        self.leader: Leader | None = None
+        self.incarnation = "x"
+        self.epoch = 0
+        self.owner = ""
+        self.clean = True
+        self.up_s = 3_600
+        self.rewriting = ""
+        self.is_replica = False
+        self.away = False
+        self.connections = 1
+        self.released: list[str] = []
+
+    def _ask(self) -> None:
+        if self.away:
+            raise StoreAway("no answer")
+
+    async def prepare(self) -> None:
+        self._ask()
+
+    async def look(self) -> Seen:
+        self._ask()
+        return Seen(
+            self.leader,
+            TTL_MS,
+            self.incarnation,
+            self.epoch,
+            self.owner,
+            self.clean,
+            self.up_s,
+            self.rewriting,
+            self.is_replica,
+        )
+
+    async def acquire(self, me: Leader, instead_of: Leader | None = None) -> bool:
+        self._ask()
+        if self.leader is not None and self.leader.owner != me.owner:
+            if self.leader != instead_of:
+                return False
+        self.leader = me
+        return True
+
+    async def renew(self, me: Leader) -> bool:
+        self._ask()
+        return self.leader is not None and self.leader.owner == me.owner
+
+    async def release(self, me: Leader) -> None:
+        self._ask()
+        self.released.append(me.owner)
+        self.leader = None
+
+    async def close(self) -> None:
+        pass
+
+
+class Rig:
+    """A leadership whose sleeps are steps of the test."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.sources = Sources()
+        self.table = TableElection()
+        self.events: list[str] = []
+        """Without those that say what it waits for."""
+        self.waits: list[str] = []
+        self.renewals = 0
+        self.slept: list[float] = []
+        self.script: list[Callable[[], None]] = []
+        self.leadership = Leadership(
+            self.table,
+            TTL_MS,
+            Clock(10**12, self.sources),
+            on_event=self._on_event,
+            renewed=self._renewed,
+            life=LIFE,
+        )
+
+        async def sleep(seconds: float) -> None:
+            self.slept.append(seconds)
+            if not self.script:
+                raise asyncio.CancelledError
+            self.script.pop(0)()
+
+        monkeypatch.setattr(module, "asyncio", stand_in(asyncio, sleep=sleep))
+
+    def _on_event(self, event: str, text: str) -> None:
+        if event == "waiting":
+            self.waits.append(text)
+        else:
+            self.events.append(event)
+
+    def _renewed(self) -> None:
+        self.renewals += 1
+
+    async def hold(self, *steps: Callable[[], None]) -> int:
+        """Each step runs before one renewal; how often the store had to be looked at."""
+        self.script = list(steps)
+        looked: list[int] = []
+        with pytest.raises(asyncio.CancelledError):
+            await self.leadership.hold(lambda: looked.append(1))
+        return len(looked)
+
+    def later(self, ms: int) -> Callable[[], None]:
+        def step() -> None:
+            self.sources.mono += ms
+
+        return step
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Rig:
+    return Rig(monkeypatch)
+
+
+async def test_the_licence_lasts_less_than_the_lease(rig: Rig) -> None:
+    assert not rig.leadership.may_deliver(rig.sources.mono)
+    assert await rig.leadership.acquire(ME, ADDRESS)
+    start = rig.sources.mono
+    assert rig.leadership.may_deliver(start + 2_499)
+    assert not rig.leadership.may_deliver(start + 2_500)
+
+
+async def test_renewals_extend_it_from_when_they_were_sent(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    assert await rig.hold(rig.later(750), rig.later(750)) == 0
+    assert rig.leadership.may_deliver(rig.sources.mono + 2_499)
+    assert rig.renewals == 3
+    assert rig.slept[0] == TTL_MS / 1000 / module.RENEWALS_PER_TTL
+
+
+async def test_a_store_that_is_away_extends_nothing_and_is_told_once(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    until = rig.sources.mono + 2_500
+
+    def away() -> None:
+        rig.table.away = True
+        rig.sources.mono += 1_000
+
+    def back() -> None:
+        rig.table.away = False
+        rig.sources.mono += 1_000
+
+    await rig.hold(away, rig.later(1_000), back)
+    assert rig.events == ["election_trouble", "election_works_again"]
+    assert rig.leadership.may_deliver(until + 1)
+
+
+async def test_a_lease_that_ran_out_is_taken_again_and_the_store_looked_at(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    rig.leadership.opened(4)
+    rig.table.owner, rig.table.epoch = ME, 4
+
+    def gone() -> None:
+        rig.table.leader = None
+        rig.sources.mono += 5_000
+
+    assert await rig.hold(gone) == 1
+    assert rig.leadership.may_deliver(rig.sources.mono)
+    assert rig.table.leader is not None
+
+
+async def test_a_new_connection_has_the_store_looked_at(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    original = rig.table.renew
+
+    async def reconnecting(me: Leader) -> bool:
+        rig.table.connections += 1
+        return await original(me)
+
+    rig.table.renew = reconnecting  # type: ignore[method-assign]  # this once
+    assert await rig.hold(rig.later(750)) == 1
+
+
+@pytest.mark.parametrize("how", ["leads", "led"])
+async def test_another_leader_deposes(rig: Rig, how: str) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    rig.leadership.opened(4)
+
+    def other() -> None:
+        rig.table.leader = OTHER if how == "leads" else None
+        rig.table.owner, rig.table.epoch = OTHER.owner, 5
+
+    rig.script = [other]
+    with pytest.raises(Deposed):
+        await rig.leadership.hold(lambda: None)
+    assert rig.table.leader == (OTHER if how == "leads" else None)
+
+
+async def test_a_lease_lost_before_the_store_was_opened_is_lost(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+
+    def gone() -> None:
+        rig.table.leader = None
+
+    rig.script = [gone]
+    with pytest.raises(Deposed):
+        await rig.leadership.hold(lambda: None)
+
+
+async def test_an_empty_store_is_laid_out_after_one_time_to_live(rig: Rig) -> None:
+    rig.table.incarnation = ""
+    assert not await rig.leadership.look()
+    rig.sources.mono += TTL_MS - 1
+    assert not await rig.leadership.look()
+    rig.sources.mono += 1
+    assert await rig.leadership.look()
+
+
+async def test_a_store_that_was_seen_with_data_is_never_laid_out_anew(rig: Rig) -> None:
+    rig.table.leader = OTHER
+    assert not await rig.leadership.look()
+    rig.table.leader, rig.table.incarnation = None, ""
+    for _ in range(3):
+        rig.sources.mono += 10 * TTL_MS
+        assert not await rig.leadership.look()
+    assert rig.events == ["store_came_back_empty"]
+    rig.table.incarnation = "written again by its owner, or laid out by an operator"
+    assert await rig.leadership.look()
+
+
+async def test_a_store_that_has_just_come_back_is_its_owners_first(rig: Rig) -> None:
+    """It may be older than what its owner, if it lives, has in memory."""
+    rig.table.clean, rig.table.up_s = False, 3
+    assert not await rig.leadership.look()
+    rig.table.up_s = 4
+    assert await rig.leadership.look()
+    rig.table.connections += 1  # a replica that was promoted, or a network that came back
+    assert not await rig.leadership.look()
+    rig.sources.mono += TTL_MS
+    assert await rig.leadership.look()
+
+
+async def test_a_replica_that_was_promoted_is_its_owners_first(rig: Rig) -> None:
+    rig.table.clean, rig.table.is_replica = False, True
+    for _ in range(3):
+        rig.sources.mono += TTL_MS
+        with pytest.raises(StoreAway, match="replica"):
+            await rig.leadership.look()
+    rig.table.is_replica = False
+    assert not await rig.leadership.look()
+    rig.sources.mono += TTL_MS - 1
+    assert not await rig.leadership.look()
+    rig.sources.mono += 1
+    assert await rig.leadership.look()
+
+
+async def test_a_store_that_is_being_written_anew_is_left_to_its_owner(rig: Rig) -> None:
+    # FLUSHALL took the lease too; taking it now would depose the only one who has everything.
+    rig.table.rewriting, rig.table.clean, rig.table.up_s = OTHER.owner, False, 3_600
+    for _ in range(10):
+        assert not await rig.leadership.look()
+        rig.sources.mono += TTL_MS
+    assert rig.events == ["store_is_partial"], "its owner is not there: told once"
+    rig.table.leader = OTHER
+    assert not await rig.leadership.look()
+    rig.table.leader = None
+    assert not await rig.leadership.look()
+    assert rig.events == ["store_is_partial"], "it may come back"
+    rig.table.rewriting = ""
+    assert await rig.leadership.look()
+
+
+async def test_a_start_on_a_store_in_part_ends_when_its_owner_does_not_come(rig: Rig) -> None:
+    rig.table.rewriting = OTHER.owner
+    rig.script = [rig.later(TTL_MS // 2)] * 3
+    with pytest.raises(StoreUnusable, match=f"{OTHER.owner}.*tickwheel init --force"):
+        await rig.leadership.first_campaign(ME, ADDRESS)
+    assert rig.table.leader is None, "its lease was never asked for"
+
+
+async def test_a_store_that_was_closed_is_anybodys(rig: Rig) -> None:
+    rig.table.up_s = 0
+    assert await rig.leadership.look()
+
+
+async def test_the_epoch_of_one_that_takes_over_is_known_once_it_has_opened_the_store(
+    rig: Rig,
+) -> None:
+    rig.table.leader, rig.table.owner, rig.table.epoch = replace(OTHER, epoch=0), "before/1", 6
+    await rig.leadership.look()
+    assert rig.leadership.leader == replace(OTHER, epoch=0), "that was its predecessor's"
+    rig.table.owner, rig.table.epoch = OTHER.owner, 7
+    await rig.leadership.look()
+    assert rig.leadership.leader == OTHER
+
+
+async def test_one_that_died_here_before_it_told_its_epoch_is_replaced_at_once(rig: Rig) -> None:
+    rig.table.leader = Leader("here/0", ADDRESS, NOW_MS, 0, OVER)
+    rig.table.owner, rig.table.epoch = "here/0", 3
+    assert await rig.leadership.first_campaign(ME, ADDRESS)
+
+
+@pytest.mark.parametrize("address", [ADDRESS, "tcp://here:9"])
+async def test_the_first_campaign_does_not_wait_for_one_that_died_here(
+    rig: Rig, address: str
+) -> None:
+    rig.table.leader = replace(OTHER, owner="here/0", address=address, life=OVER)
+    assert await rig.leadership.first_campaign(ME, ADDRESS)
+    assert rig.table.leader == Leader(ME, ADDRESS, NOW_MS + rig.sources.mono, 0, str(LIFE))
+
+
+@pytest.mark.parametrize("address", [ADDRESS, OTHER.address])
+@pytest.mark.parametrize(
+    ("owner", "life"),
+    [
+        ("there/2", OVER),
+        ("here/0", ""),
+        ("here/0", "rubbish"),
+        ("here/0", str(LIFE)),
+        ("here/0", str(LIFE._replace(boot="of another machine", start=0))),
+        ("here/0", str(LIFE._replace(namespace="1", start=0))),
+    ],
+    ids=["another node", "unsaid", "unreadable", "alive", "other machine", "other container"],
+)
+async def test_the_first_campaign_yields_to_whoever_is_not_proven_dead(
+    rig: Rig, owner: str, life: str, address: str
+) -> None:
+    """Name and address prove nothing: cloned machines, a load balancer's address."""
+    rig.table.leader = replace(OTHER, owner=owner, address=address, life=life)
+    assert not await rig.leadership.first_campaign(ME, ADDRESS)
+    assert rig.leadership.leader == rig.table.leader
+
+
+async def test_another_daemon_of_this_nodes_name_that_lives_is_told_once(rig: Rig) -> None:
+    former = replace(OTHER, owner="here/0", address=ADDRESS)
+    rig.table.leader = former
+    assert not await rig.leadership.first_campaign(ME, ADDRESS)
+    rig.sources.mono += TTL_MS
+    await rig.leadership.look()
+    assert not rig.events, "it may have been this node's former life, whose lease still ran"
+    rig.table.leader = replace(former, owner="here/7")
+    await rig.leadership.look()
+    rig.sources.mono += TTL_MS
+    await rig.leadership.look()
+    assert not rig.events
+    for _ in range(3):
+        rig.sources.mono += 1
+        await rig.leadership.look()
+    assert rig.events == ["same_node_name"]
+    rig.table.leader = OTHER
+    for _ in range(3):
+        rig.sources.mono += TTL_MS
+        await rig.leadership.look()
+    assert rig.events == ["same_node_name"]
+
+
+async def _campaign(rig: Rig, *steps: Callable[[], None]) -> None:
+    rig.script = list(steps)
+    with pytest.raises(asyncio.CancelledError):
+        await rig.leadership.campaign(ME, ADDRESS)
+
+
+async def test_a_wait_for_a_lease_is_told_once_with_its_end(rig: Rig) -> None:
+    rig.table.leader = OTHER
+    assert not await rig.leadership.first_campaign(ME, ADDRESS)
+    await _campaign(rig, *[rig.later(module.TELL_AGAIN_MS)] * 5)
+    [told] = rig.waits
+    assert f"the lease of {OTHER.owner} at {OTHER.address}: 3.0 s, until 08:00:04 UTC" in told
+    rig.table.leader = replace(OTHER, owner="third/3")
+    await _campaign(rig)
+    assert "third/3" in rig.waits[1]
+    assert len(rig.waits) == 2
+
+
+@pytest.mark.parametrize("why", ["away", "empty", "came back", "rewriting"])
+async def test_a_wait_with_nobody_leading_is_told_again_each_minute(rig: Rig, why: str) -> None:
+    rig.table.away = why == "away"
+    rig.table.incarnation = "" if why == "empty" else "x"
+    rig.table.rewriting = OTHER.owner if why == "rewriting" else ""
+    rig.table.clean = False
+    rig.table.up_s = 0 if why == "came back" else 3_600
+    rig.leadership.incarnation = "x"
+    await _campaign(rig, *[rig.later(module.TELL_AGAIN_MS // 10)] * 19)
+    assert len(rig.waits) == 2, rig.waits
+    assert len(set(rig.waits)) == (2 if "UTC" in rig.waits[0] else 1)
+
+
+async def test_the_wait_for_an_owner_of_a_store_that_came_back_says_its_end(rig: Rig) -> None:
+    rig.table.clean, rig.table.up_s = False, 1
+    await _campaign(rig)
+    assert "has just come back, that may live and know more: 3.0 s, until 08:00:04" in rig.waits[0]
+
+
+async def test_resigning_gives_the_lease_back(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    await rig.leadership.resign()
+    assert rig.table.released == [ME]
+    assert not rig.leadership.may_deliver(rig.sources.mono)
+    await rig.leadership.resign()
+    assert rig.table.released == [ME]
+
+
+async def test_who_was_fenced_releases_nothing(rig: Rig) -> None:
+    await rig.leadership.acquire(ME, ADDRESS)
+    rig.leadership.forfeit(for_good=True)
+    rig.table.leader = OTHER
+    await rig.leadership.resign()
+    assert rig.table.leader == OTHER
+
+
+async def test_the_first_campaign_leaves_a_store_that_is_away_to_the_next(rig: Rig) -> None:
+    rig.table.away = True
+    assert not await rig.leadership.first_campaign(ME, ADDRESS)
+    assert rig.events == ["election_trouble"]

@@ -1,0 +1,142 @@
+"""Daily backups: at the hour, once, so many kept, and the mark that protects the history."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.fake_daemon import turns
+from support.history_rig import HOUR_MS, Clock
+from tickwheel.history.writer.retention import last_backup_ms
+from tickwheel.persistence.contract import StoreError
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+from tickwheel.server.shard.background import DailyBackups
+
+START_MS = 1_795_255_200_000  # 2026-11-21T10:00:00Z
+
+
+@pytest.fixture(autouse=True)
+def _utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+class Rig:
+    def __init__(self, folder: Path, keep: int = 3) -> None:
+        self.clock = Clock(START_MS)
+        self.notices: list[tuple[str, str]] = []
+        self.folder = folder / "backups"
+        self.fail: Exception | None = None
+        self.made_s: list[float] = []
+        self.daily = DailyBackups(
+            self._backup,
+            self.folder,
+            hour=3,
+            keep=keep,
+            shard=0,
+            history_dir=str(folder / "history"),
+            now_ms=self.clock,
+            on_event=lambda event, text: self.notices.append((event, text)),
+            made=self.made_s.append,
+        )
+
+    async def _backup(self, path: str) -> int:
+        if self.fail is not None:
+            raise self.fail
+        Path(path).write_text("backup")
+        return 6
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir())
+
+
+async def test_the_first_is_made_at_once_and_the_next_at_the_hour(tmp_path: Path) -> None:
+    rig = Rig(tmp_path)
+    assert rig.daily.is_due()
+    assert await rig.daily.once()
+    assert rig.names == ["tickwheel-s0-20261121T100000Z.db"]
+    assert last_backup_ms(tmp_path / "history", 0) == START_MS
+    for hours, due in ((1, False), (16, False), (17, True), (40, True)):
+        rig.clock.now_ms = START_MS + hours * HOUR_MS
+        assert rig.daily.is_due() is due
+    assert await rig.daily.once()
+    assert not rig.daily.is_due()
+    assert rig.made_s == [START_MS / 1000, START_MS / 1000 + 40 * 3600]
+
+
+async def test_what_an_earlier_process_made_is_known_and_not_made_again(tmp_path: Path) -> None:
+    await Rig(tmp_path).daily.once()
+    rig = Rig(tmp_path)
+    rig.clock.now_ms += HOUR_MS
+    running = asyncio.create_task(rig.daily.run())
+    await turns()
+    running.cancel()
+    assert rig.made_s == [START_MS / 1000]
+    assert rig.notices == []
+
+
+async def test_so_many_are_kept_and_nothing_else_is_touched(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, keep=2)
+    rig.folder.mkdir()
+    for other in ("mine.db", "tickwheel-s1-20200101T000000Z.db", "tickwheel-s0-x.db"):
+        (rig.folder / other).write_text("")
+    for day in range(4):
+        rig.clock.now_ms = START_MS + day * 24 * HOUR_MS
+        await rig.daily.once()
+    assert rig.names == [
+        "mine.db",
+        "tickwheel-s0-20261123T100000Z.db",
+        "tickwheel-s0-20261124T100000Z.db",
+        "tickwheel-s0-x.db",
+        "tickwheel-s1-20200101T000000Z.db",
+    ]
+
+
+@pytest.mark.parametrize("error", [StoreError("no room"), OSError(28, "No space left on device")])
+async def test_a_failure_is_told_keeps_the_old_ones_and_moves_no_mark(
+    tmp_path: Path, error: Exception
+) -> None:
+    rig = Rig(tmp_path, keep=1)
+    await rig.daily.once()
+    rig.clock.now_ms += 24 * HOUR_MS
+    rig.fail = error
+    assert not await rig.daily.once()
+    assert rig.daily.is_due()
+    assert [event for event, _ in rig.notices] == ["backup_made", "backup_failed"]
+    assert rig.made_s == [START_MS / 1000]
+    assert rig.names == ["tickwheel-s0-20261121T100000Z.db"]
+    assert last_backup_ms(tmp_path / "history", 0) == START_MS
+
+
+async def test_one_whose_mark_could_not_be_written_is_made_again(tmp_path: Path) -> None:
+    """As when the history's disk is full, and that of the backups is not."""
+    rig = Rig(tmp_path)
+    in_the_way = tmp_path / "history"
+    in_the_way.write_text("")
+    assert not await rig.daily.once()
+    assert rig.daily.is_due()
+    in_the_way.unlink()
+    rig.clock.now_ms += 600_000
+    assert await rig.daily.once()
+    assert not rig.daily.is_due()
+    assert last_backup_ms(in_the_way, 0) == START_MS + 600_000
+
+
+async def test_a_store_backup_can_be_opened(tmp_path: Path) -> None:
+    store = SqliteStore(str(tmp_path / "store.db"), SqliteOptions(reserve_bytes=0))
+    await store.open("tester", START_MS)
+    rig = Rig(tmp_path)
+    rig.daily._backup = store.backup
+    assert await rig.daily.once()
+    await store.close(clean=True)
+    copy = SqliteStore(str(rig.folder / rig.names[0]), SqliteOptions(reserve_bytes=0))
+    assert not (await copy.open("tester", START_MS)).created
+    await copy.close(clean=True)

@@ -1,0 +1,24 @@
+"""What is written to a consumer bears a time that is not before its due time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from support.engine_rig import Rig
+from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.topics import Dispatch
+from tickwheel.model.records import TaskRow
+from tickwheel.server.metrics.observed import Lateness
+from tickwheel.server.shard.shard import Delivering
+
+
+def test_a_broadcast_that_was_offered_before_the_clock_went_back_is_not_early() -> None:
+    rig, written = Rig(), list[int]()
+    owner = SimpleNamespace(deliver=lambda epoch, now_ms, items: written.append(now_ms))
+    subscriber = Broadcaster(owner, rig.core.topic("t"), 10, "")
+    delivering = Delivering(rig.engine, cast(Any, None), Lateness(10))
+    items = [(TaskRow(1, rig.now_ms - 5, "t", b""), 1), (TaskRow(2, rig.now_ms, "t", b""), 1)]
+    delivering.write(Dispatch(subscriber, items), rig.now_ms - 500_000)
+    assert written == [rig.now_ms]
+    assert rig.core.totals.early == 0

@@ -1,0 +1,276 @@
+"""Reads overlaid with what is not durable yet: the present state, whatever the store saw."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from server.shard.holey_store import HoleyStore
+from tickwheel.engine.engine import Engine
+from tickwheel.engine.state import EngineConfig
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import DeadRow, Outcome, ProgressRow, ProgressState, TaskRow
+from tickwheel.persistence.contract import StoredTask
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.server.shard import reads as reader_module
+from tickwheel.server.shard.reads import READS_AGAIN_MAX, READS_MAX, Reader
+
+NOW_MS = 1_800_000_000_000
+SHARD_STEP = 1024
+
+
+def row(number: int, due_ms: int = NOW_MS) -> TaskRow:
+    return TaskRow(number * SHARD_STEP, due_ms, "t", b"x")
+
+
+class MeanwhileStore(MemoryStore):
+    """Lets something happen between the read's answer and the reader's use of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: list[Callable[[], None]] = []
+
+    async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
+        found = await super().read(ids)
+        for action in self.meanwhile:
+            action()
+        self.meanwhile = []
+        return found
+
+
+async def made(*rows: TaskRow) -> tuple[Engine, MeanwhileStore, Reader]:
+    store = MeanwhileStore()
+    opened = await store.open("me", NOW_MS)
+    effects = Effects(enqueued={r.id: r for r in rows}, id_mark=100 * SHARD_STEP)
+    await store.commit(opened.epoch, "me", 1, effects)
+    engine = Engine(EngineConfig(), opened.epoch, 100 * SHARD_STEP, NOW_MS)
+    core = engine.core
+    engine.grouping.group(core.topic("t"), "g", NOW_MS)
+    core.open.effects.groups.clear()
+    return engine, store, Reader(core, store)
+
+
+async def test_what_the_store_has_is_found_and_the_rest_is_absent() -> None:
+    _, _, reader = await made(row(1))
+    assert set(await reader.known([1024, 2048])) == {1024}
+    assert await reader.known([]) == {}
+
+
+async def test_an_end_that_is_not_committed_hides_the_task() -> None:
+    engine, _, reader = await made(row(1), row(2))
+    engine.core.open.effects.ended[1024] = Outcome.ACKED
+    assert set(await reader.known([1024, 2048])) == {2048}
+
+
+async def test_an_update_that_is_with_the_store_shows() -> None:
+    engine, _, reader = await made(row(1))
+    engine.core.open.effects.updated[1024] = row(1, NOW_MS + 5)
+    engine.seal(NOW_MS, 0)
+    assert (await reader.known([1024]))[1024].row.due_ms == NOW_MS + 5
+
+
+async def test_progress_and_dead_letters_are_overlaid_drops_included() -> None:
+    engine, _, reader = await made(row(1))
+    effects = engine.core.open.effects
+    effects.progress[1024, "g"] = ProgressRow(1024, "g", ProgressState.WAITING, 1, NOW_MS)
+    engine.seal(NOW_MS, 0)
+    known = (await reader.known([1024]))[1024]
+    assert known.progress["g"].attempt == 1
+    effects = engine.core.open.effects
+    effects.progress[1024, "g"] = None
+    effects.dead[1024, "g"] = DeadRow(1024, "g", "t", NOW_MS, 2, "why")
+    known = (await reader.known([1024]))[1024]
+    assert known.progress == {}
+    assert known.dead["g"].reason == "why"
+
+
+async def test_a_batch_that_landed_during_the_read_is_laid_over_it() -> None:
+    _, store, reader = await made(row(1), row(2))
+    store.meanwhile = [lambda: reader.landed(Effects(ended={1024: Outcome.CANCELLED}))]
+    assert set(await reader.known([1024, 2048])) == {2048}
+    # After the read nothing is kept of it.
+    assert set(await reader.known([1024, 2048])) == {1024, 2048}
+
+
+async def test_a_task_enqueued_and_landed_during_the_read_is_found() -> None:
+    _, store, reader = await made()
+    fresh = row(7)
+    store.meanwhile = [lambda: reader.landed(Effects(enqueued={fresh.id: fresh}))]
+    assert set(await reader.known([fresh.id])) == {fresh.id}
+
+
+async def test_a_task_whose_batch_has_not_landed_here_is_unseen() -> None:
+    early = row(101)
+    _, _, reader = await made(row(1), early)
+    assert set(await reader.known([1024, early.id])) == {1024}
+
+
+async def test_a_page_goes_on_after_its_last_id() -> None:
+    engine, _, reader = await made(*(row(n) for n in range(1, 8)))
+    engine.core.open.effects.ended[2 * 1024] = Outcome.ACKED
+    first, following = await reader.scan(0, 3, None)
+    assert [k.row.id // 1024 for k in first] == [1, 3]
+    assert following == 3 * 1024
+    second, following = await reader.scan(following, 10, None)
+    assert [k.row.id // 1024 for k in second] == [4, 5, 6, 7]
+    assert following is None
+
+
+async def test_a_page_back_goes_on_below_its_last_id() -> None:
+    engine, _, reader = await made(*(row(n) for n in range(1, 8)))
+    engine.core.open.effects.ended[6 * 1024] = Outcome.ACKED
+    first, following = await reader.scan(99 * 1024, 3, None, back=True)
+    assert [k.row.id // 1024 for k in first] == [7, 5]
+    assert following == 5 * 1024
+    second, following = await reader.scan(following, 10, None, back=True)
+    assert [k.row.id // 1024 for k in second] == [4, 3, 2, 1]
+    assert following is None
+
+
+# --- what is noted while a read is under way -----------------------------------------------------
+
+
+class SlowStore(MemoryStore):
+    """Each read waits until the test lets it answer; what it sees is as of its begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[asyncio.Event] = []
+
+    async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
+        found = await super().read(ids)
+        self.asked.append(asyncio.Event())
+        await self.asked[-1].wait()
+        return found
+
+
+async def slow(count: int) -> tuple[Engine, SlowStore, Reader]:
+    store = SlowStore()
+    opened = await store.open("me", NOW_MS)
+    rows = {row(n).id: row(n) for n in range(1, count + 1)}
+    mark = 100_000 * SHARD_STEP
+    await store.commit(opened.epoch, "me", 1, Effects(enqueued=rows, id_mark=mark))
+    engine = Engine(EngineConfig(), opened.epoch, mark, NOW_MS)
+    return engine, store, Reader(engine.core, store)
+
+
+async def turns() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+def noted(reader: Reader) -> int:
+    """Rows and marks that all reads under way keep."""
+    return sum(
+        len(r.since.enqueued) + len(r.since.updated) + len(r.since.ended) + len(r.since.progress)
+        for r in reader._under_way
+    )
+
+
+async def test_reads_that_overlap_for_ever_keep_only_what_they_asked_for() -> None:
+    """There is always one under way: what is noted is bounded by its ids, whatever lands."""
+    _, store, reader = await slow(3)
+    before = asyncio.create_task(reader.known([1024]))
+    await turns()
+    for n in range(200):
+        following = asyncio.create_task(reader.known([1024, 2048]))
+        await turns()
+        fresh = {row(i).id: row(i) for i in range(1_000 * (n + 1), 1_000 * (n + 1) + 500)}
+        reader.landed(Effects(enqueued=fresh, updated={1024: row(1, n)}))
+        reader.landed(Effects(ended=dict.fromkeys(fresh, Outcome.ACKED)))
+        assert noted(reader) <= 2
+        store.asked[n].set()
+        assert (await before)[1024].row.due_ms == n
+        assert len(reader._under_way) == 1
+        before = following
+    store.asked[-1].set()
+    await before
+    assert not reader._under_way
+
+
+async def test_more_reads_than_the_limit_wait_for_a_place() -> None:
+    _, store, reader = await slow(1)
+    reads = [asyncio.create_task(reader.known([1024])) for _ in range(READS_MAX + 1)]
+    await turns()
+    assert len(store.asked) == READS_MAX
+    store.asked[0].set()
+    await reads[0]
+    await turns()
+    assert len(store.asked) == READS_MAX + 1
+    for event in store.asked:
+        event.set()
+    for read in reads:
+        assert set(await read) == {1024}
+
+
+async def test_a_page_shows_what_landed_while_it_was_scanned() -> None:
+    _, store, reader = await made(*(row(n) for n in range(1, 5)))
+    store.meanwhile = [
+        lambda: reader.landed(Effects(ended={2048: Outcome.ACKED}, updated={1024: row(1, 7)}))
+    ]
+    page, _ = await reader.scan(0, 10, None)
+    assert [(k.row.id // 1024, k.row.due_ms == 7) for k in page] == [
+        (1, True), (3, False), (4, False)
+    ]  # fmt: skip
+
+
+# --- rows that are missing -----------------------------------------------------------------------
+
+
+async def holey(monkeypatch: pytest.MonkeyPatch) -> tuple[Engine, HoleyStore, Reader, list[str]]:
+    monkeypatch.setattr(reader_module, "AGAIN_S", 0.0)
+    store, notices = HoleyStore(), list[str]()
+    opened = await store.open("me", NOW_MS)
+    rows = {row(n).id: row(n) for n in range(1, 4)}
+    mark = 100 * SHARD_STEP
+    await store.commit(opened.epoch, "me", 1, Effects(enqueued=rows, id_mark=mark))
+    engine = Engine(EngineConfig(), opened.epoch, mark, NOW_MS)
+    engine.core.firing[1024] = NOW_MS
+    store.hidden = {1024}
+    return (
+        engine,
+        store,
+        Reader(engine.core, store, lambda event, text: notices.append(event)),
+        (notices),
+    )
+
+
+async def test_a_row_that_memory_holds_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine, store, reader, notices = await holey(monkeypatch)
+    for missed in range(1, READS_AGAIN_MAX + 1):
+        store.reads_left = missed
+        assert set(await reader.known([1024, 2048])) == {1024, 2048}
+    assert not engine.core.missing and not notices
+    assert store.reads[1] == [1024], "only what is missing"
+
+
+async def test_a_row_that_stays_away_is_told_once_and_found_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, store, reader, notices = await holey(monkeypatch)
+    core = engine.core
+    for _ in range(3):
+        assert set(await reader.known([1024, 2048])) == {2048}
+        assert reader.missing([2048, 1024]) == [1024]
+    assert (notices, core.totals.rows_missing) == (["rows_missing"], 1)
+    async with reader.read_some([1024, 2048], 1 << 20) as (view, left):
+        assert (set(view([1024, 2048])), list(left)) == ({2048}, [])
+    store.hidden = set()
+    assert set(await reader.known([1024])) == {1024}
+    assert (notices, core.missing) == (["rows_missing", "rows_found_again"], {})
+
+
+async def test_a_row_of_a_task_that_left_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ended and told, ended while it was read, or ended so long ago that nobody knows how."""
+    engine, store, reader, notices = await holey(monkeypatch)
+    core = engine.core
+    core.firing.clear()
+    assert await reader.known([1024]) == {}
+    core.firing[1024] = NOW_MS
+    core.end(1024, Outcome.CANCELLED)
+    assert await reader.known([1024]) == {}
+    del core.open.effects.ended[1024]
+    assert not core.missing and not notices
+    assert len(store.reads) < 4

@@ -1,0 +1,222 @@
+"""The border inside every command: before it has changed anything, an unexpected error is an
+answer; after that it ends the daemon, because memory is the truth. And a task that cannot be
+written ends as a dead letter, alone."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.in_process import InProcess, Peer
+from tickwheel.engine.topics import TaskOptions
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server.shard.operations import Operations
+from tickwheel.server.tcp import decode
+from tickwheel.server.tcp import encode as wire
+from tickwheel.server.tcp.encode import value_bytes
+from tickwheel.server.tcp.handlers import command_table
+
+
+class Unexpected(Exception):
+    """Nobody raises it on purpose."""
+
+
+def raising(*_: Any, **__: Any) -> Any:
+    raise Unexpected("seeded")
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
+    async with InProcess(tmp_path) as running:
+        yield running
+
+
+async def ask(daemon: InProcess, peer: Peer, kind: T, *fields: Any, request: int = 50) -> Any:
+    """The answer."""
+    peer.feed(encode((int(kind), request, *fields)))
+    await daemon.settle()
+    (found,) = [one for one in peer.take() if one[0] in (T.OK, T.ERROR) and one[1] == request]
+    return found
+
+
+async def leased(daemon: InProcess, peer: Peer) -> int:
+    """A task that this peer has, on topic ``t`` for group ``g``; another one is scheduled."""
+    await ask(daemon, peer, T.GROUP_CREATE, "t", "g", None, request=2)
+    answer = await ask(daemon, peer, T.ENQUEUE, 0, (("t", b"", 0), ("t", b"", 60_000)), request=3)
+    await ask(daemon, peer, T.PULL, "t", "g", 1, 0, None, request=4)
+    task_id: int = answer[2][1][0]
+    return task_id
+
+
+PLAIN = (("t", b"", 0),)
+ACTS: dict[str, tuple[T, str, str, Any]] = {
+    "enqueue": (T.ENQUEUE, "intake", "enqueue", lambda i: (0, (*PLAIN, *PLAIN))),
+    "run": (T.ENQUEUE, "intake", "enqueue_singles", lambda i: (0, PLAIN)),
+    "oneway": (T.ONEWAY, "intake", "enqueue", lambda i: (PLAIN,)),
+    "subscribe": (T.SUBSCRIBE, "delivery", "subscribe", lambda i: (1, "t", "g", 1, None)),
+    "new group": (T.SUBSCRIBE, "grouping", "create", lambda i: (1, "t", "new", 1, None)),
+    "unsubscribe": (T.UNSUBSCRIBE, "delivery", "unsubscribe", lambda i: (9,)),
+    "pull": (T.PULL, "delivery", "subscribe", lambda i: ("t", "g", 1, 0, None)),
+    "ack": (T.ACK, "settlement", "ack", lambda i: ("t", "g", 1, (i,), (1,))),
+    "ack later": (T.ACK, "settlement", "ack_idle", lambda i: ("t", "g", 1, (i,), (7,))),
+    "nack": (T.NACK, "settlement", "nack", lambda i: ("t", "g", ((i, 1, 1, None, None),))),
+    "reject": (T.REJECT, "settlement", "reject", lambda i: ("t", "g", ((i, 1, 1, None),))),
+    "extend": (T.EXTEND, "settlement", "extend", lambda i: ("t", "g", 1, (i,), (1,), 500)),
+    "release": (T.RELEASE, "settlement", "release", lambda i: ("t", "g", 1, (i,), (1,))),
+    "cancel": (T.CANCEL, "control", "cancel", lambda i: ((i,),)),
+    "reschedule": (T.RESCHEDULE, "control", "reschedule", lambda i: (((i, 5, None),),)),
+    "run now": (T.RUN_NOW, "control", "reschedule", lambda i: ((i,),)),
+    "requeue": (T.DEAD_REQUEUE, "control", "requeue", lambda i: (((i, "g"),),)),
+    "delete": (T.DEAD_DELETE, "control", "delete_dead", lambda i: (((i, "g"),),)),
+    "create": (T.GROUP_CREATE, "grouping", "create", lambda i: ("t", "h", None)),
+    "close": (T.GROUP_DELETE, "closing", "close", lambda i: ("t", "g", True)),
+    "set": (T.CONFIGURE, "grouping", "set", lambda i: ("t", "g", {"paused": True})),
+    "set topic": (T.CONFIGURE, "grouping", "set_topic", lambda i: ("t", None, {"paused": True})),
+}  # fmt: skip
+"""By name: a frame, and the engine's verb that it ends in."""
+
+
+@pytest.mark.parametrize("name", ACTS)
+async def test_an_error_in_the_middle_of_a_change_ends_the_daemon(
+    daemon: InProcess, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, part, verb, fields = ACTS[name]
+    peer = daemon.connect(session=b"s" * 16)
+    task_id = await leased(daemon, peer)
+    await ask(daemon, peer, T.SUBSCRIBE, 9, "other", "g", 0, None, request=5)
+    monkeypatch.setattr(getattr(daemon.shard.engine, part), verb, raising)
+    failed = daemon.shard.failed
+    try:
+        peer.feed(encode((int(kind), 0 if kind is T.ONEWAY else 50, *fields(task_id))))
+        await daemon.turn()
+    except Unexpected:
+        pass
+    assert failed.done() and isinstance(failed.exception(), Unexpected)
+    monkeypatch.undo()
+
+
+def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess) -> None:
+    table = command_table(Operations(daemon.shard, value_bytes)).handlers
+    reads = {T.LOOKUP, T.LIST, T.STATS, T.DEAD_LIST, T.BACKUP, T.PING, T.STATUS}
+    of_connections = {T.HELLO, T.BYE, T.PREFETCH, T.ALIVE}
+    assert set(table) - reads - of_connections == {kind for kind, *_ in ACTS.values()}
+
+
+@pytest.mark.parametrize("kind", [k for k in T if T.HELLO < k < T.OK and k is not T.ONEWAY])
+async def test_an_error_before_the_first_change_is_an_answer(
+    daemon: InProcess, kind: T, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = daemon.connect()
+    with monkeypatch.context() as patched:
+        patched.setattr(decode, "arity", raising)
+        answer = await ask(daemon, peer, kind)
+    assert answer[:3] == (T.ERROR, 50, "internal")
+    assert "Unexpected" in answer[3] and "log" in answer[3]
+    assert daemon.daemon.roles.observed.internal_errors == 1
+    (told,) = [line for line in daemon.log.lines if "internal_error" in line]
+    assert told.startswith("error ") and "Traceback" in told and "seeded" in told
+    assert await ask(daemon, peer, T.PING, request=51) == (T.OK, 51, None)
+
+
+@pytest.mark.parametrize(
+    ("part", "verb", "kind", "fields"),
+    [
+        ("shard", "describe", T.LOOKUP, "ids"),
+        ("shard", "describe", T.LIST, {"topic": "t"}),
+        ("reader", "scan", T.LIST, None),
+        ("store", "scan_dead", T.DEAD_LIST, None),
+        ("store", "backup", T.BACKUP, "x.db"),
+    ],
+)
+async def test_an_error_of_a_reading_command_is_an_answer(
+    daemon: InProcess,
+    part: str,
+    verb: str,
+    kind: T,
+    fields: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    peer = daemon.connect()
+    task_id = await leased(daemon, peer)
+    owner = daemon.shard if part == "shard" else getattr(daemon.shard, part)
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, verb, raising)
+        answer = await ask(daemon, peer, kind, (task_id,) if fields == "ids" else fields)
+    assert answer[:3] == (T.ERROR, 50, "internal")
+    assert daemon.alive
+    daemon.recount()
+
+
+# --- deliveries that cannot be written ------------------------------------------------------------
+
+
+@pytest.fixture
+def unfit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks with the tag ``unfit`` cannot be put into a frame."""
+    options = wire.delivery_options
+
+    def picky(task_options: TaskOptions) -> dict[str, Any]:
+        if task_options.tag == "unfit":
+            raise Unexpected("seeded")
+        return options(task_options)
+
+    monkeypatch.setattr(wire, "delivery_options", picky)
+
+
+def some_tasks() -> tuple[Any, ...]:
+    return tuple(("t", b"", 0, {"tag": tag}) for tag in ("a", "unfit", "b"))
+
+
+@pytest.mark.usefixtures("unfit")
+@pytest.mark.parametrize("how", ["subscribe", "pull"])
+async def test_a_task_that_cannot_be_written_is_dead_and_the_others_are_delivered(
+    daemon: InProcess, how: str
+) -> None:
+    peer = daemon.connect()
+    if how == "subscribe":
+        await ask(daemon, peer, T.SUBSCRIBE, 1, "t", "g", 10, None, request=2)
+    answer = await ask(daemon, peer, T.ENQUEUE, 0, some_tasks(), request=3)
+    ids = answer[2][1]
+    if how == "pull":
+        got = (await ask(daemon, peer, T.PULL, "t", "g", 10, 0, None))[2][2]
+    else:
+        (frame,) = [one for one in peer.kept if one[0] == T.DELIVER]
+        got = frame[4]
+    assert [one[0] for one in got] == [ids[0], ids[2]]
+    states = [one["state"] for one in (await ask(daemon, peer, T.LOOKUP, ids))[2]]
+    assert states == ["in_flight", "dead", "in_flight"]
+    (letter,) = (await ask(daemon, peer, T.DEAD_LIST, None))[2]["dead"]
+    assert letter["id"] == ids[1]
+    assert letter["reason"].startswith("internal: Unexpected('seeded')")
+    assert daemon.alive
+    assert daemon.daemon.roles.observed.internal_errors == 1
+    daemon.recount()
+
+
+@pytest.mark.usefixtures("unfit")
+async def test_a_pull_of_nothing_but_such_tasks_is_answered(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    await ask(daemon, peer, T.ENQUEUE, 0, some_tasks()[1:2], request=3)
+    answer = await ask(daemon, peer, T.PULL, "t", "g", 10, 0, None)
+    assert answer[:2] == (T.OK, 50) and answer[2][2] == ()
+    assert daemon.alive
+    daemon.recount()
+
+
+@pytest.mark.usefixtures("unfit")
+@pytest.mark.parametrize("options", [{"ack": "on_delivery"}, {"broadcast": True}])
+async def test_who_owns_nothing_gets_the_others(daemon: InProcess, options: Any) -> None:
+    peer = daemon.connect()
+    group = None if "broadcast" in options else "g"
+    await ask(daemon, peer, T.SUBSCRIBE, 1, "t", group, 10, options, request=2)
+    await ask(daemon, peer, T.ENQUEUE, 0, some_tasks(), request=3)
+    await daemon.settle()
+    (frame,) = [one for one in peer.kept if one[0] == T.DELIVER]
+    assert [one[4]["tag"] for one in frame[4]] == ["a", "b"]
+    assert daemon.alive
+    assert daemon.daemon.roles.observed.internal_errors == 1
+    daemon.recount()

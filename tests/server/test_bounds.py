@@ -1,0 +1,721 @@
+"""Every limit of what a client can make grow: at it, and one above it. ``docs/operations.md`` lists
+them with the tests that are here and elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from support.shard_rig import ShardRig
+from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
+from tickwheel.model.records import ID_STEP, TaskRow
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import FrameType as T
+
+DAY_MS = 86_400_000
+Make = Callable[..., Coroutine[Any, Any, ShardRig]]
+
+
+@pytest.fixture
+async def make() -> AsyncIterator[Make]:
+    made: list[ShardRig] = []
+
+    async def start(**settings: Any) -> ShardRig:
+        made.append(await ShardRig(**settings).start())
+        return made[-1]
+
+    yield start
+    for rig in made:
+        await rig.stop()
+
+
+def ok(frame: Any) -> Any:
+    assert frame[0] == T.OK, frame
+    return frame[2]
+
+
+def refused(frame: Any, code: str, *words: str) -> None:
+    assert frame[0] == T.ERROR, frame
+    assert frame[2] == code, frame
+    for word in words:
+        assert word in frame[3], frame
+
+
+# --- one task ------------------------------------------------------------------------------------
+
+TASK = 2_000
+SIZES = {"body_bytes_max": 1_000, "task_bytes_max": TASK, "property_value_bytes_max": 100}
+
+
+@pytest.mark.parametrize(
+    ("task", "code", "limit"),
+    [
+        (lambda over: ("t", b"x" * (1_000 + over), DAY_MS), "body_too_large", "body_bytes_max"),
+        (
+            lambda over: ("t", b"", DAY_MS, {"props": {"p": "v" * (100 + over)}}),
+            "limit_exceeded",
+            "property_value_bytes_max",
+        ),
+        (
+            # An "é" takes two bytes.
+            lambda over: ("t", b"", DAY_MS, {"props": {"p": "é" * 49 + "v" * (2 + over)}}),
+            "limit_exceeded",
+            "property_value_bytes_max",
+        ),
+        (
+            # 64 for the extras, 8 for a property, its name and its value.
+            lambda over: (
+                "t",
+                b"x" * (1_000 + over),
+                DAY_MS,
+                {"props": {f"{n:02}": "v" * 90 for n in range(9)} | {"last": "v" * 24}},
+            ),
+            "body_too_large",
+            "body_bytes_max",
+        ),
+    ],
+)
+async def test_the_sizes_of_a_task(
+    make: Make, task: Callable[[int], Any], code: str, limit: str
+) -> None:
+    rig = await make(**SIZES)
+    peer = await rig.peer()
+    ok(await peer.enqueue(task(0)))
+    refused(await peer.enqueue(task(1)), code, limit)
+
+
+async def test_a_task_as_a_whole(make: Make) -> None:
+    rig = await make(**SIZES)
+    peer = await rig.peer()
+    # 64 for the extras; each property 8, its name and its text; what is left is the body.
+    properties = {f"{n:02}": "v" * 90 for n in range(10)}
+    body = b"x" * (TASK - 64 - 10 * (8 + 2 + 90))
+    ok(await peer.enqueue(("t", body, DAY_MS, {"props": properties})))
+    answer = await peer.enqueue(("t", body + b"x", DAY_MS, {"props": properties}))
+    refused(answer, "limit_exceeded", "2001 bytes", "the limit is 2000 (task_bytes_max)")
+
+
+async def test_the_tasks_of_a_frame(make: Make) -> None:
+    rig = await make(tasks_per_frame_max=5)
+    peer = await rig.peer()
+    ok(await peer.enqueue(*[("t", b"", DAY_MS)] * 5))
+    refused(await peer.enqueue(*[("t", b"", DAY_MS)] * 6), "limit_exceeded", "the limit is 5")
+    ok(await peer.call(T.CANCEL, [1] * 5))
+    refused(await peer.call(T.CANCEL, [1] * 6), "limit_exceeded", "the limit is 5")
+
+
+@pytest.mark.parametrize("pull", [False, True])
+async def test_the_largest_task_goes_out_in_a_frame_that_any_peer_takes(
+    make: Make, pull: bool
+) -> None:
+    """The least that ``out_bytes_max`` may be for it; one byte less is refused at the start."""
+    frame_max = 8_192
+    task_max = frame_max - DELIVERY_BYTES - FRAME_HEAD_BYTES
+    out_max = 8 * frame_max + 65_536 - 65_536 % 8
+    rig = await make(frame_bytes_max=frame_max, out_bytes_max=out_max, body_bytes_max=frame_max)
+    assert rig.shard.limits.task_bytes_max == task_max
+    consumer, producer = await rig.peer(), await rig.peer()
+    properties = {f"{n:02}": "v" * 4_000 for n in range(2)}
+    ok(await consumer.call(T.GROUP_CREATE, "t", "g", None))
+    for n in range(30):
+        body = b"x" * (task_max - 64 - 2 * (8 + 2 + 4_000) - (n % 3))
+        ok(await producer.enqueue(("t", body, 0, {"props": properties})))
+    seen = 0
+    if not pull:
+        ok(await consumer.call(T.SUBSCRIBE, 1, "t", "g", 100, None))
+    while seen < 30:
+        if pull:
+            frame = await consumer.call(T.PULL, "t", "g", 100, 1_000, None)
+            deliveries = ok(frame)[2]
+            frames = [frame]
+        else:
+            await rig.settle(5)
+            frames = [frame for frame in consumer.frames() if frame[0] == T.DELIVER]
+            deliveries = [d for frame in frames for d in frame[4]]
+        assert all(len(encode(frame)) <= frame_max for frame in frames)
+        seen += len(deliveries)
+    assert not consumer.transport.aborted
+
+
+# --- consumers -----------------------------------------------------------------------------------
+
+
+async def test_the_subscriptions_of_a_connection(make: Make) -> None:
+    rig = await make(subscriptions_max=3)
+    peer = await rig.peer()
+    for number in range(3):
+        ok(await peer.call(T.SUBSCRIBE, number, "t", "g", 1, None))
+    answer = await peer.call(T.SUBSCRIBE, 3, "t", "g", 1, None)
+    refused(answer, "limit_exceeded", "the limit is 3 (subscriptions_max)")
+    ok(await peer.call(T.UNSUBSCRIBE, 0))
+    ok(await peer.call(T.SUBSCRIBE, 3, "t", "g", 1, None))
+
+
+async def test_the_pulls_of_a_connection(make: Make) -> None:
+    rig = await make(pulls_max=3)
+    peer, other = await rig.peer(), await rig.peer()
+    ok(await other.call(T.GROUP_CREATE, "t", "g", None))
+    first, *_ = [peer.send(T.PULL, "t", "g", 1, 60_000, None) for _ in range(3)]
+    answer = await peer.call(T.PULL, "t", "g", 1, 60_000, None)
+    refused(answer, "overloaded", "the limit is 3 (pulls_max)")
+    # Whichever way one ends, another may wait.
+    ok(await other.enqueue(("t", b"x", 0)))
+    assert len(ok(await peer.answer(first))[2]) == 1
+    again = peer.send(T.PULL, "t", "g", 1, 60_000, None)
+    ok(await other.call(T.GROUP_DELETE, "t", "g", True))
+    refused(await peer.answer(again), "not_found")
+    assert peer.connection.caller.pulls == {}
+    for _ in range(3):
+        peer.send(T.PULL, "u", "g", 1, 60_000, None)
+    await rig.settle()
+    assert rig.core.subscribers == 3
+    peer.lose()
+    assert rig.core.subscribers == 0
+
+
+async def test_a_connection_that_pulls_and_acks_keeps_nothing_of_it(make: Make) -> None:
+    rig = await make()
+    peer = await rig.peer()
+    ok(await peer.call(T.GROUP_CREATE, "t", "g", None))
+    for _ in range(300):
+        ok(await peer.enqueue(("t", b"x", 0)))
+        epoch, _, ((task_id, attempt, *_),) = ok(await peer.call(T.PULL, "t", "g", 1, 1_000, None))
+        ok(await peer.call(T.ACK, "t", "g", epoch, [task_id], [attempt]))
+    assert len(peer.connection.caller.others) <= 64
+    assert not peer.connection.caller.pulls and not rig.core.in_flight and not rig.core.subscribers
+
+
+async def test_all_subscribers(make: Make) -> None:
+    rig = await make(subscribers_max=3)
+    one, two = await rig.peer(), await rig.peer()
+    ok(await one.call(T.SUBSCRIBE, 1, "t", "g", 1, None))
+    ok(await one.call(T.SUBSCRIBE, 2, "t", None, 1, {"broadcast": True}))
+    waits = two.send(T.PULL, "t", "g", 1, 60_000, None)
+    await rig.settle()
+    told = "the limit is 3 (subscribers_max)"
+    refused(await two.call(T.SUBSCRIBE, 1, "t", "g", 1, None), "overloaded", told)
+    refused(await two.call(T.PULL, "t", "g", 1, 60_000, None), "overloaded", told)
+    ok(await one.call(T.UNSUBSCRIBE, 2))
+    ok(await two.call(T.SUBSCRIBE, 1, "t", "g", 1, None))
+    assert waits
+
+
+@pytest.mark.parametrize(
+    ("frame", "limit"),
+    [
+        (lambda n: (T.SUBSCRIBE, 1, "t", "g", n, None), "prefetch_max"),
+        (lambda n: (T.PULL, "t", "g", n, 0, None), "pull_max"),
+    ],
+)
+async def test_the_credit_of_one(make: Make, frame: Callable[[int], Any], limit: str) -> None:
+    rig = await make(**{limit: 7})
+    peer = await rig.peer()
+    refused(await peer.call(*frame(8)), "bad_request", "7", "8")
+    ok(await peer.call(*frame(7)))
+
+
+async def test_all_deliveries_in_flight(make: Make) -> None:
+    rig = await make(in_flight_max=5)
+    peer = await rig.peer()
+    ok(await peer.call(T.SUBSCRIBE, 1, "t", "g", 100, None))
+    ok(await peer.enqueue(*[("t", b"x", 0)] * 8))
+    await rig.settle()
+    (frame,) = [frame for frame in peer.frames() if frame[0] == T.DELIVER]
+    assert len(frame[4]) == rig.core.in_flight == 5
+    ids = [delivery[0] for delivery in frame[4]]
+    ok(await peer.call(T.ACK, "t", "g", frame[2], ids, [1] * 5))
+    await rig.settle()
+    assert rig.core.in_flight == 3
+
+
+# --- tasks and what has names --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", ["tasks_max", "pending_max"])
+async def test_all_tasks_also_those_on_their_way(make: Make, limit: str) -> None:
+    rig = await make(**{limit: 5})
+    peer = await rig.peer()
+    ids = list(ok(await peer.enqueue(*[("t", b"x", DAY_MS)] * 2))[1])
+    rig.store.stall()
+    first = peer.send(T.ENQUEUE, 1, [("t", b"x", DAY_MS)])
+    await rig.settle()
+    second = peer.send(T.ENQUEUE, 1, [("t", b"x", DAY_MS)])
+    full = await peer.enqueue(*[("t", b"x", DAY_MS)] * 2)
+    refused(full, "backlog_full", f"the limit is 5 ({limit})")
+    # Frames of one task each are taken by another way.
+    numbers = range(peer.request + 1, peer.request + 4)
+    peer.request += 3
+    peer.feed(b"".join(encode((2, n, 1, [("t", b"x", DAY_MS)])) for n in numbers))
+    third, *others = numbers
+    for number in others:
+        refused(await peer.answer(number), "backlog_full", f"the limit is 5 ({limit})")
+    rig.store.go_on()
+    for number in (first, second, third):
+        ids += ok(await peer.answer(number))[1]
+    assert (rig.core.tasks, rig.core.room) == (5, 0)
+    ok(await peer.call(T.CANCEL, ids[:1]))
+    ok(await peer.enqueue(("t", b"x", DAY_MS)))
+
+
+async def test_due_tasks_of_a_topic_that_has_no_group(make: Make) -> None:
+    rig = await make(backlog_max=3)
+    peer = await rig.peer()
+    ok(await peer.enqueue(*[("t", b"x", 0)] * 3))
+    await rig.until(lambda: rig.core.full_topics)
+    refused(await peer.enqueue(("t", b"x", 0)), "backlog_full", "backlog_max")
+    ok(await peer.enqueue(("other", b"x", 0)))
+
+
+async def test_all_topics(make: Make) -> None:
+    rig = await make(topics_max=3)
+    peer = await rig.peer()
+    ids = ok(await peer.enqueue(*[(f"t{n}", b"x", DAY_MS) for n in range(3)]))[1]
+    told = "the limit is 3 (topics_max)"
+    refused(await peer.enqueue(("t3", b"x", DAY_MS)), "limit_exceeded", "t3", told)
+    refused(await peer.call(T.SUBSCRIBE, 1, "t3", "g", 1, None), "limit_exceeded", told)
+    refused(await peer.call(T.CONFIGURE, "t3", None, {}), "limit_exceeded", told)
+    ok(await peer.call(T.CANCEL, ids[:2]))
+    # Two have room in a frame, a third has not: none of them is made.
+    three = [("t1", b"x", DAY_MS)] + [(f"u{n}", b"x", DAY_MS) for n in range(3)]
+    refused(await peer.enqueue(*three), "limit_exceeded", told)
+    ok(await peer.enqueue(*[(f"t{n}", b"x", DAY_MS) for n in (3, 4)]))
+    assert rig.core.topics.keys() == {"t2", "t3", "t4"}
+    stats = ok(await peer.call(T.STATS))
+    assert (stats["enqueued"], stats["cancelled"], stats["pending"]) == (5, 2, 3)
+    assert stats["topics"].keys() == {"t2", "t3", "t4"}
+
+
+async def test_new_topics_count_before_their_tasks_are_durable(make: Make) -> None:
+    rig = await make(topics_max=3)
+    peer = await rig.peer()
+    rig.store.stall()
+    for n in range(3):
+        peer.send(T.ENQUEUE, 1, [(f"t{n}", b"x", DAY_MS)])
+    answer = await peer.enqueue(("t3", b"x", DAY_MS))
+    refused(answer, "limit_exceeded", "the limit is 3 (topics_max)")
+
+
+async def test_topics_come_and_go_without_end(make: Make) -> None:
+    rig = await make(topics_max=10)
+    peer = await rig.peer()
+    for n in range(100):
+        (task_id,) = ok(await peer.enqueue((f"order.{n}", b"", DAY_MS)))[1]
+        ok(await peer.call(T.CANCEL, [task_id]))
+        if n % 10 == 0:
+            ok(await peer.call(T.GROUP_CREATE, f"group.{n}", "g", None))
+            ok(await peer.call(T.GROUP_DELETE, f"group.{n}", "g", True))
+    assert len(rig.core.topics) <= 10
+
+
+async def test_groups_of_a_topic_and_of_all(make: Make) -> None:
+    rig = await make(groups_per_topic_max=2, groups_max=3)
+    peer = await rig.peer()
+    for group in ("a", "b"):
+        ok(await peer.call(T.GROUP_CREATE, "t", group, None))
+    answer = await peer.call(T.GROUP_CREATE, "t", "c", None)
+    refused(answer, "limit_exceeded", "the limit is 2 (groups_per_topic_max)")
+    ok(await peer.call(T.SUBSCRIBE, 1, "u", "a", 1, None))
+    told = "the limit is 3 (groups_max)"
+    refused(await peer.call(T.SUBSCRIBE, 2, "u", "b", 1, None), "limit_exceeded", told)
+    refused(await peer.call(T.PULL, "v", None, 1, 0, None), "limit_exceeded", told)
+    ok(await peer.call(T.GROUP_DELETE, "t", "a", True))
+    ok(await peer.call(T.GROUP_CREATE, "v", "a", None))
+
+
+# --- producers' sessions -------------------------------------------------------------------------
+
+
+async def test_the_requests_of_a_session(make: Make) -> None:
+    rig = await make(window_max=3)
+    peer = await rig.peer()
+    for number in range(2, 5):
+        ok(await peer.call(T.ENQUEUE, 2, [("t", b"x", DAY_MS)]))
+        assert peer.request == number
+    told = "the limit is 3 (window_max)"
+    refused(await peer.call(T.ENQUEUE, 2, [("t", b"x", DAY_MS)]), "window_full", told)
+    ok(await peer.call(T.ENQUEUE, 3, [("t", b"x", DAY_MS)]))
+
+
+async def test_all_sessions(make: Make) -> None:
+    rig = await make(sessions_max=2)
+    for _ in range(2):
+        ok(await (await rig.peer()).enqueue(("t", b"x", DAY_MS)))
+    stranger = rig.stranger()
+    refused(await stranger.hello(), "too_many_sessions", "the limit is 2 (sessions_max)")
+    ok(await rig.stranger().hello(session=None))
+
+
+async def test_what_all_sessions_remember(make: Make) -> None:
+    rig = await make(session_outcomes_max=4)
+    idle, busy = await rig.peer(), await rig.peer()
+    for _ in range(2):
+        ok(await idle.call(T.ENQUEUE, 1, [("t", b"x", DAY_MS)]))
+        ok(await busy.call(T.ENQUEUE, 1, [("t", b"x", DAY_MS)]))
+    told = "the limit is 4 (session_outcomes_max)"
+    refused(await busy.call(T.ENQUEUE, 1, [("t", b"x", DAY_MS)]), "overloaded", told)
+    assert rig.core.sessions.answers == 4
+    # The client has its answers: what it says so of is forgotten.
+    floor = busy.request + 1
+    for _ in range(2):
+        ok(await busy.call(T.ENQUEUE, floor, [("t", b"x", DAY_MS)]))
+    refused(await busy.call(T.ENQUEUE, floor, [("t", b"x", DAY_MS)]), "overloaded", told)
+    # One that nobody has used for a minute makes room.
+    idle.lose()
+    rig.pass_time(61_000)
+    rig.core.sessions.get(busy.connection.caller.session.key).seen_ms = rig.sources.now_ms  # type: ignore[union-attr]  # it has one
+    ok(await busy.call(T.ENQUEUE, floor, [("t", b"x", DAY_MS)]))
+    assert len(rig.core.sessions) == 1
+    # Without a session nothing is remembered.
+    other = await rig.peer(session=None)
+    for _ in range(5):
+        ok(await other.enqueue(("t", b"x", DAY_MS)))
+
+
+# --- what waits for the store --------------------------------------------------------------------
+
+
+async def test_enqueues_that_wait_for_the_store(make: Make) -> None:
+    """A task counts with its extras, and 250 bytes."""
+    rig = await make(staged_bytes_max=4 * (250 + 64 + 8 + 1 + 1_000), outcome_timeout_s=60)
+    peer = await rig.peer()
+    rig.store.stall()
+    task = ("t", b"", DAY_MS, {"props": {"p": "v" * 1_000}})
+    taken = [peer.send(T.ENQUEUE, 1, [task]) for _ in range(4)]
+    refused(await peer.enqueue(("t", b"", DAY_MS)), "overloaded", "(staged_bytes_max)")
+    rig.store.go_on()
+    for number in taken:
+        ok(await peer.answer(number))
+    ok(await peer.enqueue(task))
+
+
+async def test_answers_that_wait_for_the_store_of_one_connection(make: Make) -> None:
+    rig = await make(replies_bytes_max=1_600)
+    busy, other = await rig.peer(), await rig.peer()
+    rig.store.stall()
+    ok_at_once = other.send(T.PING)
+    blob = b"".join(encode((T.CONFIGURE, n, "t", None, {"rate": float(n)})) for n in range(2, 102))
+    busy.request = 102
+    busy.feed(blob)
+    await rig.settle()
+    waiting = len(rig.core.open.replies) + len(rig.core.sealed.replies if rig.core.sealed else ())
+    assert waiting <= 1_600 // 150 + 1
+    assert not busy.transport.reading
+    ok(await other.answer(ok_at_once))
+    later = other.send(T.CONFIGURE, "u", None, {"rate": 1.0})
+    rig.store.go_on()
+    for number in range(2, 102):
+        ok(await busy.answer(number))
+    ok(await other.answer(later))
+    assert busy.transport.reading and rig.held == {}
+    assert rig.shard.committer.replies_bytes == 0
+
+
+async def test_answers_that_wait_for_the_store_of_all_connections(make: Make) -> None:
+    rig = await make(replies_all_bytes_max=1_600)
+    peers = [await rig.peer() for _ in range(30)]
+    rig.store.stall()
+    numbers = [peer.send(T.CONFIGURE, f"t{n}", None, {"rate": 1.0}) for n, peer in enumerate(peers)]
+    await rig.settle()
+    assert 1_600 <= rig.shard.committer.replies_bytes <= 2_000
+    assert len(rig.held) >= 30 - 2_000 // 150
+    rig.store.go_on()
+    for number, peer in zip(numbers, peers, strict=True):
+        ok(await peer.answer(number))
+    assert rig.held == {}
+
+
+async def test_a_held_connection_that_breaks_leaves_nothing(make: Make) -> None:
+    rig = await make(replies_bytes_max=200)
+    peer = await rig.peer()
+    rig.store.stall()
+    for n in range(10):
+        peer.send(T.CONFIGURE, f"t{n}", None, {"rate": 1.0})
+    await rig.settle()
+    assert rig.held
+    peer.lose()
+    assert rig.held == {}
+    rig.store.go_on()
+    await rig.settle()
+    assert len(rig.core.topics) < 10
+
+
+async def test_changed_tasks_that_wait_for_the_store(make: Make) -> None:
+    """Each is written whole, so it waits with its body."""
+    rig = await make(staged_bytes_max=300_000)
+    peer = await rig.peer()
+    ids: list[int] = []
+    for _ in range(4):
+        ids += ok(await peer.enqueue(*[("t", b"x" * 10_000, DAY_MS)] * 20))[1]
+    rig.store.stall()
+
+    def move(some: list[int]) -> int:
+        return peer.send(T.RESCHEDULE, [(i, 2 * DAY_MS, None) for i in some])
+
+    numbers = [move(ids[:20])]
+    await rig.settle()
+    numbers.append(move(ids[20:40]))
+    await rig.settle()
+
+    def waiting() -> int:
+        batches = [batch for batch in (rig.core.open, rig.core.sealed) if batch is not None]
+        return sum(len(batch.effects.updated) for batch in batches)
+
+    assert waiting() == 40
+    numbers.append(move(ids[40:]))
+    await rig.settle()
+    assert waiting() == 40, "no room for more"
+    rig.store.go_on()
+    for number in numbers:
+        assert all(word == "scheduled" for word, _ in ok(await peer.answer(number)))
+
+
+# --- what reads ----------------------------------------------------------------------------------
+
+
+async def test_commands_that_wait_and_their_ids(make: Make) -> None:
+    rig = await make(commands_max=3, command_ids_max=10)
+    peer = await rig.peer()
+    # One frame after the other, before the loop has a turn.
+    numbers = [peer.send(T.CANCEL, [n + 1]) for n in range(4)]
+    answers = [await peer.answer(number) for number in numbers]
+    for answer in answers[:3]:
+        ok(answer)
+    refused(answers[3], "overloaded", "the limit is 3 (commands_max)")
+    taken, over = peer.send(T.CANCEL, list(range(1, 11))), peer.send(T.CANCEL, [11])
+    assert len(ok(await peer.answer(taken))) == 10
+    refused(await peer.answer(over), "overloaded", "the limit is 10 (command_ids_max)")
+
+
+MIB = 1 << 20
+
+
+async def test_a_command_of_many_large_tasks_reads_some_of_them_at_a_time(make: Make) -> None:
+    rig = await make()
+    peer = await rig.peer()
+    ids: list[int] = []
+    for _ in range(20):
+        ids += ok(await peer.enqueue(*[("t", bytes(MIB), DAY_MS)] * 3))[1]
+    rig.store.reads.clear()
+    lookup = await peer.call(T.LOOKUP, ids)
+    refused(lookup, "limit_exceeded", "60 ids", "half of frame_bytes_max")
+    assert sum(rig.store.reads) <= 17 * MIB, "it stops when it is too much"
+    assert len(ok(await peer.call(T.LOOKUP, ids[:1]))) == 1
+    rig.store.reads.clear()
+    asked = [peer.send(T.CANCEL, ids[:40]), peer.send(T.CANCEL, ids[30:] + ids[:1])]
+    words = [ok(await peer.answer(number)) for number in asked]
+    assert words[0] == ("cancelled",) * 40
+    assert words[1] == ("already_cancelled",) * 10 + ("cancelled",) * 20 + ("already_cancelled",)
+    assert max(rig.store.reads) <= 17 * MIB
+    assert rig.core.tasks == 0
+
+
+async def test_a_lookup_at_the_limit_of_its_bytes(make: Make) -> None:
+    rig = await make(frame_bytes_max=20_000, body_bytes_max=9_000)
+    peer = await rig.peer()
+    (task_id,) = ok(await peer.enqueue(("t", b"x" * 9_000, DAY_MS)))[1]
+    size = len(encode(ok(await peer.call(T.LOOKUP, [task_id]))[0]))
+    room = 10_000 - size - len(encode({"id": 1, "state": "unknown"}))
+    (other,) = ok(await peer.enqueue(("t", b"", DAY_MS)))[1]
+    small = len(encode(ok(await peer.call(T.LOOKUP, [other]))[0]))
+    extra = 10_000 - size - small
+    assert room > 0 and extra > 0
+    for over in (0, 1):
+        (third,) = ok(await peer.enqueue(("t", b"y" * (extra + over), DAY_MS)))[1]
+        answer = await peer.call(T.LOOKUP, [task_id, third])
+        # A body of 256 bytes has a header of one byte more.
+        header = len(encode(b"y" * (extra + over))) - extra - over - len(encode(b""))
+        if size + small + extra + over + header <= 10_000:
+            ok(answer)
+        else:
+            refused(answer, "limit_exceeded", "10000")
+
+
+async def test_a_page_ends_when_its_bytes_are_used_up(make: Make) -> None:
+    rig = await make(frame_bytes_max=40_000, body_bytes_max=9_000)
+    peer = await rig.peer()
+    for size in (9_000, 9_000, 5, 9_000, 5):
+        ok(await peer.enqueue(("t", b"x" * size, DAY_MS)))
+    pages, after = [], 0
+    while after is not None:
+        frame = await peer.call(T.LIST, {"after": after})
+        page = ok(frame)
+        assert len(encode(frame)) <= 20_000 + 100
+        pages.append([len(task["body"]) for task in page["tasks"]])
+        after = page["next"]
+    assert pages == [[9_000, 9_000, 5], [9_000, 5]]
+
+
+async def test_a_page_of_dead_letters_ends_when_its_bytes_are_used_up(make: Make) -> None:
+    rig = await make(frame_bytes_max=4_096)
+    peer = await rig.peer()
+    ok(await peer.call(T.SUBSCRIBE, 1, "t", "g", 100, None))
+    ok(await peer.enqueue(*[("t", b"x", 0)] * 20))
+    await rig.settle()
+    for frame in [frame for frame in peer.frames() if frame[0] == T.DELIVER]:
+        for delivery in frame[4]:
+            item = (delivery[0], frame[2], delivery[1], "r" * 200)
+            ok(await peer.call(T.REJECT, "t", "g", [item]))
+    after, found = None, 0
+    while True:
+        frame = await peer.call(T.DEAD_LIST, {} if after is None else {"after": after})
+        assert len(encode(frame)) <= 2_048 + 100
+        found += len(ok(frame)["dead"])
+        after = ok(frame)["next"]
+        if after is None:
+            break
+    assert found == 20
+
+
+async def test_listings_of_a_connection(make: Make) -> None:
+    rig = await make(listings_max=3, listings_all_max=100)
+    peer, other = await rig.peer(), await rig.peer()
+    ok(await peer.enqueue(("t", b"x", DAY_MS)))
+    numbers = [peer.send(T.LIST, {}) for _ in range(4)]
+    elsewhere = other.send(T.DEAD_LIST, {})
+    for number in numbers[:3]:
+        assert len(ok(await peer.answer(number))["tasks"]) == 1
+    refused(await peer.answer(numbers[3]), "overloaded", "the limit is 3 (listings_max)")
+    ok(await other.answer(elsewhere))
+    assert rig.shard.listings.count == 0
+    ok(await peer.call(T.LIST, {}))
+
+
+async def test_listings_of_all_connections_in_turn(make: Make) -> None:
+    rig = await make(listings_max=100, listings_all_max=12)
+    greedy, modest = await rig.peer(), await rig.peer()
+    ok(await greedy.enqueue(("t", b"x", DAY_MS)))
+    asked = [greedy.send(T.LIST, {}) for _ in range(11)]
+    once = modest.send(T.LIST, {})
+    refused(await modest.call(T.LIST, {}), "overloaded", "the limit is 12 (listings_all_max)")
+    ok(await modest.answer(once))
+    answered = len(greedy.frames())
+    assert answered <= 3, "it did not have to wait for the other's"
+    greedy.lose()
+    await rig.until(lambda: rig.shard.listings.count == 0)
+    assert asked
+
+
+async def test_who_does_not_read_has_no_turn(make: Make) -> None:
+    rig = await make(frame_bytes_max=100_000, out_bytes_soft=1_000, body_bytes_max=60_000)
+    peer, other = await rig.peer(), await rig.peer()
+    ok(await peer.enqueue(("t", b"x" * 40_000, DAY_MS)))
+    peer.transport.stuck = True
+    for _ in range(10):
+        peer.send(T.LIST, {})
+    ok(await other.call(T.LIST, {}))
+    await rig.settle()
+    assert len(peer.transport.out) < 100_000, "one answer, or two"
+    assert rig.shard.listings.count >= 8
+    peer.transport.stuck = False
+    for _ in range(200):
+        peer.transport.read()
+        await asyncio.sleep(0)
+    assert rig.shard.listings.count == 0
+
+
+async def test_backups_that_wait(make: Make, tmp_path: Any) -> None:
+    rig = await make(backups_max=2)
+    rig.shard.backup_folder = tmp_path
+    peer, other = await rig.peer(), await rig.peer()
+    ok(await peer.enqueue(("t", b"x", DAY_MS)))
+    rig.store.stall()
+    peer.send(T.CONFIGURE, "t", None, {"rate": 1.0})
+    await rig.settle()
+    first, second = peer.send(T.BACKUP, "a.db"), other.send(T.BACKUP, "b.db")
+    refused(await other.call(T.BACKUP, "c.db"), "overloaded", "the limit is 2 (backups_max)")
+    ok(await other.call(T.PING))
+    rig.store.go_on()
+    assert ok(await peer.answer(first))["path"].endswith("a.db")
+    assert ok(await other.answer(second))["path"].endswith("b.db")
+
+
+# --- answers and requests on the wire ------------------------------------------------------------
+
+
+async def test_requests_of_who_does_not_read_are_not_looked_at(make: Make) -> None:
+    rig = await make(out_bytes_soft=65_536, out_bytes_max=9_000_000)
+    peer = await rig.peer()
+    (task_id,) = ok(await peer.enqueue(("t", b"x" * 30_000, DAY_MS)))[1]
+    peer.transport.stuck = True
+    # Answers of 30,000 bytes to requests of 20, in one piece.
+    blob = b"".join(encode((T.LOOKUP, n, [task_id])) for n in range(100, 1_100))
+    peer.feed(blob)
+    for _ in range(20):
+        peer.send(T.STATS)
+    await rig.settle(500)
+    assert not peer.transport.aborted or len(peer.transport.out) <= 9_000_000 + 65_536
+    assert not peer.transport.reading
+
+
+async def test_unfinished_frames_of_all_connections(make: Make) -> None:
+    rig = await make(unread_bytes_max=10_000)
+    peers = [await rig.peer() for _ in range(3)]
+    half = encode((T.ENQUEUE, 9, 9, [("t", b"x" * 8_000, 0)]))[:5_000]
+    peers[0].feed(half)
+    peers[1].feed(half)
+    assert rig.unread_bytes == 10_000
+    assert [peer.frames() for peer in peers] == [[], [], []]
+    peers[2].feed(half[:1])
+    (frame,) = peers[2].frames()
+    refused(frame, "overloaded", "the limit is 10000 (unread_bytes_max)")
+    await rig.settle()
+    assert peers[2].transport.closed
+    assert rig.unread_bytes == 10_000
+    peers[0].lose()
+    assert rig.unread_bytes == 5_000
+
+
+async def test_strangers_wait_for_nobody(make: Make) -> None:
+    """One connection too many is told so at once, also while the store stands still."""
+    rig = await make(connections_max=2)
+    peer, _ = await rig.peer(), await rig.peer()
+    rig.store.stall()
+    peer.send(T.CONFIGURE, "t", None, {"rate": 1.0})
+    await rig.settle()
+    for _ in range(3):
+        stranger = rig.stranger()
+        (frame,) = stranger.frames()
+        refused(frame, "too_many_connections", "the limit is 2 (connections_max)")
+        assert stranger.transport.closed
+    assert len(rig.core.open.replies) + len(rig.core.sealed.replies if rig.core.sealed else ()) == 1
+
+
+async def test_stats_of_very_many_topics(make: Make) -> None:
+    rig = await make(out_bytes_max=9_000_000, out_bytes_soft=1_000_000)
+    object.__setattr__(rig.settings, "out_bytes_soft", 1_000_000 - 1)
+    object.__setattr__(rig.settings, "out_bytes_max", 2_000_000)
+    peer = await rig.peer()
+    for n in range(4_000):
+        rig.core.topic(f"topic.{n}").enqueued = 1
+    frame = await peer.call(T.STATS)
+    stats = ok(frame)
+    assert 500_000 - 5_000 < len(encode(frame)) <= 500_000 + 2_000
+    assert stats["topics_left_out"] + len(stats["topics"]) == 4_000
+    assert stats["topics_left_out"] > 0
+    object.__setattr__(rig.settings, "out_bytes_max", 9_000_000)
+    assert ok(await peer.call(T.STATS))["topics_left_out"] == 0
+
+
+async def test_tasks_of_an_older_store_may_be_larger_and_go_out_alone(make: Make) -> None:
+    rig = await make()
+    peer = await rig.peer()
+    ok(await peer.call(T.GROUP_CREATE, "t", "g", None))
+    options = {"props": {"p": "v" * 4_000}}
+    (small,) = ok(await peer.enqueue(("t", b"", 0, options)))[1]
+    row = rig.core.hot[small]
+    assert row.options is not None
+    for n in range(1, 4):
+        large = TaskRow(small + n * ID_STEP, row.due_ms, "t", b"", row.options._replace(
+            properties={"p": "v" * 3_000_000}))  # fmt: skip
+        rig.core.tasks += 1
+        rig.store._tasks[large.id] = large
+        rig.core.find_group("t", "g").ready.push(large.id, 0, rig.sources.now_ms)  # type: ignore[union-attr]  # made above
+    rig.core.landed_id = small + 3 * ID_STEP
+    ok(await peer.call(T.SUBSCRIBE, 1, "t", "g", 10, None))
+    await rig.settle(200)
+    frames = [frame for frame in peer.frames() if frame[0] == T.DELIVER]
+    assert [len(frame[4]) for frame in frames] == [1, 1, 1, 1]
+    assert not peer.transport.aborted

@@ -1,0 +1,162 @@
+"""Settings: flags over environment over file; what is wrong is named."""
+
+from __future__ import annotations
+
+import errno
+import resource
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from support.stand_in import stand_in
+from tickwheel.errors import BadRequest
+from tickwheel.server import daemon as main
+from tickwheel.server.settings import Settings, load, split_address
+
+DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
+
+
+def test_defaults_need_nothing() -> None:
+    settings = load()
+    assert settings.store == "sqlite:///tickwheel.db"
+    assert settings.listen == "tcp://127.0.0.1:7355"
+    assert settings.engine().slots == 3600
+    assert settings.limits().body_bytes_max == 1024 * 1024
+
+
+def test_flags_win_over_the_environment_which_wins_over_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "tickwheel.toml"
+    file.write_text('lease_default_s = 1\nretry_max = 2\nnode = "file"\n')
+    monkeypatch.setenv("TICKWHEEL_RETRY_MAX", "3")
+    monkeypatch.setenv("TICKWHEEL_NODE", "environment")
+    settings = load(str(file), {"node": "flag", "token": None})
+    assert (settings.lease_default_s, settings.retry_max, settings.node) == (1, 3, "flag")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"slots": 1}, ["slots", "2", "1"]),
+        ({"retry_factor": 0.5}, ["retry_factor", "0.5"]),
+        ({"listen": "nowhere"}, ["listen", "nowhere"]),
+        ({"http": "127.0.0.1:99999"}, ["http", "99999"]),
+        ({"log_format": "xml"}, ["log_format", "xml"]),
+        ({"no_such_thing": "1"}, ["no_such_thing"]),
+        ({"connections_max": "many"}, ["connections_max", "many"]),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value(
+    overrides: dict[str, object], words: list[str]
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        load(None, overrides)
+    for word in words:
+        assert word in caught.value.message
+
+
+def test_the_shares_of_the_disk_are_in_order() -> None:
+    settings = load()
+    assert (settings.history_disk_warn, settings.history_disk_clean, settings.disk_refuse) == (
+        0.75,
+        0.85,
+        0.90,
+    )
+    load(None, {"disk_refuse": 0.5})  # without history nothing is cleaned first
+    with pytest.raises(BadRequest) as caught:
+        load(None, {"disk_refuse": 0.5, "history_dir": "h"})
+    assert caught.value.message == (
+        "setting settings: Value error, history_disk_clean (0.85) must not be above"
+        " disk_refuse (0.5); 1 turns one off"
+    )
+    with pytest.raises(BadRequest, match=r"history_disk_warn \(0.9\) must not be above"):
+        load(None, {"history_disk_warn": 0.9, "history_dir": "h"})
+    off = {"history_disk_clean": 1, "history_disk_warn": 0.9, "disk_refuse": 0.9}
+    assert load(None, {**off, "history_dir": "h"}).history_disk_clean == 1
+    for name in ("history_disk_warn", "history_disk_clean", "disk_refuse"):
+        for wrong in (0, 1.1, "most"):
+            with pytest.raises(BadRequest, match=name):
+                load(None, {name: wrong})
+
+
+def test_a_missing_or_unreadable_file_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BadRequest, match="no such file"):
+        load(str(tmp_path / "absent.toml"))
+    broken = tmp_path / "broken.toml"
+    broken.write_text("slots = = 5")
+    with pytest.raises(BadRequest, match=r"broken\.toml"):
+        load(str(broken))
+
+
+def test_addresses() -> None:
+    assert split_address("tcp://10.1.2.3:7355", "listen") == ("10.1.2.3", 7355)
+    assert split_address("[::1]:80", "http") == ("::1", 80)
+    for wrong in ("localhost", ":5", "a:b", "tcp://x:70000"):
+        with pytest.raises(ValueError, match="listen"):
+            split_address(wrong, "listen")
+
+
+def test_the_token_is_not_shown() -> None:
+    assert "sesam" not in repr(load(None, {"token": "sesam"}))
+
+
+def test_every_setting_is_in_the_operations_manual() -> None:
+    text = DOCS.read_text()
+    missing = [name for name in Settings.model_fields if f"`{name}`" not in text]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "http", "raised", "connections_max"),
+    [
+        (1024, 1 << 20, None, 1 << 20, 4096),
+        (1 << 20, 1 << 20, None, None, 4096),
+        (256, 256, None, None, 192),
+        (256, 1024, None, 1024, 960),
+        (256, 1024, "127.0.0.1:0", 1024, 896),
+        (64, 64, None, None, 1),
+        (1024, resource.RLIM_INFINITY, None, 4160, 4096),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, None, 4096),
+        (4160, 4160, None, None, 4096),
+        (4159, 4159, None, None, 4095),
+    ],
+)
+def test_connections_leave_descriptors_to_the_daemon(
+    soft: int,
+    hard: int,
+    http: str | None,
+    raised: int | None,
+    connections_max: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[int, int]] = []
+    told: list[str] = []
+    log: Any = SimpleNamespace(warning=lambda event, **_: told.append(event))
+    system = stand_in(
+        resource,
+        getrlimit=lambda _: (soft, hard),
+        setrlimit=lambda _, limits: made.append(limits),
+    )
+    monkeypatch.setattr(main, "resource", system)
+    settings = main.within_file_limit(Settings(http=http), log)
+    assert settings.connections_max == settings.limits().connections_max == connections_max
+    assert made == ([] if raised is None else [(raised, hard)])
+    assert told == ([] if connections_max == 4096 else ["few_file_descriptors"])
+
+
+def test_connections_that_cannot_be_accepted_are_told_once_in_a_while() -> None:
+    told: list[str] = []
+    passed_on: list[str] = []
+    now_s = [0.0]
+    log: Any = SimpleNamespace(warning=lambda event, **_: told.append(event))
+    loop: Any = SimpleNamespace(default_exception_handler=lambda c: passed_on.append(c["message"]))
+    handle = main.LoopErrors(log, lambda: now_s[0])
+    for now_s[0] in (0.0, 0.1, 59.9, 60.0, 60.1):
+        handle(loop, {"message": "accept", "exception": OSError(errno.EMFILE, "too many")})
+        handle(loop, {"message": "other", "exception": ValueError()})
+        handle(loop, {"message": "alone"})
+    assert told == ["no_file_descriptors"] * 2
+    assert passed_on == ["other", "alone"] * 5

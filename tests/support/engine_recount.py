@@ -1,0 +1,198 @@
+"""Counts everything in an engine again, the slow way, and compares with what it says.
+
+What belongs to which task is taken from the records; where each task stands, from the
+engine's containers. Raises AssertionError at the first contradiction.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from support.engine_rig import Rig
+from tickwheel.engine.ready import ReadyQueue
+from tickwheel.engine.state import ROW_OVERHEAD_BYTES
+from tickwheel.engine.topics import Group, Topic, ttl_end_ms
+from tickwheel.model.records import ProgressState, TaskSnapshot, task_bytes
+
+
+def queued(ready: ReadyQueue) -> list[int]:
+    return [task_id for line in ready.lines() for task_id in line.peek(len(line))]
+
+
+def ready_ids(group: Group) -> list[int]:
+    """Ids that stand in the queue or are being loaded, each as often as it is there."""
+    entries = Counter(queued(group.ready))
+    assert all(entries[i] >= n > 0 for i, n in group.stale.items()), "stale without an entry"
+    assert sum(group.stale.values()) == group.stale_count
+    entries.subtract(group.stale)
+    return [*entries.elements(), *group.loading]
+
+
+def recount(rig: Rig) -> dict[tuple[int, str], str]:
+    """(id, group) → place, of everything that is due and not finished."""
+    core = rig.core
+    ids = [i for i in rig.rows.tasks if i <= core.landed_id]
+    known = rig.known(ids)
+    places: dict[tuple[int, str], str] = {}
+    for topic in core.topics.values():
+        groups = list(topic.groups.values())
+        for group in [*groups, *([topic.unowned] if topic.unowned is not None else [])]:
+            _group(rig, group, known, places)
+        assert not (groups and topic.unowned is not None)
+        assert topic.closing == sum(group.is_closed for group in groups)
+        assert not (topic.deferred and topic.live_groups), "deferred, though there is a group"
+    scheduled = _scheduled(rig, known, places)
+    _tasks(rig, known, places, scheduled)
+    waits = sum(len(g.waiting) for t in core.topics.values() for g in t.groups.values())
+    deferred = sum(len(topic.deferred) for topic in core.topics.values())
+    handles = len(scheduled) - len(core.firing) - deferred + waits
+    assert len(core.wheel) == handles, "handles on the wheel"
+    _lifetimes(rig, known, places)
+    _settings(rig)
+    for task_id, row in core.hot.items():
+        assert task_id in known, f"a row of {task_id} is kept, which has ended"
+        assert row == known[task_id].row, f"the row kept of {task_id} is not its newest"
+    sizes = (task_bytes(row) + ROW_OVERHEAD_BYTES for row in core.hot.values())
+    assert core.resident_bytes == sum(sizes)
+    for name, topic in core.topics.items():
+        idle = rig.engine.grouping.is_idle(topic)
+        assert not idle or name in core.maybe_idle, f"{name} will never be forgotten"
+    all_groups = [g for t in core.topics.values() for g in t.groups.values()]
+    assert core.tasks == len(known)
+    assert core.sessions.answers == sum(len(one.answers) for one in core.sessions)
+    assert core.group_count == len(all_groups)
+    listening = sum(len(topic.broadcasters) for topic in core.topics.values())
+    assert core.subscribers == listening + sum(len(group.subscribers) for group in all_groups)
+    assert core.in_flight == sum(len(group.flight) for group in all_groups)
+    batches = [batch for batch in (core.sealed, core.open) if batch is not None]
+    assert core.handed_bytes == sum(batch.handed_bytes for batch in batches)
+    assert (core.handed_bytes > 0) == any(batch.handed for batch in batches)
+    return places
+
+
+def _lifetimes(
+    rig: Rig, known: dict[int, TaskSnapshot], places: dict[tuple[int, str], str]
+) -> None:
+    """One handle for each time to live that is running."""
+    lifetimes = rig.core.lifetimes
+    wanted: Counter[int] = Counter()
+    for (task_id, _), place in places.items():
+        row = known[task_id].row
+        end_ms = ttl_end_ms(row.due_ms, row.options)
+        if place in ("ready", "waiting") and end_ms is not None:
+            wanted[task_id] += 1
+            waits = lifetimes.wheel.holds(task_id, end_ms)
+            assert waits or task_id in lifetimes.fired, f"the ttl of {task_id} does not end"
+    assert all(count <= wanted[i] for i, count in lifetimes.fired.items())
+    assert len(lifetimes) == wanted.total(), "handles of times to live"
+
+
+def _settings(rig: Rig) -> None:
+    """What a restart would find of groups and settings is what holds now."""
+    core = rig.core
+    stored = dict(rig.rows.groups)
+    sealed = [core.sealed.effects] if core.sealed is not None else []
+    for effects in (*sealed, core.open.effects):
+        for key, row in effects.groups.items():
+            stored.pop(key, None)
+            if row is not None:
+                stored[key] = row
+    holds = [group.row() for t in core.topics.values() for group in t.groups.values()]
+    holds += [row for t in core.topics.values() if (row := t.row()) is not None]
+    assert stored == {(row.topic, row.group): row for row in holds}
+    for topic in core.topics.values():
+        ones: list[Topic | Group] = [topic, *topic.groups.values()]
+        for one in ones:
+            rate = one.settings.rate
+            assert (one.bucket is None) == (rate is None)
+            assert one.bucket is None or one.bucket.rate == rate
+
+
+def _group(
+    rig: Rig, group: Group, known: dict[int, TaskSnapshot], places: dict[tuple[int, str], str]
+) -> None:
+    found = [(i, "ready") for i in ready_ids(group)]
+    found += [(i, "in_flight") for i in group.flight]
+    found += [(i, "waiting") for i in group.waiting]
+    for task_id, place in found:
+        key = task_id, group.name
+        assert key not in places, f"{key} is {places[key]} and {place}"
+        assert task_id in known, f"{key} is {place} and has ended"
+        assert known[task_id].row.topic == group.topic.name
+        places[key] = place
+    assert group.ready_count == sum(place == "ready" for _, place in found)
+    since_ms = group.oldest_since_ms()
+    assert since_ms is None or group.ready_count
+    assert group.ready_count == sum(place == "ready" for _, place in found), "by looking"
+    dead = [i for i, k in known.items() if group.name in k.dead and _is_of(k, group)]
+    assert group.dead == len(dead), f"{group.name} counts {group.dead} dead, has {dead}"
+    for task_id in dead:
+        assert (task_id, group.name) not in places, f"{task_id} is dead and alive"
+    for task_id in group.tries:
+        assert places.get((task_id, group.name)) in ("ready", "waiting"), "tries without a task"
+    for task_id in group.waiting:
+        assert group in rig.core.retrying[task_id]
+    for task_id, lease in group.flight.items():
+        assert lease.live and lease.id == task_id and lease.group is group
+    assert group.able.keys() <= group.subscribers.keys()
+    outstanding = Counter(lease.subscriber for lease in group.flight.values())
+    for subscriber in group.subscribers:
+        unconfirmed = rig.core.open.credits.get(subscriber, 0)
+        if rig.core.sealed is not None:
+            unconfirmed += rig.core.sealed.credits.get(subscriber, 0)
+        assert subscriber.outstanding == outstanding[subscriber] + unconfirmed, "credit"
+        assert subscriber.credit <= 0 or subscriber in group.able, "its turn never comes"
+        assert subscriber.outstanding <= max(subscriber.prefetch, subscriber.outstanding)
+
+
+def _is_of(known: TaskSnapshot, group: Group) -> bool:
+    return known.row.topic == group.topic.name
+
+
+def _scheduled(
+    rig: Rig, known: dict[int, TaskSnapshot], places: dict[tuple[int, str], str]
+) -> set[int]:
+    core = rig.core
+    placed = {task_id for task_id, _ in places}
+    scheduled = {i for i, k in known.items() if i not in placed and not k.dead}
+    for task_id, k in known.items():
+        deferred = core.topics[k.row.topic].deferred
+        on_wheel = core.wheel.holds(task_id, k.row.due_ms) or task_id in core.firing
+        on_wheel |= task_id in deferred
+        assert core.is_scheduled(k.row) == (task_id in scheduled)
+        if task_id in scheduled:
+            assert on_wheel, f"{task_id} is lost: in no group and not on the wheel"
+        elif task_id not in core.retrying:
+            assert not on_wheel, f"{task_id} is due, and on the wheel again"
+    assert core.firing.keys() <= scheduled
+    assert core.scheduled == len(scheduled), f"{core.scheduled} counted, {len(scheduled)} there"
+    by_topic = Counter(known[i].row.topic for i in scheduled)
+    assert {n: t.scheduled for n, t in core.topics.items() if t.scheduled} == dict(by_topic)
+    retrying = Counter(i for (i, _), place in places.items() if place == "waiting")
+    assert {i: len(groups) for i, groups in core.retrying.items()} == dict(retrying)
+    return scheduled
+
+
+def _tasks(
+    rig: Rig,
+    known: dict[int, TaskSnapshot],
+    places: dict[tuple[int, str], str],
+    scheduled: set[int],
+) -> None:
+    core = rig.core
+    assert core.dead == sum(len(k.dead) for k in known.values())
+    assert core.owed.keys() <= known.keys() - scheduled
+    for task_id, k in known.items():
+        groups = {group for i, group in places if i == task_id}
+        owed = core.owed.get(task_id)
+        if owed is not None:
+            assert owed.remaining == groups, f"{task_id} is owed to {owed.remaining}, in {groups}"
+            assert owed.dead_lettered == len(k.dead)
+        else:
+            assert len(groups) + len(k.dead) == (task_id not in scheduled)
+        for name, row in k.progress.items():
+            finished = row.state is ProgressState.DONE
+            assert finished == (name not in groups), f"{row} of {name}, which is in {groups}"
+        if task_id not in scheduled:
+            first = core.topics[k.row.topic].first_group
+            assert owed is not None or first is None or groups <= {first.name}

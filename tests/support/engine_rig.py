@@ -1,0 +1,170 @@
+"""An engine with a store of dictionaries and a clock that a test moves: the shell without a loop.
+
+It does what the shell and its handlers do, in the same order: it reads for the engine what the
+engine asks for, and lays what is not durable over it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.engine_rig_base import CONFIG, GRACE_MS, LEASE_MS, NOW_MS, RETRY, Got, RigBase
+from tickwheel.engine.topics import Group, Lease
+from tickwheel.model.records import TaskSnapshot
+
+__all__ = ["CONFIG", "GRACE_MS", "LEASE_MS", "NOW_MS", "RETRY", "Got", "Rig"]
+
+
+class Rig(RigBase):
+    """Adds what consumers send, and commands by id."""
+
+    # --- what consumers send -------------------------------------------------------------------
+
+    def ack(self, got: Got) -> str:
+        return self.ack_receipt(got.group, got.epoch, got.id, got.attempt)
+
+    def ack_receipt(self, group: Group, epoch: int, task_id: int, attempt: int) -> str:
+        """As the ACK handler does it."""
+        settlement = self.engine.settlement
+        found = self.core.find_group(group.topic.name, group.name)
+        if found is not None and not settlement.ack(found, epoch, [task_id], [attempt]):
+            return "acked"
+        known = self.known([task_id]).get(task_id)
+        if known is None:
+            word = self.engine.control.absent(task_id)
+            return "done" if word == "acked" else word
+        if found is None:
+            return "stale"
+        if found.name in known.dead:
+            return "dead"
+        return settlement.ack_idle(found, epoch, task_id, attempt, known)
+
+    def lease(self, got: Got) -> Lease | None:
+        group = self.core.find_group(got.group.topic.name, got.group.name)
+        if group is None:
+            return None
+        return self.engine.settlement.current(group, got.id, got.epoch, got.attempt)
+
+    def held(self, got: Got) -> Lease:
+        """Its lease, which must be the current one."""
+        lease = self.lease(got)
+        assert lease is not None
+        return lease
+
+    def nack(self, got: Got, delay_ms: int | None = None, reason: str | None = None) -> str:
+        return self.engine.settlement.nack(self.held(got), delay_ms, reason, self.now_ms)
+
+    def reject(self, got: Got, reason: str | None = None) -> None:
+        self.engine.settlement.reject(self.held(got), reason, self.now_ms)
+
+    def release(self, got: Got) -> None:
+        self.engine.settlement.release(self.held(got), self.now_ms)
+
+    def extend(self, got: Got, lease_ms: int) -> None:
+        self.engine.settlement.extend(self.held(got), lease_ms, self.mono_ms)
+
+    # --- commands by id ------------------------------------------------------------------------
+
+    def find(self, task_id: int) -> TaskSnapshot | None:
+        return self.known([task_id]).get(task_id)
+
+    def state(self, task_id: int) -> str:
+        control, known = self.engine.control, self.find(task_id)
+        return control.absent(task_id) if known is None else control.state(known).value
+
+    def views(self, task_id: int) -> dict[str, tuple[str, int]]:
+        """(word, attempt) for each group that is owed a task that is there."""
+        known = self.find(task_id)
+        assert known is not None
+        views = self.engine.control.view(known, self.now_ms - self.mono_ms)
+        return {group: (view.state, view.attempt) for group, view in views.items()}
+
+    def cancel(self, task_id: int) -> str:
+        return self.engine.control.cancel(task_id, self.find(task_id))
+
+    def reschedule(self, task_id: int, delay_ms: int) -> str:
+        due_ms = self.now_ms + delay_ms
+        word, told_ms = self.engine.control.reschedule(
+            task_id, due_ms, self.find(task_id), self.now_ms
+        )
+        assert told_ms == (due_ms if word == "scheduled" else None)
+        return word
+
+    def requeue(self, task_id: int, group: str = "default") -> str:
+        return self.engine.control.requeue(task_id, group, self.find(task_id), self.now_ms)
+
+    def delete_dead(self, task_id: int, group: str = "default") -> str:
+        return self.engine.control.delete_dead(task_id, group, self.find(task_id))
+
+    def group(self, topic: str = "t", name: str = "default") -> Group:
+        found = self.core.find_group(topic, name)
+        assert found is not None
+        return found
+
+    # --- groups and their settings -------------------------------------------------------------
+
+    def configure(self, topic: str = "t", group: str | None = None, **changes: Any) -> None:
+        """CONFIGURE of a group, or of the topic itself."""
+        core, grouping = self.core, self.engine.grouping
+        if group is None:
+            found = core.topic(topic)
+            grouping.set_topic(found, found.settings._replace(**changes), self.mono_ms)
+        else:
+            one = self.group(topic, group)
+            grouping.set(one, one.settings._replace(**changes), self.mono_ms)
+
+    def create_group(
+        self, topic: str, name: str, since_ms: int | None = None, *, replays: bool = True
+    ) -> Group:
+        """GROUP_CREATE of one that is not there, as the handler does it; ``replays``: all that
+        it is to get of what was there before."""
+        grouping, found = self.engine.grouping, self.core.topic(topic)
+        if since_ms is None:
+            group = grouping.create_now(found, name, self.now_ms)
+        else:
+            group = grouping.create(found, name, since_ms, by_due=since_ms > self.now_ms)
+        while replays and self.replay(group):
+            pass
+        return group
+
+    def replay(self, group: Group, limit: int = 100) -> bool:
+        """A page of what was there before the group, as the upkeep does it; False: that is over."""
+        core, topic = self.core, group.topic
+        replay = topic.replays.get(group)
+        if replay is None:
+            return False
+        rows = self.rows.tasks.values()
+        ids = sorted(row.id for row in rows if row.topic == topic.name and row.id > replay.reached)
+        page, following = ids[:limit], ids[limit - 1] if len(ids) >= limit else None
+        known = self.known([i for i in page if i <= core.landed_id])
+        looked_at = [known[i] for i in page if i in known]
+        self.engine.ownership.replayed(replay, looked_at, following, self.now_ms)
+        return True
+
+    def close_group(self, topic: str, name: str) -> Group:
+        """GROUP_DELETE; ``drain`` does the rest."""
+        group = self.group(topic, name)
+        self.engine.closing.close(group)
+        self.core.cut = []
+        return group
+
+    def drain(self, group: Group, limit: int = 100) -> bool:
+        """One step of it; whether the group is gone."""
+        closing = self.engine.closing
+        if closing.is_drained(group):
+            closing.finish(group)
+            return True
+        ids = closing.some(group, limit)
+        if not ids:
+            dead = self.rows.dead | self.core.open.effects.dead
+            ids = [i for (i, name), row in dead.items() if row is not None and name == group.name]
+        closing.drop(group, ids, self.known(ids))
+        return False
+
+    def delete_group(self, topic: str, name: str) -> None:
+        """All of it."""
+        group = self.close_group(topic, name)
+        self.commit()
+        while not self.drain(group):
+            self.commit()
+        self.commit()

@@ -1,0 +1,290 @@
+"""The lower half of ``engine_rig``: life, time, commits, producers and deliveries.
+
+It does what the shell does, in the same order: it reads for the engine what the engine asks
+for, and lays what is not durable over it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from support.engine_rows import Rows
+from tickwheel.engine.delivery import Dispatch
+from tickwheel.engine.engine import Engine
+from tickwheel.engine.sessions import Session
+from tickwheel.engine.state import Batch, EngineConfig
+from tickwheel.engine.topics import Group, Subscriber
+from tickwheel.model.records import ID_STEP, TaskOptions, TaskSnapshot, size_of
+from tickwheel.model.retry import PolicyRef, RetryPolicy
+
+NOW_MS = 1_800_000_000_000
+LEASE_MS = 30_000
+GRACE_MS = 5_000
+PASSES_MAX = 1_000
+RETRY = RetryPolicy(base_ms=1_000, factor=2.0, cap_ms=60_000, retries_max=3, jitter=0.0)
+CONFIG = EngineConfig(slots=60, tick_ms=100, retry=RETRY)
+
+
+class Got(NamedTuple):
+    """One delivery as a consumer sees it."""
+
+    subscriber: Subscriber
+    id: int
+    epoch: int
+    attempt: int
+    due_ms: int
+    body: bytes
+
+    @property
+    def group(self) -> Group:
+        return self.subscriber.group
+
+
+class RigBase:
+    """``engine`` is replaced by every ``restart``; ``rows`` is what survives it."""
+
+    def __init__(self, config: EngineConfig = CONFIG, now_ms: int = NOW_MS) -> None:
+        self.config = config
+        self.rows = Rows()
+        self.now_ms = now_ms
+        self.mono_ms = 0
+        self.epoch = 0
+        self.told: list[object] = []
+        """Addresses of enqueues and repeats that were answered, in order."""
+        self.frozen: set[Subscriber] = set()
+        """Consumers that show no life after a lease of theirs has ended; all others do."""
+        self.handed: list[Got] = []
+        """At-most-once deliveries that were written."""
+        self._start(clean=True)
+
+    # --- life and time -----------------------------------------------------------------------
+
+    def _start(self, *, clean: bool) -> None:
+        self.epoch += 1
+        rows = self.rows
+        self.engine = self.new_engine()
+        self.core = self.engine.core
+        recovery = self.engine.recovery
+        recovery.stopped_ms = rows.position_ms
+        recovery.groups(rows.groups.values())
+        recovery.sessions(rows.sessions.values())
+        recovery.outcomes(rows.outcomes.items())
+        special = {key[0] for key in (*rows.progress, *rows.dead)}
+        for known in rows.known(special).values():
+            recovery.with_history(known, self.now_ms, self.mono_ms, None if clean else GRACE_MS)
+        tasks = sorted(rows.tasks.values(), key=lambda row: (row.due_ms, row.id))
+        ids, dues_ms = [row.id for row in tasks], [row.due_ms for row in tasks]
+        recovery.handles(ids, dues_ms, [row.topic for row in tasks], special)
+
+    def new_engine(self) -> Engine:
+        return Engine(self.config, self.epoch, self.rows.id_mark, self.now_ms)
+
+    def crash(self, *, down_ms: int = 0) -> None:
+        """What was not applied to the rows is gone."""
+        self.pass_time(down_ms)
+        self._start(clean=False)
+
+    def stop_and_start(self, *, down_ms: int = 0, back_ms: int = 0) -> None:
+        """A graceful restart: everything is committed, deliveries in flight too. Meanwhile the
+        wall clock is set back by ``back_ms``."""
+        if self.core.sealed is not None:
+            self.apply_and_land()
+        while self.seal(checkpoint_all=True) is not None:
+            self.apply_and_land()
+        self.pass_time(down_ms)
+        self.now_ms -= back_ms
+        self._start(clean=True)
+
+    def pass_time(self, ms: int) -> None:
+        self.now_ms += ms
+        self.mono_ms += ms
+
+    @property
+    def now(self) -> tuple[int, int]:
+        return self.now_ms, self.mono_ms
+
+    # --- commits -----------------------------------------------------------------------------
+
+    def seal(self, *, checkpoint_all: bool = False) -> Batch | None:
+        return self.engine.seal(self.now_ms, self.mono_ms, checkpoint_all=checkpoint_all)
+
+    def apply(self) -> None:
+        """The store applies the sealed batch; the engine does not know it yet."""
+        assert self.core.sealed is not None
+        self.rows.apply(self.core.sealed.effects)
+
+    def land(self) -> None:
+        batch = self.core.sealed
+        assert batch is not None
+        self.engine.intake.landed(batch, self.now_ms)
+        self.handed += self.take(batch.handed)
+        self.told += [address for address, _, _ in batch.staged]
+
+    def apply_and_land(self) -> None:
+        self.apply()
+        self.land()
+
+    def refuse(self) -> list[object]:
+        """The store refuses the sealed batch. Returns the addresses that are to be told."""
+        batch = self.core.sealed
+        assert batch is not None
+        self.engine.intake.refused(batch)
+        told = [address for address, _, _ in batch.staged]
+        batch.staged = []
+        return told
+
+    def commit(self) -> None:
+        """Everything so far is durable after it."""
+        if self.core.sealed is not None:
+            self.apply_and_land()
+        while self.seal() is not None:
+            self.apply_and_land()
+
+    # --- producers ---------------------------------------------------------------------------
+
+    def session(self, key: bytes = b"s" * 16) -> Session:
+        session = self.core.sessions.open(key, self.now_ms)
+        assert session is not None
+        return session
+
+    def stage(
+        self,
+        topic: str = "t",
+        delay_ms: int = 0,
+        *,
+        count: int = 1,
+        body: bytes = b"b",
+        priority: int = 0,
+        ttl_ms: int | None = None,
+        retry: PolicyRef | None = None,
+        session: Session | None = None,
+        request: int = 0,
+        address: object = None,
+    ) -> list[int]:
+        """An ENQUEUE of ``count`` equal tasks; their ids."""
+        options = TaskOptions(priority=priority, ttl_ms=ttl_ms, retry=retry)
+        new_task = (
+            topic,
+            self.now_ms + delay_ms,
+            body,
+            None if options == TaskOptions() else options,
+        )
+        self.engine.intake.enqueue(
+            address,
+            session,
+            request,
+            [new_task] * count,
+            size_of(*new_task[2:]) * count,
+            self.now_ms,
+        )
+        last = self.core.ids.last
+        return list(range(last - (count - 1) * ID_STEP, last + 1, ID_STEP))
+
+    def enqueue(
+        self,
+        topic: str = "t",
+        delay_ms: int = 0,
+        *,
+        body: bytes = b"b",
+        priority: int = 0,
+        ttl_ms: int | None = None,
+        retry: PolicyRef | None = None,
+    ) -> int:
+        """One task, durable. Its id."""
+        (task_id,) = self.stage(
+            topic, delay_ms, body=body, priority=priority, ttl_ms=ttl_ms, retry=retry
+        )
+        self.commit()
+        return task_id
+
+    # --- consumers ---------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topic: str = "t",
+        group: str = "default",
+        *,
+        prefetch: int = 100,
+        lease_ms: int = LEASE_MS,
+        once: bool = False,
+        at_most_once: bool = False,
+    ) -> Subscriber:
+        found = self.engine.grouping.group(self.core.topic(topic), group, self.now_ms)
+        subscriber = Subscriber(
+            None, found, prefetch, lease_ms, once=once, at_most_once=at_most_once
+        )
+        self.engine.delivery.subscribe(subscriber)
+        return subscriber
+
+    def disconnect(self, subscriber: Subscriber) -> None:
+        self.engine.delivery.disconnected(subscriber, self.mono_ms)
+
+    def fire(self) -> None:
+        """Hand what is due to its groups."""
+        for _ in range(PASSES_MAX):
+            more = self.engine.delivery.fire(self.now_ms, 1_000)
+            more |= self.engine.delivery.lapse(self.now_ms, 1_000)
+            if not more and not self.core.wants and not self.core.wants_lapsed:
+                return
+            self.load()
+        raise AssertionError("the wheel always says that there is more")
+
+    def load(self) -> None:
+        """Read what the engine asked for."""
+        core, delivery = self.core, self.engine.delivery
+        wants, core.wants = core.wants, []
+        delivery.loaded(wants, {i: k.row for i, k in self.known(wants).items()}, self.now_ms)
+        lapsed, core.wants_lapsed = core.wants_lapsed, []
+        delivery.lapsed(lapsed, self.known(lapsed), self.now_ms)
+        wants_ready, core.wants_ready = core.wants_ready, {}
+        for group, ids in wants_ready.items():
+            delivery.loaded_ready(group, ids, {i: k.row for i, k in self.known(ids).items()})
+
+    def expire(self) -> int:
+        before = {lease.subscriber for group in self.core.leased for lease in group.flight.values()}
+        over = self.engine.settlement.expire(self.now_ms, self.mono_ms)
+        for subscriber in before - self.frozen:
+            self.engine.delivery.heard(subscriber.presence, [subscriber])
+        return over
+
+    def dispatch(self, limit: int = 1_000) -> list[Got]:
+        """Deliver until nothing more can be delivered now."""
+        got: list[Got] = []
+        for _ in range(PASSES_MAX):
+            dispatches, more = self.engine.delivery.dispatch(self.now_ms, self.mono_ms, limit)
+            got += self.take(dispatches)
+            if not more and not self.core.wants_ready:
+                return got
+            self.load()
+        raise AssertionError("dispatch always says that there is more")
+
+    def take(self, dispatches: list[Dispatch]) -> list[Got]:
+        return [
+            Got(subscriber, row.id, self.epoch, attempt, row.due_ms, row.body)
+            for subscriber, items in dispatches
+            for row, attempt in items
+        ]
+
+    def tick(self) -> list[Got]:
+        self.fire()
+        self.expire()
+        return self.dispatch()
+
+    def one(self) -> Got:
+        """The only delivery there is now."""
+        (got,) = self.tick()
+        return got
+
+    def known(self, ids: list[int]) -> dict[int, TaskSnapshot]:
+        """As the shell's reader says it: what is durable, under what is not yet."""
+        sealed = self.core.sealed
+        overlays = (
+            [self.core.open.effects]
+            if sealed is None
+            else [
+                sealed.effects,
+                self.core.open.effects,
+            ]
+        )
+        landed_id = self.core.landed_id
+        return self.rows.known([i for i in ids if i <= landed_id], *overlays)

@@ -1,0 +1,49 @@
+"""For the tests with a real daemon and its history: starting one, and waiting for the files."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from support.daemon import Daemon
+from tickwheel.history import spool
+from tickwheel.history.segments import STATE
+
+PATIENCE_S = 30.0
+
+
+def daemon_in(folder: Path, **settings: Any) -> Daemon:
+    history = {"history_dir": folder / "history", "history_bodies": "true"}
+    return Daemon(folder, **(history | settings))
+
+
+async def until(what: Callable[[], object]) -> None:
+    """Look again and again: another process changes it."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not what():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+async def taken_up(history: Path) -> None:
+    """Until the writing process has turned everything into files."""
+    await until(lambda: not spools(history))
+
+
+def spools(history: Path) -> list[Path]:
+    """The spool files that are still there."""
+    folders = [path for path in (history / STATE).iterdir() if path.is_dir()]
+    return [folder / str(name) for folder in folders for name in spool.files(folder)]
+
+
+def metric(daemon: Daemon, name: str) -> float:
+    """A number without labels, as ``/metrics`` has it now."""
+    with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=10) as answer:  # noqa: S310  # our own address
+        found = re.search(rf"^{name} (\S+)$", answer.read().decode(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])

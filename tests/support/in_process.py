@@ -1,0 +1,217 @@
+"""A whole daemon in this process: its clock is moved by hand, its connections have no sockets.
+
+    async with InProcess(tmp_path) as daemon:
+        peer = daemon.connect()
+        peer.feed(encode((23, 1)))
+        await daemon.settle()
+        peer.take()                     # the frames that came
+
+Everything but the transport is the daemon's own: connection, handlers, shard, committer, store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Self, cast
+
+from support.engine_recount import recount
+from tickwheel.clock import Clock
+from tickwheel.model.records import TaskSnapshot
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.protocol.codec import Decoder, Frame, encode
+from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
+from tickwheel.server.daemon import Daemon
+from tickwheel.server.settings import Settings
+from tickwheel.server.shard.reads import _UnderWay as UnderWay
+from tickwheel.server.shard.shard import Shard
+from tickwheel.server.tcp.connection import Connection
+
+NOW_MS = 1_800_000_000_000
+SETTLE_S = 20.0
+_TURNS = 8
+"""Rounds of the event loop in which a batch and what follows from it is over, mostly."""
+
+
+class ManualSources:
+    """Both clocks, moved together."""
+
+    def __init__(self) -> None:
+        self.now_ms = NOW_MS
+
+    def wall_ms(self) -> int:
+        return self.now_ms
+
+    def mono_ms(self) -> int:
+        return self.now_ms - NOW_MS
+
+
+class _Log:
+    """Keeps what the daemon logs."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def __getattr__(self, level: str) -> Any:
+        return lambda event, **fields: self.lines.append(f"{level} {event} {fields}")
+
+
+class Peer(asyncio.Transport):
+    """One connection, seen from the client; to the daemon it is the transport."""
+
+    def __init__(self, protocol: Connection, number: int) -> None:
+        super().__init__({"peername": ("peer", number)})
+        self.protocol = protocol
+        self.closed = False
+        self._decoder = Decoder(1 << 30)
+        self._arrived: list[Frame] = []
+        self.kept: list[Frame] = []
+        """All that ever came."""
+        protocol.connection_made(self)
+
+    def feed(self, data: bytes) -> None:
+        """Bytes from the client."""
+        if not self.closed:
+            self.protocol.data_received(data)
+
+    def hello(self, **options: Any) -> None:
+        self.feed(encode((FrameType.HELLO, 1, {"v": PROTOCOL_VERSION, **options})))
+
+    def take(self) -> list[Frame]:
+        """What has come since the last call."""
+        arrived, self._arrived = self._arrived, []
+        self.kept += arrived
+        return arrived
+
+    def lose(self) -> None:
+        """The connection breaks."""
+        if not self.closed:
+            self.closed = True
+            self.protocol.connection_lost(None)
+
+    # --- the daemon's side --------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:  # type: ignore[override]  # no memoryviews here
+        if not self.closed:
+            self._arrived += self._decoder.feed(data)
+
+    def close(self) -> None:
+        asyncio.get_running_loop().call_soon(self.lose)
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """There is no buffer."""
+
+    def pause_reading(self) -> None:
+        """Nothing is read by itself."""
+
+    resume_reading = pause_reading
+
+
+class InProcess:
+    """One daemon on a memory store. ``store`` of one that ended may be given to the next."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        store: MemoryStore | None = None,
+        now_ms: int = NOW_MS,
+        **settings: Any,
+    ) -> None:
+        self.log = _Log()
+        given = Settings(
+            store="memory:", listen="tcp://127.0.0.1:0", backup_dir=str(folder), **settings
+        )
+        self.daemon = Daemon(given, cast(Any, self.log))
+        self.sources = ManualSources()
+        self.sources.now_ms = now_ms
+        self.daemon.roles.clock = Clock(10**15, self.sources)
+        if store is not None:
+            self.daemon.roles.store = store
+        self._numbers = 0
+
+    async def __aenter__(self) -> Self:
+        await self.daemon.start()
+        await self.shard.loaded.wait()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for connection in self.daemon.listener.connections:
+            cast(Peer, connection._transport).lose()
+        await self.daemon.stop()
+
+    @property
+    def shard(self) -> Shard:
+        assert self.daemon.roles.shard is not None
+        return self.daemon.roles.shard
+
+    @property
+    def store(self) -> MemoryStore:
+        return cast(MemoryStore, self.daemon.roles.store)
+
+    @property
+    def alive(self) -> bool:
+        return not self.shard.failed.done()
+
+    def connect(self, *, hello: bool = True, **options: Any) -> Peer:
+        self._numbers += 1
+        protocol = cast(Connection, self.daemon.listener())
+        peer = Peer(protocol, self._numbers)
+        if hello:
+            peer.hello(**options)
+        return peer
+
+    def pass_time(self, ms: int) -> None:
+        self.sources.now_ms += ms
+        self.shard.wake()
+
+    async def turn(self) -> None:
+        """Let the daemon do what it can at once."""
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+
+    async def settle(self) -> None:
+        """Until everything that was asked for has been committed and written."""
+        deadline_s = time.monotonic() + SETTLE_S
+        core = self.shard.core
+        while True:
+            await self.turn()
+            assert self.alive, self.shard.failed.exception()
+            self.shard.committer.kick()
+            busy = core.sealed is not None or not core.open.is_empty() or core.firing
+            # Backups are written by threads; a group that is deleted is looked at now and then.
+            slow = self.shard.backups.count or any(t.closing for t in core.topics.values())
+            busy = busy or self.shard.listings.count or self.shard.commands._waiting
+            if not (busy or slow or core.runnable):
+                return
+            assert time.monotonic() < deadline_s, "it does not come to rest"
+            self.shard.wake()
+            await asyncio.sleep(0.01 if slow else 0)
+
+    def recount(self) -> dict[tuple[int, str], str]:
+        """All counts of the engine against a slow count; call it when settled."""
+        core, store = self.shard.core, self.store
+        assert core.sealed is None
+
+        def known(ids: list[int]) -> dict[int, TaskSnapshot]:
+            overlaid = self.shard.reader._overlay(
+                UnderWay(ids),
+                [store._stored(store._tasks[i]) for i in ids if i in store._tasks],
+                ids,
+            )
+            return dict(overlaid)
+
+        rows = SimpleNamespace(tasks=dict(store._tasks), groups=dict(store._groups))
+        return recount(
+            cast(Any, SimpleNamespace(engine=self.shard.engine, core=core, rows=rows, known=known))
+        )

@@ -1,0 +1,78 @@
+"""A Redis shard as JSON and back: what the golden file of a layout holds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from redis.asyncio import Redis
+
+CHANGING = ("incarnation", "opened_ms", "link")
+"""Fields of the wheel that differ from run to run."""
+
+
+def _text(value: bytes) -> str:
+    """Latin-1 keeps every byte; JSON escapes it."""
+    return value.decode("latin-1")
+
+
+async def dump(url: str, masked: tuple[str, ...] = CHANGING) -> dict[str, Any]:
+    """Key → [type, content]; hashes and sorted sets in order of their fields and members. The
+    fields in ``masked`` are named and not shown."""
+    found: dict[str, Any] = {}
+    async with Redis.from_url(url) as redis:
+        for key in sorted(await redis.keys("*")):
+            kind = (await redis.type(key)).decode()
+            content: Any
+            if kind == "hash":
+                fields = await redis.hgetall(key)
+                content = {_text(name): _text(fields[name]) for name in sorted(fields)}
+                for name in masked:
+                    if name in content:
+                        content[name] = f"<{name}>"
+            elif kind == "zset":
+                members = await redis.zrange(key, 0, -1, withscores=True)
+                content = [[_text(member), score] for member, score in members]
+            else:
+                content = [_text(item) for item in await redis.lrange(key, 0, -1)]
+            found[_text(key)] = [kind, content]
+    return found
+
+
+async def load(url: str, dumped: dict[str, Any]) -> None:
+    """Write a dump into an empty server."""
+    async with Redis.from_url(url) as redis:
+        for key, (kind, content) in dumped.items():
+            args: list[Any] = []
+            if kind == "hash":
+                command = "HSET"
+                for name, value in content.items():
+                    fresh = "7" if value == f"<{name}>" else value
+                    args += [name.encode("latin-1"), fresh.encode("latin-1")]
+            elif kind == "zset":
+                command = "ZADD"
+                for member, score in content:
+                    args += [repr(score), member.encode("latin-1")]
+            else:
+                command = "RPUSH"
+                args = [item.encode("latin-1") for item in content]
+            await redis.execute_command(command, key, *args)
+
+
+async def _write(path: Path, url: str) -> None:
+    from support.golden import content
+    from tickwheel.persistence.redis import RedisStore, options_from
+
+    store = RedisStore(options_from(url))
+    opened = await store.open("golden", 1_700_000_000_000)
+    await store.commit(opened.epoch, "golden", 1, content())
+    await store.close(clean=True)
+    path.write_text(json.dumps(await dump(url), indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    # PYTHONPATH=tests python -m support.redis_dump FILE URL: the golden file of this layout.
+    asyncio.run(_write(Path(sys.argv[1]), sys.argv[2]))

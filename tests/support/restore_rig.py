@@ -1,0 +1,99 @@
+"""For the tests of restoring: a store with rows, its backup, what a restored store holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from support.history_rig import HOUR_MS, NOW_MS, Record
+from tickwheel.history.lines import Kind
+from tickwheel.history.restore import Plan, Report, restore
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import DeadRow, GroupRow, ProgressRow, TaskRow
+from tickwheel.persistence import open_url
+from tickwheel.persistence.contract import Opened, Small, StoredTask
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+
+BACKUP_MS = NOW_MS
+LATER_MS = NOW_MS + HOUR_MS
+"""When everything of these tests has happened."""
+OWNER = "tester"
+STARTED: Record = [Kind.DAEMON, NOW_MS - 10, "started", {"clean": True}]
+
+
+def stopped(time_ms: int = LATER_MS - 1) -> Record:
+    return [Kind.DAEMON, time_ms, "stopped", {"clean": True}]
+
+
+def group(name: str = "g", topic: str = "t", since_ms: int | None = 0) -> Record:
+    details = {} if since_ms is None else {"since_ms": since_ms}
+    return [Kind.GROUP, NOW_MS - 5, topic, name, "created", details]
+
+
+async def make_backup(
+    folder: Path,
+    tasks: Iterable[TaskRow] = (),
+    *,
+    progress: Iterable[ProgressRow] = (),
+    dead: Iterable[DeadRow] = (),
+    groups: Iterable[GroupRow] = (GroupRow("t", "g", 0),),
+    position_ms: int = BACKUP_MS,
+    opens: int = 1,
+    **more: Any,
+) -> str:
+    """The path of a backup of a store that holds this; it was opened ``opens`` times."""
+    rows = {row.id: row for row in tasks}
+    effects = Effects(
+        enqueued=rows,
+        progress={(row.id, row.group): row for row in progress},
+        dead={(row.id, row.group): row for row in dead},
+        groups={(row.topic, row.group): row for row in groups},
+        id_mark=max(rows, default=0),
+        position_ms=position_ms,
+        **more,
+    )
+    store = SqliteStore(str(folder / "first.db"), SqliteOptions(reserve_bytes=0))
+    for _ in range(opens - 1):
+        await store.open(OWNER, NOW_MS)
+        await store.close(clean=True)
+    opened = await store.open(OWNER, NOW_MS)
+    await store.commit(opened.epoch, OWNER, opened.last_batch + 1, effects)
+    path = str(folder / "backup.db")
+    await store.backup(path)
+    await store.close(clean=True)
+    return path
+
+
+async def run(
+    folder: Path, backup: str | None, *, now_ms: int = LATER_MS, **options: Any
+) -> Report:
+    """A restore into a new file; with the history of ``folder`` unless ``history`` says other."""
+    plan: dict[str, Any] = {"into": url(folder), "backup": backup, "history": (str(folder),)}
+    return await restore(Plan(**(plan | options)), now_ms)
+
+
+def url(folder: Path) -> str:
+    return f"sqlite:///{folder / 'new.db'}"
+
+
+class Held:
+    """Everything that a restored store holds."""
+
+    def __init__(self, opened: Opened, small: Small, tasks: Sequence[StoredTask]) -> None:
+        self.opened = opened
+        self.small = small
+        self.rows = {task.row.id: task.row for task in tasks}
+        self.progress = {(p.id, p.group): p for task in tasks for p in task.progress}
+        self.dead = {(d.id, d.group): d for task in tasks for d in task.dead}
+        self.groups = {row[:2]: row for row in small.groups}
+        self.outcomes = dict(small.outcomes)
+
+
+async def held(store_url: str) -> Held:
+    store = open_url(store_url)
+    opened = await store.open(OWNER, LATER_MS)
+    found = Held(opened, await store.recover_small(), await store.scan(-1, 100_000, None))
+    assert len(found.small.progress) == len(found.progress)
+    await store.close(clean=True)
+    return found
