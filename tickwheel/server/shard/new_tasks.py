@@ -102,7 +102,7 @@ class NewTasks:
             )
         given = checks.options(task[3] if len(task) == 4 else None, _OPTIONS, field)
         due_ms = checks.due(task[2], given.get("due_ms"), field, now_ms, self._limits)
-        task_options = self._extras(given, field)
+        task_options = self._options(given, field)
         if task_options is not None and size_of(body, task_options) > self._limits.task_bytes_max:
             raise LimitExceeded(
                 f"{field} has {size_of(body, task_options)} bytes with all its fields; the limit is"
@@ -110,7 +110,7 @@ class NewTasks:
             )
         return topic, due_ms, body, task_options
 
-    def _extras(self, given: dict[str, Any], field: str) -> TaskOptions | None:
+    def _options(self, given: dict[str, Any], field: str) -> TaskOptions | None:
         limits = self._limits
         key, tag, ttl_ms = given.get("key"), given.get("tag"), given.get("ttl_ms")
         if key is not None:

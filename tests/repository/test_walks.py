@@ -1,0 +1,65 @@
+"""ARCHITECTURE.md names files and functions: all of them exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TEXT = (ROOT / "ARCHITECTURE.md").read_text()
+STEPS_MAX = 12
+LINES_MAX = 200
+WALKS = re.findall(r"^\*\*(An? [^*]+)\*\*\n\n((?:\d+\. .*\n)+)", TEXT, re.MULTILINE)
+
+
+def _functions(path: Path) -> set[str]:
+    """``function`` and ``Class.function`` of a module."""
+    found = set[str]()
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ClassDef):
+            found |= {
+                f"{node.name}.{inner.name}"
+                for inner in node.body
+                if isinstance(inner, (ast.FunctionDef, ast.AsyncFunctionDef))
+            }
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            found.add(node.name)
+    return found
+
+
+def test_there_are_five_walks_and_the_page_is_short() -> None:
+    assert len(WALKS) == 5
+    assert len(TEXT.splitlines()) < LINES_MAX
+
+
+@pytest.mark.parametrize(("name", "steps"), WALKS)
+def test_every_step_of_a_walk_exists(name: str, steps: str) -> None:
+    lines = steps.splitlines()
+    assert len(lines) <= STEPS_MAX
+    for line in lines:
+        places = re.findall(r"`(tickwheel/[\w/]+\.py):([\w.]+)`", line)
+        assert places, line
+        for path, function in places:
+            assert function in _functions(ROOT / path), f"{path} has no {function}"
+
+
+def test_every_path_on_the_map_exists() -> None:
+    named = set(re.findall(r"`((?:tickwheel|tests|grafana|benchmarks)/[\w/.]*)`", TEXT))
+    assert len(named) > 30
+    assert not [path for path in named if not (ROOT / path).exists()]
+
+
+def test_every_package_is_on_the_map() -> None:
+    packages = {
+        str(path.parent.relative_to(ROOT)) + "/"
+        for path in (ROOT / "tickwheel").glob("*/**/__init__.py")
+    }
+    deep = {
+        "tickwheel/client/worker/", "tickwheel/history/restore/", "tickwheel/history/writer/",
+        "tickwheel/reports/metrics/",
+    }  # fmt: skip
+    missing = {one for one in packages - deep if f"`{one}`" not in TEXT and one not in TEXT}
+    assert not missing
