@@ -88,7 +88,7 @@ class DeliveryRules(StoreRules):
 
     @rule(ms=steps_ms)
     def tick(self, ms: int) -> None:
-        """What the shell does again and again."""
+        """What the shard does again and again."""
         self.pass_time(ms)
         self.fire(loads=True)
         self.expire()

@@ -1,7 +1,7 @@
-"""An engine with a store of dictionaries and a clock that a test moves: the shell without a loop.
+"""An engine with a store of dictionaries and a clock that a test moves: a shard without a loop.
 
-It does what the shell and its handlers do, in the same order: it reads for the engine what the
-engine asks for, and lays what is not durable over it.
+It does what the shard and its operations do, in the same order: it reads for the engine what the
+engine asks for, and lays what is not durable over it. Their rules it calls.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any
 from support.engine_rig_base import CONFIG, GRACE_MS, LEASE_MS, NOW_MS, RETRY, Got, RigBase
 from tickwheel.engine.topics import Group, Lease
 from tickwheel.model.records import TaskSnapshot
+from tickwheel.server.shard.operations.grouping import begin_group
+from tickwheel.server.shard.operations.settling import ack_by_record
 
 __all__ = ["CONFIG", "GRACE_MS", "LEASE_MS", "NOW_MS", "RETRY", "Got", "Rig"]
 
@@ -24,20 +26,12 @@ class Rig(RigBase):
         return self.ack_receipt(got.group, got.epoch, got.id, got.attempt)
 
     def ack_receipt(self, group: Group, epoch: int, task_id: int, attempt: int) -> str:
-        """As the ACK handler does it."""
         settlement = self.engine.settlement
         found = self.core.find_group(group.topic.name, group.name)
         if found is not None and not settlement.ack(found, epoch, [task_id], [attempt]):
             return "acked"
         known = self.known([task_id]).get(task_id)
-        if known is None:
-            word = self.engine.control.absent(task_id)
-            return "done" if word == "acked" else word
-        if found is None:
-            return "stale"
-        if found.name in known.dead:
-            return "dead"
-        return settlement.ack_idle(found, epoch, task_id, attempt, known)
+        return ack_by_record(self.engine, found, epoch, task_id, attempt, known)
 
     def lease(self, got: Got) -> Lease | None:
         group = self.core.find_group(got.group.topic.name, got.group.name)
@@ -116,13 +110,10 @@ class Rig(RigBase):
     def create_group(
         self, topic: str, name: str, since_ms: int | None = None, *, replays: bool = True
     ) -> Group:
-        """GROUP_CREATE of one that is not there, as the handler does it; ``replays``: all that
+        """A group that is not there yet; ``replays``: all that
         it is to get of what was there before."""
         grouping, found = self.engine.grouping, self.core.topic(topic)
-        if since_ms is None:
-            group = grouping.create_now(found, name, self.now_ms)
-        else:
-            group = grouping.create(found, name, since_ms, by_due=since_ms > self.now_ms)
+        group = begin_group(grouping, found, name, since_ms, self.now_ms)
         while replays and self.replay(group):
             pass
         return group

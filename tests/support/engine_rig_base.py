@@ -1,6 +1,6 @@
 """The lower half of ``engine_rig``: life, time, commits, producers and deliveries.
 
-It does what the shell does, in the same order: it reads for the engine what the engine asks
+It does what the shard does, in the same order: it reads for the engine what the engine asks
 for, and lays what is not durable over it.
 """
 
@@ -276,7 +276,7 @@ class RigBase:
         return got
 
     def known(self, ids: list[int]) -> dict[int, TaskSnapshot]:
-        """As the shell's reader says it: what is durable, under what is not yet."""
+        """As the shard's reader says it: what is durable, under what is not yet."""
         sealed = self.core.sealed
         overlays = (
             [self.core.open.effects]

@@ -47,11 +47,7 @@ class Grouping:
         found, known = find_room(self._shard, topic_name, name)
         created = known is None
         if known is None:
-            if since_ms is None:
-                known = self._grouping.create_now(found, name, now.now_ms)
-            else:
-                by_due = since_ms > now.now_ms
-                known = self._grouping.create(found, name, since_ms, by_due=by_due)
+            known = begin_group(self._grouping, found, name, since_ms, now.now_ms)
             if settings != NOTHING_SET:
                 self._grouping.set(known, settings, now.mono_ms)
         told = policies.settings_map(topic_name, name, known.settings, core.policies)
@@ -150,6 +146,15 @@ def find_room(shard: Shard, topic_name: str, name: str | None) -> tuple[Topic, G
     if group is not None and group.is_closed:
         raise Refused(f"group {name} of topic {topic_name} is being deleted; try again soon")
     return topic, group
+
+
+def begin_group(
+    grouping: GroupVerbs, topic: Topic, name: str, since_ms: int | None, now_ms: int
+) -> Group:
+    """A new group that begins now (None), or at a time."""
+    if since_ms is None:
+        return grouping.create_now(topic, name, now_ms)
+    return grouping.create(topic, name, since_ms, by_due=since_ms > now_ms)
 
 
 def _since(value: object) -> int | None:

@@ -13,6 +13,7 @@ from tickwheel.server import checks
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
+    from tickwheel.engine.engine import Engine
     from tickwheel.engine.topics import Group, Lease
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.callers import Caller
@@ -66,36 +67,20 @@ class Settling:
         asked = [ids[index] for index in unresolved]
 
         def rest(some: range, known: Mapping[int, TaskSnapshot]) -> None:
-            self._shard.border.act()
+            engine = self._shard.border.act()
             for place in some:
                 index, task_id = unresolved[place], asked[place]
                 # An id that is named twice may have ended by its first mention.
                 ended = self._core.outcomes.get(task_id) is not None
                 task = None if ended else known.get(task_id)
-                words[index] = self._ack_one(found, epoch, task_id, attempts[index], task)
+                attempt = attempts[index]
+                words[index] = ack_by_record(engine, found, epoch, task_id, attempt, task)
 
         def done() -> None:
             fine = all(word in ("acked", "done") for word in words)
             self._answer(caller, request, None if fine else words)
 
         self._shard.commands.put(caller, request, asked, rest, done)
-
-    def _ack_one(
-        self,
-        group: Group | None,
-        epoch: int,
-        task_id: int,
-        attempt: int,
-        known: TaskSnapshot | None,
-    ) -> str:
-        if known is None:
-            word = self._control.absent(task_id)
-            return "done" if word == "acked" else word
-        if group is None:
-            return "stale"
-        if group.name in known.dead:
-            return "dead"
-        return self._settlement.ack_idle(group, epoch, task_id, attempt, known)
 
     # --- nack and reject -----------------------------------------------------------------------
 
@@ -264,6 +249,26 @@ class Settling:
     def _group(self, topic: object, group: object) -> Group | None:
         topic_name = checks.name(topic, "topic")
         return self._core.find_group(topic_name, checks.group_name(group))
+
+
+def ack_by_record(
+    engine: Engine,
+    group: Group | None,
+    epoch: int,
+    task_id: int,
+    attempt: int,
+    known: TaskSnapshot | None,
+) -> str:
+    """The word for an ack that the engine's leases know nothing of, by what is recorded of the
+    task: it may be finished by an earlier receipt."""
+    if known is None:
+        word = engine.control.absent(task_id)
+        return "done" if word == "acked" else word
+    if group is None:
+        return "stale"
+    if group.name in known.dead:
+        return "dead"
+    return engine.settlement.ack_idle(group, epoch, task_id, attempt, known)
 
 
 assert REASON_LENGTH_MAX < REASON_CHARACTERS_MAX
