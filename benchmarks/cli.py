@@ -1,4 +1,4 @@
-"""Arguments to a run: which cases, at which scale, with which peers, and how it is told."""
+"""Arguments to a run: which cases, at which scale, with which peers, and where the figures go."""
 
 from __future__ import annotations
 
@@ -100,14 +100,14 @@ def _context(options: argparse.Namespace, folder: Path) -> tuple[Context, str]:
     return context, found[1] if found is not None else f"none, {missing}"
 
 
-def _write(options: argparse.Namespace, told: str) -> None:
+def _write(options: argparse.Namespace, text: str) -> None:
     if options.json is not None:
-        Path(options.json).write_text(told + "\n")
+        Path(options.json).write_text(text + "\n")
     elif not options.quick:
         RESULTS.mkdir(exist_ok=True)
         store = "" if options.store == "sqlite" else f"{options.store}-"
         name = store + datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ.json")
-        (RESULTS / name).write_text(told + "\n")
+        (RESULTS / name).write_text(text + "\n")
         print(f"figures: {RESULTS / name}", file=sys.stderr)
 
 
@@ -127,11 +127,11 @@ def _run(options: argparse.Namespace, folder: Path) -> int:
             failures[name] = f"{type(error).__name__}: {error}"
     metrics = {name: value for result in results for name, value in result.metrics.items()}
     judged = judge(metrics, names, full=not options.quick, store=options.store)
-    told = as_json(environment, context.scale.name, results, failures, judged)
+    text = as_json(environment, context.scale.name, results, failures, judged)
     if options.json != "-":
-        _write(options, told)
+        _write(options, text)
     if options.json == "-":
-        print(told)
+        print(text)
         show(sys.stderr, environment, results, failures, judged)
     else:
         show(sys.stdout, environment, results, failures, judged)

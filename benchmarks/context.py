@@ -104,16 +104,16 @@ Contestant = Callable[[int], dict[str, Any]]
 
 def alternate(context: Context, case: str, contestants: dict[str, Contestant]) -> Rounds:
     """Every contestant once a round, in turn, so that a slow minute of the machine hits all."""
-    told: Rounds = {name: [] for name in contestants}
+    rounds_of: Rounds = {name: [] for name in contestants}
     for number in range(context.scale.rounds):
         for name, contestant in contestants.items():
             if context.patience_s and not wait_until_idle(context.patience_s):
                 context.say(f"{case}: the machine was never idle")
             figures = contestant(number)
-            told[name].append(figures)
+            rounds_of[name].append(figures)
             rate = figures["count"] / figures["elapsed_s"]
             context.say(f"{case}: round {number + 1}: {name}: {rate:,.0f}/s")
-    return told
+    return rounds_of
 
 
 Rounds = dict[str, list[dict[str, Any]]]
@@ -124,7 +124,7 @@ def rates(rounds: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def busy(rounds: Sequence[dict[str, Any]]) -> str:
-    """How busy the processes were: tells which side was the bottleneck."""
+    """How busy the processes were: it shows which side was the bottleneck."""
     elapsed_s = sum(figures["elapsed_s"] for figures in rounds)
     client = sum(figures["client_cpu_s"] for figures in rounds) / elapsed_s
     server = sum(figures["server_cpu_s"] for figures in rounds) / elapsed_s

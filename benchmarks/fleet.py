@@ -86,7 +86,7 @@ class Fleet:
         self.wave = Wave(0)
 
     async def run(self) -> dict[str, Any]:
-        """Connect, go through the waves, and tell."""
+        """Connect, go through the waves, and return the figures."""
         daemon, options = self._daemon, self._options
         async with AsyncExitStack() as open_:
             url = f"tcp://127.0.0.1:{daemon.port}"
@@ -104,7 +104,7 @@ class Fleet:
             for reader in readers:
                 reader.cancel()
             await asyncio.gather(*readers, return_exceptions=True)
-            return self._told(memory, waves)
+            return self._figures(memory, waves)
 
     async def _memory(self) -> int:
         found = await asyncio.to_thread(self._daemon.quiet_memory_bytes, QUIET_S)
@@ -157,7 +157,7 @@ class Fleet:
             "refused": wave.refused,
         }
 
-    def _told(self, memory: dict[str, int], waves: list[dict[str, Any]]) -> dict[str, Any]:
+    def _figures(self, memory: dict[str, int], waves: list[dict[str, Any]]) -> dict[str, Any]:
         options, count = self._options, len(self.members)
         fair = options.tasks / options.topics * options.waves / self._per_group
         delivered = sorted(member.delivered for member in self.members)
@@ -190,14 +190,14 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {name: round(value, 1) for name, value in found.items()}
 
 
-def failures(told: dict[str, Any]) -> list[str]:
+def failures(figures: dict[str, Any]) -> list[str]:
     """What must not be."""
     found = []
-    if told["starved"]:
-        found.append(f"{told['starved']} of {told['subscribers']} subscribers are starved")
-    if told["memory_grew"]:
+    if figures["starved"]:
+        found.append(f"{figures['starved']} of {figures['subscribers']} subscribers are starved")
+    if figures["memory_grew"]:
         found.append("memory grew in the second half of the waves")
-    counts = {name: sum(wave[name] for wave in told["waves"]) for name in ("early", "refused")}
+    counts = {name: sum(wave[name] for wave in figures["waves"]) for name in ("early", "refused")}
     return found + [f"{count} {name}" for name, count in counts.items() if count]
 
 
@@ -206,10 +206,10 @@ def measure(options: argparse.Namespace, per_group: int, folder: Path) -> dict[s
     with Tickwheel(folder / f"fleet-{per_group}") as daemon:
         before = daemon.quiet_memory_bytes(QUIET_S)["VmRSS"]
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            told = runner.run(Fleet(daemon, options, per_group).run())
-        told["memory"]["started_bytes"] = before
-        told["daemon_cpu_s"] = round(daemon.cpu_s(), 2)
-        return told
+            figures = runner.run(Fleet(daemon, options, per_group).run())
+        figures["memory"]["started_bytes"] = before
+        figures["daemon_cpu_s"] = round(daemon.cpu_s(), 2)
+        return figures
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -231,9 +231,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"fleet: {error}", file=sys.stderr)
         return 2
     with tempfile.TemporaryDirectory(prefix="tickwheel-fleet-", dir=place) as folder:
-        told = [measure(options, count, Path(folder)) for count in options.per_group]
-    print(json.dumps(told, indent=2))
-    wrong = [f"{run['subscribers']} subscribers: {text}" for run in told for text in failures(run)]
+        runs = [measure(options, count, Path(folder)) for count in options.per_group]
+    print(json.dumps(runs, indent=2))
+    wrong = [f"{run['subscribers']} subscribers: {text}" for run in runs for text in failures(run)]
     for text in wrong:
         print(f"fleet: {text}", file=sys.stderr)
     return 1 if wrong else 0

@@ -1,4 +1,4 @@
-"""What a load process can do. Each job prepares (encodes, connects), then runs when told.
+"""What a load process can do. Each job prepares (encodes, connects), then runs on command.
 
 A job is a generator function: the ``yield`` is where it is ready and waits for the start; it
 returns its figures as plain JSON values.
@@ -64,7 +64,7 @@ def tickwheel_put(
         for index, share in enumerate(_shares(count, connections))
     ]
     yield
-    told = _timed_pump(streams)
+    figures = _timed_pump(streams)
     ids = array.array("q")
     for stream in streams:
         for _, some in results(stream.replies):
@@ -72,7 +72,7 @@ def tickwheel_put(
     assert len(set(ids)) == count, f"{len(set(ids))} different ids for {count} tasks"
     if ids_file is not None:
         Path(ids_file).write_bytes(ids.tobytes())
-    return {**told, "count": count}
+    return {**figures, "count": count}
 
 
 def beanstalkd_put(
@@ -91,9 +91,9 @@ def beanstalkd_put(
         for i, share in enumerate(_shares(count, connections))
     ]
     yield
-    told = _timed_pump(streams)
+    figures = _timed_pump(streams)
     assert sum(check_inserted(stream.replies) for stream in streams) == count
-    return {**told, "count": count}
+    return {**figures, "count": count}
 
 
 def tickwheel_sequential(port: int, count: int, seed: int) -> Job:
@@ -193,10 +193,10 @@ def reschedule(port: int, ids_file: str, ids_per_frame: int, window: int, seed: 
     load = payload.reschedule_frames(shuffled, ids_per_frame, seed)
     stream = Stream(Control(port).sock, load, window, FrameCounter())
     yield
-    told = _timed_pump([stream])
+    figures = _timed_pump([stream])
     done = sum(status == "scheduled" for answer in results(stream.replies) for status, _ in answer)
     assert done == len(shuffled), f"{done} of {len(shuffled)} were rescheduled"
-    return {**told, "count": done}
+    return {**figures, "count": done}
 
 
 JOBS: dict[str, Callable[..., Job]] = {

@@ -1,7 +1,7 @@
 """A load process: ``python -m benchmarks.load``, a job as JSON on its standard input.
 
 Says ``ready``, waits for a line, works, prints its figures as JSON. It ends itself when its
-time is over or when nobody tells it to start.
+time is over or when no line comes.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ class Load:
         self._say("go")
 
     def result(self) -> dict[str, Any]:
-        told = json.loads(self._line())
-        if "failed" in told:
-            raise LoadFailed(f"{self._job}: {told['failed']}")
-        assert isinstance(told, dict)
-        return told
+        figures = json.loads(self._line())
+        if "failed" in figures:
+            raise LoadFailed(f"{self._job}: {figures['failed']}")
+        assert isinstance(figures, dict)
+        return figures
 
     def run(self) -> dict[str, Any]:
         self.start()
@@ -102,8 +102,8 @@ def main() -> int:
     from benchmarks.jobs import JOBS
 
     signal.alarm(RUN_TIMEOUT_S)
-    told = json.loads(sys.stdin.readline())
-    job = JOBS[told["job"]](**told["arguments"])
+    given = json.loads(sys.stdin.readline())
+    job = JOBS[given["job"]](**given["arguments"])
     try:
         next(job)
         gc.collect()

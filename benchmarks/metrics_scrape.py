@@ -171,7 +171,7 @@ def show(
     figures = ", ".join(f"{name} {value:.1f} ms" for name, value in times.items())
     print(f"{options.topics:,} topics, {options.rate:,} deliveries a second")
     print(f"scrape ({len(scrapes)}, {samples:,} samples, {size_bytes:,} bytes): {figures}")
-    for told, wanted in (("without scraping", False), ("with scraping", True)):
+    for when, wanted in (("without scraping", False), ("with scraping", True)):
         spans = [(begin, end) for begin, end, scraped in windows if scraped is wanted]
         found = [one for one in late if any(begin <= one[0] < end for begin, end in spans)]
         for column, side in ((1, "daemon's stamp"), (2, "client's receipt")):
@@ -179,7 +179,7 @@ def show(
                 f"{name} {value:.1f} ms"
                 for name, value in percentiles([one[column] for one in found]).items()
             )
-            print(f"late {told}, {side} ({len(found):,}): {figures}")
+            print(f"late {when}, {side} ({len(found):,}): {figures}")
 
 
 def main() -> int:

@@ -71,7 +71,7 @@ def redis_py_async(
 ) -> Generator[None, None, dict[str, Any]]:
     """``redis.asyncio``: connections at the same time, each a pipeline after the other.
 
-    ``untimed``: without the time-out that redis-py 8.1 sets unless told otherwise (6.4 and 7.1
+    ``untimed``: without the time-out that redis-py 8.1 sets unless it gets another (6.4 and 7.1
     set none). It costs a timer for each of the two replies of a task. ``plain``: without hiredis.
     """
     if plain:
@@ -88,9 +88,9 @@ def redis_py_async(
             _check(await pipeline.execute(), len(some))
 
     async def connect() -> list[Any]:
-        told: dict[str, Any] = {"socket_timeout": None} if untimed else {}
+        options: dict[str, Any] = {"socket_timeout": None} if untimed else {}
         clients = [
-            redis.Redis(port=port, single_connection_client=True, **told)
+            redis.Redis(port=port, single_connection_client=True, **options)
             for _ in range(connections)
         ]
         for client in clients:
@@ -111,13 +111,13 @@ def redis_py_async(
         yield
         cpu_s, started_s = time.process_time(), time.perf_counter()
         runner.run(run(clients, shares))
-        told = {
+        figures = {
             "elapsed_s": time.perf_counter() - started_s,
             "client_cpu_s": time.process_time() - cpu_s,
             "count": count,
         }
         runner.run(close(clients))
-        return told
+        return figures
 
 
 def redis_py_sync(

@@ -105,20 +105,20 @@ def find_redis() -> tuple[str, str] | None:
     for name in PROGRAMS:
         program = shutil.which(name)
         if program is not None:
-            told = subprocess.run(
+            answer = subprocess.run(
                 [program, "--version"], capture_output=True, text=True, timeout=10, check=False
             ).stdout
-            number = next((word[2:] for word in told.split() if word.startswith("v=")), "?")
+            number = next((word[2:] for word in answer.split() if word.startswith("v=")), "?")
             return program, f"{name} {number}"
     return None
 
 
 def describe_redis(server_version: str) -> dict[str, Any]:
     """Versions of all that take part."""
-    told = {"server": server_version}
+    versions = {"server": server_version}
     for name in ("redis", "hiredis", "uvloop"):
         try:
-            told[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
-            told[name] = "none"
-    return told
+            versions[name] = "none"
+    return versions

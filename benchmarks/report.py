@@ -18,7 +18,7 @@ def as_json(
     judged: Sequence[Judged],
 ) -> str:
     """One object; ``metrics`` is flat, the rest is for reading."""
-    told = {
+    document = {
         "environment": environment,
         "scale": scale,
         "metrics": {name: value for r in results for name, value in r.metrics.items()},
@@ -43,7 +43,7 @@ def as_json(
             for one in judged
         ],
     }
-    return json.dumps(told, indent=2, ensure_ascii=False)
+    return json.dumps(document, indent=2, ensure_ascii=False)
 
 
 def environment_line(environment: dict[str, Any]) -> str:

@@ -62,12 +62,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     folder = Path(tempfile.mkdtemp(prefix="tickwheel-reports-", dir=given.dir))
     try:
-        told = measure(folder, given)
+        figures = measure(folder, given)
     finally:
         shutil.rmtree(folder)
     if given.json is not None:
-        given.json.write_text(json.dumps(told, indent=2) + "\n")
-    return int(given.check and told["second_share_of_first"] >= SHARE_MAX)
+        given.json.write_text(json.dumps(figures, indent=2) + "\n")
+    return int(given.check and figures["second_share_of_first"] >= SHARE_MAX)
 
 
 def measure(folder: Path, given: argparse.Namespace) -> dict[str, Any]:

@@ -158,11 +158,11 @@ class Tickwheel(Server):
     def stats(self) -> dict[str, Any]:
         control = Control(self.port)
         try:
-            told = control.ask(FrameType.STATS)
+            counts = control.ask(FrameType.STATS)
         finally:
             control.close()
-        assert isinstance(told, dict)
-        return told
+        assert isinstance(counts, dict)
+        return counts
 
 
 BEANSTALKD_MODES: dict[str, tuple[str, ...]] = {
@@ -219,8 +219,8 @@ def find_beanstalkd() -> tuple[str, str] | None:
     program = shutil.which("beanstalkd")
     if program is None:
         return None
-    told = subprocess.run([program, "-v"], capture_output=True, text=True, timeout=10, check=False)
-    return program, told.stdout.strip() or "beanstalkd"
+    done = subprocess.run([program, "-v"], capture_output=True, text=True, timeout=10, check=False)
+    return program, done.stdout.strip() or "beanstalkd"
 
 
 def _project() -> Path:

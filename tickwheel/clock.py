@@ -114,7 +114,8 @@ class Clock:
         """A store is taken over that saw ``position_ms`` last: if that is more than ``limit_ms``
         ago, time goes on from there, held. By how much the wall clock is ahead then, else 0.
 
-        One reading cannot tell a long absence from a wrong clock; what fires cannot be undone.
+        One reading cannot distinguish a long absence from a wrong clock, and what fires cannot be
+        undone.
         """
         now_ms, mono_ms = self.read()
         # What an earlier start has held is judged anew: others may have led since.

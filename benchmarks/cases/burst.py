@@ -29,14 +29,14 @@ def burst(context: Context) -> Result:
     if context.beanstalkd is not None:
         contestants["no_log"] = lambda seed: _peer_burst(context, "no_log", seed)
         contestants["log"] = lambda seed: _peer_burst(context, "log", seed)
-    told = alternate(context, result.case, contestants)
-    ours = told.pop("tickwheel")
+    rounds_of = alternate(context, result.case, contestants)
+    ours = rounds_of.pop("tickwheel")
     what = f"tickwheel, {context.scale.burst:,} due at once, {CONNECTIONS} connections"
     rate = result.rate("rate", what, rates(ours), busy(ours))
     result.metric("early", sum(figures["early"] for figures in ours))
     result.metric("repeated", sum(figures["repeated"] for figures in ours))
     result.details["first_ms"] = [round(figures["first_ms"], 1) for figures in ours]
-    for mode, rounds in told.items():
+    for mode, rounds in rounds_of.items():
         name = f"{MODE_NAMES[mode]}, reserve + delete"
         theirs = result.rate(mode, name, rates(rounds), busy(rounds))
         result.ratio(f"ratio_{mode}", f"tickwheel / {name}", rate / theirs)
@@ -48,7 +48,7 @@ def burst(context: Context) -> Result:
 def burst_client(context: Context) -> Result:
     """The same through the Python client."""
     result = Result("burst_client")
-    told = alternate(
+    rounds_of = alternate(
         context,
         result.case,
         {
@@ -60,7 +60,7 @@ def burst_client(context: Context) -> Result:
             ),
         },
     )
-    for name, rounds in told.items():
+    for name, rounds in rounds_of.items():
         what = f"client, {name}, {CONNECTIONS} subscriptions in one process"
         result.rate(name, what, rates(rounds), busy(rounds))
         result.metric(f"{name}_early", sum(figures["early"] for figures in rounds))
@@ -75,7 +75,7 @@ def history(context: Context) -> Result:
     def run(seed: int, *, kept: bool) -> dict[str, Any]:
         return _burst(context, seed, "tickwheel_burst", prefetch=WINDOW, count=count, history=kept)
 
-    told = alternate(
+    rounds_of = alternate(
         context,
         result.case,
         {
@@ -87,10 +87,10 @@ def history(context: Context) -> Result:
         name: result.rate(
             name, f"tickwheel, {count:,} due at once, history {name}", rates(rounds), busy(rounds)
         )
-        for name, rounds in told.items()
+        for name, rounds in rounds_of.items()
     }
     result.ratio("ratio", "with a history / without", found["on"] / found["off"])
-    cpu_s = {name: sum(one["server_cpu_s"] for one in rounds) for name, rounds in told.items()}
+    cpu_s = {name: sum(one["server_cpu_s"] for one in rounds) for name, rounds in rounds_of.items()}
     if cpu_s["off"]:  # a quick run may take less than a tick of the processor's clock
         result.metric("cpu_ratio", cpu_s["on"] / cpu_s["off"])
     return result

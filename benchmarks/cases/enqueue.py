@@ -24,9 +24,9 @@ def enqueue_frame(context: Context) -> Result:
         "tickwheel": lambda seed: _enqueue(context, seed, scale.frames, 1, WINDOW)
     }
     _add_peers(context, contestants, ("no_log", "log", "log_each"))
-    told = alternate(context, result.case, contestants)
+    rounds_of = alternate(context, result.case, contestants)
     what = f"tickwheel, {CONNECTIONS} connections, window {WINDOW}"
-    _compare(context, result, told, "tickwheel", what)
+    _compare(context, result, rounds_of, "tickwheel", what)
     return result
 
 
@@ -41,8 +41,8 @@ def enqueue_batched(context: Context) -> Result:
         )
     }
     _add_peers(context, contestants, ("no_log",))
-    told = alternate(context, result.case, contestants)
-    _compare(context, result, told, "tickwheel", f"tickwheel, {per_frame} tasks a frame")
+    rounds_of = alternate(context, result.case, contestants)
+    _compare(context, result, rounds_of, "tickwheel", f"tickwheel, {per_frame} tasks a frame")
     return result
 
 
@@ -62,8 +62,8 @@ def enqueue_sequential(context: Context) -> Result:
     contestants: dict[str, Contestant] = {"tickwheel": ours}
     if context.beanstalkd is not None:
         contestants["log_each"] = theirs
-    told = alternate(context, result.case, contestants)
-    for name, rounds in told.items():
+    rounds_of = alternate(context, result.case, contestants)
+    for name, rounds in rounds_of.items():
         p50 = statistics.median(figures["latency_ms"]["p50"] for figures in rounds)
         p99 = statistics.median(figures["latency_ms"]["p99"] for figures in rounds)
         result.metric(f"{name}_p50_ms", p50)
@@ -112,9 +112,9 @@ def _add_peers(
         contestants[mode] = lambda seed, mode=mode: _put(context, mode, seed)  # type: ignore[misc]  # the default binds it
 
 
-def _compare(context: Context, result: Result, told: Rounds, ours: str, what: str) -> None:
-    rate = result.rate("rate", what, rates(told[ours]), busy(told[ours]))
-    for mode, rounds in told.items():
+def _compare(context: Context, result: Result, rounds_of: Rounds, ours: str, what: str) -> None:
+    rate = result.rate("rate", what, rates(rounds_of[ours]), busy(rounds_of[ours]))
+    for mode, rounds in rounds_of.items():
         if mode == ours:
             continue
         theirs = result.rate(mode, MODE_NAMES[mode], rates(rounds), busy(rounds))

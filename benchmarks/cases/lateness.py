@@ -20,17 +20,17 @@ def lateness(context: Context) -> Result:
     result = Result("lateness")
     early = repeated = 0
     for rate in context.scale.lateness_rates:
-        told = _at(context, rate)
-        early += told["early"]
-        repeated += told["repeated"]
-        result.details[str(rate)] = told
+        found = _at(context, rate)
+        early += found["early"]
+        repeated += found["repeated"]
+        result.details[str(rate)] = found
         for side, what in (("daemon", "daemon's stamp"), ("client", "client's receipt")):
-            late = told[f"{side}_late_ms"]
+            late = found[f"{side}_late_ms"]
             for name, value in late.items():
                 result.metric(f"{side}_{name}_ms_at_{rate}", value)
             figures = ", ".join(f"{name} {value:.1f} ms" for name, value in late.items())
             result.row(f"{rate:,} a second, {what}", figures)
-        context.say(f"lateness: {rate}/s: {told}")
+        context.say(f"lateness: {rate}/s: {found}")
     result.metric("early", early)
     result.metric("repeated", repeated)
     result.row("early", str(early))
@@ -63,11 +63,11 @@ def _at(context: Context, rate: int) -> dict[str, Any]:
             consumer.start()
             producer.start()
             paced = producer.result()
-            told = consumer.result()
+            figures = consumer.result()
         stats = daemon.stats()
         return {
-            **told,
-            "early": told["early"] + stats["early"],
+            **figures,
+            "early": figures["early"] + stats["early"],
             "producer_behind_ms": paced["behind_ms"],
             "server_cpu_s": daemon.cpu_s() - cpu_s,
         }

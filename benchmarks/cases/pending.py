@@ -125,11 +125,11 @@ def rate_pending(context: Context) -> Result:
         def on_full(seed: int) -> dict[str, Any]:
             return enqueue(full, seed)
 
-        told = alternate(context, result.case, {"at_0": on_empty, "at_n": on_full})
+        rounds_of = alternate(context, result.case, {"at_0": on_empty, "at_n": on_full})
         pending = full.stats()["pending"]
     result.details["pending_at_end"] = pending
-    at_0 = result.rate("at_0", "at 0 pending", rates(told["at_0"]), busy(told["at_0"]))
+    at_0 = result.rate("at_0", "at 0 pending", rates(rounds_of["at_0"]), busy(rounds_of["at_0"]))
     what = f"at {scale.pending:,} pending and more"
-    at_n = result.rate("at_n", what, rates(told["at_n"]), busy(told["at_n"]))
+    at_n = result.rate("at_n", what, rates(rounds_of["at_n"]), busy(rounds_of["at_n"]))
     result.ratio("ratio", f"at {scale.pending:,} / at 0", at_n / at_0)
     return result

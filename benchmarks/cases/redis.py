@@ -74,12 +74,12 @@ def redis_enqueue(context: Context) -> Result:
         contestants["redis_py_sync"] = peer("redis_py_sync")
         contestants["redis_py_plain"] = peer("redis_py_async", plain=True)
         contestants["redis_py_sync_plain"] = peer("redis_py_sync", plain=True)
-    told = alternate(context, result.case, contestants)
-    for name, rounds in told.items():
+    rounds_of = alternate(context, result.case, contestants)
+    for name, rounds in rounds_of.items():
         what = ours[name][0] if name in ours else PEERS[name]
         result.rate(name, what, rates(rounds), _busy(rounds, daemon=name in ours))
         result.metric(f"{name}_redis_us", _redis_us(rounds))
-    rate = {name: result.metrics[f"{result.case}.{name}"] for name in told}
+    rate = {name: result.metrics[f"{result.case}.{name}"] for name in rounds_of}
     for name in ours if context.peers else ():
         for other, theirs in PEERS.items():
             suffix, what = other.removeprefix("redis_py"), f"{ours[name][0]} / {theirs}"

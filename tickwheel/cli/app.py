@@ -174,7 +174,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 def exit_code(error: TickwheelError) -> int:
-    """By kind, so that scripts can tell them apart."""
+    """By kind of error, so that scripts can distinguish them."""
     if isinstance(error, (Unreachable, ConnectionLost)):
         return EXIT_UNREACHABLE
     if isinstance(error, (NotFound, TaskGone)):

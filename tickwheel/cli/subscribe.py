@@ -214,7 +214,7 @@ class Receiver:
         if self._leases is None:
             await self._handle_settled(delivery)
             return
-        # A lease that is lost is no more to be told than that the verdict comes too late.
+        # No callback for a lost lease: the result of the late ack or nack says it.
         self._leases.hold(delivery, lambda word: None)
         if self._no_ack:
             self._print(delivery)

@@ -1,6 +1,6 @@
 """``auto_ack=True``: deliveries are acked by coming back for the next one.
 
-An ``async for`` does not tell its iterator how the loop's body ended; what can be known is this:
+An iterator does not learn how the body of its ``async for`` ended. What it does know is this:
 
 * An ``async for`` (or ``aiter()``, or ``batches()``) that asks for the next delivery is done with
   what it got before: acked, also when the body caught an exception itself. The same holds for a
@@ -9,8 +9,8 @@ An ``async for`` does not tell its iterator how the loop's body ended; what can 
   task got is acked.
 * ``async with`` that is left by an exception: what that task got is nacked, with "Type: text" as
   the reason; when the task was cancelled it is released.
-* Without ``async with`` nobody hears of a ``break`` or an exception, nor of other tasks' bodies:
-  the lease ends by itself, and the task is delivered again.
+* Without ``async with`` a ``break`` or an exception goes unnoticed, and so does what the bodies
+  of other tasks do: the lease ends by itself, and the task is delivered again.
 
 What the body settled on its own (``ack``, ``nack``, …) is left alone. Leases are not kept up while
 a body runs.

@@ -585,7 +585,7 @@ class Client:
         paused: bool = False,
     ) -> GroupSettings:
         """Make a group before its first subscriber comes; one that exists stays as it is
-        (``created`` tells).
+        (``created`` of the answer says which).
 
         ``start``: it is owed what comes due from "now" on, from the "first" task that is still
         there, or from a moment.

@@ -279,7 +279,7 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def give_up_requests(self) -> None:
-        """Tell every request that waits that it is lost, in the order of their numbers."""
+        """Fail every waiting request as lost, in the order of their numbers."""
         requests, self.requests = self.requests, {}
         for number in sorted(requests):
             requests[number].lost()

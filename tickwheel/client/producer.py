@@ -285,7 +285,7 @@ class Producer:
         self.finish(batch)
 
     def give_up(self, batch: Batch, error: TickwheelError) -> None:
-        """Tell every caller of the batch that it failed."""
+        """Fail every call of the batch."""
         failed = sum(fail(future, error) for future, _ in batch.entries)
         if failed:
             LOGGER.warning("%d enqueue calls failed: %s: %s", failed, error.code, error.message)

@@ -203,7 +203,7 @@ class Subscription:
             if self._credit != self._prefetch and not self._subscribing:
                 self._credit = self._prefetch
                 # The old buffer is handed out: the whole prefetch from now on.
-                self._reconnector.spawn(self._tell_credit())
+                self._reconnector.spawn(self._send_credit())
             self._streak = 0
             await self._arrived.wait()
         if self._error is not None and not isinstance(self._error, ClientClosed):
@@ -239,7 +239,7 @@ class Subscription:
         """Nothing is acked, so nothing but this keeps a daemon from sending ever more."""
         if self._credit and len(self._buffer) >= self._prefetch:
             self._credit = 0
-            self._reconnector.spawn(self._tell_credit())
+            self._reconnector.spawn(self._send_credit())
 
     # --- leases ---------------------------------------------------------------------------------
 
@@ -339,7 +339,7 @@ class Subscription:
         if self.leased:
             self._buffer.set_lease(lease_ms / 1000, self._reconnector.loop.time())
 
-    async def _tell_credit(self) -> None:
+    async def _send_credit(self) -> None:
         with suppress(TickwheelError):
             await self._call(FrameType.PREFETCH, self._number, self._credit, repeat=False)
 

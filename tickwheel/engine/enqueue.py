@@ -158,7 +158,7 @@ class Intake:
     def refused(self, batch: Batch) -> None:
         """The batch was certainly not applied: forget its tasks, keep all the rest for later.
 
-        The caller tells every address in ``batch.staged`` and then drops the list.
+        The caller answers every address in ``batch.staged`` and then drops the list.
         """
         core = self._core
         core.sealed = None
@@ -168,7 +168,7 @@ class Intake:
             core.recorder.rejoin(batch.notes)
 
     def withdraw(self) -> list[Staged]:
-        """Forget what is staged in the open batch, which no store has seen; the caller tells
+        """Forget what is staged in the open batch, which no store has seen; the caller answers
         the addresses."""
         batch = self._core.open
         self._forget(batch)

@@ -1,8 +1,8 @@
-"""What the engine tells of every change of a task's state, when a history of it is kept.
+"""What the engine reports of every change of a task's state, when a history is kept.
 
-The engine calls these where the change is made; a recorder only takes notes. Notes belong to the
-open batch: ``seal`` takes them along, and they are kept when that batch is durable. With no
-recorder nothing of this costs more than the question whether there is one.
+The engine calls these methods where it makes the change; a recorder only takes notes. Notes belong
+to the open batch: ``seal`` takes them along, and they are kept once that batch is durable. Without
+a recorder this costs one check whether there is one.
 """
 
 from __future__ import annotations

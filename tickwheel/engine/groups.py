@@ -198,8 +198,8 @@ class Closing:
         core.runnable.pop(group, None)
         core.throttled.pop(group, None)
         for subscriber in group.subscribers:
-            told = f"group {group.name} of topic {topic.name} was deleted"
-            core.cut.append((subscriber, "not_found", told))
+            message = f"group {group.name} of topic {topic.name} was deleted"
+            core.cut.append((subscriber, "not_found", message))
         core.subscribers -= len(group.subscribers)
         group.subscribers.clear()
         group.able.clear()

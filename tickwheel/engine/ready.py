@@ -22,7 +22,7 @@ class Line(IdQueue):
     """A queue that knows about since when its first entry has waited.
 
     Instead of a time for each entry it keeps marks (number of an entry, time of its arrival),
-    one every 100 ms, and half as many whenever there are too many: the age it tells is right
+    one every 100 ms, and half as many whenever there are too many: the age it reports is right
     within 100 ms or a hundredth, and never too low.
     """
 

@@ -62,7 +62,7 @@ class Recovery:
             core.lifetimes.begin(row)
             return
         if not groups and not known.dead:
-            # Whoever else owed it was being deleted, and nobody can tell any more that it did.
+            # Only groups that were being deleted still owed it, and nothing records which.
             core.end(row.id, Outcome.DELETED)
             if core.recorder is not None:
                 core.recorder.ended(topic.name, None, DELETED, row.id, last=True)

@@ -394,7 +394,7 @@ class Core:
         self.cut: list[tuple[Subscriber, str, str]] = []
         """Subscriptions that were ended here, with an error code and a sentence, for the shard."""
         self.faults: list[tuple[str, Exception]] = []
-        """What could not be processed, see ``fault``, for the shard to tell."""
+        """What could not be processed, see ``fault``, for the shard to report."""
         self.policies = {**BUILT_IN, **config.policies, DEFAULT: config.retry}
         self.totals = Totals()
         self.held_back: dict[Group, None] = {}

@@ -245,7 +245,7 @@ class Replay:
 
     @property
     def share(self) -> float:
-        """How far it is, from 0 to 1, as far as ids tell."""
+        """How far it is, from 0 to 1, estimated from ids."""
         done, whole = self.reached - self.first, self.mark - self.first
         return min(1.0, max(0.0, done / whole)) if whole > 0 else 0.0
 

@@ -1,10 +1,10 @@
 """The daemon's end of the delivery history: what is noted goes to the spool, batch by batch, and a
 process of its own makes files of it.
 
-Invariants: service comes first. Nothing here raises for what a disk does or waits for it longer
-than one ``write``; what cannot be kept is counted, told once, and leaves a ``dropped`` event. A
-batch is appended before its replies leave, and noted before the store has it, so that SIGKILL
-costs nothing that anybody was told, or is told by the next daemon.
+Invariants: service comes first. A failing disk raises nothing here, and nothing waits for a disk
+longer than one ``write``; what cannot be kept is counted, logged once, and leaves a ``dropped``
+event. A batch is appended before its replies leave, and noted before the store has it. So SIGKILL
+loses nothing that a client got as an answer, from this daemon or from the next one.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class History:
     # --- a tenure ----------------------------------------------------------------------------
 
     def begin(self, opened: Opened) -> Recorder:
-        """What the engine of this epoch tells its changes to."""
+        """The recorder to which the engine of this epoch reports its changes."""
         options = self._options
         self._spool = Spool(self._folder, opened.epoch, options.spool_bytes_max)
         self._number = opened.last_batch
@@ -268,7 +268,7 @@ class History:
             except OSError as error:
                 code, ended = 1, f"cannot be started: {error.strerror}"
             if self._stopping.is_set():
-                # One that had ended before it could be told gets a successor, once.
+                # It failed before it could be asked to stop: one more is started.
                 if is_last or code == 0:
                     return
                 continue

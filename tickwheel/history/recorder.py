@@ -1,4 +1,4 @@
-"""What the engine tells, as records of the spool: whole columns, noted as the changes are made.
+"""What the engine reports, as records of the spool: whole columns, noted as the changes are made.
 
 The other side of ``engine.events``. Notes gather in memory with the open batch; ``records`` makes
 of them what is appended to the spool once that batch is durable. Tasks that arrive are noted a
@@ -141,7 +141,7 @@ class Recorder:
         to_wall_ms = now_ms - mono_ms
         for label, some in groupby(leases, lambda lease: lease.subscriber.label):
             share = list(some)
-            # What was delivered before this start has no time that could be told.
+            # The time of a delivery from before this start is not known.
             delivered = [
                 lease.since_mono_ms + to_wall_ms if lease.epoch == self._epoch else 0
                 for lease in share
@@ -177,8 +177,8 @@ class Recorder:
         self._note(Kind.DEAD, now_ms, topic, group, ids, attempt, reason)
 
     def ended(self, topic: str, group: str | None, how: str, task_id: int, *, last: bool) -> None:
-        told = last if group else None
-        self._note(Kind.ENDED, self._clock()[0], topic, group or None, how, [task_id], told)
+        is_last = last if group else None
+        self._note(Kind.ENDED, self._clock()[0], topic, group or None, how, [task_id], is_last)
 
     def requeued(self, topic: str, group: str, task_id: int) -> None:
         self._note(Kind.REQUEUED, self._clock()[0], topic, group, [task_id])

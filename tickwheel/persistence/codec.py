@@ -274,8 +274,8 @@ def _progress(
     epoch: int,
     failures: Any,
 ) -> ProgressRow:
-    told = failures_of(failures)
-    return ProgressRow(task_id, group, _STATES[state], attempt, at_ms, epoch, told)
+    decoded = failures_of(failures)
+    return ProgressRow(task_id, group, _STATES[state], attempt, at_ms, epoch, decoded)
 
 
 def encode_dead(row: DeadRow) -> bytes:
@@ -319,8 +319,8 @@ def _group(
     settings: Iterable[Any] | None,
     since_id: int | None = None,
 ) -> GroupRow:
-    told = None if settings is None else settings_of(*settings)
-    return GroupRow(topic, group, since_ms, told, since_id)
+    decoded = None if settings is None else settings_of(*settings)
+    return GroupRow(topic, group, since_ms, decoded, since_id)
 
 
 def encode_session(row: SessionRow) -> bytes:

@@ -23,7 +23,7 @@ class Leader:
     epoch: int
     """0 until it has opened the store."""
     life: str = ""
-    """Of its process, by which others on its machine can tell that it is over; empty: unknown."""
+    """Of its process, by which others on its machine see that it is over; empty: unknown."""
 
     @property
     def node(self) -> str:
@@ -54,7 +54,7 @@ class Seen:
 
     @property
     def known_leader(self) -> Leader | None:
-        """The leader with its epoch, though it may not have told that itself yet."""
+        """The leader with its epoch, also before it has written its epoch itself."""
         leader = self.leader
         if leader is None or leader.epoch or leader.owner != self.owner:
             return leader

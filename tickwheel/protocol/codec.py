@@ -98,11 +98,11 @@ class Decoder:
         return frames
 
     def _scan(self) -> None:
-        skip, tell, end = self._scanner.skip, self._scanner.tell, self._end
+        skip, position, end = self._scanner.skip, self._scanner.tell, self._end
         try:
             while True:
                 skip()
-                end = tell()
+                end = position()
         except msgpack.OutOfData:
             pass
         except Exception as problem:
@@ -110,11 +110,11 @@ class Decoder:
         self._end = end
 
     def _scan_checking_size(self) -> None:
-        skip, tell, limit = self._scanner.skip, self._scanner.tell, self.frame_bytes_max
+        skip, position, limit = self._scanner.skip, self._scanner.tell, self.frame_bytes_max
         try:
             while True:
                 skip()
-                end = tell()
+                end = position()
                 if end - self._end > limit:
                     self.error = _too_large(end - self._end, limit)
                     return

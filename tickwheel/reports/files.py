@@ -30,8 +30,8 @@ _NO_FILE = "java.io.FileNotFoundException"
 def in_short(error: BaseException) -> str:
     """The innermost cause, without the stack that led to it."""
     causes = _causes(error)
-    told = causes[-1] if causes else str(error)
-    line = next((line.strip() for line in told.splitlines() if line.strip()), repr(error))
+    text = causes[-1] if causes else str(error)
+    line = next((line.strip() for line in text.splitlines() if line.strip()), repr(error))
     if any(_MEMORY in cause for cause in causes) or _MEMORY in str(error):
         line += " (give Spark more with --memory, or load less at a time with --batch-mb)"
     return line[:_REASON_MAX]
@@ -140,8 +140,8 @@ class Files:
     def create(self, path: str, text: str) -> bool:
         """Whole, and False when it is there already. Of two at the same moment one gets True.
 
-        (Where the file system can tell: local ones by a link, HDFS by a rename that replaces
-        nothing. An object store cannot.)
+        (Where the file system can guarantee that: local ones by a link, HDFS by a rename that
+        replaces nothing. An object store cannot.)
         """
         system, hadoop = self._at(path)
         if system.exists(hadoop):

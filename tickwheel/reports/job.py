@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-Tell = Callable[[str, int, int], None]
-"""``tell(stage, done, of)``; stages are "loading" (bytes) and "figures"."""
+Progress = Callable[[str, int, int], None]
+"""``progress(stage, done, of)``; stages are "loading" (bytes) and "figures"."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +50,16 @@ class Report:
     settings: ReportSettings = field(repr=False)
 
 
-def run(spark: SparkSession, settings: ReportSettings, tell: Tell | None = None) -> Report:
+def run(spark: SparkSession, settings: ReportSettings, progress: Progress | None = None) -> Report:
     """One report. Raises ReportError for whatever keeps it from being made."""
     try:
-        return _run(spark, settings, tell or (lambda stage, done, of: None))
+        return _run(spark, settings, progress or (lambda stage, done, of: None))
     except (*FAILED, OSError) as error:
         raise ReportError(in_short(error)) from error
 
 
-def _run(spark: SparkSession, settings: ReportSettings, told: Tell) -> Report:
-    loader = Loader(spark, settings, told)
+def _run(spark: SparkSession, settings: ReportSettings, progress: Progress) -> Report:
+    loader = Loader(spark, settings, progress)
     # Held to the end: the next run sweeps away what only this one's figures are read from, and
     # two that write figures into one folder would mix them.
     with loader.lock() as lock:
@@ -72,9 +72,9 @@ def _run(spark: SparkSession, settings: ReportSettings, told: Tell) -> Report:
 
         def done(name: str) -> None:
             ready.append(name)
-            told("figures", len(ready), count)
+            progress("figures", len(ready), count)
 
-        told("figures", 0, count)
+        progress("figures", 0, count)
         try:
             rows = write_figures(spark, found.frames, settings.out, done)
         finally:

@@ -34,7 +34,7 @@ _LEG = (
 
 
 def enqueues(events: DataFrame) -> DataFrame:
-    """What the enqueue told of each task."""
+    """What the enqueue says of each task."""
     return events.filter(F.col("event") == "enqueued").select(
         "task_id", "topic", "key", "producer",
         F.col("time_ms").alias("enqueued_ms"), F.col("due_ms").alias("planned_ms"),
@@ -42,7 +42,7 @@ def enqueues(events: DataFrame) -> DataFrame:
 
 
 def legs(events: DataFrame) -> DataFrame:
-    """What one set of events tells of each task in each group; numbers only, so it is quick.
+    """What one set of events says of each task in each group; numbers only, so it is quick.
 
     Events of the whole task (cancelled, rescheduled, expired) are the leg of group ``""``.
     """
@@ -57,7 +57,7 @@ def legs(events: DataFrame) -> DataFrame:
         found.repartition("task_id")
         .groupBy("task_id", "topic", "group")
         .agg(
-            # The newest due time that was told, by whatever told it.
+            # The newest due time, whichever event has it.
             F.max_by("due_ms", F.when(c("due_ms").isNotNull(), c("time_ms"))).alias("due_ms"),
             # A retry has a due time of its own; the task was due at the first.
             F.min(F.when(c("event") == "delivered", c("due_ms"))).alias("came_due_ms"),
@@ -98,14 +98,14 @@ def merge_legs(found: DataFrame) -> DataFrame:
 
 def advance(events: DataFrame, unfinished: DataFrame | None) -> DataFrame:
     """New events and the journeys open so far → all journeys, with ``closed`` for each."""
-    told, seen = enqueues(events), legs(events)
+    enqueued, seen = enqueues(events), legs(events)
     if unfinished is not None:
-        told = told.unionByName(
+        enqueued = enqueued.unionByName(
             unfinished.filter("lead and enqueued_ms is not null").select(*_INFO)
         )
         kept = unfinished.filter("`group` is not null").select(*_LEG)
         seen = merge_legs(seen.unionByName(kept))
-    return _joined(told, seen)
+    return _joined(enqueued, seen)
 
 
 def journeys(events: DataFrame) -> DataFrame:
@@ -113,7 +113,7 @@ def journeys(events: DataFrame) -> DataFrame:
     return advance(events, None)
 
 
-def _joined(told: DataFrame, seen: DataFrame) -> DataFrame:
+def _joined(enqueued: DataFrame, seen: DataFrame) -> DataFrame:
     c = F.col
     same_task = Window.partitionBy("task_id")
     # The group "" ends the whole task; the others end each for itself, the last one said so.
@@ -121,9 +121,9 @@ def _joined(told: DataFrame, seen: DataFrame) -> DataFrame:
     whole_end = F.min(whole).over(same_task)
     partly = F.coalesce(F.max("partly").over(same_task), F.lit(False))
     all_ended = F.min(F.when(c("group") != "", c("ended_ms").isNotNull())).over(same_task)
-    joined = told.join(seen.withColumnRenamed("topic", "seen_topic"), "task_id", "full").withColumn(
-        "topic", F.coalesce("topic", "seen_topic")
-    )
+    joined = enqueued.join(
+        seen.withColumnRenamed("topic", "seen_topic"), "task_id", "full"
+    ).withColumn("topic", F.coalesce("topic", "seen_topic"))
     quiet = F.coalesce(all_ended, F.lit(False))
     ended = whole_end.isNotNull() | (quiet & ~partly)
     # Without its enqueue it may be the late rest of a task that an earlier run has closed.
@@ -183,8 +183,8 @@ def waits(found: DataFrame, horizon_ms: int | None = None) -> DataFrame:
 
     ``scheduled``: a task from its enqueue until it comes due (or is cancelled). ``due``: a task
     in a group from its due time to its end, or into the dead letters; before any group got it
-    it is due in group ``""``. Unfinished journeys need to be told the time up to which they are
-    known.
+    it is due in group ``""``. Unfinished journeys need ``horizon_ms``: the time up to which they
+    are known.
     """
     c = F.col
     begun = c("enqueued_ms")
@@ -206,7 +206,7 @@ def waits(found: DataFrame, horizon_ms: int | None = None) -> DataFrame:
         (of_group, "due", F.greatest(c("came_due_ms"), begun), 1),
         (of_group, "due", over, -1),
     )
-    told = F.array(
+    changes = F.array(
         *(
             F.struct(
                 F.when(which, quarter(at)).alias("quarter_ms"),
@@ -219,8 +219,8 @@ def waits(found: DataFrame, horizon_ms: int | None = None) -> DataFrame:
     group = F.when(c("kind") == "due", F.coalesce("group", F.lit(""))).otherwise("")
     kind = F.when(c("kind") == UNTAKEN, "due").otherwise(c("kind"))
     return (
-        found.select("topic", "group", F.explode(told).alias("told"))
-        .select("topic", "group", "told.*")
+        found.select("topic", "group", F.explode(changes).alias("change"))
+        .select("topic", "group", "change.*")
         .filter("quarter_ms is not null")
         .groupBy("quarter_ms", "topic", group.alias("group"), kind.alias("kind"))
         .agg(F.sum("step").cast("long").alias("n"))

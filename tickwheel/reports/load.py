@@ -44,8 +44,8 @@ BLOCK = 4_096
 AT_ONCE = 3
 """Rollups of a batch that are computed side by side: their jobs are short and leave gaps."""
 
-Tell = Callable[[str, int, int], None]
-"""``tell(what, done, of)``: progress for people."""
+Progress = Callable[[str, int, int], None]
+"""``progress(what, done, of)``, for people."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Outcome:
 class Loader:
     """One load of one table. Use it once."""
 
-    def __init__(self, spark: SparkSession, settings: ReportSettings, tell: Tell) -> None:
-        self._spark, self._settings, self._tell = spark, settings, tell
+    def __init__(self, spark: SparkSession, settings: ReportSettings, progress: Progress) -> None:
+        self._spark, self._settings, self._progress = spark, settings, progress
         self._files = Files(spark)
         self.table = Table(spark, self._files, settings.table)
         self._manifests = Manifests(self._files, settings.table)
@@ -87,12 +87,12 @@ class Loader:
         total = sum(segment.bytes for segment in segments)
         done = 0
         parts = list(batches(segments, self._settings.batch_bytes))
-        self._tell("loading", 0, total)
+        self._progress("loading", 0, total)
         for batch in parts:
             manifest = self._load(batch, manifest)
             lock.refresh()
             done += sum(segment.bytes for segment in batch)
-            self._tell("loading", done, total)
+            self._progress("loading", done, total)
         manifest = compact(self.table, manifest, self._manifests)
         self.table.sweep(manifest)
         return Outcome(

@@ -81,7 +81,7 @@ def topic_part(topic: Column) -> Column:
 
     Topics may hold ``/`` and ``:`` and be 255 long; a folder's name may not. What is not a
     letter, digit, dot or dash becomes ``~`` and its code (``_`` too, which keeps the names that
-    Spark hides or reserves out); long ones are cut and told apart by a hash.
+    Spark hides or reserves out); long ones are cut and get a hash, so that they differ.
     """
     escaped = topic
     for character in "_:/":
@@ -97,8 +97,8 @@ def _verdict() -> Column:
     c = F.col
     trimmed = F.trim("value")
     # A newer version may have changed any type, so its number is looked for in the text as well.
-    told = F.regexp_extract("value", r'"v"\s*:\s*(\d{1,9})', 1)
-    newer = F.coalesce(c("v"), F.try_to_number(told, F.lit("9" * 9))) > schema.VERSION
+    version = F.regexp_extract("value", r'"v"\s*:\s*(\d{1,9})', 1)
+    newer = F.coalesce(c("v"), F.try_to_number(version, F.lit("9" * 9))) > schema.VERSION
     is_object = trimmed.startswith("{") & F.expr("try_parse_json(value)").isNotNull()
     shape = (
         F.when(is_object & newer, "newer")

@@ -56,10 +56,10 @@ def facts(events: DataFrame) -> DataFrame:
 
 def reasons(events: DataFrame) -> DataFrame:
     """Why deliveries failed. Long numbers in a reason (ids, sizes) are one: ``#``."""
-    told = F.left(F.coalesce("reason", F.lit("(none given)")), F.lit(REASON_MAX))
+    reason = F.left(F.coalesce("reason", F.lit("(none given)")), F.lit(REASON_MAX))
     return (
         events.filter(F.col("event").isin(*WITH_REASON))
-        .groupBy(*_keys(), "event", F.regexp_replace(told, r"\d{4,}", "#").alias("reason"))
+        .groupBy(*_keys(), "event", F.regexp_replace(reason, r"\d{4,}", "#").alias("reason"))
         .agg(F.count(F.lit(1)).alias("n"))
     )
 

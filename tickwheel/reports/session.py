@@ -165,7 +165,7 @@ def _reason(error: Exception, log: Path | None) -> str:
         return in_short(error)
     lines: list[str] = []
     if log is not None:
-        told = map(str.strip, log.read_text(errors="replace").splitlines())
+        written = map(str.strip, log.read_text(errors="replace").splitlines())
         noise = re.compile(r"$|at |\.\.\. |WARNING: |\S+ \S+ (WARN|INFO) ")
-        lines = [line for line in told if not noise.match(line)]
+        lines = [line for line in written if not noise.match(line)]
     return " / ".join(lines[-3:]) or str(error)

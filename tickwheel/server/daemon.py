@@ -98,7 +98,7 @@ class Daemon:
                 await roles.begin()
             self._server = await loop.create_server(self.listener, sock=listener, backlog=1024)
             if roles.shared:
-                # Others are told meanwhile who is active.
+                # Until it leads, clients are answered with the address of the active one.
                 await roles.begin()
         except BaseException:
             listener.close()
@@ -238,8 +238,8 @@ def explain(error: BaseException) -> str:
 
 
 def bind(address: str) -> socket.socket:
-    """Take ``tcp://HOST:PORT`` before the work of a recovery, so that a taken one is told at
-    once. Raises OSError."""
+    """Take ``tcp://HOST:PORT`` before the work of a recovery, so that a taken address
+    is reported at once. Raises OSError."""
     host, port = split_address(address, "listen")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
@@ -261,9 +261,9 @@ def url_of(listener: socket.socket) -> str:
 
 def write_ready_file(path: Path, url: str, http: str | None) -> None:
     """At once or not at all, for whoever waits for it."""
-    told = {"url": url, "http": http, "pid": os.getpid()}
+    fields = {"url": url, "http": http, "pid": os.getpid()}
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_text(json.dumps(told) + "\n")
+    fresh.write_text(json.dumps(fields) + "\n")
     fresh.replace(path)
 
 
@@ -312,8 +312,9 @@ async def _serve(settings: Settings, log: Log) -> int:
 
 
 class LoopErrors:
-    """The event loop's own errors. A connection that cannot be accepted for want of descriptors
-    is told once in a while: asyncio says it a thousand times a second, each with a traceback."""
+    """The event loop's own errors. Without free descriptors no connection can be accepted; that is
+    logged once in a while only. asyncio would log it a thousand times a second, each time with a
+    traceback."""
 
     def __init__(self, log: Log, time_s: Callable[[], float]) -> None:
         self._log = log

@@ -61,7 +61,7 @@ def equal(one: PolicyRef, other: PolicyRef, known: Mapping[str, RetryPolicy]) ->
     return one == other or policy_map(one, known) == policy_map(other, known)
 
 
-def told(ref: PolicyRef) -> str:
+def text(ref: PolicyRef) -> str:
     """A policy in an error message."""
     return repr(ref) if isinstance(ref, str) else shown(ref.to_map())
 

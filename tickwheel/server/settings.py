@@ -41,7 +41,7 @@ REDIS_RESIDENT_BYTES_MAX = 2 * 1024 * 1024 * 1024
 
 
 class Settings(BaseSettings):
-    """What ``tickwheel serve`` can be told."""
+    """What can be set of ``tickwheel serve``."""
 
     model_config = SettingsConfigDict(env_prefix="TICKWHEEL_", extra="forbid", frozen=True)
 
@@ -60,7 +60,7 @@ class Settings(BaseSettings):
     # room
     disk_refuse: float = Field(default=0.90, gt=0, le=1)
     """SQLite: new tasks are refused while more of its disk than this share is used."""
-    # how it tells
+    # logs and metrics
     log_format: Literal["console", "json"] = "console"
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     metrics_topics_max: int = Field(default=1_000, ge=0)
@@ -246,7 +246,7 @@ class Settings(BaseSettings):
         return min(asked, self.frame_bytes_max - DELIVERY_BYTES - FRAME_HEAD_BYTES)
 
     def limits(self) -> Limits:
-        """What a client is told in the answer to its HELLO."""
+        """What a client gets in the answer to its HELLO."""
         return Limits(
             frame_bytes_max=self.frame_bytes_max,
             body_bytes_max=min(self.body_bytes_max, self.largest_task_bytes),

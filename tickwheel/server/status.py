@@ -28,7 +28,7 @@ NOT_READY = frozenset(
     )
 )
 """States in which a load balancer should send nobody here. While loading it takes and gives."""
-IDS_TOLD_MAX = 3
+IDS_NAMED_MAX = 3
 
 
 class Running(Protocol):
@@ -56,10 +56,10 @@ def state_of(daemon: Running) -> tuple[str, str | None]:
     if committer.trouble is not None:
         return "store_trouble", committer.trouble
     if shard.core.missing:
-        ids = ", ".join(map(str, islice(shard.core.missing, IDS_TOLD_MAX)))
+        ids = ", ".join(map(str, islice(shard.core.missing, IDS_NAMED_MAX)))
         return "rows_missing", (
             f"{len(shard.core.missing)} tasks have not ended, and the store does not have their"
-            f" rows: {ids}{' …' if len(shard.core.missing) > IDS_TOLD_MAX else ''}"
+            f" rows: {ids}{' …' if len(shard.core.missing) > IDS_NAMED_MAX else ''}"
         )
     if daemon.roles.clock.held:
         return "clock_held", why_held(daemon.roles.clock)
@@ -105,11 +105,11 @@ def _leader_map(leader: Leader) -> dict[str, Any]:
 def readiness(daemon: Running) -> tuple[bool, dict[str, Any]]:
     """Whether enqueues are taken and deliveries go out, and if not, why."""
     state, detail = state_of(daemon)
-    told: dict[str, Any] = {"status": state, "role": daemon.roles.role}
+    answer: dict[str, Any] = {"status": state, "role": daemon.roles.role}
     if detail is not None:
-        told["reason"] = detail
+        answer["reason"] = detail
     if daemon.roles.shard is not None:
-        told["epoch"] = daemon.roles.shard.epoch
+        answer["epoch"] = daemon.roles.shard.epoch
     elif daemon.roles.leader is not None:
-        told["active"] = daemon.roles.leader.address
-    return state not in NOT_READY, told
+        answer["active"] = daemon.roles.leader.address
+    return state not in NOT_READY, answer

@@ -396,7 +396,7 @@ async def _campaign(rig: Rig, *steps: Callable[[], None]) -> None:
 async def test_a_wait_for_a_lease_is_told_once_with_its_end(rig: Rig) -> None:
     rig.table.leader = OTHER
     assert not await rig.leadership.first_campaign(ME, ADDRESS)
-    await _campaign(rig, *[rig.later(module.TELL_AGAIN_MS)] * 5)
+    await _campaign(rig, *[rig.later(module.LOG_AGAIN_MS)] * 5)
     [told] = rig.waits
     assert f"the lease of {OTHER.owner} at {OTHER.address}: 3.0 s, until 08:00:04 UTC" in told
     rig.table.leader = replace(OTHER, owner="third/3")
@@ -413,7 +413,7 @@ async def test_a_wait_with_nobody_leading_is_told_again_each_minute(rig: Rig, wh
     rig.table.clean = False
     rig.table.up_s = 0 if why == "came back" else 3_600
     rig.leadership.incarnation = "x"
-    await _campaign(rig, *[rig.later(module.TELL_AGAIN_MS // 10)] * 19)
+    await _campaign(rig, *[rig.later(module.LOG_AGAIN_MS // 10)] * 19)
     assert len(rig.waits) == 2, rig.waits
     assert len(set(rig.waits)) == (2 if "UTC" in rig.waits[0] else 1)
 

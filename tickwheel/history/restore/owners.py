@@ -1,5 +1,5 @@
 """Which groups owe a task an end: the engine's rules (``engine/ownership.py``), over what events
-tell of groups.
+say of groups.
 
 Groups that were deleted stay here, and are restored as being deleted: a daemon that starts on
 them lets go of what they still held, if there is any, and then of them.
@@ -86,10 +86,10 @@ class Owners:
         topic, name = event["topic"], event["group"]
         if not self.knows(topic, name) or self.is_closed(topic, name):
             return
-        row, told = self._topics[topic][name], event.get("settings") or {}
-        closed_id = int(told.get("closed_id", id_mark))
+        row, closing = self._topics[topic][name], event.get("settings") or {}
+        closed_id = int(closing.get("closed_id", id_mark))
         settings = (row.settings or GroupSettings())._replace(
-            closed_ms=told.get("closed_ms", event["time_ms"]), closed_id=closed_id
+            closed_ms=closing.get("closed_ms", event["time_ms"]), closed_id=closed_id
         )
         self._put(row._replace(settings=settings))
 

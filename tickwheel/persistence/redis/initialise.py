@@ -96,7 +96,7 @@ async def look(options: RedisOptions) -> Found:
 async def lay_out(
     options: RedisOptions, found: Found, now_ms: int, *, watch_s: float | None = None
 ) -> str:
-    """Remove what ``found`` tells of, and lay the shard out; its new incarnation.
+    """Remove what ``found`` lists, and lay the shard out; its new incarnation.
 
     Looks for a living daemon for ``watch_s`` first (default: LEADER_WATCH_S). Raises
     StoreUnusable: one leads the shard, or it is not any more as it was found.

@@ -91,8 +91,8 @@ def _owner(leader: Leader) -> str:
 
 def _value(leader: Leader) -> str:
     address = leader.address.replace("|", "_")
-    told = f"{_owner(leader)}|{address}|{leader.since_ms}|{leader.epoch}"
-    return f"{told}|{leader.life}" if leader.life else told
+    value = f"{_owner(leader)}|{address}|{leader.since_ms}|{leader.epoch}"
+    return f"{value}|{leader.life}" if leader.life else value
 
 
 def _leader(value: str) -> Leader | None:

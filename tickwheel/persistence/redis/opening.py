@@ -53,8 +53,8 @@ async def missing_rights(line: Connection, options: RedisOptions) -> list[str]:
 
 VERSION_MIN = (6, 2)
 LOAD_POLL_S = 0.25
-LOAD_TELL_S = 15.0
-"""How often a wait for it is told."""
+LOAD_LOG_S = 15.0
+"""How often a wait for it is logged."""
 SAMPLES = 1_000
 THEIR_TASK_BYTES = 100
 """What Redis says that a task takes beside its record (measured)."""
@@ -127,7 +127,7 @@ async def _may_do_all(line: Connection, options: RedisOptions) -> None:
 async def _info(line: Connection, options: RedisOptions) -> dict[str, str]:
     """What the server says of itself; waited for while it loads its data."""
     loop = asyncio.get_running_loop()
-    patience_s, tell_s = loop.time() + options.load_ms / 1000, loop.time()
+    patience_s, log_s = loop.time() + options.load_ms / 1000, loop.time()
     while True:
         try:
             text: bytes = await line.call("INFO")
@@ -137,8 +137,8 @@ async def _info(line: Connection, options: RedisOptions) -> dict[str, str]:
                 return info
             if loop.time() >= patience_s:
                 raise _unusable(options, "it is still loading its data")
-            if loop.time() >= tell_s:
-                tell_s += LOAD_TELL_S
+            if loop.time() >= log_s:
+                log_s += LOAD_LOG_S
                 log.warning(
                     "store %s: waiting for Redis, which is loading its data (%s%% done): for %.0f s"
                     " at most (load_ms)",
@@ -216,7 +216,7 @@ async def estimate(line: Connection, keys: Keys) -> int:
 
 
 def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[str]) -> StoreUnusable:
-    told = {
+    message = {
         "foreign": "the key {0} is not ours; choose another ?prefix= or ?namespace=, or remove it",
         "newer": "{shard} has layout {0}; this release knows layouts up to {layout}: run a newer"
         " release",
@@ -225,7 +225,7 @@ def _refused(options: RedisOptions, keys: Keys, status: str, rest: list[str]) ->
         "rewriting": "{shard} was being written anew by {0} and is not whole; start that daemon"
         " again if it is alive, or restore a backup",
     }[status]
-    return _unusable(options, told.format(*rest, shard=keys.shard, layout=LAYOUT))
+    return _unusable(options, message.format(*rest, shard=keys.shard, layout=LAYOUT))
 
 
 def _refusal(options: RedisOptions, error: ServerError) -> StoreUnusable:

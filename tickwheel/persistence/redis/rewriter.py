@@ -128,7 +128,7 @@ class Rewriter:
             self._task = None
 
     async def _until_whole(self) -> None:
-        pause_s, told = RETRY_S, False
+        pause_s, is_logged = RETRY_S, False
         while True:
             try:
                 await self._write()
@@ -138,8 +138,8 @@ class Rewriter:
             except StoreError as error:
                 if isinstance(error, ServerError) and error.kind not in REFUSING:
                     raise StoreBroken(f"{self._what}: {error.message}") from error
-                if not told:
-                    told = True
+                if not is_logged:
+                    is_logged = True
                     log.warning(
                         "writing %s anew was cut short after %d of %d tasks, and will begin again"
                         " until it succeeds: %s",
@@ -191,6 +191,6 @@ class Watch:
                 try:
                     await self._asker.glance()
                 except Fenced:
-                    return  # the next commit is told
+                    return  # the next commit gets the error
                 except StoreError:
                     continue

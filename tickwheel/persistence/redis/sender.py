@@ -36,7 +36,7 @@ PART_PATIENCE = 1 + (PART_BYTES_MAX >> 20)
 
 
 class Again(Exception):
-    """The shard has to be claimed anew, which tells what became of the batch."""
+    """The shard has to be claimed anew; the claim shows what became of the batch."""
 
 
 class Sender:
@@ -143,7 +143,7 @@ class Claim(NamedTuple):
     """That of the last one who claimed it before."""
 
     def check(self, what: str, writer: Expecting) -> None:
-        """Raises StoreBehind when the batch number alone does not tell what is there."""
+        """Raises StoreBehind when the batch number alone does not show what is there."""
         if self.rewriting != writer.rewriting:
             raise StoreBehind(
                 f"{what} is not whole: writing it anew was cut short",

@@ -145,7 +145,7 @@ class Writer:
         self._unreplicated = False
         self._replaying = False
         self._found = 0
-        """The batch after the last, which turned out to be applied; nobody was told yet."""
+        """The batch after the last, which turned out to be applied and is not confirmed yet."""
         self.lock = asyncio.Lock()
         """Held while a batch is on its way; a reader that needs several scripts takes it too."""
         self.incarnation = ""
@@ -319,10 +319,10 @@ class Writer:
         if last < self.last:
             await self._replay(last)
         elif last > self.last and not self._found:
-            told = f"{name} holds batch {last}; {self.last} was the last one sent"
+            message = f"{name} holds batch {last}; {self.last} was the last one sent"
             if self.rewriting:  # of a former try
-                raise StoreBehind(told, last_seen=last, last_known=self.last)
-            raise StoreBroken(told)
+                raise StoreBehind(message, last_seen=last, last_known=self.last)
+            raise StoreBroken(message)
 
     async def _replay(self, last: int) -> None:
         """Send again what Redis had confirmed and lost: absolute states, in order."""

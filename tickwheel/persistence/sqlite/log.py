@@ -99,7 +99,7 @@ class Upkeep:
         """Right after opening: write back what a crash left in the log, and look for room."""
         self._checkpoint()
         if not self._find_room():
-            self._tell("no room on the disk")
+            self._log_refusal("no room on the disk")
 
     def finish(self) -> None:
         """Right before closing."""
@@ -123,12 +123,12 @@ class Upkeep:
             return False
         free = self._free_page_bytes() if room.inside else None
         if not room.allows(task_bytes(tasks), free):
-            self._tell("little room on the disk")
+            self._log_refusal("little room on the disk")
             self._log.set_limit(self._log_bytes // 4)
         return room.has_room
 
-    def _tell(self, what: str) -> None:
-        """Of a limit that was set, those who are refused hear, and the daemon's log."""
+    def _log_refusal(self, what: str) -> None:
+        """Not for ``disk_refuse``: the daemon logs that itself."""
         if not self._room.too_used:
             log.warning("store %s: %s; enqueues are refused", self._path, what)
 

@@ -57,7 +57,7 @@ class Room:
 
     @property
     def why_not(self) -> str:
-        """What to tell those who are refused."""
+        """Why enqueues are refused, for the error's message."""
         return self.too_used or "no room on the disk"
 
     def allows(self, task_bytes: int, free_page_bytes: int | None) -> bool:

@@ -216,8 +216,8 @@ class SqliteStore:
             return await _run(pool, work)
         except sqlite3.Error as error:
             if cannot_open(error) or is_busy(error):
-                told = f"store {self.path}: no further reader now: {describe(error)}"
-                raise StoreBusy(told) from error
+                message = f"store {self.path}: no further reader now: {describe(error)}"
+                raise StoreBusy(message) from error
             raise StoreBroken(f"store {self.path}: reading failed: {describe(error)}") from error
 
 

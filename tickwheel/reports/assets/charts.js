@@ -39,7 +39,7 @@ const Charts = (() => {
     tip.style.top = Math.max(6, Math.min(event.clientY + 14, innerHeight - box.height - 8)) + "px";
   }
   function hide() { tip.hidden = true; }
-  function told(shape, text) {
+  function explain(shape, text) {
     shape.addEventListener("mousemove", (event) => show(event, text));
     shape.addEventListener("mouseleave", hide);
   }
@@ -186,7 +186,7 @@ const Charts = (() => {
       const width = Math.max(2, size(row.value) * room);
       const bar = make("rect", { x: left, y, width, height: 19, rx: 4, fill: row.color || "var(--accent)" }, area.svg);
       make("text", { x: left + width + 8, y: y + 14 }, area.svg, row.text);
-      told(bar, row.tip);
+      explain(bar, row.tip);
     });
   }
 
@@ -206,7 +206,7 @@ const Charts = (() => {
         const part = Math.round(100 * Math.sqrt(most ? value / most : 0));
         const cell = make("rect", { x: left + c * step + 1, y: top + r * line + 1, width: step - 2, height: line - 2, rx: 4 }, area.svg);
         cell.style.fill = `color-mix(in srgb, var(--heat-high) ${part}%, var(--heat-low))`;
-        told(cell, `${row.label}, ${columns[c]}\n${format(value)}`);
+        explain(cell, `${row.label}, ${columns[c]}\n${format(value)}`);
       });
     });
     columns.forEach((name, c) => {

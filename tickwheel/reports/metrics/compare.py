@@ -49,10 +49,10 @@ def day_against_day(by_day: DataFrame) -> DataFrame:
         before = F.lag(name).over(same)
         columns[f"{name}_change"] = F.when(before != 0, (F.col(name) - before) / before)
     columns["on_time_change"] = F.col("on_time_share") - F.lag("on_time_share").over(same)
-    told = by_day.withColumns(columns).select(
+    compared = by_day.withColumns(columns).select(
         "local", "topic", "group", *figures, "on_time_share", *columns
     )
-    return buckets.ordered(told, "topic", "group", "local")
+    return buckets.ordered(compared, "topic", "group", "local")
 
 
 def _missed(found: DataFrame, objectives: DataFrame, name: str) -> DataFrame:

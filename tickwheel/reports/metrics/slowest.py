@@ -8,11 +8,11 @@ from pyspark.sql import functions as F
 
 def keys(slow: DataFrame, top: int) -> DataFrame:
     """Each key by its slowest task, from due to the ack; the slowest keys first."""
-    told = F.struct("took_ms", "task_id", "came_due_ms", "acked_ms", "deliveries")
+    row = F.struct("took_ms", "task_id", "came_due_ms", "acked_ms", "deliveries")
     return (
         slow.filter("key is not null")
         .groupBy("topic", "group", "key")
-        .agg(F.max(told).alias("worst"))
+        .agg(F.max(row).alias("worst"))
         .select("topic", "group", "key", "worst.*")
         .orderBy(F.desc("took_ms"), "task_id")
         .limit(top)

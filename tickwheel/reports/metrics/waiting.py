@@ -23,16 +23,16 @@ def backlog(
 ) -> DataFrame:
     """Of each hour in which it changed: how many wait at its end, and the most in it.
 
-    Running sums over all of ``waits``, so it must reach back to the first event; an end whose
-    beginning lies before the history cannot make it negative. ``since_ms`` leaves out the hours
-    before; what waited then and still does is told of the hour that it is in. The most is that
-    of the moments between quarters of an hour, as nothing finer is kept.
+    These are running sums over all of ``waits``, so ``waits`` must reach back to the first event.
+    An end whose beginning lies before the history does not make a sum negative. ``since_ms``
+    leaves out the hours before it; what still waits from then counts in the hour of ``since_ms``.
+    The most is taken at the quarters of an hour: nothing finer is kept.
     """
     name = ("kind", "topic", "group")
     steps = waits.groupBy("quarter_ms", *name).agg(F.sum("n").alias("n"))
     so_far = Window.partitionBy(*name).orderBy("quarter_ms")
     sums = steps.withColumn("sum", F.sum("n").over(so_far))
-    # The lowest the sum ever was tells how many had begun before the history did.
+    # The lowest value of the sum: so many had begun before the history did.
     before = F.least(F.min("sum").over(Window.partitionBy(*name)), F.lit(0))
     # What an hour begins with was in it, too, though its first change may have ended it.
     level = sums.withColumn("level", F.col("sum") - before).withColumn(
@@ -94,9 +94,9 @@ def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
     )
     overdue = F.lit(horizon_ms) - c("expected_ms")
     # With a group of its own the row of the task as a whole says nothing new.
-    told = owed | ~c("unseen") | (c("lead") & c("left_ms").isNull())
+    shown = owed | ~c("unseen") | (c("lead") & c("left_ms").isNull())
     return (
-        found.filter(told & (overdue > after_ms) & (F.coalesce("event", F.lit("")) != "dead"))
+        found.filter(shown & (overdue > after_ms) & (F.coalesce("event", F.lit("")) != "dead"))
         .select(
             "task_id", "topic",
             F.when(owed, "").otherwise(F.coalesce("group", F.lit(""))).alias("group"),

@@ -75,7 +75,7 @@ class Roles:
         self.role = "starting"
         self.role_since_ms = self.clock.read().now_ms
         self.address = settings.advertise or settings.listen
-        """Where others are told to find this daemon."""
+        """The address at which others find this daemon."""
         self._serving = serving
         self._changed = changed
         self._deposed = deposed
@@ -96,7 +96,7 @@ class Roles:
         options = settings.history(self._engine_config.shard)
         self.history = None if options is None else History(options, self.clock, self.on_event)
         self._recovering: Recovering | None = None
-        self._told_failure = self._told_role = ""
+        self._logged_failure = self._logged_role = ""
         self._opened = False
         self._hold: asyncio.Task[None] | None = None
 
@@ -160,8 +160,8 @@ class Roles:
                 await self._take_over()
                 self.observed.failovers += 1
             except StoreError as error:
-                if error.message != self._told_failure:
-                    self._told_failure = error.message
+                if error.message != self._logged_failure:
+                    self._logged_failure = error.message
                     self.on_event("takeover_failed", f"{error.message}; trying on")
                 await self.close_shard(None, clean=False)
                 self._enter("standby")
@@ -207,7 +207,7 @@ class Roles:
         recovering = Recovering(self.store, engine, opened, self.clock, grace_ms)
         self._recovering = recovering
         await recovering.begin()
-        self._tell_held(recovering)
+        self._log_held(recovering)
         shard = Shard(
             settings,
             engine,
@@ -230,7 +230,7 @@ class Roles:
         self.observed.recovery_s = time.monotonic() - started_s
         if self.shared:
             self.log.info("durability", detail=self.store.durability)
-        recovering.tell(self.log, without_secrets(settings.store), self.observed.recovery_s)
+        recovering.log_summary(self.log, without_secrets(settings.store), self.observed.recovery_s)
 
     def _compare_clock(self, opened: Opened) -> None:
         """A clock that is far ahead of what the store has seen would fire all at once."""
@@ -241,7 +241,7 @@ class Roles:
             limit_ms = int(settings.clock_hold_start_over_s * 1000)
             self.clock.begin_at(opened.position_ms, limit_ms)
 
-    def _tell_held(self, recovering: Recovering) -> None:
+    def _log_held(self, recovering: Recovering) -> None:
         if not self.clock.held_at_start:
             return
         if recovering.found_nothing:
@@ -316,9 +316,9 @@ class Roles:
     def _enter(self, role: str) -> None:
         if role != self.role:
             self.role, self.role_since_ms = role, self.clock.read().now_ms
-            told = f"{role} {self.other_leader}"  # a takeover that fails is tried each second
-            if self.shared and role != "starting" and told != self._told_role:
-                self._told_role = told
+            state = f"{role} {self.other_leader}"  # a takeover that fails is tried each second
+            if self.shared and role != "starting" and state != self._logged_role:
+                self._logged_role = state
                 self.log.info("role", role=role, active=self.other_leader)
 
     def _verify(self) -> None:
@@ -349,14 +349,14 @@ class Roles:
 def why_held(clock: Clock) -> str:
     """For people: what is wrong with the clock, and what to do."""
     days = f"{clock.ahead_ms / 86_400_000:.1f} days"
-    told = f"the wall clock jumped {days} ahead (clock_hold_over_s)"
+    reason = f"the wall clock jumped {days} ahead (clock_hold_over_s)"
     if clock.held_at_start:
-        told = (
+        reason = (
             f"the wall clock is {days} ahead of what the store has seen last"
             " (clock_hold_start_over_s): it is wrong, or nobody served for so long"
         )
     return (
-        f"{told}. Nothing fires until it is set right, or accepted:"
+        f"{reason}. Nothing fires until it is set right, or accepted:"
         " kill -USR1 the daemon, or start it with --accept-clock"
     )
 

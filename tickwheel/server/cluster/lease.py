@@ -1,8 +1,8 @@
 """Leading a shard: waiting for one's turn, holding the lease, noticing that it is over.
 
 The lease is a promise about time: whoever sent its last renewal less than the time to live ago
-(minus a margin, on a clock that also counts suspension) is alone. Only then may deliveries be
-written, which ``may_deliver`` tells. Writes to the store need no licence: they are fenced.
+(minus a margin, on a clock that also counts suspension) is the only leader. Deliveries may be
+written only then; ask ``may_deliver``. Writes to the store need no licence: they are fenced.
 
 A daemon lays out an empty store only after it has been empty and leaderless for a whole time to
 live, and never when it has seen data there: an owner that lives writes its memory back. While
@@ -27,8 +27,8 @@ TROUBLE_RETRY_S = 0.2
 RENEWALS_PER_TTL = 4
 MARGIN_PART = 6
 """The licence ends a sixth of the time to live before the lease does."""
-TELL_AGAIN_MS = 60_000
-"""A wait that goes on is told again so often."""
+LOG_AGAIN_MS = 60_000
+"""A wait that goes on is logged again so often."""
 
 OnEvent = Callable[[str, str], None]
 
@@ -71,15 +71,15 @@ class Leadership:
         self._node = ""
         """Set with the first campaign: the name that nobody else should have."""
         self._namesake = ("", 0)
-        """Who else leads under it, and since when it was seen; told once."""
-        self._told_namesake = ""
+        """Who else leads under it, and since when it was seen; logged once."""
+        self._logged_namesake = ""
         self._wait: _Wait | None = None
-        self._told_wait = ("", 0)
-        """For what it waits, and when that was said."""
+        self._logged_wait = ("", 0)
+        """For what it waits, and when that was logged."""
         self._until_mono_ms = 0
         self._empty_since_mono_ms: int | None = None
         self._trouble = False
-        self._told_empty = False
+        self._logged_empty = False
         self._partial_since_mono_ms: int | None = None
         self._partial = ""
         """Whose absence leaves the store in part, with nobody to complete it."""
@@ -136,26 +136,26 @@ class Leadership:
         mono_ms = self._clock.read().mono_ms
         if leader.owner != self._namesake[0]:
             self._namesake = (leader.owner, mono_ms)
-        if leader.owner == self._told_namesake or mono_ms - self._namesake[1] <= self._ttl_ms:
+        if leader.owner == self._logged_namesake or mono_ms - self._namesake[1] <= self._ttl_ms:
             return
-        self._told_namesake = leader.owner
+        self._logged_namesake = leader.owner
         self._on_event(
             "same_node_name",
             f"{leader.owner} at {leader.address} lives and has this node's name, {self._node};"
             " give each daemon a name of its own (--set node=NAME)",
         )
 
-    def _tell_wait(self) -> None:
-        """What it waits for: once, and again at times while it lasts."""
+    def _log_wait(self) -> None:
+        """Log what it waits for: once, and again at times while that lasts."""
         now, wait = self._clock.read(), self._wait
-        told, told_mono_ms = self._told_wait
+        logged, logged_mono_ms = self._logged_wait
         if wait is None:
             return
-        # Behind one that leads a standby stands for weeks: that is told once.
-        again = wait.again and now.mono_ms - told_mono_ms >= TELL_AGAIN_MS
-        if wait.what == told and not again:
+        # A standby waits behind a leader for weeks: that is logged once.
+        again = wait.again and now.mono_ms - logged_mono_ms >= LOG_AGAIN_MS
+        if wait.what == logged and not again:
             return
-        self._told_wait = (wait.what, now.mono_ms)
+        self._logged_wait = (wait.what, now.mono_ms)
         until = "until it is there"
         if wait.left_ms is not None:
             at = datetime.fromtimestamp((now.now_ms + wait.left_ms) // 1000, UTC)
@@ -168,7 +168,7 @@ class Leadership:
             self._first_connection = self._connection == 0
             self._connection, self._since_mono_ms = self._election.connections, mono_ms
         if seen.incarnation:
-            self._empty_since_mono_ms, self._told_empty = None, False
+            self._empty_since_mono_ms, self._logged_empty = None, False
             if seen.rewriting:
                 self._wait_for_the_rest(seen, mono_ms)
                 self._wait = _Wait(f"{seen.rewriting}, which writes the store anew", None)
@@ -177,8 +177,8 @@ class Leadership:
         if self._empty_since_mono_ms is None:
             self._empty_since_mono_ms = mono_ms
         if self.incarnation:
-            if not self._told_empty:
-                self._told_empty = True
+            if not self._logged_empty:
+                self._logged_empty = True
                 self._on_event(
                     "store_came_back_empty",
                     f"it held incarnation {self.incarnation}, whose owner may still live and"
@@ -230,7 +230,7 @@ class Leadership:
             except StoreError as error:  # it was there a moment ago: ``campaign`` tries on
                 self._ill(error)
                 return False
-            self._tell_wait()
+            self._log_wait()
             if self.leader is not None:
                 return False
             if self._partial:
@@ -246,7 +246,7 @@ class Leadership:
             except StoreError as error:
                 self._ill(error)
                 self._wait = _Wait("the store, which does not answer", None)
-            self._tell_wait()
+            self._log_wait()
             await asyncio.sleep(self._poll_s)
 
     async def acquire(self, owner: str, address: str, instead_of: Leader | None = None) -> bool:
@@ -262,7 +262,7 @@ class Leadership:
     # --- leading -----------------------------------------------------------------------------
 
     def opened(self, epoch: int) -> None:
-        """The store was opened: the epoch that others are told."""
+        """The store was opened: the epoch that others see."""
         assert self.me is not None
         self.me = self.leader = replace(self.me, epoch=epoch)
 

@@ -29,7 +29,7 @@ Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
 
 
 SCRAPES_MAX = 8
-"""Requests for ``/metrics`` that wait for each other; more are told to come again."""
+"""Requests for ``/metrics`` that wait for each other; more are refused, to be sent again later."""
 REQUEST_S_MAX = 30.0
 """An answer that the peer does not read is given up after this."""
 HEADER_BYTES_MAX = 16 * 1024

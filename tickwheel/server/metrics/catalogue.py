@@ -72,7 +72,7 @@ class Distribution(NamedTuple):
     """Empty: there is one."""
     read: Callable[[Observed], Sequence[tuple[str, Histogram]]]
     divisor: float = 1
-    """Kept in milliseconds, told in seconds: 1000."""
+    """Kept in milliseconds, shown in seconds: 1000."""
 
 
 @runtime_checkable
@@ -335,7 +335,7 @@ PROCESS = (
     "process_start_time_seconds",
     "process_virtual_memory_bytes",
 )
-"""What prometheus-client tells of every process, under the names that all programs use."""
+"""What prometheus-client reports of every process, under the names that all programs use."""
 
 
 def names() -> dict[str, tuple[str, ...]]:
@@ -345,7 +345,7 @@ def names() -> dict[str, tuple[str, ...]]:
         **{metric.name: ("topic",) for metric in TOPIC},
         **{metric.name: () for metric in ENGINE},
         **{plain.name: () for plain in DAEMON},
-        **{told.name: (told.label,) if told.label else () for told in HISTOGRAMS},
+        **{each.name: (each.label,) if each.label else () for each in HISTOGRAMS},
         STORE_ERRORS: ("kind",),
         BUILD: BUILD_LABELS,
     }

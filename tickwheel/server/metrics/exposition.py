@@ -51,7 +51,7 @@ OPENMETRICS_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
 
 class Distributed(NamedTuple):
-    """The state of one histogram, in the unit that is told."""
+    """The state of one histogram, in the unit of its metric."""
 
     bounds: tuple[str, ...]
     cumulative: list[int]
@@ -72,7 +72,7 @@ class Family(NamedTuple):
 
 
 class Exposition:
-    """The metrics of one daemon. ``serves`` and ``ended`` tell it whose engine to read."""
+    """The metrics of one daemon. ``serves`` and ``ended`` say whose engine it reads."""
 
     def __init__(self, daemon: Running) -> None:
         self._daemon = daemon
@@ -123,8 +123,8 @@ class Exposition:
 
     def _process_text(self, is_open: bool) -> bytes:
         if is_open:
-            told: bytes = generate_openmetrics(self._process)  # type: ignore[no-untyped-call]  # theirs
-            return told.removesuffix(b"# EOF\n")
+            text: bytes = generate_openmetrics(self._process)  # type: ignore[no-untyped-call]  # theirs
+            return text.removesuffix(b"# EOF\n")
         return generate_latest(self._process)
 
     def _now_ms(self) -> int:
@@ -147,8 +147,8 @@ class Exposition:
             value = plain.read(self._daemon)
             kind = kind_of(plain.name)
             yield Family(plain.name, kind, plain.help, (), [()], [""], [+value])
-        for told in metrics.HISTOGRAMS:
-            yield _histogram(told, self._observed)
+        for distribution in metrics.HISTOGRAMS:
+            yield _histogram(distribution, self._observed)
         errors = self._observed.store_errors
         keys: list[Key] = [(kind,) for kind in errors]
         name, about = metrics.STORE_ERRORS, metrics.STORE_ERRORS_HELP
@@ -164,7 +164,7 @@ class Exposition:
         yield Family(name, "gauge", about, labels, [build], texts, [1])
 
     def _of_table(self, table: Table[Any], values: Values) -> Iterator[Family]:
-        """A daemon that stands by tells what it has counted, and no state."""
+        """On standby: what was counted in earlier tenures, and no states."""
         if not values:
             return
         keys, rows = list(values), list(values.values())
@@ -176,24 +176,26 @@ class Exposition:
                 yield Family(metric.name, metric.kind, about, labels, keys, texts, column)
 
 
-def _histogram(told: Distribution, observed: Observed) -> Family:
+def _histogram(distribution: Distribution, observed: Observed) -> Family:
     states = []
-    found = told.read(observed)
+    found = distribution.read(observed)
     for _, histogram in found:
-        bounds = tuple(str(bound / told.divisor) for bound in histogram.bounds)
+        bounds = tuple(str(bound / distribution.divisor) for bound in histogram.bounds)
         cumulative = list(accumulate(histogram.counts))
-        states.append(Distributed((*bounds, "+Inf"), cumulative, histogram.sum / told.divisor))
-    labels: Key = (told.label,) if told.label else ()
-    keys: list[Key] = [(value,) if told.label else () for value, _ in found]
+        states.append(
+            Distributed((*bounds, "+Inf"), cumulative, histogram.sum / distribution.divisor)
+        )
+    labels: Key = (distribution.label,) if distribution.label else ()
+    keys: list[Key] = [(value,) if distribution.label else () for value, _ in found]
     texts = _texts(labels, keys)
-    return Family(told.name, "histogram", told.help, labels, keys, texts, states)
+    return Family(distribution.name, "histogram", distribution.help, labels, keys, texts, states)
 
 
 def lines(family: Family, *, is_open: bool) -> Iterator[str]:
     """The family as text, so much of it at a time as can be written in a millisecond."""
     name, kind = family.name, family.kind
-    told = name.removesuffix("_total") if is_open and kind == "counter" else name
-    found = [f"# HELP {told} {family.help}", f"# TYPE {told} {kind}"]
+    title = name.removesuffix("_total") if is_open and kind == "counter" else name
+    found = [f"# HELP {title} {family.help}", f"# TYPE {title} {kind}"]
     step = LINES_PER_CHUNK if kind != "histogram" else HISTOGRAMS_PER_CHUNK
     texts = family.texts
     for start in range(0, len(texts), step):
@@ -302,8 +304,8 @@ class Table(Generic[Subject]):
         self._others = (OTHER,) * len(labels)
         self._earlier: Values = {}
         """Counters of the tenures that are over."""
-        self._told = [0.0] * len(table)
-        """What ``_other`` was last said to be, so far as it counts."""
+        self._shown = [0.0] * len(table)
+        """The counters of ``_other`` in the last answer."""
         self._gone = [0.0] * len(table)
         """What was in there and has been deleted."""
         self._values: dict[Key, list[float]] = {}
@@ -332,26 +334,26 @@ class Table(Generic[Subject]):
         self._places.end()
         values, self._values = self._values, {}
         others = values.get(self._others)
-        if others is not None or any(self._told):
+        if others is not None or any(self._shown):
             values[self._others] = self._never_falling(others or [0.0] * len(self.metrics))
         return values
 
     def _never_falling(self, others: list[float]) -> list[float]:
-        told = []
+        counted = []
         for index, (metric, value) in enumerate(zip(self.metrics, others, strict=True)):
             if metric.kind == "counter":
                 total = value + self._gone[index]
-                if total < self._told[index]:
-                    self._gone[index] += self._told[index] - total
-                    total = self._told[index]
-                self._told[index] = value = total
-            told.append(value)
-        return told
+                if total < self._shown[index]:
+                    self._gone[index] += self._shown[index] - total
+                    total = self._shown[index]
+                self._shown[index] = value = total
+            counted.append(value)
+        return counted
 
     def keep(self, values: Values) -> None:
         """A tenure is over: what was counted stays."""
         self._earlier = values
-        self._told = [0.0] * len(self.metrics)
+        self._shown = [0.0] * len(self.metrics)
         self._gone = [0.0] * len(self.metrics)
 
 

@@ -256,8 +256,8 @@ class DailyBackups:
         on_event: Callable[[str, str], None],
         made: Callable[[float], None] = lambda begun_s: None,
     ) -> None:
-        """``backup`` is the store's; ``hour`` is by this machine's local time. ``made`` is told
-        when the newest one was begun (Unix time), whenever that is known anew."""
+        """``backup`` is the store's; ``hour`` is by this machine's local time. ``made`` gets
+        the time when the newest one was begun (Unix time), at the start and after each one."""
         self._backup = backup
         self._folder = folder
         self._hour = hour
@@ -266,13 +266,13 @@ class DailyBackups:
         self._history_dir = history_dir
         self._now_ms = now_ms
         self._on_event = on_event
-        self._tell_made = made
+        self._report_made = made
         self._failed = False
         self._name = re.compile(rf"tickwheel-s{shard}-(\d{{8}}T\d{{6}}Z)\.db")
 
     async def run(self) -> None:
         """For ever."""
-        self._tell_newest()
+        self._report_newest()
         while True:
             pause_s = LOOK_S
             if self.is_due() and not await self.once():
@@ -301,14 +301,14 @@ class DailyBackups:
             return False
         self._failed = False
         self._on_event("backup_made", f"{path}, {size_bytes} bytes")
-        self._tell_newest()
+        self._report_newest()
         self._rotate()
         return True
 
-    def _tell_newest(self) -> None:
+    def _report_newest(self) -> None:
         made = self._made()
         if made:
-            self._tell_made(made[-1][0].timestamp())
+            self._report_made(made[-1][0].timestamp())
 
     def _rotate(self) -> None:
         for _, path in self._made()[: -self._keep]:

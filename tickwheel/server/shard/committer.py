@@ -269,18 +269,19 @@ class Committer:
                 timer.cancel()
 
     def _give_up_waiting(self, batch: Batch) -> None:
-        """Producers are told: of the batch with the store that nobody knows (the session keeps
-        the outcome for a resend), of what waits behind it that it was not kept. Acks wait on."""
+        """Answer the producers. Those of the batch that the store has get ``OutcomeUnknown`` (the
+        session keeps the outcome for a resend); those of the open batch get ``Refused``: it was
+        not kept. Acks wait on."""
         self.stalled = True
         error = OutcomeUnknown("the store has not answered in time; resend to find out")
         for index, (address, session, answer) in enumerate(batch.staged):
             if address is not None:
                 refuse(address, answer[0], error)
                 batch.staged[index] = (None, session, answer)
-        self._tell_refused(self._engine.intake.withdraw(), Refused(f"{STALLED}: {self.trouble}"))
+        self._refuse_staged(self._engine.intake.withdraw(), Refused(f"{STALLED}: {self.trouble}"))
 
     @staticmethod
-    def _tell_refused(staged: Iterable[Staged], error: TickwheelError) -> None:
+    def _refuse_staged(staged: Iterable[Staged], error: TickwheelError) -> None:
         for address, _, answer in staged:
             if address is not None:
                 refuse(address, answer[0], error)
@@ -289,8 +290,8 @@ class Committer:
         self._set_trouble(error)
         self._engine.intake.refused(batch)
         kind = StoreFull if error.full else Refused
-        told = kind(f"the store did not take it: {error.message}")
-        self._tell_refused(batch.staged, told)
+        refusal = kind(f"the store did not take it: {error.message}")
+        self._refuse_staged(batch.staged, refusal)
         batch.staged = []
         if error.full and not self.full:
             self.full = True

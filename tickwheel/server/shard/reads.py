@@ -10,7 +10,7 @@ It is also where a row that must be there and is not is noticed, for everybody w
 that memory holds has not ended, so a read without its row is wrong: the row is read again a few
 times, and if it stays away that is logged, counted and shown by ``/readyz``. Whoever asked for it
 learns that it is missing, never that it has left. Invariant: of ``ids`` that were read, those that
-are neither found nor in ``Core.missing`` have left, as far as memory can tell.
+are neither found nor in ``Core.missing`` have left, as far as memory knows.
 
 ``Commands``: cancel, reschedule, look-up, acks by earlier receipts and the like, with one read for
 all that wait. Their order is the order of arrival, over all connections. A read ends at so many
@@ -228,13 +228,13 @@ class Reader:
         for task_id in again:
             del missing[task_id]
         if again:
-            self._on_event("rows_found_again", _told(again, "are there again, or have ended"))
+            self._on_event("rows_found_again", _described(again, "are there again, or have ended"))
         fresh = absent - missing.keys()
         if fresh:
             missing.update(dict.fromkeys(fresh))
             self._core.totals.rows_missing += len(fresh)
             why = "have not ended, and the store does not have their rows; they wait for them"
-            self._on_event("rows_missing", _told(fresh, why))
+            self._on_event("rows_missing", _described(fresh, why))
 
     def missing(self, ids: Iterable[int]) -> list[int]:
         """Those of ``ids`` of which the last read that asked for them found no row, though they
@@ -281,7 +281,7 @@ class Reader:
             found.pop(task_id, None)
 
 
-def _told(ids: set[int], what: str) -> str:
+def _described(ids: set[int], what: str) -> str:
     named = ", ".join(map(str, sorted(ids)[:IDS_LOGGED_MAX]))
     more = f" and {len(ids) - IDS_LOGGED_MAX} more" if len(ids) > IDS_LOGGED_MAX else ""
     return f"{len(ids)} tasks {what}: {named}{more}"

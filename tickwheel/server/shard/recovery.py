@@ -48,7 +48,7 @@ class Recovering:
         recovery.sessions(small.sessions)
         recovery.outcomes(small.outcomes)
         self._special = {row.id for row in small.progress} | {row[0] for row in small.dead}
-        # After a crash consumers may be gone; after a clean stop they were told and wait.
+        # After a crash consumers may be gone; before a clean stop they got GOODBYE and wait.
         grace_ms = None if self._opened.clean else self._grace_ms
         ids = sorted(self._special)
         for start in range(0, len(ids), IDS_PER_READ):
@@ -67,7 +67,7 @@ class Recovering:
         if first is not None:
             self._add(first)
 
-    def tell(self, log: Log, store: str, elapsed_s: float) -> None:
+    def log_summary(self, log: Log, store: str, elapsed_s: float) -> None:
         """One line about what ``begin`` found, and one about what it did not find."""
         if self.rows_missing:
             log.error("rows_missing", store=store, tasks=self.rows_missing, see="tickwheel check")

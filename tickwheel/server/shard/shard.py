@@ -323,8 +323,8 @@ class Shard:
                 self._delivering.write(dispatch, now.now_ms)
             if dispatches:
                 failpoints.hit("deliver.before_checkpoint")
-            self._delivering.tell_cut()
-            self._tell_faults()
+            self._delivering.end_cut()
+            self._report_faults()
             self._loader.load()
             if self.engine.ownership.replays:
                 self.upkeep.replay()
@@ -336,7 +336,7 @@ class Shard:
             return
         if self.clock.jumps != self._jumps:
             self._jumps = self.clock.jumps
-            self._tell_jump()
+            self._log_jump()
         if self.clock.held != self._held:
             self._held = self.clock.held
             if not self._held:
@@ -355,13 +355,13 @@ class Shard:
         self._forget_topics(TOPICS_PER_SWEEP)
         self.committer.mark_time(now.mono_ms)
 
-    def _tell_faults(self) -> None:
-        """Tasks that could not be processed, and are dead letters now."""
+    def _report_faults(self) -> None:
+        """Report the tasks that could not be processed and are dead letters now."""
         faults, self.core.faults = self.core.faults, []
         for what, error in faults:
             self.border.report(what, error)
 
-    def _tell_jump(self) -> None:
+    def _log_jump(self) -> None:
         held = "; held: nothing fires until it is back" if self.clock.held else ""
         self.on_event("clock_jumped", f"by {self.clock.last_jump_ms} ms{held}")
 
@@ -444,8 +444,8 @@ class Delivering:
                 # The clock may have gone back since they were taken.
                 self.write(dispatch, max(now_ms, *(row.due_ms for row, _ in dispatch.items)))
 
-    def tell_cut(self) -> None:
-        """Subscriptions that the engine ended."""
+    def end_cut(self) -> None:
+        """End the streams of the subscriptions that the engine ended."""
         cut, self._core.cut = self._core.cut, []
         for subscriber, code, message in cut:
             if subscriber.sink is not None:

@@ -69,11 +69,11 @@ def _that_fit(
 ) -> tuple[dict[str, dict[str, Any]], int]:
     """As many as one answer may hold, the oldest first, and how many do not."""
     shown: dict[str, dict[str, Any]] = {}
-    for name, told in topics.items():
-        bytes_max -= value_bytes((name, told))
+    for name, counts in topics.items():
+        bytes_max -= value_bytes((name, counts))
         if bytes_max < 0:
             break
-        shown[name] = told
+        shown[name] = counts
     return shown, len(topics) - len(shown)
 
 

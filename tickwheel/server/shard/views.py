@@ -46,21 +46,21 @@ def task_map(
 
 
 def fitting(
-    told: dict[str, Any], bytes_max: int, value_bytes: ValueBytes
+    task: dict[str, Any], bytes_max: int, value_bytes: ValueBytes
 ) -> tuple[dict[str, Any], int]:
-    """A task map, and its bytes in an answer. One that is too large because very many groups have
-    failed with it is told with the newest failure of each, or with none."""
-    size = value_bytes(told)
+    """A task map, and its bytes in an answer. When very many groups have failed with it, it may be
+    too large: then it has the newest failure of each group only, or none."""
+    size = value_bytes(task)
     for kept in (1, 0):
-        if size <= bytes_max or not told.get("groups"):
+        if size <= bytes_max or not task.get("groups"):
             break
         groups = {
             name: view | {"failures": view["failures"][len(view["failures"]) - kept :]}
-            for name, view in told["groups"].items()
+            for name, view in task["groups"].items()
         }
-        told = told | {"groups": groups}
-        size = value_bytes(told)
-    return told, size
+        task = task | {"groups": groups}
+        size = value_bytes(task)
+    return task, size
 
 
 def dead_map(row: DeadRow) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """Peers that are gone and left their connections behind.
 
-A host that lost power says nothing, and a stopped process still lets its kernel answer TCP. So
-on a connection that was quiet for an interval HEARTBEAT is sent, if its client said in HELLO that
-it answers, and one that was quiet for the time-out is ended. For the others the kernel is told to
-ask (keepalive), which notices a host that is gone and no more.
+A host that lost power says nothing, and for a stopped process the kernel still answers TCP. So a
+connection that was quiet for an interval gets HEARTBEAT, if its client said in HELLO that it
+answers; one that was quiet for the time-out is ended. For other clients the kernel probes the peer
+(keepalive), which notices a host that is gone and nothing else.
 
-Invariants: whatever comes counts as life; nothing is held against a peer while this process
-stood still itself, or did not read from it.
+Invariants: any data counts as a sign of life; a time in which this process stood still, or did not
+read from a peer, does not count against that peer.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Heartbeats:
 
 
 def keep_alive(sock: Any, interval_s: float) -> None:
-    """Let the kernel ask whether the peer's host is there, where it can be told how often."""
+    """Let the kernel probe whether the peer's host is there, where the interval can be set."""
     if sock is None:
         return
     every_s = max(1, round(interval_s))

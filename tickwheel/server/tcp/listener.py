@@ -50,7 +50,7 @@ class Listener:
         operations.shard.spawn(heartbeats.run())
 
     def end_standby(self, message: str) -> None:
-        """The daemon leads, or stops: clients connect again and are told the new one."""
+        """The daemon leads, or stops: clients connect again and learn who leads now."""
         for connection in list(self._standby.connections):
             connection.say_goodbye(NotActive.code, message)
             connection.close()

@@ -108,7 +108,7 @@ class Consuming:
             elif not policies.equal(own, retry, known):
                 raise Conflict(
                     f"group {found.name} of topic {found.topic.name} has the retry policy"
-                    f" {policies.told(own)}, not {policies.told(retry)}; CONFIGURE changes it"
+                    f" {policies.text(own)}, not {policies.text(retry)}; CONFIGURE changes it"
                 )
         at_most_once = ack == "on_delivery"
         return Subscriber(

@@ -103,14 +103,14 @@ class Controlling:
                 task_id = checked[index]
                 found = known.get(task_id)
                 if found is None:
-                    told = {"id": task_id, "state": self._control.absent(task_id)}
+                    task = {"id": task_id, "state": self._control.absent(task_id)}
                 else:
-                    told = shard.describe(found)
-                told, told_bytes = fitting(told, bytes_max, self._value_bytes)
-                size += told_bytes
+                    task = shard.describe(found)
+                task, task_bytes = fitting(task, bytes_max, self._value_bytes)
+                size += task_bytes
                 if size > bytes_max and len(checked) > 1:
                     return
-                maps.append(told)
+                maps.append(task)
 
         def done() -> None:
             if size > bytes_max and len(checked) > 1:

@@ -50,8 +50,8 @@ class Grouping:
             known = begin_group(self._grouping, found, name, since_ms, now.now_ms)
             if settings != NOTHING_SET:
                 self._grouping.set(known, settings, now.mono_ms)
-        told = policies.settings_map(topic_name, name, known.settings, core.policies)
-        self._shard.committer.reply(caller.replies, request, told | {"created": created})
+        answer = policies.settings_map(topic_name, name, known.settings, core.policies)
+        self._shard.committer.reply(caller.replies, request, answer | {"created": created})
         self._shard.wake()
 
     def delete_group(
@@ -70,9 +70,9 @@ class Grouping:
             "dead": found.dead,
         }
         if not force and (any(held.values()) or found.subscribers):
-            told = ", ".join(f"{count} {word}" for word, count in held.items())
+            counts = ", ".join(f"{count} {word}" for word, count in held.items())
             raise Conflict(
-                f"group {name} of topic {topic_name} holds {told}, and has"
+                f"group {name} of topic {topic_name} holds {counts}, and has"
                 f" {len(found.subscribers)} subscribers; delete it by force if that may go"
             )
         closing = self._shard.border.act().closing
@@ -108,8 +108,8 @@ class Grouping:
             after = policies.settings(settings, found.settings, core.policies)
             if after != found.settings:
                 self._grouping.set(found, after, now.mono_ms)
-        told = policies.settings_map(topic_name, name, after, core.policies)
-        self._shard.committer.reply(caller.replies, request, told)
+        answer = policies.settings_map(topic_name, name, after, core.policies)
+        self._shard.committer.reply(caller.replies, request, answer)
         self._shard.wake()
 
     def _found(self, topic_name: str, name: str) -> Group:

@@ -62,7 +62,7 @@ class Listing:
         if shard.loaded.is_set():
             counts = stats_map(shard, now, self._value_bytes)
             shard.committer.reply(caller.replies, request, counts, self._value_bytes(counts))
-        else:  # counts are true or not told
+        else:  # no answer before the counts are true
             self._answer(caller, request, self._stats_when_loaded)
 
     async def _stats_when_loaded(self) -> dict[str, Any]:
@@ -97,10 +97,10 @@ class Listing:
                 if wanted.fits(known) and (
                     wanted.state is None or shard.engine.control.state(known) == wanted.state
                 ):
-                    told, size = fitting(shard.describe(known), bytes_max, self._value_bytes)
+                    task, size = fitting(shard.describe(known), bytes_max, self._value_bytes)
                     if found and size > bytes_left:
                         return {"tasks": found, "next": position}
-                    found.append(told)
+                    found.append(task)
                     bytes_left -= size
                 position = known.row.id
             if following is None:
@@ -156,11 +156,11 @@ class Listing:
                 if len(found) >= limit:
                     return {"dead": found, "next": after}
                 if wanted(row):
-                    told = dead_map(row)
-                    bytes_left -= self._value_bytes(told)
+                    letter = dead_map(row)
+                    bytes_left -= self._value_bytes(letter)
                     if found and bytes_left < 0:
                         return {"dead": found, "next": after}
-                    found.append(told)
+                    found.append(letter)
                 after = row.id, row.group
             scanned += len(rows)
             if len(rows) < PAGE_MAX:
