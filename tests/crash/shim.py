@@ -21,7 +21,7 @@ from support.daemon import Daemon
 from tickwheel.errors import ProtocolError
 from tickwheel.protocol.codec import Decoder, Frame
 
-SOURCE = Path(__file__).parents[1] / "tests/crash/shim.c"
+SOURCE = Path(__file__).with_name("shim.c")
 SECTOR_BYTES = 512
 """What a disk writes whole."""
 _HEADER = struct.Struct("<cIQI")

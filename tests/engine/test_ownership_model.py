@@ -275,6 +275,23 @@ class OwnershipMachine(RuleBasedStateMachine):
             assert not extra, "delivered without a promise"
 
 
+def test_what_a_group_has_acked_stays_acked_for_the_next_of_its_name() -> None:
+    """The last that owes the task is deleted before the replay of the new group comes to it."""
+    machine = OwnershipMachine()
+    machine.begin(first="c", second="a")
+    machine.create_behind(name="b", start="first", count=2)
+    machine.move(pick=1, delay_ms=0)
+    machine.consume(pick=2, answers=[])
+    machine.delete(pick=2)
+    machine.consume(pick=1, answers=[])
+    machine.drain(pick=0, limit=1)
+    machine.delete(pick=0)
+    machine.create_behind(name="b", start="first", count=2)
+    machine.drain(pick=0, limit=50)
+    machine.what_is_promised_is_there()
+    machine.teardown()  # nothing comes a second time, and nothing stays
+
+
 TestOwnership = OwnershipMachine.TestCase
 TestOwnership.settings = settings(max_examples=200, stateful_step_count=40)
 

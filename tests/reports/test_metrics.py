@@ -105,7 +105,7 @@ def test_ack_times_and_outcomes(spark: SparkSession) -> None:
     values = np.percentile([10] * 7 + [20, 40], [50, 90, 99])
     assert took[0] == ("a", *(pytest.approx(v) for v in values), 40)
     assert took[1] == ("b", None, None, None, None)
-    assert rows(service.answers(counted, ["topic"])) == [
+    assert rows(service.outcomes(counted, ["topic"])) == [
         ("a", pytest.approx(8 / 10), pytest.approx(1 / 10), pytest.approx(2 / 12)),
         ("b", None, None, None),
     ]

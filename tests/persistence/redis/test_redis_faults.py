@@ -25,7 +25,7 @@ from tickwheel.persistence.contract import (
 )
 from tickwheel.persistence.redis import RedisStore
 from tickwheel.persistence.redis.encode import prepare
-from tickwheel.persistence.redis.scripts import Script
+from tickwheel.persistence.redis.scripts import SEAL, Script
 from tickwheel.persistence.redis.sender import Again, Sender
 
 S = "{tw:default:0}"
@@ -452,7 +452,7 @@ class TestLargeBatches:
         decide = sender._decide
 
         async def die(script: Script, *args: Any) -> None:
-            if script.name == "seal":
+            if script is SEAL:
                 raise KeyError("killed")
             await decide(script, *args)
 
