@@ -96,8 +96,13 @@ class PendingGroups:
         if self._by_time and task.due_ms > life.confirmed_ms:
             return "due after it"
         if life.since != "now" and any(self._had(other, task, life) for other in certain):
-            return "still there"
+            return "" if self._came_before(task, life) else "still there"
         return ""
+
+    def _came_before(self, task: Task, life: GroupLife) -> bool:
+        """An earlier group of the name got it, and may have acked it: then it stays acked."""
+        got = self._deliveries.get((task.id, life.group), ())
+        return any(delivery.order < life.sent for delivery in got)
 
     def _had(self, other: GroupLife, task: Task, life: GroupLife) -> bool:
         """``other``, which is owed the task, certainly was when ``life`` was confirmed."""

@@ -329,6 +329,15 @@ def test_what_another_group_had_before_the_confirmation_may_be_over() -> None:
     assert lives(BEFORE, replaced, first, **alone), "deleted after the new one was confirmed"
 
 
+def test_what_an_earlier_group_of_the_name_may_have_acked_is_not_asked_of_the_next() -> None:
+    former = replace(LIFE, sent=10, confirmed=20, deleted=85, gone=86)
+    first = replace(LIFE, since="first", confirmed_ms=DUE_MS)
+    first_got = {"come": [got("g", 60), got("keeper", 300)], "ends": KEPT["ends"]}
+    early = replace(BEFORE, sent=30, order=31)
+    assert lives(early, KEEPER, former, first, **KEPT), "it never came to the former one"
+    assert not lives(early, KEEPER, former, first, **first_got)
+
+
 def test_the_first_group_after_all_are_gone_gets_what_waits() -> None:
     gone = replace(KEEPER, deleted=50, deleted_ms=3_000, gone=60)
     late = replace(LIFE, confirmed_ms=DUE_MS)
