@@ -174,7 +174,9 @@ def _scheduled(
 
 
 def _lies_for_a_replay(core: Core, topic: str, name: str, task_id: int) -> bool:
-    group = core.topics[topic].groups[name]
+    group = core.topics[topic].groups.get(name)
+    if group is None:
+        return False
     return group in core.topics[topic].replays and task_id in group.loading
 
 
