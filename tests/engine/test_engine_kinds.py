@@ -109,6 +109,18 @@ def broadcaster(rig: Rig, prefetch: int = 1) -> Broadcaster:
     return one
 
 
+def test_what_waited_for_a_broadcaster_says_when_it_was_offered() -> None:
+    """The clock may go back before it is written, and its stamp must be one that there was."""
+    rig = Rig()
+    one = broadcaster(rig)
+    rig.enqueue()
+    rig.fire()
+    offered_ms = rig.now_ms
+    rig.now_ms -= 5_000
+    dispatches, _ = rig.engine.delivery.dispatch(rig.now_ms, rig.mono_ms, 10)
+    assert [(d.subscriber, d.taken_ms) for d in dispatches] == [(one, offered_ms)]
+
+
 def test_everybody_gets_what_comes_due_and_owns_nothing() -> None:
     rig = Rig()
     ones = [broadcaster(rig) for _ in range(2)]

@@ -261,7 +261,7 @@ class RigBase:
     def take(self, dispatches: list[Dispatch]) -> list[Got]:
         return [
             Got(subscriber, row.id, self.epoch, attempt, row.due_ms, row.body)
-            for subscriber, items in dispatches
+            for subscriber, items, _ in dispatches
             for row, attempt in items
         ]
 

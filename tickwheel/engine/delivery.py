@@ -132,7 +132,7 @@ class Delivery:
         core.scheduled -= 1
         self.make_ready(topic, row, now_ms)
         if topic.broadcasters:
-            self._broadcasts.offer(topic, row)
+            self._broadcasts.offer(topic, row, now_ms)
 
     def make_ready(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
         """The task is owed to the groups of its topic from now on."""
@@ -300,7 +300,8 @@ class Delivery:
         if not items:
             return 0, back
         if subscriber.at_most_once:
-            self._finish_now(group, subscriber, items, bytes_before - self._bytes_left)
+            size_bytes = bytes_before - self._bytes_left
+            self._finish_now(group, subscriber, items, size_bytes, now_ms)
         else:
             out.append(Dispatch(subscriber, items))
         if subscriber.once:
@@ -308,7 +309,12 @@ class Delivery:
         return len(items), back
 
     def _finish_now(
-        self, group: Group, subscriber: Subscriber, items: list[Item], size_bytes: int
+        self,
+        group: Group,
+        subscriber: Subscriber,
+        items: list[Item],
+        size_bytes: int,
+        now_ms: int,
     ) -> None:
         """At most once: the end is committed first, and the frame is written behind it."""
         core = self._core
@@ -318,7 +324,7 @@ class Delivery:
         unresolved = self._settlement.ack(group, core.epoch, ids, [n for _, n in items])
         if unresolved:
             raise AssertionError("a delivery of this very call is not in flight")
-        core.open.handed.append(Dispatch(subscriber, items))
+        core.open.handed.append(Dispatch(subscriber, items, now_ms))
 
     def _unthrottle(self, mono_ms: int) -> None:
         """Groups whose next token has come may deliver again, longest waiting first."""
@@ -524,13 +530,15 @@ def _is_over(row: TaskRow, now_ms: int) -> bool:
 class Broadcaster(Subscriber):
     """One of them. Its group is a stand-in that holds nothing."""
 
-    __slots__ = ("buffer", "size_bytes")
+    __slots__ = ("buffer", "offered_ms", "size_bytes")
 
     def __init__(
         self, sink: DeliverySink | None, topic: Topic, prefetch: int, label: str = ""
     ) -> None:
         super().__init__(sink, Group(topic, "", 0), prefetch, 0, label=label)
         self.buffer: deque[TaskRow] = deque()
+        self.offered_ms = 0
+        """The highest time at which something in the buffer was offered."""
         self.size_bytes = 0
 
     @property
@@ -568,7 +576,7 @@ class Broadcasts:
         self.waiting_bytes -= broadcaster.size_bytes
         broadcaster.size_bytes = 0
 
-    def offer(self, topic: Topic, row: TaskRow) -> None:
+    def offer(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
         """The task has come due."""
         if topic.settings.paused:
             return
@@ -578,6 +586,7 @@ class Broadcasts:
             assert isinstance(one, Broadcaster)
             if not one.is_subscribed:
                 continue  # cut to make room
+            one.offered_ms = max(one.offered_ms, now_ms) if one.buffer else now_ms
             one.buffer.append(row)
             one.size_bytes += size_bytes
             self.waiting_bytes += size_bytes
@@ -610,7 +619,7 @@ class Broadcasts:
                 items, size_bytes = self._frame(one)
                 if self._core.recorder is not None:
                     self._core.recorder.delivered(one.group, one, items, now_ms)
-                out.append(Dispatch(one, items))
+                out.append(Dispatch(one, items, one.offered_ms))
                 total_bytes += size_bytes
             # The others first the next time, if the bytes did not suffice for all.
             del self._waiting[one]

@@ -344,6 +344,8 @@ class Dispatch(NamedTuple):
 
     subscriber: Subscriber
     items: list[Item]
+    taken_ms: int = 0
+    """When they were taken, by the wall clock, if they may be written later than that."""
 
 
 def priority_of(row: TaskRow) -> int:

@@ -19,6 +19,6 @@ def test_a_broadcast_that_was_offered_before_the_clock_went_back_is_not_early() 
     subscriber = Broadcaster(owner, rig.core.topic("t"), 10, "")
     delivering = Delivering(rig.engine, cast(Any, None), Lateness(10))
     items = [(TaskRow(1, rig.now_ms - 5, "t", b""), 1), (TaskRow(2, rig.now_ms, "t", b""), 1)]
-    delivering.write(Dispatch(subscriber, items), rig.now_ms - 500_000)
-    assert written == [rig.now_ms]
+    delivering.write(Dispatch(subscriber, items, rig.now_ms + 3), rig.now_ms - 500_000)
+    assert written == [rig.now_ms + 3]
     assert rig.core.totals.early == 0

@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
-from tickwheel.engine.delivery import Broadcaster
 from tickwheel.errors import LimitExceeded, TickwheelError, TooManySessions
 from tickwheel.persistence.contract import Fenced, Opened, Store, StoreBroken
 from tickwheel.server.metrics.observed import Observed
@@ -395,10 +394,9 @@ class Delivering:
         self._lateness = lateness
 
     def write(self, dispatch: Dispatch, now_ms: int) -> None:
-        subscriber, items = dispatch
-        if isinstance(subscriber, Broadcaster):
-            # They were due when they were offered; the clock may have gone back since.
-            now_ms = max(now_ms, *(row.due_ms for row, _ in items))
+        subscriber, items, taken_ms = dispatch
+        # They were due when they were taken; the clock may have gone back since.
+        now_ms = max(now_ms, taken_ms)
         late_ms = [
             now_ms - row.due_ms for row, attempt in items if attempt == 1 or row.due_ms > now_ms
         ]
@@ -441,8 +439,7 @@ class Delivering:
             if dispatch.subscriber.gone_mono_ms is not None:
                 self._core.totals.dropped_once += len(dispatch.items)
             else:
-                # The clock may have gone back since they were taken.
-                self.write(dispatch, max(now_ms, *(row.due_ms for row, _ in dispatch.items)))
+                self.write(dispatch, now_ms)
 
     def end_cut(self) -> None:
         """End the streams of the subscriptions that the engine ended."""
