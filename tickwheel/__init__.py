@@ -6,7 +6,7 @@ nothing but the base install (msgpack); the worker comes with its first use.
 
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.client import Client, Delivery, Receipt, Retry, Task
+from tickwheel.client import Client, Delivery, Receipt, Receipts, Retry, Task
 from tickwheel.errors import TickwheelError
 from tickwheel.version import __version__
 
@@ -17,6 +17,7 @@ __all__ = [
     "Client",
     "Delivery",
     "Receipt",
+    "Receipts",
     "Reject",
     "Retry",
     "RetryLater",

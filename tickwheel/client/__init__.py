@@ -31,7 +31,7 @@ from tickwheel.client.results import (
 )
 from tickwheel.client.retry import Retry
 from tickwheel.client.subscription import Subscription
-from tickwheel.client.tasks import Receipt, Task
+from tickwheel.client.tasks import Receipt, Receipts, Task
 
 __all__ = [
     "Active",
@@ -44,6 +44,7 @@ __all__ = [
     "GroupStats",
     "Partly",
     "Receipt",
+    "Receipts",
     "Rescheduled",
     "Retry",
     "Stats",

@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -31,7 +32,16 @@ from tickwheel.client.results import (
 )
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.subscription import Subscription, Subscriptions, subscribe_options
-from tickwheel.client.tasks import FRAME_BYTES, CheckedTask, Receipt, Task, TaskChecker, Value
+from tickwheel.client.tasks import (
+    COLUMN_BYTES,
+    FRAME_BYTES,
+    CheckedTask,
+    Receipt,
+    Receipts,
+    Task,
+    TaskChecker,
+    Value,
+)
 from tickwheel.client.times import Duration, duration_ms, moment_ms
 from tickwheel.errors import (
     BadRequest,
@@ -239,24 +249,53 @@ class Client:
         stored and others not, Partly says which.
         """
         self._ready()
-        frames = list(_frames(self._checker.check_all(tasks), self._reconnector.limits))
-        futures: list[asyncio.Future[list[Receipt]]] = []
-        trouble: TickwheelError | None = None
-        for index, frame in enumerate(frames):
-            if index >= FRAMES_AHEAD:
+        wires, sizes = self._checker.check_all(tasks)
+        slices = list(_slices(sizes, self._reconnector.limits))
+        add = self._producer.add_many
+        frames = (partial(add, wires[a:b], sum(sizes[a:b])) for a, b in slices)
+        futures, trouble = await self._send_frames(frames)
+        return list(await gather_receipts(futures, [b - a for a, b in slices], trouble))
+
+    async def enqueue_columns(
+        self,
+        topic: str,
+        bodies: Iterable[bytes],
+        *,
+        delay: Duration | None = None,
+        delays: Iterable[Duration] | None = None,
+    ) -> Receipts:
+        """Store tasks that differ in body and delay only: the fastest way for very many.
+
+        All are due after ``delay``, or each after its own of ``delays``, else at once. Otherwise
+        as ``enqueue_many``.
+        """
+        self._ready()
+        columns = self._checker.check_columns(topic, bodies, delay, delays)
+        sizes = [length + COLUMN_BYTES for length in columns.lengths]
+        slices = list(_slices(sizes, self._reconnector.limits))
+        frames = (partial(self._producer.add_columns, columns.part(a, b)) for a, b in slices)
+        futures, trouble = await self._send_frames(frames)
+        found = await gather_receipts(futures, [b - a for a, b in slices], trouble)
+        return found if isinstance(found, Receipts) else Receipts((), ())
+
+    async def _send_frames(
+        self, frames: Iterable[Callable[[], asyncio.Future[Any]]]
+    ) -> tuple[list[asyncio.Future[Any]], TickwheelError | None]:
+        """Those that were begun, and what kept the next one from it."""
+        futures: list[asyncio.Future[Any]] = []
+        for send in frames:
+            if len(futures) >= FRAMES_AHEAD:
                 # When one has failed the rest is not even begun.
-                await asyncio.wait((futures[index - FRAMES_AHEAD],))
-                if futures[index - FRAMES_AHEAD].exception() is not None:
+                await asyncio.wait((futures[-FRAMES_AHEAD],))
+                if futures[-FRAMES_AHEAD].exception() is not None:
                     break
             try:
                 if self._producer.is_full:
                     await self._producer.wait_room()
-                size = sum([checked[1] for checked in frame])
-                futures.append(self._producer.add_many([checked[0] for checked in frame], size))
+                futures.append(send())
             except TickwheelError as error:
-                trouble = error
-                break
-        return await gather_receipts(futures, [len(frame) for frame in frames], trouble)
+                return futures, error
+        return futures, None
 
     async def oneway(
         self,
@@ -280,7 +319,7 @@ class Client:
         connection = await self._reconnector.wait_up(self._send_timeout_s)
         if not connection.has_room:
             await connection.wait_room(self._send_timeout_s)
-        connection.put(encode((int(FrameType.ONEWAY), 0, (checked.wire,))))
+        connection.put(encode((int(FrameType.ONEWAY), 0, (checked[0],))))
         self._reconnector.wake()
 
     def _check(self, topic: str, body: bytes, delay: Duration | None, *options: Any) -> CheckedTask:
@@ -657,17 +696,20 @@ class Client:
         return topic, self._checker.name(group, "group")
 
 
-def _frames(checked_tasks: list[CheckedTask], limits: Limits) -> Iterable[list[CheckedTask]]:
-    """Slices that fit a frame each."""
+def _slices(sizes: Sequence[int], limits: Limits) -> Iterable[tuple[int, int]]:
+    """(start, end) of tasks that fit a frame each."""
     bytes_max, count_max = limits.frame_bytes_max - FRAME_BYTES, limits.tasks_per_frame_max
+    if 0 < len(sizes) <= count_max and sum(sizes) <= bytes_max:
+        yield 0, len(sizes)
+        return
     start = size = 0
-    for index, checked in enumerate(checked_tasks):
-        size += checked[1]
+    for index, one in enumerate(sizes):
+        size += one
         if size > bytes_max or index - start >= count_max:
-            yield checked_tasks[start:index]
-            start, size = index, checked[1]
-    if start < len(checked_tasks):
-        yield checked_tasks[start:]
+            yield start, index
+            start, size = index, one
+    if start < len(sizes):
+        yield start, len(sizes)
 
 
 def _list(answer: Any, count: int, parse: Callable[[Any], T]) -> list[T]:

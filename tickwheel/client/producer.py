@@ -18,12 +18,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from itertools import chain, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.client.connection import LOGGER, Connection, Signal, fail
 from tickwheel.client.resending import Pauses, Resendable
-from tickwheel.client.tasks import FRAME_BYTES, CheckedTask, Receipt, WireTask, due_of, receipts
+from tickwheel.client.tasks import (
+    FRAME_BYTES,
+    CheckedTask,
+    Columns,
+    Receipt,
+    Receipts,
+    WireTask,
+    due_of,
+    receipts,
+)
 from tickwheel.errors import (
     Draining,
     NotActive,
@@ -33,6 +43,7 @@ from tickwheel.errors import (
     Refused,
     RequestForgotten,
     TickwheelError,
+    UnknownType,
     Unreachable,
 )
 from tickwheel.protocol.codec import encode
@@ -48,7 +59,7 @@ QUEUE_BYTES_MAX = 256 * 1024 * 1024
 MERGE_BYTES_MAX = 512 * 1024
 """Callers share a frame up to this size: larger ones would only delay the first of them."""
 
-_ENQUEUE = int(FrameType.ENQUEUE)
+_ENQUEUE, _COLUMNS = int(FrameType.ENQUEUE), int(FrameType.ENQUEUE_COLUMNS)
 
 
 class Producer:
@@ -105,6 +116,19 @@ class Producer:
         batch.size += size
         return future
 
+    def add_columns(self, columns: Columns) -> asyncio.Future[Receipts]:
+        """Tasks that fit a frame, which is theirs alone; the future of their Receipts."""
+        count, size = len(columns.bodies), columns.size
+        self._check_room(count, size)
+        self._close_open()
+        began_s = self.reconnector.loop.time()
+        future: asyncio.Future[Receipts] = self.reconnector.loop.create_future()
+        batch = ColumnBatch(self, columns, future, began_s, began_s + self._total_s)
+        self._queue.append(batch)
+        self._unfinished.add(batch)
+        self.reconnector.wake()
+        return future
+
     async def wait_room(self) -> None:
         """Until there is room. Raises Overloaded or Unreachable when a call's time is over."""
         try:
@@ -126,20 +150,7 @@ class Producer:
             await self._changed.wait()
 
     def _room_for(self, count: int, size: int) -> Batch:
-        if self._stopped is not None:
-            raise self._stopped
-        if self._tasks + count > self.tasks_max and self._tasks:
-            raise Overloaded(
-                f"{self._tasks} tasks wait to be sent or answered; the limit is {self.tasks_max}"
-                " (the client's tasks_max): await some"
-            )
-        if self._bytes + size > self.bytes_max and self._bytes:
-            raise Overloaded(
-                f"{self._bytes} bytes wait to be sent or answered; the limit is {self.bytes_max}"
-                " (the client's bytes_max): await some"
-            )
-        self._tasks += count
-        self._bytes += size
+        self._check_room(count, size)
         batch = self._open
         if batch is not None:
             limits = self.reconnector.limits
@@ -154,6 +165,23 @@ class Producer:
         self._open = batch = Batch(self, FRAME_BYTES, began_s, began_s + self._total_s)
         self.reconnector.wake()
         return batch
+
+    def _check_room(self, count: int, size: int) -> None:
+        """Raises Overloaded when so many more may not wait; else they do."""
+        if self._stopped is not None:
+            raise self._stopped
+        if self._tasks + count > self.tasks_max and self._tasks:
+            raise Overloaded(
+                f"{self._tasks} tasks wait to be sent or answered; the limit is {self.tasks_max}"
+                " (the client's tasks_max): await some"
+            )
+        if self._bytes + size > self.bytes_max and self._bytes:
+            raise Overloaded(
+                f"{self._bytes} bytes wait to be sent or answered; the limit is {self.bytes_max}"
+                " (the client's bytes_max): await some"
+            )
+        self._tasks += count
+        self._bytes += size
 
     def _close_open(self) -> None:
         batch, self._open = self._open, None
@@ -197,7 +225,7 @@ class Producer:
         batch.refusal = None
         floor = self._window[0].number
         try:
-            data = encode((_ENQUEUE, batch.number, floor, batch.tasks))
+            data = encode(batch.frame(floor))
         except TickwheelError as error:  # checked one by one before: cannot be
             batch.failed(error)
             return
@@ -263,6 +291,11 @@ class Producer:
             self._again.append(batch)
         self.reconnector.wake()
 
+    def send_again(self, batch: Batch) -> None:
+        """Under the same number, on this connection."""
+        self._again.append(batch)
+        self.reconnector.wake()
+
     def _renumber(self, batch: Batch) -> None:
         """Out of the window and first in the queue: it will be a new request."""
         self._window.remove(batch)
@@ -296,8 +329,8 @@ class Producer:
         if batch.done:
             return
         batch.done = True
-        self._tasks -= len(batch.tasks)
-        self._bytes -= batch.size - FRAME_BYTES
+        self._tasks -= batch.count
+        self._bytes -= batch.bytes
         self._unfinished.discard(batch)
         self._pauses.forget(batch)
         self._trim()
@@ -324,6 +357,19 @@ class Batch(Resendable):
         self.size = size
         self.number = 0
         self.done = False
+
+    @property
+    def count(self) -> int:
+        """Of its tasks."""
+        return len(self.tasks)
+
+    @property
+    def bytes(self) -> int:
+        """Of its tasks, in a frame."""
+        return self.size - FRAME_BYTES
+
+    def frame(self, floor: int) -> tuple[Any, ...]:
+        return (_ENQUEUE, self.number, floor, self.tasks)
 
     def unwanted(self) -> bool:
         """Every caller has gone before it was sent."""
@@ -382,6 +428,56 @@ class Batch(Resendable):
         self.producer.give_up(self, error)
 
 
+class ColumnBatch(Batch):
+    """Tasks that differ in body and delay only, of one caller."""
+
+    __slots__ = ("columns", "is_known")
+
+    def __init__(
+        self,
+        producer: Producer,
+        columns: Columns,
+        future: asyncio.Future[Receipts],
+        began_s: float,
+        deadline_s: float,
+    ) -> None:
+        super().__init__(producer, columns.size + FRAME_BYTES, began_s, deadline_s)
+        self.columns = columns
+        self.entries = [(future, len(columns.bodies))]
+        self.is_known = True
+        """The daemon knows frames of columns, as far as is known."""
+
+    @property
+    def count(self) -> int:
+        return len(self.columns.bodies)
+
+    def frame(self, floor: int) -> tuple[Any, ...]:
+        topic, bodies, delays_ms, _ = self.columns
+        if not self.is_known:
+            tasks = list(zip(repeat(topic), bodies, delays_ms))  # one is endless
+            return (_ENQUEUE, self.number, floor, tasks)
+        first_ms = delays_ms[0]
+        alike = delays_ms.count(first_ms) == len(delays_ms)
+        return (_COLUMNS, self.number, floor, topic, bodies, first_ms if alike else delays_ms)
+
+    def answered(self, result: Any) -> None:
+        accepted_ms, ids = result
+        if type(accepted_ms) is not int or len(ids) != self.count:
+            raise ValueError(f"{len(ids)} ids for {self.count} tasks")
+        ((future, _),) = self.entries
+        if not future.done():
+            dues_ms = [accepted_ms + delay_ms for delay_ms in self.columns.delays_ms]
+            future.set_result(Receipts(ids, dues_ms))
+        self.producer.finish(self)
+
+    def failed(self, error: TickwheelError) -> None:
+        if isinstance(error, UnknownType) and self.is_known and not self.done:
+            self.is_known = False
+            self.producer.send_again(self)
+        else:
+            super().failed(error)
+
+
 def split(batch: Batch, frame_bytes: int) -> list[Batch]:
     """A batch for each caller of ``batch``, without numbers, with the same deadline."""
     parts: list[Batch] = []
@@ -416,10 +512,10 @@ def is_certain(error: TickwheelError) -> bool:
 
 
 async def gather_receipts(
-    futures: Sequence[asyncio.Future[list[Receipt]]],
+    futures: Sequence[asyncio.Future[Any]],
     counts: Sequence[int],
     trouble: TickwheelError | None,
-) -> list[Receipt]:
+) -> Sequence[Receipt]:
     """All receipts. ``counts``: tasks of each frame; frames without a future were not begun,
     for ``trouble`` or because an earlier one had failed. Raises what went wrong."""
     if futures:
@@ -428,7 +524,7 @@ async def gather_receipts(
     if trouble is not None:
         errors.append(trouble)
     if not errors:
-        return [receipt for future in futures for receipt in future.result()]
+        return _joined([future.result() for future in futures])
     found: list[Receipt | TickwheelError] = []
     for index, count in enumerate(counts):
         if index >= len(futures):
@@ -447,7 +543,17 @@ async def gather_receipts(
     )
 
 
-def _error_of(future: asyncio.Future[list[Receipt]]) -> TickwheelError | None:
+def _joined(parts: list[Sequence[Receipt]]) -> Sequence[Receipt]:
+    if len(parts) == 1:
+        return parts[0]
+    columns = [part for part in parts if isinstance(part, Receipts)]
+    if columns and len(columns) == len(parts):
+        ids = list(chain.from_iterable(part.ids for part in columns))
+        return Receipts(ids, list(chain.from_iterable(part.dues_ms for part in columns)))
+    return list(chain.from_iterable(parts))
+
+
+def _error_of(future: asyncio.Future[Any]) -> TickwheelError | None:
     if future.cancelled():
         return OutcomeUnknown("the call was cancelled")
     error = future.exception()

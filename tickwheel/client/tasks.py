@@ -12,7 +12,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
-from typing import Any, NamedTuple
+from functools import partial
+from math import isnan
+from typing import Any, NamedTuple, overload
 
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.times import Duration, duration_ms, moment, moment_ms
@@ -26,6 +28,10 @@ WireTask = tuple[Any, ...]
 
 PLAIN_BYTES = 24
 """Array header, body header, topic header and delay of a task; a topic's letter is a byte."""
+COLUMN_BYTES = 14
+"""Headers of a body and of its delay in a frame of columns."""
+PLAIN_DELAY_S_MAX = 1e9
+"""Longer ones are looked at more closely."""
 FRAME_BYTES = 32
 """Of an ENQUEUE frame without its tasks."""
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,255}")
@@ -66,11 +72,59 @@ class Receipt(NamedTuple):
         return moment(self.due_ms)
 
 
-class CheckedTask(NamedTuple):
-    """A checked task and at most how many bytes it takes in a frame."""
+CheckedTask = tuple[WireTask, int]
+"""A checked task, and at most how many bytes it takes in a frame. A plain tuple: there may be
+hundreds of thousands a second."""
 
-    wire: WireTask
-    size: int
+
+class Receipts(Sequence[Receipt]):
+    """Of many tasks, in their order, as columns; an item is made when it is looked at."""
+
+    __slots__ = ("dues_ms", "ids")
+
+    def __init__(self, ids: Sequence[int], dues_ms: Sequence[int]) -> None:
+        self.ids = ids
+        self.dues_ms = dues_ms
+        """Milliseconds since 1970 by the daemon's clock."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @overload
+    def __getitem__(self, index: int) -> Receipt: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Receipts: ...
+
+    def __getitem__(self, index: int | slice) -> Receipt | Receipts:
+        if isinstance(index, slice):
+            return Receipts(self.ids[index], self.dues_ms[index])
+        return Receipt(self.ids[index], self.dues_ms[index])
+
+    def __repr__(self) -> str:
+        return f"<Receipts of {len(self)} tasks>"
+
+
+class Columns(NamedTuple):
+    """Checked tasks of one topic, as columns of the same length."""
+
+    topic: str
+    bodies: list[bytes]
+    delays_ms: list[int]
+    lengths: list[int]
+    """Of the bodies."""
+
+    def part(self, start: int, end: int) -> Columns:
+        if start == 0 and end >= len(self.bodies):
+            return self
+        columns = self.bodies[start:end], self.delays_ms[start:end], self.lengths[start:end]
+        return Columns(self.topic, *columns)
+
+    @property
+    def size(self) -> int:
+        """At most how many bytes they take in a frame."""
+        each = COLUMN_BYTES * len(self.bodies)
+        return sum(self.lengths) + each + len(self.topic) + FRAME_BYTES
 
 
 class TaskChecker:
@@ -89,14 +143,14 @@ class TaskChecker:
             return None
         if delay is None:
             delay_ms = 0
-        elif type(delay) in (float, int) and 0 <= delay < 1e9:
+        elif type(delay) in _PLAIN_DELAYS and 0 <= delay < PLAIN_DELAY_S_MAX:
             delay_ms = -(-round(delay * 1_000_000) // 1000)
         else:
             return None
         limits, size = self.limits, len(body)
         if size > limits.body_bytes_max or delay_ms > limits.delay_ms_max:
             return None
-        return CheckedTask((topic, body, delay_ms), size + len(topic) + PLAIN_BYTES)
+        return (topic, body, delay_ms), size + len(topic) + PLAIN_BYTES
 
     def check(self, task: Any, field: str = "task") -> CheckedTask:
         """Any task. Raises BadRequest (or a kind of it) naming field, limit and value."""
@@ -120,18 +174,77 @@ class TaskChecker:
             raise BadRequest(f"{field}: {error.message}") from None
         return self._fitting((topic, body, delay_ms, options), size, field)
 
-    def check_all(self, tasks: Iterable[Task]) -> list[CheckedTask]:
-        """Every task, or the error of the first bad one, before any is sent."""
-        checked_tasks: list[CheckedTask] = []
-        plain = self.plain
+    def check_all(self, tasks: Iterable[Task]) -> tuple[list[WireTask], list[int]]:
+        """Every task and its size, or the error of the first bad one, before any is sent."""
+        wires: list[WireTask] = []
+        sizes: list[int] = []
+        names, limits = self._names, self.limits
+        body_max, delay_max = limits.body_bytes_max, limits.delay_ms_max
         for index, task in enumerate(tasks):
-            if type(task) is Task and _is_plain(task):
-                checked = plain(task.topic, task.body, task.delay)
-                if checked is not None:
-                    checked_tasks.append(checked)
+            # What most tasks are, looked at without a call: this loop is what bulk costs.
+            is_plain = (
+                type(task) is Task
+                and task.at is None
+                and task.key is None
+                and task.tag is None
+                and not task.properties
+                and task.ttl is None
+                and task.retry is None
+                and task.priority == 0
+                and type(task.priority) is int
+                and type(task.topic) is str
+                and task.topic in names
+                and type(task.body) is bytes
+                and len(task.body) <= body_max
+                and type(task.delay) in _PLAIN_DELAYS
+            )
+            if is_plain:
+                delay_ms = _plain_ms(task.delay)
+                if 0 <= delay_ms <= delay_max:
+                    wires.append((task.topic, task.body, delay_ms))
+                    sizes.append(len(task.body) + len(task.topic) + PLAIN_BYTES)
                     continue
-            checked_tasks.append(self.check(task, f"tasks[{index}]"))
-        return checked_tasks
+            wire, size = self.check(task, f"tasks[{index}]")
+            wires.append(wire)
+            sizes.append(size)
+        return wires, sizes
+
+    def check_columns(
+        self,
+        topic: str,
+        bodies: Iterable[bytes],
+        delay: Duration | None,
+        delays: Iterable[Duration] | None,
+    ) -> Columns:
+        """Tasks that differ in body and delay only. Raises as ``check``."""
+        name = self.name(topic, "topic")
+        found = list(bodies)
+        limits = self.limits
+        if not set(map(type, found)) <= {bytes}:
+            found = [_body(body, f"bodies[{index}]") for index, body in enumerate(found)]
+        lengths = list(map(len, found))
+        if lengths and max(lengths) > limits.body_bytes_max:
+            index = next(i for i, n in enumerate(lengths) if n > limits.body_bytes_max)
+            raise BodyTooLarge(
+                f"bodies[{index}] has {lengths[index]} bytes; the limit is"
+                f" {limits.body_bytes_max} (body_bytes_max)"
+            )
+        if delays is None:
+            one_ms = 0 if delay is None else duration_ms(delay, "delay")
+            delays_ms = [one_ms] * len(found)
+        elif delay is not None:
+            raise BadRequest("delay and delays are given; give one of them")
+        else:
+            delays_ms = _all_ms(list(delays))
+        if len(delays_ms) != len(found):
+            raise BadRequest(f"delays has {len(delays_ms)} elements, but there are {len(found)}")
+        if delays_ms and max(delays_ms) > limits.delay_ms_max:
+            index = next(i for i, ms in enumerate(delays_ms) if ms > limits.delay_ms_max)
+            raise DueTooFar(
+                f"delays[{index}] is {delays_ms[index]} ms; the limit is {limits.delay_ms_max}"
+                " (delay_ms_max)"
+            )
+        return Columns(name, found, delays_ms, lengths)
 
     def name(self, value: Any, field: str) -> str:
         """A topic's or group's name."""
@@ -153,7 +266,7 @@ class TaskChecker:
                 f"{field} has about {size} bytes with all its fields; a frame's limit is {limit}"
                 " (frame_bytes_max)"
             )
-        return CheckedTask(wire, size)
+        return wire, size
 
     def _due(self, task: Task, options: dict[str, Any], field: str) -> int | None:
         if task.at is not None:
@@ -219,21 +332,33 @@ def due_of(wire: WireTask, accepted_ms: int) -> int:
 
 def receipts(tasks: Sequence[WireTask], ids: Sequence[int], accepted_ms: int) -> list[Receipt]:
     """What the daemon's answer to ``tasks`` means. Raises ValueError when they don't match."""
-    dues = [due_of(task, accepted_ms) for task in tasks]
-    return list(map(Receipt._make, zip(ids, dues, strict=True)))
+    dues = [
+        accepted_ms + task[2] if task[2] is not None else due_of(task, accepted_ms)
+        for task in tasks
+    ]
+    return list(map(_new_receipt, zip(ids, dues, strict=True)))
 
 
-def _is_plain(task: Task) -> bool:
-    return (
-        task.at is None
-        and task.key is None
-        and task.tag is None
-        and not task.properties
-        and task.ttl is None
-        and task.retry is None
-        and type(task.priority) is int
-        and task.priority == 0
-    )
+_new_receipt = partial(tuple.__new__, Receipt)
+_PLAIN_DELAYS = frozenset((type(None), int, float))
+
+
+def _plain_ms(delay: Any) -> int:
+    """A delay in seconds, rounded up; -1 when a closer look is needed."""
+    if delay is None:
+        return 0
+    if 0 <= delay < PLAIN_DELAY_S_MAX:
+        ms: int = -(-round(delay * 1_000_000) // 1000)
+        return ms
+    return -1
+
+
+def _all_ms(delays: list[Any]) -> list[int]:
+    if set(map(type, delays)) <= {int, float} and delays:
+        # A NaN is in no order, and fails here, too.
+        if min(delays) >= 0 and max(delays) < PLAIN_DELAY_S_MAX and not any(map(isnan, delays)):
+            return [-(-round(delay * 1_000_000) // 1000) for delay in delays]
+    return [duration_ms(delay, f"delays[{index}]") for index, delay in enumerate(delays)]
 
 
 def _body(value: Any, field: str) -> bytes:

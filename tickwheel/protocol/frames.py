@@ -48,6 +48,7 @@ class FrameType(IntEnum):
     GROUP_DELETE = 27
     CONFIGURE = 28
     ALIVE = 29
+    ENQUEUE_COLUMNS = 30
 
     OK = 65
     ERROR = 66

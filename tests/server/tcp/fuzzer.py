@@ -75,6 +75,7 @@ class Fuzzer:
         self._makers: dict[T, Callable[[], tuple[Any, ...]]] = {
             T.HELLO: self.greeting,
             T.ENQUEUE: lambda: (self.floor(), self.tasks()),
+            T.ENQUEUE_COLUMNS: lambda: (self.floor(), self.topic(), *self.columns()),
             T.ONEWAY: lambda: (self.tasks(),),
             T.SUBSCRIBE: self.subscribe,
             T.PREFETCH: lambda: (self.sub(), self.pick((0, 1, 10, 100))),
@@ -105,7 +106,14 @@ class Fuzzer:
         }
         assert set(self._makers) == {kind for kind in T if kind < T.OK}
         rare = {T.BACKUP: 1, T.HELLO: 1, T.BYE: 2, T.STATS: 3, T.GROUP_DELETE: 4, T.CONFIGURE: 5}
-        often = {T.ENQUEUE: 50, T.ACK: 25, T.PULL: 20, T.NACK: 15, T.SUBSCRIBE: 15}
+        often = {
+            T.ENQUEUE: 50,
+            T.ENQUEUE_COLUMNS: 10,
+            T.ACK: 25,
+            T.PULL: 20,
+            T.NACK: 15,
+            T.SUBSCRIBE: 15,
+        }
         self._kinds = list(self._makers)
         self._weights = [(rare | often).get(kind, 10) for kind in self._kinds]
 
@@ -195,6 +203,11 @@ class Fuzzer:
 
     def tasks(self) -> tuple[Any, ...]:
         return tuple(self.task() for _ in range(self.pick((1, 1, 1, 2, 10))))
+
+    def columns(self) -> tuple[tuple[bytes, ...], Any]:
+        bodies = tuple(bytes(self.pick((0, 1, 100))) for _ in range(self.pick((1, 1, 2, 10))))
+        delay_ms = self.pick((*DELAYS_MS, self.near(self.limits.delay_ms_max)))
+        return bodies, self.pick((delay_ms, (delay_ms,) * len(bodies), (delay_ms,)))
 
     def task(self) -> tuple[Any, ...]:
         body = bytes(self.pick((0, 1, 10, 100, self.near(self.limits.body_bytes_max))))

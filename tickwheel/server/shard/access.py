@@ -53,6 +53,7 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
     {
         "enqueue": Need(Right.PRODUCE, Of.EACH_TASK),
         "enqueue_plain": Need(Right.PRODUCE, Of.EACH_TASK),
+        "enqueue_columns": Need(Right.PRODUCE, Of.NAMED),
         "enqueue_unanswered": Need(Right.PRODUCE, Of.EACH_TASK),
         "subscribe": Need(Right.CONSUME, Of.NAMED),
         "pull": Need(Right.CONSUME, Of.NAMED),

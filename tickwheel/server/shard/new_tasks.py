@@ -7,9 +7,10 @@ wrong.
 from __future__ import annotations
 
 import math
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.errors import BacklogFull, BadRequest, BodyTooLarge, LimitExceeded
+from tickwheel.errors import BacklogFull, BadRequest, BodyTooLarge, DueTooFar, LimitExceeded
 from tickwheel.limits import Limits
 from tickwheel.model.records import TaskOptions, size_of, text_bytes
 from tickwheel.server import checks, policies
@@ -66,6 +67,56 @@ class NewTasks:
             for name in new_topics:
                 self._core.topic(name)
         return new_tasks, size
+
+    def columns(
+        self, topic: object, bodies: Sequence[Any], delays_ms: object, now_ms: int
+    ) -> tuple[list[NewTask], int]:
+        """(new tasks, their bytes) of one topic; raises what is wrong with the first bad one."""
+        name, limits = checks.name(topic, "topic"), self._limits
+        if set(map(type, bodies)) != {bytes}:
+            index = next(i for i, body in enumerate(bodies) if type(body) is not bytes)
+            checks.wrong(f"bodies[{index}]", "binary", bodies[index])
+        lengths = list(map(len, bodies))
+        if max(lengths) > limits.body_bytes_max:
+            index = next(i for i, length in enumerate(lengths) if length > limits.body_bytes_max)
+            raise BodyTooLarge(
+                f"bodies[{index}] has {lengths[index]} bytes; the limit is"
+                f" {limits.body_bytes_max} (body_bytes_max)"
+            )
+        dues_ms: Iterable[int]
+        if type(delays_ms) is tuple:
+            dues_ms = self._dues(delays_ms, len(bodies), now_ms)
+        else:
+            dues_ms = repeat(now_ms + self._delay(delays_ms, "delays_ms"))
+        new_tasks: list[NewTask]
+        new_tasks = list(zip(repeat(name), dues_ms, bodies, repeat(None)))  # as bodies
+        self._check_room(new_tasks)
+        if name not in self._topics:
+            self._make_topic_room((name,))
+            self._core.topic(name)
+        return new_tasks, sum(lengths)
+
+    def _dues(self, delays_ms: Sequence[Any], count: int, now_ms: int) -> list[int]:
+        if len(delays_ms) != count:
+            raise BadRequest(
+                f"delays_ms has {len(delays_ms)} elements, but there are {count} bodies"
+            )
+        if set(map(type, delays_ms)) == {int} and min(delays_ms) >= 0:
+            if max(delays_ms) <= self._limits.delay_ms_max:
+                return [now_ms + delay_ms for delay_ms in delays_ms]
+        return [
+            now_ms + self._delay(delay_ms, f"delays_ms[{index}]")
+            for index, delay_ms in enumerate(delays_ms)
+        ]
+
+    def _delay(self, delay_ms: object, field: str) -> int:
+        if type(delay_ms) is not int or delay_ms < 0:
+            checks.wrong(field, "a non-negative integer", delay_ms)
+        if delay_ms > self._limits.delay_ms_max:
+            raise DueTooFar(
+                f"{field} is {delay_ms} ms; the limit is {self._limits.delay_ms_max} (delay_ms_max)"
+            )
+        return delay_ms
 
     def _check_room(self, new_tasks: list[NewTask]) -> None:
         core = self._core

@@ -48,6 +48,7 @@ _FLAT = frozenset(
     int(kind)
     for kind in (
         FrameType.ENQUEUE,
+        FrameType.ENQUEUE_COLUMNS,
         FrameType.ONEWAY,
         FrameType.ACK,
         FrameType.NACK,

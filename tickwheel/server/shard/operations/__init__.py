@@ -49,6 +49,7 @@ class Operations:
         produce = Producing(shard)
         self.enqueue = produce.enqueue
         self.enqueue_plain = produce.enqueue_plain
+        self.enqueue_columns = produce.enqueue_columns
         self.enqueue_unanswered = produce.enqueue_unanswered
         self.leave = produce.leave
         self.plain_tasks = produce.plain_tasks

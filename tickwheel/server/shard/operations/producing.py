@@ -49,6 +49,7 @@ class Producing:
         self._intake = shard.engine.intake
         self._committer = shard.committer
         self._parse = shard.new_tasks.parse
+        self._columns = shard.new_tasks.columns
         self._tasks_max = shard.limits.tasks_per_frame_max
         self._window_max = shard.limits.window_max
         self._staged_bytes_max = shard.settings.staged_bytes_max
@@ -67,6 +68,33 @@ class Producing:
         caller has seen every answer. Raises BadRequest, LimitExceeded, BodyTooLarge, DueTooFar,
         BacklogFull, WindowFull, RequestForgotten, StoreFull, Refused, Overloaded, Draining.
         """
+        if self._was_answered(caller, request, floor, now):
+            return
+        new_tasks, size = self._parse(self._checked(tasks), now.now_ms)
+        intake = self._shard.border.act().intake
+        intake.enqueue(caller.replies, caller.session, request, new_tasks, size, now.now_ms)
+
+    def enqueue_columns(
+        self,
+        caller: Caller,
+        request: int,
+        floor: object,
+        topic: object,
+        bodies: object,
+        delays_ms: object,
+        now: Now,
+    ) -> None:
+        """``enqueue`` of tasks of one topic that differ in body and delay only; ``delays_ms``:
+        one for all, or one each. Raises as ``enqueue``."""
+        if self._was_answered(caller, request, floor, now):
+            return
+        many = self._checked(bodies, "bodies")
+        new_tasks, size = self._columns(topic, many, delays_ms, now.now_ms)
+        intake = self._shard.border.act().intake
+        intake.enqueue(caller.replies, caller.session, request, new_tasks, size, now.now_ms)
+
+    def _was_answered(self, caller: Caller, request: int, floor: object, now: Now) -> bool:
+        """It is a resend, and was answered. Raises what keeps a new request out."""
         session = caller.session
         if session is not None:
             if type(floor) is not int or not 0 <= floor <= request:
@@ -74,12 +102,10 @@ class Producing:
                     f"floor must be 0 to the request number {request}, not {checks.shown(floor)}"
                 )
             if self._is_repeat(caller, session, request, floor):
-                return
+                return True
             self._check_outcomes(now.now_ms)
         self._check_door()
-        new_tasks, size = self._parse(self._checked(tasks), now.now_ms)
-        intake = self._shard.border.act().intake
-        intake.enqueue(caller.replies, session, request, new_tasks, size, now.now_ms)
+        return False
 
     def enqueue_unanswered(self, caller: Caller, tasks: Sequence[Any], now: Now) -> None:
         """Like ``enqueue`` without an answer and without a memory for resends."""
@@ -148,10 +174,10 @@ class Producing:
                 f" {self._staged_bytes_max} (staged_bytes_max)"
             )
 
-    def _checked(self, tasks: object) -> Sequence[Any]:
+    def _checked(self, tasks: object, field: str = "tasks") -> Sequence[Any]:
         if type(tasks) is not tuple or not 0 < len(tasks) <= self._tasks_max:
-            found = checks.sequence(tasks, "tasks", self._tasks_max)
-            raise BadRequest(f"tasks has {len(found)} elements; at least 1 is needed")
+            found = checks.sequence(tasks, field, self._tasks_max)
+            raise BadRequest(f"{field} has {len(found)} elements; at least 1 is needed")
         return tasks
 
     # --- resends -------------------------------------------------------------------------------

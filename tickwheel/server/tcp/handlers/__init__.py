@@ -30,6 +30,7 @@ def command_table(operations: Operations) -> Table:
     handlers: dict[int, Handler] = {
         **_about_the_conversation(operations),
         FrameType.ENQUEUE: produce.enqueue,
+        FrameType.ENQUEUE_COLUMNS: produce.enqueue_columns,
         FrameType.ONEWAY: produce.oneway,
         FrameType.SUBSCRIBE: consume.subscribe,
         FrameType.PREFETCH: consume.prefetch,

@@ -31,9 +31,14 @@ class Producing:
     def enqueue(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 2, "floor, tasks")
         _, request, floor, tasks = frame
-        if type(request) is not int or not 0 < request <= REQUEST_MAX:
-            raise BadRequest(f"request must be 1 to {REQUEST_MAX}, not {checks.shown(request)}")
+        _check_number(request)
         self._operations.enqueue(peer.caller, request, floor, tasks, now)
+
+    def enqueue_columns(self, peer: Peer, frame: Frame, now: Now) -> None:
+        decode.arity(frame, 4, "floor, topic, bodies, delays_ms")
+        _, request, floor, topic, bodies, delays_ms = frame
+        _check_number(request)
+        self._operations.enqueue_columns(peer.caller, request, floor, topic, bodies, delays_ms, now)
 
     def enqueue_plain(self, peer: Peer, frames: Sequence[Frame], start: int, now: Now) -> int:
         """Take consecutive ENQUEUE frames of one plain task each in one go: the hot path.
@@ -87,3 +92,8 @@ class Producing:
     def oneway(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 1, "tasks")
         self._operations.enqueue_unanswered(peer.caller, frame[2], now)
+
+
+def _check_number(request: object) -> None:
+    if type(request) is not int or not 0 < request <= REQUEST_MAX:
+        raise BadRequest(f"request must be 1 to {REQUEST_MAX}, not {checks.shown(request)}")
