@@ -258,7 +258,7 @@ def test_the_machines_clocks_run() -> None:
 
 
 class Steered(SteeredSources):
-    """A file steers it, as a daemon under test; the machine below stands still unless told."""
+    """A file steers it, as a daemon under test; the machine below stands still until moved."""
 
     def __init__(self, path: Path) -> None:
         self.mono = 0

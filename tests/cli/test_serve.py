@@ -19,9 +19,9 @@ async def status(url: str, *options: str) -> int:
 
 async def test_a_row_for_each_address_and_the_active_one_that_is_named(capsys: Capture) -> None:
     async with FakeDaemon() as standby, FakeDaemon() as active:
-        told = {"node": "left", "address": active.url, "epoch": 7, "since_ms": NOW_MS}
-        standby.told(node="right", role="standby", state="standby", active=told, epoch=0)
-        active.told(node="left", state="loading", loaded=12_000, to_load=100_000, epoch=7)
+        leader = {"node": "left", "address": active.url, "epoch": 7, "since_ms": NOW_MS}
+        standby.set_status(node="right", role="standby", state="standby", active=leader, epoch=0)
+        active.set_status(node="left", state="loading", loaded=12_000, to_load=100_000, epoch=7)
         assert await status(f"{standby.url},127.0.0.1:1") == 0
     head, *rows = capsys.readouterr().out.splitlines()
     assert head.split() == ["address", "node", "role", "state", "epoch", "since", "store"]
@@ -35,7 +35,7 @@ async def test_a_row_for_each_address_and_the_active_one_that_is_named(capsys: C
 
 async def test_what_a_confirmed_task_survives_is_said_below(capsys: Capture) -> None:
     async with FakeDaemon() as daemon:
-        daemon.told(durability="appendfsync everysec: \x1b can lose a second")
+        daemon.set_status(durability="appendfsync everysec: \x1b can lose a second")
         assert await status(daemon.url) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("durability: appendfsync everysec: ")
@@ -44,10 +44,10 @@ async def test_what_a_confirmed_task_survives_is_said_below(capsys: Capture) -> 
 
 async def test_json_is_an_object_an_address(capsys: Capture) -> None:
     async with FakeDaemon() as daemon:
-        told = daemon.told(address="tcp://known.as:7355")
+        expected = daemon.set_status(address="tcp://known.as:7355")
         assert await status(f"{daemon.url},127.0.0.1:1", "--json") == 0
     first, second = map(json.loads, capsys.readouterr().out.splitlines())
-    assert first == {"url": daemon.url, "reachable": True, **told}
+    assert first == {"url": daemon.url, "reachable": True, **expected}
     assert second["url"] == "tcp://127.0.0.1:1"
     assert (second["reachable"], second["error"]) == (False, "unreachable")
     assert second["message"]
@@ -56,8 +56,8 @@ async def test_json_is_an_object_an_address(capsys: Capture) -> None:
 @pytest.mark.parametrize("state", ["store_trouble", "draining", "recovering"])
 async def test_without_one_that_serves_it_is_1(state: str, capsys: Capture) -> None:
     async with FakeDaemon() as daemon, FakeDaemon() as standby:
-        daemon.told(state=state, detail="for a reason", store_ok=False)
-        standby.told(role="standby", state="standby")
+        daemon.set_status(state=state, detail="for a reason", store_ok=False)
+        standby.set_status(role="standby", state="standby")
         assert await status(f"{daemon.url},{standby.address}") == 1
     out = capsys.readouterr().out
     assert f"{state.replace('_', ' ')} (for a reason)" in out

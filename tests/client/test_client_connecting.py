@@ -321,7 +321,7 @@ async def test_close_waits_for_answers_and_says_bye() -> None:
         await peer.gone()
 
 
-async def test_close_is_bounded_and_tells_who_waits() -> None:
+async def test_close_is_bounded_and_fails_what_waits() -> None:
     async with FakeDaemon() as daemon:
         client = daemon.client(send_timeout=0.2)
         await client.connect()
@@ -398,7 +398,7 @@ async def test_after_close_every_call_says_so() -> None:
             client.subscribe("t")
 
 
-async def test_a_call_under_way_at_close_is_told() -> None:
+async def test_a_call_under_way_at_close_fails_with_an_error() -> None:
     async with FakeDaemon() as daemon:
         client = daemon.client(send_timeout=0.2)
         await client.connect()

@@ -1,4 +1,4 @@
-"""Enqueueing through the client: what is sent, what is sent again, what callers are told."""
+"""Enqueueing through the client: what is sent, what is sent again, what callers get."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_every_field_arrives() -> None:
         "priority": 255,
         "ttl": timedelta(minutes=1),
     }
-    told = {"key": "k", "tag": "g", "props": options["properties"], "priority": 255}
+    sent = {"key": "k", "tag": "g", "props": options["properties"], "priority": 255}
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         client.enqueue_nowait("t", b"a", at=at, **options)
@@ -99,11 +99,11 @@ async def test_every_field_arrives() -> None:
         await turns()
         tasks = [task for frame in await frames_of(peer) for task in frame[3]]
         due_ms = round(at.timestamp() * 1000)
-        with_due = told | {"ttl_ms": 60_000, "due_ms": due_ms}
+        with_due = sent | {"ttl_ms": 60_000, "due_ms": due_ms}
         assert tasks == [
             ("t", b"a", None, with_due),
             ("t", b"b", 2000),
-            ("t", b"c", 500, told | {"ttl_ms": 60_000}),
+            ("t", b"c", 500, sent | {"ttl_ms": 60_000}),
             ("t", b"d", 0),
             ("t", b"e", None, with_due),
         ]
@@ -355,7 +355,7 @@ async def test_refused_once_and_then_taken() -> None:
 
 
 async def test_outcome_unknown_is_asked_again_by_the_same_number() -> None:
-    """The daemon kept it or not; only the same number can tell."""
+    """The daemon kept it or not; only the same number can find out."""
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         future = client.enqueue_nowait("t", b"x")

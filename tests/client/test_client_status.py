@@ -17,7 +17,9 @@ from tickwheel.protocol.frames import FrameType as T
 
 async def test_status_of_the_active_daemon() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
-        raw = daemon.told(state="loading", detail="half way", loaded=5, to_load=9, newer="field")
+        raw = daemon.set_status(
+            state="loading", detail="half way", loaded=5, to_load=9, newer="field"
+        )
         found = await soon(client.status())
         assert (found.role, found.state, found.detail) == ("active", "loading", "half way")
         assert (found.epoch, found.loaded, found.to_load) == (1, 5, 9)
@@ -41,7 +43,7 @@ async def test_status_of_the_active_daemon() -> None:
     ],
 )
 def test_who_serves(role: str, state: str, serves: bool) -> None:
-    raw = FakeDaemon().told(role=role, state=state)
+    raw = FakeDaemon().set_status(role=role, state=state)
     assert Status.of(raw).serves is serves
 
 
@@ -58,11 +60,11 @@ async def test_an_answer_of_another_shape_is_a_protocol_error(answer: Any) -> No
 async def test_a_standby_is_asked_without_following_it() -> None:
     async with FakeDaemon() as standby, FakeDaemon() as active:
         standby.stand_by(active)
-        told = {"node": "other", "address": active.url, "epoch": 4, "since_ms": 9}
-        standby.told(role="standby", state="standby", active=told)
+        leader = {"node": "other", "address": active.url, "epoch": 4, "since_ms": 9}
+        standby.set_status(role="standby", state="standby", active=leader)
         found = await soon(status_at(standby.url, token="secret"))
         assert found.active == Active("other", active.url, 4, 9)
-        standby.told(role="standby", state="standby", active=told | {"epoch": None})
+        standby.set_status(role="standby", state="standby", active=leader | {"epoch": None})
         found = await soon(status_at(standby.url, token="secret"))
         assert found.active == Active("other", active.url, None, 9), "it is taking over"
         assert active.connections == 0
@@ -114,10 +116,10 @@ async def test_one_address_at_a_time() -> None:
 
 async def test_all_addresses_and_whom_they_name() -> None:
     async with FakeDaemon() as first, FakeDaemon() as second, FakeDaemon() as active:
-        active.told(node="c")
-        told = {"node": "c", "address": active.url, "epoch": 1, "since_ms": 9}
+        active.set_status(node="c")
+        leader = {"node": "c", "address": active.url, "epoch": 1, "since_ms": 9}
         for daemon in (first, second):
-            daemon.told(role="standby", state="standby", active=told)
+            daemon.set_status(role="standby", state="standby", active=leader)
         url = f"tcp://{first.address},127.0.0.1:1,{second.address},{first.address}"
         found = await soon(statuses(url))
         assert list(found) == [first.url, "tcp://127.0.0.1:1", second.url, active.url]
@@ -128,9 +130,9 @@ async def test_all_addresses_and_whom_they_name() -> None:
 
 async def test_who_answered_under_another_name_is_not_asked_again() -> None:
     async with FakeDaemon() as standby, FakeDaemon() as active:
-        active.told(address="tcp://a.name.of.its.own:7355")
-        told = {"node": "c", "address": "tcp://a.name.of.its.own:7355", "epoch": 1, "since_ms": 9}
-        standby.told(role="standby", state="standby", active=told)
+        active.set_status(address="tcp://a.name.of.its.own:7355")
+        leader = {"node": "c", "address": "tcp://a.name.of.its.own:7355", "epoch": 1, "since_ms": 9}
+        standby.set_status(role="standby", state="standby", active=leader)
         found = await soon(statuses(f"{standby.url},{active.address}"))
         assert list(found) == [standby.url, active.url]
 
@@ -138,6 +140,6 @@ async def test_who_answered_under_another_name_is_not_asked_again() -> None:
 @pytest.mark.parametrize("address", ["nonsense://x", "", "tcp://x:0"])
 async def test_a_name_that_is_none_is_passed_over(address: str) -> None:
     async with FakeDaemon() as standby:
-        told = {"node": "c", "address": address, "epoch": 1, "since_ms": 9}
-        standby.told(role="standby", state="standby", active=told)
+        leader = {"node": "c", "address": address, "epoch": 1, "since_ms": 9}
+        standby.set_status(role="standby", state="standby", active=leader)
         assert list(await soon(statuses(standby.url))) == [standby.url]

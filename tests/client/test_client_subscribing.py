@@ -225,7 +225,7 @@ async def test_a_new_loop_in_the_same_task_acks_what_the_old_one_left() -> None:
         assert peer.nothing()
 
 
-async def test_who_reads_without_a_loop_is_told_that_nothing_could_be_acked() -> None:
+async def test_who_reads_without_a_loop_gets_an_error_that_nothing_could_be_acked() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         _, subscription, _ = await consume(daemon, client, auto_ack=True)
         with pytest.raises(errors.BadRequest, match="async for"):
@@ -338,7 +338,7 @@ async def test_a_batch_is_acked_as_one() -> None:
 # --- ended by the daemon ---------------------------------------------------------------------
 
 
-async def test_a_subscription_that_the_daemon_ends_tells_its_reader_why() -> None:
+async def test_a_subscription_that_the_daemon_ends_gives_its_reader_the_reason() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer, subscription, sub = await consume(daemon, client, group="g")
         other = client.subscribe("u")

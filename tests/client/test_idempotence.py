@@ -50,7 +50,7 @@ async def test_a_body_that_fails_lets_the_next_one_in() -> None:
     assert await do(once, "a")
 
 
-async def test_a_second_claim_waits_and_is_told_when_the_first_is_done() -> None:
+async def test_a_second_claim_waits_and_learns_when_the_first_is_done() -> None:
     once, go_on = Once(), asyncio.Event()
 
     async def slow() -> None:
@@ -87,7 +87,7 @@ async def test_when_the_first_fails_one_of_those_who_wait_is_first() -> None:
         await working
 
 
-async def test_who_waits_too_long_is_told_so() -> None:
+async def test_who_waits_too_long_gets_an_error() -> None:
     once = Once(wait=0.05)
     async with once.claim("a"):
         with pytest.raises(errors.Conflict, match=r"'tickwheel:once:a'.*0\.05 s"):

@@ -38,7 +38,7 @@ def url(shared_redis: RedisServer) -> str:
     return shared_redis.url()
 
 
-async def test_what_one_has_done_the_other_is_told(url: str, shared_redis: RedisServer) -> None:
+async def test_what_one_has_done_the_other_learns(url: str, shared_redis: RedisServer) -> None:
     async with Once(url, ttl=100) as one, Once(url) as other:
         assert await do(one, "a")
         assert not await do(other, "a")

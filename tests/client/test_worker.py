@@ -273,7 +273,7 @@ async def test_what_is_asked_for() -> None:
         assert client.connected, "the client is the caller's"
 
 
-async def test_run_can_be_told_another_concurrency() -> None:
+async def test_run_takes_another_concurrency() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         worker = Worker(client, signals=False)

@@ -16,7 +16,7 @@ from crash.network import journal_text
 from crash.plan import Plan
 
 FIRST_CONNECTION = 1_000_000
-"""Connections are told apart by number, those of other processes too."""
+"""Connections differ by number, those of other processes too."""
 
 
 async def main(seed: str, ports: str, topic: str, group: str) -> None:

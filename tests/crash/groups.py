@@ -1,7 +1,7 @@
 """Nemesis *groups*: groups made (now, first, since a moment), deleted and made again under load.
 
 Two topics: one with a group that stays, and one whose groups come and go altogether. One actor
-for each does one thing after the other, so that the order of what it was told is the order in
+for each does one thing after the other, so that the order of its answers is the order in
 which it happened; ``crash.owed`` judges by that order what each group must have got.
 """
 
@@ -118,7 +118,7 @@ class _Topic:
         if kind in ("now", "first", "moment"):
             await self._create(kind)
         elif kind == "replace":
-            # The old one goes while the new one is still being told what is there.
+            # The old one goes while the new one is still given what is there.
             new = await self._create("first")
             await self._delete(self._rnd.choice([f for f in may_go if f is not new]), "delete")
         else:

@@ -213,7 +213,7 @@ class Net:
         self, some: Sequence[_Connection], hold_s: float, *, by_client: bool
     ) -> None:
         """One end is gone and the other does not know; what was under way comes late. A daemon
-        is left without ever being told: it has to find out by itself."""
+        is left without any notice: it has to find out by itself."""
         for connection in some:
             for way in connection.ways:
                 way.open.clear()
@@ -239,7 +239,7 @@ class Net:
                 return writer.transport.abort()
             server = await asyncio.open_connection("127.0.0.1", self.target)
         except OSError:
-            return writer.transport.abort()  # nobody is there: its client is told at once
+            return writer.transport.abort()  # nobody is there: its client sees that at once
         finally:
             self._tasks.discard(task)
         connection = _Connection((reader, writer), server)
@@ -286,11 +286,11 @@ class Frozen:
     async def end(self) -> None:
         """When all is consumed: its journal joins the others."""
         assert self._process is not None
-        told, _ = await self._process.communicate(b"")
+        journals, _ = await self._process.communicate(b"")
         if self._process.returncode != 0:
             self._plan.journal("frozen").odd.append(f"ended with {self._process.returncode}")
             return
-        self._plan.journals += [journal_of(part) for part in json.loads(told)]
+        self._plan.journals += [journal_of(part) for part in json.loads(journals)]
 
     def kill(self) -> None:
         """In whatever state it is."""
@@ -302,7 +302,7 @@ _KINDS: dict[str, Callable[..., Any]] = {"delivered": Delivered, "finished": Fin
 
 
 def journal_text(journals: Sequence[Journal]) -> str:
-    """What a consumer has written down, to be told to another process."""
+    """What a consumer has written down, to be sent to another process."""
     return json.dumps(
         [
             {
@@ -315,10 +315,10 @@ def journal_text(journals: Sequence[Journal]) -> str:
     )
 
 
-def journal_of(told: dict[str, Any]) -> Journal:
-    found = Journal(told["client"], odd=told["odd"])
+def journal_of(written: dict[str, Any]) -> Journal:
+    found = Journal(written["client"], odd=written["odd"])
     for name, make in _KINDS.items():
-        getattr(found, name).extend(make(*fields) for fields in told[name])
+        getattr(found, name).extend(make(*fields) for fields in written[name])
     return found
 
 

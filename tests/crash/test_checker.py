@@ -139,7 +139,7 @@ def test_another_due_time_in_the_second_answer_is_found() -> None:
     assert any("duplicate" in text for text in wrong(journal(accepted=twice)))
 
 
-def test_a_second_task_that_nobody_was_told_of_is_found() -> None:
+def test_a_second_task_that_was_never_confirmed_is_found() -> None:
     """A resend that was stored again: its id shows in a delivery only."""
     found = journal(delivered=[COME, replace(COME, id=8)])
     assert any("several tasks: [7, 8]" in text for text in wrong(found))

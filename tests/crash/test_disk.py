@@ -151,10 +151,10 @@ def test_full(disk: Disk) -> None:
             deliver = raw.next()
         disk.fill()
         refused_enqueue(raw)
-        is_ready, told = ready(daemon)
+        is_ready, answer = ready(daemon)
         assert not is_ready
-        assert told["status"] == "store_full"
-        assert "room" in told["reason"]
+        assert answer["status"] == "store_full"
+        assert "room" in answer["reason"]
         # Acks and cancels go through, and are durable.
         for item in deliver[4]:
             frame = raw.call(FrameType.ACK, "t", "g", deliver[2], [item[0]], [item[1]])
@@ -173,8 +173,8 @@ def test_full(disk: Disk) -> None:
         assert words[-1] == "cancelled"
         assert raw.call(FrameType.STATS)[2]["pending"] == pending, "what was accepted is there"
         if disk.starts_when_full:
-            is_ready, told = ready(daemon)
-            assert (is_ready, told["status"]) == (False, "store_full")
+            is_ready, answer = ready(daemon)
+            assert (is_ready, answer["status"]) == (False, "store_full")
             refused_enqueue(raw)
             disk.free()
         wait_ready(daemon)
@@ -262,8 +262,8 @@ def test_failing(failing: Shimmed, what: str, verb: str) -> None:
     assert failing.wait() == 1
     answers = [s.frame for s in frames(failing.events(), "R") if s.frame[0] == FrameType.OK]
     assert asked not in [frame[1] for frame in answers], "no reply for the batch"
-    told = [line for line in failing.log_text().splitlines() if "failed" in line]
-    assert any("the store failed and cannot be trusted" in line for line in told), told
+    logged = [line for line in failing.log_text().splitlines() if "failed" in line]
+    assert any("the store failed and cannot be trusted" in line for line in logged), logged
     assert "Traceback" not in failing.log_text()
     failing.mend()
     failing.start()
@@ -271,7 +271,7 @@ def test_failing(failing: Shimmed, what: str, verb: str) -> None:
         (found,) = raw.call(FrameType.LOOKUP, [kept])[2]
         allowed = {"scheduled", "ready", "in_flight"}
         if verb == "ack":
-            allowed.add("acked")  # nobody was told; it may have been taken or not
+            allowed.add("acked")  # it was not confirmed; it may have been taken or not
         assert found["state"] in allowed
         assert raw.enqueue(("t", b"works", FAR_MS))[0] == FrameType.OK
     assert failing.terminate() == 0

@@ -1,6 +1,6 @@
 """The five ways in which a delivery fails: each ends in redelivery, none in loss.
 
-A duplicate is allowed where nobody can tell "done" from "not done"; where the daemon knows,
+A duplicate is allowed where nobody can distinguish "done" from "not done"; where the daemon knows,
 there is none.
 """
 

@@ -107,8 +107,8 @@ def test_a_journal_of_another_process_says_the_same() -> None:
     journal = Journal("frozen", odd=["hm"])
     journal.delivered.append(Delivered(7, "g", "x", 1, 1, 5, 6, 7, -1, 3, priority=9))
     journal.finished.append(Finished(7, "g", "acked", 1, 8, -1, 4))
-    (told,) = json.loads(journal_text([journal]))
-    assert journal_of(told) == journal
+    (fields,) = json.loads(journal_text([journal]))
+    assert journal_of(fields) == journal
 
 
 # --- the watch ---------------------------------------------------------------------------------

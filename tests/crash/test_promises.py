@@ -76,8 +76,8 @@ def test_a_lease_is_kept_and_then_ends(make: Callable[..., Daemon]) -> None:
 
 def lease_ends_ms(raw: Raw, ids: list[int]) -> list[int]:
     found = raw.call(FrameType.LOOKUP, ids)[2]
-    assert {told["state"] for told in found} == {"in_flight"}
-    return [told["groups"]["g"]["at_ms"] for told in found]
+    assert {task["state"] for task in found} == {"in_flight"}
+    return [task["groups"]["g"]["at_ms"] for task in found]
 
 
 def test_a_stop_keeps_leases_and_a_late_ack_is_taken(make: Callable[..., Daemon]) -> None:
@@ -102,7 +102,7 @@ def test_a_stop_keeps_leases_and_a_late_ack_is_taken(make: Callable[..., Daemon]
     with Raw(daemon.port) as raw:
         assert pull(raw, NOTHING_COMES_MS)[2] == ()
         after = lease_ends_ms(raw, ids)
-        # Both ends were told by two clocks, each of which is read on its own.
+        # Both ends come from two clocks, each of which is read on its own.
         assert [abs(a - b) <= CLOCKS_MS for a, b in zip(after, before, strict=True)] == [True] * 3
         for task_id, attempt in got:
             assert ack(raw, epoch, task_id, attempt) == "acked"

@@ -238,7 +238,7 @@ class Held(NamedTuple):
 
 
 class Promises:
-    """What a daemon had told its client up to one event."""
+    """What a daemon had answered its client up to one event."""
 
     def __init__(self, events: list[Event]) -> None:
         asked = {(s.socket, s.frame[1]): s.frame for s in frames(events, "G")}
@@ -283,14 +283,14 @@ class Promises:
         if answer is None:
             self.open.update(ids)
             return
-        told = answer[2] if kind is FrameType.RESCHEDULE else [None] * len(ids)
-        self.last.update((i, (kind, one)) for i, one in zip(ids, told, strict=True))
+        answers = answer[2] if kind is FrameType.RESCHEDULE else [None] * len(ids)
+        self.last.update((i, (kind, one)) for i, one in zip(ids, answers, strict=True))
 
     def broken(self, held: Held) -> list[str]:
         found = [
-            f"task {task_id} after {kind.name}: {told}"
+            f"task {task_id} after {kind.name}: {problem}"
             for task_id, (kind, answer) in self.last.items()
-            if task_id not in self.open and (told := _wrong(held, task_id, kind, answer))
+            if task_id not in self.open and (problem := _wrong(held, task_id, kind, answer))
         ]
         for name, kind in self.groups.items():
             row = held.groups.get(name)

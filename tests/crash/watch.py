@@ -238,7 +238,7 @@ class Watch:
 
 def _still(task: dict[str, Any]) -> dict[str, Any]:
     """What does not change by itself: the rotations left do, and the end of a lease, which is
-    told by the wall clock and kept by the steady one, may by a millisecond."""
+    given by the wall clock and kept by the steady one, may by a millisecond."""
     groups = {
         group: {name: value for name, value in pair.items() if name != "at_ms"}
         for group, pair in task.get("groups", {}).items()
@@ -262,9 +262,9 @@ def differences(
             where = f"group {group} of {topic}"
             places += [(where, name, held[name], groups[topic, group, name]) for name in PAIRS]
         wrong += [
-            f"walk: {where} has {count} {name}, not {told}"
-            for where, name, told, count in places
-            if told != count
+            f"walk: {where} has {count} {name}, not {counted}"
+            for where, name, counted, count in places
+            if counted != count
         ]
     for name in COUNTED:
         total = sum(count for (_, state), count in topics.items() if state == name)

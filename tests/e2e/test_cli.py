@@ -208,14 +208,12 @@ def test_a_reader_that_goes_away_costs_no_task(cli: Cli) -> None:
     assert cli.one("subscribe", "orders", "--max", "1")["id"] == task_id
 
 
-def test_exec_acks_by_exit_code_and_tells_the_command_what_it_is_about(
-    cli: Cli, tmp_path: Path
-) -> None:
+def test_exec_acks_by_exit_code_and_gives_the_command_the_task(cli: Cli, tmp_path: Path) -> None:
     receipt = cli.one("enqueue", "orders", "the body")
-    told = tmp_path / "told"
-    script = f'echo "$TICKWHEEL_ID $TICKWHEEL_TOPIC $TICKWHEEL_ATTEMPT $(cat)" > {told}; echo hi'
+    output = tmp_path / "output"
+    script = f'echo "$TICKWHEEL_ID $TICKWHEEL_TOPIC $TICKWHEEL_ATTEMPT $(cat)" > {output}; echo hi'
     done = cli.run("subscribe", "orders", "--max", "1", "--exec", script, "--json")
-    assert told.read_text() == f"{receipt['id']} orders 1 the body\n"
+    assert output.read_text() == f"{receipt['id']} orders 1 the body\n"
     fields = json.loads(done.stdout)  # the command's own output went to stderr
     assert (fields["exit_code"], fields["result"]) == (0, "acked")
     assert done.stderr == b"hi\n"

@@ -292,7 +292,7 @@ async def test_stats_backup_and_errors(running: Daemon, client: Client, topic: s
     await client.ping()
 
 
-async def test_a_wrong_token_is_told_at_once(make_daemon: Any) -> None:
+async def test_a_wrong_token_is_refused_at_once(make_daemon: Any) -> None:
     daemon = make_daemon(env={"TICKWHEEL_TOKEN": "right"}).start()
     for token in (None, "wrong"):
         with pytest.raises(errors.Unauthorized):

@@ -54,8 +54,8 @@ async def test_what_the_daemon_makes_of_a_policy(client: Client, topic: str) -> 
         Retry.exponential(1, 3, 50, 4, 0.5), Retry.fixed(2.5, 3), Retry.table([1, 2, 3]),
         Retry.none(),
     ):  # fmt: skip
-        told = (await client.configure(topic, retry=policy)).retry
-        assert told is not None and told.to_wire() == policy.to_wire()
+        kept = (await client.configure(topic, retry=policy)).retry
+        assert kept is not None and kept.to_wire() == policy.to_wire()
     named = (await client.configure(topic, retry=Retry.table("rocketmq"))).retry
     assert named is not None
     assert (named.name, named.kind, named.delays_ms) == ("rocketmq", "table", ROCKETMQ_MS)
@@ -117,7 +117,9 @@ async def test_a_group_from_its_making_to_its_end(client: Client, topic: str) ->
         await client.configure(topic, "g", paused=True)
 
 
-async def test_a_subscriber_of_a_group_that_is_deleted_is_told(client: Client, topic: str) -> None:
+async def test_a_subscriber_of_a_group_that_is_deleted_gets_an_error(
+    client: Client, topic: str
+) -> None:
     async with client.subscribe(topic, group="g") as deliveries:
         reading = asyncio.ensure_future(anext(deliveries))
         await client.delete_group(topic, "g", force=True)

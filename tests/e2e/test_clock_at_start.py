@@ -84,12 +84,12 @@ def left_behind(daemon: Daemon) -> None:
 
 
 def is_held(daemon: Daemon) -> bool:
-    told = status(daemon)
-    if told["state"] != "clock_held":
+    answer = status(daemon)
+    if answer["state"] != "clock_held":
         return False
-    assert "30.0 days ahead of what the store has seen last" in told["detail"]
-    assert "clock_hold_start_over_s" in told["detail"]
-    assert "--accept-clock" in told["detail"]
+    assert "30.0 days ahead of what the store has seen last" in answer["detail"]
+    assert "clock_hold_start_over_s" in answer["detail"]
+    assert "--accept-clock" in answer["detail"]
     return True
 
 
@@ -105,8 +105,8 @@ def test_a_clock_that_is_a_month_ahead_fires_nothing(tmp_path: Path) -> None:
             assert pulled(daemon, 300) == []
             daemon.kill()
         daemon.start()
-        code, told = readiness(daemon)
-        assert (code, told["status"]) == (503, "clock_held")
+        code, answer = readiness(daemon)
+        assert (code, answer["status"]) == (503, "clock_held")
         assert " clock_held " in daemon.log_text()
 
         with Raw(daemon.port) as raw:  # what is asked for now works by the time that goes on

@@ -1,7 +1,7 @@
 """Consumers that are gone and left their connections behind, against a real daemon.
 
 A host that lost power sends no FIN, and the kernel of a process that was stopped goes on
-acknowledging. Time passes by the daemon's own clock: a task that is due then tells it.
+acknowledging. Time passes by the daemon's own clock: a task that is due then shows it.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def pass_time(raw: Raw, ms: int) -> None:
 
 def counts(raw: Raw) -> dict[str, int]:
     """Of the topic t."""
-    told: dict[str, Any] = raw.call(T.STATS)[2]["topics"]["t"]["groups"]["g"]
-    return {name: told[name] for name in ("ready", "in_flight", "waiting", "dead")}
+    answer: dict[str, Any] = raw.call(T.STATS)[2]["topics"]["t"]["groups"]["g"]
+    return {name: answer[name] for name in ("ready", "in_flight", "waiting", "dead")}
 
 
 def heard(raw: Raw) -> list[Frame]:
@@ -127,8 +127,8 @@ def test_only_who_promised_to_answer_is_asked_and_given_up(
         Raw(daemon.port, heartbeat=True) as silent,
         Raw(daemon.port, hello=False) as greeted,
     ):
-        told = greeted.hello()[2]["heartbeat"]
-        assert told == {"interval_ms": 100, "timeout_ms": 300}
+        shown = greeted.hello()[2]["heartbeat"]
+        assert shown == {"interval_ms": 100, "timeout_ms": 300}
         for _ in range(6):
             assert talks.next() == (T.HEARTBEAT,)
             talks.send(T.ALIVE)

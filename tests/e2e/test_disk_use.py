@@ -1,4 +1,4 @@
-"""A real daemon whose disk is used beyond its limit: told everywhere, and only new tasks wait.
+"""A real daemon whose disk is used beyond its limit: reported everywhere, and only new tasks wait.
 
 The smallest limit makes any disk too full.
 """
@@ -42,9 +42,9 @@ def test_new_tasks_are_refused_and_the_rest_goes_on(make_daemon: Callable[..., D
         assert (frame[0], frame[2]) == (T.ERROR, "store_full")
         assert BY_CODE[frame[2]].retryable
         assert "full; the limit is 0.0% (disk_refuse)" in frame[3]
-        told = raw.call(T.STATUS)[2]
-        assert (told["state"], told["store_ok"]) == ("store_full", False)
-        assert "disk_refuse" in told["detail"]
+        answer = raw.call(T.STATUS)[2]
+        assert (answer["state"], answer["store_ok"]) == ("store_full", False)
+        assert "disk_refuse" in answer["detail"]
         status, body = url_text(f"{daemon.http}/readyz")
         assert (status, json.loads(body)["status"]) == (503, "store_full")
         assert "\ntickwheel_store_full 1\n" in url_text(f"{daemon.http}/metrics")[1]

@@ -74,17 +74,17 @@ def test_a_standby_says_who_is_active_and_takes_no_work(pair: tuple[Daemon, Daem
     assert " durability " in active.log_text(), "what can be lost is said at the start"
     assert " durability " not in standby.log_text()
     assert status(standby)["durability"] is None
-    told = status(active)
-    assert told["durability"] in active.log_text()
-    assert (told["role"], told["state"], told["active"]["address"]) == (
+    answer = status(active)
+    assert answer["durability"] in active.log_text()
+    assert (answer["role"], answer["state"], answer["active"]["address"]) == (
         "active",
         "ready",
         active.url,
     )
-    assert told["active"]["since_ms"] <= told["now_ms"]
-    told = status(standby)
-    assert (told["role"], told["state"]) == ("standby", "standby")
-    assert told["active"]["address"] == active.url
+    assert answer["active"]["since_ms"] <= answer["now_ms"]
+    answer = status(standby)
+    assert (answer["role"], answer["state"]) == ("standby", "standby")
+    assert answer["active"]["address"] == active.url
     with Raw(standby.port, hello=False) as raw:
         hello = raw.hello()[2]
         assert (hello["role"], hello["active"]) == ("standby", active.url)
@@ -210,7 +210,7 @@ def test_a_daemon_alone_serves_again_while_redis_was_away(
         assert is_active(daemon)
 
 
-def test_takeovers_that_fail_over_and_over_are_told_once(
+def test_takeovers_that_fail_over_and_over_are_logged_once(
     pair: tuple[Daemon, Daemon], server: RedisServer
 ) -> None:
     active, standby = pair
@@ -236,10 +236,10 @@ def test_a_standby_names_no_epoch_of_one_that_takes_over(
     epoch = status(active)["epoch"]
     active.kill()
     server.call("SET", "{tw:default:0}:leader", "new/1|tcp://127.0.0.1:9|5|0", "PX", 60_000)
-    told = {"node": "new", "address": "tcp://127.0.0.1:9", "epoch": None, "since_ms": 5}
-    until(lambda: bool(status(standby)["active"] == told))
+    leader = {"node": "new", "address": "tcp://127.0.0.1:9", "epoch": None, "since_ms": 5}
+    until(lambda: bool(status(standby)["active"] == leader))
     server.call("HSET", "{tw:default:0}:wheel", "owner", "new/1", "epoch", epoch + 1)
-    until(lambda: bool(status(standby)["active"] == told | {"epoch": epoch + 1}))
+    until(lambda: bool(status(standby)["active"] == leader | {"epoch": epoch + 1}))
 
 
 def test_a_daemon_that_lives_keeps_its_lease_from_another_of_its_name_and_address(
@@ -261,8 +261,8 @@ def test_a_daemon_that_lives_keeps_its_lease_from_another_of_its_name_and_addres
             for _ in range(3):
                 second.restart()
                 assert status(second)["role"] == "standby"
-            told = status(first)
-            assert (told["role"], told["epoch"]) == ("active", epoch)
+            shown = status(first)
+            assert (shown["role"], shown["epoch"]) == ("active", epoch)
             assert first.log_text().count("deposed") == 0
             until(lambda: second.log_text().count("same_node_name") == 2)
             with urllib.request.urlopen(f"{second.http}/metrics") as answer:  # noqa: S310  # our own

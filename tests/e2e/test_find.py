@@ -113,12 +113,12 @@ def test_a_request_looks_at_a_bounded_number_of_tasks(raw: Raw, topic: str) -> N
     assert ids(raw, key="oldest of many") == [oldest]
 
 
-def test_what_is_told_is_what_a_lookup_tells(raw: Raw, topic: str) -> None:
+def test_a_listed_task_is_what_a_lookup_answers(raw: Raw, topic: str) -> None:
     # Half a rotation from where the number of rotations changes.
-    one = raw.enqueue((topic, b"x", 3 * FAR_MS // 2, {"key": "told"}))[2][1][0]
-    (task,) = raw.call(T.LIST, {"key": "told", "newest": True})[2]["tasks"]
+    one = raw.enqueue((topic, b"x", 3 * FAR_MS // 2, {"key": "known"}))[2][1][0]
+    (task,) = raw.call(T.LIST, {"key": "known", "newest": True})[2]["tasks"]
     assert task == raw.call(T.LOOKUP, [one])[2][0]
-    assert (task["state"], task["key"], task["cycles"]) == ("scheduled", "told", 1)
+    assert (task["state"], task["key"], task["cycles"]) == ("scheduled", "known", 1)
     assert {"slot", "due_ms", "enqueued_ms", "groups"} <= task.keys()
 
 

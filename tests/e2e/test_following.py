@@ -88,7 +88,7 @@ async def test_who_only_subscribes_gets_its_tasks_from_the_standby(pair: Pair, e
             active.go_on()
             await until(lambda: "deposed" in active.log_text() or "standby" in active.log_text())
             found = await statuses(addresses(active, standby))
-            roles = [told.role for told in found.values() if isinstance(told, Status)]
+            roles = [answer.role for answer in found.values() if isinstance(answer, Status)]
             assert roles == ["standby", "active"]
         assert len(got) == 2, "nothing that was acked comes again"
 
@@ -120,13 +120,13 @@ async def test_status_shows_who_is_active_and_init_touches_nothing(pair: Pair) -
     deadline_s = time.monotonic() + TIMEOUT_S
     while True:
         out = await command("status", "--json", "--url", standby.url, expect=0)
-        told = {line["url"]: line for line in map(json.loads, out.splitlines())}
-        if told[standby.url]["active"]["epoch"]:
+        by_url = {line["url"]: line for line in map(json.loads, out.splitlines())}
+        if by_url[standby.url]["active"]["epoch"]:
             break  # a leader has it a moment after its lease, and a standby looks now and then
         assert time.monotonic() < deadline_s
-    assert told[standby.url]["role"] == "standby"
-    assert told[active.url]["role"] == "active"
-    assert told[active.url]["epoch"] == told[standby.url]["active"]["epoch"]
+    assert by_url[standby.url]["role"] == "standby"
+    assert by_url[active.url]["role"] == "active"
+    assert by_url[active.url]["epoch"] == by_url[standby.url]["active"]["epoch"]
     said = await command("init", "--store", active.store, "--force", "--yes", expect=1)
     assert f"at {active.url} leads" in said
     active.kill()

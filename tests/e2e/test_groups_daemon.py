@@ -172,7 +172,7 @@ def test_acks_of_the_old_group_take_nothing_from_a_new_one(daemon: Daemon, kills
         assert peer.topic("t")["groups"]["old"]["ready"] == 0
 
 
-def test_subscribers_of_a_deleted_group_are_told(daemon: Daemon) -> None:
+def test_subscribers_of_a_deleted_group_get_an_error(daemon: Daemon) -> None:
     with Peer(daemon.port) as peer, Peer(daemon.port) as other:
         peer.sub(7, "t", "g")
         other.do(T.GROUP_DELETE, "t", "g", True)

@@ -103,7 +103,7 @@ def test_a_second_daemon_on_one_database_is_refused(make_daemon: MakeDaemon) -> 
         assert raw.enqueue(("t", b"x", DAY_MS))[0] == T.OK
 
 
-def test_an_address_that_is_taken_is_told(make_daemon: MakeDaemon) -> None:
+def test_an_address_that_is_taken_is_reported(make_daemon: MakeDaemon) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -117,7 +117,7 @@ def test_an_address_that_is_taken_is_told(make_daemon: MakeDaemon) -> None:
 @pytest.mark.parametrize(
     ("setting", "value"), [("slots", "1"), ("nonsense", "1"), ("listen", "somewhere")]
 )
-def test_a_wrong_setting_is_told_and_nothing_is_started(
+def test_a_wrong_setting_is_reported_and_nothing_is_started(
     tmp_path: Path, setting: str, value: str
 ) -> None:
     done = subprocess.run(
@@ -134,7 +134,7 @@ def test_a_wrong_setting_is_told_and_nothing_is_started(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_store_that_cannot_be_opened_is_told(make_daemon: MakeDaemon, tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_opened_is_reported(make_daemon: MakeDaemon, tmp_path: Path) -> None:
     (tmp_path / "text.db").write_text("this is no database, and long enough to be looked at" * 50)
     for store, word in (
         (f"sqlite:///{tmp_path}/text.db", "database"),
@@ -173,7 +173,7 @@ def test_ids_and_dedupe_survive_a_kill(make_daemon: MakeDaemon) -> None:
         assert fresh[2][1][0] > first[2][1][0]
 
 
-def test_endings_are_told_apart_after_a_restart(make_daemon: MakeDaemon) -> None:
+def test_endings_are_distinguished_after_a_restart(make_daemon: MakeDaemon) -> None:
     daemon = make_daemon().start()
     with Raw(daemon.port) as raw:
         _, ids = raw.enqueue(*[("t", b"x", DAY_MS)] * 2, ("now", b"x", 0))[2]

@@ -101,7 +101,7 @@ def test_a_subscriber_that_never_reads_is_bounded_and_its_tasks_go_to_others(
 def _is_ended(connection: socket.socket) -> bool:
     """Wait, without reading, until the peer has reset the connection."""
     poller = select.poll()
-    poller.register(connection, 0)  # errors and hang-ups are told without being asked for
+    poller.register(connection, 0)  # errors and hang-ups are reported without being asked for
     return any(event & (select.POLLERR | select.POLLHUP) for _, event in poller.poll(15_000))
 
 

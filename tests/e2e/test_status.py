@@ -64,7 +64,7 @@ async def test_the_client_says_the_same(daemon: Daemon) -> None:
     async with Client(daemon.url) as client:
         assert client.server_info["role"] == "active"
         mine = await client.status()
-    told: dict[str, Any] = await statuses(f"{daemon.url},{NOWHERE}")
-    assert told[daemon.url].since_ms == mine.since_ms
-    assert told[daemon.url].epoch == mine.epoch == 1
+    answers: dict[str, Any] = await statuses(f"{daemon.url},{NOWHERE}")
+    assert answers[daemon.url].since_ms == mine.since_ms
+    assert answers[daemon.url].epoch == mine.epoch == 1
     assert mine.serves

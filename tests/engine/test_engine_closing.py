@@ -286,7 +286,7 @@ def test_a_deletion_goes_in_bounded_steps() -> None:
     assert sizes == [100] * 10
 
 
-def test_subscriptions_of_a_deleted_group_are_told() -> None:
+def test_subscriptions_of_a_deleted_group_are_cut() -> None:
     rig = Rig()
     subscriber = rig.subscribe(group="a")
     rig.engine.closing.close(rig.group("t", "a"))

@@ -155,7 +155,7 @@ def test_what_is_dead_is_neither_cancelled_nor_moved() -> None:
     recount(rig)
 
 
-def test_ids_that_are_not_there_are_told_apart() -> None:
+def test_ids_that_are_not_there_are_distinguished() -> None:
     rig = Rig()
     task_id = scheduled(rig)
     assert rig.cancel(task_id + 1024) == rig.reschedule(task_id + 1024, 0) == "unknown"

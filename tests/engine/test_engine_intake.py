@@ -38,16 +38,16 @@ def test_what_arrives_while_a_batch_is_with_the_store_is_the_next_batch() -> Non
     assert second is not None and len(second.effects.enqueued) == 2
 
 
-def test_a_request_is_told_when_its_batch_has_landed() -> None:
+def test_a_request_is_answered_when_its_batch_has_landed() -> None:
     rig = Rig()
     rig.stage(address="a")
     rig.seal()
     rig.stage(address="b")
-    assert rig.told == []
+    assert rig.answered == []
     rig.apply_and_land()
-    assert rig.told == ["a"]
+    assert rig.answered == ["a"]
     rig.commit()
-    assert rig.told == ["a", "b"]
+    assert rig.answered == ["a", "b"]
 
 
 def test_the_tasks_of_a_request_have_ids_in_a_row() -> None:
@@ -80,10 +80,10 @@ def test_a_resend_of_a_durable_request_is_answered_at_once_with_the_first_ids() 
     outcome = rig.engine.intake.known(session, 7)
     assert outcome == (7, ids[0], 3, NOW_MS)
     assert rig.engine.intake.repeat("again", session, outcome)
-    assert rig.told == ["first"]
+    assert rig.answered == ["first"]
 
 
-def test_a_resend_of_a_staged_request_is_told_together_with_it() -> None:
+def test_a_resend_of_a_staged_request_is_answered_together_with_it() -> None:
     rig = Rig()
     session, intake = rig.session(KEY), rig.engine.intake
     rig.stage(session=session, request=1, address="in the sealed batch")
@@ -94,9 +94,9 @@ def test_a_resend_of_a_staged_request_is_told_together_with_it() -> None:
         assert outcome is not None
         assert not intake.repeat(f"again {request}", session, outcome)
     rig.apply_and_land()
-    assert rig.told == ["in the sealed batch", "again 1"]
+    assert rig.answered == ["in the sealed batch", "again 1"]
     rig.commit()
-    assert rig.told[2:] == ["in the open batch", "again 2"]
+    assert rig.answered[2:] == ["in the open batch", "again 2"]
 
 
 def test_a_resend_to_a_restarted_engine_gets_the_first_ids() -> None:

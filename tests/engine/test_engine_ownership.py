@@ -182,7 +182,7 @@ def test_what_is_scheduled_survives_the_deletion_of_a_group(
         rig.crash(down_ms=1)
     drained(rig, "g")
     if not (crashes and ahead_ms):
-        # With the clock behind and a crash nobody can tell any more that it had fired.
+        # With the clock behind and a crash nothing records any more that it had fired.
         assert rig.state(held) == ("ready" if others else "deleted")
     rig.pass_time(600_000)
     rig.fire()

@@ -42,7 +42,7 @@ def test_the_resend_of_a_refused_request_is_a_new_request() -> None:
     assert [outcome[1] for outcome in rig.rows.sessions[KEY].answers] == [after]
 
 
-def test_repeats_staged_beside_it_are_told_too() -> None:
+def test_repeats_staged_beside_it_are_answered_too() -> None:
     rig = Rig()
     session, intake = rig.session(KEY), rig.engine.intake
     rig.stage(session=session, request=1, address="first")
@@ -62,7 +62,7 @@ def test_requests_of_the_batch_behind_it_are_not_touched() -> None:
     (kept,) = rig.stage(session=session, request=2, address="kept")
     rig.refuse()
     rig.commit()
-    assert rig.told == ["kept"]
+    assert rig.answered == ["kept"]
     assert list(rig.rows.tasks) == [kept]
     assert [outcome[0] for outcome in rig.rows.sessions[KEY].answers] == [2]
 

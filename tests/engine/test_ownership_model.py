@@ -106,10 +106,10 @@ class OwnershipMachine(RuleBasedStateMachine):
         if self.closing:
             # What one of them held is not the next one's, though a restart made it due anew.
             scheduled = [task_id for task_id in scheduled if task_id not in self.fired]
-        told = {"now": None, "first": 0, "time": since_ms}[start]
+        start_ms = {"now": None, "first": 0, "time": since_ms}[start]
         if start == "now":
             since_ms = rig.now_ms
-        rig.create_group("t", name, told, replays=replays)
+        rig.create_group("t", name, start_ms, replays=replays)
         rig.commit()
         for task_id in scheduled if others else ():
             if start == "first" or self.due_ms[task_id] > since_ms:

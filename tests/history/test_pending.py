@@ -193,7 +193,7 @@ async def test_a_daemon_that_was_frozen_does_not_append_it_again(tmp_path: Path)
     assert batches(read_all(tmp_path)) == [1]
 
 
-async def test_a_client_that_resends_is_told_only_what_is_in_the_history(tmp_path: Path) -> None:
+async def test_a_client_that_resends_gets_only_what_is_in_the_history(tmp_path: Path) -> None:
     """The store had the batch, and the daemon was killed before it could do anything with that."""
     daemon = daemon_in(tmp_path)
     async with daemon, Client(daemon.url, name="shop") as client:

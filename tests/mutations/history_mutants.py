@@ -12,7 +12,7 @@ SERVICE = "tests/server/test_history_service.py::"
 HISTORY_MUTANTS = (
     Mutant(
         "reply-before-its-history",
-        "a kill between the answer and the spool loses what somebody was told",
+        "a kill between the answer and the spool loses what a client got as an answer",
         (
             Edit(
                 COMMITTER,
@@ -32,7 +32,7 @@ HISTORY_MUTANTS = (
     ),
     Mutant(
         "history-behind-the-store",
-        "a kill after the store had a batch loses what the next daemon tells who asks again",
+        "a kill after the store had a batch loses what the next daemon answers to a resend",
         (
             Edit(
                 COMMITTER,
@@ -40,7 +40,7 @@ HISTORY_MUTANTS = (
                 "            self._history.prepare(number, None)\n",
             ),
         ),
-        (PENDING + "test_a_client_that_resends_is_told_only_what_is_in_the_history",),
+        (PENDING + "test_a_client_that_resends_gets_only_what_is_in_the_history",),
     ),
     Mutant(
         "history-of-a-refused-batch",

@@ -1,4 +1,4 @@
-"""A little of everything, so that every metric has something to tell.
+"""A little of everything, so that every metric has a value.
 
     PYTHONPATH=tests python -m observe.load tcp://127.0.0.1:7355 [TASKS_A_SECOND]
 

@@ -48,7 +48,7 @@ def main() -> int:
 
 
 def observed_daemon(folder: Path) -> Daemon:
-    """One that has something to tell by every metric: with a history and daily backups."""
+    """One that has a value for every metric: with a history and daily backups."""
     history = {"history_dir": folder / "history", "backup_daily_hour": 0}
     return Daemon(folder, http=True, **history)
 

@@ -1,4 +1,4 @@
-"""What two daemons on one Redis tell while the lead goes from one to the other."""
+"""What two daemons on one Redis show while the lead goes from one to the other."""
 
 from __future__ import annotations
 
@@ -83,17 +83,17 @@ def test_roles_and_counts_over_a_failover_and_back(server: RedisServer, tmp_path
         until(lambda: scraped(first)["tickwheel_leader"] == 0)
         work(second, 2)
 
-        told = scraped(second)
-        assert told["tickwheel_failovers_total"] == 1
-        assert told["tickwheel_delivered_total t g"] == 2
-        assert told["tickwheel_recovery_seconds"] > 0
-        assert told["tickwheel_store_replays_total"] == 0
+        shown = scraped(second)
+        assert shown["tickwheel_failovers_total"] == 1
+        assert shown["tickwheel_delivered_total t g"] == 2
+        assert shown["tickwheel_recovery_seconds"] > 0
+        assert shown["tickwheel_store_replays_total"] == 0
         deposed = scraped(first)
         assert deposed["tickwheel_deposed_total"] == 1
         assert deposed["tickwheel_delivered_total t g"] == 3, "what was counted stays counted"
         assert "tickwheel_ready_tasks t g" not in deposed, "a standby knows no states"
 
-        until(lambda: scraped(first)["tickwheel_epoch"] == told["tickwheel_epoch"])
+        until(lambda: scraped(first)["tickwheel_epoch"] == shown["tickwheel_epoch"])
 
         second.terminate()
         until(lambda: scraped(first)["tickwheel_leader"] == 1)

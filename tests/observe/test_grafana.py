@@ -110,9 +110,9 @@ def test_every_metric_is_used_somewhere_in_grafana() -> None:
 def test_every_alert_has_its_line_in_the_manual() -> None:
     alerts = re.findall(r"alert: (\w+)", (RULES / "alerts.yml").read_text())
     manual = (ROOT / "docs" / "operations.md").read_text()
-    told = re.findall(r"^\| `(Tickwheel\w+)` \| .+ \| .+ \|$", manual, re.MULTILINE)
+    documented = re.findall(r"^\| `(Tickwheel\w+)` \| .+ \| .+ \|$", manual, re.MULTILINE)
     assert len(alerts) > 10
-    assert sorted(told) == sorted(alerts)
+    assert sorted(documented) == sorted(alerts)
 
 
 # --- promtool ---------------------------------------------------------------------------------

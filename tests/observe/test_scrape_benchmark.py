@@ -16,5 +16,5 @@ def test_the_benchmark_of_scrapes_runs(tmp_path: Path) -> None:
         command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for told in ("20 topics, 200 deliveries a second", "scrape (", "late with scraping"):
-        assert told in done.stdout
+    for words in ("20 topics, 200 deliveries a second", "scrape (", "late with scraping"):
+        assert words in done.stdout

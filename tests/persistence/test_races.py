@@ -2,7 +2,7 @@
 what the store held after some whole batch between the read's begin and its end.
 
 The truth is kept as one memory store for each batch. The pauses are made here and not in the
-product: SQLite tells of every statement before it runs, Redis is reached over a line whose calls
+product: SQLite reports every statement before it runs, Redis is reached over a line whose calls
 can be held.
 """
 
@@ -62,7 +62,7 @@ class Race:
 
     def __init__(self, subject: Subject, seed: int) -> None:
         self.rnd = random.Random(seed)
-        self.told = f"seed {seed}"
+        self.label = f"seed {seed}"
         self._subject = subject
         self._truth = MemoryStore(1_000)
         self._lock = asyncio.Lock()
@@ -186,7 +186,7 @@ class Race:
                 Read(
                     f"read_some of {len(some)}",
                     lambda store: store.read_some(some, bytes_max),
-                    lambda store, told: _read_some(store, some, told),
+                    lambda store, scanned: _read_some(store, some, scanned),
                 ),
             )
         )
@@ -201,16 +201,16 @@ class Race:
             if await truth == answer:
                 return
         pytest.fail(
-            f"{self.told}: {read.name}: not what was there after any of batches {began} to {ended}"
+            f"{self.label}: {read.name}: not what was there after any of batches {began} to {ended}"
         )
 
 
-async def _read_some(truth: Store, ids: list[int], told: tuple[Any, Sequence[int]]) -> object:
+async def _read_some(truth: Store, ids: list[int], scanned: tuple[Any, Sequence[int]]) -> object:
     """How far it comes is the store's affair; what it says of the way is not."""
-    left = list(told[1])
+    left = list(scanned[1])
     read = ids[: len(ids) - len(left)]
     assert read and ids == [*read, *left]
-    return await truth.read(read), told[1]
+    return await truth.read(read), scanned[1]
 
 
 # --- pauses --------------------------------------------------------------------------------------
@@ -218,7 +218,7 @@ async def _read_some(truth: Store, ids: list[int], told: tuple[Any, Sequence[int
 
 def hold_sqlite(store: SqliteStore, race: Race) -> None:
     """Before any statement of a read a few batches may land."""
-    loop, rnd = asyncio.get_running_loop(), random.Random(race.told)
+    loop, rnd = asyncio.get_running_loop(), random.Random(race.label)
 
     def before(statement: str) -> None:
         if threading.current_thread() is threading.main_thread():
@@ -241,7 +241,7 @@ def hold_sqlite(store: SqliteStore, race: Race) -> None:
 def hold_redis(store: RedisStore, race: Race) -> None:
     """Before and after any call of a read batches may land, unless it holds them up; and other
     reads go on between the parts of a batch."""
-    reading, writing, rnd = store._reading, store._writing, random.Random(race.told)
+    reading, writing, rnd = store._reading, store._writing, random.Random(race.label)
     ask, write = reading.call, writing.call
 
     async def held(*args: Any, **more: Any) -> Any:

@@ -96,12 +96,12 @@ def test_where_it_is_cut_changes_nothing(data: bytes, cuts: list[int]) -> None:
     assert repr(swallow(data, cuts)) == repr(swallow(data, []))
 
 
-@given(told=st.lists(frames, max_size=6), cuts=places)
-def test_what_is_encoded_comes_out_again(told: list[Any], cuts: list[int]) -> None:
+@given(sent=st.lists(frames, max_size=6), cuts=places)
+def test_what_is_encoded_comes_out_again(sent: list[Any], cuts: list[int]) -> None:
     decoder, found = Decoder(1 << 20), []
-    for piece in cut(b"".join(map(encode, told)), cuts):
+    for piece in cut(b"".join(map(encode, sent)), cuts):
         found += decoder.feed(piece)
-    assert found == told
+    assert found == sent
 
 
 @given(value=values | st.builds(object) | st.text(st.characters(codec=None), max_size=5))

@@ -39,14 +39,16 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raw]:
 
 
 def test_every_frame_type_with_its_number() -> None:
-    told = {}
+    documented = {}
     for title in ("Frames from the client", "Frames from the daemon"):
-        told |= {int(row[0]): row[1] for row in rows(section(title)) if row[0].isdigit()}
-    assert told == {kind.value: kind.name for kind in FrameType}
+        documented |= {int(row[0]): row[1] for row in rows(section(title)) if row[0].isdigit()}
+    assert documented == {kind.value: kind.name for kind in FrameType}
 
 
 def test_every_error_code_with_what_it_means_for_a_client() -> None:
-    told = {row[0].strip("`"): row[1:4] for row in rows(section("Errors")) if row[0][0] == "`"}
+    documented = {
+        row[0].strip("`"): row[1:4] for row in rows(section("Errors")) if row[0][0] == "`"
+    }
     known = {
         code: [
             "yes" if kind.retryable else "no",
@@ -55,12 +57,12 @@ def test_every_error_code_with_what_it_means_for_a_client() -> None:
         ]
         for code, kind in errors.BY_CODE.items()
     }
-    assert told == known
+    assert documented == known
 
 
 def test_every_limit_with_its_default(running: Raw) -> None:
-    told = {row[0].strip("`"): row[1] for row in rows(section("Limits")) if row[0][0] == "`"}
-    assert told == {name: str(value) for name, value in running.limits.items()}
+    documented = {row[0].strip("`"): row[1] for row in rows(section("Limits")) if row[0][0] == "`"}
+    assert documented == {name: str(value) for name, value in running.limits.items()}
 
 
 def test_every_field_of_stats(running: Raw) -> None:
@@ -68,8 +70,8 @@ def test_every_field_of_stats(running: Raw) -> None:
     running.call(FrameType.SUBSCRIBE, 1, "t", "g", 0, None)
     stats = running.call(FrameType.STATS)[2]
     table = rows(section("Looking"))
-    told = {name for row in table[1:] for name in re.findall(r"`(\w+)`", row[0])}
-    assert told == set(stats)
+    documented = {name for row in table[1:] for name in re.findall(r"`(\w+)`", row[0])}
+    assert documented == set(stats)
     inner = {re.findall(r"`(\w+)`", row[0])[0]: set(names(row[1])) for row in table[1:]}
     assert inner["lateness"] == set(stats["lateness"])
     assert inner["topics"] == set(stats["topics"]["t"])

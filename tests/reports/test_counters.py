@@ -106,10 +106,10 @@ async def live(daemon: Daemon) -> Figures:
         work = [asyncio.create_task(consume(client, *one)) for one in plan]
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
-            told = await asyncio.to_thread(scraped, daemon)
-            if all(told[name] == value for name, value in WANTED.items()):
+            counted = await asyncio.to_thread(scraped, daemon)
+            if all(counted[name] == value for name, value in WANTED.items()):
                 break
-            late = {name: told[name] for name, value in WANTED.items() if told[name] != value}
+            late = {name: counted[name] for name, value in WANTED.items() if counted[name] != value}
             assert time.monotonic() < deadline_s, late
             assert not any(task.done() for task in work)
             await asyncio.sleep(0.05)
@@ -161,33 +161,33 @@ async def taken_up(history: Path) -> None:
 
 async def history_of(folder: Path, history: Path) -> Figures:
     async with Daemon(folder, http=True, history_dir=history) as daemon:
-        told = await live(daemon)
+        counted = await live(daemon)
         assert await daemon.aterminate() == 0
     await taken_up(history)
-    return told
+    return counted
 
 
 def test_figures_of_the_report_equal_the_daemons_own_counters(
     report: Callable[..., Report], browser: Browser, history: Path, tmp_path: Path
 ) -> None:
-    told = asyncio.run(history_of(tmp_path / "daemon", history))
+    exposed = asyncio.run(history_of(tmp_path / "daemon", history))
     made = report(stuck_after_ms=0)
     rows = {(row["topic"], row["group"]): row for row in made.rows["by_topic"]}
     counted: Figures = Counter()
     for (topic, group), row in rows.items():
         for metric, count in COLUMNS.items():
             counted[metric, topic, group] += count(row)
-    of_daemon = {name: n for name, n in told.items() if name[0] in COLUMNS and n}
+    of_daemon = {name: n for name, n in exposed.items() if name[0] in COLUMNS and n}
     assert of_daemon == {name: n for name, n in counted.items() if n}
-    assert {name: told[name] for name in WANTED} == WANTED
+    assert {name: exposed[name] for name in WANTED} == WANTED
     assert sum(row["lease_over"] for row in rows.values()) == LET_GO
     for topic in made.topics:
         firsts = sum(row["first_deliveries"] for (name, _), row in rows.items() if name == topic)
-        assert firsts == told["tickwheel_delivery_lateness_seconds_count", topic, ""]
+        assert firsts == exposed["tickwheel_delivery_lateness_seconds_count", topic, ""]
     # The gauges of what is left are the stuck and the dead; far tasks are not due yet.
     stuck = Counter(row["topic"] for row in made.rows["stuck"])
-    assert stuck == {NOBODY: told["tickwheel_ready_tasks", NOBODY, "default"]}
-    assert told["tickwheel_pending_tasks", ORDERS, ""] == FAR_COUNT - CANCELLED
+    assert stuck == {NOBODY: exposed["tickwheel_ready_tasks", NOBODY, "default"]}
+    assert exposed["tickwheel_pending_tasks", ORDERS, ""] == FAR_COUNT - CANCELLED
     assert not made.rows["quarantine"]
     assert made.loaded.duplicates == 0
     assert {row["what"]: row["n"] for row in made.rows["daemon"]} == {"started": 1, "stopped": 1}

@@ -122,7 +122,7 @@ def reasons(table: Table, manifest: Manifest) -> dict[str, int]:
     return {row.reason: row["count"] for row in found}
 
 
-def test_lines_of_other_versions_and_bad_ones_are_told_apart_and_counted(
+def test_lines_of_other_versions_and_bad_ones_are_counted_by_kind(
     load: Load, history: Path, table: Table
 ) -> None:
     book = story()

@@ -37,8 +37,8 @@ def facts(spark: SparkSession, *made: tuple[Any, ...]) -> DataFrame:
     """``(hour, topic, group, event, attempt, value, n)``, with a target of 10 ms."""
     from pyspark.sql import functions as F
 
-    told = [(T0 + one[0] * HOUR, *one[1:]) for one in made]
-    return spark.createDataFrame(told, schema.FACTS).withColumns(
+    facts = [(T0 + one[0] * HOUR, *one[1:]) for one in made]
+    return spark.createDataFrame(facts, schema.FACTS).withColumns(
         {"target_ms": F.lit(10).cast("long"), "objective": F.lit(0.9)}
     )
 
@@ -154,20 +154,20 @@ def test_the_backlog_is_what_has_begun_and_not_ended(spark: SparkSession) -> Non
     """Three wait at the most, within the hour; what ended before the history began is no debt."""
     quarter = HOUR // 4
     steps = [(0, 2), (1, 1), (2, -2), (5, -1)]
-    told = [(T0 + q * quarter, "t", "g", "due", n) for q, n in steps]
-    told += [(T0, "old", "g", "due", -4), (T0 + HOUR, "old", "g", "due", 1)]
-    found = waiting.backlog(spark.createDataFrame(told, schema.WAITS), "UTC")
+    waits = [(T0 + q * quarter, "t", "g", "due", n) for q, n in steps]
+    waits += [(T0, "old", "g", "due", -4), (T0 + HOUR, "old", "g", "due", 1)]
+    found = waiting.backlog(spark.createDataFrame(waits, schema.WAITS), "UTC")
     assert rows(found, "start_ms", "topic", "at_end", "most") == [
         (T0, "old", 0, 0), (T0, "t", 1, 3), (T0 + HOUR, "old", 1, 1), (T0 + HOUR, "t", 0, 1),
     ]  # fmt: skip
 
 
 def test_a_part_of_the_backlog_begins_with_what_waited_before(spark: SparkSession) -> None:
-    """Nothing changes in the first hours asked for; what is 0 by then is not told of."""
-    told = [(T0, "t", "g", "due", 7), (T0 + HOUR, "t", "g", "due", -2),
+    """Nothing changes in the first hours asked for; what is 0 by then is not shown."""
+    changes = [(T0, "t", "g", "due", 7), (T0 + HOUR, "t", "g", "due", -2),
             (T0 + 5 * HOUR, "t", "g", "due", -4), (T0 + 6 * HOUR, "t", "g", "due", -1),
             (T0, "u", "g", "due", 1), (T0 + HOUR, "u", "g", "due", -1)]  # fmt: skip
-    waits = spark.createDataFrame(told, schema.WAITS)
+    waits = spark.createDataFrame(changes, schema.WAITS)
     columns = ("start_ms", "topic", "at_end", "most")
     since_ms, until_ms = T0 + 3 * HOUR + HOUR // 4, T0 + 6 * HOUR
     assert rows(waiting.backlog(waits, "UTC", since_ms, until_ms), *columns) == [
@@ -223,7 +223,7 @@ def test_journeys_follow_each_task_to_its_end(spark: SparkSession) -> None:
     }
     assert not [name for name in waits if name[2] > T0]  # task 5 is due later than is known
     # Six were enqueued, four were delivered in that quarter (and three of their groups did not
-    # end); one came due and nobody got it, which only who knows the time can tell.
+    # end); one came due and nobody got it, which one sees only with the time.
     assert waits["scheduled", "", T0] == 6 - 5
     assert waits["due", "", T0] == 1
     assert waits["due", "g", T0] == 4 - 3
@@ -384,8 +384,8 @@ def test_days_have_the_hours_that_clocks_show(
 ) -> None:
     """One event a quarter over three days around the change."""
     begin = ms(f"{day}T00:00:00") - 24 * HOUR
-    told = [(begin + i * HOUR // 4, "t", "g", "acked", 1, 1, 1) for i in range(4 * 72)]
-    counted = spark.createDataFrame(told, schema.FACTS)
+    facts = [(begin + i * HOUR // 4, "t", "g", "acked", 1, 1, 1) for i in range(4 * 72)]
+    counted = spark.createDataFrame(facts, schema.FACTS)
     by_day = rows(service.volumes(buckets.days(counted, zone), buckets.BUCKET), "local", "acked")
     assert dict(by_day)[day] == 4 * hours
     found = service.volumes(buckets.hours(counted, zone), buckets.BUCKET)

@@ -287,10 +287,10 @@ def test_the_benchmark_runs_and_counts_everything_once(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Small; says nothing about speed. ``spark`` is here for what it says when there is none."""
-    told = tmp_path / "told.json"
+    report = tmp_path / "figures.json"
     benchmark.main(["--events", "5000", "--master", "local[2]", "--memory", "1g",
-                    "--dir", str(tmp_path), "--json", str(told)])  # fmt: skip
-    found = json.loads(told.read_text())
+                    "--dir", str(tmp_path), "--json", str(report)])  # fmt: skip
+    found = json.loads(report.read_text())
     first, second = found["first"], found["second"]
     assert 0 < second["events"] < first["events"]
     assert second["events_in_all"] == first["events"] + second["events"]

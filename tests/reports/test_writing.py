@@ -21,16 +21,16 @@ def test_no_cell_is_a_formula(text: str) -> None:
 )
 def test_a_text_comes_back_as_it_was(text: str) -> None:
     rows = [{"key": text, "n": 1}, {"key": "next", "n": None}]
-    told = csv_text(["key", "n"], rows)
-    assert list(csv.reader(io.StringIO(told, newline=""))) == [
+    written = csv_text(["key", "n"], rows)
+    assert list(csv.reader(io.StringIO(written, newline=""))) == [
         ["key", "n"], [text, "1"], ["next", ""],
     ]  # fmt: skip
     # A bare CR ends a row for many readers, unless it is quoted.
-    assert "\r" not in told or '"' in told
-    assert told.endswith("next,\n")
+    assert "\r" not in written or '"' in written
+    assert written.endswith("next,\n")
 
 
 def test_numbers_have_all_their_digits() -> None:
     values = [1234567.25, 0.9999995, 61_000.0, 1e-9, 2**60, -3]
-    told = csv_text(["v"], [{"v": value} for value in values])
-    assert [float(line) for line in told.split()[1:]] == values
+    text = csv_text(["v"], [{"v": value} for value in values])
+    assert [float(line) for line in text.split()[1:]] == values

@@ -39,14 +39,14 @@ def test_case_runs_and_measures_what_its_bounds_name(
 
     code = cli.main(["--quick", "--store", store, "--only", case, "--json", str(out), "--check"])
 
-    told = json.loads(out.read_text())
-    assert code == 0, (told["failures"], told["bounds"], capsys.readouterr().err)
+    figures = json.loads(out.read_text())
+    assert code == 0, (figures["failures"], figures["bounds"], capsys.readouterr().err)
     peers = store == "redis" or find_beanstalkd() is not None
     bounds = [b for b in BOUNDS if b.store in (None, store)]
     wanted = {b.metric for b in bounds if b.metric.startswith(f"{case}.")}
-    absent = wanted - told["metrics"].keys()
+    absent = wanted - figures["metrics"].keys()
     assert absent <= {b.metric for b in bounds if b.needs_peer and not peers}
-    assert told["environment"]["fdatasync_4k_ms"]["median"] > 0
+    assert figures["environment"]["fdatasync_4k_ms"]["median"] > 0
     assert case in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""The fleet benchmark runs, small, and tells starved subscribers from others."""
+"""The fleet benchmark runs, small, and distinguishes starved subscribers from others."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def test_a_small_fleet(capsys: pytest.CaptureFixture[str]) -> None:
         pytest.skip(str(error))
     size = ["--topics", "3", "--groups", "2", "--connections", "2", "--tasks", "300"]
     code = fleet.main([*size, "--per-group", "2", "--waves", "1"])
-    told, err = capsys.readouterr()
+    out, err = capsys.readouterr()
     assert code == 0, err
-    [run] = json.loads(told)
+    [run] = json.loads(out)
     assert (run["topics"], run["groups"], run["subscribers"]) == (3, 6, 12)
     assert run["deliveries_a_subscriber"]["fair"] == 50
     assert run["waves"][0]["without_any"] == 0
     assert run["memory"]["bytes_a_subscriber"] >= 0
 
 
-def told(**changed: Any) -> dict[str, Any]:
+def figures(**changed: Any) -> dict[str, Any]:
     waves = [{"early": 0, "refused": 0}]
     return {"starved": 0, "memory_grew": False, "subscribers": 5, "waves": waves} | changed
 
@@ -35,10 +35,10 @@ def told(**changed: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("run", "words"),
     [
-        (told(), []),
-        (told(starved=2), ["2 of 5 subscribers are starved"]),
-        (told(memory_grew=True), ["memory grew in the second half of the waves"]),
-        (told(waves=[{"early": 1, "refused": 0}, {"early": 1, "refused": 3}]),
+        (figures(), []),
+        (figures(starved=2), ["2 of 5 subscribers are starved"]),
+        (figures(memory_grew=True), ["memory grew in the second half of the waves"]),
+        (figures(waves=[{"early": 1, "refused": 0}, {"early": 1, "refused": 3}]),
          ["2 early", "3 refused"]),
     ],
 )  # fmt: skip

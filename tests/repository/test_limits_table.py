@@ -66,7 +66,7 @@ def test_its_tests_are_there(row: list[str]) -> None:
 def test_every_test_of_limits_stands_for_one_in_the_table() -> None:
     """Who adds a test there says in the table what it is about."""
     text = (ROOT / "tests/server/test_bounds.py").read_text()
-    told = "\n".join(row[4] for row in rows())
+    named = "\n".join(row[4] for row in rows())
     tests = re.findall(r"^async def (test_\w+)", text, re.MULTILINE)
-    others = [test for test in tests if f"`{test}`" not in told]
+    others = [test for test in tests if f"`{test}`" not in named]
     assert len(others) < len(tests) / 2

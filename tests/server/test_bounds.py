@@ -195,9 +195,9 @@ async def test_all_subscribers(make: Make) -> None:
     ok(await one.call(T.SUBSCRIBE, 2, "t", None, 1, {"broadcast": True}))
     waits = two.send(T.PULL, "t", "g", 1, 60_000, None)
     await rig.settle()
-    told = "the limit is 3 (subscribers_max)"
-    refused(await two.call(T.SUBSCRIBE, 1, "t", "g", 1, None), "overloaded", told)
-    refused(await two.call(T.PULL, "t", "g", 1, 60_000, None), "overloaded", told)
+    limit = "the limit is 3 (subscribers_max)"
+    refused(await two.call(T.SUBSCRIBE, 1, "t", "g", 1, None), "overloaded", limit)
+    refused(await two.call(T.PULL, "t", "g", 1, 60_000, None), "overloaded", limit)
     ok(await one.call(T.UNSUBSCRIBE, 2))
     ok(await two.call(T.SUBSCRIBE, 1, "t", "g", 1, None))
     assert waits
@@ -273,14 +273,14 @@ async def test_all_topics(make: Make) -> None:
     rig = await make(topics_max=3)
     peer = await rig.peer()
     ids = ok(await peer.enqueue(*[(f"t{n}", b"x", DAY_MS) for n in range(3)]))[1]
-    told = "the limit is 3 (topics_max)"
-    refused(await peer.enqueue(("t3", b"x", DAY_MS)), "limit_exceeded", "t3", told)
-    refused(await peer.call(T.SUBSCRIBE, 1, "t3", "g", 1, None), "limit_exceeded", told)
-    refused(await peer.call(T.CONFIGURE, "t3", None, {}), "limit_exceeded", told)
+    limit = "the limit is 3 (topics_max)"
+    refused(await peer.enqueue(("t3", b"x", DAY_MS)), "limit_exceeded", "t3", limit)
+    refused(await peer.call(T.SUBSCRIBE, 1, "t3", "g", 1, None), "limit_exceeded", limit)
+    refused(await peer.call(T.CONFIGURE, "t3", None, {}), "limit_exceeded", limit)
     ok(await peer.call(T.CANCEL, ids[:2]))
     # Two have room in a frame, a third has not: none of them is made.
     three = [("t1", b"x", DAY_MS)] + [(f"u{n}", b"x", DAY_MS) for n in range(3)]
-    refused(await peer.enqueue(*three), "limit_exceeded", told)
+    refused(await peer.enqueue(*three), "limit_exceeded", limit)
     ok(await peer.enqueue(*[(f"t{n}", b"x", DAY_MS) for n in (3, 4)]))
     assert rig.core.topics.keys() == {"t2", "t3", "t4"}
     stats = ok(await peer.call(T.STATS))
@@ -318,9 +318,9 @@ async def test_groups_of_a_topic_and_of_all(make: Make) -> None:
     answer = await peer.call(T.GROUP_CREATE, "t", "c", None)
     refused(answer, "limit_exceeded", "the limit is 2 (groups_per_topic_max)")
     ok(await peer.call(T.SUBSCRIBE, 1, "u", "a", 1, None))
-    told = "the limit is 3 (groups_max)"
-    refused(await peer.call(T.SUBSCRIBE, 2, "u", "b", 1, None), "limit_exceeded", told)
-    refused(await peer.call(T.PULL, "v", None, 1, 0, None), "limit_exceeded", told)
+    limit = "the limit is 3 (groups_max)"
+    refused(await peer.call(T.SUBSCRIBE, 2, "u", "b", 1, None), "limit_exceeded", limit)
+    refused(await peer.call(T.PULL, "v", None, 1, 0, None), "limit_exceeded", limit)
     ok(await peer.call(T.GROUP_DELETE, "t", "a", True))
     ok(await peer.call(T.GROUP_CREATE, "v", "a", None))
 
@@ -334,8 +334,8 @@ async def test_the_requests_of_a_session(make: Make) -> None:
     for number in range(2, 5):
         ok(await peer.call(T.ENQUEUE, 2, [("t", b"x", DAY_MS)]))
         assert peer.request == number
-    told = "the limit is 3 (window_max)"
-    refused(await peer.call(T.ENQUEUE, 2, [("t", b"x", DAY_MS)]), "window_full", told)
+    limit = "the limit is 3 (window_max)"
+    refused(await peer.call(T.ENQUEUE, 2, [("t", b"x", DAY_MS)]), "window_full", limit)
     ok(await peer.call(T.ENQUEUE, 3, [("t", b"x", DAY_MS)]))
 
 
@@ -354,14 +354,14 @@ async def test_what_all_sessions_remember(make: Make) -> None:
     for _ in range(2):
         ok(await idle.call(T.ENQUEUE, 1, [("t", b"x", DAY_MS)]))
         ok(await busy.call(T.ENQUEUE, 1, [("t", b"x", DAY_MS)]))
-    told = "the limit is 4 (session_outcomes_max)"
-    refused(await busy.call(T.ENQUEUE, 1, [("t", b"x", DAY_MS)]), "overloaded", told)
+    limit = "the limit is 4 (session_outcomes_max)"
+    refused(await busy.call(T.ENQUEUE, 1, [("t", b"x", DAY_MS)]), "overloaded", limit)
     assert rig.core.sessions.answers == 4
     # The client has its answers: what it says so of is forgotten.
     floor = busy.request + 1
     for _ in range(2):
         ok(await busy.call(T.ENQUEUE, floor, [("t", b"x", DAY_MS)]))
-    refused(await busy.call(T.ENQUEUE, floor, [("t", b"x", DAY_MS)]), "overloaded", told)
+    refused(await busy.call(T.ENQUEUE, floor, [("t", b"x", DAY_MS)]), "overloaded", limit)
     # One that nobody has used for a minute makes room.
     idle.lose()
     rig.pass_time(61_000)
@@ -669,7 +669,7 @@ async def test_unfinished_frames_of_all_connections(make: Make) -> None:
 
 
 async def test_strangers_wait_for_nobody(make: Make) -> None:
-    """One connection too many is told so at once, also while the store stands still."""
+    """One connection too many is refused at once, also while the store stands still."""
     rig = await make(connections_max=2)
     peer, _ = await rig.peer(), await rig.peer()
     rig.store.stall()

@@ -112,7 +112,7 @@ async def test_a_full_spool_drops_history_says_so_once_and_goes_on(tmp_path: Pat
     assert f"{SPOOL_BYTES} bytes" in dropped["reason"]
 
 
-async def test_a_folder_that_is_removed_is_told_counted_and_begun_anew(tmp_path: Path) -> None:
+async def test_a_folder_that_is_removed_is_reported_counted_and_begun_anew(tmp_path: Path) -> None:
     """Linux keeps a file that is open: what is appended goes nowhere, without an error."""
     service = Service(tmp_path).begin()
     service.history.start()
@@ -133,7 +133,7 @@ async def test_a_folder_that_is_removed_is_told_counted_and_begun_anew(tmp_path:
     assert "removed or moved" in events[0]["reason"] and "count" not in events[0]
 
 
-async def test_what_was_dropped_last_is_told_at_a_clean_stop(tmp_path: Path) -> None:
+async def test_what_was_dropped_last_is_reported_at_a_clean_stop(tmp_path: Path) -> None:
     service = Service(tmp_path, history_spool_bytes_max=SPOOL_BYTES).begin()
     while not service.history.dropped:
         service.batch()
@@ -162,7 +162,7 @@ async def test_a_tenure_that_begins_without_its_folder_serves_all_the_same(tmp_p
     assert events[0]["count"] == 8
 
 
-async def test_a_daemon_whose_folder_goes_away_serves_on_and_tells(tmp_path: Path) -> None:
+async def test_a_daemon_whose_folder_goes_away_serves_on_and_reports_it(tmp_path: Path) -> None:
     small = {"history_spool_bytes_max": SPOOL_BYTES, "history_bodies": "false"}
     async with daemon_in(tmp_path, http=True, **small) as daemon:
         (folder,) = [path for path in (tmp_path / "history" / STATE).iterdir() if path.is_dir()]
@@ -201,7 +201,7 @@ async def served(client: Client) -> bool:
         return delivery.id == receipt.id and await delivery.ack() == "acked"
 
 
-async def test_a_folder_that_cannot_be_made_is_told_at_the_start(tmp_path: Path) -> None:
+async def test_a_folder_that_cannot_be_made_is_reported_at_the_start(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file")
     daemon = daemon_in(tmp_path, history_dir=tmp_path / "taken" / "history")
     with pytest.raises(DaemonFailed, match="ended with 1 before it was ready"):

@@ -170,13 +170,13 @@ def test_a_policy_is_answered_with_all_its_numbers_and_its_name() -> None:
         "cap_ms": 7_200_000, "retries": 2, "jitter": 0.1,
     }  # fmt: skip
     assert policies.policy_map(BUILT_IN["none"], KNOWN) == {"kind": "none"}
-    told = policies.policy_map("gone", KNOWN)
-    assert told is not None
-    assert (told["name"], told["base_ms"]) == ("gone", 10_000), "the daemon's own holds"
+    fields = policies.policy_map("gone", KNOWN)
+    assert fields is not None
+    assert (fields["name"], fields["base_ms"]) == ("gone", 10_000), "the daemon's own holds"
     for ref in ("default", "rocketmq", "slow"):
-        told = policies.policy_map(ref, KNOWN) or {}
-        del told["name"]
-        assert policies.policy(told, "retry", KNOWN) == KNOWN[ref], "what is told can be said"
+        fields = policies.policy_map(ref, KNOWN) or {}
+        del fields["name"]
+        assert policies.policy(fields, "retry", KNOWN) == KNOWN[ref], "what is answered can be sent"
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_the_shares_of_the_disk_are_in_order() -> None:
                 load(None, {name: wrong})
 
 
-def test_a_missing_or_unreadable_file_is_told(tmp_path: Path) -> None:
+def test_a_missing_or_unreadable_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BadRequest, match="no such file"):
         load(str(tmp_path / "absent.toml"))
     broken = tmp_path / "broken.toml"
@@ -133,8 +133,8 @@ def test_connections_leave_descriptors_to_the_daemon(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[tuple[int, int]] = []
-    told: list[str] = []
-    log: Any = SimpleNamespace(warning=lambda event, **_: told.append(event))
+    logged: list[str] = []
+    log: Any = SimpleNamespace(warning=lambda event, **_: logged.append(event))
     system = stand_in(
         resource,
         getrlimit=lambda _: (soft, hard),
@@ -144,19 +144,19 @@ def test_connections_leave_descriptors_to_the_daemon(
     settings = main.within_file_limit(Settings(http=http), log)
     assert settings.connections_max == settings.limits().connections_max == connections_max
     assert made == ([] if raised is None else [(raised, hard)])
-    assert told == ([] if connections_max == 4096 else ["few_file_descriptors"])
+    assert logged == ([] if connections_max == 4096 else ["few_file_descriptors"])
 
 
-def test_connections_that_cannot_be_accepted_are_told_once_in_a_while() -> None:
-    told: list[str] = []
+def test_connections_that_cannot_be_accepted_are_logged_once_in_a_while() -> None:
+    logged: list[str] = []
     passed_on: list[str] = []
     now_s = [0.0]
-    log: Any = SimpleNamespace(warning=lambda event, **_: told.append(event))
+    log: Any = SimpleNamespace(warning=lambda event, **_: logged.append(event))
     loop: Any = SimpleNamespace(default_exception_handler=lambda c: passed_on.append(c["message"]))
     handle = main.LoopErrors(log, lambda: now_s[0])
     for now_s[0] in (0.0, 0.1, 59.9, 60.0, 60.1):
         handle(loop, {"message": "accept", "exception": OSError(errno.EMFILE, "too many")})
         handle(loop, {"message": "other", "exception": ValueError()})
         handle(loop, {"message": "alone"})
-    assert told == ["no_file_descriptors"] * 2
+    assert logged == ["no_file_descriptors"] * 2
     assert passed_on == ["other", "alone"] * 5

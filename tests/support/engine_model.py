@@ -108,7 +108,7 @@ class Model:
                 continue
             owed = self.now.ever_owed(task)
             for group in [g for g, s in standings.items() if s.row is None and g not in owed]:
-                # Its share was not recorded, and nobody can tell any more that it had one.
+                # Its share was not recorded, and nothing says any more that it had one.
                 if standings[group].state in ACTIVE:
                     del standings[group]
             for group in owed:

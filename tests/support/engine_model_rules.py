@@ -169,12 +169,12 @@ class StoreRules(RuleBasedStateMachine):
             self._apply()
         batch = self.rig.core.sealed
         assert batch is not None
-        told, handed = len(self.rig.told), len(self.rig.handed)
+        answered, handed = len(self.rig.answered), len(self.rig.handed)
         self.rig.land()
         self.model.land()
         for got in self.rig.handed[handed:]:
             self.model.written_once(got.id, got.group.name)
-        assert len(self.rig.told) == told + len(batch.staged)
+        assert len(self.rig.answered) == answered + len(batch.staged)
 
     def _check_rows(self) -> None:
         """The store has what a restart needs, and nothing else."""

@@ -78,10 +78,10 @@ class Rig(RigBase):
 
     def reschedule(self, task_id: int, delay_ms: int) -> str:
         due_ms = self.now_ms + delay_ms
-        word, told_ms = self.engine.control.reschedule(
+        word, answered_ms = self.engine.control.reschedule(
             task_id, due_ms, self.find(task_id), self.now_ms
         )
-        assert told_ms == (due_ms if word == "scheduled" else None)
+        assert answered_ms == (due_ms if word == "scheduled" else None)
         return word
 
     def requeue(self, task_id: int, group: str = "default") -> str:

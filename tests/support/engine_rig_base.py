@@ -49,7 +49,7 @@ class RigBase:
         self.now_ms = now_ms
         self.mono_ms = 0
         self.epoch = 0
-        self.told: list[object] = []
+        self.answered: list[object] = []
         """Addresses of enqueues and repeats that were answered, in order."""
         self.frozen: set[Subscriber] = set()
         """Consumers that show no life after a lease of theirs has ended; all others do."""
@@ -118,20 +118,20 @@ class RigBase:
         assert batch is not None
         self.engine.intake.landed(batch, self.now_ms)
         self.handed += self.take(batch.handed)
-        self.told += [address for address, _, _ in batch.staged]
+        self.answered += [address for address, _, _ in batch.staged]
 
     def apply_and_land(self) -> None:
         self.apply()
         self.land()
 
     def refuse(self) -> list[object]:
-        """The store refuses the sealed batch. Returns the addresses that are to be told."""
+        """The store refuses the sealed batch. Returns the addresses that must get an error."""
         batch = self.core.sealed
         assert batch is not None
         self.engine.intake.refused(batch)
-        told = [address for address, _, _ in batch.staged]
+        refused = [address for address, _, _ in batch.staged]
         batch.staged = []
-        return told
+        return refused
 
     def commit(self) -> None:
         """Everything so far is durable after it."""

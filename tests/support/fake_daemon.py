@@ -146,7 +146,7 @@ class FakeDaemon:
         self.limits = Limits(**limits)
         self.epoch = 1
         self.role: str | None = None
-        """What HELLO is told; None: as a daemon that knows no roles."""
+        """The role in HELLO's answer; None: as a daemon that knows no roles."""
         self.active: str | None = None
         """Whom a standby names."""
         self.status: dict[str, Any] | None = None
@@ -175,8 +175,8 @@ class FakeDaemon:
         self.role = "standby"
         self.active = active.url if isinstance(active, FakeDaemon) else active
 
-    def told(self, **fields: Any) -> dict[str, Any]:
-        """What STATUS is answered: an active daemon that is ready, but for ``fields``."""
+    def set_status(self, **fields: Any) -> dict[str, Any]:
+        """Answer STATUS with this: an active daemon that is ready, but for ``fields``."""
         self.status = {
             "node": "fake", "version": "0", "role": "active", "state": "ready", "detail": None,
             "epoch": self.epoch, "address": self.url, "since_ms": NOW_MS - 3_723_000,
@@ -198,10 +198,10 @@ class FakeDaemon:
 
     def welcome(self, peer: Peer, frame: Frame) -> None:
         """Answer HELLO, and let the test have the connection."""
-        told: dict[str, Any] = {"v": 1, "epoch": self.epoch, "node": "fake", "now_ms": NOW_MS}
+        answer: dict[str, Any] = {"v": 1, "epoch": self.epoch, "node": "fake", "now_ms": NOW_MS}
         if self.role is not None:
-            told |= {"role": self.role, "active": self.active}
-        peer.ok(frame, told | {"limits": self.limits.to_wire()})
+            answer |= {"role": self.role, "active": self.active}
+        peer.ok(frame, answer | {"limits": self.limits.to_wire()})
         self._peers.put_nowait(peer)
 
     async def peer(self) -> Peer:

@@ -53,7 +53,7 @@ class Proxy:
         self._tasks.add(task)
         try:
             upstream_reader, upstream = await asyncio.open_connection("127.0.0.1", self._target)
-        except OSError:  # the server is not there: its client is told at once
+        except OSError:  # the server is not there: its client sees that at once
             writer.transport.abort()
             self._tasks.discard(task)
             return

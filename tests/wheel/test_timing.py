@@ -265,7 +265,7 @@ def test_following_next_due_meets_a_lone_task_in_few_steps(offset_ms: int) -> No
     assert now_ms == NOW_MS + offset_ms
 
 
-def test_upcoming_ids_are_told_once_before_they_are_due() -> None:
+def test_upcoming_ids_are_given_out_once_before_they_are_due() -> None:
     wheel = TimingWheel(NOW_MS)
     wheel.add_many([1, 2, 3], [NOW_MS + 9_100, NOW_MS + 9_050, NOW_MS + 60_000])
     wheel.add(4, NOW_MS + 9_000)

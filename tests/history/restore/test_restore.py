@@ -332,7 +332,7 @@ async def test_a_dry_run_writes_nothing(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == before
 
 
-async def test_without_bodies_nothing_is_written_unless_told(tmp_path: Path) -> None:
+async def test_without_bodies_nothing_is_written_unless_asked(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
     write(
         tmp_path,

@@ -59,7 +59,7 @@ NOTHING = Copy({}, [], [], [], 0, 0)
 class RestoreMachine(EngineMachine):
     """Adds backups and restores to what the engine goes through."""
 
-    FUTURE = False  # no event tells when such a group gets its place
+    FUTURE = False  # no event says when such a group gets its place
 
     def begin(self, config: EngineConfig) -> None:
         super().begin(config)
@@ -174,8 +174,8 @@ def comparable_policy(policy: PolicyRef | None) -> Any:
 
 def comparable_group(row: GroupRow) -> tuple[Any, ...]:
     found = row.settings or GroupSettings()
-    settings_told = settings_map(found) | {"retry": comparable_policy(found.retry)}
-    return (*row[:3], row.since_id, settings_told, *found[4:])
+    settings_found = settings_map(found) | {"retry": comparable_policy(found.retry)}
+    return (*row[:3], row.since_id, settings_found, *found[4:])
 
 
 TestRestore = RestoreMachine.TestCase

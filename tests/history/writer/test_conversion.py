@@ -222,7 +222,7 @@ def test_a_position_that_is_behind_its_segment_after_a_power_cut(tmp_path: Path)
     assert numbers(read_all(tmp_path)) == [(1, 1), (1, 2), (1, 4), (1, 5), (1, 6)]
 
 
-def test_a_torn_spool_is_told_and_counted_as_dropped(tmp_path: Path) -> None:
+def test_a_torn_spool_is_reported_and_counted_as_dropped(tmp_path: Path) -> None:
     fill(tmp_path, batches(2))
     (path,) = state_folder(tmp_path, NODE, 0).glob("spool-1-*")
     path.write_bytes(path.read_bytes()[:-5])

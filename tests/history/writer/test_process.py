@@ -203,7 +203,7 @@ def test_a_folder_that_was_removed_is_begun_anew(tmp_path: Path) -> None:
     assert numbers(read_all(tmp_path)) == [(1, 1), (1, 2)]
 
 
-def test_a_disk_that_does_not_take_it_is_told_once_and_tried_on(tmp_path: Path) -> None:
+def test_a_disk_that_does_not_take_it_is_logged_once_and_tried_on(tmp_path: Path) -> None:
     (tmp_path / "dt=2026-11-21").write_text("in the way")
     spool = spool_of(tmp_path)
     spool.append(1, [enqueued([make_id(1)])])

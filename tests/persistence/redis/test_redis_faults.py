@@ -133,12 +133,12 @@ class TestARedisThatTakesNoWrites:
         redis_server.options["key-load-delay"] = "500"
         redis_server.options["loading-process-events-interval-bytes"] = "1024"
         redis_server.start(loaded=False)
-        told = ""
+        message = ""
         async with asyncio.timeout(PATIENCE_S):
-            while "LOADING" not in told.upper():
+            while "LOADING" not in message.upper():
                 with pytest.raises((CommitUnknown, CommitRefused)) as refused:
                     await subject.commit(tasks([2]))
-                told = refused.value.message
+                message = refused.value.message
                 await asyncio.sleep(0.01)
         await _until_taken(subject, tasks([2]))
         assert await subject.ids() == [1, 2]
@@ -289,7 +289,7 @@ class TestTheScriptItself:
         await _says(sender, "parts", 2, tasks(range(30_000, 52_000)))
         sender.unknown = 1
         await subject.store.verify()
-        assert await subject.ids() == [], "nobody was told yet"
+        assert await subject.ids() == [], "nothing was confirmed yet"
         assert await subject.commit(tasks(range(1, 22_000))) is False
         assert len(await subject.ids()) == 21_999
         assert await subject.commit(ended([5])) is True

@@ -77,7 +77,7 @@ async def test_what_is_laid_out_opens_as_a_new_shard_does(
     assert await keys_of(server) >= {f"{S}:wheel", f"{S}:task"}
 
 
-async def test_of_two_that_lay_out_the_same_shard_one_is_told(options: RedisOptions) -> None:
+async def test_of_two_that_lay_out_the_same_shard_one_gets_an_error(options: RedisOptions) -> None:
     found = await look(options)
     await anew(options, found)
     with pytest.raises(StoreUnusable, match="has changed since it was looked at"):
@@ -154,7 +154,7 @@ async def test_a_late_script_is_refused(options: RedisOptions, server: RedisServ
 # --- one that no daemon opens ----------------------------------------------------------------
 
 
-async def test_half_written_or_damaged_is_told_and_can_be_laid_out_anew(
+async def test_half_written_or_damaged_is_reported_and_can_be_laid_out_anew(
     options: RedisOptions, server: RedisServer
 ) -> None:
     subject = await filled(server)
@@ -280,9 +280,9 @@ class TestTheCommand:
         assert server.call("HLEN", f"{S}:task") != b":0\r\n"
         assert run(["init", "--store", server.url(), "--force", "--yes", "--json"]) == 0
         captured = capsys.readouterr()
-        told = json.loads(captured.out)
-        assert told["removed"]["tasks"] > 0
-        assert told["shard"] == S
+        answer = json.loads(captured.out)
+        assert answer["removed"]["tasks"] > 0
+        assert answer["shard"] == S
         assert "tasks, " in captured.err
         assert server.call("HLEN", f"{S}:task") == b":0\r\n"
 

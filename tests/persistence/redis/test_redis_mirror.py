@@ -170,7 +170,7 @@ class TestFilling:
             await anext(aiter(subject.store.recover_handles(10)))
         redis_server.start()
 
-    async def test_a_redis_that_lost_the_rest_meanwhile_is_told(
+    async def test_a_redis_that_lost_the_rest_meanwhile_is_reported(
         self, subject: Subject, redis_server: RedisServer
     ) -> None:
         await subject.commit(tasks(range(1, 101)))
@@ -268,7 +268,7 @@ class TestReading:
         assert await subject.ids() == [1]
         redis_server.go_on()
         await subject.store.verify()
-        assert await subject.ids() == [1], "applied perhaps, but nobody was told"
+        assert await subject.ids() == [1], "applied perhaps, but not confirmed"
         await subject.commit(ended([1]))
         assert await subject.ids() == []
 
@@ -377,7 +377,7 @@ class TestTheBound:
         assert (await subject.reopen()).has_room
         assert _redis(subject).resident_bytes == pytest.approx(held, rel=0.25)
 
-    def test_is_told_by_url_or_keyword(self) -> None:
+    def test_is_set_by_url_or_keyword(self) -> None:
         assert options_from("redis://h").resident_bytes_max == 2 << 30
         assert options_from("redis://h?resident_bytes_max=5").resident_bytes_max == 5
         store = open_url("redis://h?resident_bytes_max=5", resident_bytes_max=7)

@@ -72,7 +72,7 @@ class TestAServerThatWouldLoseTasks:
 class TestWhatAConfirmedTaskSurvives:
     @pytest.mark.parametrize("driver", DRIVERS)
     @pytest.mark.parametrize(
-        ("setting", "told"),
+        ("setting", "warning"),
         [
             ("always", "appendfsync always: a confirmed task survives a power cut"),
             ("everysec", "a power cut of Redis' machine can lose the tasks confirmed in the last"),
@@ -80,20 +80,20 @@ class TestWhatAConfirmedTaskSurvives:
         ],
     )
     async def test_follows_from_appendfsync(
-        self, clean_redis: RedisServer, setting: str, told: str, driver: str
+        self, clean_redis: RedisServer, setting: str, warning: str, driver: str
     ) -> None:
         before = clean_redis.options["appendfsync"]
         clean_redis.call("CONFIG", "SET", "appendfsync", setting)
         try:
             store = _store(clean_redis, f"driver={driver}&wait_replicas=0")
             await store.open("me", 0)
-            assert told in store.durability
+            assert warning in store.durability
             assert f"appendfsync {setting}" in store.durability
             await store.close(clean=True)
         finally:
             clean_redis.call("CONFIG", "SET", "appendfsync", before)
 
-    async def test_is_told_too_where_it_may_vanish(self, clean_redis: RedisServer) -> None:
+    async def test_is_reported_too_where_it_may_vanish(self, clean_redis: RedisServer) -> None:
         clean_redis.call("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
         clean_redis.call("CONFIG", "SET", "appendonly", "no")
         try:

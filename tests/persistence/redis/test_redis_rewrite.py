@@ -41,15 +41,15 @@ def _redis(subject: Subject) -> RedisStore:
 
 
 async def _taken(subject: Subject, effects: Effects) -> list[str]:
-    """Commit as the committer does; what it was told before the batch was taken."""
-    told: list[str] = []
+    """Commit as the committer does; the refusals before the batch was taken."""
+    refusals: list[str] = []
     async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 await subject.commit(effects)
-                return told
+                return refusals
             except (CommitUnknown, CommitRefused) as error:
-                told.append(error.message)
+                refusals.append(error.message)
                 await asyncio.sleep(0.01)
 
 
@@ -127,10 +127,10 @@ class TestEverythingIsThereAgain:
         await subject.handles()
         incarnation = _redis(subject).incarnation
         redis_server.call("FLUSHALL")
-        told = await _both(pair, tasks([10_000]))
+        refusals = await _both(pair, tasks([10_000]))
         count = len(everything().enqueued) + 5_000 - 10
         counts = f"{count} tasks, {len((await pair[1].small()).progress)} rows of progress"
-        assert f"is being written anew: 0 of {count} tasks" in told[0]
+        assert f"is being written anew: 0 of {count} tasks" in refusals[0]
         assert _redis(subject).rewrites == 1
         assert _redis(subject).incarnation == incarnation
         await _both(pair, ended([1_000, 10_000]))
@@ -182,8 +182,8 @@ class TestEverythingIsThereAgain:
             await subject.commit(tasks([10_000]))
         redis_server.go_on()
         redis_server.restart_from(None)
-        told = await _both(pair, tasks([10_000]))
-        assert any("written anew" in text for text in told)
+        refusals = await _both(pair, tasks([10_000]))
+        assert any("written anew" in text for text in refusals)
         await _compare(pair)
 
     async def test_without_a_commit(
@@ -549,7 +549,7 @@ class TestQuiet:
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
     ) -> None:
-        """Without a word: whoever commits is told, and the election tells it anyway."""
+        """Without a log line: who commits gets the error, and the election reports it anyway."""
         monkeypatch.setattr(watch, "PAUSE_S", 0.05)
         subject = make()
         await subject.open()
@@ -562,7 +562,7 @@ class TestQuiet:
         await _until(lambda: _redis(subject).rewrites)
         assert await subject.commit(tasks([2])) is True
 
-    async def test_a_replay_that_is_refused_for_long_is_told_once(
+    async def test_a_replay_that_is_refused_for_long_is_logged_once(
         self,
         make: Make,
         redis_server: RedisServer,

@@ -24,8 +24,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tls") / "certificate.pem"
     key = path.with_name("key.pem")
     command = f"openssl req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {path} -days 2"
-    told = "-subj /CN=tickwheel -addext subjectAltName=IP:127.0.0.1"
-    subprocess.run([*command.split(), *told.split()], check=True, capture_output=True)
+    names = "-subj /CN=tickwheel -addext subjectAltName=IP:127.0.0.1"
+    subprocess.run([*command.split(), *names.split()], check=True, capture_output=True)
     return path
 
 

@@ -72,7 +72,7 @@ def test_large_bodies_stay_on_their_own() -> None:
     assert split(rows(10, body=b"y" * (most + 1)))[0] == []
 
 
-def test_a_damaged_pack_is_told() -> None:
+def test_a_damaged_pack_is_reported() -> None:
     (pack,), _ = split(rows(20))
     first, count, head, names, bodies, options = pack
     for wrong in (

@@ -125,10 +125,10 @@ def test_it_is_no_part_of_a_url() -> None:
 
 
 def test_the_use_is_what_df_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class Told:
+    class Usage:
         f_frsize, f_blocks, f_bfree, f_bavail = 4096, 1000, 300, 100
 
-    monkeypatch.setattr(disk, "os", stand_in(os, statvfs=lambda _: Told))
+    monkeypatch.setattr(disk, "os", stand_in(os, statvfs=lambda _: Usage))
     assert room.measure(str(tmp_path / "x")) == Disk(100 * 4096, 0.875)
 
     def fails(_: str) -> None:

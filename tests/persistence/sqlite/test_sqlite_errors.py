@@ -220,7 +220,7 @@ async def test_opening_an_unreadable_database_says_so(tmp_path: Path) -> None:
 
 
 async def test_a_cancelled_commit_is_found_applied(tmp_path: Path) -> None:
-    """The number tells: the thread finishes what it began."""
+    """The number shows it: the thread finishes what it began."""
     subject = await _opened(tmp_path / "store.db")
     waiting = subject.store.commit(subject.opened.epoch, OWNER, 2, tasks([2]))
     waiting.send(None)  # starts it, then drops it

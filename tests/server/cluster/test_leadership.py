@@ -171,7 +171,7 @@ async def test_renewals_extend_it_from_when_they_were_sent(rig: Rig) -> None:
     assert rig.slept[0] == TTL_MS / 1000 / module.RENEWALS_PER_TTL
 
 
-async def test_a_store_that_is_away_extends_nothing_and_is_told_once(rig: Rig) -> None:
+async def test_a_store_that_is_away_extends_nothing_and_is_logged_once(rig: Rig) -> None:
     await rig.leadership.acquire(ME, ADDRESS)
     until = rig.sources.mono + 2_500
 
@@ -293,7 +293,7 @@ async def test_a_store_that_is_being_written_anew_is_left_to_its_owner(rig: Rig)
     for _ in range(10):
         assert not await rig.leadership.look()
         rig.sources.mono += TTL_MS
-    assert rig.events == ["store_is_partial"], "its owner is not there: told once"
+    assert rig.events == ["store_is_partial"], "its owner is not there: logged once"
     rig.table.leader = OTHER
     assert not await rig.leadership.look()
     rig.table.leader = None
@@ -327,7 +327,7 @@ async def test_the_epoch_of_one_that_takes_over_is_known_once_it_has_opened_the_
     assert rig.leadership.leader == OTHER
 
 
-async def test_one_that_died_here_before_it_told_its_epoch_is_replaced_at_once(rig: Rig) -> None:
+async def test_one_that_died_here_before_it_wrote_its_epoch_is_replaced_at_once(rig: Rig) -> None:
     rig.table.leader = Leader("here/0", ADDRESS, NOW_MS, 0, OVER)
     rig.table.owner, rig.table.epoch = "here/0", 3
     assert await rig.leadership.first_campaign(ME, ADDRESS)
@@ -364,7 +364,7 @@ async def test_the_first_campaign_yields_to_whoever_is_not_proven_dead(
     assert rig.leadership.leader == rig.table.leader
 
 
-async def test_another_daemon_of_this_nodes_name_that_lives_is_told_once(rig: Rig) -> None:
+async def test_another_daemon_of_this_nodes_name_that_lives_is_logged_once(rig: Rig) -> None:
     former = replace(OTHER, owner="here/0", address=ADDRESS)
     rig.table.leader = former
     assert not await rig.leadership.first_campaign(ME, ADDRESS)
@@ -393,12 +393,12 @@ async def _campaign(rig: Rig, *steps: Callable[[], None]) -> None:
         await rig.leadership.campaign(ME, ADDRESS)
 
 
-async def test_a_wait_for_a_lease_is_told_once_with_its_end(rig: Rig) -> None:
+async def test_a_wait_for_a_lease_is_logged_once_with_its_end(rig: Rig) -> None:
     rig.table.leader = OTHER
     assert not await rig.leadership.first_campaign(ME, ADDRESS)
     await _campaign(rig, *[rig.later(module.LOG_AGAIN_MS)] * 5)
-    [told] = rig.waits
-    assert f"the lease of {OTHER.owner} at {OTHER.address}: 3.0 s, until 08:00:04 UTC" in told
+    [logged] = rig.waits
+    assert f"the lease of {OTHER.owner} at {OTHER.address}: 3.0 s, until 08:00:04 UTC" in logged
     rig.table.leader = replace(OTHER, owner="third/3")
     await _campaign(rig)
     assert "third/3" in rig.waits[1]
@@ -406,7 +406,7 @@ async def test_a_wait_for_a_lease_is_told_once_with_its_end(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("why", ["away", "empty", "came back", "rewriting"])
-async def test_a_wait_with_nobody_leading_is_told_again_each_minute(rig: Rig, why: str) -> None:
+async def test_a_wait_with_nobody_leading_is_logged_again_each_minute(rig: Rig, why: str) -> None:
     rig.table.away = why == "away"
     rig.table.incarnation = "" if why == "empty" else "x"
     rig.table.rewriting = OTHER.owner if why == "rewriting" else ""

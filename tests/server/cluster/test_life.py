@@ -14,7 +14,7 @@ from tickwheel.server.cluster import life
 from tickwheel.server.cluster.life import Life, is_over
 
 READS = [sys.executable, "-c", "import sys; sys.stdin.read()"]
-TELLS = [
+WRITES = [
     sys.executable,
     "-c",
     "from tickwheel.server.cluster.life import Life; print(Life.own(), end='')",
@@ -29,23 +29,23 @@ def here() -> Life:
 
 
 def life_of(pid: int, here: Life) -> Life:
-    """As that process would tell it."""
+    """As that process would write it."""
     stat = Path(f"/proc/{pid}/stat").read_text()
     return here._replace(pid=pid, start=int(stat.rpartition(")")[2].split()[19]))
 
 
-def test_a_process_tells_its_own_life_and_finds_it_again(here: Life) -> None:
+def test_a_process_reads_its_own_life_and_finds_it_again(here: Life) -> None:
     assert (here.pid, Life.own()) == (os.getpid(), here)
     assert Life.parse(str(here)) == here
     assert "|" not in str(here), "the lease's value is separated by it"
 
 
-def test_one_that_ended_is_over_and_what_it_told_says_so(here: Life) -> None:
-    told = subprocess.run(TELLS, capture_output=True, text=True, check=True).stdout
-    known = Life.parse(told)
+def test_one_that_ended_is_over_and_what_it_wrote_says_so(here: Life) -> None:
+    written = subprocess.run(WRITES, capture_output=True, text=True, check=True).stdout
+    known = Life.parse(written)
     assert known is not None
     assert (known.boot, known.namespace) == (here.boot, here.namespace)
-    assert is_over(told, here)
+    assert is_over(written, here)
 
 
 def test_one_that_lives_is_not_over_until_it_is_killed(here: Life) -> None:

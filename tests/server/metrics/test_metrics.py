@@ -85,9 +85,9 @@ def test_names_follow_the_conventions() -> None:
 
 
 def test_every_metric_is_in_the_manual_and_the_other_way_round() -> None:
-    told = re.findall(r"^\| `((?:tickwheel|process)_\w+)` \|([^|]*)\|", _manual(), re.MULTILINE)
-    documented = {name: tuple(re.findall(r"`(\w+)`", labels)) for name, labels in told}
-    assert len(documented) == len(told), "a name stands there twice"
+    rows = re.findall(r"^\| `((?:tickwheel|process)_\w+)` \|([^|]*)\|", _manual(), re.MULTILINE)
+    documented = {name: tuple(re.findall(r"`(\w+)`", labels)) for name, labels in rows}
+    assert len(documented) == len(rows), "a name stands there twice"
     assert documented == metrics.names() | dict.fromkeys(metrics.PROCESS, ())
 
 
@@ -95,7 +95,7 @@ def _manual() -> str:
     return (ROOT / "docs/metrics.md").read_text()
 
 
-async def test_the_counts_of_groups_and_topics_are_told() -> None:
+async def test_the_counts_of_groups_and_topics_are_shown() -> None:
     exposition = Exposition(make_daemon())
     core = make_core()
     group = add_group(
@@ -162,7 +162,7 @@ async def test_what_is_summed_up_never_falls_and_never_moves() -> None:
     assert found["tickwheel_ready_tasks", (OTHER, OTHER)] == 0
 
 
-async def test_counters_go_on_over_tenures_and_a_standby_tells_no_state() -> None:
+async def test_counters_go_on_over_tenures_and_a_standby_shows_no_state() -> None:
     exposition = Exposition(make_daemon(metrics_topics_max=2))
     assert not [name for name, _ in samples(exposition) if "delivered" in name]
     first = make_core()
@@ -257,7 +257,7 @@ async def test_the_accept_header_chooses_the_format() -> None:
     assert body.count(b"# EOF") == 1
 
 
-async def test_every_name_is_told_once_there_is_something_to_tell() -> None:
+async def test_every_name_is_shown_once_it_has_a_value() -> None:
     exposition = await full_exposition()
     body, _ = await exposition.render("")
     families = {family.name: family for family in parse_text(body.decode())}
@@ -295,7 +295,7 @@ def test_lateness_begins_at_a_millisecond() -> None:
     assert [bound_ms / 1000 for bound_ms in BOUNDS_MS] == list(BOUNDS_S)
 
 
-def test_store_errors_are_told_apart() -> None:
+def test_store_errors_are_counted_by_kind() -> None:
     seen = Observed()
     seen.store_error(CommitRefused("no"))
     seen.store_error(CommitRefused("no room", full=True))
@@ -308,23 +308,23 @@ def test_store_errors_are_told_apart() -> None:
     assert seen.store_errors == {"refused": 1, "full": 1, "unknown": 2, "election": 1}
 
 
-def told_by(exposition: Exposition, part: str) -> dict[str, float]:
+def shown_by(exposition: Exposition, part: str) -> dict[str, float]:
     return {name: value for (name, _), value in samples(exposition).items() if part in name}
 
 
-async def test_history_and_backups_are_told(tmp_path: Path) -> None:
+async def test_history_and_backups_are_shown(tmp_path: Path) -> None:
     daemon = make_daemon(history_dir=str(tmp_path))
     exposition, history = Exposition(daemon), daemon.roles.history
     assert history is not None
     history.dropped, history.writer_restarts = 7, 2
     daemon.roles.observed.backed_up(1_800_000_000.0)
     daemon.roles.observed.notice("backup_failed")
-    assert told_by(exposition, "history") == {
+    assert shown_by(exposition, "history") == {
         "tickwheel_history_dropped_total": 7,
         "tickwheel_history_spool_bytes": 0,
         "tickwheel_history_writer_restarts_total": 2,
     }
-    assert told_by(exposition, "backup") == {
+    assert shown_by(exposition, "backup") == {
         "tickwheel_backup_last_success_timestamp_seconds": 1_800_000_000,
         "tickwheel_backup_failures_total": 1,
     }
@@ -332,5 +332,5 @@ async def test_history_and_backups_are_told(tmp_path: Path) -> None:
 
 async def test_without_history_and_backups_all_of_theirs_are_0() -> None:
     exposition = Exposition(make_daemon())
-    found = told_by(exposition, "history") | told_by(exposition, "backup")
+    found = shown_by(exposition, "history") | shown_by(exposition, "backup")
     assert len(found) == 5 and set(found.values()) == {0}

@@ -101,7 +101,7 @@ async def test_so_many_are_kept_and_nothing_else_is_touched(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("error", [StoreError("no room"), OSError(28, "No space left on device")])
-async def test_a_failure_is_told_keeps_the_old_ones_and_moves_no_mark(
+async def test_a_failure_is_logged_keeps_the_old_ones_and_moves_no_mark(
     tmp_path: Path, error: Exception
 ) -> None:
     rig = Rig(tmp_path, keep=1)

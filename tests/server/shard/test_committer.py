@@ -223,8 +223,8 @@ async def test_a_refused_batch_refuses_its_enqueues_and_forgets_their_requests(
     await bench.arrived()
     bench.engine.intake.repeat(again, bench.session, bench.session.answers[1])
     bench.let(CommitRefused("the disk says no"))
-    for told in (peer, again):
-        frame = await told.next()
+    for caller in (peer, again):
+        frame = await caller.next()
         assert frame[:3] == (66, 1, "refused")
     assert bench.session.answers == {}
     assert bench.engine.core.scheduled == 0
@@ -274,7 +274,7 @@ async def test_an_unknown_outcome_is_tried_again_under_the_same_number(bench: Be
     number, effects = await bench.arrived()
     bench.enqueue(later, 2)
     bench.let(CommitUnknown("no answer"))
-    # The producer that cannot wait is told; the outcome stays for its resend.
+    # The producer that cannot wait gets an error; the outcome stays for its resend.
     assert (await peer.next())[2] == "outcome_unknown"
     again, same = await bench.arrived()
     assert (again, same) == (number, effects)
@@ -359,4 +359,4 @@ async def test_an_idle_daemon_has_the_store_know_the_time_once_an_hour(bench: Be
     await peer.next()
     bench.committer.mark_time(hour_ms + 1)
     bench.committer.mark_time(2 * hour_ms)
-    assert bench.engine.core.open.is_empty(), "that batch told it the time"
+    assert bench.engine.core.open.is_empty(), "that batch gave it the time"

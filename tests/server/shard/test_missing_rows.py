@@ -1,5 +1,5 @@
-"""A daemon whose store does not have what its memory holds: nothing is lost, nobody is told that
-a task has left, everybody is told that something is wrong; and it goes on when the row is back.
+"""A daemon whose store does not have what its memory holds: nothing is lost, no answer says that
+a task has left, every answer says that something is wrong; and it goes on when the row is back.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class House:
 
     async def until(self, is_so: Callable[[], bool]) -> None:
         async def wait() -> None:
-            while not is_so():  # noqa: ASYNC110 # nobody tells of it
+            while not is_so():  # noqa: ASYNC110 # no event for it
                 await asyncio.sleep(0)
 
         await soon(wait())
@@ -71,11 +71,11 @@ async def comes(deliveries: AsyncIterator[Delivery], task_id: int) -> None:
     assert await delivery.ack() == "acked"
 
 
-async def is_told(house: House, task_id: int) -> None:
+async def is_reported(house: House, task_id: int) -> None:
     """By ``/readyz``, STATUS, the metrics, and to everybody who names the task."""
-    is_ready, told = readiness(house.daemon)
-    assert (is_ready, told["status"]) == (False, "rows_missing")
-    assert str(task_id) in told["reason"]
+    is_ready, shown = readiness(house.daemon)
+    assert (is_ready, shown["status"]) == (False, "rows_missing")
+    assert str(task_id) in shown["reason"]
     assert status_map(house.daemon)["state"] == "rows_missing"
     assert house.core.totals.rows_missing == 1
     client = house.client
@@ -109,7 +109,7 @@ async def test_when_it_comes_due(house: House) -> None:
         house.store.hidden.add(task.id)
         await house.missing(task.id)
         assert (await house.client.stats()).pending == 2
-        await is_told(house, task.id)
+        await is_reported(house, task.id)
         await goes_on(house, deliveries, task.id)
 
 
@@ -120,7 +120,7 @@ async def test_when_its_turn_comes(house: House) -> None:
     async with house.client.subscribe("t", prefetch=1) as deliveries:
         await house.missing(task.id)
         assert (await house.client.stats()).ready == 1
-        await is_told(house, task.id)
+        await is_reported(house, task.id)
         await goes_on(house, deliveries, task.id)
 
 
@@ -129,7 +129,7 @@ async def test_when_its_ttl_is_over(house: House) -> None:
     await house.until(lambda: house.core.scheduled == 1)
     house.store.hidden.add(task.id)
     await house.missing(task.id)
-    await is_told(house, task.id)
+    await is_reported(house, task.id)
     house.store.hidden.clear()
     await house.until(lambda: house.core.totals.expired == 1)
     assert (await house.client.lookup(task.id)).state == "expired"
@@ -142,13 +142,13 @@ async def test_when_it_is_in_flight(house: House) -> None:
         task = await house.client.enqueue("t", b"x")
         delivery = await soon(anext(deliveries))
         house.store.hidden.add(task.id)
-        await is_told_by_lookup(house, task.id)
+        await is_reported_by_lookup(house, task.id)
         assert await soon(delivery.ack()) == "acked"
         await house.until(lambda: not house.core.missing)
         assert (await house.client.lookup(task.id)).state == "acked"
 
 
-async def is_told_by_lookup(house: House, task_id: int) -> None:
+async def is_reported_by_lookup(house: House, task_id: int) -> None:
     with pytest.raises(TickwheelError) as refused:
         await soon(house.client.lookup(task_id))
     assert refused.value.code == "row_missing"

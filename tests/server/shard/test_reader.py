@@ -246,7 +246,7 @@ async def test_a_row_that_memory_holds_is_read_again(monkeypatch: pytest.MonkeyP
     assert store.reads[1] == [1024], "only what is missing"
 
 
-async def test_a_row_that_stays_away_is_told_once_and_found_again(
+async def test_a_row_that_stays_away_is_logged_once_and_found_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     engine, store, reader, notices = await holey(monkeypatch)
@@ -263,7 +263,7 @@ async def test_a_row_that_stays_away_is_told_once_and_found_again(
 
 
 async def test_a_row_of_a_task_that_left_is_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ended and told, ended while it was read, or ended so long ago that nobody knows how."""
+    """Ended and known so, ended while it was read, or ended so long ago that nobody knows how."""
     engine, store, reader, notices = await holey(monkeypatch)
     core = engine.core
     core.firing.clear()

@@ -1,6 +1,6 @@
 """Frames that a client might send: every type, right ones and almost right ones.
 
-A ``Fuzzer`` knows the grammar of the protocol and what the daemon has told it (ids, receipts), so
+A ``Fuzzer`` knows the grammar of the protocol and what the daemon has answered (ids, receipts), so
 that much of what it makes is accepted and changes something. The rest is a right frame in which
 a value or a few were replaced: integers and numbers at their edges and around each limit, names
 of 255 characters of one to four bytes, nesting down to msgpack's own limit, wrong types. One
@@ -60,7 +60,7 @@ _LATER_PACKED = bytes(msgpack.packb(_LATER))
 
 
 class Fuzzer:
-    """``frame`` makes one; ``heard`` is told what the daemon sent."""
+    """``frame`` makes one; ``heard`` gets what the daemon sent."""
 
     def __init__(self, seed: int, limits: Limits) -> None:
         self.random = random.Random(seed)

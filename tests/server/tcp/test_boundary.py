@@ -118,8 +118,8 @@ async def test_an_error_before_the_first_change_is_an_answer(
     assert answer[:3] == (T.ERROR, 50, "internal")
     assert "Unexpected" in answer[3] and "log" in answer[3]
     assert daemon.daemon.roles.observed.internal_errors == 1
-    (told,) = [line for line in daemon.log.lines if "internal_error" in line]
-    assert told.startswith("error ") and "Traceback" in told and "seeded" in told
+    (logged,) = [line for line in daemon.log.lines if "internal_error" in line]
+    assert logged.startswith("error ") and "Traceback" in logged and "seeded" in logged
     assert await ask(daemon, peer, T.PING, request=51) == (T.OK, 51, None)
 
 

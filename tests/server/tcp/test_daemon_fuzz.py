@@ -131,12 +131,12 @@ def within(draw: st.DrawFn, value: Any) -> Any:
 
 
 @few
-@given(told=st.lists(almost_right(), min_size=1, max_size=6))
+@given(sent=st.lists(almost_right(), min_size=1, max_size=6))
 def test_frames_with_something_wrong(
-    running: Daemon, witness: Raw, told: list[tuple[Any, ...]]
+    running: Daemon, witness: Raw, sent: list[tuple[Any, ...]]
 ) -> None:
     with Raw(running.port) as raw:
-        for kind, *fields in told:
+        for kind, *fields in sent:
             raw.send(kind, *fields)
         answer = raw.call(T.PING)
         assert answer[0] == T.OK, f"a wrong field must not end the connection: {answer}"

@@ -117,7 +117,7 @@ class Round:
         self.peers = [self._connect(n) for n in range(PEERS)]
         self.asked: list[dict[int, Any]] = [{} for _ in range(PEERS)]
         """Requests without an answer."""
-        self.told: Counter[str] = Counter()
+        self.answers: Counter[str] = Counter()
         """Answers by their codes."""
         self.worker = daemon.connect(session=b"w" * 16)
         self.worked = 0
@@ -177,7 +177,7 @@ class Round:
             self.fuzzers[n].heard(frame)
             if frame[0] in (T.OK, T.ERROR):
                 self.asked[n].pop(frame[1], None)
-                self.told["ok" if frame[0] == T.OK else frame[2]] += 1
+                self.answers["ok" if frame[0] == T.OK else frame[2]] += 1
             if frame[0] == T.ERROR:
                 assert frame[2] in BY_CODE and frame[2] != "internal", frame
                 assert frame[3], frame
@@ -249,14 +249,14 @@ async def one_round(folder: Path, seed: int, frames: int) -> Counter[str]:
         await daemon.settle()
         again = await counted(daemon)
         assert places.keys() <= again.keys()
-    return found.told
+    return found.answers
 
 
 @pytest.mark.parametrize("seed", SEEDS or [1, 2])
 async def test_anything_at_all(tmp_path: Path, seed: int) -> None:
-    told = await one_round(tmp_path, seed, ROUND)
-    assert told["ok"] > ROUND / 10, "too little of it is accepted"
-    assert told.keys() >= REFUSALS, "not every kind of mistake is made"
+    answers = await one_round(tmp_path, seed, ROUND)
+    assert answers["ok"] > ROUND / 10, "too little of it is accepted"
+    assert answers.keys() >= REFUSALS, "not every kind of mistake is made"
 
 
 @pytest.mark.slow
@@ -307,7 +307,7 @@ PLACES = ("ready", "in_flight", "waiting", "dead")
 
 
 def walked(raw: Raw) -> Counter[str]:
-    """What LIST tells of every task, page by page."""
+    """What LIST answers of every task, page by page."""
     places: Counter[str] = Counter()
     after = 0
     while after is not None:
@@ -358,7 +358,7 @@ def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     indirect=["stored"],
 )
 def test_a_real_daemon_outlives_anything(tmp_path: Path, stored: str, frames: int) -> None:
-    """With a history, too, which tells of every value."""
+    """With a history, too, which records every value."""
     seed = (SEEDS or [frames])[0]
     print(f"FUZZ_SEED={seed}")  # noqa: T201  # to repeat it
     folders = {name: tmp_path / name for name in ("history_dir", "backup_dir")}
