@@ -276,6 +276,8 @@ class Run:
             plan.answer_timeout_s = FAULTS_ANSWER_TIMEOUT_S
         victim: Killer | Failover
         if options.daemons > 1:
+            # One that is frozen until the other has taken over answers when it goes on.
+            plan.answer_timeout_s = FAULTS_ANSWER_TIMEOUT_S
             victim = Failover(self.daemons, *common, ttl_s=LEADER_TTL_S, every_place=every)
         else:
             victim = Killer(self.daemons[0], *common, every_place=every)

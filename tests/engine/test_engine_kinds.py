@@ -121,6 +121,23 @@ def test_what_waited_for_a_broadcaster_says_when_it_was_offered() -> None:
     assert [(d.subscriber, d.taken_ms) for d in dispatches] == [(one, offered_ms)]
 
 
+def test_what_fired_before_the_clock_went_back_is_not_offered_before_its_time() -> None:
+    """Its row was being read meanwhile."""
+    rig = Rig(replace(CONFIG, resident_bytes_max=0))
+    one = broadcaster(rig)
+    task_id = rig.enqueue(delay_ms=50)
+    rig.pass_time(50)
+    rig.engine.delivery.fire(rig.now_ms, 10)
+    assert task_id in rig.core.firing
+    rig.now_ms -= 50
+    rig.load()
+    assert rig.tick() == []
+    assert rig.state(task_id) == "scheduled"
+    recount(rig)
+    rig.pass_time(50)
+    assert [(got.subscriber, got.id) for got in rig.tick()] == [(one, task_id)]
+
+
 def test_everybody_gets_what_comes_due_and_owns_nothing() -> None:
     rig = Rig()
     ones = [broadcaster(rig) for _ in range(2)]

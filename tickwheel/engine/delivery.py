@@ -123,6 +123,10 @@ class Delivery:
 
     def _due(self, row: TaskRow, now_ms: int) -> None:
         core = self._core
+        if row.due_ms > now_ms:
+            # The clock went back while the row was read: it fires again when it is due.
+            core.wheel.add(row.id, row.due_ms)
+            return
         topic = core.topic(row.topic)
         if topic.closing and not topic.live_groups and not self._ownership.was_closed(topic, row):
             topic.deferred[row.id] = row.due_ms
