@@ -28,6 +28,8 @@ LOOK_S = 0.1
 WALK_EVERY_S = 12.0
 QUIET_S_MAX = 8.0
 """Within it everything that was begun is over; else the walk is tried again later."""
+EXTRA_WALKS = 4
+"""On a machine that is busy with something else the first may find no quiet moment."""
 PAGE = 1_000
 LOOKED_UP = 500
 FAR_MS = 3_600_000
@@ -150,6 +152,9 @@ class Watch:
             while (left_s := end_s - loop.time()) > 0:
                 await asyncio.sleep(min(WALK_EVERY_S, left_s))
                 await self._walk_when_quiet()
+            for _ in range(EXTRA_WALKS):
+                if not self.walks:
+                    await self._walk_when_quiet()
         finally:
             looking.cancel()
         await self._clear()
