@@ -37,8 +37,7 @@ INPUT_MUTANTS = (
             ),
         ),
         (
-            "tests/server/test_policies.py::"
-            "test_every_policy_a_client_may_give_says_a_delay_for_every_attempt",
+            "tests/server/test_policies.py::test_growth_is_exact_until_the_cap[1000000.0]",
             "tests/engine/test_engine_policies.py::"
             "test_policies_at_their_extremes_for_a_hundred_attempts[retry1]",
         ),

@@ -186,7 +186,7 @@ MUTANTS = (
     ),
     Mutant(
         "early-by-one-tick",
-        "the wheel fires a tick ahead, and the last check looks away",
+        "the wheel fires a tick ahead, and the two later checks look away",
         (
             Edit(
                 DELIVERY,
@@ -197,6 +197,12 @@ MUTANTS = (
                 DELIVERY,
                 "            if due_ms > now_ms or (",
                 "            if due_ms > now_ms + core.config.tick_ms or (",
+            ),
+            Edit(
+                DELIVERY,
+                "        if row.due_ms > now_ms:\n            # The clock went back while",
+                "        if row.due_ms > now_ms + core.config.tick_ms:\n"
+                "            # The clock went back while",
             ),
         ),
         (PROMISES + "test_nothing_comes_early",),
