@@ -32,8 +32,10 @@ STEP_MS = (1_500, 10_000, 600_000, OFF_MS_MAX)
 DRIFT_MAX = 0.05
 SLACK_MS = 2
 """Each reading is floored."""
-DRIFT_SLACK_MS = 250
-"""A change of rate, and the begin of a process, count from a reading: nobody knows from which."""
+DRIFT_SLACK_MS = 1_500
+"""A change of rate, and the begin of a process, count from a reading: nobody knows from which. One
+that is frozen until another has taken over reads nothing for seconds: this is half a minute of
+``DRIFT_MAX``."""
 REST_S_MAX = 0.6
 HELD_S = 0.4
 SEEN_S = 0.3
