@@ -262,7 +262,7 @@ class Connection(asyncio.Protocol):
 
     def accepted(self, answers: Sequence[StoredAnswer]) -> None:
         self._answers += [
-            (_OK, request, (accepted_ms, ids_of(first, count)))
+            (_OK, request, (accepted_ms, (first,) if count == 1 else ids_of(first, count)))
             for request, first, count, accepted_ms in answers
         ]
 
