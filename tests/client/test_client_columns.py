@@ -11,7 +11,7 @@ import pytest
 from support.fake_daemon import NOW_MS, FakeDaemon, Peer
 from support.waiting import soon
 from tickwheel import Client, Receipt, errors
-from tickwheel.protocol.codec import Frame
+from tickwheel.protocol.codec import Frame, encode
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.logs import configure
@@ -90,6 +90,22 @@ async def test_more_than_a_frame_may_have_goes_out_in_several() -> None:
         receipts = await soon(call)
         assert sent == found and list(receipts.ids) == ids
         assert receipts.dues_ms[7] == NOW_MS + 7_000
+
+
+async def test_a_frame_fits_also_when_it_must_be_sent_as_tasks() -> None:
+    topic = "t" * 255
+    async with FakeDaemon(frame_bytes_max=10_000) as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        call = asyncio.ensure_future(client.enqueue_columns(topic, [b""] * 100))
+        stored = 0
+        while stored < 100:
+            frame = await peer.next()
+            if frame[0] == T.ENQUEUE_COLUMNS:
+                peer.error(frame, "unknown_type")
+            else:
+                assert len(encode(frame)) <= 10_000
+                stored += len(peer.store(frame))
+        assert len(await soon(call)) == 100
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,6 @@ from tickwheel.client.results import (
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.subscription import Subscription, Subscriptions, subscribe_options
 from tickwheel.client.tasks import (
-    COLUMN_BYTES,
     FRAME_BYTES,
     CheckedTask,
     Receipt,
@@ -271,8 +270,7 @@ class Client:
         """
         self._ready()
         columns = self._checker.check_columns(topic, bodies, delay, delays)
-        sizes = [length + COLUMN_BYTES for length in columns.lengths]
-        slices = list(_slices(sizes, self._reconnector.limits))
+        slices = list(_slices(columns.sizes, self._reconnector.limits))
         frames = (partial(self._producer.add_columns, columns.part(a, b)) for a, b in slices)
         futures, trouble = await self._send_frames(frames)
         found = await gather_receipts(futures, [b - a for a, b in slices], trouble)

@@ -118,12 +118,12 @@ class Producer:
 
     def add_columns(self, columns: Columns) -> asyncio.Future[Receipts]:
         """Tasks that fit a frame, which is theirs alone; the future of their Receipts."""
-        count, size = len(columns.bodies), columns.size
-        self._check_room(count, size)
+        size = sum(columns.sizes)
+        self._check_room(len(columns.bodies), size)
         self._close_open()
         began_s = self.reconnector.loop.time()
         future: asyncio.Future[Receipts] = self.reconnector.loop.create_future()
-        batch = ColumnBatch(self, columns, future, began_s, began_s + self._total_s)
+        batch = ColumnBatch(self, columns, size, future, began_s, began_s + self._total_s)
         self._queue.append(batch)
         self._unfinished.add(batch)
         self.reconnector.wake()
@@ -437,11 +437,12 @@ class ColumnBatch(Batch):
         self,
         producer: Producer,
         columns: Columns,
+        size: int,
         future: asyncio.Future[Receipts],
         began_s: float,
         deadline_s: float,
     ) -> None:
-        super().__init__(producer, columns.size + FRAME_BYTES, began_s, deadline_s)
+        super().__init__(producer, size + FRAME_BYTES, began_s, deadline_s)
         self.columns = columns
         self.entries = [(future, len(columns.bodies))]
         self.is_known = True

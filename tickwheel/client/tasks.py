@@ -28,8 +28,6 @@ WireTask = tuple[Any, ...]
 
 PLAIN_BYTES = 24
 """Array header, body header, topic header and delay of a task; a topic's letter is a byte."""
-COLUMN_BYTES = 14
-"""Headers of a body and of its delay in a frame of columns."""
 PLAIN_DELAY_S_MAX = 1e9
 """Longer ones are looked at more closely."""
 FRAME_BYTES = 32
@@ -121,10 +119,10 @@ class Columns(NamedTuple):
         return Columns(self.topic, *columns)
 
     @property
-    def size(self) -> int:
-        """At most how many bytes they take in a frame."""
-        each = COLUMN_BYTES * len(self.bodies)
-        return sum(self.lengths) + each + len(self.topic) + FRAME_BYTES
+    def sizes(self) -> list[int]:
+        """At most how many bytes each takes in a frame, also in one that is not of columns."""
+        each = len(self.topic) + PLAIN_BYTES
+        return [length + each for length in self.lengths]
 
 
 class TaskChecker:

@@ -101,6 +101,18 @@ async def test_a_pull_of_an_empty_group_is_answered_when_its_time_is_over(rig: S
     assert peer.caller.pulls == {}
 
 
+async def test_an_answer_that_waits_counts_with_its_table_of_delays(rig: ShardRig) -> None:
+    peer, now = InMemory(rig.operations), rig.shard.clock.read()
+    rig.store.stall()
+    retry = {"kind": "table", "delays_ms": tuple(range(100_000, 101_000)), "retries": 5}
+    rig.operations.create_group(peer.caller, 1, "t", "g", {"retry": retry}, now)
+    assert rig.shard.committer.replies_bytes > 5 * 1_000
+    rig.store.go_on()
+    rig.operations.handled()
+    assert (await asyncio.wait_for(peer.answers.get(), 5))[0] == 1
+    assert rig.shard.committer.replies_bytes == 0
+
+
 async def test_every_operation_is_in_the_table_of_rights(rig: ShardRig) -> None:
     names = {name for name, _ in inspect.getmembers(rig.operations, callable)}
     verbs = {name for name in names if not name.startswith("_")} - BORDER - ABOUT_A_CALLER

@@ -75,7 +75,7 @@ class Operations:
         self.requeue_dead = control.requeue_dead
         self.delete_dead = control.delete_dead
 
-        groups = Grouping(shard)
+        groups = Grouping(shard, value_bytes)
         self.create_group = groups.create_group
         self.delete_group = groups.delete_group
         self.configure = groups.configure
