@@ -455,7 +455,7 @@ class ColumnBatch(Batch):
     def frame(self, floor: int) -> tuple[Any, ...]:
         topic, bodies, delays_ms, _ = self.columns
         if not self.is_known:
-            tasks = list(zip(repeat(topic), bodies, delays_ms))  # one is endless
+            tasks = list(zip(repeat(topic), bodies, delays_ms))
             return (_ENQUEUE, self.number, floor, tasks)
         first_ms = delays_ms[0]
         alike = delays_ms.count(first_ms) == len(delays_ms)

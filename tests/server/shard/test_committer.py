@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
+from support.shard_rig import NOW_MS, Sources
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.sessions import StoredAnswer
@@ -21,21 +22,6 @@ from tickwheel.server.shard import committer as committer_module
 from tickwheel.server.shard.committer import Committer
 from tickwheel.server.shard.reads import Reader
 from tickwheel.server.tcp.connection import ids_of
-
-NOW_MS = 1_800_000_000_000
-
-
-class Sources:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now_ms = NOW_MS
-
-    def wall_ms(self) -> int:
-        return self.now_ms
-
-    def mono_ms(self) -> int:
-        return self.now_ms - NOW_MS
 
 
 class GatedStore(MemoryStore):

@@ -89,7 +89,7 @@ class NewTasks:
         else:
             dues_ms = repeat(now_ms + self._delay(delays_ms, "delays_ms"))
         new_tasks: list[NewTask]
-        new_tasks = list(zip(repeat(name), dues_ms, bodies, repeat(None)))  # as bodies
+        new_tasks = list(zip(repeat(name), dues_ms, bodies, repeat(None)))
         self._check_room(new_tasks)
         if name not in self._topics:
             self._make_topic_room((name,))

@@ -112,7 +112,10 @@ class Settling:
             return "dead"
 
         shape = "[id, epoch, attempt, reason]"
-        nothing_more = lambda item, field: None  # noqa: E731
+
+        def nothing_more(item: Sequence[Any], field: str) -> None:
+            """The reason is checked for both."""
+
         self._end_each(caller, request, topic, group, items, shape, 4, nothing_more, settle)
 
     def _end_each(
@@ -140,7 +143,10 @@ class Settling:
                 checks.text(item[-1], f"{field}.reason", REASON_CHARACTERS_MAX)
             check(item, field)
         receipts = [(item[0], item[1], item[2]) for item in given]
-        act = lambda lease, index: settle(lease, given[index])  # noqa: E731
+
+        def act(lease: Lease, index: int) -> str:
+            return settle(lease, given[index])
+
         self._settle(caller, request, group, receipts, act, None)
 
     # --- extend and release --------------------------------------------------------------------
