@@ -6,6 +6,7 @@ PYTHON := .venv/bin/python
 KILLS ?= 200
 SEED ?=
 STORE ?= sqlite
+PEERS ?= usual
 FAULTS ?=
 DAEMONS ?= 1
 NEMESIS ?= kills
@@ -29,8 +30,8 @@ test-full: setup ## the same with the slow tests, and coverage
 check: setup ## format, lint, types and import contracts only
 	@scripts/check
 
-bench: setup ## measure against the peers that are installed (STORE=redis: on Redis); JSON in bench-results/
-	@$(PYTHON) -m benchmarks --store $(STORE) $(ARGS)
+bench: setup ## measure against the peers that are installed (STORE=redis: on Redis; PEERS=all: npm installs more); JSON in bench-results/
+	@$(PYTHON) -m benchmarks --store $(STORE) --peers $(PEERS) $(ARGS)
 
 torture: setup ## kill -9 a real daemon at random: KILLS=200 SEED=1 STORE=redis [FAULTS=redis | DAEMONS=2]; NEMESIS=groups,clock,network,resources,kills, or NEMESIS=watch,groups MINUTES=5
 	@$(PYTHON) -m tests.crash.torture --kills $(KILLS) --store $(STORE) --daemons $(DAEMONS) \

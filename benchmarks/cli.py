@@ -9,20 +9,24 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from benchmarks.bounds import failed, judge
-from benchmarks.cases import CASES
+from benchmarks.cases import CASES, HEAVY
 from benchmarks.context import Context, Result
 from benchmarks.environment import NoDisk, choose_folder, describe
+from benchmarks.peers import Graphile, set_up_graphile
+from benchmarks.postgres_server import find_postgres
 from benchmarks.redis_server import describe_redis, find_redis
 from benchmarks.report import as_json, show
-from benchmarks.scale import FULL, QUICK
+from benchmarks.scale import FULL, QUICK, Scale
 from benchmarks.servers import DAEMON_COMMAND, find_beanstalkd
 
 RESULTS = Path("bench-results")
+_NO_POSTGRES = "not installed (apt-get install postgresql; pip install asyncpg)"
 _JSON_HELP = f"where figures go; - is standard output (default: in {RESULTS}/, none if quick)"
 
 
@@ -43,6 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return 2
     folder = Path(tempfile.mkdtemp(prefix="tickwheel-bench-", dir=parent))
+    folder.chmod(0o711)  # a server that runs as another user has its folder in it
     try:
         return _run(options, folder)
     finally:
@@ -56,16 +61,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", metavar="FILE", help=_JSON_HELP)
     add("--store", choices=tuple(CASES), default="sqlite", help="what the daemon keeps tasks in")
     names = "; ".join(f"{store}: {', '.join(cases)}" for store, cases in CASES.items())
-    add("--only", nargs="+", metavar="NAME", help=names)
+    long = f"{names}. Only when they are named: {', '.join(sorted(HEAVY))}"
+    add("--only", nargs="+", metavar="NAME", help=long)
     add("--check", action="store_true", help="exit 1 when a bound does not hold")
-    add(
-        "--peers",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="peers beside: beanstalkd, redis-py",
-    )
+    beside = "peers: beanstalkd, PostgreSQL, redis-py; all: graphile-worker too; none"
+    add("--peers", choices=("usual", "all", "none"), default="usual", help=beside)
+    add("--no-peers", dest="peers", action="store_const", const="none", help="--peers none")
     waits = "wait so long before each round of a comparison for an otherwise idle machine"
     add("--patience", metavar="SECONDS", type=float, default=0.0, help=waits)
+    add("--minutes", metavar="M", type=float, help="how long mixed_day is (default: 10)")
     add("--dir", metavar="FOLDER", help="where databases and logs go: a real disk")
     add(
         "--daemon",
@@ -76,19 +80,32 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _scale(options: argparse.Namespace) -> Scale:
+    scale = QUICK if options.quick else FULL
+    return scale if options.minutes is None else replace(scale, mixed_s=options.minutes * 60)
+
+
 def _context(options: argparse.Namespace, folder: Path) -> tuple[Context, str]:
     """The context, and the peer's version or why there is none."""
     on_redis = find_redis() if options.store == "redis" else None
-    found = find_beanstalkd() if options.peers and on_redis is None else None
-    missing = "not installed (apt-get install beanstalkd)" if options.peers else "--no-peers"
+    peers = options.peers != "none"
+    wanted = peers and on_redis is None
+    found = find_beanstalkd() if wanted else None
+    missing = "not installed (apt-get install beanstalkd)" if peers else "--no-peers"
+    postgres = find_postgres() if wanted else None
+    no_postgres = _NO_POSTGRES if peers else "--no-peers"
+    graphile = set_up_graphile() if options.peers == "all" and postgres is not None else None
     context = Context(
-        scale=QUICK if options.quick else FULL,
+        scale=_scale(options),
         folder=folder,
         beanstalkd=found[0] if found is not None else None,
         peers_missing=missing,
         daemon_command=tuple(shlex.split(options.daemon)),
+        postgres_programs=postgres[0] if postgres is not None else None,
+        postgres_missing=no_postgres,
+        graphile=graphile if isinstance(graphile, Graphile) else None,
         redis_server=on_redis[0] if on_redis is not None else None,
-        peers=options.peers,
+        peers=peers,
         patience_s=options.patience,
     )
     if on_redis is not None:
@@ -97,7 +114,10 @@ def _context(options: argparse.Namespace, folder: Path) -> tuple[Context, str]:
         in_c = "parsed in C by hiredis, except where a row says without it"
         parser = in_c if versions["hiredis"] != "none" else "parsed in Python"
         return context, f"{on_redis[1]}, {', '.join(names)} (replies {parser})"
-    return context, found[1] if found is not None else f"none, {missing}"
+    names = [one[1] for one in (found, postgres) if one is not None]
+    if graphile is not None:
+        names.append(graphile if isinstance(graphile, str) else graphile.name)
+    return context, "; ".join(names) if names else f"none, {missing}; {no_postgres}"
 
 
 def _write(options: argparse.Namespace, text: str) -> None:
@@ -115,7 +135,8 @@ def _run(options: argparse.Namespace, folder: Path) -> int:
     context, peer = _context(options, folder)
     environment: dict[str, Any] = {**describe(folder), "peer": peer}
     cases = CASES[options.store]
-    names = [name for name in cases if options.only is None or name in options.only]
+    asked = options.only or [name for name in cases if name not in HEAVY]
+    names = [name for name in cases if name in asked]
     results: list[Result] = []
     failures: dict[str, str] = {}
     for name in names:
@@ -135,5 +156,5 @@ def _run(options: argparse.Namespace, folder: Path) -> int:
         show(sys.stderr, environment, results, failures, judged)
     else:
         show(sys.stdout, environment, results, failures, judged)
-    broken = failed(judged, peers_wanted=options.peers)
+    broken = failed(judged, peers_wanted=options.peers != "none")
     return 1 if failures or (options.check and broken) else 0

@@ -1,19 +1,24 @@
-"""The burst through the real client: what a consumer written in Python gets.
+"""Loads through the real client: what a producer or a consumer written in Python gets.
 
-Two ways to finish a task: ``ack_nowait()`` (a future, nobody waits in line) and a handler a
-delivery that awaits ``ack()``, many handlers at a time.
+Enqueues come in large calls, or one by one from many coroutines. The burst has three ways to
+finish a task: ``ack_nowait()`` (a future, nobody waits in line), a handler a delivery that awaits
+``ack()``, many handlers at a time, and a ``Worker``.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator
-from typing import Any
+from collections.abc import Callable, Coroutine, Generator, Iterator
+from typing import TYPE_CHECKING, Any
 
+from benchmarks import payload
 from benchmarks.consume import GROUP
 from benchmarks.payload import TOPIC
-from benchmarks.scale import CONNECTIONS, RUN_TIMEOUT_S
+from benchmarks.scale import CONNECTIONS, DUE_SPAN_S, RUN_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from tickwheel.client import Client
 
 HANDLERS = 256
 """Handlers of one subscription that may be running."""
@@ -66,33 +71,36 @@ async def _awaiting(deliveries: Any, meter: _Meter) -> None:
 
 
 def client_burst(
-    port: int, count: int, due_ms: int, prefetch: int, awaiting: bool
+    port: int, count: int, due_ms: int, way: str
 ) -> Generator[None, None, dict[str, Any]]:
-    """Deliveries of tasks due at one moment through ``tickwheel.client``."""
+    """Deliveries of tasks due at one moment through ``tickwheel.client``, with its defaults.
+
+    ``way``: ack_nowait, await_ack, or worker (a ``Worker`` whose handler only counts).
+    """
     from tickwheel.client import Client
 
-    consume = _awaiting if awaiting else _nowait
+    meter = _Meter(count)
+    clients = [Client(f"tcp://127.0.0.1:{port}") for _ in range(CONNECTIONS)]
+    consume = {"ack_nowait": _nowait, "await_ack": _awaiting}
 
-    async def one(meter: _Meter, subscribed: asyncio.Semaphore) -> None:
-        async with (
-            Client(f"tcp://127.0.0.1:{port}") as client,
-            client.subscribe(TOPIC, group=GROUP, prefetch=prefetch) as deliveries,
-        ):
-            subscribed.release()
-            await consume(deliveries, meter)
+    async def one(client: Client) -> None:
+        async with client.subscribe(TOPIC, group=GROUP) as deliveries:
+            await consume[way](deliveries, meter)
 
-    async def subscribe() -> tuple[_Meter, list[asyncio.Task[None]]]:
-        meter, subscribed = _Meter(count), asyncio.Semaphore(0)
-        tasks = [asyncio.create_task(one(meter, subscribed)) for _ in range(CONNECTIONS)]
-        for _ in tasks:
-            await asyncio.wait_for(subscribed.acquire(), RUN_TIMEOUT_S)
-        return meter, tasks
+    async def subscribe() -> list[asyncio.Task[None]]:
+        for client in clients:
+            await client.connect()
+        run = _work(clients, meter) if way == "worker" else [one(client) for client in clients]
+        return [asyncio.create_task(consumer) for consumer in run]
 
-    async def finish(meter: _Meter, tasks: list[asyncio.Task[None]]) -> None:
+    async def finish(tasks: list[asyncio.Task[None]]) -> None:
         over = asyncio.create_task(meter.done.wait())
         await asyncio.wait(
             {over, *tasks}, timeout=RUN_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
         )
+        if way == "worker" and not meter.left:
+            await asyncio.wait(tasks, timeout=RUN_TIMEOUT_S)
+            meter.last_s = time.time()  # a worker ends when all its acks are confirmed
         for task in (over, *tasks):
             task.cancel()
         ends = await asyncio.gather(*tasks, return_exceptions=True)
@@ -100,12 +108,20 @@ def client_burst(
             wrong = next((end for end in ends if isinstance(end, Exception)), None)
             raise TimeoutError(f"{meter.left} of {count} acks are missing") from wrong
 
+    async def close() -> int:
+        acked = (await clients[0].stats()).acked
+        for client in clients:
+            await client.close()
+        return acked
+
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        meter, tasks = runner.run(subscribe())
+        tasks = runner.run(subscribe())
+        while runner.run(_subscribers(clients[0])) < CONNECTIONS:
+            assert not any(task.done() for task in tasks), tasks
         yield
         cpu_s = time.process_time()
-        runner.run(finish(meter, tasks))
-        return {
+        runner.run(finish(tasks))
+        figures = {
             "elapsed_s": meter.last_s - due_ms / 1000,
             "client_cpu_s": time.process_time() - cpu_s,
             "count": count,
@@ -113,6 +129,127 @@ def client_burst(
             "repeated": meter.repeated,
             "refused": meter.refused,
         }
+        acked = runner.run(close())
+        assert acked == count, f"{acked} of {count} tasks are acked"
+        return figures
+
+
+def _work(clients: list[Client], meter: _Meter) -> list[Coroutine[Any, Any, None]]:
+    """A worker on each client; all are stopped when the last handler has begun."""
+    from tickwheel.client.worker import Worker
+
+    workers = [Worker(client, signals=False) for client in clients]
+
+    async def handle(delivery: Any) -> None:
+        meter.note(delivery)
+        meter.confirmed("acked")
+        if not meter.left:
+            for worker in workers:
+                worker.stop()
+
+    for worker in workers:
+        worker.on(TOPIC, group=GROUP)(handle)
+    return [worker.run() for worker in workers]
+
+
+async def _subscribers(client: Client) -> int:
+    topic = (await client.stats()).topics.get(TOPIC)
+    return topic.groups[GROUP].subscribers if topic and GROUP in topic.groups else 0
+
+
+def client_bulk(
+    port: int,
+    count: int,
+    per_call: int,
+    in_flight: int,
+    seed: int,
+    columns: bool,
+    span_s: float = DUE_SPAN_S,
+) -> Generator[None, None, dict[str, Any]]:
+    """Large calls of one client, ``in_flight`` at a time: ``enqueue_columns``, or
+    ``enqueue_many`` with Task objects."""
+    from tickwheel.client import Client, Task
+
+    def bodies_and_delays(number: int) -> tuple[list[bytes], list[float]]:
+        texts = payload.bodies(seed + number)
+        bodies = [texts[i % len(texts)] for i in range(per_call)]
+        return bodies, payload.delays_s(per_call, seed + number, span_s)
+
+    def tasks(number: int) -> list[Task]:
+        pairs = zip(*bodies_and_delays(number), strict=True)
+        return [Task(TOPIC, body, delay=delay) for body, delay in pairs]
+
+    client = Client(f"tcp://127.0.0.1:{port}")
+
+    async def put_columns(calls: Iterator[tuple[list[bytes], list[float]]]) -> None:
+        for bodies, delays in calls:
+            receipts = await client.enqueue_columns(TOPIC, bodies, delays=delays)
+            assert len(receipts) == per_call
+
+    async def put_tasks(calls: Iterator[list[Task]]) -> None:
+        for some in calls:
+            receipts = await client.enqueue_many(some)
+            assert len(receipts) == per_call
+
+    async def run(put: Callable[[Any], Coroutine[Any, Any, None]], calls: Iterator[Any]) -> None:
+        # One iterator for all: whoever is free takes the next call.
+        await asyncio.gather(*(put(calls) for _ in range(in_flight)))
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_connect(client))
+        made: Iterator[Any] = payload.in_calls(
+            bodies_and_delays if columns else tasks, count, per_call
+        )
+        yield
+        figures = timed(runner, run(put_columns if columns else put_tasks, made), count)
+        runner.run(_close(client, count))
+        return figures
+
+
+def client_single(
+    port: int, count: int, callers: int, seed: int
+) -> Generator[None, None, dict[str, Any]]:
+    """``callers`` coroutines that share a client and each await one enqueue after the other."""
+    from tickwheel.client import Client
+
+    texts, delays = payload.bodies(seed), payload.delays_s(count, seed)
+    tasks = [(texts[i % len(texts)], delay) for i, delay in enumerate(delays)]
+    client = Client(f"tcp://127.0.0.1:{port}")
+
+    async def put(share: list[tuple[bytes, float]]) -> None:
+        for body, delay in share:
+            await client.enqueue(TOPIC, body, delay=delay)
+
+    async def run(shares: list[list[tuple[bytes, float]]]) -> None:
+        await asyncio.gather(*(put(share) for share in shares))
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_connect(client))
+        shares = [tasks[start::callers] for start in range(callers)]
+        yield
+        figures = timed(runner, run(shares), count)
+        runner.run(_close(client, count))
+        return figures
+
+
+async def _connect(client: Client) -> None:
+    await client.connect()
+
+
+async def _close(client: Client, count: int) -> None:
+    """After a look whether all is there."""
+    pending = (await client.stats()).pending
+    await client.close()
+    assert pending == count, f"{pending} of {count} tasks are pending"
+
+
+def timed(runner: asyncio.Runner, work: Coroutine[Any, Any, None], count: int) -> dict[str, Any]:
+    """Run it; the figures of ``count`` tasks."""
+    cpu_s, started_s = time.process_time(), time.perf_counter()
+    runner.run(work)
+    elapsed_s = time.perf_counter() - started_s
+    client_cpu_s = time.process_time() - cpu_s
+    return {"elapsed_s": elapsed_s, "client_cpu_s": client_cpu_s, "count": count}
 
 
 def loop_factory() -> Any:

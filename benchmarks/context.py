@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.environment import wait_until_idle
-from benchmarks.load import run_load
+from benchmarks.load import Load
+from benchmarks.peers import Graphile
+from benchmarks.postgres_server import Postgres
 from benchmarks.redis_server import Redis, TickwheelOnRedis
-from benchmarks.scale import Scale
-from benchmarks.servers import DAEMON_COMMAND, Beanstalkd, Server, Tickwheel
+from benchmarks.scale import RUN_TIMEOUT_S, Scale
+from benchmarks.servers import DAEMON_COMMAND, Beanstalkd, Echo, Server, Tickwheel
 
 
 @dataclass
@@ -46,6 +48,12 @@ class Result:
         self.row(what, f"{middle:,.0f}/s{spread}{remark}")
         return middle
 
+    def median(self, name: str, what: str, rounds: Sequence[dict[str, Any]]) -> float:
+        """The rate of the rounds, and beside it the server's processor time a task: that hardly
+        moves on a machine that others use too."""
+        self.metric(f"{name}_server_us", server_us(rounds))
+        return self.rate(name, what, rates(rounds), busy(rounds))
+
     def ratio(self, name: str, what: str, value: float) -> None:
         self.metric(name, value)
         self.row(what, f"{value:.2f} x")
@@ -60,7 +68,12 @@ class Context:
     beanstalkd: str | None
     """The peer's program, None when it is absent or not wanted."""
     peers_missing: str = ""
-    """Why there is no peer."""
+    """Why there is no beanstalkd."""
+    postgres_programs: str | None = None
+    """Where the programs of that peer are, None when it is absent or not wanted."""
+    postgres_missing: str = ""
+    graphile: Graphile | None = None
+    """A queue on it; None unless all peers are wanted."""
     daemon_command: Sequence[str] = DAEMON_COMMAND
     redis_server: str | None = None
     """The program of the store that is measured; None: the embedded store is."""
@@ -89,6 +102,15 @@ class Context:
         assert self.beanstalkd is not None
         return Beanstalkd(self.fresh_folder("beanstalkd"), self.beanstalkd, mode)
 
+    def echo(self) -> Echo:
+        """A fresh server that sends back what it gets."""
+        return Echo(self.fresh_folder("echo"))
+
+    def postgres(self) -> Postgres:
+        """A fresh cluster of PostgreSQL."""
+        assert self.postgres_programs is not None
+        return Postgres(self.fresh_folder("postgres"), self.postgres_programs)
+
     def fresh_folder(self, name: str) -> Path:
         return self.folder / f"{name}-{next(self._numbers)}"
 
@@ -102,10 +124,13 @@ Contestant = Callable[[int], dict[str, Any]]
 """One round of one system: the round's number in, the load's figures out."""
 
 
-def alternate(context: Context, case: str, contestants: dict[str, Contestant]) -> Rounds:
-    """Every contestant once a round, in turn, so that a slow minute of the machine hits all."""
+def alternate(
+    context: Context, case: str, contestants: dict[str, Contestant], rounds: int | None = None
+) -> Rounds:
+    """Every contestant once a round, in turn, so that a slow minute of the machine hits all.
+    ``rounds``: instead of the scale's."""
     rounds_of: Rounds = {name: [] for name in contestants}
-    for number in range(context.scale.rounds):
+    for number in range(rounds or context.scale.rounds):
         for name, contestant in contestants.items():
             if context.patience_s and not wait_until_idle(context.patience_s):
                 context.say(f"{case}: the machine was never idle")
@@ -128,11 +153,39 @@ def busy(rounds: Sequence[dict[str, Any]]) -> str:
     elapsed_s = sum(figures["elapsed_s"] for figures in rounds)
     client = sum(figures["client_cpu_s"] for figures in rounds) / elapsed_s
     server = sum(figures["server_cpu_s"] for figures in rounds) / elapsed_s
-    return f"; CPU: server {server:.0%}, load {client:.0%}"
+    a_task = server_us(rounds)
+    return f"; CPU: server {server:.0%}, load {client:.0%}; server {a_task:.1f} us a task"
 
 
-def measured(server: Server, job: str, **arguments: object) -> dict[str, Any]:
-    """One load against a server, with the server's processor time."""
-    cpu_s = server.cpu_s()
-    figures = run_load(job, port=server.port, **arguments)
-    return {**figures, "server_cpu_s": server.cpu_s() - cpu_s}
+def server_us(rounds: Sequence[dict[str, Any]]) -> float:
+    """Processor time of the server for a task."""
+    cpu_s: float = sum(figures["server_cpu_s"] for figures in rounds)
+    count: int = sum(figures["count"] for figures in rounds)
+    return cpu_s / count * 1e6
+
+
+def measured(
+    server: Server,
+    job: str,
+    *,
+    limit_s: int = RUN_TIMEOUT_S,
+    graphile: Graphile | None = None,
+    **arguments: object,
+) -> dict[str, Any]:
+    """One load against a server, with the server's processor time. ``graphile``: it is a job of
+    that peer's."""
+    if graphile is not None:
+        started = Load(
+            job,
+            limit_s=limit_s,
+            command=graphile.command,
+            folder=graphile.folder,
+            port=server.port,
+            **arguments,
+        )
+    else:
+        started = Load(job, limit_s=limit_s, port=server.port, **arguments)
+    with started as load:
+        cpu_s = server.cpu_s()  # what it took to prepare the load does not count
+        figures = load.run()
+        return {**figures, "server_cpu_s": server.cpu_s() - cpu_s}

@@ -7,7 +7,6 @@ returns its figures as plain JSON values.
 from __future__ import annotations
 
 import array
-import random
 import select
 import time
 from collections.abc import Callable, Generator
@@ -15,9 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import payload
-from benchmarks.client_jobs import client_burst
+from benchmarks.by_id_jobs import by_id, nack
+from benchmarks.client_jobs import client_bulk, client_burst, client_single
 from benchmarks.consume import BeanstalkdConsumer, TickwheelConsumer, percentiles
-from benchmarks.pump import Stream, one_by_one, pump
+from benchmarks.environment import syncs_s
+from benchmarks.mixed_jobs import mixed_consume, mixed_produce
+from benchmarks.postgres_jobs import postgres_burst, postgres_copy, postgres_fill, postgres_insert
+from benchmarks.pump import Stream, one_by_one, timed_pump
 from benchmarks.redis_jobs import redis_py_async, redis_py_sync
 from benchmarks.scale import CONNECTIONS, RUN_TIMEOUT_S
 from benchmarks.wire import (
@@ -28,6 +31,7 @@ from benchmarks.wire import (
     count_lines,
     results,
 )
+from tickwheel.protocol.frames import FrameType
 
 Job = Generator[None, None, dict[str, Any]]
 
@@ -35,12 +39,6 @@ Job = Generator[None, None, dict[str, Any]]
 def _shares(count: int, connections: int) -> list[int]:
     share, odd = divmod(count, connections)
     return [share + (index < odd) for index in range(connections)]
-
-
-def _timed_pump(streams: list[Stream]) -> dict[str, Any]:
-    cpu_s = time.process_time()
-    elapsed_s = pump(streams)
-    return {"elapsed_s": elapsed_s, "client_cpu_s": time.process_time() - cpu_s}
 
 
 def tickwheel_put(
@@ -64,7 +62,7 @@ def tickwheel_put(
         for index, share in enumerate(_shares(count, connections))
     ]
     yield
-    figures = _timed_pump(streams)
+    figures = timed_pump(streams)
     ids = array.array("q")
     for stream in streams:
         for _, some in results(stream.replies):
@@ -91,7 +89,7 @@ def beanstalkd_put(
         for i, share in enumerate(_shares(count, connections))
     ]
     yield
-    figures = _timed_pump(streams)
+    figures = timed_pump(streams)
     assert sum(check_inserted(stream.replies) for stream in streams) == count
     return {**figures, "count": count}
 
@@ -101,22 +99,46 @@ def tickwheel_sequential(port: int, count: int, seed: int) -> Job:
     load = payload.enqueue_frames(count, 1, 1, seed)
     stream = Stream(Control(port, session=True).sock, load, 1, FrameCounter())
     yield
+    cpu_s = time.process_time()
     took = one_by_one(stream)
+    figures = _sequential_figures(took, cpu_s)
     assert sum(1 for _ in results(stream.replies)) == count
-    return _sequential_figures(took)
+    return figures
 
 
 def beanstalkd_sequential(port: int, count: int, seed: int) -> Job:
     stream = Stream(connect(port), payload.beanstalkd_puts(count, seed), 1, count_lines)
     yield
+    cpu_s = time.process_time()
     took = one_by_one(stream)
+    figures = _sequential_figures(took, cpu_s)
     assert check_inserted(stream.replies) == count
-    return _sequential_figures(took)
+    return figures
 
 
-def _sequential_figures(took: list[float]) -> dict[str, Any]:
-    latency_ms = percentiles([seconds * 1000 for seconds in took])
-    return {"elapsed_s": sum(took), "count": len(took), "latency_ms": latency_ms}
+def echo_sequential(port: int, count: int, seed: int, sync_in: str) -> Job:
+    """The floor of both: the same requests to a server that sends them back, and as many syncs
+    of 4 KiB. As if each request took one round trip and one sync."""
+    stream = Stream(connect(port), payload.enqueue_frames(count, 1, 1, seed), 1, FrameCounter())
+    yield
+    cpu_s = time.process_time()
+    echoes = one_by_one(stream)
+    syncs = syncs_s(Path(sync_in), count)
+    figures = _sequential_figures([a + b for a, b in zip(echoes, syncs, strict=True)], cpu_s)
+    over = syncs_s(Path(sync_in), count, in_place=True)
+    parts = {"echo_ms": echoes, "sync_ms": syncs, "sync_in_place_ms": over}
+    for name, took in parts.items():
+        figures[name] = percentiles([seconds * 1000 for seconds in took])
+    return figures
+
+
+def _sequential_figures(took: list[float], cpu_s: float) -> dict[str, Any]:
+    return {
+        "elapsed_s": sum(took),
+        "client_cpu_s": time.process_time() - cpu_s,
+        "count": len(took),
+        "latency_ms": percentiles([seconds * 1000 for seconds in took]),
+    }
 
 
 def tickwheel_burst(port: int, count: int, due_ms: int, prefetch: int) -> Job:
@@ -144,6 +166,23 @@ def beanstalkd_burst(port: int, count: int, window: int) -> Job:
     elapsed_s = consumer.run(count, RUN_TIMEOUT_S)
     client_cpu_s = time.process_time() - cpu_s
     return {"elapsed_s": elapsed_s, "client_cpu_s": client_cpu_s, "count": consumer.deleted}
+
+
+def watch(port: int, count: int, due_ms: int) -> Job:
+    """PING and STATS in turn, from the moment on until ``count`` tasks are acked."""
+    control = Control(port)
+    took_ms: dict[FrameType, list[float]] = {FrameType.PING: [], FrameType.STATS: []}
+    yield
+    time.sleep(max(0.0, due_ms / 1000 - time.time()))
+    acked = 0
+    while acked < count:
+        for kind, took in took_ms.items():
+            started_s = time.perf_counter()
+            answer = control.ask(kind)
+            took.append((time.perf_counter() - started_s) * 1000)
+        acked = answer["acked"]
+        time.sleep(0.002)
+    return {f"{kind.name.lower()}_ms": percentiles(took) for kind, took in took_ms.items()}
 
 
 def consume(port: int, count: int, prefetch: int, warm_up_s: float) -> Job:
@@ -184,21 +223,6 @@ def pace(port: int, rate: int, seconds: float, window: int, delay_ms: list[int],
     return {"count": count, "behind_ms": behind_s * 1000}
 
 
-def reschedule(port: int, ids_file: str, ids_per_frame: int, window: int, seed: int) -> Job:
-    """Every id of the file, in random order, to a new time in the span."""
-    ids = array.array("q")
-    ids.frombytes(Path(ids_file).read_bytes())
-    shuffled = list(ids)
-    random.Random(seed).shuffle(shuffled)
-    load = payload.reschedule_frames(shuffled, ids_per_frame, seed)
-    stream = Stream(Control(port).sock, load, window, FrameCounter())
-    yield
-    figures = _timed_pump([stream])
-    done = sum(status == "scheduled" for answer in results(stream.replies) for status, _ in answer)
-    assert done == len(shuffled), f"{done} of {len(shuffled)} were rescheduled"
-    return {**figures, "count": done}
-
-
 JOBS: dict[str, Callable[..., Job]] = {
     job.__name__: job
     for job in (
@@ -206,12 +230,23 @@ JOBS: dict[str, Callable[..., Job]] = {
         beanstalkd_put,
         tickwheel_sequential,
         beanstalkd_sequential,
+        echo_sequential,
         tickwheel_burst,
         beanstalkd_burst,
+        watch,
         consume,
         pace,
-        reschedule,
+        by_id,
+        nack,
+        client_bulk,
         client_burst,
+        client_single,
+        mixed_consume,
+        mixed_produce,
+        postgres_burst,
+        postgres_copy,
+        postgres_fill,
+        postgres_insert,
         redis_py_async,
         redis_py_sync,
     )

@@ -12,11 +12,15 @@ import signal
 import subprocess
 import sys
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from benchmarks.scale import RUN_TIMEOUT_S
+
+_PROJECT = Path(__file__).parents[1]
+LOAD_COMMAND = (sys.executable, "-m", "benchmarks.load")
 
 
 class LoadFailed(Exception):
@@ -26,17 +30,27 @@ class LoadFailed(Exception):
 class Load:
     """The parent's side of one load process, ready to start when constructed."""
 
-    def __init__(self, job: str, **arguments: object) -> None:
+    def __init__(
+        self,
+        job: str,
+        *,
+        limit_s: int = RUN_TIMEOUT_S,
+        command: Sequence[str] = LOAD_COMMAND,
+        folder: Path = _PROJECT,
+        **arguments: object,
+    ) -> None:
+        """``limit_s``: when it is not done by then, it ends itself. ``command``: another program
+        that speaks as this one does, started in ``folder``."""
         self._job = job
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.load"],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=Path(__file__).parents[1],
+            cwd=folder,
         )
         try:
-            self._say(json.dumps({"job": job, "arguments": arguments}))
+            self._say(json.dumps({"job": job, "limit_s": limit_s, "arguments": arguments}))
             self._expect("ready")
         except BaseException:
             self.close()
@@ -91,18 +105,13 @@ class Load:
             raise LoadFailed(f"{self._job}: {json.loads(line).get('failed', line)}")
 
 
-def run_load(job: str, **arguments: object) -> dict[str, Any]:
-    """One load from start to figures."""
-    with Load(job, **arguments) as load:
-        return load.run()
-
-
 def main() -> int:
     """The load process itself."""
     from benchmarks.jobs import JOBS
 
     signal.alarm(RUN_TIMEOUT_S)
     given = json.loads(sys.stdin.readline())
+    signal.alarm(given["limit_s"])
     job = JOBS[given["job"]](**given["arguments"])
     try:
         next(job)

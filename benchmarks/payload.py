@@ -7,11 +7,11 @@ where each request ends in it.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-from benchmarks.scale import BODY_BYTES, DUE_SPAN_S, RUN_TIMEOUT_S
+from benchmarks.scale import BODY_BYTES, DUE_SPAN_S
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
 
@@ -20,6 +20,9 @@ FIRST_REQUEST = 2
 """HELLO is request 1."""
 _BODIES = 1_024
 """Different bodies; enough that no system gains from seeing one again."""
+_CALLS_MADE = 200
+
+T = TypeVar("T")
 
 
 class Encoded(NamedTuple):
@@ -34,10 +37,19 @@ def bodies(seed: int) -> list[bytes]:
     return [source.randbytes(BODY_BYTES // 2).hex().encode() for _ in range(_BODIES)]
 
 
-def delays_s(count: int, seed: int) -> list[float]:
+def delays_s(count: int, seed: int, span_s: float = DUE_SPAN_S) -> list[float]:
     """Spread evenly over the span, in random order; none comes due during a run."""
     source = random.Random(seed)
-    return [source.uniform(2 * RUN_TIMEOUT_S, DUE_SPAN_S) for _ in range(count)]
+    return [source.uniform(span_s / 720, span_s) for _ in range(count)]
+
+
+def in_calls(make: Callable[[int], T], count: int, per_call: int) -> Iterator[T]:
+    """What the calls of a run are given: ``make(number)`` for each, before the clock starts. A
+    long run repeats the first ones, as all of it would not fit into memory."""
+    calls, odd = divmod(count, per_call)
+    assert not odd, f"{count} tasks are not whole calls of {per_call}"
+    made = [make(number) for number in range(min(calls, _CALLS_MADE))]
+    return (made[number % len(made)] for number in range(calls))
 
 
 def _join(parts: Sequence[bytes]) -> Encoded:
@@ -93,6 +105,33 @@ def reschedule_frames(ids: Sequence[int], ids_per_frame: int, seed: int) -> Enco
         some = range(start, min(len(ids), start + ids_per_frame))
         items = [(ids[i], int(delays[i] * 1000), None) for i in some]
         parts.append(encode((int(FrameType.RESCHEDULE), FIRST_REQUEST + number, items)))
+    return _join(parts)
+
+
+def id_frames(kind: FrameType, ids: Sequence[int], ids_per_frame: int) -> Encoded:
+    """Frames whose only field are ids: CANCEL, RUN_NOW, LOOKUP."""
+    starts = range(0, len(ids), ids_per_frame)
+    return _join(
+        [
+            encode((int(kind), FIRST_REQUEST + number, ids[start : start + ids_per_frame]))
+            for number, start in enumerate(starts)
+        ]
+    )
+
+
+def nack_frames(
+    group: str,
+    receipts: Sequence[tuple[int, int, int]],
+    per_frame: int,
+    delay_ms: int,
+    first_request: int,
+) -> Encoded:
+    """NACK frames of (id, epoch, attempt), due again after the delay."""
+    parts: list[bytes] = []
+    for number, start in enumerate(range(0, len(receipts), per_frame)):
+        items = [(*one, delay_ms, "no") for one in receipts[start : start + per_frame]]
+        frame = (int(FrameType.NACK), first_request + number, TOPIC, group, items)
+        parts.append(encode(frame))
     return _join(parts)
 
 

@@ -13,6 +13,10 @@ DUE_SPAN_S = 7 * 86_400
 PEER_BURST_WINDOW = 32
 """Reserves a connection of beanstalkd's consumer keeps on their way. Its best: it looks through
 all jobs that a connection has reserved at many a delete, so a larger window slows it down."""
+POSTGRES_POOL = 64
+"""Connections of the pool that single inserts share: more of them commit together."""
+POSTGRES_FETCH = 500
+"""Records of one fetch of PostgreSQL's consumer."""
 REDIS_PIPELINE = 500
 """Tasks of one pipeline of redis-py, each a ZADD and a HSET."""
 RUN_TIMEOUT_S = 180
@@ -44,16 +48,38 @@ class Scale:
     lateness_s: float
     pending: int
     """Tasks of the memory, recovery and rate cases."""
+    by_id: int
+    """Ids of one round of each verb; a round needs twice as many of those pending."""
+    by_id_rounds: int
     quiet_s: float
     """A daemon is quiet when its memory has not changed for so long."""
+    bulk: int
+    """Tasks of a run of large calls through the client."""
+    bulk_per_call: int
+    bulk_in_flight: int
+    long_bulk: int
+    """The same of the long run, and of the store of ten million."""
+    long_per_call: int
+    long_in_flight: int
+    long_rounds: int
+    single: int
+    """Tasks of a run of single enqueues from many coroutines, and for a peer that is slow."""
+    single_synced: int
+    due_million: int
+    due_million_lead_s: float
+    due_million_rounds: int
+    mixed_s: float
+    """How long the mixed day is."""
     redis_tasks: int
     """Tasks of an enqueue run on Redis."""
     redis_tasks_per_frame: int
     redis_frames_window: int
     """Unanswered frames a connection."""
-    redis_overdue: int
+    restarts: int
+    """Kills and starts of the recovery case; the median counts."""
+    overdue: int
     """Tasks that come due while the daemon is down, and how long before they are put."""
-    redis_overdue_lead_ms: int
+    overdue_lead_ms: int
 
 
 FULL = Scale(
@@ -71,12 +97,28 @@ FULL = Scale(
     lateness_rates=(500, 2_000, 10_000),
     lateness_s=20.0,
     pending=1_000_000,
+    by_id=50_000,
+    by_id_rounds=3,
     quiet_s=2.0,
+    bulk=100_000,
+    bulk_per_call=1_000,
+    bulk_in_flight=16,
+    long_bulk=10_000_000,
+    long_per_call=2_000,
+    long_in_flight=12,
+    long_rounds=1,
+    single=100_000,
+    single_synced=20_000,
+    due_million=1_000_000,
+    due_million_lead_s=30.0,
+    due_million_rounds=3,
+    mixed_s=600.0,
     redis_tasks=200_000,
     redis_frames_window=4,
     redis_tasks_per_frame=REDIS_PIPELINE,
-    redis_overdue=1_000,
-    redis_overdue_lead_ms=1_000,
+    restarts=3,
+    overdue=1_000,
+    overdue_lead_ms=1_000,
 )
 QUICK = Scale(
     name="quick",
@@ -93,10 +135,26 @@ QUICK = Scale(
     lateness_rates=(2_000,),
     lateness_s=1.0,
     pending=5_000,
+    by_id=1_000,
+    by_id_rounds=2,
     quiet_s=0.2,
+    bulk=8_000,
+    bulk_per_call=1_000,
+    bulk_in_flight=16,
+    long_bulk=20_000,
+    long_per_call=2_000,
+    long_in_flight=12,
+    long_rounds=1,
+    single=2_000,
+    single_synced=2_000,
+    due_million=2_000,
+    due_million_lead_s=2.5,
+    due_million_rounds=1,
+    mixed_s=2.0,
     redis_tasks=4_000,
     redis_frames_window=4,
     redis_tasks_per_frame=REDIS_PIPELINE,
-    redis_overdue=50,
-    redis_overdue_lead_ms=500,
+    restarts=1,
+    overdue=50,
+    overdue_lead_ms=500,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -38,7 +39,8 @@ class Server:
 
     port: int
 
-    def __init__(self, folder: Path, command: Sequence[str]) -> None:
+    def __init__(self, folder: Path, command: Sequence[str], user: str | None = None) -> None:
+        """``user``: whose process it shall be; then it starts in its folder."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.started_s = time.perf_counter()
@@ -49,8 +51,11 @@ class Server:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=_project(),
+                cwd=_project() if user is None else folder,
                 env=os.environ | ANY_DISK,
+                user=user,
+                group=user,
+                extra_groups=None if user is None else [],
             )
 
     @property
@@ -64,8 +69,7 @@ class Server:
 
     def cpu_s(self) -> float:
         """Processor time so far, all threads."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / _CLOCK_TICKS
+        return processor_s(self.pid)
 
     def memory_bytes(self) -> dict[str, int]:
         """Resident memory: ``VmRSS`` and its parts."""
@@ -95,12 +99,15 @@ class Server:
     def stop(self) -> None:
         """End it and delete what it kept."""
         if self._process.poll() is None:
-            self._process.terminate()
+            self._ask_to_end()
             try:
                 self._process.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _ask_to_end(self) -> None:
+        self._process.terminate()
 
     def __enter__(self) -> Self:
         return self
@@ -173,15 +180,16 @@ BEANSTALKD_MODES: dict[str, tuple[str, ...]] = {
 """Without its log; with it and its default, an fsync each 50 ms; an fsync for every command."""
 
 
-class Beanstalkd(Server):
-    """beanstalkd in one of its modes."""
+class Plain(Server):
+    """One that is told its port and is there when it takes a connection."""
 
-    def __init__(self, folder: Path, program: str, mode: str) -> None:
+    def __init__(self, folder: Path, command: Sequence[str]) -> None:
+        """``command`` with {port} and {folder} in it."""
         folder.mkdir(parents=True, exist_ok=True)
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
-        log = () if mode == "no_log" else ("-b", str(folder), *BEANSTALKD_MODES[mode])
-        super().__init__(folder, [program, "-l", "127.0.0.1", "-p", str(self.port), *log])
+        places = {"{port}": str(self.port), "{folder}": str(folder)}
+        super().__init__(folder, [places.get(word, word) for word in command])
         try:
             self._wait()
         except BaseException:
@@ -199,6 +207,21 @@ class Beanstalkd(Server):
                 if time.monotonic() > deadline_s:
                     raise
                 time.sleep(_POLL_S)
+
+
+class Echo(Plain):
+    """Sends back what it gets."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, [sys.executable, "-m", "benchmarks.echo", "{port}"])
+
+
+class Beanstalkd(Plain):
+    """beanstalkd in one of its modes."""
+
+    def __init__(self, folder: Path, program: str, mode: str) -> None:
+        log = () if mode == "no_log" else ("-b", "{folder}", *BEANSTALKD_MODES[mode])
+        super().__init__(folder, [program, "-l", "127.0.0.1", "-p", "{port}", *log])
 
     def wait_until_ready(self, count: int, timeout_s: float = 60.0) -> None:
         """Until ``count`` jobs are ready to be reserved."""
@@ -221,6 +244,36 @@ def find_beanstalkd() -> tuple[str, str] | None:
         return None
     done = subprocess.run([program, "-v"], capture_output=True, text=True, timeout=10, check=False)
     return program, done.stdout.strip() or "beanstalkd"
+
+
+def processor_s(pid: int, *, with_children: bool = False) -> float:
+    """Processor time of a process so far; with that of its children, alive or ended."""
+    if not with_children:
+        return _ticks(_stat(pid)) / _CLOCK_TICKS
+    while True:
+        ended = _stat(pid)[13:15]
+        alive = sum(
+            _ticks_of_child(int(name), pid) for name in os.listdir("/proc") if name.isdigit()
+        )
+        own = _stat(pid)
+        if own[13:15] == ended:  # else one ended meanwhile, and may count twice or not at all
+            return (_ticks(own) + sum(map(int, ended)) + alive) / _CLOCK_TICKS
+
+
+def _ticks_of_child(pid: int, parent: int) -> int:
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        fields = _stat(pid)
+        if int(fields[1]) == parent:
+            return _ticks(fields)
+    return 0
+
+
+def _ticks(fields: list[str]) -> int:
+    return int(fields[11]) + int(fields[12])
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
 
 
 def _project() -> Path:

@@ -85,11 +85,11 @@ def count_lines(data: bytes) -> int:
     return data.count(b"\n")
 
 
-def results(replies: Sequence[bytes]) -> Iterator[Any]:
+def results(replies: Sequence[bytes], first: int = FIRST_REQUEST) -> Iterator[Any]:
     """The results of OK frames, which must have come in the order of the requests: only then
     was the floor of every request that followed right."""
     reader = unpacker()
-    expected = FIRST_REQUEST
+    expected = first
     for data in replies:
         reader.feed(data)
         for frame in reader:

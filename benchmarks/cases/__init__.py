@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from benchmarks.cases.burst import burst, burst_client, history
+from benchmarks.cases.by_id import random_access
+from benchmarks.cases.client import bulk_client, bulk_client_long, single_client
 from benchmarks.cases.enqueue import enqueue_batched, enqueue_frame, enqueue_sequential
+from benchmarks.cases.large import due_million, mixed_day, ten_million
 from benchmarks.cases.lateness import lateness
 from benchmarks.cases.pending import memory, rate_pending, recovery
-from benchmarks.cases.redis import redis_enqueue, redis_memory, redis_recovery
+from benchmarks.cases.redis import redis_bulk_client, redis_enqueue, redis_memory, redis_recovery
 from benchmarks.context import Context, Result
 
 Cases = dict[str, Callable[[Context], Result]]
@@ -23,13 +26,25 @@ CASES: dict[str, Cases] = {
         enqueue_frame,
         enqueue_batched,
         enqueue_sequential,
+        bulk_client,
+        bulk_client_long,
+        single_client,
         burst,
         burst_client,
         history,
         lateness,
         memory,
+        random_access,
         recovery,
         rate_pending,
+        ten_million,
+        due_million,
+        mixed_day,
     ),
-    "redis": _named(redis_enqueue, burst, lateness, redis_memory, redis_recovery),
+    "redis": _named(
+        redis_enqueue, redis_bulk_client, burst, lateness, redis_memory, redis_recovery
+    ),
 }
+
+HEAVY = frozenset({"bulk_client_long", "ten_million", "due_million", "mixed_day"})
+"""Cases that run only when they are named: they take minutes, or gigabytes of disk."""

@@ -1,19 +1,28 @@
-"""Tasks that are all due at one moment, delivered and durably acked; beanstalkd's beside."""
+"""Tasks that are all due at one moment, delivered and durably acked; the peers' beside."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.cases.enqueue import MODE_NAMES
-from benchmarks.context import Contestant, Context, Result, alternate, busy, measured, rates
+from benchmarks.client_jobs import HANDLERS
+from benchmarks.context import Contestant, Context, Result, alternate, measured
 from benchmarks.load import Load
-from benchmarks.scale import CONNECTIONS, PEER_BURST_WINDOW, WINDOW
+from benchmarks.peers import Graphile
+from benchmarks.scale import BODY_BYTES, CONNECTIONS, PEER_BURST_WINDOW, POSTGRES_FETCH, WINDOW
 from benchmarks.servers import Tickwheel
 
 MARGIN_S = 0.3
 """The consumer must be ready this long before the tasks are due."""
 _SETTLE_S = 0.5
+_PEER_NAMES = {
+    **{mode: f"{name}, reserve + delete" for mode, name in MODE_NAMES.items()},
+    "postgres": f"PostgreSQL, fetch and delete {POSTGRES_FETCH}, {CONNECTIONS} connections",
+    "graphile": f"{Graphile.name}, a task that does nothing",
+}
 
 
 class NotInTime(Exception):
@@ -29,40 +38,51 @@ def burst(context: Context) -> Result:
     if context.beanstalkd is not None:
         contestants["no_log"] = lambda seed: _peer_burst(context, "no_log", seed)
         contestants["log"] = lambda seed: _peer_burst(context, "log", seed)
+    if context.postgres_programs is not None:
+        contestants["postgres"] = lambda seed: _postgres_burst(context, seed)
+        if context.graphile is not None:
+            contestants["graphile"] = lambda seed: _graphile_burst(context)
     rounds_of = alternate(context, result.case, contestants)
     ours = rounds_of.pop("tickwheel")
     what = f"tickwheel, {context.scale.burst:,} due at once, {CONNECTIONS} connections"
-    rate = result.rate("rate", what, rates(ours), busy(ours))
+    rate = result.median("rate", what, ours)
     result.metric("early", sum(figures["early"] for figures in ours))
     result.metric("repeated", sum(figures["repeated"] for figures in ours))
     result.details["first_ms"] = [round(figures["first_ms"], 1) for figures in ours]
     for mode, rounds in rounds_of.items():
-        name = f"{MODE_NAMES[mode]}, reserve + delete"
-        theirs = result.rate(mode, name, rates(rounds), busy(rounds))
+        name = _PEER_NAMES[mode]
+        theirs = result.median(mode, name, rounds)
         result.ratio(f"ratio_{mode}", f"tickwheel / {name}", rate / theirs)
-    if context.beanstalkd is None and context.redis_server is None:
-        result.missing.append(f"beanstalkd: {context.peers_missing}")
+    if context.redis_server is None:
+        if context.beanstalkd is None:
+            result.missing.append(f"beanstalkd: {context.peers_missing}")
+        if context.postgres_programs is None:
+            result.missing.append(f"PostgreSQL: {context.postgres_missing}")
     return result
 
 
 def burst_client(context: Context) -> Result:
-    """The same through the Python client."""
+    """The same through the Python client with its defaults, beside the raw one."""
     result = Result("burst_client")
-    rounds_of = alternate(
-        context,
-        result.case,
-        {
-            "ack_nowait": lambda seed: _burst(
-                context, seed, "client_burst", prefetch=WINDOW, awaiting=False
-            ),
-            "await_ack": lambda seed: _burst(
-                context, seed, "client_burst", prefetch=WINDOW, awaiting=True
-            ),
-        },
-    )
+    ways = {
+        "ack_nowait": "ack_nowait()",
+        "await_ack": f"await ack() in {HANDLERS} handlers each",
+        "worker": "Worker",
+    }
+
+    def through_client(way: str) -> Contestant:
+        return lambda seed: _burst(context, seed, "client_burst", way=way)
+
+    contestants: dict[str, Contestant] = {
+        "raw": lambda seed: _burst(context, seed, "tickwheel_burst", prefetch=WINDOW),
+        **{way: through_client(way) for way in ways},
+    }
+    rounds_of = alternate(context, result.case, contestants)
+    raw = result.median("raw", f"raw, {CONNECTIONS} connections", rounds_of.pop("raw"))
     for name, rounds in rounds_of.items():
-        what = f"client, {name}, {CONNECTIONS} subscriptions in one process"
-        result.rate(name, what, rates(rounds), busy(rounds))
+        what = f"client, {ways[name]}, {CONNECTIONS} clients in one process"
+        rate = result.median(name, what, rounds)
+        result.ratio(f"ratio_{name}", f"client, {ways[name]} / raw", rate / raw)
         result.metric(f"{name}_early", sum(figures["early"] for figures in rounds))
     return result
 
@@ -84,9 +104,7 @@ def history(context: Context) -> Result:
         },
     )
     found = {
-        name: result.rate(
-            name, f"tickwheel, {count:,} due at once, history {name}", rates(rounds), busy(rounds)
-        )
+        name: result.median(name, f"tickwheel, {count:,} due at once, history {name}", rounds)
         for name, rounds in rounds_of.items()
     }
     result.ratio("ratio", "with a history / without", found["on"] / found["off"])
@@ -107,9 +125,18 @@ def _burst(
 ) -> dict[str, Any]:
     scale = context.scale
     count = count or scale.burst
+    with due_at_once(context, seed, count, scale.burst_lead_s, history=history) as (daemon, due_s):
+        return _run(daemon, job, count, due_s, arguments)
+
+
+@contextmanager
+def due_at_once(
+    context: Context, seed: int, count: int, lead_s: float, *, history: bool = False
+) -> Iterator[tuple[Tickwheel, float]]:
+    """A daemon that holds tasks which are all due at one moment, and when that is."""
+    scale = context.scale
     with context.tickwheel(history=history) as daemon:
-        due_s = time.time() + scale.burst_lead_s
-        due_ms = int(due_s * 1000)
+        due_s = time.time() + lead_s
         measured(
             daemon,
             "tickwheel_put",
@@ -117,21 +144,27 @@ def _burst(
             tasks_per_frame=scale.tasks_per_frame,
             window=scale.frames_window,
             seed=seed,
-            due_ms=due_ms,
+            due_ms=int(due_s * 1000),
         )
-        arguments = {"count": count, "due_ms": due_ms, **arguments}
-        with Load(job, port=daemon.port, **arguments) as load:
-            if time.time() > due_s - MARGIN_S:
-                raise NotInTime(f"{count} tasks were not ready {MARGIN_S} s ahead")
-            return _run(daemon, load, due_s)
+        yield daemon, due_s
 
 
-def _run(daemon: Tickwheel, load: Load, due_s: float) -> dict[str, Any]:
-    load.start()
-    time.sleep(max(0.0, due_s - MARGIN_S / 2 - time.time()))
-    cpu_s = daemon.cpu_s()
-    figures = load.result()
-    return {**figures, "server_cpu_s": daemon.cpu_s() - cpu_s}
+def raw_burst(daemon: Tickwheel, count: int, due_s: float) -> dict[str, Any]:
+    """Takes them through raw consumers."""
+    return _run(daemon, "tickwheel_burst", count, due_s, {"prefetch": WINDOW})
+
+
+def _run(
+    daemon: Tickwheel, job: str, count: int, due_s: float, arguments: dict[str, object]
+) -> dict[str, Any]:
+    with Load(job, port=daemon.port, count=count, due_ms=int(due_s * 1000), **arguments) as load:
+        if time.time() > due_s - MARGIN_S:
+            raise NotInTime(f"{count} tasks were not ready {MARGIN_S} s ahead")
+        load.start()
+        time.sleep(max(0.0, due_s - MARGIN_S / 2 - time.time()))
+        cpu_s = daemon.cpu_s()
+        figures = load.result()
+        return {**figures, "server_cpu_s": daemon.cpu_s() - cpu_s}
 
 
 def _peer_burst(context: Context, mode: str, seed: int) -> dict[str, Any]:
@@ -143,3 +176,18 @@ def _peer_burst(context: Context, mode: str, seed: int) -> dict[str, Any]:
         peer.wait_until_ready(count)
         time.sleep(_SETTLE_S)
         return measured(peer, "beanstalkd_burst", count=count, window=PEER_BURST_WINDOW)
+
+
+def _postgres_burst(context: Context, seed: int) -> dict[str, Any]:
+    """Everything is due before the first fetch."""
+    count = context.scale.burst
+    with context.postgres() as postgres:
+        measured(postgres, "postgres_fill", count=count, seed=seed)
+        time.sleep(_SETTLE_S)
+        return measured(postgres, "postgres_burst", count=count, per_fetch=POSTGRES_FETCH)
+
+
+def _graphile_burst(context: Context) -> dict[str, Any]:
+    size = {"count": context.scale.burst, "body_bytes": BODY_BYTES}
+    with context.postgres() as postgres:
+        return measured(postgres, "graphile_burst", graphile=context.graphile, **size)

@@ -14,6 +14,14 @@ MODE_NAMES = {
     "log": "beanstalkd, log, fsync each 50 ms",
     "log_each": "beanstalkd, log, fsync each put",
 }
+_FLOOR = ("sync", "echo")
+_SEQUENTIAL = {
+    **MODE_NAMES,
+    "floor": "an echo over loopback, then an fdatasync of 4 KiB, appended",
+    "sync": "fdatasync of 4 KiB, appended",
+    "sync_in_place": "fdatasync of 4 KiB, written over (not in the floor)",
+    "echo": "an echo over loopback",
+}
 
 
 def enqueue_frame(context: Context) -> Result:
@@ -59,20 +67,43 @@ def enqueue_sequential(context: Context) -> Result:
         with context.peer("log_each") as peer:
             return measured(peer, "beanstalkd_sequential", count=count, seed=seed)
 
-    contestants: dict[str, Contestant] = {"tickwheel": ours}
+    def floor(seed: int) -> dict[str, Any]:
+        with context.echo() as echo:
+            return measured(
+                echo, "echo_sequential", count=count, seed=seed, sync_in=str(echo.folder)
+            )
+
+    contestants: dict[str, Contestant] = {"tickwheel": ours, "floor": floor}
     if context.beanstalkd is not None:
         contestants["log_each"] = theirs
     rounds_of = alternate(context, result.case, contestants)
-    for name, rounds in rounds_of.items():
-        p50 = statistics.median(figures["latency_ms"]["p50"] for figures in rounds)
-        p99 = statistics.median(figures["latency_ms"]["p99"] for figures in rounds)
-        result.metric(f"{name}_p50_ms", p50)
-        result.metric(f"{name}_p99_ms", p99)
-        remark = f"; p50 {p50:.2f} ms, p99 {p99:.2f} ms"
-        result.rate(name, MODE_NAMES.get(name, name), rates(rounds), remark)
-    if context.beanstalkd is None:
+    p50 = {
+        name: _latencies(result, name, rounds, "latency_ms") for name, rounds in rounds_of.items()
+    }
+    parts = [_latencies(result, part, rounds_of["floor"], f"{part}_ms") for part in _FLOOR]
+    _latencies(result, "sync_in_place", rounds_of["floor"], "sync_in_place_ms")
+    rate = {
+        name: result.median(name, _SEQUENTIAL.get(name, name), rounds)
+        for name, rounds in rounds_of.items()
+    }
+    result.ratio(
+        "p50_over_floor", "p50 / (one fdatasync + one echo)", p50["tickwheel"] / sum(parts)
+    )
+    if "log_each" in rate:
+        what = f"tickwheel / {MODE_NAMES['log_each']}"
+        result.ratio("ratio_log_each", what, rate["tickwheel"] / rate["log_each"])
+    else:
         result.missing.append(f"beanstalkd: {context.peers_missing}")
     return result
+
+
+def _latencies(result: Result, name: str, rounds: list[dict[str, Any]], key: str) -> float:
+    """Notes the medians of the rounds' p50 and p99; the p50."""
+    p50, p99 = (statistics.median(one[key][which] for one in rounds) for which in ("p50", "p99"))
+    result.metric(f"{name}_p50_ms", p50)
+    result.metric(f"{name}_p99_ms", p99)
+    result.row(_SEQUENTIAL.get(name, name), f"p50 {p50:.3f} ms, p99 {p99:.3f} ms")
+    return p50
 
 
 def _enqueue(
@@ -113,7 +144,7 @@ def _add_peers(
 
 
 def _compare(context: Context, result: Result, rounds_of: Rounds, ours: str, what: str) -> None:
-    rate = result.rate("rate", what, rates(rounds_of[ours]), busy(rounds_of[ours]))
+    rate = result.median("rate", what, rounds_of[ours])
     for mode, rounds in rounds_of.items():
         if mode == ours:
             continue

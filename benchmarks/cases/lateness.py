@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.context import Context, Result
 from benchmarks.load import Load
 from benchmarks.scale import WINDOW
+from benchmarks.servers import Tickwheel
 
 DELAY_MS = (1_000, 3_000)
 """Tasks are due so long after their enqueue, spread evenly: from 3 s on both rates are equal."""
@@ -20,7 +21,8 @@ def lateness(context: Context) -> Result:
     result = Result("lateness")
     early = repeated = 0
     for rate in context.scale.lateness_rates:
-        found = _at(context, rate)
+        with context.tickwheel() as daemon:
+            found = lateness_at(context, daemon, rate)
         early += found["early"]
         repeated += found["repeated"]
         result.details[str(rate)] = found
@@ -37,37 +39,37 @@ def lateness(context: Context) -> Result:
     return result
 
 
-def _at(context: Context, rate: int) -> dict[str, Any]:
+def lateness_at(context: Context, daemon: Tickwheel, rate: int) -> dict[str, Any]:
+    """Deliveries of one rate, beside what the daemon holds already."""
     seconds = context.scale.lateness_s
     warm_up_s = min(WARM_UP_S, seconds / 2)
-    with context.tickwheel() as daemon:
-        with (
-            Load(
-                "consume",
-                port=daemon.port,
-                count=int(rate * seconds),
-                prefetch=WINDOW,
-                warm_up_s=warm_up_s,
-            ) as consumer,
-            Load(
-                "pace",
-                port=daemon.port,
-                rate=rate,
-                seconds=seconds,
-                window=WINDOW,
-                delay_ms=DELAY_MS,
-                seed=_SEED,
-            ) as producer,
-        ):
-            cpu_s = daemon.cpu_s()
-            consumer.start()
-            producer.start()
-            paced = producer.result()
-            figures = consumer.result()
-        stats = daemon.stats()
-        return {
-            **figures,
-            "early": figures["early"] + stats["early"],
-            "producer_behind_ms": paced["behind_ms"],
-            "server_cpu_s": daemon.cpu_s() - cpu_s,
-        }
+    with (
+        Load(
+            "consume",
+            port=daemon.port,
+            count=int(rate * seconds),
+            prefetch=WINDOW,
+            warm_up_s=warm_up_s,
+        ) as consumer,
+        Load(
+            "pace",
+            port=daemon.port,
+            rate=rate,
+            seconds=seconds,
+            window=WINDOW,
+            delay_ms=DELAY_MS,
+            seed=_SEED,
+        ) as producer,
+    ):
+        cpu_s = daemon.cpu_s()
+        consumer.start()
+        producer.start()
+        paced = producer.result()
+        figures = consumer.result()
+        server_cpu_s = daemon.cpu_s() - cpu_s
+    return {
+        **figures,
+        "early": figures["early"] + daemon.stats()["early"],
+        "producer_behind_ms": paced["behind_ms"],
+        "server_cpu_s": server_cpu_s,
+    }

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from benchmarks.context import Context, Result, alternate, busy, measured, rates
+from benchmarks.consume import TickwheelConsumer
+from benchmarks.context import Context, Result, alternate, measured
 from benchmarks.scale import WINDOW
 from benchmarks.servers import Server, Tickwheel
+from benchmarks.wire import WrongAnswer
 
 FILL_TASKS_PER_FRAME = 500
 FILL_WINDOW = 8
 IDS_PER_FRAME = 500
 _FILL_SEED = 100
+_OVERDUE_SEED = 200
 _MIB = 1024 * 1024
 _POLL_S = 0.005
 _RECOVERY_TIMEOUT_S = 120.0
@@ -43,7 +48,8 @@ def memory(context: Context) -> Result:
         full = daemon.quiet_memory_bytes(context.scale.quiet_s)
         moved = measured(
             daemon,
-            "reschedule",
+            "by_id",
+            verb="reschedule",
             ids_file=str(ids_file),
             ids_per_frame=IDS_PER_FRAME,
             window=FILL_WINDOW,
@@ -67,13 +73,14 @@ def memory(context: Context) -> Result:
         anon_bytes = result.metrics[f"memory.{name}_anon"]
         figure = f"{result.metrics[f'memory.{name}']:.1f} B (anonymous {anon_bytes:.1f})"
         result.row(name.replace("_", " "), figure)
-    result.rate("fill", f"filling, {FILL_TASKS_PER_FRAME} tasks a frame", rates([filled]))
-    result.rate("reschedule", f"reschedule, {IDS_PER_FRAME} ids a frame", rates([moved]))
+    result.median("fill", f"filling, {FILL_TASKS_PER_FRAME} tasks a frame", [filled])
+    result.median("reschedule", f"reschedule, {IDS_PER_FRAME} ids a frame", [moved])
     return result
 
 
 def recovery(context: Context) -> Result:
-    """SIGKILL at n pending, start again: until the ready file, and until the counts are right.
+    """SIGKILL at n pending and some due, start again: until the ready file, until a consumer has
+    its first delivery, and until the counts are right.
 
     The operating system's page cache is warm, as after a crash of the daemon alone.
     """
@@ -82,14 +89,82 @@ def recovery(context: Context) -> Result:
     folder = context.fresh_folder("tickwheel")
     with Tickwheel(folder, context.daemon_command) as daemon:
         fill(context, daemon)
-        daemon.kill()
-        with Tickwheel(folder, context.daemon_command) as again:
-            counted_s = until_pending(again, count)
-            result.metric("ready_s", again.ready_s)
-            result.metric("counted_s", counted_s)
-    result.row(f"{count:,} pending, SIGKILL, to the ready file", f"{again.ready_s:.2f} s")
-    result.row(f"to the first stats that say {count:,} pending", f"{counted_s:.2f} s")
+        restarts(context, result, daemon, count, context.scale.restarts)
     return result
+
+
+def restarts(context: Context, result: Result, daemon: Tickwheel, count: int, times: int) -> None:
+    """Kill and start it several times over; the medians of what each start took."""
+    found: list[dict[str, float]] = []
+    with ExitStack() as started:
+        for _ in range(times):
+            put_overdue(context, daemon)
+            # What is due then is due at the start: its delivery waits for nothing but the daemon.
+            time.sleep(context.scale.overdue_lead_ms / 1000)
+            daemon.kill()
+            daemon = Tickwheel(daemon.folder, context.daemon_command)
+            started.callback(daemon.stop)
+            found.append(_until_works(context, daemon, count))
+            context.say(f"{result.case}: {found[-1]}")
+    result.details["starts"] = found
+    what = {
+        "ready_s": f"{count:,} pending, SIGKILL, to the ready file",
+        "first_delivery_s": "to the first delivery of what is due",
+        "counted_s": f"to the first stats that say {count:,} pending",
+        "cpu_s": "the daemon's processor time until then",
+    }
+    for name, text in what.items():
+        took = [one[name] for one in found]
+        middle = statistics.median(took)
+        result.metric(name, middle)
+        result.row(text, f"{middle:.2f} s ({min(took):.2f}-{max(took):.2f})")
+    result.metric("early", sum(one["early"] for one in found))
+
+
+def _until_works(context: Context, daemon: Tickwheel, count: int) -> dict[str, float]:
+    overdue = context.scale.overdue
+    with closing(consumer_when_active(daemon, overdue)) as consumer:
+        consumer.run(overdue, _RECOVERY_TIMEOUT_S)
+    counted_s = until_pending(daemon, count)
+    return {
+        "ready_s": daemon.ready_s,
+        "first_delivery_s": first_delivery_s(daemon, consumer),
+        "counted_s": counted_s,
+        "cpu_s": daemon.cpu_s(),
+        "early": consumer.early,
+    }
+
+
+def put_overdue(context: Context, daemon: Server) -> None:
+    """Some tasks that come due while the daemon is down."""
+    scale = context.scale
+    measured(
+        daemon,
+        "tickwheel_put",
+        count=scale.overdue,
+        tasks_per_frame=scale.tasks_per_frame,
+        window=scale.frames_window,
+        seed=_OVERDUE_SEED,
+        due_ms=int(time.time() * 1000) + scale.overdue_lead_ms,
+    )
+
+
+def consumer_when_active(daemon: Server, prefetch: int) -> TickwheelConsumer:
+    """As soon as the daemon takes one: one that stands by answers that it does."""
+    deadline_s = time.monotonic() + _RECOVERY_TIMEOUT_S
+    while True:
+        try:
+            return TickwheelConsumer(daemon.port, 1, prefetch)
+        except WrongAnswer as error:
+            if "not_active" not in str(error) or time.monotonic() > deadline_s:
+                raise
+        time.sleep(_POLL_S)
+
+
+def first_delivery_s(daemon: Server, consumer: TickwheelConsumer) -> float:
+    """From the start of the process to the first delivery that the consumer got."""
+    started_s = time.time() - (time.perf_counter() - daemon.started_s)
+    return consumer.first_s - started_s
 
 
 def until_pending(daemon: Tickwheel, count: int) -> float:
@@ -128,8 +203,8 @@ def rate_pending(context: Context) -> Result:
         rounds_of = alternate(context, result.case, {"at_0": on_empty, "at_n": on_full})
         pending = full.stats()["pending"]
     result.details["pending_at_end"] = pending
-    at_0 = result.rate("at_0", "at 0 pending", rates(rounds_of["at_0"]), busy(rounds_of["at_0"]))
+    at_0 = result.median("at_0", "at 0 pending", rounds_of["at_0"])
     what = f"at {scale.pending:,} pending and more"
-    at_n = result.rate("at_n", what, rates(rounds_of["at_n"]), busy(rounds_of["at_n"]))
+    at_n = result.median("at_n", what, rounds_of["at_n"])
     result.ratio("ratio", f"at {scale.pending:,} / at 0", at_n / at_0)
     return result

@@ -8,15 +8,20 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 from benchmarks.cases.enqueue import put_tasks
-from benchmarks.cases.pending import fill, until_pending
-from benchmarks.consume import TickwheelConsumer
+from benchmarks.cases.pending import (
+    consumer_when_active,
+    fill,
+    first_delivery_s,
+    put_overdue,
+    until_pending,
+)
 from benchmarks.context import Contestant, Context, Result, alternate, measured, rates
 from benchmarks.redis_server import Redis, TickwheelOnRedis
 from benchmarks.scale import BODY_BYTES, CONNECTIONS, REDIS_PIPELINE, WINDOW
-from benchmarks.wire import WrongAnswer
 
 PEERS = {
     "redis_py": f"redis.asyncio, pipelines of {REDIS_PIPELINE} tasks, {CONNECTIONS} connections",
@@ -28,8 +33,6 @@ PEERS = {
 """All ZADD + HSET a task. The first is redis-py with its defaults and with hiredis, and what the
 bound is about. Installing redis-py alone does not bring hiredis: the last two are that."""
 _RECOVERY_TIMEOUT_S = 60.0
-_POLL_S = 0.02
-_OVERDUE_SEED = 200
 
 
 def redis_enqueue(context: Context) -> Result:
@@ -86,6 +89,60 @@ def redis_enqueue(context: Context) -> Result:
             result.ratio(f"ratio_{name}{suffix}", what, rate[name] / rate[other])
     if not context.peers:
         result.missing.append(f"redis-py: {context.peers_missing}")
+    return result
+
+
+def redis_bulk_client(context: Context) -> Result:
+    """Large calls of the Python client, and redis.asyncio without its time-out."""
+    result = Result("redis_bulk_client")
+    scale = context.scale
+    count = scale.bulk
+    calls = {
+        "count": count,
+        "per_call": scale.bulk_per_call,
+        "in_flight": scale.bulk_in_flight,
+    }
+
+    def ours(columns: bool) -> Contestant:
+        def run(seed: int) -> dict[str, Any]:
+            with context.tickwheel() as daemon:
+                assert isinstance(daemon, TickwheelOnRedis)
+                load = partial(measured, daemon, "client_bulk", columns=columns, seed=seed, **calls)
+                return _with_redis(daemon.redis, load)
+
+        return run
+
+    def peer(together: bool) -> Contestant:
+        def run(seed: int) -> dict[str, Any]:
+            with context.redis() as redis:
+                way = {"untimed": True, "together": together}
+                load = partial(measured, redis, "redis_py_async", count=count, seed=seed, **way)
+                return _with_redis(redis, load)
+
+        return run
+
+    names = {
+        "columns": "client, enqueue_columns",
+        "objects": "client, enqueue_many",
+        "redis_py": "redis.asyncio without its time-out, ZADD and HSET a task",
+        "redis_py_together": f"the same, one ZADD and one HSET for {REDIS_PIPELINE}",
+    }
+    contestants = {"columns": ours(columns=True), "objects": ours(columns=False)}
+    if context.peers:
+        contestants["redis_py"] = peer(together=False)
+        contestants["redis_py_together"] = peer(together=True)
+    else:
+        result.missing.append(f"redis-py: {context.peers_missing}")
+    rounds_of = alternate(context, result.case, contestants)
+    rate = {}
+    for name, rounds in rounds_of.items():
+        shares = _busy(rounds, daemon=name in ("columns", "objects"))
+        rate[name] = result.rate(name, names[name], rates(rounds), shares)
+        result.metric(f"{name}_redis_us", _redis_us(rounds))
+    for other in ("redis_py", "redis_py_together") if context.peers else ():
+        for name in ("columns", "objects"):
+            suffix, what = other.removeprefix("redis_py"), f"{names[name]} / {names[other]}"
+            result.ratio(f"ratio_{name}{suffix}", what, rate[name] / rate[other])
     return result
 
 
@@ -150,23 +207,14 @@ def redis_recovery(context: Context) -> Result:
         TickwheelOnRedis(folder, redis, context.daemon_command) as daemon,
     ):
         fill(context, daemon)
-        measured(
-            daemon,
-            "tickwheel_put",
-            count=scale.redis_overdue,
-            tasks_per_frame=scale.tasks_per_frame,
-            window=scale.frames_window,
-            seed=_OVERDUE_SEED,
-            due_ms=int(time.time() * 1000) + scale.redis_overdue_lead_ms,
-        )
+        put_overdue(context, daemon)
         daemon.kill()
         with TickwheelOnRedis(folder, redis, context.daemon_command) as again:
-            consumer = _consumer(again, scale.redis_overdue)
+            consumer = consumer_when_active(again, scale.overdue)
             active_s = time.perf_counter() - again.started_s
             with closing(consumer):
-                consumer.run(scale.redis_overdue, _RECOVERY_TIMEOUT_S)
-            started_s = time.time() - (time.perf_counter() - again.started_s)
-            first_s = consumer.first_s - started_s
+                consumer.run(scale.overdue, _RECOVERY_TIMEOUT_S)
+            first_s = first_delivery_s(again, consumer)
             loaded_s = until_pending(again, scale.pending)
     figures = {"active_s": active_s, "first_delivery_s": first_s, "loaded_s": loaded_s}
     for name, value in figures.items():
@@ -177,15 +225,3 @@ def redis_recovery(context: Context) -> Result:
     result.row("until the first delivery of what is due", f"{first_s:.2f} s")
     result.row(f"until the first stats that say {scale.pending:,} pending", f"{loaded_s:.2f} s")
     return result
-
-
-def _consumer(daemon: TickwheelOnRedis, prefetch: int) -> TickwheelConsumer:
-    """As soon as the daemon takes one: before, it answers that it stands by."""
-    deadline_s = time.monotonic() + _RECOVERY_TIMEOUT_S
-    while True:
-        try:
-            return TickwheelConsumer(daemon.port, 1, prefetch)
-        except WrongAnswer as error:
-            if "not_active" not in str(error) or time.monotonic() > deadline_s:
-                raise
-        time.sleep(_POLL_S)

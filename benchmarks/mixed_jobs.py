@@ -1,0 +1,174 @@
+"""A day's mix through the client: many topics, several groups each, some failures.
+
+The producer keeps a steady rate; what it could not keep up with is its ``behind_ms``. Consumers
+nack a share of all first attempts, which come again a second later, and ack everything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Generator
+from contextlib import AsyncExitStack
+from typing import Any
+
+from benchmarks import payload
+from benchmarks.client_jobs import loop_factory
+from benchmarks.scale import CONNECTIONS, RUN_TIMEOUT_S
+
+Job = Generator[None, None, dict[str, Any]]
+
+STEP_S = 0.01
+_IN_FLIGHT = 32
+_RETRY_S = 1.0
+
+
+def topic_name(number: int) -> str:
+    return f"mixed.{number}"
+
+
+def mixed_produce(
+    port: int, topics: int, rate: int, seconds: float, delay_s: tuple[float, float], seed: int
+) -> Job:
+    """``rate`` tasks a second over all topics, due within ``delay_s``; a call each 10 ms."""
+    from tickwheel.client import Client, Task
+
+    source, texts = random.Random(seed), payload.bodies(seed)
+    client = Client(f"tcp://127.0.0.1:{port}")
+    per_step = int(rate * STEP_S)
+    steps = round(seconds / STEP_S)
+    behind_s = 0.0
+
+    async def put(room: asyncio.Semaphore, first: int) -> None:
+        tasks = [
+            Task(topic_name(n % topics), texts[n % len(texts)], delay=source.uniform(*delay_s))
+            for n in range(first, first + per_step)
+        ]
+        try:
+            await client.enqueue_many(tasks)
+        finally:
+            room.release()
+
+    async def run() -> None:
+        nonlocal behind_s
+        room, started_s = asyncio.Semaphore(_IN_FLIGHT), time.perf_counter()
+        async with asyncio.TaskGroup() as calls:
+            for step in range(steps):
+                early_s = started_s + step * STEP_S - time.perf_counter()
+                behind_s = max(behind_s, -early_s)
+                await asyncio.sleep(max(0.0, early_s))
+                await room.acquire()
+                calls.create_task(put(room, step * per_step))
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_connect(client))
+        yield
+        cpu_s, started_s = time.process_time(), time.perf_counter()
+        runner.run(run())
+        figures = {
+            "count": steps * per_step,
+            "elapsed_s": time.perf_counter() - started_s,
+            "client_cpu_s": time.process_time() - cpu_s,
+            "behind_ms": behind_s * 1000,
+        }
+        runner.run(client.close())
+        return figures
+
+
+class _Seen:
+    """What the consumers got so far; lateness by the millisecond, as there are millions."""
+
+    def __init__(self, wanted: int) -> None:
+        self.left = wanted
+        self.done = asyncio.Event()
+        self.late_ms: Counter[int] = Counter()
+        self.early = self.nacked = self.refused = self.repeated = 0
+
+    def acked(self, ack: asyncio.Future[str]) -> None:
+        self.refused += ack.result() != "acked"
+        self.left -= 1
+        if not self.left:
+            self.done.set()
+
+
+def mixed_consume(
+    port: int, topics: int, groups: int, count: int, nack_share: float, seconds: float, seed: int
+) -> Job:
+    """All groups of all topics, until each has acked its share of ``count`` tasks."""
+    from tickwheel.client import Client
+
+    source = random.Random(seed)
+    seen = _Seen(count * groups)
+    clients = [Client(f"tcp://127.0.0.1:{port}") for _ in range(CONNECTIONS)]
+    nacks: set[asyncio.Task[str]] = set()
+
+    async def read(subscription: Any) -> None:
+        async for delivery in subscription:
+            if delivery.attempt == 1:
+                seen.late_ms[delivery.delivered_ms - delivery.due_ms] += 1
+                if source.random() < nack_share:
+                    seen.nacked += 1
+                    nack = asyncio.create_task(delivery.nack(_RETRY_S))
+                    nacks.add(nack)
+                    nack.add_done_callback(nacks.discard)
+                    continue
+            seen.repeated += delivery.attempt > 2
+            delivery.ack_nowait().add_done_callback(seen.acked)
+
+    async def subscribe() -> list[asyncio.Task[None]]:
+        readers = []
+        for client in clients:
+            await client.connect()
+        for number in range(topics * groups):
+            topic, group = topic_name(number % topics), f"group-{number // topics}"
+            subscription = clients[number % CONNECTIONS].subscribe(topic, group=group)
+            readers.append(asyncio.create_task(read(await subscription.start())))
+        return readers
+
+    async def finish(readers: list[asyncio.Task[None]]) -> None:
+        over = asyncio.create_task(seen.done.wait())
+        limit_s = seconds + RUN_TIMEOUT_S / 2
+        await asyncio.wait({over, *readers}, timeout=limit_s, return_when=asyncio.FIRST_COMPLETED)
+        async with AsyncExitStack() as closing:
+            for client in clients:
+                closing.push_async_callback(client.close)
+            for task in (over, *readers):
+                task.cancel()
+            ends = await asyncio.gather(*readers, return_exceptions=True)
+        if seen.left > 0:
+            wrong = next((end for end in ends if isinstance(end, Exception)), None)
+            raise TimeoutError(f"{seen.left} of {count * groups} acks are missing") from wrong
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        readers = runner.run(subscribe())
+        yield
+        cpu_s = time.process_time()
+        runner.run(finish(readers))
+        return {
+            "count": count * groups,
+            "client_cpu_s": time.process_time() - cpu_s,
+            "late_ms": _spread(seen.late_ms),
+            "early": sum(number for late_ms, number in seen.late_ms.items() if late_ms < 0),
+            "nacked": seen.nacked,
+            "refused": seen.refused,
+            "repeated": seen.repeated,
+        }
+
+
+async def _connect(client: Any) -> None:
+    await client.connect()
+
+
+def _spread(counts: Counter[int]) -> dict[str, float]:
+    """p50, p99 and max of what is counted."""
+    left = {"p50": counts.total() * 0.50, "p99": counts.total() * 0.99}
+    found: dict[str, float] = {}
+    passed = 0
+    for value, number in sorted(counts.items()):
+        passed += number
+        for name, place in left.items():
+            if name not in found and passed >= place:
+                found[name] = value
+    return {**found, "max": max(counts)}

@@ -1,0 +1,150 @@
+"""The peer of the client cases: delayed tasks in a table of PostgreSQL, with asyncpg, by hand.
+
+What a program does that keeps its tasks itself: a table with an index on the due time. It is
+quicker than a queue in what it leaves out: no lease, no retry, no single ack (what is fetched is
+deleted, so a consumer that dies loses it), no resend without duplicates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Generator, Iterator, Sequence
+from typing import Any
+
+from benchmarks import payload
+from benchmarks.client_jobs import loop_factory, timed
+from benchmarks.scale import CONNECTIONS, POSTGRES_POOL
+
+Job = Generator[None, None, dict[str, Any]]
+Record = tuple[str, int, bytes]
+
+TABLE = """
+    CREATE TABLE task (
+        id bigserial PRIMARY KEY,
+        topic text NOT NULL, due_ms bigint NOT NULL, body bytea NOT NULL
+    );
+    CREATE INDEX task_due ON task (due_ms)
+"""
+COLUMNS = ("topic", "due_ms", "body")
+INSERT = "INSERT INTO task (topic, due_ms, body) VALUES ($1, $2, $3) RETURNING id"
+FETCH = """
+    DELETE FROM task WHERE id = ANY(ARRAY(
+        SELECT id FROM task WHERE due_ms <= $1 ORDER BY due_ms LIMIT $2 FOR UPDATE SKIP LOCKED))
+    RETURNING id, topic, due_ms, body
+"""
+"""ANY(ARRAY(...)) looks each id up once; with IN the planner may read the whole table instead."""
+
+
+async def _as_it_is(connection: Any) -> None:
+    """Instead of asyncpg's reset, which costs a round trip whenever a connection is given back."""
+
+
+async def _pool(port: int, size: int, *, make: bool = True) -> Any:
+    import asyncpg
+
+    address = {"host": "127.0.0.1", "port": port, "user": "postgres", "ssl": False}
+    pool = await asyncpg.create_pool(**address, min_size=size, max_size=size, reset=_as_it_is)
+    if make:
+        await pool.execute(TABLE)
+    return pool
+
+
+def _records(count: int, seed: int, due_ms: int | None = None) -> list[Record]:
+    texts, now_ms = payload.bodies(seed), int(time.time() * 1000)
+    if due_ms is not None:
+        return [(payload.TOPIC, due_ms, texts[i % len(texts)]) for i in range(count)]
+    delays = payload.delays_s(count, seed)
+    return [
+        (payload.TOPIC, now_ms + int(delay * 1000), texts[i % len(texts)])
+        for i, delay in enumerate(delays)
+    ]
+
+
+async def _copy(pool: Any, calls: Iterator[list[Record]]) -> None:
+    for records in calls:
+        async with pool.acquire() as connection:
+            await connection.copy_records_to_table("task", records=records, columns=COLUMNS)
+
+
+async def _check(pool: Any, count: int) -> None:
+    stored = await pool.fetchval("SELECT count(*) FROM task")
+    assert stored == count, f"{stored} of {count} records"
+
+
+def postgres_copy(port: int, count: int, per_call: int, in_flight: int, seed: int) -> Job:
+    """COPY, ``per_call`` records each, ``in_flight`` at a time; each is synced."""
+
+    async def run(pool: Any, calls: Iterator[list[Record]]) -> None:
+        # One iterator for all: whoever is free takes the next call.
+        await asyncio.gather(*(_copy(pool, calls) for _ in range(in_flight)))
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        pool = runner.run(_pool(port, in_flight))
+        made = payload.in_calls(lambda number: _records(per_call, seed + number), count, per_call)
+        yield
+        figures = timed(runner, run(pool, made), count)
+        runner.run(_check(pool, count))
+        runner.run(pool.close())
+        return figures
+
+
+def postgres_insert(port: int, count: int, callers: int, seed: int) -> Job:
+    """One INSERT each by ``callers`` coroutines, one after the other; each is synced."""
+
+    async def insert(pool: Any, records: Sequence[Record]) -> None:
+        for topic, due_ms, body in records:
+            async with pool.acquire() as connection:
+                await connection.fetchval(INSERT, topic, due_ms, body)
+
+    async def run(pool: Any, shares: list[list[Record]]) -> None:
+        await asyncio.gather(*(insert(pool, share) for share in shares))
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        pool = runner.run(_pool(port, POSTGRES_POOL))
+        records = _records(count, seed)
+        shares = [records[start::callers] for start in range(callers)]
+        yield
+        figures = timed(runner, run(pool, shares), count)
+        runner.run(_check(pool, count))
+        runner.run(pool.close())
+        return figures
+
+
+def postgres_fill(port: int, count: int, seed: int) -> Job:
+    """A table of tasks that are due, as the planner likes it."""
+
+    async def fill() -> None:
+        pool = await _pool(port, 1)
+        await _copy(pool, iter([_records(count, seed, int(time.time() * 1000))]))
+        await pool.execute("VACUUM ANALYZE task")
+        await _check(pool, count)
+        await pool.close()
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        yield
+        return timed(runner, fill(), count)
+
+
+def postgres_burst(port: int, count: int, per_fetch: int) -> Job:
+    """Fetching and deleting what is due, many at a time, over several connections."""
+    got = 0
+
+    async def fetch(pool: Any) -> None:
+        nonlocal got
+        now_ms = int(time.time() * 1000)
+        async with pool.acquire() as connection:
+            while records := await connection.fetch(FETCH, now_ms, per_fetch):
+                got += len(records)
+
+    async def run(pool: Any) -> None:
+        await asyncio.gather(*(fetch(pool) for _ in range(CONNECTIONS)))
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        pool = runner.run(_pool(port, CONNECTIONS, make=False))
+        yield
+        figures = timed(runner, run(pool), count)
+        assert got == count, f"{got} of {count} records"
+        runner.run(_check(pool, 0))
+        runner.run(pool.close())
+        return figures
