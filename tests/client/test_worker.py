@@ -54,6 +54,15 @@ async def rig(
         assert not peer.sent(T.ENQUEUE)
 
 
+async def answered_until(peer: Peer, kind: T) -> Frame:
+    """The first frame of this kind; all that came before are answered, too."""
+    while True:
+        frame = await peer.next()
+        peer.ok(frame)
+        if frame[0] == kind:
+            return frame
+
+
 async def answer(peer: Peer, kind: T, result: Any = None) -> Frame:
     frame = await peer.next(kind)
     peer.ok(frame, result)
@@ -284,6 +293,28 @@ async def test_run_takes_another_concurrency() -> None:
         peer.ok(frame, {"lease_ms": 30_000})
         worker.stop()
         await soon(running)
+
+
+async def test_fast_handlers_get_more_ahead_and_stuck_ones_give_it_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tickwheel.client.worker.worker.LOOK_S", 0.02)
+    stuck, started = asyncio.Event(), asyncio.Event()
+
+    async def handler(delivery: Delivery) -> None:
+        if delivery.body != b"fast":
+            started.set()
+            await stuck.wait()
+
+    async with rig(handler, concurrency=2) as r:
+        await r.deliver(*[b"fast"] * 200)
+        assert (await answered_until(r.peer, T.PREFETCH))[3] > 2
+        ids = await r.deliver(b"1", b"2", b"3", b"4")
+        await soon(started.wait())
+        assert (await answered_until(r.peer, T.RELEASE))[5] == tuple(ids[2:])
+        assert r.peer.sent(T.PREFETCH)[-1][3] == 2
+        stuck.set()
+        await answered_until(r.peer, T.ACK)
 
 
 # --- leases ----------------------------------------------------------------------------------

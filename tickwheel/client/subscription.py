@@ -142,6 +142,12 @@ class Subscription:
             self._credit = prefetch
             await self._call(FrameType.PREFETCH, self._number, prefetch)
 
+    async def give_back(self) -> None:
+        """What waits here, not handed out yet, is for whoever has room: its attempts do not
+        count."""
+        if self.leased and self._reconnector.connection is not None:
+            await self._release()
+
     async def __aenter__(self) -> Self:
         return await self.start()
 

@@ -44,6 +44,9 @@ class Outcome(NamedTuple):
     delay: Duration | None = None
 
 
+ACK = Outcome("ack")
+
+
 class Job:
     """From the moment a delivery is handed out until it is settled."""
 
@@ -59,7 +62,8 @@ class Job:
         self._stopped = False
         self._settling = False
         leases.hold(delivery, self._lose)
-        self.task = asyncio.get_running_loop().create_task(self._run(), name=repr(delivery))
+        name = f"{delivery.topic} {delivery.id}"
+        self.task = asyncio.get_running_loop().create_task(self._run(), name=name)
 
     def stop(self) -> None:
         """Cancel the handler; the delivery is given back, and the attempt does not count."""
@@ -86,7 +90,10 @@ class Job:
             self._settling = True
             self._leases.drop(self.delivery)
             if self._lost is None and not self.delivery.settled:
-                await self._settle(outcome)
+                if outcome is ACK:
+                    self.ack = self.delivery.ack_nowait()
+                else:
+                    await self._settle(outcome)
         except TickwheelError as error:  # the lease ends by itself, and the task comes again
             LOGGER.warning("%r was not settled: %s: %s", self.delivery, error.code, error.message)
         finally:
@@ -95,9 +102,13 @@ class Job:
     # --- the handler ----------------------------------------------------------------------------
 
     async def _handle(self) -> Outcome:
+        limit: asyncio.Timeout | None = None
         try:
-            async with asyncio.timeout(self._route.timeout_s) as limit:
+            if self._route.timeout_s is None:
                 await self._work()
+            else:
+                async with asyncio.timeout(self._route.timeout_s) as limit:
+                    await self._work()
         except asyncio.CancelledError as error:
             return self._cancelled(error)
         except Reject as error:
@@ -107,14 +118,14 @@ class Job:
             LOGGER.info("%r is to come again: %s", self.delivery, error)
             return Outcome("nack", error.reason, error.delay)
         except Exception as error:
-            if limit.expired() and isinstance(error, TimeoutError):
+            if limit is not None and limit.expired() and isinstance(error, TimeoutError):
                 reason = f"timed out after {self._route.timeout_s:g} s"
                 LOGGER.warning("%r %s", self.delivery, reason)
             else:
                 reason = reason_of(error)
                 LOGGER.warning("%r failed: %s", self.delivery, reason, exc_info=error)
             return Outcome("nack", reason)
-        return Outcome("ack")
+        return ACK
 
     async def _work(self) -> None:
         if self._route.is_async:
@@ -139,10 +150,6 @@ class Job:
 
     async def _settle(self, outcome: Outcome) -> None:
         delivery, (verb, reason, delay) = self.delivery, outcome
-        if verb == "ack":
-            self.ack = delivery.ack_nowait()
-            self.ack.add_done_callback(self._acked)
-            return
         word = "nothing"
         if verb == "nack":
             word = await delivery.nack(delay, reason)
@@ -154,10 +161,6 @@ class Job:
             LOGGER.error("%r is a dead letter: %s", delivery, reason)
         else:
             LOGGER.debug("%r: %s", delivery, word)
-
-    def _acked(self, ack: asyncio.Future[str]) -> None:
-        if not ack.cancelled() and ack.exception() is None and ack.result() != "acked":
-            LOGGER.info("%r: its ack was answered %s", self.delivery, ack.result())
 
 
 class Reject(Exception):

@@ -24,6 +24,8 @@ class Route:
     """One handler: of which topic and group, how many at a time, for how long."""
 
     handler: Handler
+    is_async: bool
+    """Whether the handler is awaited; else it runs in a thread."""
     topic: str
     group: str
     concurrency: int
@@ -32,12 +34,6 @@ class Route:
     retry: Retry | None
     timeout_s: float | None
     lease: Duration | None
-
-    @property
-    def is_async(self) -> bool:
-        """Whether it is awaited; else it runs in a thread."""
-        call = getattr(self.handler, "__call__", None)  # noqa: B004  # objects with async __call__
-        return inspect.iscoroutinefunction(self.handler) or inspect.iscoroutinefunction(call)
 
     @property
     def name(self) -> str:
@@ -75,6 +71,7 @@ def route(
         duration_ms(lease, "lease")
     return Route(
         handler,
+        _is_async(handler),
         checker.name(topic, "topic"),
         checker.name(group, "group"),
         concurrency,
@@ -83,6 +80,11 @@ def route(
         None if timeout is None else seconds(timeout, "timeout"),
         lease,
     )
+
+
+def _is_async(handler: Handler) -> bool:
+    call = getattr(handler, "__call__", None)  # noqa: B004  # objects with async __call__
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(call)
 
 
 def checked_concurrency(value: Any) -> int:

@@ -12,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.client.client import Client
+from tickwheel.client.connection import Signal
 from tickwheel.client.times import Duration
+from tickwheel.client.worker.ahead import AHEAD_MAX, Ahead
 from tickwheel.client.worker.job import LOGGER, Job, Threads
 from tickwheel.client.worker.routes import CONCURRENCY_DEFAULT, Handler, Route, route, seconds
 from tickwheel.errors import BadRequest, ClientClosed, TickwheelError, shown
@@ -81,10 +84,11 @@ class Worker:
         """Register a handler for what comes due on ``topic`` for ``group``.
 
         At most ``concurrency`` of its handlers run at a time. ``prefetch``: deliveries that may
-        be out here, running or waiting (default: ``concurrency``, so that none waits here while
-        another worker is idle; more for many short tasks). ``retry``: the policy of a group
-        that has none. ``lease``: after how long without a sign of life from this worker others
-        get the task (default: the daemon's 30 s); it is kept up while a handler runs.
+        be out here, running or waiting (default: ``concurrency``, and what the handlers start
+        within 5 ms, so that none waits long here while another worker is idle). ``retry``: the
+        policy of a group that has none. ``lease``: after how long without a sign of life from
+        this worker others get the task (default: the daemon's 30 s); it is kept up while a
+        handler runs.
         """
         if self._asked is not None:
             raise BadRequest("the worker runs already; register handlers before")
@@ -200,6 +204,8 @@ async def _all(works: Iterable[Any], *, quiet: bool = False) -> None:
 
 ABANDON_S = 5.0
 """How long a handler that was cancelled may take to end."""
+LOOK_S = 0.5
+"""How often a lane that asked for more than may run looks whether its handlers still end."""
 
 
 class Lane:
@@ -208,13 +214,26 @@ class Lane:
     def __init__(self, client: Client, route: Route, threads: Threads) -> None:
         self.route = route
         self._threads = threads
-        self._slots = asyncio.Semaphore(route.concurrency)
+        self._free = route.concurrency
+        """So many more handlers may run."""
+        self._freed = Signal()
         self._jobs: set[Job] = set()
-        self._acks: set[asyncio.Future[Any]] = set()
+        self._acks: dict[asyncio.Future[str], Delivery] = {}
+        """Those without an answer."""
+        self._loop = asyncio.get_running_loop()
+        prefetch_max = client.limits.prefetch_max
+        self._ahead = Ahead(
+            route.prefetch or min(route.concurrency, prefetch_max),
+            route.prefetch or min(route.concurrency + AHEAD_MAX, prefetch_max),
+            self._loop.time(),
+        )
+        self._closed = False
+        self._look_timer: asyncio.TimerHandle | None = None
+        self._asking: asyncio.Task[None] | None = None
         self._subscription = client.subscribe(
             route.topic,
             group=route.group,
-            prefetch=route.prefetch or min(route.concurrency, client.limits.prefetch_max),
+            prefetch=self._ahead.prefetch,
             lease=route.lease,
             retry=route.retry,
         )
@@ -227,31 +246,67 @@ class Lane:
 
     async def read(self) -> None:
         """Start a job for each delivery, for ever. Raises why there are no more."""
-        while True:
-            await self._slots.acquire()
-            try:
-                delivery = await anext(self._subscription, None)
-            except BaseException:
-                self._slots.release()
-                raise
-            if delivery is None:
-                raise ClientClosed("the client was closed while the worker ran")
+        async for delivery in self._subscription:
             self._begin(delivery)
+            while self._free <= 0:
+                await self._freed.wait()
+        raise ClientClosed("the client was closed while the worker ran")
 
     def _begin(self, delivery: Delivery) -> None:
         assert self._leases is not None, "started"
+        self._free -= 1
         job = Job(self.route, delivery, self._leases, self._threads)
         self._jobs.add(job)
-        job.task.add_done_callback(lambda _: self._ended(job))
+        job.task.add_done_callback(partial(self._ended, job))
 
-    def _ended(self, job: Job) -> None:
+    def _ended(self, job: Job, task: asyncio.Task[None]) -> None:
         self._jobs.discard(job)
-        job.when_free(self._slots.release)
-        if job.ack is not None and not job.ack.done():
-            self._acks.add(job.ack)
-            job.ack.add_done_callback(self._acks.discard)
-        if not job.task.cancelled() and (bug := job.task.exception()) is not None:
+        job.when_free(self._release)
+        if self._ahead.ended(self._loop.time()):
+            self._ask()
+        if job.ack is not None:
+            self._acks[job.ack] = job.delivery
+            job.ack.add_done_callback(self._acked)
+        if not task.cancelled() and (bug := task.exception()) is not None:
             LOGGER.error("%r: %r", job.delivery, bug, exc_info=bug)
+
+    def _release(self) -> None:
+        """A handler has ended."""
+        self._free += 1
+        self._freed.notify()
+
+    def _acked(self, ack: asyncio.Future[str]) -> None:
+        delivery = self._acks.pop(ack)
+        if not ack.cancelled() and ack.exception() is None and ack.result() != "acked":
+            LOGGER.info("%r: its ack was answered %s", delivery, ack.result())
+
+    # --- how much to ask for --------------------------------------------------------------------
+
+    def _ask(self) -> None:
+        """For another number of deliveries, once what was asked before is answered."""
+        if self._closed:
+            return
+        if self._asking is None or self._asking.done():
+            self._asking = self._loop.create_task(self._send_prefetch())
+        if self._look_timer is None:
+            self._look_timer = self._loop.call_later(LOOK_S, self._look)
+
+    async def _send_prefetch(self) -> None:
+        asked = None
+        with suppress(TickwheelError):  # a new connection asks for it by itself
+            while asked != self._ahead.prefetch:
+                asked = self._ahead.prefetch
+                await self._subscription.set_prefetch(asked)
+            if not self._ahead.is_ahead:
+                await self._subscription.give_back()
+
+    def _look(self) -> None:
+        """Handlers may end no more, and what waits behind them is for others."""
+        self._look_timer = None
+        if self._ahead.look(self._loop.time()):
+            self._ask()
+        elif self._ahead.is_ahead:
+            self._look_timer = self._loop.call_later(LOOK_S, self._look)
 
     # --- the end --------------------------------------------------------------------------------
 
@@ -262,6 +317,11 @@ class Lane:
 
     async def close(self) -> None:
         """Take no more; what was not started goes back."""
+        self._closed = True
+        if self._look_timer is not None:
+            self._look_timer.cancel()
+        if self._asking is not None:
+            self._asking.cancel()
         await self._subscription.close()
 
     async def drained(self) -> None:
