@@ -231,12 +231,24 @@ class ResourceFaults:
             hold_s = HOLD_S_MAX * self._rnd.uniform(0.3, 1.0)
             with contextlib.suppress(Lost):
                 link = await self._plan.try_link(daemon.port, self._numbers)
-                for _ in range(3):
-                    await asyncio.sleep(hold_s / 3)
-                    await self._put(link, 4, BODY_BYTES)
-                link.abort()
+                try:
+                    await self._put_until_full(link)
+                    for _ in range(3):
+                        await asyncio.sleep(hold_s / 3)
+                        await self._put(link, 4, BODY_BYTES)
+                finally:
+                    link.abort()
         finally:
             await asyncio.to_thread(self._disk.free)
+            await self.sweep()
+
+    async def _put_until_full(self, link: Link) -> None:
+        """What its files held before (a log that begins anew, pages that are free) is room too."""
+        refused = self.refused["store_full"]
+        for _ in range(DISK_BYTES // (FRAME_TASKS * BODY_BYTES)):
+            await self._put(link, FRAME_TASKS, BODY_BYTES)
+            if self.refused["store_full"] > refused:
+                return
 
     async def _flood(self, daemon: Daemon) -> None:
         """Far more than it may keep in memory, with a consumer that takes a little of it."""

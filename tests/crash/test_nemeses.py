@@ -26,10 +26,10 @@ from support.waiting import soon
 ALL = frozenset((GROUPS_, CLOCK, NETWORK, RESOURCES))
 
 
-def short(*nemeses: str, **more: Any) -> Any:
+def short(*nemeses: str, marks: Any = (), **more: Any) -> Any:
     """Each kind of trouble once."""
     how = {"nemeses": frozenset(nemeses), "kills": 0, "every_place": False, **more}
-    return pytest.param(how, id="-".join((*nemeses, *more.get("store", "").split())))
+    return pytest.param(how, id="-".join((*nemeses, *more.get("store", "").split())), marks=marks)
 
 
 def long(*nemeses: str, **more: Any) -> Any:
@@ -46,7 +46,7 @@ def long(*nemeses: str, **more: Any) -> Any:
         short(NETWORK),
         short(RESOURCES),
         short(WATCH, GROUPS_, watch_s=8.0),
-        short(CLOCK, store="redis", daemons=2),
+        short(CLOCK, store="redis", daemons=2, marks=pytest.mark.slow),
         long(*sorted(ALL)),
         long(*sorted(ALL), store="redis", daemons=2),
         long(KILLS, *sorted(ALL)),

@@ -175,6 +175,32 @@ def test_an_update_and_its_drop_in_one_batch_leave_nothing(make: Callable[..., D
     assert audit.check(daemon.store).problems == []
 
 
+def test_moved_tasks_keep_their_bodies_and_new_times_over_a_kill(
+    make: Callable[..., Daemon],
+) -> None:
+    """Due times change beside the rows: some tasks are due at once now, some later."""
+    daemon = make()
+    with Raw(daemon.port) as raw:
+        ids = raw.enqueue(*[("t", b"%d" % n, FAR_MS) for n in range(300)])[2][1]
+        for delay_ms, some in ((2 * FAR_MS, ids[::3]), (3 * FAR_MS, ids[::6]), (0, ids[1::30])):
+            moves = raw.call(FrameType.RESCHEDULE, [(i, delay_ms, None) for i in some])
+            assert {word for word, _ in moves[2]} == {"scheduled"}
+        before = raw.call(FrameType.LOOKUP, ids)[2]
+        assert [task["body"] for task in before] == [b"%d" % n for n in range(300)]
+    daemon.restart()
+    with Raw(daemon.port) as raw:
+        after = raw.call(FrameType.LOOKUP, ids)[2]
+        assert [(t["due_ms"], t["body"]) for t in after] == [
+            (t["due_ms"], t["body"]) for t in before
+        ]
+        bodies: dict[int, bytes] = {}
+        while len(bodies) < 10:
+            bodies |= {task_id: body for task_id, _, _, body in pull(raw, 1_000)[2]}
+        assert bodies == {i: b"%d" % n for n, i in enumerate(ids) if i in ids[1::30]}
+    assert daemon.terminate() == 0
+    assert audit.check(daemon.store).problems == []
+
+
 def test_a_restart_finds_every_task(make: Callable[..., Daemon]) -> None:
     """More than recovery reads in one chunk."""
     daemon = make()

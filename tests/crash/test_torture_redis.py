@@ -21,8 +21,10 @@ SHORT = {"kills": 0, "every_place": False}
 @pytest.mark.parametrize(
     "how",
     [
-        pytest.param({"kills": 10}, id="kills"),
-        pytest.param({"faults": True, "hold_s_max": 1.2, **SHORT}, id="faults"),
+        pytest.param({"kills": 10}, id="kills", marks=pytest.mark.slow),
+        pytest.param(
+            {"faults": True, "hold_s_max": 1.2, **SHORT}, id="faults", marks=pytest.mark.slow
+        ),
         pytest.param({"daemons": 2, **SHORT}, id="failover"),
         pytest.param({"kills": 100}, id="100-kills", marks=pytest.mark.slow),
         pytest.param({"kills": 100, "faults": True}, id="100-faults", marks=pytest.mark.slow),
