@@ -299,6 +299,7 @@ def test_dead_letters_are_kept_for_their_retention(store: str, tmp_path: Path) -
                 peer.nack("t", "g", item)
             peer.sub(1, "t", "other", prefetch=1)
             ((_, item),) = peer.deliveries(1)
+            peer.do(T.PREFETCH, 1, 0)
             peer.ack("t", "other", item)
             assert len(peer.dead()) == 2
         daemon.restart()

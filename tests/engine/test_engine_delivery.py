@@ -91,6 +91,39 @@ def test_credit_is_not_exceeded_and_comes_back_with_the_commit_of_the_ack() -> N
     recount(rig)
 
 
+def test_credit_of_some_acks_comes_back_ahead_of_their_commit() -> None:
+    rig = Rig(replace(CONFIG, acks_ahead_max=2))
+    subscriber = rig.subscribe(prefetch=2)
+    for _ in range(6):
+        rig.enqueue()
+    for got in rig.tick():
+        rig.ack(got)
+    third, fourth = rig.tick()
+    assert subscriber.credit == 0
+    rig.ack(third)
+    assert rig.tick() == [], "two acks wait for the store; the third takes credit"
+    rig.seal()
+    rig.ack(fourth)
+    assert rig.tick() == []
+    rig.refuse()
+    assert rig.tick() == [], "a batch that was refused has confirmed nothing"
+    rig.commit()
+    assert subscriber.credit == 2
+    assert len(rig.tick()) == 2
+    recount(rig)
+
+
+def test_credit_of_an_at_most_once_delivery_never_comes_ahead_of_its_commit() -> None:
+    rig = Rig(replace(CONFIG, acks_ahead_max=2))
+    subscriber = rig.subscribe(prefetch=1, at_most_once=True)
+    rig.stage(count=2)
+    rig.commit()
+    rig.tick()
+    assert (subscriber.credit, rig.group().ready_count) == (0, 1)
+    rig.commit()
+    assert subscriber.credit == 1
+
+
 def test_a_blocked_subscriber_gets_nothing_until_it_reads_again() -> None:
     rig = Rig()
     subscriber = rig.subscribe()

@@ -9,8 +9,11 @@ GROUPING = "tickwheel/engine/groups.py"
 CONNECTION = "tickwheel/server/tcp/connection.py"
 COMMANDS = "tickwheel/server/shard/reads.py"
 LISTINGS = "tickwheel/server/shard/listings.py"
+TOPICS = "tickwheel/engine/topics.py"
+DELIVERING = "tests/engine/test_engine_delivery.py::"
 BOUNDS = "tests/engine/test_engine_bounds.py::"
 LIMITS = "tests/server/test_bounds.py::"
+WAITING = "tests/server/shard/test_waiting_answers.py::"
 
 LIMITS_MUTANTS = (
     Mutant(
@@ -72,6 +75,33 @@ LIMITS_MUTANTS = (
         (BOUNDS + "test_whoever_gets_credit_back_has_a_turn_again",),
     ),
     Mutant(
+        "acks-give-credit-however-many-wait-for-the-store",
+        "a consumer runs away from a store that stands",
+        (
+            Edit(
+                TOPICS,
+                "min(self.unconfirmed, self.acks_ahead_max)\n",
+                "self.unconfirmed\n",
+            ),
+        ),
+        (
+            DELIVERING + "test_credit_of_some_acks_comes_back_ahead_of_their_commit",
+            LIMITS + "test_acks_of_a_subscription_ahead_of_the_store",
+        ),
+    ),
+    Mutant(
+        "at-most-once-deliveries-give-credit-before-their-commit",
+        "what is delivered at most once has its credit back ahead of its commit",
+        (
+            Edit(
+                TOPICS,
+                "self.acks_ahead_max = 0 if at_most_once else acks_ahead_max\n",
+                "self.acks_ahead_max = acks_ahead_max\n",
+            ),
+        ),
+        (DELIVERING + "test_credit_of_an_at_most_once_delivery_never_comes_ahead_of_its_commit",),
+    ),
+    Mutant(
         "requests-are-looked-at-however-many-wait",
         "a peer whose answers wait goes on asking",
         (
@@ -104,10 +134,49 @@ LIMITS_MUTANTS = (
             ),
             Edit(
                 LISTINGS,
-                "        return caller not in self._busy and not caller.is_blocked\n",
-                "        return not peer.paused\n",
+                "        return caller not in self._busy and self._takes_more(caller)\n",
+                "        return self._takes_more(caller)\n",
             ),
         ),
         (LIMITS + "test_listings_of_all_connections_in_turn",),
+    ),
+    Mutant(
+        "answers-wait-as-values",
+        "what waits for the store takes several times what it counts",
+        (
+            Edit(
+                CONNECTION,
+                "        return answer if value is None else self._encode(answer)\n",
+                "        return answer\n",
+            ),
+        ),
+        (
+            WAITING + "test_what_waits_takes_no_more_than_it_counts[lookup]",
+            WAITING + "test_what_waits_takes_no_more_than_it_counts[nack]",
+        ),
+    ),
+    Mutant(
+        "commands-answer-who-is-behind",
+        "only requests that were not taken wait for room",
+        (
+            Edit(
+                COMMANDS,
+                "parts[0][0] and not self._has_room(command.caller):\n",
+                "parts[0][0] and False:\n",
+            ),
+        ),
+        (WAITING + "test_so_it_is_with_requests_that_came_in_one_piece[lookup]",),
+    ),
+    Mutant(
+        "who-is-behind-holds-up-all-commands",
+        "a command waits for as long as its caller asks for other things",
+        (
+            Edit(
+                COMMANDS,
+                "                if not self._has_room(self._waiting[0].caller):\n",
+                "                while not self._has_room(self._waiting[0].caller):\n",
+            ),
+        ),
+        (WAITING + "test_who_asks_for_much_holds_up_nobody_for_long",),
     ),
 )

@@ -10,7 +10,7 @@ INTAKE = "tickwheel/engine/enqueue.py"
 
 UNIT = "tests/server/shard/test_committer.py::"
 SYNC = "tests/crash/test_sync.py::"
-TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[25]"
+TORTURE = "tests/crash/test_torture.py::test_all_promises_hold_under_kills[12]"
 DELIVERY = "tickwheel/engine/delivery.py"
 ENGINE = "tickwheel/engine/engine.py"
 SETTLEMENT = "tickwheel/engine/settlement.py"
@@ -65,8 +65,8 @@ MUTANTS = (
         (
             Edit(
                 COMMITTER,
-                "            self._put(core.sealed, sink, request, value, value_bytes)\n",
-                "            sink.result(request, value)\n            sink.flush()\n",
+                "            self._put(core.sealed, sink, answer)\n",
+                "            sink.give(answer)\n            sink.flush()\n",
             ),
         ),
         (UNIT + "test_a_reply_without_effects_rests_on_the_batch_with_the_store",),
@@ -78,7 +78,7 @@ MUTANTS = (
             Edit(
                 COMMITTER,
                 "        if not core.open.is_empty():\n            self._put(core.open, sink",
-                "        if isinstance(sink, _Barrier):\n            self._put(core.open, sink",
+                "        if isinstance(sink, _Turn):\n            self._put(core.open, sink",
             ),
         ),
         (EVERY_REPLY,),
@@ -380,12 +380,12 @@ MUTANTS = (
     ),
     Mutant(
         "recovery-skips-a-chunk",
-        "every second chunk of handles is left out",
+        "a chunk of handles lacks the first of each part",
         (
             Edit(
                 "tickwheel/persistence/sqlite/recovery.py",
-                "        self._row += chunk\n",
-                "        self._row += 2 * chunk\n",
+                "            some += reversed(self._sorted[-wanted:])\n",
+                "            some += reversed(self._sorted[-wanted:-1])\n",
             ),
         ),
         (PROMISES + "test_a_restart_finds_every_task",),

@@ -20,6 +20,7 @@ from support.golden import (
     former_cases,
     former_content,
     load_dump,
+    moved,
     old_cases,
     old_content,
 )
@@ -100,6 +101,24 @@ async def test_a_database_with_packs(
     assert list(keys) == sorted((r.due_ms, r.id, r.topic) for r in expected.values())
     small = await subject.small()
     assert {(row.topic, row.group): row for row in small.groups} == made().groups
+    await subject.store.close(clean=True)
+
+
+async def test_a_database_with_moved_tasks(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    load_dump(GOLDEN / "v5" / "sqlite.sql", path)
+    assert check(f"sqlite:///{path}").problems == []
+    subject = Subject(open_url(f"sqlite:///{path}"))
+    assert (await subject.open()).last_batch == 5
+    expected = content().enqueued | crowd().enqueued | ended().updated
+    for effects in moved():
+        expected |= {i: expected[i]._replace(due_ms=due) for i, due in effects.moved.items()}
+    expected = {i: row for i, row in expected.items() if i not in ended().ended}
+    found = await subject.store.read([*content().enqueued, *crowd().enqueued])
+    assert {i: task.row for i, task in found.items()} == expected
+    (handles,) = await subject.handles()
+    keys = zip(handles.dues_ms, handles.ids, handles.topics, strict=True)
+    assert list(keys) == sorted((r.due_ms, r.id, r.topic) for r in expected.values())
     await subject.store.close(clean=True)
 
 

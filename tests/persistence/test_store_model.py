@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -16,11 +16,12 @@ from typing import Any, TypeVar
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import (
     ID_STEP,
+    NO_BODY,
     DeadRow,
     Failure,
     GroupRow,
@@ -31,10 +32,11 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
 )
-from tickwheel.persistence.contract import CommitRefused, Fenced, Opened, Store, StoredTask
+from tickwheel.persistence.contract import CommitRefused, Fenced, Moves, Opened, Store, StoredTask
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite import packs as packindex
+from tickwheel.persistence.sqlite import writer as sqlite_writer
 
 ENDINGS_MAX = 20
 OWNER = "model"
@@ -74,7 +76,11 @@ class Content:
 
     def apply(self, effects: Effects) -> None:
         self.tasks.update(effects.enqueued)
-        self.tasks.update(effects.updated)
+        for task_id, row in effects.updated.items():
+            body = self.tasks[task_id].body if row.body is NO_BODY else row.body
+            self.tasks[task_id] = row._replace(body=body)
+        for task_id, due_ms in effects.moved.items():
+            self.tasks[task_id] = self.tasks[task_id]._replace(due_ms=due_ms)
         for task_id, outcome in effects.ended.items():
             self.tasks.pop(task_id, None)
             self.progress = {k: r for k, r in self.progress.items() if k[0] != task_id}
@@ -119,6 +125,11 @@ class StoreMachine(RuleBasedStateMachine):
         self.content = Content()
         self.crowd: set[int] = set()
         """Every id of ``commit_a_crowd``, whatever became of it."""
+
+    @property
+    def moves(self) -> bool:
+        """Each of the stores takes a due time alone."""
+        return all(isinstance(store, Moves) for store in self.stores.values())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)
@@ -320,6 +331,55 @@ class StoreMachine(RuleBasedStateMachine):
         for store in self.stores.values():
             assert self.run(store.scan_back(before, limit, topic)) == expected
 
+    @precondition(lambda self: self.moves)
+    @rule(share=st.sampled_from([0.05, 0.3, 1.0]), seed=small_ints)
+    def commit_moves(self, share: float, seed: int) -> None:
+        """Due times alone, or a row of which the body was left out; of some the rest ends."""
+        random = Random(seed)
+        moved = {i: random.randrange(60) for i in self.content.tasks if random.random() < share}
+        placed = random.sample(sorted(moved), len(moved) // 8)
+        for task_id in placed:
+            del moved[task_id]
+        others = sorted(self.content.tasks.keys() - moved.keys() - set(placed))
+        ended = random.sample(others, len(others) // 4)
+        effects = Effects(
+            moved=moved,
+            updated={
+                i: self.content.tasks[i]._replace(
+                    due_ms=7, body=NO_BODY, options=TaskOptions(order_id=99)
+                )
+                for i in placed
+            },
+            ended=dict.fromkeys(ended, Outcome.ACKED),
+        )
+        self.content.apply(effects)
+        n = self.content.last_batch
+        for name, store in self.stores.items():
+            assert self.run(store.commit(self.opened[name].epoch, OWNER, n, effects)) is True
+
+    @precondition(lambda self: self.moves)
+    @rule(seed=small_ints, bytes_max=st.sampled_from([1, 30_000, 1 << 30]))
+    def read_heads(self, seed: int, bytes_max: int) -> None:
+        ids = [*range(14), *sorted(self.crowd)]
+        Random(seed).shuffle(ids)
+        for store in self.stores.values():
+            assert isinstance(store, Moves)
+            left: Sequence[int] = ids
+            found: dict[int, StoredTask] = {}
+            while left:
+                some, rest = self.run(store.read_heads(left, bytes_max))
+                assert len(rest) < len(left)
+                assert some.keys() <= set(left[: len(left) - len(rest)])
+                found |= some
+                left = rest
+            assert found.keys() == self.content.tasks.keys()
+            for task_id, task in found.items():
+                expected = self.content.stored(self.content.tasks[task_id])
+                if task.row.body is NO_BODY:
+                    assert task.row.options is None
+                    expected = expected._replace(row=expected.row._replace(body=NO_BODY))
+                assert task == expected
+
     @rule(after=keys, limit=st.integers(1, 15), group=st.none() | groups)
     def scan_dead(self, after: tuple[int, str], limit: int, group: str | None) -> None:
         expected = [
@@ -347,6 +407,7 @@ async def _handles(store: Store, chunk: int) -> list[tuple[int, int, str]]:
     return found
 
 
+sqlite_writer.MOVES_MAX = 60  # a batch or two: they are written beside their packs in most runs
 packindex.SPARSE_EVERY_BATCHES = 1  # seldom in earnest: packs are taken apart in most runs here
 StoreMachine.TestCase.settings = settings(
     max_examples=150, stateful_step_count=25, deadline=None, print_blob=True

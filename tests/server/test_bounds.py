@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from support.shard_rig import ShardRig
+from tickwheel.engine.state import MOVE_BYTES
 from tickwheel.engine.topics import DELIVERY_BYTES, FRAME_HEAD_BYTES
 from tickwheel.model.records import ID_STEP, TaskRow
 from tickwheel.protocol.codec import encode
@@ -231,6 +232,27 @@ async def test_all_deliveries_in_flight(make: Make) -> None:
     assert rig.core.in_flight == 3
 
 
+async def test_acks_of_a_subscription_ahead_of_the_store(make: Make) -> None:
+    rig = await make(acks_ahead_max=3)
+    peer = await rig.peer()
+    ok(await peer.call(T.SUBSCRIBE, 1, "t", "g", 2, None))
+    ok(await peer.enqueue(*[("t", b"x", 0)] * 9))
+    await rig.settle()
+    rig.store.stall()
+    acked: list[int] = []
+    while frames := [frame for frame in peer.frames() if frame[0] == T.DELIVER]:
+        for _, _, epoch, _, deliveries in frames:
+            for task_id, *_ in deliveries:
+                peer.send(T.ACK, "t", "g", epoch, [task_id], [1])
+                acked.append(task_id)
+        await rig.settle()
+    # The first two, the three that acks made room for, and no more.
+    assert len(acked) == 5
+    rig.store.go_on()
+    await rig.settle()
+    assert rig.core.in_flight == 2
+
+
 # --- tasks and what has names --------------------------------------------------------------------
 
 
@@ -442,13 +464,22 @@ async def test_a_held_connection_that_breaks_leaves_nothing(make: Make) -> None:
     assert len(rig.core.topics) < 10
 
 
-async def test_changed_tasks_that_wait_for_the_store(make: Make) -> None:
-    """Each is written whole, so it waits with its body."""
-    rig = await make(staged_bytes_max=300_000)
+@pytest.mark.parametrize(
+    ("task", "limit"),
+    [
+        pytest.param(("t", b"x" * 10, DAY_MS), 40 * MOVE_BYTES, id="due times"),
+        pytest.param(("t", b"x" * 10_000, DAY_MS, {"key": "k"}), 300_000, id="rows"),
+    ],
+)
+async def test_changed_tasks_that_wait_for_the_store(
+    make: Make, task: tuple[Any, ...], limit: int
+) -> None:
+    """One that is written whole waits with its body."""
+    rig = await make(staged_bytes_max=limit)
     peer = await rig.peer()
     ids: list[int] = []
     for _ in range(4):
-        ids += ok(await peer.enqueue(*[("t", b"x" * 10_000, DAY_MS)] * 20))[1]
+        ids += ok(await peer.enqueue(*[task] * 20))[1]
     rig.store.stall()
 
     def move(some: list[int]) -> int:
@@ -461,7 +492,7 @@ async def test_changed_tasks_that_wait_for_the_store(make: Make) -> None:
 
     def waiting() -> int:
         batches = [batch for batch in (rig.core.open, rig.core.sealed) if batch is not None]
-        return sum(len(batch.effects.updated) for batch in batches)
+        return sum(len(batch.effects.updated) + len(batch.effects.moved) for batch in batches)
 
     assert waiting() == 40
     numbers.append(move(ids[40:]))
@@ -614,6 +645,19 @@ async def test_who_does_not_read_has_no_turn(make: Make) -> None:
         peer.transport.read()
         await asyncio.sleep(0)
     assert rig.shard.listings.count == 0
+
+
+async def test_a_backup_waits_until_its_caller_reads(make: Make) -> None:
+    rig = await make(out_bytes_soft=1_000)
+    peer = await rig.peer()
+    peer.transport.stuck = True
+    while not peer.connection.paused:
+        peer.send(T.STATS)
+    rig.operations.backup(peer.connection.caller, 999, "a.db")
+    await rig.settle()
+    assert rig.shard.backups.count == 1
+    peer.transport.stuck = False
+    assert ok(await peer.answer(999))["path"].endswith("a.db")
 
 
 async def test_backups_that_wait(make: Make, tmp_path: Any) -> None:

@@ -199,7 +199,9 @@ class DeliveryRules(StoreRules):
             topic = model.now.tasks[task_id].topic
             group = rig.core.topics[topic].groups.get(name)
             able = group is not None and any(
-                s.prefetch > s.outstanding and s not in self.doubted for s in group.subscribers
+                s.prefetch + min(s.unconfirmed, s.acks_ahead_max) > s.outstanding
+                and s not in self.doubted
+                for s in group.subscribers
             )
             able = able and not model.now.is_held(topic, name)
             replay = rig.core.topics[topic].replays.get(group) if group is not None else None

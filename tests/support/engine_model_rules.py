@@ -17,7 +17,11 @@ from tickwheel.model.retry import RetryPolicy
 TOPICS = ("a", "a", "b")
 GROUPS = ("default", "x", "y")
 ROOMY = replace(
-    CONFIG, slots=8, resident_horizon_ms=500, retry=replace(RETRY, base_ms=100, retries_max=2)
+    CONFIG,
+    slots=8,
+    resident_horizon_ms=500,
+    retry=replace(RETRY, base_ms=100, retries_max=2),
+    acks_ahead_max=2,
 )
 TIGHT = replace(
     ROOMY,
@@ -25,8 +29,9 @@ TIGHT = replace(
     loading_max=2,
     delivery_frame_bytes_max=2,
     delivery_frame_tasks_max=2,
+    acks_ahead_max=0,
 )
-"""Next to no memory: rows are read again and again."""
+"""Next to no memory: rows are read again and again. No credit ahead of the commit either."""
 
 picks = st.integers(0, 10_000)
 topics = st.sampled_from(TOPICS)

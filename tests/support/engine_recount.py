@@ -141,8 +141,8 @@ def _group(
         if rig.core.sealed is not None:
             unconfirmed += rig.core.sealed.credits.get(subscriber, 0)
         assert subscriber.outstanding == outstanding[subscriber] + unconfirmed, "credit"
+        assert subscriber.unconfirmed == unconfirmed, "ends that no batch confirms"
         assert subscriber.credit <= 0 or subscriber in group.able, "its turn never comes"
-        assert subscriber.outstanding <= max(subscriber.prefetch, subscriber.outstanding)
 
 
 def _is_of(known: TaskSnapshot, group: Group) -> bool:

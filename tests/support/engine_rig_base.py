@@ -22,7 +22,8 @@ LEASE_MS = 30_000
 GRACE_MS = 5_000
 PASSES_MAX = 1_000
 RETRY = RetryPolicy(base_ms=1_000, factor=2.0, cap_ms=60_000, retries_max=3, jitter=0.0)
-CONFIG = EngineConfig(slots=60, tick_ms=100, retry=RETRY)
+CONFIG = EngineConfig(slots=60, tick_ms=100, retry=RETRY, acks_ahead_max=0)
+"""No credit ahead of the commit, so that a test can say when it comes."""
 
 
 class Got(NamedTuple):
@@ -211,7 +212,13 @@ class RigBase:
     ) -> Subscriber:
         found = self.engine.grouping.group(self.core.topic(topic), group, self.now_ms)
         subscriber = Subscriber(
-            None, found, prefetch, lease_ms, once=once, at_most_once=at_most_once
+            None,
+            found,
+            prefetch,
+            lease_ms,
+            once=once,
+            at_most_once=at_most_once,
+            acks_ahead_max=self.core.config.acks_ahead_max,
         )
         self.engine.delivery.subscribe(subscriber)
         return subscriber

@@ -34,7 +34,7 @@ from support.store_rows import (
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import ID_STEP, Outcome, TaskOptions, TaskRow
 from tickwheel.persistence import codec
-from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, writer
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -136,6 +136,14 @@ def ended() -> Effects:
     return effects
 
 
+def moved() -> tuple[Effects, Effects]:
+    """Some of the crowd get another due time, two of them one more after that."""
+    ids = list(crowd().enqueued)
+    return Effects(moved={i: 1_000 + i % 7 for i in ids[30:66]}), Effects(
+        moved={ids[31]: 5, ids[60]: 2**40, ids[10]: 3}
+    )
+
+
 def load_dump(dump: Path, path: Path) -> None:
     """Make a database from a dump."""
     connection = sqlite3.connect(path, isolation_level=None)
@@ -158,8 +166,12 @@ async def _write_database(folder: Path) -> None:
     path = folder / "store.db"
     store = SqliteStore(str(path), SqliteOptions(reserve_bytes=0))
     opened = await store.open("golden", 1_700_000_000_000)
-    for n, effects in enumerate((content(), crowd(), ended()), 1):
+    beside, after = moved()
+    for n, effects in enumerate((content(), crowd(), ended(), beside), 1):
+        writer.MOVES_MAX = 0  # what moves is written beside its packs
         await store.commit(opened.epoch, "golden", n, effects)
+    writer.MOVES_MAX = 1_000
+    await store.commit(opened.epoch, "golden", 5, after)
     await store.close(clean=True)
     (folder / "sqlite.sql").write_text(dump_database(path), encoding="utf-8")
     for rest in folder.glob("store.db*"):

@@ -2,9 +2,9 @@
 
     async with InProcess(tmp_path) as daemon:
         peer = daemon.connect()
-        peer.feed(encode((23, 1)))
+        peer.send(FrameType.STATS)
         await daemon.settle()
-        peer.take()                     # the frames that came
+        peer.frames()                   # the frames that came
 
 Everything but the transport is the daemon's own: connection, handlers, shard, committer, store.
 """
@@ -18,34 +18,19 @@ from types import SimpleNamespace
 from typing import Any, Self, cast
 
 from support.engine_recount import recount
+from support.shard_rig import NOW_MS, FakeTransport, Peer, Sources
 from tickwheel.clock import Clock
 from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.memory import MemoryStore
-from tickwheel.protocol.codec import Decoder, Frame, encode
-from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.settings import Settings
 from tickwheel.server.shard.reads import _UnderWay as UnderWay
 from tickwheel.server.shard.shard import Shard
 from tickwheel.server.tcp.connection import Connection
 
-NOW_MS = 1_800_000_000_000
 SETTLE_S = 20.0
 _TURNS = 8
 """Rounds of the event loop in which a batch and what follows from it is over, mostly."""
-
-
-class ManualSources:
-    """Both clocks, moved together."""
-
-    def __init__(self) -> None:
-        self.now_ms = NOW_MS
-
-    def wall_ms(self) -> int:
-        return self.now_ms
-
-    def mono_ms(self) -> int:
-        return self.now_ms - NOW_MS
 
 
 class _Log:
@@ -56,65 +41,6 @@ class _Log:
 
     def __getattr__(self, level: str) -> Any:
         return lambda event, **fields: self.lines.append(f"{level} {event} {fields}")
-
-
-class Peer(asyncio.Transport):
-    """One connection, seen from the client; to the daemon it is the transport."""
-
-    def __init__(self, protocol: Connection, number: int) -> None:
-        super().__init__({"peername": ("peer", number)})
-        self.protocol = protocol
-        self.closed = False
-        self._decoder = Decoder(1 << 30)
-        self._arrived: list[Frame] = []
-        self.kept: list[Frame] = []
-        """All that ever came."""
-        protocol.connection_made(self)
-
-    def feed(self, data: bytes) -> None:
-        """Bytes from the client."""
-        if not self.closed:
-            self.protocol.data_received(data)
-
-    def hello(self, **options: Any) -> None:
-        self.feed(encode((FrameType.HELLO, 1, {"v": PROTOCOL_VERSION, **options})))
-
-    def take(self) -> list[Frame]:
-        """What has come since the last call."""
-        arrived, self._arrived = self._arrived, []
-        self.kept += arrived
-        return arrived
-
-    def lose(self) -> None:
-        """The connection breaks."""
-        if not self.closed:
-            self.closed = True
-            self.protocol.connection_lost(None)
-
-    # --- the daemon's side --------------------------------------------------------------------
-
-    def write(self, data: bytes) -> None:  # type: ignore[override]  # no memoryviews here
-        if not self.closed:
-            self._arrived += self._decoder.feed(data)
-
-    def close(self) -> None:
-        asyncio.get_running_loop().call_soon(self.lose)
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def get_write_buffer_size(self) -> int:
-        return 0
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """There is no buffer."""
-
-    def pause_reading(self) -> None:
-        """Nothing is read by itself."""
-
-    resume_reading = pause_reading
 
 
 class InProcess:
@@ -133,7 +59,7 @@ class InProcess:
             store="memory:", listen="tcp://127.0.0.1:0", backup_dir=str(folder), **settings
         )
         self.daemon = Daemon(given, cast(Any, self.log))
-        self.sources = ManualSources()
+        self.sources = Sources()
         self.sources.now_ms = now_ms
         self.daemon.roles.clock = Clock(10**15, self.sources)
         if store is not None:
@@ -147,7 +73,7 @@ class InProcess:
 
     async def __aexit__(self, *_: object) -> None:
         for connection in self.daemon.listener.connections:
-            cast(Peer, connection._transport).lose()
+            cast(FakeTransport, connection._transport).lose()
         await self.daemon.stop()
 
     @property
@@ -165,10 +91,9 @@ class InProcess:
 
     def connect(self, *, hello: bool = True, **options: Any) -> Peer:
         self._numbers += 1
-        protocol = cast(Connection, self.daemon.listener())
-        peer = Peer(protocol, self._numbers)
+        peer = Peer(cast(Connection, self.daemon.listener()), self._numbers)
         if hello:
-            peer.hello(**options)
+            peer.say_hello(**options)
         return peer
 
     def pass_time(self, ms: int) -> None:

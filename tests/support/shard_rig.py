@@ -15,6 +15,7 @@ from tickwheel.engine.engine import Engine
 from tickwheel.model.effects import Effects
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import Decoder, Frame, encode
+from tickwheel.protocol.frames import PROTOCOL_VERSION
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.settings import load
 from tickwheel.server.shard.operations import Operations
@@ -72,8 +73,8 @@ class GatedStore(MemoryStore):
 class FakeTransport(asyncio.Transport):
     """Takes everything, and sends it when the test says so; pauses as a real one does."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, number: int) -> None:
+        super().__init__({"peername": ("127.0.0.1", number)})
         self.high = 1 << 62
         self.out = b""
         self.reading = True
@@ -82,9 +83,6 @@ class FakeTransport(asyncio.Transport):
         self.closed = self.aborted = False
         self.protocol: Connection
         self._paused = False
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return ("127.0.0.1", 1) if name == "peername" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         self.high = high or 0
@@ -122,6 +120,11 @@ class FakeTransport(asyncio.Transport):
         self.aborted = True
         self._close()
 
+    def lose(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.protocol.connection_lost(None)
+
     def _close(self) -> None:
         if not self.closed:
             self.closed = True
@@ -131,13 +134,14 @@ class FakeTransport(asyncio.Transport):
 class Peer:
     """One client's connection."""
 
-    def __init__(self, rig: ShardRig) -> None:
-        self.transport = FakeTransport()
-        self.connection = rig.new_connection()
+    def __init__(self, connection: Connection, number: int = 1) -> None:
+        self.transport = FakeTransport(number)
+        self.connection = connection
         self.transport.protocol = self.connection
         self._decoder = Decoder(1 << 30)
         self._frames: list[Frame] = []
-        self._rig = rig
+        self.kept: list[Frame] = []
+        """All that ever came."""
         self.request = 0
         self.connection.connection_made(self.transport)
 
@@ -154,13 +158,18 @@ class Peer:
 
     def frames(self) -> list[Frame]:
         """All that came since."""
-        self._frames += self._decoder.feed(self.transport.read())
+        self._read()
         found, self._frames = self._frames, []
         return found
 
+    def _read(self) -> None:
+        arrived = self._decoder.feed(self.transport.read())
+        self._frames += arrived
+        self.kept += arrived
+
     async def answer(self, request: int) -> Frame:
         for _ in range(STEPS_MAX):
-            self._frames += self._decoder.feed(self.transport.read())
+            self._read()
             for frame in self._frames:
                 if frame[0] in (T.OK, T.ERROR) and frame[1] in (request, 0):
                     self._frames.remove(frame)
@@ -175,13 +184,19 @@ class Peer:
         return await self.call(T.ENQUEUE, self.request + 1, tasks)
 
     async def hello(self, **options: Any) -> Frame:
-        said = {"v": 1, "session": os.urandom(16), "token": None, "client": "rig"}
-        return await self.call(T.HELLO, said | options)
+        said = {"session": os.urandom(16), "token": None, "client": "rig"}
+        return await self.answer(self.say_hello(**said | options))
+
+    def say_hello(self, **options: Any) -> int:
+        return self.send(T.HELLO, {"v": PROTOCOL_VERSION, **options})
+
+    @property
+    def closed(self) -> bool:
+        return self.transport.closed
 
     def lose(self) -> None:
         """The connection breaks."""
-        self.transport.closed = True
-        self.connection.connection_lost(None)
+        self.transport.lose()
 
 
 class ShardRig:
@@ -234,18 +249,15 @@ class ShardRig:
         assert self.listener._active is not None
         return self.listener._active.unread_bytes
 
-    def new_connection(self) -> Connection:
-        return self.listener()
-
     async def peer(self, **options: Any) -> Peer:
         """One that has said HELLO."""
-        peer = Peer(self)
+        peer = self.stranger()
         answer = await peer.hello(**options)
         assert answer[0] == T.OK, answer
         return peer
 
     def stranger(self) -> Peer:
-        return Peer(self)
+        return Peer(self.listener())
 
     def pass_time(self, ms: int) -> None:
         self.sources.now_ms += ms

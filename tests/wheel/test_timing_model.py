@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -207,8 +208,17 @@ class TinyLimitsMachine(TimingMachine):
     ]
 
 
+COMMON = settings(stateful_step_count=40, deadline=None, print_blob=True)
+
 TestTimingMachine = TimingMachine.TestCase
+TestTimingMachine.settings = settings(COMMON, max_examples=100)
 TestTinyLimitsMachine = TinyLimitsMachine.TestCase
-TestTimingMachine.settings = TestTinyLimitsMachine.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, print_blob=True
-)
+TestTinyLimitsMachine.settings = settings(COMMON, max_examples=40)
+
+
+class AtLength(TinyLimitsMachine):
+    """The same in more ways."""
+
+
+TestTinyLimitsAtLength = pytest.mark.slow(AtLength.TestCase)
+TestTinyLimitsAtLength.settings = settings(COMMON, max_examples=200)

@@ -130,6 +130,7 @@ class Intake:
         self.inflight_bytes -= batch.staged_bytes
         for subscriber, count in batch.credits.items():
             subscriber.outstanding -= count
+            subscriber.unconfirmed -= count
             core.regained(subscriber)
         core.handed_bytes -= batch.handed_bytes
         if core.held_back:

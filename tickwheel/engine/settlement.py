@@ -2,12 +2,15 @@
 
 | end | the credit is back | what becomes of the task in its group |
 |---|---|---|
-| ack | with the commit | done; it ends with the last group that owes it an end |
-| nack | with the commit | waits for its next attempt; without one, a dead letter |
-| reject, unfit to be written | with the commit | a dead letter |
-| release | with the commit | ready, in front of the others; the attempt does not count |
+| ack | ahead of the commit | done; it ends with the last group that owes it an end |
+| nack | ahead of the commit | waits for its next attempt; without one, a dead letter |
+| reject, unfit to be written | ahead of the commit | a dead letter |
+| release | ahead of the commit | ready, in front of the others; the attempt does not count |
 | lease over, connection lost | at once, in doubt | ready, behind the others; or a dead letter |
 | group deleted | at once | the group lets go of it: see ``groups`` |
+
+"Ahead of the commit": for ``acks_ahead_max`` ends of a subscription that are not durable yet, for
+further ones with the commit (``topics.Subscriber``).
 
 ``Settlement.end`` is the only way out of ``Group.flight``. Invariants: an ack takes effect in
 memory at once, so a lease cannot end while its ack is being committed; acks are never undone.
@@ -22,7 +25,7 @@ from typing import NamedTuple
 from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.ownership import Ownership, is_done
 from tickwheel.engine.state import Core, failure_of
-from tickwheel.engine.topics import Group, Lease, Tries
+from tickwheel.engine.topics import Group, Lease, Subscriber, Tries
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     FAILURES_MAX,
@@ -208,19 +211,22 @@ class Settlement:
         ``leases`` are some of ``group``, by the id of their task. A ``verdict`` says that the
         attempt failed, and what follows.
         """
-        core, flight, credits = self._core, group.flight, self._core.open.credits
+        core, flight = self._core, group.flight
         is_confirmed = why.is_confirmed
+        ended: dict[Subscriber, int] = {}
         for task_id, lease in leases.items():
             del flight[task_id]
             lease.live = False  # whatever no batch holds of it need not be written any more
             subscriber = lease.subscriber
             if is_confirmed:
-                credits[subscriber] = credits.get(subscriber, 0) + 1
+                ended[subscriber] = ended.get(subscriber, 0) + 1
                 continue
             if why.raises_doubt:
                 # Else one that is dead and holds its connection would burn every attempt there is.
                 subscriber.presence.doubt(lease)
             core.give_back(subscriber, 1)
+        for subscriber, count in ended.items():
+            core.unconfirmed(subscriber, count)
         core.in_flight -= len(leases)
         self._count(why, group, len(leases))
         if why is ACKED:

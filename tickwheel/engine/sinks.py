@@ -6,7 +6,7 @@ cannot be written any more (its peer is gone) is dropped in silence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import Protocol
 
 from tickwheel.engine.sessions import StoredAnswer
@@ -15,7 +15,8 @@ from tickwheel.model.records import TaskRow
 
 class ReplySink(Protocol):
     """Where the answers to one caller's requests go. What was given to it leaves in one piece with
-    ``flush``."""
+    ``flush``. An answer may have to wait for the store before it is given: until then it is in the
+    form that the sink made of it at once, so that what is kept is no larger than it says."""
 
     @property
     def label(self) -> str:
@@ -25,8 +26,13 @@ class ReplySink(Protocol):
     def accepted(self, answers: Sequence[StoredAnswer]) -> None:
         """Enqueue requests whose tasks are durable."""
 
-    def result(self, request: int, value: object) -> None:
-        """The answer to any other request: a plain value."""
+    def answer_to(self, request: int, value: object) -> Sized:
+        """The answer to any other request, with a plain value, as it can wait: ``len`` of it is
+        about the bytes that it takes. A value that cannot be said becomes an ``error``."""
+        ...
+
+    def give(self, answer: Sized) -> None:
+        """One that ``answer_to`` made, and whose time has come."""
 
     def error(self, request: int, code: str, message: str) -> None:
         """The request was refused, or failed: a row of the error table."""

@@ -23,8 +23,9 @@ Nothing here reads a clock.
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Sized
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
@@ -41,6 +42,7 @@ from tickwheel.model.effects import Effects
 from tickwheel.model.records import (
     DEFAULT_GROUP,
     ID_STEP,
+    NO_BODY,
     REASON_LENGTH_MAX,
     Failure,
     Outcome,
@@ -98,6 +100,9 @@ class EngineConfig:
     """Handed out by one call of ``dispatch``, and a frame more."""
     handed_bytes_max: int = 16 * 1024 * 1024
     """At-most-once deliveries that wait for their commit, and a frame more."""
+    acks_ahead_max: int = 4_096
+    """Ends of deliveries of one subscription that give their credit back before they are durable.
+    Of an at-most-once subscription none does."""
     in_flight_max: int = 2_000_000
     """Deliveries that are not finished, of all groups."""
     lapsing_max: int = 10_000
@@ -238,14 +243,8 @@ Staged = tuple[ReplySink | None, Session | None, StoredAnswer]
 """(where the answer goes, whose request it is, outcome): one enqueue request."""
 
 
-class Reply(NamedTuple):
-    """An answer that waits for a batch."""
-
-    sink: ReplySink
-    request: int
-    value: object
-    size_bytes: int
-    """What it takes while it waits."""
+Reply = tuple[ReplySink, Sized]
+"""(where it goes, what the sink made of it): an answer that waits for a batch."""
 
 
 @dataclass(slots=True)
@@ -257,7 +256,7 @@ class Batch:
     """Requests whose tasks are in ``effects.enqueued``, and repeats of them."""
     staged_bytes: int = 0
     updated_bytes: int = 0
-    """Of the rows in ``effects.updated``, at least."""
+    """Of what is in ``effects.updated`` and ``effects.moved``, at least."""
     topics: Counter[str] = field(default_factory=Counter)
     """Of the tasks in ``effects.enqueued``."""
     credits: dict[Subscriber, int] = field(default_factory=dict)
@@ -281,6 +280,8 @@ def strip_ended(effects: Effects) -> None:
         return
     if effects.updated:
         effects.updated = {k: v for k, v in effects.updated.items() if k not in ended}
+    if effects.moved:
+        effects.moved = {k: v for k, v in effects.moved.items() if k not in ended}
     if effects.progress:
         effects.progress = {k: v for k, v in effects.progress.items() if k[0] not in ended}
     if effects.dead:
@@ -293,6 +294,9 @@ def rejoin(older: Batch, newer: Batch) -> None:
     ``newer`` wins for every key, because states are absolute.
     """
     a, b = older.effects, newer.effects
+    for task_id in a.updated.keys() & b.moved.keys():
+        b.updated[task_id] = a.updated[task_id]._replace(due_ms=b.moved.pop(task_id))
+    b.moved = {k: v for k, v in a.moved.items() if k not in b.updated} | b.moved
     b.updated = a.updated | b.updated
     b.progress = a.progress | b.progress
     b.dead = a.dead | b.dead
@@ -311,6 +315,8 @@ def rejoin(older: Batch, newer: Batch) -> None:
 
 ROW_OVERHEAD_BYTES = 250
 """What a resident row costs beside its body and extras."""
+MOVE_BYTES = 150
+"""What a new due time costs in a batch."""
 MISSING_MAX = 100_000
 """So many tasks whose rows are missing do not hold up the reading of others."""
 
@@ -554,9 +560,28 @@ class Core:
         """Put a durable or recorded task on the wheel."""
         self.topic(row.topic).scheduled += 1
         self.scheduled += 1
+        self.put_on_wheel(row, now_ms)
+
+    def put_on_wheel(self, row: TaskRow, now_ms: int) -> None:
+        """One that is counted as scheduled."""
         self.wheel.add(row.id, row.due_ms)
-        if row.due_ms <= now_ms + self.config.resident_horizon_ms and self.has_room:
+        is_soon = row.due_ms <= now_ms + self.config.resident_horizon_ms
+        if is_soon and row.body is not NO_BODY and self.has_room:
             self.keep(row)
+
+    def write(self, row: TaskRow, *, is_moved: bool) -> None:
+        """The open batch has the row, of which ``is_moved``: the due time alone is new."""
+        effects, task_id = self.open.effects, row.id
+        if not is_moved or row.body is not NO_BODY:
+            effects.moved.pop(task_id, None)
+            effects.updated[task_id] = row
+            self.open.updated_bytes += task_bytes(row) + ROW_OVERHEAD_BYTES
+            return
+        if task_id in effects.updated:
+            effects.updated[task_id] = effects.updated[task_id]._replace(due_ms=row.due_ms)
+        else:
+            effects.moved[task_id] = row.due_ms
+        self.open.updated_bytes += MOVE_BYTES
 
     def expires(self, group: Group, at_mono_ms: int) -> None:
         """A lease of ``group`` may end at ``at_mono_ms``."""
@@ -615,6 +640,14 @@ class Core:
         )
 
     # --- credits -------------------------------------------------------------------------
+
+    def unconfirmed(self, subscriber: Subscriber, count: int) -> None:
+        """So many of its deliveries have ended, which the open batch will confirm."""
+        credits = self.open.credits
+        credits[subscriber] = credits.get(subscriber, 0) + count
+        subscriber.unconfirmed += count
+        if subscriber.acks_ahead_max:
+            self.regained(subscriber)
 
     def give_back(self, subscriber: Subscriber, count: int) -> None:
         """Return credit at once: nothing has to be confirmed to this consumer."""

@@ -11,9 +11,9 @@ from typing import NamedTuple
 from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.events import CANCELLED
 from tickwheel.engine.ownership import Ownership
-from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
+from tickwheel.engine.state import Core
 from tickwheel.engine.topics import Tries, priority_of
-from tickwheel.model.records import Failure, Outcome, ProgressState, TaskSnapshot, task_bytes
+from tickwheel.model.records import Failure, Outcome, ProgressState, TaskRow, TaskSnapshot
 from tickwheel.model.states import State
 
 __all__ = ["Control", "GroupView", "TaskSnapshot"]
@@ -106,7 +106,7 @@ class Control:
             state = self.absent(task_id)
             return "already_cancelled" if state == "cancelled" else state
         core, topic = self._core, self._core.topic(known.row.topic)
-        state = self.state(known)
+        state = State.SCHEDULED if self._is_far(known) else self.state(known)
         if state in (State.IN_FLIGHT, State.DEAD):
             return state.value
         if state is State.SCHEDULED:
@@ -130,6 +130,9 @@ class Control:
             state = self.absent(task_id)
             return ("already_cancelled" if state == "cancelled" else state), None
         core = self._core
+        if self._is_far(known):
+            self._move(known.row, due_ms, now_ms)
+            return "scheduled", due_ms
         state = self.state(known)
         if state in (State.IN_FLIGHT, State.DEAD):
             return state.value, None
@@ -141,8 +144,7 @@ class Control:
                 self._ownership.forget(task_id)
                 core.drop(task_id)
             row = self._ownership.moved(known.row._replace(due_ms=due_ms), now_ms)
-            core.open.effects.updated[task_id] = row
-            core.open.updated_bytes += task_bytes(row) + ROW_OVERHEAD_BYTES
+            core.write(row, is_moved=row.options is known.row.options)
             core.schedule(row, now_ms)
             if core.recorder is not None:
                 core.recorder.rescheduled(row, due_ms)
@@ -151,6 +153,31 @@ class Control:
             if core.recorder is not None:
                 core.recorder.rescheduled(known.row, due_ms)
         return "scheduled", due_ms
+
+    def _is_far(self, known: TaskSnapshot) -> bool:
+        """It has certainly not fired: it is on the wheel, and nowhere else. The usual case."""
+        row, core = known.row, self._core
+        return (
+            row.due_ms > core.wheel.position_ms
+            and row.due_ms > core.acted_ms
+            and row.id not in core.retrying
+            and not known.progress
+            and not known.dead
+        )
+
+    def _move(self, row: TaskRow, due_ms: int, now_ms: int) -> None:
+        """One that ``_is_far`` is due at another time."""
+        core = self._core
+        core.wheel.cancel(row.id, row.due_ms)
+        if row.id in core.hot:
+            core.drop(row.id)
+        moved = TaskRow(row.id, due_ms, row.topic, row.body, row.options)
+        if core.topics[row.topic].groups:
+            moved = self._ownership.moved(moved, now_ms)
+        core.write(moved, is_moved=moved.options is row.options)
+        core.put_on_wheel(moved, now_ms)
+        if core.recorder is not None:
+            core.recorder.rescheduled(moved, due_ms)
 
     def _has_history(self, known: TaskSnapshot) -> bool:
         """Some group has attempts, an ack or a dead letter to remember."""

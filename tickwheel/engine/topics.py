@@ -445,11 +445,14 @@ class Presence:
 class Subscriber:
     """One consumer of one group: a subscription of a connection, or one pull.
 
-    ``sink`` is the transport's, and never used here. ``outstanding`` counts
-    deliveries whose end is not confirmed yet; it may not exceed ``prefetch``.
+    ``sink`` is the transport's, and never used here. ``outstanding`` counts deliveries whose end
+    is not confirmed yet, ``unconfirmed`` those of them that have one. What has no end may not
+    exceed ``prefetch``, and ``acks_ahead_max`` of the unconfirmed ones count no more: a consumer
+    need not wait for the store each time, and cannot run away from a store that stands.
     """
 
     __slots__ = (
+        "acks_ahead_max",
         "asked_mono_ms",
         "at_most_once",
         "blocked",
@@ -462,6 +465,7 @@ class Subscriber:
         "prefetch",
         "presence",
         "sink",
+        "unconfirmed",
     )
 
     def __init__(
@@ -473,6 +477,7 @@ class Subscriber:
         *,
         once: bool = False,
         at_most_once: bool = False,
+        acks_ahead_max: int = 0,
         label: str = "",
     ) -> None:
         self.sink = sink
@@ -490,6 +495,8 @@ class Subscriber:
         self.presence = Presence()
         """Shared by the subscribers of one connection."""
         self.outstanding = 0
+        self.unconfirmed = 0
+        self.acks_ahead_max = 0 if at_most_once else acks_ahead_max
         self.blocked = False
         """The connection's buffer is full."""
         self.gone_mono_ms: int | None = None
@@ -504,7 +511,7 @@ class Subscriber:
     def credit(self) -> int:
         if self.blocked or (self.presence.doubted and not self._asked_since):
             return 0
-        return self.prefetch - self.outstanding
+        return self.prefetch - self.outstanding + min(self.unconfirmed, self.acks_ahead_max)
 
     @property
     def _asked_since(self) -> bool:

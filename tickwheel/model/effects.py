@@ -30,7 +30,9 @@ class Effects:
     enqueued: dict[int, TaskRow] = field(default_factory=dict)
     """New tasks: refused as a whole when the batch certainly failed."""
     updated: dict[int, TaskRow] = field(default_factory=dict)
-    """Tasks whose row changed (reschedule, requeue): write the whole row."""
+    """Tasks whose row changed: write the whole row, but for a body that is ``NO_BODY``."""
+    moved: dict[int, int] = field(default_factory=dict)
+    """id → due_ms of tasks of whose row nothing else changed. Only for a store that ``Moves``."""
     ended: dict[int, Outcome] = field(default_factory=dict)
     """Tasks that left: drop their task, progress and dead rows, remember how they ended."""
     progress: dict[ProgressKey, ProgressRow | None] = field(default_factory=dict)
@@ -50,6 +52,7 @@ class Effects:
         return not (
             self.enqueued
             or self.updated
+            or self.moved
             or self.ended
             or self.progress
             or self.dead

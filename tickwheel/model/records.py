@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from tickwheel.model.retry import PolicyRef
 
@@ -47,6 +47,14 @@ class TaskOptions(NamedTuple):
 
 NewTask = tuple[str, int, bytes, TaskOptions | None]
 """(topic, due_ms, body, extras) of a task that has no id yet; due_ms is not in the past."""
+
+
+class _NoBody(bytes):
+    """Empty, and told from an empty body by identity."""
+
+
+NO_BODY: Final[bytes] = _NoBody()
+"""Stands in a row for a body that was not read. The store has it, and keeps it."""
 
 
 class TaskRow(NamedTuple):

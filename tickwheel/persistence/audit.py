@@ -150,13 +150,18 @@ def _packs(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
                 connection.execute("UPDATE every SET place = ? WHERE id = ?", found)
     if layout < schema.LAYOUT_WITH_PACKS:
         return
-    for values in connection.execute(sql.ALL_PACKS):
-        first, count, mask = values[0], values[1], values[-1]
+    has_moves = layout >= schema.LAYOUT_WITH_MOVES
+    moves = sql.read_moves(connection) if has_moves else {}
+    for values in connection.execute(sql.ALL_PACKS if has_moves else sql.ALL_PACKS_UNMOVED):
+        first, count, mask = values[0], values[1], values[-2]
         if not 0 < count <= packs.PACK_TASKS_MAX or not 0 <= mask < packs.mask_of(count):
             _add(audit, f"pack {first!r}: {count!r} tasks of which {mask!r} are gone")
             continue
         try:
-            keys = [(*row[:3], _place(row)) for row in packs.Pack(*values).rows()]
+            keys = [
+                (row.id, moves.get(row.id, row.due_ms), row.topic, _place(row))
+                for row in packs.Pack(*values).rows()
+            ]
         except RecordUnreadable as error:
             _add(audit, str(error))
             continue
@@ -167,6 +172,9 @@ def _packs(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
         audit.problems.append(f"{audit.tasks} tasks, but {distinct} different ids")
     for (first,) in connection.execute("SELECT first FROM gone EXCEPT SELECT first FROM pack"):
         _add(audit, f"tasks are gone from pack {first!r}, which is not stored")
+    if has_moves:
+        for (first,) in connection.execute("SELECT first FROM moved EXCEPT SELECT first FROM pack"):
+            _add(audit, f"tasks were moved in pack {first!r}, which is not stored")
 
 
 def _place(row: TaskRow) -> int:

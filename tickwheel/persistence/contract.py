@@ -234,6 +234,19 @@ class Store(Protocol):
 
 
 @runtime_checkable
+class Moves(Protocol):
+    """A store in which a due time is read and written without the body beside it. ``commit``
+    takes ``Effects.moved``, and rows with ``NO_BODY`` in ``Effects.updated``."""
+
+    async def read_heads(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        """``read_some`` of rows that may have ``NO_BODY`` in place of their body; these have no
+        options and count no bytes."""
+        ...
+
+
+@runtime_checkable
 class WorksAhead(Protocol):
     """A store that can prepare a batch while the one before is on its way."""
 

@@ -17,6 +17,7 @@ from typing import TypeVar
 from tickwheel import failpoints
 from tickwheel.model.effects import Effects, GroupKey, ProgressKey
 from tickwheel.model.records import (
+    NO_BODY,
     DeadRow,
     GroupRow,
     Outcome,
@@ -141,7 +142,12 @@ class MemoryStore:
 
     def _apply(self, effects: Effects) -> None:
         self._tasks |= effects.enqueued
-        self._tasks |= effects.updated
+        for task_id, row in effects.updated.items():
+            if row.body is NO_BODY:
+                row = row._replace(body=self._tasks[task_id].body)
+            self._tasks[task_id] = row
+        for task_id, due_ms in effects.moved.items():
+            self._tasks[task_id] = self._tasks[task_id]._replace(due_ms=due_ms)
         for task_id, outcome in effects.ended.items():
             self._tasks.pop(task_id, None)
             self._progress.pop(task_id, None)
@@ -171,6 +177,15 @@ class MemoryStore:
                 found[task_id] = self._stored(self._tasks[task_id])
                 size += task_bytes(found[task_id].row)
         return found, ()
+
+    async def read_heads(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        found, rest = await self.read_some(ids, bytes_max)
+        return {
+            i: task if task.row.options else task._replace(row=task.row._replace(body=NO_BODY))
+            for i, task in found.items()
+        }, rest
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         self._check_open()

@@ -131,6 +131,8 @@ class Settings(BaseSettings):
     tasks_max: int = Field(default=100_000_000, gt=0)
     pending_max: int = Field(default=100_000_000, gt=0)
     backlog_max: int = Field(default=20_000_000, gt=0)
+    acks_ahead_max: int = Field(default=4_096, ge=0)
+    """Ends of deliveries of one subscription that give credit back before they are durable."""
     in_flight_max: int = Field(default=2_000_000, gt=0)
     staged_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
     commands_max: int = Field(default=10_000, gt=0)
@@ -306,6 +308,7 @@ class Settings(BaseSettings):
             ),
             dispatch_bytes_max=min(DISPATCH_BYTES, self.out_room_bytes // 4),
             handed_bytes_max=min(DISPATCH_BYTES, self.out_room_bytes // 8),
+            acks_ahead_max=self.acks_ahead_max,
             in_flight_max=self.in_flight_max,
             resident_horizon_ms=int(self.resident_horizon_s * 1000),
             resident_bytes_max=self.resident_bytes_max or HOT_BYTES_MAX,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -55,8 +56,11 @@ class Peer:
             for request, first, count, accepted_ms in outcomes
         ]
 
-    def result(self, request: int, value: object) -> None:
-        self.frames.append((65, request, value))
+    def answer_to(self, request: int, value: object) -> tuple[object, ...]:
+        return 65, request, value
+
+    def give(self, answer: Any) -> None:
+        self.frames.append(answer)
 
     def error(self, request: int, code: str, message: str) -> None:
         self.frames.append((66, request, code, message))

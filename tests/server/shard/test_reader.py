@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
 from server.shard.holey_store import HoleyStore
 from tickwheel.engine.engine import Engine
-from tickwheel.engine.state import EngineConfig
+from tickwheel.engine.state import Batch, EngineConfig, rejoin, strip_ended
 from tickwheel.model.effects import Effects
-from tickwheel.model.records import DeadRow, Outcome, ProgressRow, ProgressState, TaskRow
+from tickwheel.model.records import NO_BODY, DeadRow, Outcome, ProgressRow, ProgressState, TaskRow
 from tickwheel.persistence.contract import StoredTask
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.server.shard import reads as reader_module
-from tickwheel.server.shard.reads import READS_AGAIN_MAX, READS_MAX, Reader
+from tickwheel.server.shard.reads import NO_LIMIT, READS_AGAIN_MAX, READS_MAX, Reader
 
 NOW_MS = 1_800_000_000_000
 SHARD_STEP = 1024
@@ -274,3 +275,48 @@ async def test_a_row_of_a_task_that_left_is_not_missed(monkeypatch: pytest.Monke
     del core.open.effects.ended[1024]
     assert not core.missing and not notices
     assert len(store.reads) < 4
+
+
+@pytest.mark.parametrize("bodies", [True, False])
+async def test_a_due_time_that_is_not_committed_shows(bodies: bool) -> None:
+    engine, _, reader = await made(row(1), row(2))
+    core = engine.core
+    core.open.effects.updated[1024] = row(1, NOW_MS + 5)._replace(body=NO_BODY)
+    engine.seal(NOW_MS, 0)
+    core.open.effects.moved[1024] = NOW_MS + 7
+    async with reader.read_some([1024, 2048], NO_LIMIT, bodies=bodies) as (view, _):
+        known = view([1024, 2048])
+    assert known[1024].row.due_ms == NOW_MS + 7
+    assert known[2048].row.due_ms == NOW_MS
+    for task_id in known:
+        assert (known[task_id].row.body is NO_BODY) != bodies
+        assert known[task_id].row.body == (b"x" if bodies else b"")
+
+
+@pytest.mark.parametrize("last", ["updated", "moved"])
+async def test_of_what_landed_during_a_read_the_last_counts(last: str) -> None:
+    _, store, reader = await made(row(1))
+    moved = Effects(moved={1024: NOW_MS + 7})
+    updated = Effects(updated={1024: row(1, NOW_MS + 5)})
+    both = [updated, moved] if last == "moved" else [moved, updated]
+    store.meanwhile = [partial(reader.landed, effects) for effects in both]
+    due_ms = (await reader.known([1024]))[1024].row.due_ms
+    assert due_ms == NOW_MS + (7 if last == "moved" else 5)
+
+
+def test_a_refused_batch_of_moves_joins_the_next() -> None:
+    older, newer = Batch(), Batch()
+    older.effects.moved = {1: 10, 2: 10}
+    older.effects.updated = {3: row(3, 10), 4: row(4, 10)}
+    newer.effects.moved = {2: 20, 3: 20}
+    newer.effects.updated = {1: row(1, 20)}
+    rejoin(older, newer)
+    assert newer.effects.moved == {2: 20}
+    dues = {i: found.due_ms for i, found in newer.effects.updated.items()}
+    assert dues == {1: 20, 3: 20, 4: 10}
+
+
+def test_what_ends_in_a_batch_does_not_move_in_it() -> None:
+    effects = Effects(moved={1: 10, 2: 10}, ended={1: Outcome.CANCELLED})
+    strip_ended(effects)
+    assert effects.moved == {2: 10}

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from support.in_process import InProcess, Peer
+from support.in_process import InProcess
+from support.shard_rig import Peer
 from tickwheel.engine.topics import TaskOptions
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
@@ -39,7 +40,7 @@ async def ask(daemon: InProcess, peer: Peer, kind: T, *fields: Any, request: int
     """The answer."""
     peer.feed(encode((int(kind), request, *fields)))
     await daemon.settle()
-    (found,) = [one for one in peer.take() if one[0] in (T.OK, T.ERROR) and one[1] == request]
+    (found,) = [one for one in peer.frames() if one[0] in (T.OK, T.ERROR) and one[1] == request]
     return found
 
 

@@ -25,7 +25,7 @@ async def test_an_abort_after_the_peer_has_gone_does_nothing() -> None:
     """A deposed daemon says goodbye and aborts a second later: most peers have left by then."""
     rig = await ShardRig().start()
     for gone in (False, True):
-        peer = Peer(rig)
+        peer = rig.stranger()
         await peer.hello()
         found = _WithSocket(peer)
         if gone:

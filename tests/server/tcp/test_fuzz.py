@@ -19,9 +19,10 @@ import pytest
 
 from server.tcp.fuzzer import UNANSWERED, Fuzzer, pack
 from support.daemon import Daemon
-from support.in_process import NOW_MS, InProcess, Peer
+from support.in_process import InProcess
 from support.raw import Raw
 from support.redis_server import RedisServer
+from support.shard_rig import NOW_MS, Peer
 from tickwheel.errors import BY_CODE
 from tickwheel.limits import Limits
 from tickwheel.model import retry as retries
@@ -154,7 +155,7 @@ class Round:
         self.fuzzers[n].subs.clear()
         stranger = self.daemon.connect(hello=False)
         stranger.feed(pack(self.fuzzers[n].hello()))
-        for frame in stranger.take():
+        for frame in stranger.frames():
             assert frame[0] == T.OK or frame[2] != "internal", frame
         stranger.lose()
         self.peers[n] = self._connect(n)
@@ -172,7 +173,7 @@ class Round:
             self._hear(n)
 
     def _hear(self, n: int) -> None:
-        for frame in self.peers[n].take():
+        for frame in self.peers[n].frames():
             assert frame[0] in (T.OK, T.ERROR, T.DELIVER, T.ENDED, T.GOODBYE), frame
             self.fuzzers[n].heard(frame)
             if frame[0] in (T.OK, T.ERROR):
@@ -186,7 +187,7 @@ class Round:
         """What a producer and a consumer do that keep to the rules."""
         fresh = ("t", b"work", self.random.choice((0, 1_000)))
         self.worker.feed(encode((T.ENQUEUE, count + 10, count + 10, (fresh,))))
-        for frame in self.worker.take():
+        for frame in self.worker.frames():
             assert frame[0] != T.ERROR or frame[2] in ("backlog_full", "window_full"), frame
             if frame[0] == T.DELIVER:
                 for task_id, attempt, *_ in frame[4]:
@@ -194,7 +195,7 @@ class Round:
                     self.worker.feed(encode((T.ACK, count + 11, "t", "g", *receipt)))
                 self.worked += len(frame[4])
 
-        for frame in self.nacker.take():
+        for frame in self.nacker.frames():
             assert frame[0] != T.ERROR, frame
             for task_id, attempt, *_ in frame[4] if frame[0] == T.DELIVER else ():
                 item = task_id, frame[2], attempt, None, None
@@ -221,7 +222,7 @@ async def counted(daemon: InProcess) -> dict[tuple[int, str], str]:
     peer.feed(encode((T.PING, 2)))
     peer.feed(encode((T.STATS, 3)))
     await daemon.settle()
-    ping, stats = peer.take()[1:]
+    ping, stats = peer.frames()[1:]
     assert ping == (T.OK, 2, None)
     for place in ("ready", "in_flight", "waiting"):
         assert stats[2][place] == places[place], place

@@ -2,7 +2,8 @@
 
 Most tasks arrive many to a batch and are read and finished near to each other. A row of up to
 ``PACK_TASKS_MAX`` of them costs a tenth of as many rows of their own. A pack never changes;
-which of its tasks have left stands in table ``gone``, a bit for each. A pack's columns: first id,
+which of its tasks have left stands in table ``gone``, a bit for each, and all its due times in
+table ``moved`` when one of them was changed. A pack's columns: first id,
 count, head (due times as 8 bytes each, then lengths of the bodies as 4 bytes each, little-endian),
 topics (one name, or a JSON array of names), bodies end to end, extras (NULL, or a msgpack array of
 what ``codec.encode_extras`` makes).
@@ -41,8 +42,9 @@ PACK_TASKS_MIN = 8
 """Fewer are cheaper as rows of their own."""
 PACK_BYTES_MAX = 64 * 1024
 
-HEAD_BYTES = 12
-"""Of a task: due time and length."""
+DUE_BYTES = 8
+SIZE_BYTES = 4
+"""Of a task in its pack's head: due time, and length of the body."""
 
 PackValues = tuple[int, int, bytes, str, bytes, bytes | None]
 assert sys.byteorder == "little", "arrays are written as they lie in memory"
@@ -125,6 +127,10 @@ def dues_of(head: bytes, count: int) -> Sequence[int]:
     return dues_ms
 
 
+def _whole(moved: bytes) -> Sequence[int]:
+    return dues_of(moved, len(moved))
+
+
 class Pack:
     """A pack that was read."""
 
@@ -139,13 +145,14 @@ class Pack:
         bodies: bytes,
         options: bytes | None,
         mask: int,
+        moved: bytes | None = None,
     ) -> None:
-        """Raises RecordUnreadable."""
+        """``moved``: its due times, when some were changed. Raises RecordUnreadable."""
         self.first = first
         self.count = count
         self.mask = mask
         try:
-            self.dues_ms = dues_of(head, count)
+            self.dues_ms = dues_of(head, count) if moved is None else _whole(moved)
             sizes = array("I")
             sizes.frombytes(head[8 * count :])
             self.topics = topics_of(names, count)
@@ -280,6 +287,26 @@ class PackIndex:
             else:
                 change.masks[first] = mask
         return change
+
+    def places(self, ids: Iterable[int]) -> tuple[dict[int, list[int]], list[int]]:
+        """(first → those of ``ids`` that are in this pack, those that are in none)."""
+        firsts, counts, masks = self._firsts, self._counts, self._masks
+        packed: dict[int, list[int]] = {}
+        loose: list[int] = []
+        for task_id in ids:
+            index = bisect_right(firsts, task_id) - 1
+            if index >= 0:
+                first = firsts[index]
+                bit, odd = divmod(task_id - first, ID_STEP)
+                mask = masks.get(first, 0)
+                if not odd and bit < counts[index] and mask != FULL and not mask >> bit & 1:
+                    if first in packed:
+                        packed[first].append(task_id)
+                    else:
+                        packed[first] = [task_id]
+                    continue
+            loose.append(task_id)
+        return packed, loose
 
     def adopt(self, added: Iterable[PackValues], change: Change) -> None:
         """The batch is committed."""

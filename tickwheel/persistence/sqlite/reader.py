@@ -14,20 +14,39 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
+from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, compress, islice
+from itertools import accumulate, chain, compress, islice, pairwise
 from typing import Any
 
 from tickwheel.model.effects import ProgressKey
-from tickwheel.model.records import ID_STEP, DeadRow, ProgressRow, TaskRow, task_bytes
-from tickwheel.persistence.codec import decode_extras
+from tickwheel.model.records import ID_STEP, NO_BODY, DeadRow, ProgressRow, TaskRow, task_bytes
+from tickwheel.persistence.codec import RecordUnreadable, decode_extras
 from tickwheel.persistence.contract import SCAN_BYTES_MAX, StoredTask
-from tickwheel.persistence.sqlite.connection import snapshot
-from tickwheel.persistence.sqlite.packs import HEAD_BYTES, Pack, ids_of, topics_of
-from tickwheel.persistence.sqlite.rows import dead_row, from_json, progress_row, task_row
+from tickwheel.persistence.sqlite.connection import blob_join, blob_of, snapshot
+from tickwheel.persistence.sqlite.packs import (
+    DUE_BYTES,
+    PACK_TASKS_MAX,
+    SIZE_BYTES,
+    Pack,
+    ids_of,
+    topics_of,
+)
+from tickwheel.persistence.sqlite.rows import (
+    DUES,
+    dead_row,
+    from_json,
+    moves_of,
+    progress_row,
+    task_row,
+)
 
 IDS_A_STATEMENT = 512
+HEADS_A_STATEMENT = 1_024
+PACK_STEP = PACK_TASKS_MAX * ID_STEP
+NEIGHBOURS = 4
+"""A pack is read whole when more of its tasks than this are wanted."""
 BODY_BYTES_INLINE = 16_384
 """Longer bodies and extras are read one by one, so that a statement's result stays below 8 MiB."""
 
@@ -52,17 +71,50 @@ _READ = (
 # The packs that the other ids may be in, whole: one row again, whatever the number of packs.
 _PACKS = (
     "SELECT json_group_array(json_array(first, count, topics, length(bodies), ifnull(mask, 0))),"
-    " {heads}, {bodies}, group_concat(hex(extras)) FROM pack LEFT JOIN gone USING (first)"
+    " {dues}, {sizes}, {bodies}, group_concat(hex(extras))"
+    " FROM pack LEFT JOIN gone USING (first) LEFT JOIN moved USING (first)"
     " WHERE first IN (SELECT (SELECT max(first) FROM pack WHERE first <= value)"
     " FROM json_each(?1) WHERE NOT EXISTS (SELECT 1 FROM task WHERE id = value))"
 )
-_BOTH = "SELECT * FROM ({rows}), ({packs})"
+# New due times that no read of this connection has seen yet.
+_MOVES = (
+    "SELECT (SELECT ifnull(min(batch), 0) FROM move), ifnull(max(batch), 0), {data} FROM"
+    " (SELECT batch, data FROM move WHERE batch > ?2 ORDER BY batch)"
+)
+_BOTH = "SELECT * FROM ({moves}), ({rows}), ({packs})"
+_MOVES_COLUMNS = 3
 _ROW_COLUMNS = 8
-# Concatenating blobs keeps their bytes in the versions of SQLite there are, but no document
-# promises it: the first use of a connection tries it, and falls back to twice the bytes.
-_JOIN_RAW = "CAST(group_concat({}, '') AS BLOB)"
-_JOIN_HEX = "group_concat(hex({}), '')"
-_TRIAL = "SELECT {} FROM (SELECT x'00FF' AS b UNION ALL SELECT x'' UNION ALL SELECT x'FE00')"
+# Tasks without options, and without their bodies: a due time is picked out of its pack.
+_BIT = f"((value - first) / {ID_STEP})"
+_DUE = f"{DUE_BYTES} * {_BIT} + 1, {DUE_BYTES}"
+_HEADS = (
+    "SELECT {more} json_group_array(value), {dues},"
+    " json_group_array(CASE WHEN substr(topics, 1, 1) = '['"
+    f" THEN json_extract(topics, '$[' || {_BIT} || ']') ELSE topics END)"
+    " FROM (SELECT value, (SELECT max(first) FROM pack WHERE first <= value) AS here"
+    " FROM json_each(?1)) JOIN pack ON pack.first = here"
+    " LEFT JOIN gone USING (first) LEFT JOIN moved USING (first)"
+    f" WHERE (value - first) % {ID_STEP} = 0 AND {_BIT} < count"
+    f" AND NOT ifnull(mask, 0) >> {_BIT} & 1 AND typeof(extras) = 'null'"
+)
+# Beside a head: its pack, and the lengths of all bodies up to its own.
+_PLACE = "json_group_array(first), {sizes},"
+_SIZES = f"substr(head, {DUE_BYTES} * count + 1, {SIZE_BYTES} * ({_BIT} + 1))"
+# A few bytes each of many packs, in the order that is asked.
+_BODIES = "SELECT {bodies} FROM json_each(?) CROSS JOIN pack ON first = json_extract(value, '$[0]')"
+_BODY = "substr(bodies, json_extract(value, '$[1]') + 1, json_extract(value, '$[2]'))"
+_HEAD_DUE = (
+    f"CASE WHEN length(dues) = {DUE_BYTES} * count THEN substr(dues, {_DUE})"
+    f" ELSE substr(head, {_DUE}) END"
+)
+_ROW_HEADS = (
+    "SELECT json_group_array(id), json_group_array(due_ms), json_group_array(topic),"
+    f" (SELECT json_group_array(json_array({_PROGRESS})) FROM"
+    f" (SELECT * FROM prepare WHERE id IN {_IDS} ORDER BY id, grp)),"
+    f" (SELECT json_group_array(json_array({_DEAD})) FROM"
+    f" (SELECT * FROM dead WHERE id IN {_IDS} ORDER BY id, grp))"
+    f" FROM task WHERE id IN {_IDS} AND typeof(extras) = 'null'"
+)
 
 _SCAN = (
     "SELECT json_group_array(id) FROM"
@@ -98,18 +150,41 @@ class Reader:
         self._connection = connection
         # Files are opened by the first use; from here on no descriptor is needed.
         connection.execute("SELECT 1 FROM meta").fetchone()
-        trial = connection.execute(_TRIAL.format(_JOIN_RAW.format("b"))).fetchone()
-        join = _JOIN_RAW if trial == (b"\x00\xff\xfe\x00",) else _JOIN_HEX
+        join = blob_join(connection)
+        moves = _MOVES.format(data=join.format("data"))
+        self._moves: dict[int, int] = {}
+        """New due times of tasks in packs, which count instead of those beside their packs."""
+        self._moves_oldest = self._moves_upto = 0
+        """Batches that these are from."""
         self._read = _BOTH.format(
+            moves=moves,
             rows=_READ.format(bodies=join.format(_SMALL)),
-            packs=_PACKS.format(heads=join.format("head"), bodies=join.format("bodies")),
+            packs=_PACKS.format(
+                dues=join.format(DUES),
+                sizes=join.format(f"substr(head, {DUE_BYTES} * count + 1)"),
+                bodies=join.format("bodies"),
+            ),
         )
+
+        self._heads = _BOTH.format(
+            moves=moves,
+            rows=_HEADS.format(more="", dues=join.format(_HEAD_DUE)),
+            packs=_ROW_HEADS,
+        )
+        place = _PLACE.format(sizes=join.format(_SIZES))
+        self._picks = _BOTH.format(
+            moves=moves,
+            rows=_HEADS.format(more=place, dues=join.format(_HEAD_DUE)),
+            packs=_ROW_HEADS,
+        )
+        self._bodies = _BODIES.format(bodies=join.format(_BODY))
 
     def close(self) -> None:
         self._connection.close()
 
     def rest(self) -> None:
         """It may be long until the next use: give the cached pages back."""
+        self._forget_moves()
         with contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA shrink_memory")
 
@@ -130,6 +205,49 @@ class Reader:
             return found, ()
         with snapshot(self._connection):
             return self._first(ids, bytes_max)
+
+    def read_heads(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        """See ``Moves.read_heads``. What has options is read whole."""
+        with snapshot(self._connection):
+            found: dict[int, StoredTask] = {}
+            ordered = sorted(ids)  # each page once
+            for start in range(0, len(ids), HEADS_A_STATEMENT):
+                found |= self._some_heads(ordered[start : start + HEADS_A_STATEMENT])
+            others = [task_id for task_id in ids if task_id not in found]
+            if not others:
+                return found, ()
+            whole, left = self._first(others, bytes_max)
+        if left:
+            rest = ids[ids.index(left[0]) :]
+            for task_id in rest:
+                found.pop(task_id, None)
+            return found | whole, rest
+        return found | whole, ()
+
+    def _some_heads(self, ids: Sequence[int]) -> dict[int, StoredTask]:
+        """Those without options; inside a snapshot."""
+        return self._found_heads(self._columns(self._heads, ids), rows=True)
+
+    def _found_heads(self, columns: Sequence[Any], *, rows: bool) -> dict[int, StoredTask]:
+        """``rows``: those that have rows of their own too."""
+        packed, dues, topics, alone, alone_ms, alone_topics, progress, dead = columns
+        found_packed, dues_ms = json.loads(packed), array("q", blob_of(dues))
+        moves = self._moves
+        if moves:
+            dues_ms = array("q", map(moves.get, found_packed, dues_ms))
+        names = json.loads(topics)
+        if rows:
+            found_packed += json.loads(alone)
+            dues_ms.extend(json.loads(alone_ms))
+            names += json.loads(alone_topics)
+        found = {
+            task_id: StoredTask(TaskRow(task_id, due_ms, topic, NO_BODY), (), ())
+            for task_id, due_ms, topic in zip(found_packed, dues_ms, names, strict=True)
+        }
+        _add_history(found, progress, dead)
+        return found
 
     def _first(
         self, ids: Sequence[int], bytes_max: int
@@ -221,6 +339,8 @@ class Reader:
 
     def _at_once(self, ids: Sequence[int]) -> dict[int, StoredTask] | None:
         """Tasks by id, by one statement, which needs no snapshot; None: it takes several."""
+        if _are_scattered(ids):
+            return None
         try:
             found, large = self._statement(ids)
         except sqlite3.DataError:
@@ -243,38 +363,82 @@ class Reader:
 
     def _statement(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
         """See ``_some``. Raises DataError when the result would be too long."""
-        columns = self._connection.execute(self._read, (str(list(ids)),)).fetchone()
+        picked = self._picked(ids) if _are_scattered(ids) else {}
+        if picked:
+            others = [task_id for task_id in ids if task_id not in picked]
+            found, large = self._whole(others) if others else ({}, [])
+            return picked | found, large
+        return self._whole(ids)
+
+    def _picked(self, ids: Sequence[int]) -> dict[int, StoredTask]:
+        """Those that are in packs without options: their own bodies, not those of their
+        neighbours; inside a snapshot."""
+        firsts, sizes, *heads = self._columns(self._picks, sorted(ids))
+        found = self._found_heads(heads, rows=False)
+        lengths, at = array("I", blob_of(sizes)), 0
+        places: list[tuple[int, int, int]] = []
+        for task_id, first in zip(found, json.loads(firsts), strict=True):
+            end = at + (task_id - first) // ID_STEP + 1
+            places.append((first, sum(lengths[at : end - 1]), lengths[end - 1]))
+            at = end
+        (joined,) = self._connection.execute(self._bodies, (json.dumps(places),)).fetchone()
+        bodies, at = blob_of(joined), 0
+        if len(bodies) != sum(place[2] for place in places):
+            raise RecordUnreadable("packs whose bodies are shorter than their heads say")
+        for task, (_, _, length) in zip(list(found.values()), places, strict=True):
+            row = task.row._replace(body=bodies[at : at + length])
+            found[row.id] = task._replace(row=row)
+            at += length
+        return found
+
+    def _whole(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
+        """Any tasks, with all of the packs that they are in."""
+        columns = self._columns(self._read, ids)
         rows, large = self._tasks(*columns[:6])
         found = {row.id: StoredTask(row, (), ()) for row in rows}
+        moves = self._moves
         wanted = sorted(task_id for task_id in ids if task_id not in found)
         for pack in self._packed(columns[_ROW_COLUMNS:]):
             end_id = pack.first + pack.count * ID_STEP
             low, high = bisect_left(wanted, pack.first), bisect_left(wanted, end_id)
             for row in pack.rows(wanted[low:high]):
+                if row.id in moves:
+                    row = row._replace(due_ms=moves[row.id])
                 found[row.id] = StoredTask(row, (), ())
-        for progress in map(_progress, from_json(columns[6])):
-            if progress.id in found:
-                task = found[progress.id]
-                found[progress.id] = task._replace(progress=(*task.progress, progress))
-        for dead in map(_dead, from_json(columns[7])):
-            if dead.id in found:
-                task = found[dead.id]
-                found[dead.id] = task._replace(dead=(*task.dead, dead))
+        _add_history(found, columns[6], columns[7])
         return found, large
+
+    def _columns(self, statement: str, ids: Sequence[int]) -> Sequence[Any]:
+        """The columns after those of ``_MOVES``, which are remembered."""
+        arguments = (str(list(ids)), self._moves_upto)
+        columns: Sequence[Any] = self._connection.execute(statement, arguments).fetchone()
+        oldest, upto, data = columns[:_MOVES_COLUMNS]
+        if oldest != self._moves_oldest:
+            # What was remembered stands beside its packs now.
+            self._moves_oldest, self._moves = oldest, {}
+        if upto:
+            self._moves_upto = upto
+            self._moves |= moves_of(blob_of(data))
+        return columns[_MOVES_COLUMNS:]
+
+    def _forget_moves(self) -> None:
+        self._moves = {}
+        self._moves_oldest = self._moves_upto = 0
 
     def _packed(self, columns: Sequence[Any]) -> list[Pack]:
         """The packs that stand in these columns."""
-        places, heads, bodies, options = columns
+        places, dues, sizes, bodies, options = columns
         packs: list[Pack] = []
-        head_at = body_at = 0
-        heads, bodies = _bytes(heads), _bytes(bodies)
+        due_at = size_at = body_at = 0
+        dues, sizes, bodies = map(blob_of, (dues, sizes, bodies))
         for (first, count, names, length, mask), more in zip(
             json.loads(places), (options or "").split(","), strict=False
         ):
-            head_end, body_end = head_at + HEAD_BYTES * count, body_at + length
-            parts = heads[head_at:head_end], names, bodies[body_at:body_end]
+            due_end, size_end = due_at + DUE_BYTES * count, size_at + SIZE_BYTES * count
+            head = dues[due_at:due_end] + sizes[size_at:size_end]
+            parts = head, names, bodies[body_at : body_at + length]
             packs.append(Pack(first, count, *parts, bytes.fromhex(more) or None, mask))
-            head_at, body_at = head_end, body_end
+            due_at, size_at, body_at = due_end, size_end, body_at + length
         return packs
 
     def _tasks(
@@ -299,13 +463,31 @@ class Reader:
             apart = set(large).union(compress(task_ids, map(_LARGE.__eq__, parts)))
             large = [task_id for task_id in task_ids if task_id in apart]
             parts = ["" if part == _LARGE else part for part in parts]
-        joined = _bytes(joined)
+        data = blob_of(joined)
         ends = list(accumulate(sizes))
-        bodies = map(joined.__getitem__, map(slice, chain((0,), ends), ends))
+        bodies = map(data.__getitem__, map(slice, chain((0,), ends), ends))
         decoded = map(decode_extras, map(bytes.fromhex, parts))
         return map(
             TaskRow, task_ids, json.loads(dues_ms), json.loads(topics), bodies, decoded
         ), large
+
+
+def _add_history(found: dict[int, StoredTask], progress_rows: str, dead_rows: str) -> None:
+    for progress in map(_progress, from_json(progress_rows)):
+        if progress.id in found:
+            task = found[progress.id]
+            found[progress.id] = task._replace(progress=(*task.progress, progress))
+    for dead in map(_dead, from_json(dead_rows)):
+        if dead.id in found:
+            task = found[dead.id]
+            found[dead.id] = task._replace(dead=(*task.dead, dead))
+
+
+def _are_scattered(ids: Sequence[int]) -> bool:
+    """Most of them are in packs of their own, of which little is wanted."""
+    ordered = sorted(ids)
+    apart = sum(b - a >= PACK_STEP for a, b in pairwise(ordered))
+    return apart * NEIGHBOURS >= len(ordered) > 1
 
 
 def _step(bytes_max: int) -> int:
@@ -320,13 +502,6 @@ def _ids_in(topic: str | None, first: int, count: int, names: str, mask: int) ->
         return here
     topics = topics_of(names, count)
     return [i for i in here if topics[(i - first) // ID_STEP] == topic]
-
-
-def _bytes(joined: bytes | str | None) -> bytes:
-    """Blobs end to end: as they are, in hex, or NULL for none."""
-    if not joined:
-        return b""
-    return bytes.fromhex(joined) if isinstance(joined, str) else joined
 
 
 def _progress(values: list[Any]) -> ProgressRow:

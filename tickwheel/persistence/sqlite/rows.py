@@ -9,6 +9,7 @@ rows of which 12 are empty. Must not know transactions.
 from __future__ import annotations
 
 import json
+from array import array
 from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from tickwheel.persistence.codec import (
     encode_settings,
     progress_state,
 )
+from tickwheel.persistence.sqlite.packs import DUE_BYTES
 
 if TYPE_CHECKING:
     import sqlite3
@@ -87,6 +89,7 @@ def _insert(verb: str, table: str, columns: int) -> Multi:
 INSERT_TASKS = _insert("INSERT OR ROLLBACK", "task", 5)
 INSERT_PACKS = _insert("INSERT OR ROLLBACK", "pack", 6)
 REPLACE_GONE = _insert("REPLACE", "gone", 2)
+REPLACE_MOVED = _insert("REPLACE", "moved", 2)
 REPLACE_TASKS = _insert("REPLACE", "task", 5)
 REPLACE_PREPARE = _insert("REPLACE", "prepare", 7)
 REPLACE_DEAD = _insert("REPLACE", "dead", 7)
@@ -110,11 +113,38 @@ DELETE_SESSIONS = _delete("session", {"session": "BLOB"})
 DELETE_TASKS_BY_ID = "DELETE FROM task WHERE id IN (SELECT value FROM json_each(?))"
 DELETE_PACKS = "DELETE FROM pack WHERE first IN (SELECT value FROM json_each(?))"
 DELETE_GONE = "DELETE FROM gone WHERE first IN (SELECT value FROM json_each(?))"
+DELETE_MOVED = "DELETE FROM moved WHERE first IN (SELECT value FROM json_each(?))"
 READ_PACKS = (
-    "SELECT pack.*, ifnull(mask, 0) FROM pack LEFT JOIN gone USING (first)"
-    " WHERE first IN (SELECT value FROM json_each(?))"
+    "SELECT pack.*, ifnull(mask, 0), dues FROM pack LEFT JOIN gone USING (first)"
+    " LEFT JOIN moved USING (first) WHERE first IN (SELECT value FROM json_each(?))"
 )
-ALL_PACKS = "SELECT pack.*, ifnull(mask, 0) FROM pack LEFT JOIN gone USING (first) ORDER BY first"
+DUES = (
+    f"CASE WHEN length(dues) = {DUE_BYTES} * count THEN dues"
+    f" ELSE substr(head, 1, {DUE_BYTES} * count) END"
+)
+"""Of a pack: as they are now."""
+READ_DUES = (
+    f"SELECT json_group_array(json_array(first, count)), {{join}} FROM (SELECT first, count,"
+    f" {DUES} AS now FROM pack LEFT JOIN moved USING (first)"
+    " WHERE first IN (SELECT value FROM json_each(?)))"
+)
+INSERT_MOVES = "INSERT OR ROLLBACK INTO move VALUES (?, ?)"
+READ_MOVES = "SELECT data FROM move ORDER BY batch"
+COUNT_MOVES = "SELECT ifnull(sum(length(data)), 0) / 16 FROM move"
+DELETE_MOVES = "DELETE FROM move"
+MOVE_ROWS = (
+    "REPLACE INTO task SELECT task.id, json_extract(value, '$[1]'), topic, body, extras"
+    " FROM json_each(?) JOIN task ON task.id = json_extract(value, '$[0]')"
+)
+READ_BODIES = "SELECT id, body FROM task WHERE id IN (SELECT value FROM json_each(?))"
+ALL_PACKS = (
+    "SELECT pack.*, ifnull(mask, 0), dues FROM pack LEFT JOIN gone USING (first)"
+    " LEFT JOIN moved USING (first) ORDER BY first"
+)
+ALL_PACKS_UNMOVED = (
+    "SELECT pack.*, ifnull(mask, 0), NULL FROM pack LEFT JOIN gone USING (first) ORDER BY first"
+)
+"""Of a layout that has no table of them."""
 PACK_INDEX = (
     "SELECT first, count, ifnull(mask, 0) FROM pack LEFT JOIN gone USING (first) ORDER BY first"
 )
@@ -142,6 +172,22 @@ ADVANCED_ROWS = 3
 def expected_meta(epoch: int, owner: str, n: int) -> str:
     """The last argument of ``ADVANCE``: what meta must say for batch ``n`` to be the next."""
     return f"{epoch} {n - 1} {owner}"
+
+
+def move_values(moved: dict[int, int]) -> bytes:
+    """Of a batch: as in table ``move``."""
+    return array("q", chain.from_iterable(moved.items())).tobytes()
+
+
+def moves_of(data: bytes) -> dict[int, int]:
+    """id → due_ms; ``data`` of batches end to end."""
+    pairs = array("q", data)
+    return dict(zip(pairs[::2], pairs[1::2], strict=True))
+
+
+def read_moves(connection: sqlite3.Connection) -> dict[int, int]:
+    """All that are not in table ``moved`` yet."""
+    return moves_of(b"".join(data for (data,) in connection.execute(READ_MOVES).fetchall()))
 
 
 STATEMENT_BYTES_MAX = 1 << 20

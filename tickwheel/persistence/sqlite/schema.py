@@ -24,17 +24,21 @@ if TYPE_CHECKING:
 
 APPLICATION_ID = 0x5457_4845
 """'TWHE', in the file's header, where ``file`` and ``PRAGMA application_id`` find it."""
-LAYOUT = 4
+LAYOUT = 5
 LAYOUT_WITH_PACKS = 2
 LAYOUT_WITH_PLACES = 4
+LAYOUT_WITH_MOVES = 5
 _PACK = """CREATE TABLE pack(
         first INTEGER PRIMARY KEY, count INTEGER, head BLOB, topics TEXT, bodies BLOB,
         extras BLOB)"""
 _GONE = "CREATE TABLE gone(first INTEGER PRIMARY KEY, mask INTEGER)"
+_MOVED = "CREATE TABLE moved(first INTEGER PRIMARY KEY, dues BLOB)"
+_MOVE = "CREATE TABLE move(batch INTEGER PRIMARY KEY, data BLOB)"
 UPGRADES: dict[int, tuple[str, ...]] = {
     1: (_PACK, _GONE),
     2: ("ALTER TABLE grp ADD COLUMN settings BLOB",),
     3: ("ALTER TABLE grp ADD COLUMN since_id INTEGER",),
+    4: (_MOVED, _MOVE),
 }
 """From a layout to the next: the statements that do it, in one transaction."""
 
@@ -46,6 +50,11 @@ TABLES = (
     _PACK,
     # Which tasks of a pack have left it: a bit for each.
     _GONE,
+    # The due times of a pack of which some were changed: as in its head.
+    _MOVED,
+    # New due times of tasks in packs that are not in moved yet, a row a batch: (id, due_ms) of
+    # each, 8 bytes each. The newest counts.
+    _MOVE,
     # The PrepareQueue: what was delivered and is not finished, for each group.
     # state: 1 in flight (until at_ms), 2 waiting (for at_ms), 3 released, 4 done
     """CREATE TABLE prepare(

@@ -108,13 +108,16 @@ class SqliteStore:
     async def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
         handles = HandleReader(self._connect(LONG_CACHE_BYTES))
         try:
+            found = await self._read(self._long, lambda: handles.first(chunk))
+            if not found.ids:
+                return
+            yield found
+            failpoints.hit("recovery.middle")
+            if len(found.ids) < chunk:
+                return
             await self._read(self._long, handles.sort)
-            first = True
             while (found := await self._read(self._long, lambda: handles.next(chunk))).ids:
                 yield found
-                if first:
-                    failpoints.hit("recovery.middle")
-                    first = False
         finally:
             handles.close()
 
@@ -132,6 +135,12 @@ class SqliteStore:
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
         reader = self._opened_reader()
         return await self._read(self._reading, lambda: reader.read_some(ids, bytes_max))
+
+    async def read_heads(
+        self, ids: Sequence[int], bytes_max: int
+    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+        reader = self._opened_reader()
+        return await self._read(self._reading, lambda: reader.read_heads(ids, bytes_max))
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         after_id = max(-1, min(after_id, ID_MAX))

@@ -4,16 +4,21 @@ Plain synchronous code; every method is called on the writer's thread. The order
 statements does not matter, because no key is in two maps. Invariants:
 
 * A batch is one transaction, which checks epoch, owner and number itself; what is cached
-  beside the database (``_endings_upto``, ``_packs``, the two flags) changes after COMMIT only.
+  beside the database (``_endings_upto``, ``_packs``, ``_logged``, the two flags) changes after
+  COMMIT only.
 * After an error that is not a lack of room or another's lock, nothing is written any more.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
+from array import array
+from itertools import chain
 from typing import TYPE_CHECKING
 
+from tickwheel.model.records import ID_STEP, NO_BODY
 from tickwheel.persistence.codec import encode_endings
 from tickwheel.persistence.contract import (
     CommitRefused,
@@ -27,6 +32,8 @@ from tickwheel.persistence.sqlite import rows as sql
 from tickwheel.persistence.sqlite import schema
 from tickwheel.persistence.sqlite.connection import (
     FileLock,
+    blob_join,
+    blob_of,
     connect_writer,
     describe,
     is_busy,
@@ -60,10 +67,10 @@ SESSIONS_A_STATEMENT_MAX = 16
 """A session's window may hold 1,024 outcomes, about 25 KiB."""
 
 
-def write(connection: sqlite3.Connection, effects: Effects) -> None:
-    """Everything but new tasks and ``ended``."""
-    if effects.updated:
-        tasks = effects.updated.values()
+def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, TaskRow]) -> None:
+    """Everything but new tasks, ``moved`` and ``ended``."""
+    if updated:
+        tasks = updated.values()
         sql.REPLACE_TASKS.run(connection, task_values(tasks), task_rows_max(tasks))
     if effects.progress:
         progress = [row for row in effects.progress.values() if row is not None]
@@ -112,6 +119,54 @@ def leave_packs(connection: sqlite3.Connection, change: Change) -> None:
 def drop_packs(connection: sqlite3.Connection, firsts: list[int]) -> None:
     connection.execute(sql.DELETE_PACKS, (str(firsts),))
     connection.execute(sql.DELETE_GONE, (str(firsts),))
+    connection.execute(sql.DELETE_MOVED, (str(firsts),))
+
+
+def move(connection: sqlite3.Connection, n: int, moved: dict[int, int], packs: PackIndex) -> int:
+    """Write new due times; how many of them went to the end of table ``move``."""
+    packed, loose = packs.places(moved)
+    if loose:
+        connection.execute(sql.MOVE_ROWS, (json.dumps([(i, moved[i]) for i in loose]),))
+        moved = {i: moved[i] for i in chain.from_iterable(packed.values())}
+    if moved:
+        connection.execute(sql.INSERT_MOVES, (n, sql.move_values(moved)))
+    return len(moved)
+
+
+def merge_moves(connection: sqlite3.Connection, packs: PackIndex) -> None:
+    """Write the due times of table ``move`` beside the packs of their tasks. Of a task that has
+    left its pack meanwhile nothing is written."""
+    moved = sql.read_moves(connection)
+    packed, _ = packs.places(moved)
+    connection.execute(sql.DELETE_MOVES)
+    statement = sql.READ_DUES.format(join=blob_join(connection).format("now"))
+    firsts = sorted(packed)
+    for start in range(0, len(firsts), PACKS_AT_ONCE):
+        columns = (str(firsts[start : start + PACKS_AT_ONCE]),)
+        places, joined = connection.execute(statement, columns).fetchone()
+        all_dues_ms, at = array("q", blob_of(joined)), 0
+        values: list[tuple[int, bytes]] = []
+        for first, count in json.loads(places):
+            for task_id in packed[first]:
+                all_dues_ms[at + (task_id - first) // ID_STEP] = moved[task_id]
+            values.append((first, all_dues_ms[at : at + count].tobytes()))
+            at += count
+        sql.REPLACE_MOVED.run(connection, values)
+
+
+def with_bodies(
+    connection: sqlite3.Connection, updated: dict[int, TaskRow], packs: PackIndex
+) -> dict[int, TaskRow]:
+    """``updated`` with the stored bodies where they were left out."""
+    ids = [task_id for task_id, row in updated.items() if row.body is NO_BODY]
+    if not ids:
+        return updated
+    packed, _ = packs.places(ids)
+    bodies: dict[int, bytes] = dict(connection.execute(sql.READ_BODIES, (str(ids),)).fetchall())
+    for values in connection.execute(sql.READ_PACKS, (str(list(packed)),)).fetchall():
+        bodies |= {row.id: row.body for row in Pack(*values).rows(packed[values[0]])}
+    # One that is not stored any more must not become a task with an empty body.
+    return updated | {i: updated[i]._replace(body=bodies[i]) for i in ids}
 
 
 def take_apart(connection: sqlite3.Connection, firsts: list[int]) -> None:
@@ -152,6 +207,12 @@ def end(
         connection.execute(sql.TRIM_ENDINGS, (upto - endings_max,))
 
 
+MOVES_MAX = 32_768
+"""So many new due times are kept in the order of their batches; then they are written beside their
+packs together, because a page holds eight of these. Every reader remembers them."""
+PACKS_AT_ONCE = 1_000
+"""Whose due times, half a kilobyte each, are changed at once."""
+
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_BATCHES = 64
@@ -173,6 +234,8 @@ class Writer:
         self._has_progress = True
         self._has_dead = True
         self._batches = 0
+        self._logged = 0
+        """Due times in table ``move``."""
         self._packs = PackIndex()
 
     @property
@@ -208,6 +271,7 @@ class Writer:
         self._endings_upto = upto or 0
         self._look(connection)
         self._packs.load(connection.execute(sql.PACK_INDEX))
+        (self._logged,) = connection.execute(sql.COUNT_MOVES).fetchone()
         self._broken = ""
         self._upkeep = Upkeep(connection, self._path, options, room)
         self._upkeep.start()
@@ -290,6 +354,9 @@ class Writer:
                 return False
             packs, loose = self._packs.split(effects.enqueued)
             change = Change()
+            updated = effects.updated
+            if updated:
+                updated = with_bodies(connection, updated, self._packs)
             if effects.ended or effects.updated:
                 change = self._packs.leaving((*effects.ended, *effects.updated))
                 leave_packs(connection, change)
@@ -306,8 +373,14 @@ class Writer:
                     endings_max=self._wanted.endings_max,
                 )
             enqueue(connection, packs, loose)
-            write(connection, effects)
+            write(connection, effects, updated)
+            logged = self._logged
+            if effects.moved:
+                logged += move(connection, n, effects.moved, self._packs)
             sparse = self._packs.sparse_now(change)
+            if logged and (sparse or (effects.moved and logged > MOVES_MAX)):
+                merge_moves(connection, self._packs)
+                logged = 0
             if sparse:
                 take_apart(connection, sparse)
             connection.execute("COMMIT")
@@ -318,6 +391,7 @@ class Writer:
             raise self._break(connection, error) from error
         self._packs.adopt(packs, change)
         self._packs.drop(sparse)
+        self._logged = logged
         self._endings_upto += len(effects.ended)
         self._has_progress |= bool(effects.progress)
         self._has_dead |= bool(effects.dead)

@@ -69,6 +69,7 @@ class Observed:
         self.batch_changes.observe(
             len(effects.enqueued)
             + len(effects.updated)
+            + len(effects.moved)
             + len(effects.ended)
             + len(effects.progress)
             + len(effects.dead)

@@ -51,6 +51,11 @@ class Border:
         if self._acting:
             self.fail(error)
             raise error
+        return self.survive(what, error)
+
+    def survive(self, what: str, error: Exception) -> TickwheelError:
+        """The answer where something failed that changes nothing: what reads, or says an answer. It
+        is logged with its traceback."""
         self.report(what, error)
         return InternalError(f"{type(error).__name__}: the daemon's log says more")
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import Protocol
 
 from tickwheel import failpoints
@@ -23,7 +23,7 @@ from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.sessions import StoredAnswer
 from tickwheel.engine.sinks import ReplySink
-from tickwheel.engine.state import Batch, Reply, Staged
+from tickwheel.engine.state import Batch, Staged
 from tickwheel.engine.topics import Dispatch
 from tickwheel.errors import OutcomeUnknown, Refused, StoreFull, TickwheelError
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Store, WorksAhead
@@ -35,7 +35,7 @@ MARK_TIME_MS = 3_600_000
 """So old, about, the time that the store knows gets while nothing happens."""
 ROOM_PROBE_S = 0.5
 REPLY_BYTES = 150
-"""What an answer that waits takes beside its value."""
+"""What an answer that waits takes beside its bytes."""
 STALLED = "the store does not answer; nothing was kept"
 
 
@@ -117,26 +117,22 @@ class Committer:
             self._works_ahead.ahead(self._core.open.effects)
         self._wake.set()
 
-    def reply(self, sink: ReplySink, request: int, value: object, value_bytes: int = 0) -> None:
-        """Give ``sink`` the answer once everything that the command saw or changed is durable.
-
-        ``value`` takes about ``value_bytes`` while it waits.
-        """
+    def reply(self, sink: ReplySink, request: int, value: object) -> None:
+        """Give ``sink`` the answer once everything that the command saw or changed is durable."""
         core = self._core
+        answer = sink.answer_to(request, value)
         if not core.open.is_empty():
-            self._put(core.open, sink, request, value, value_bytes)
+            self._put(core.open, sink, answer)
             self._wake.set()
         elif core.sealed is not None:
-            self._put(core.sealed, sink, request, value, value_bytes)
+            self._put(core.sealed, sink, answer)
         else:
-            sink.result(request, value)
+            sink.give(answer)
             sink.flush()
 
-    def _put(
-        self, batch: Batch, sink: ReplySink, request: int, value: object, value_bytes: int
-    ) -> None:
-        size_bytes = value_bytes + REPLY_BYTES
-        batch.replies.append(Reply(sink, request, value, size_bytes))
+    def _put(self, batch: Batch, sink: ReplySink, answer: Sized) -> None:
+        size_bytes = len(answer) + REPLY_BYTES
+        batch.replies.append((sink, answer))
         self.replies_bytes += size_bytes
         self._replies_of[sink] = self._replies_of.get(sink, 0) + size_bytes
 
@@ -151,7 +147,8 @@ class Committer:
     def _left(self, batch: Batch) -> None:
         """The replies of ``batch`` wait no more."""
         waiting = self._replies_of
-        for sink, _, _, size_bytes in batch.replies:
+        for sink, answer in batch.replies:
+            size_bytes = len(answer) + REPLY_BYTES
             self.replies_bytes -= size_bytes
             if waiting[sink] > size_bytes:
                 waiting[sink] -= size_bytes
@@ -165,14 +162,18 @@ class Committer:
         if self.last_batch != number:
             self._marked = (self.last_batch, mono_ms)
         elif mono_ms - since_mono_ms >= MARK_TIME_MS and self._core.sealed is None:
-            self._put(self._core.open, _Nobody(), 0, None, 0)
+            self._put(self._core.open, _Turn(lambda: None), ())
             self._wake.set()
+
+    def after_all(self, act: Callable[[], None]) -> None:
+        """Call it behind all answers that are owed by now."""
+        self.reply(_Turn(act), 0, None)
 
     async def barrier(self) -> None:
         """Wait until everything accepted so far is durable."""
-        done = asyncio.get_running_loop().create_future()
-        self.reply(_Barrier(done), 0, None)
-        await done
+        done = asyncio.Event()
+        self.after_all(done.set)
+        await done.wait()
 
     # --- life --------------------------------------------------------------------------------
 
@@ -321,18 +322,18 @@ class Committer:
 def release(batch: Batch) -> None:
     """Every answer that rests on the batch, in one piece for each sink."""
     accepted: dict[ReplySink, list[StoredAnswer]] = {}
-    for sink, _, answer in batch.staged:
+    for sink, _, stored in batch.staged:
         if sink is None:
             continue
         if sink in accepted:
-            accepted[sink].append(answer)
+            accepted[sink].append(stored)
         else:
-            accepted[sink] = [answer]
+            accepted[sink] = [stored]
     for sink, answers in accepted.items():
         sink.accepted(answers)
     sinks: dict[ReplySink, None] = dict.fromkeys(accepted)
-    for sink, request, value, _ in batch.replies:
-        sink.result(request, value)
+    for sink, answer in batch.replies:
+        sink.give(answer)
         sinks[sink] = None
     for sink in sinks:
         sink.flush()
@@ -344,26 +345,19 @@ def refuse(sink: ReplySink, request: int, error: TickwheelError) -> None:
     sink.flush()
 
 
-class _Nobody:
-    """Needs no answer."""
+class _Turn:
+    """Gets no answer: its turn to get one is when ``act`` is called."""
 
     label = ""
 
+    def __init__(self, act: Callable[[], None]) -> None:
+        self.flush = act
+
     def accepted(self, answers: Sequence[StoredAnswer]) -> None: ...
 
-    def result(self, request: int, value: object) -> None: ...
+    def answer_to(self, request: int, value: object) -> Sized:
+        return ()
+
+    def give(self, answer: Sized) -> None: ...
 
     def error(self, request: int, code: str, message: str) -> None: ...
-
-    def flush(self) -> None: ...
-
-
-class _Barrier(_Nobody):
-    """The answer is a wake-up."""
-
-    def __init__(self, done: asyncio.Future[None]) -> None:
-        self._done = done
-
-    def flush(self) -> None:
-        if not self._done.done():
-            self._done.set_result(None)

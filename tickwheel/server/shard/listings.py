@@ -1,8 +1,8 @@
 """Requests that take a while: who may have how many, and whose turn it is.
 
 Each caller has one of them under way at a time, the daemon a few; the others wait in line, the
-callers in turn, those that do not read what they got before not at all. Knows nothing of what is
-asked. Invariant: what waits of a caller that is gone is never begun.
+callers in turn, those that can take no more answers not at all. Knows nothing of what is asked.
+Invariant: what waits of a caller that is gone is never begun.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ class Listings:
     def __init__(
         self,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
+        takes_more: Callable[[Caller], bool],
         at_a_time: int,
         caller_max: int,
         all_max: int,
     ) -> None:
+        """``takes_more``: whether a caller may be sent another answer."""
         self._spawn = spawn
+        self._takes_more = takes_more
         self._at_a_time = at_a_time
         self._caller_max = caller_max
         self._all_max = all_max
@@ -72,7 +75,7 @@ class Listings:
             self._spawn(self._do(caller, work))
 
     def _may_begin(self, caller: Caller) -> bool:
-        return caller not in self._busy and not caller.is_blocked
+        return caller not in self._busy and self._takes_more(caller)
 
     def closed(self, caller: Caller) -> None:
         """Nobody waits for its answers any more."""

@@ -39,13 +39,14 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager
 from itertools import islice
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.engine.topics import Group
 from tickwheel.errors import Overloaded, RowMissing, TickwheelError
 from tickwheel.model.effects import Effects, ProgressKey
-from tickwheel.model.records import TaskSnapshot
-from tickwheel.persistence.contract import Store, StoreAway, StoredTask, is_cut
+from tickwheel.model.records import NO_BODY, TaskSnapshot
+from tickwheel.persistence.contract import Moves, Store, StoreAway, StoredTask, is_cut
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
@@ -67,15 +68,18 @@ AGAIN_S = 0.05
 IDS_LOGGED_MAX = 10
 NO_LIMIT = 1 << 62
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
+
 View = Callable[[Sequence[int]], dict[int, TaskSnapshot]]
 
 
 class _UnderWay:
     """One read, and what landed since it began of the tasks that it asked for."""
 
-    __slots__ = ("since", "wanted")
+    __slots__ = ("bodies", "since", "wanted")
 
-    def __init__(self, ids: Iterable[int]) -> None:
+    def __init__(self, ids: Iterable[int], *, bodies: bool = True) -> None:
+        self.bodies = bodies
         self.wanted = frozenset(ids)
         self.since = Effects()
 
@@ -86,6 +90,9 @@ class _UnderWay:
             since.enqueued[task_id] = effects.enqueued[task_id]
         for task_id in wanted & effects.updated.keys():
             since.updated[task_id] = effects.updated[task_id]
+            since.moved.pop(task_id, None)
+        for task_id in wanted & effects.moved.keys():
+            since.moved[task_id] = effects.moved[task_id]
         for task_id in wanted & effects.ended.keys():
             since.ended[task_id] = effects.ended[task_id]
         since.progress |= {k: row for k, row in effects.progress.items() if k[0] in wanted}
@@ -100,6 +107,7 @@ class Reader:
     ) -> None:
         self._core = core
         self._store = store
+        self._moves = store if isinstance(store, Moves) else None
         self._on_event = on_event
         self._under_way: set[_UnderWay] = set()
         self._places = asyncio.Semaphore(READS_MAX)
@@ -124,12 +132,13 @@ class Reader:
 
     @asynccontextmanager
     async def read_some(
-        self, ids: Sequence[int], bytes_max: int
+        self, ids: Sequence[int], bytes_max: int, *, bodies: bool = True
     ) -> AsyncIterator[tuple[View, Sequence[int]]]:
         """``read`` of the first of ``ids``, which are distinct, until their rows reach
-        ``bytes_max``; the others are given beside the view, for another read."""
-        async with self._reading(ids) as read:
-            stored, rest = await self._stored(ids, bytes_max) if ids else ({}, ())
+        ``bytes_max``; the others are given beside the view, for another read. Without
+        ``bodies`` rows may have ``NO_BODY``."""
+        async with self._reading(ids, bodies=bodies) as read:
+            stored, rest = await self._stored(read, ids, bytes_max) if ids else ({}, ())
             rest = await self._look_again(read, stored, ids, rest, bytes_max)
             yield (
                 lambda some: self._overlay(read, [stored[i] for i in some if i in stored], some),
@@ -155,8 +164,8 @@ class Reader:
         return [found[i] for i in ids if i in found], following
 
     @asynccontextmanager
-    async def _reading(self, ids: Iterable[int]) -> AsyncIterator[_UnderWay]:
-        read = _UnderWay(ids)
+    async def _reading(self, ids: Iterable[int], *, bodies: bool) -> AsyncIterator[_UnderWay]:
+        read = _UnderWay(ids, bodies=bodies)
         async with self._places:
             self._under_way.add(read)
             try:
@@ -165,11 +174,13 @@ class Reader:
                 self._under_way.remove(read)
 
     async def _stored(
-        self, ids: Sequence[int], bytes_max: int
+        self, read: _UnderWay, ids: Sequence[int], bytes_max: int
     ) -> tuple[dict[int, StoredTask], Sequence[int]]:
         """While the store is away, commands and tasks that are due wait for it."""
         while True:
             try:
+                if self._moves is not None and not read.bodies:
+                    return await self._moves.read_heads(ids, bytes_max)
                 if bytes_max == NO_LIMIT:
                     return await self._store.read(ids), ()
                 return await self._store.read_some(ids, bytes_max)
@@ -196,7 +207,7 @@ class Reader:
             if turn:
                 await asyncio.sleep(AGAIN_S)
             wanted = [task_id for task_id in asked if task_id in absent]
-            found, left = await self._stored(wanted, bytes_max)
+            found, left = await self._stored(read, wanted, bytes_max)
             stored |= found
             if left:  # all that come after the first of them wait for another read
                 asked = asked[: asked.index(left[0])]
@@ -247,13 +258,14 @@ class Reader:
     def _overlay(
         self, read: _UnderWay, stored: Iterable[StoredTask], ids: Iterable[int]
     ) -> dict[int, TaskSnapshot]:
+        landed_id = self._core.landed_id
         found = {
-            task.row.id: TaskSnapshot(
-                task.row, {p.group: p for p in task.progress}, {d.group: d for d in task.dead}
-            )
-            for task in stored
+            row.id: TaskSnapshot(row, {p.group: p for p in progress}, {d.group: d for d in dead})
+            if progress or dead
+            else TaskSnapshot(row, NOTHING, NOTHING)
+            for row, progress, dead in stored
             # The store may be a step ahead: a task whose batch has not landed here is unseen.
-            if task.row.id <= self._core.landed_id
+            if row.id <= landed_id
         }
         wanted = frozenset(ids)
         for task_id in wanted & read.since.enqueued.keys():
@@ -270,7 +282,14 @@ class Reader:
         """Apply one batch to records already found; tasks that are only staged stay unseen."""
         for task_id in wanted & effects.updated.keys():
             if task_id in found:
-                found[task_id] = found[task_id]._replace(row=effects.updated[task_id])
+                row = effects.updated[task_id]
+                if row.body is NO_BODY:
+                    row = row._replace(body=found[task_id].row.body)
+                found[task_id] = found[task_id]._replace(row=row)
+        for task_id in wanted & effects.moved.keys():
+            if task_id in found:
+                row = found[task_id].row._replace(due_ms=effects.moved[task_id])
+                found[task_id] = found[task_id]._replace(row=row)
         if effects.progress or effects.dead:
             for task_id, known in found.items():
                 topic = self._core.topics.get(known.row.topic)
@@ -315,7 +334,7 @@ class Command:
     that exist; ``done`` answers ``request`` at the end. One that is not ``wanted`` any more is not
     read."""
 
-    __slots__ = ("act", "at", "caller", "done", "ids", "request", "wanted")
+    __slots__ = ("act", "at", "bodies", "caller", "done", "ids", "request", "wanted")
 
     def __init__(
         self,
@@ -325,7 +344,10 @@ class Command:
         act: Act,
         done: Callable[[], None],
         wanted: Callable[[], bool],
+        *,
+        bodies: bool,
     ) -> None:
+        self.bodies = bodies
         self.caller = caller
         self.request = request
         self.ids = ids
@@ -349,14 +371,17 @@ class Commands:
         border: Border,
         commands_max: int,
         command_ids_max: int,
-        room: Callable[[], Awaitable[None]],
+        has_room: Callable[[Caller], bool],
+        durable: Callable[[], Awaitable[None]],
     ) -> None:
-        """``room``: wait until what commands change may grow further."""
+        """``has_room``: whether what commands change, and what this caller is answered, may grow
+        further. If not, the next one waits for ``durable``."""
         self._reader = reader
         self._border = border
         self._commands_max = commands_max
         self._ids_max = command_ids_max
-        self._room = room
+        self._has_room = has_room
+        self._durable = durable
         self._waiting: deque[Command] = deque()
         self._ids = 0
         self._wake = asyncio.Event()
@@ -369,8 +394,10 @@ class Commands:
         act: Act,
         done: Callable[[], None],
         wanted: Callable[[], bool] = lambda: True,
+        *,
+        bodies: bool = False,
     ) -> None:
-        """Queue a command. Raises Overloaded when the queue is full."""
+        """Queue a command; ``bodies``: it needs them. Raises Overloaded when the queue is full."""
         if len(self._waiting) >= self._commands_max:
             raise Overloaded(
                 f"{len(self._waiting)} commands are waiting; the limit is {self._commands_max}"
@@ -382,7 +409,7 @@ class Commands:
                 f" the limit is {self._ids_max} (command_ids_max)"
             )
         self._ids += len(ids)
-        self._waiting.append(Command(caller, request, ids, act, done, wanted))
+        self._waiting.append(Command(caller, request, ids, act, done, wanted, bodies=bodies))
         self._wake.set()
 
     async def run(self) -> None:
@@ -390,17 +417,24 @@ class Commands:
             await self._wake.wait()
             self._wake.clear()
             while self._waiting:
-                await self._room()
+                if not self._has_room(self._waiting[0].caller):
+                    await self._durable()
                 await self._some()
 
     async def _some(self) -> None:
         """One read, and what it is for."""
         parts = self._parts()
         wanted = dict.fromkeys(i for command, stop in parts for i in command.ids[command.at : stop])
-        async with self._reader.read_some(list(wanted), BYTES_PER_READ_MAX) as (view, rest):
+        bodies = any(command.bodies for command, _ in parts)
+        reading = self._reader.read_some(list(wanted), BYTES_PER_READ_MAX, bodies=bodies)
+        async with reading as (view, rest):
             unread = frozenset(rest)
             for command, stop in parts:
                 ids = command.ids
+                # The first has waited for its room, and whatever else its caller asks for since
+                # must not hold up the others behind it.
+                if command is not parts[0][0] and not self._has_room(command.caller):
+                    break
                 if unread:
                     stop = next((i for i in range(command.at, stop) if ids[i] in unread), stop)
                 if not self._is_over(command, stop, view):

@@ -89,22 +89,24 @@ class Shard:
         self.border = Border(engine, on_event)
         self.failed = self.border.failed
         """Gets the exception that must stop the daemon."""
-        self.commands = Commands(
-            self.reader,
-            self.border,
-            settings.commands_max,
-            settings.command_ids_max,
-            self._room_for_changes,
-        )
         listings_max = settings.listings_max, settings.listings_all_max
-        self.listings = Listings(self.spawn, LISTINGS_AT_A_TIME, *listings_max)
-        self.backups = Listings(self.spawn, 1, settings.backups_max, settings.backups_max)
+        self.listings = Listings(self.spawn, self._takes_more, LISTINGS_AT_A_TIME, *listings_max)
+        backups_max = settings.backups_max
+        self.backups = Listings(self.spawn, self._takes_more, 1, backups_max, backups_max)
         self.observed = observed or Observed()
         self.history = history
         self.backup_folder = backup_folder
         self.lateness = self.observed.lateness
         self._delivering = Delivering(engine, clock, self.lateness)
         self.committer = self._new_committer(owner, opened)
+        self.commands = Commands(
+            self.reader,
+            self.border,
+            settings.commands_max,
+            settings.command_ids_max,
+            self._has_room,
+            self.committer.barrier,
+        )
         if not opened.has_room:
             self.committer.start_full(opened.no_room)
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
@@ -287,16 +289,27 @@ class Shard:
     def _landed(self) -> None:
         """A batch has landed, and its replies have left."""
         self.wake()
+        self.begin_listings()
         self.on_landed()
 
-    async def _room_for_changes(self) -> None:
-        """Until what commands have changed is not too much to wait for the store."""
+    def begin_listings(self) -> None:
+        """Callers that had to wait may take their answers now."""
+        self.listings.go_on()
+        self.backups.go_on()
+
+    def _takes_more(self, caller: Caller) -> bool:
+        return not (caller.is_blocked or self.committer.is_behind(caller.replies))
+
+    def _has_room(self, caller: Caller) -> bool:
+        """What commands have changed, and what this caller is answered, is not too much to wait for
+        the store."""
         core = self.core
-        while True:
-            sealed_bytes = core.sealed.updated_bytes if core.sealed is not None else 0
-            if core.open.updated_bytes + sealed_bytes < self.settings.staged_bytes_max:
-                return
-            await self.committer.barrier()
+        changed_bytes = core.open.updated_bytes
+        if core.sealed is not None:
+            changed_bytes += core.sealed.updated_bytes
+        if changed_bytes >= self.settings.staged_bytes_max:
+            return False
+        return not self.committer.is_behind(caller.replies)
 
     # --- the tick -----------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from typing import TYPE_CHECKING, Any, cast
 
 from tickwheel.errors import (
@@ -80,6 +80,8 @@ class Connection(asyncio.Protocol):
         self.open = False
         self._answers: list[Frame] = []
         """Given by the shard, and not written yet."""
+        self._encoded: list[bytes] = []
+        """The same of those that were encoded at once, because they may have had to wait."""
         self._decoder = Decoder(min(BEFORE_HELLO_BYTES_MAX, self._operations.frame_bytes_max))
         self._greeted = False
         self._ending = False
@@ -266,8 +268,14 @@ class Connection(asyncio.Protocol):
             for request, first, count, accepted_ms in answers
         ]
 
-    def result(self, request: int, value: object) -> None:
-        self._answers.append((_OK, request, value))
+    def answer_to(self, request: int, value: object) -> Sized:
+        # The one without a value is frequent and as small: it is encoded with the others.
+        answer = (_OK, request, value)
+        return answer if value is None else self._encode(answer)
+
+    def give(self, answer: Sized) -> None:
+        given: list[Any] = self._encoded if type(answer) is bytes else self._answers
+        given.append(answer)
 
     def error(self, request: int, code: str, message: str) -> None:
         self._answers.append((_ERROR, request, code, message))
@@ -277,17 +285,19 @@ class Connection(asyncio.Protocol):
         try:
             data = encode_all(answers)
         except Exception:
-            data = b"".join(map(self._encoded, answers))
+            data = b"".join(map(self._encode, answers))
+        if self._encoded:
+            data = b"".join((data, *self._encoded))
+            self._encoded = []
         self.send(data)
 
-    def _encoded(self, answer: Frame) -> bytes:
+    def _encode(self, answer: Frame) -> bytes:
         """One that msgpack cannot say must not take the others along."""
         try:
             return encode(answer)
         except Exception as error:
-            self._operations.begin()
             what = f"the answer to request {answer[1]} of {self.caller.address}"
-            said = self._operations.contain(what, error)
+            said = self._operations.survive(what, error)
             return encode((_ERROR, answer[1], InternalError.code, said.message))
 
     def send(self, data: bytes) -> None:
@@ -354,11 +364,15 @@ class Connection(asyncio.Protocol):
         self._stop_timer()
         known = isinstance(error, (FrameTooLarge, TooManyConnections))
         self._operations.mistake(self.caller, error, quiet=known)
-        farewell = _Farewell(self, request, error)
+
+        def say_why() -> None:
+            self.caller.refuse(request, error)
+            self.close()
+
         if self._greeted:
-            self._operations.after_all(farewell)
+            self._operations.after_all(say_why)
         else:  # no request of it waits for the store, so no descriptor shall either
-            farewell.flush()
+            say_why()
 
     def _no_hello(self) -> None:
         timeout_s = self._settings.hello_timeout_s
@@ -389,27 +403,6 @@ class Connection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-class _Farewell:
-    """The last answer of a connection: it is written behind all others, then it is closed."""
-
-    label = ""
-
-    def __init__(self, connection: Connection, request: int, error: TickwheelError) -> None:
-        self._connection = connection
-        self._request = request
-        self._error = error
-
-    def accepted(self, answers: Sequence[StoredAnswer]) -> None: ...
-
-    def result(self, request: int, value: object) -> None: ...
-
-    def error(self, request: int, code: str, message: str) -> None: ...
-
-    def flush(self) -> None:
-        self._connection.caller.refuse(self._request, self._error)
-        self._connection.close()
 
 
 def ids_of(first: int, count: int) -> tuple[int, ...]:

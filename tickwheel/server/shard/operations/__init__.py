@@ -23,7 +23,8 @@ from tickwheel.server.shard.operations.producing import Producing
 from tickwheel.server.shard.operations.settling import Settling
 
 if TYPE_CHECKING:
-    from tickwheel.engine.sinks import ReplySink
+    from collections.abc import Callable
+
     from tickwheel.errors import TickwheelError
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
@@ -44,6 +45,7 @@ class Operations:
         self.epoch = shard.epoch
         self.begin = shard.border.begin
         self.contain = shard.border.contain
+        self.survive = shard.border.survive
         self.fail = shard.fail
 
         produce = Producing(shard)
@@ -75,7 +77,7 @@ class Operations:
         self.requeue_dead = control.requeue_dead
         self.delete_dead = control.delete_dead
 
-        groups = Grouping(shard, value_bytes)
+        groups = Grouping(shard)
         self.create_group = groups.create_group
         self.delete_group = groups.delete_group
         self.configure = groups.configure
@@ -90,11 +92,11 @@ class Operations:
 
     def ping(self, caller: Caller, request: int) -> None:
         """Says that the daemon is there, nothing of tasks: it does not wait for the store."""
-        _at_once(caller.replies, request, None)
+        caller.answer(request, None)
 
     def status(self, caller: Caller, request: int) -> None:
         """What the daemon says of itself; like ``ping`` it does not wait for the store."""
-        _at_once(caller.replies, request, self.shard.status())
+        caller.answer(request, self.shard.status())
 
     def opened(self, caller: Caller) -> None:
         """It is there from now on."""
@@ -122,7 +124,7 @@ class Operations:
             subscriber.blocked = False
             self.shard.core.regained(subscriber)
         self.shard.wake()
-        self.shard.listings.go_on()
+        self.shard.begin_listings()
 
     def closed(self, caller: Caller) -> None:
         """It is gone: its leases end soon, and what it waits for is not begun."""
@@ -157,9 +159,9 @@ class Operations:
         if self.shard.core.runnable:
             self.shard.wake()
 
-    def after_all(self, sink: ReplySink) -> None:
-        """Give ``sink`` an empty result behind all answers that are owed by now."""
-        self.shard.committer.reply(sink, 0, None)
+    def after_all(self, act: Callable[[], None]) -> None:
+        """Call it behind all answers that are owed by now."""
+        self.shard.committer.after_all(act)
 
     def mistake(self, caller: Caller, error: TickwheelError, *, quiet: bool) -> None:
         """A conversation is ended for what its caller did."""
@@ -169,8 +171,3 @@ class Operations:
     def greeting(self) -> dict[str, Any]:
         """What a conversation begins with, of the daemon's part in the cluster."""
         return {"epoch": self.epoch, "role": self.role, "active": None}
-
-
-def _at_once(sink: ReplySink, request: int, value: object) -> None:
-    sink.result(request, value)
-    sink.flush()

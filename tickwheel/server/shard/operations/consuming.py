@@ -112,7 +112,13 @@ class Consuming:
                 )
         at_most_once = ack == "on_delivery"
         return Subscriber(
-            sink, found, prefetch, lease_ms, at_most_once=at_most_once, label=caller.label
+            sink,
+            found,
+            prefetch,
+            lease_ms,
+            at_most_once=at_most_once,
+            acks_ahead_max=self._shard.core.config.acks_ahead_max,
+            label=caller.label,
         )
 
     def _broadcaster(

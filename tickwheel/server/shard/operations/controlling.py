@@ -16,9 +16,6 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
 
-WORD_BYTES = 24
-"""What is said of an id takes in an answer, at most: a word, and a due time."""
-
 
 class Controlling:
     """Each answer has a word, or a map, for each id, in the order asked."""
@@ -31,7 +28,11 @@ class Controlling:
     def cancel(self, caller: Caller, request: int, ids: object) -> None:
         """Raises BadRequest, LimitExceeded, Overloaded."""
         checked = checks.task_ids(ids, self._shard.limits)
-        self._each(caller, request, checked, checked, self._control.cancel)
+
+        def cancel(task_id: int, found: TaskSnapshot | None, now_ms: int) -> str:
+            return self._control.cancel(task_id, found)
+
+        self._each(caller, request, checked, checked, cancel)
 
     def _each(
         self,
@@ -39,23 +40,24 @@ class Controlling:
         request: int,
         ids: Sequence[int],
         keys: Sequence[Any],
-        verb: Callable[[Any, TaskSnapshot | None], Any],
+        verb: Callable[[Any, TaskSnapshot | None, int], Any],
     ) -> None:
-        """Answer with the word of ``verb`` for each of ``keys``, which are about ``ids``. A key
-        named twice is acted on once, and has the same word twice."""
+        """Answer with the word of ``verb`` for each of ``keys``, which are about ``ids``. It gets
+        the key, the record of the task and the time. A key named twice is acted on once, and has
+        the same word twice."""
         words: dict[Any, Any] = {}
 
         def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
             self._shard.border.act()
+            now_ms = self._shard.clock.read().now_ms
             for index in some:
                 key = keys[index]
                 if key not in words:
-                    words[key] = verb(key, known.get(ids[index]))
+                    words[key] = verb(key, known.get(ids[index]), now_ms)
 
         def done() -> None:
             answer = [words[key] for key in keys]
-            size = WORD_BYTES * len(answer)
-            self._shard.committer.reply(caller.replies, request, answer, size)
+            self._shard.committer.reply(caller.replies, request, answer)
             self._shard.wake()
 
         self._shard.commands.put(caller, request, ids, act, done)
@@ -67,9 +69,14 @@ class Controlling:
         given = checks.sequence(items, "items", limits.ids_per_frame_max)
         dues: dict[int, int] = {}
         for index, item in enumerate(given):
-            field = f"items[{index}]"
             if type(item) is not tuple or len(item) != 3:
-                checks.wrong(field, "[id, delay_ms, due_ms]", item)
+                checks.wrong(f"items[{index}]", "[id, delay_ms, due_ms]", item)
+            task_id, delay_ms, due_ms = item
+            if type(task_id) is type(delay_ms) is int and due_ms is None:
+                if 0 <= task_id <= ID_MAX and 0 <= delay_ms <= limits.delay_ms_max:
+                    dues[task_id] = now.now_ms + delay_ms  # the usual case, without a call
+                    continue
+            field = f"items[{index}]"
             task_id = checks.integer(item[0], f"{field}.id", 0, ID_MAX)
             dues[task_id] = checks.due(item[1], item[2], field, now.now_ms, limits)
         self._reschedule(caller, request, [item[0] for item in given], dues)
@@ -82,10 +89,10 @@ class Controlling:
     def _reschedule(
         self, caller: Caller, request: int, ids: Sequence[int], dues: dict[int, int]
     ) -> None:
-        clock = self._shard.clock
+        reschedule = self._control.reschedule
 
-        def verb(task_id: int, found: TaskSnapshot | None) -> tuple[str, int | None]:
-            return self._control.reschedule(task_id, dues[task_id], found, clock.read().now_ms)
+        def verb(task_id: int, found: TaskSnapshot | None, now_ms: int) -> tuple[str, int | None]:
+            return reschedule(task_id, dues[task_id], found, now_ms)
 
         self._each(caller, request, ids, ids, verb)
 
@@ -122,28 +129,27 @@ class Controlling:
                     ),
                 )
             elif caller.is_open:
-                shard.committer.reply(caller.replies, request, maps, size)
+                shard.committer.reply(caller.replies, request, maps)
 
         def is_wanted() -> bool:
             return caller.is_open and size <= bytes_max
 
-        shard.commands.put(caller, request, checked, act, done, is_wanted)
+        shard.commands.put(caller, request, checked, act, done, is_wanted, bodies=True)
 
     # --- dead letters --------------------------------------------------------------------------
 
     def requeue_dead(self, caller: Caller, request: int, pairs: object) -> None:
         """``pairs`` are ``(id, group)``. Raises BadRequest, LimitExceeded, Overloaded."""
-        clock = self._shard.clock
 
-        def requeue(pair: tuple[int, str], found: TaskSnapshot | None) -> str:
-            return self._control.requeue(*pair, found, clock.read().now_ms)
+        def requeue(pair: tuple[int, str], found: TaskSnapshot | None, now_ms: int) -> str:
+            return self._control.requeue(*pair, found, now_ms)
 
         self._dead(caller, request, pairs, requeue)
 
     def delete_dead(self, caller: Caller, request: int, pairs: object) -> None:
         """``pairs`` are ``(id, group)``. Raises BadRequest, LimitExceeded, Overloaded."""
 
-        def delete(pair: tuple[int, str], found: TaskSnapshot | None) -> str:
+        def delete(pair: tuple[int, str], found: TaskSnapshot | None, now_ms: int) -> str:
             return self._control.delete_dead(*pair, found)
 
         self._dead(caller, request, pairs, delete)
@@ -153,7 +159,7 @@ class Controlling:
         caller: Caller,
         request: int,
         pairs: object,
-        verb: Callable[[tuple[int, str], TaskSnapshot | None], str],
+        verb: Callable[[tuple[int, str], TaskSnapshot | None, int], str],
     ) -> None:
         given = checks.sequence(pairs, "pairs", self._shard.limits.ids_per_frame_max)
         for index, pair in enumerate(given):

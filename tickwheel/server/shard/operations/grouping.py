@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from tickwheel.engine.groups import Grouping as GroupVerbs
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
-    from tickwheel.server.shard.views import ValueBytes
 
 SINCE_MS_MAX = 2**53 - 1
 SETTINGS = ("paused", "rate", "burst", "retry")
@@ -22,10 +21,9 @@ SETTINGS = ("paused", "rate", "burst", "retry")
 class Grouping:
     """What operators and consumers ask for about groups."""
 
-    def __init__(self, shard: Shard, value_bytes: ValueBytes) -> None:
+    def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._core = shard.core
-        self._value_bytes = value_bytes
 
     @property
     def _grouping(self) -> GroupVerbs:
@@ -53,7 +51,8 @@ class Grouping:
             if settings != NOTHING_SET:
                 self._grouping.set(known, settings, now.mono_ms)
         answer = policies.settings_map(topic_name, name, known.settings, core.policies)
-        self._answer(caller, request, answer | {"created": created})
+        answer["created"] = created
+        self._shard.committer.reply(caller.replies, request, answer)
         self._shard.wake()
 
     def delete_group(
@@ -111,13 +110,8 @@ class Grouping:
             if after != found.settings:
                 self._grouping.set(found, after, now.mono_ms)
         answer = policies.settings_map(topic_name, name, after, core.policies)
-        self._answer(caller, request, answer)
+        self._shard.committer.reply(caller.replies, request, answer)
         self._shard.wake()
-
-    def _answer(self, caller: Caller, request: int, answer: dict[str, Any]) -> None:
-        """A policy may be a long table: what waits for the store is counted."""
-        size_bytes = self._value_bytes(answer)
-        self._shard.committer.reply(caller.replies, request, answer, size_bytes)
 
     def _found(self, topic_name: str, name: str) -> Group:
         found = self._core.find_group(topic_name, name)

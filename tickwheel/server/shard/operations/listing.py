@@ -61,7 +61,7 @@ class Listing:
         shard = self._shard
         if shard.loaded.is_set():
             counts = stats_map(shard, now, self._value_bytes)
-            shard.committer.reply(caller.replies, request, counts, self._value_bytes(counts))
+            shard.committer.reply(caller.replies, request, counts)
         else:  # no answer before the counts are true
             self._answer(caller, request, self._stats_when_loaded)
 
@@ -219,13 +219,10 @@ class Listing:
                     error = Refused(f"the store could not do it: {error.message}")
                 caller.refuse(request, error)
             except Exception as error:
-                # It only reads: nothing is half done.
-                shard.border.begin()
-                answer = shard.border.contain(f"a look-up of {caller.address}", error)
+                answer = shard.border.survive(f"a look-up of {caller.address}", error)
                 caller.refuse(request, answer)
             else:
-                size = self._value_bytes(result)
-                shard.committer.reply(caller.replies, request, result, size)
+                shard.committer.reply(caller.replies, request, result)
 
         (line or shard.listings).put(caller, run, limits)
 

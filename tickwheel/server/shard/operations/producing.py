@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 LOOK_AGAIN_MS = 1_000
 """When no session can be forgotten, none is looked for again so soon."""
-ID_BYTES = 9
-"""What an id takes in an answer, at most."""
 
 
 class PlainTasks(NamedTuple):
@@ -204,8 +202,7 @@ class Producing:
     def _answer_again(self, caller: Caller, answer: StoredAnswer) -> None:
         request, first, count, accepted_ms = answer
         ids = tuple(range(first, first + count * ID_STEP, ID_STEP))
-        value = (accepted_ms, ids)
-        self._committer.reply(caller.replies, request, value, ID_BYTES * count)
+        self._committer.reply(caller.replies, request, (accepted_ms, ids))
 
     def _room_for_outcomes(self) -> int:
         core = self._core

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 EPOCH_MAX = 2**63 - 1
 REASON_CHARACTERS_MAX = 64 * 1024
 """Longer ones are a mistake; up to here they are cut to what is kept."""
-WORD_BYTES = 12
-"""What the word for a receipt takes in an answer, at most."""
 
 Receipts = Sequence[tuple[int, int, int]]
 """(id, epoch, attempt) of each"""
@@ -78,7 +76,7 @@ class Settling:
 
         def done() -> None:
             fine = all(word in ("acked", "done") for word in words)
-            self._answer(caller, request, None if fine else words)
+            self._shard.committer.reply(caller.replies, request, None if fine else words)
 
         self._shard.commands.put(caller, request, asked, rest, done)
 
@@ -236,16 +234,12 @@ class Settling:
 
         def done() -> None:
             fine = usual is not None and all(word == usual for word in words)
-            self._answer(caller, request, None if fine else words)
+            self._shard.committer.reply(caller.replies, request, None if fine else words)
 
         if unresolved:
             self._shard.commands.put(caller, request, asked, rest, done)
         else:
             done()
-
-    def _answer(self, caller: Caller, request: int, words: list[str] | None) -> None:
-        size = WORD_BYTES * len(words) if words is not None else 0
-        self._shard.committer.reply(caller.replies, request, words, size)
 
     def _check_receipts(self, epoch: object, ids: object, attempts: object) -> None:
         checks.integer(epoch, "epoch", 0, EPOCH_MAX)

@@ -9,7 +9,6 @@ from tickwheel.errors import InternalError, NotActive, TickwheelError
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
-    from tickwheel.engine.sinks import ReplySink
     from tickwheel.limits import Limits
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.border import OnEvent
@@ -51,13 +50,11 @@ class StandbyOperations:
 
     def ping(self, caller: Caller, request: int) -> None:
         """Says that the daemon is there."""
-        caller.replies.result(request, None)
-        caller.replies.flush()
+        caller.answer(request, None)
 
     def status(self, caller: Caller, request: int) -> None:
         """What the daemon says of itself."""
-        caller.replies.result(request, self._status())
-        caller.replies.flush()
+        caller.answer(request, self._status())
 
     def leave(self, caller: Caller, request: int) -> None:
         """There is nothing to forget."""
@@ -72,6 +69,9 @@ class StandbyOperations:
     def begin(self) -> None: ...
 
     def contain(self, what: str, error: Exception) -> TickwheelError:
+        return self.survive(what, error)
+
+    def survive(self, what: str, error: Exception) -> TickwheelError:
         self._on_event("internal_error", f"{what}: {type(error).__name__}: {error}")
         return InternalError(f"{type(error).__name__}: the daemon's log says more")
 
@@ -98,7 +98,7 @@ class StandbyOperations:
 
     def handled(self) -> None: ...
 
-    def after_all(self, sink: ReplySink) -> None:
-        sink.flush()
+    def after_all(self, act: Callable[[], None]) -> None:
+        act()
 
     def mistake(self, caller: Caller, error: TickwheelError, *, quiet: bool) -> None: ...

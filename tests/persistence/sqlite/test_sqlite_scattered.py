@@ -1,0 +1,107 @@
+"""Reads at random ids: of a pack no more than what is asked for, and the same answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from persistence.store_subject import Subject
+from tickwheel.model.effects import Effects
+from tickwheel.model.records import (
+    ID_STEP,
+    NO_BODY,
+    DeadRow,
+    Outcome,
+    ProgressRow,
+    ProgressState,
+    TaskOptions,
+    TaskRow,
+)
+from tickwheel.persistence.contract import StoredTask
+from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
+from tickwheel.persistence.sqlite.packs import Pack
+
+OPTIONS = TaskOptions("key", priority=3)
+
+
+@pytest.fixture
+async def filled(tmp_path: Path) -> tuple[Subject, dict[int, TaskRow]]:
+    """Packs with and without options, of one topic and of several; some of it moved or left."""
+    subject = Subject(SqliteStore(str(tmp_path / "store.db"), SqliteOptions(reserve_bytes=0)))
+    await subject.open()
+    random = Random(1)
+    rows: dict[int, TaskRow] = {}
+    for batch in range(1, 9):
+        first = batch * 10_000 * ID_STEP
+        fresh = [
+            TaskRow(
+                first + n * ID_STEP,
+                random.randrange(10_000),
+                "[a" if batch % 2 else random.choice("ab"),
+                random.randbytes(random.randrange(40)),
+                OPTIONS if batch % 4 == 0 and n % 7 == 0 else None,
+            )
+            for n in range(5 if batch == 5 else 500)
+        ]
+        await subject.commit(Effects(enqueued={row.id: row for row in fresh}, id_mark=fresh[-1].id))
+        rows |= {row.id: row for row in fresh}
+    ended = random.sample(sorted(rows), 300)
+    for task_id in ended:
+        del rows[task_id]
+    moved = {i: random.randrange(10_000) for i in random.sample(sorted(rows), 900)}
+    placed = random.sample(sorted(rows.keys() - moved.keys()), 20)
+    options = TaskOptions(order_id=7)
+    updated = {i: rows[i]._replace(due_ms=1, body=NO_BODY, options=options) for i in placed}
+    ending = dict.fromkeys(ended, Outcome.ACKED)
+    await subject.commit(Effects(ended=ending, moved=moved, updated=updated, id_mark=max(rows)))
+    rows |= {i: rows[i]._replace(due_ms=due_ms) for i, due_ms in moved.items()}
+    rows |= {i: rows[i]._replace(due_ms=1, options=options) for i in placed}
+    return subject, rows
+
+
+async def test_the_same_rows_as_when_packs_are_read_whole(
+    filled: tuple[Subject, dict[int, TaskRow]],
+) -> None:
+    subject, rows = filled
+    by_pack: dict[int, list[int]] = {}
+    for task_id in range(min(rows), max(rows) + ID_STEP, ID_STEP):
+        by_pack.setdefault(task_id // (61 * ID_STEP), []).append(task_id)
+    random = Random(2)
+    for _ in range(5):
+        ids = [random.choice(some) for number, some in by_pack.items() if number % 2]
+        ids += [task_id for task_id in random.sample(sorted(rows), 30) if task_id not in ids]
+        random.shuffle(ids)
+        expected = {i: StoredTask(rows[i], (), ()) for i in ids if i in rows}
+        assert await subject.store.read(ids) == expected
+        assert (await subject.store.read_some(ids, 1 << 20))[0] == expected
+    await subject.store.close(clean=True)
+
+
+async def test_no_pack_without_options_is_read_whole(
+    filled: tuple[Subject, dict[int, TaskRow]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject, rows = filled
+    monkeypatch.delattr(Pack, "rows")
+    plain = [task_id for task_id, row in rows.items() if row.options is None]
+    ids = [task_id for task_id in plain if task_id < 40_000 * ID_STEP][::99]
+    found = await subject.store.read(ids)
+    assert found == {i: StoredTask(rows[i], (), ()) for i in ids}
+    await subject.store.close(clean=True)
+
+
+async def test_progress_and_dead_letters_come_with_them(
+    filled: tuple[Subject, dict[int, TaskRow]],
+) -> None:
+    subject, rows = filled
+    ids = sorted(rows)[::97]
+    progress = ProgressRow(ids[2], "g", ProgressState.DONE, 1, 2, 3)
+    dead = DeadRow(ids[4], "h", "a", 1, 2, "why")
+    effects = Effects(progress={(ids[2], "g"): progress}, dead={(ids[4], "h"): dead})
+    effects.id_mark = max(rows)
+    await subject.commit(effects)
+    found = await subject.store.read(ids)
+    assert found[ids[2]] == StoredTask(rows[ids[2]], (progress,), ())
+    assert found[ids[4]] == StoredTask(rows[ids[4]], (), (dead,))
+    await subject.store.close(clean=True)
