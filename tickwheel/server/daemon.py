@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.errors import TickwheelError
 from tickwheel.persistence.contract import Fenced, StoreBroken, StoreError
 from tickwheel.server.cluster.failover import Roles
-from tickwheel.server.http.app import Http
 from tickwheel.server.logs import Log, configure
 from tickwheel.server.metrics.observed import probe_loop
 from tickwheel.server.settings import Settings, split_address
@@ -38,6 +37,7 @@ from tickwheel.server.tcp.listener import Listener
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tickwheel.server.http.app import Http
     from tickwheel.server.metrics.exposition import Exposition
     from tickwheel.server.shard.shard import Shard
 
@@ -110,7 +110,8 @@ class Daemon:
         self._running = asyncio.create_task(roles.run())
 
     async def _start_http(self, host: str, port: int) -> None:
-        # prometheus-client is not imported where nobody can scrape.
+        # Neither is imported where nobody can scrape.
+        from tickwheel.server.http.app import Http
         from tickwheel.server.metrics.exposition import Exposition
 
         observed = self.roles.observed
