@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import subprocess
 import sys
-from typing import Any
+import threading
+from collections.abc import Iterator, Sequence
+from tempfile import TemporaryFile
+from typing import IO, Any
 
+from support import forked
 from support.daemon import Daemon
 
 TIMEOUT_S = 60.0
@@ -24,10 +30,7 @@ class Cli:
     def run(
         self, *arguments: str, stdin: bytes = b"", expect: int = 0
     ) -> subprocess.CompletedProcess[bytes]:
-        done = subprocess.run(
-            self.command(*arguments), input=stdin, capture_output=True, timeout=TIMEOUT_S,
-            check=False,
-        )  # fmt: skip
+        done = _run(["--url", self._daemon.url, *arguments], stdin)
         said = done.stdout + b"\n" + done.stderr
         assert done.returncode == expect, said.decode() + self._daemon.log_text()
         assert b"Traceback" not in said, said.decode()
@@ -48,3 +51,32 @@ class Cli:
         error = self.run(*arguments, expect=code).stderr.decode()
         assert error.count("\n") == 1, error
         return error
+
+
+def _run(arguments: Sequence[str], stdin: bytes) -> subprocess.CompletedProcess[bytes]:
+    with TemporaryFile() as stdout, TemporaryFile() as stderr:
+        with _piped(stdin) as given:
+            process = forked.start(
+                arguments, env=os.environ, stdin=given, stdout=stdout, stderr=stderr
+            )
+        try:
+            code = process.wait(TIMEOUT_S)
+        finally:
+            process.kill()
+        stdout.seek(0)
+        stderr.seek(0)
+        return subprocess.CompletedProcess(arguments, code, stdout.read(), stderr.read())
+
+
+@contextlib.contextmanager
+def _piped(content: bytes) -> Iterator[IO[bytes]]:
+    """A pipe that ``content`` comes out of; a command distinguishes it from a file."""
+    reading, writing = os.pipe()
+
+    def write() -> None:
+        with contextlib.suppress(BrokenPipeError), os.fdopen(writing, "wb") as out:
+            out.write(content)
+
+    threading.Thread(target=write, daemon=True).start()
+    with os.fdopen(reading, "rb") as given:
+        yield given

@@ -15,12 +15,13 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+
+from support import forked
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
@@ -70,7 +71,7 @@ class Daemon:
         self._http = "127.0.0.1:0" if http else None
         self._ready_file = folder / "ready.json"
         self._hits_file = folder / "failpoints.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: forked.Process | None = None
         self._ready: dict[str, Any] = {}
 
     # --- what it says about itself ------------------------------------------------------
@@ -119,12 +120,8 @@ class Daemon:
         assert not self.alive, "it is running"
         self._ready_file.unlink(missing_ok=True)
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self._command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._environment(),
+            self._process = forked.start(
+                self._arguments(), env=self._environment(), stdin=None, stdout=log, stderr=log
             )
         self.starts += 1
 
@@ -230,12 +227,12 @@ class Daemon:
 
     # --- details ------------------------------------------------------------------------
 
-    def _running(self) -> subprocess.Popen[bytes]:
+    def _running(self) -> forked.Process:
         assert self._process is not None, "it was never started"
         return self._process
 
-    def _command(self) -> list[str]:
-        command = [sys.executable, "-m", "tickwheel", "serve", "--store", self.store]
+    def _arguments(self) -> list[str]:
+        command = ["serve", "--store", self.store]
         command += ["--listen", self._listen, "--ready-file", str(self._ready_file)]
         if self._http is not None:
             command += ["--http", self._http]

@@ -1,0 +1,255 @@
+"""Processes of the program, forked from one that has imported it already.
+
+Two thirds of what a short-lived daemon or command costs is the import of its modules, and the
+tests start more than a thousand of them. ``start`` makes a real process: it has its own
+environment, files, signals and exit code, it can be killed, and it runs what ``python -m tickwheel
+ARGUMENTS`` runs. ``FORKED=0`` starts each anew by that command; a run that measures coverage does,
+too, and so does what must be there before Python is (``LD_PRELOAD``).
+
+This module is both sides: imported it asks, run as a program it is the process that forks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import json
+import os
+import select
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Protocol
+
+PRELOADED = (
+    "uvloop",
+    "tickwheel.cli.app",
+    "tickwheel.server.daemon",
+    "tickwheel.server.http.app",
+    "tickwheel.server.metrics.exposition",
+    "tickwheel.persistence.sqlite.store",
+    "tickwheel.persistence.redis.store",
+    "tickwheel.persistence.redis.driver_redis",
+    "tickwheel.history.recorder",
+)
+_CODE = struct.Struct("<i")
+_REQUEST_BYTES_MAX = 1 << 20
+
+
+class Process(Protocol):
+    """What both kinds have of ``subprocess.Popen``."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+    def kill(self) -> None: ...
+
+
+def start(
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    stdin: IO[bytes] | None,
+    stdout: IO[bytes],
+    stderr: IO[bytes],
+) -> Process:
+    """``tickwheel ARGUMENTS`` with this environment; without ``stdin`` it reads nothing."""
+    if not can_fork() or "LD_PRELOAD" in env:
+        command = [sys.executable, "-m", "tickwheel", *arguments]
+        return subprocess.Popen(
+            command, stdin=stdin or subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env
+        )
+    with contextlib.ExitStack() as stack:
+        stdin = stdin or stack.enter_context(open(os.devnull, "rb"))
+        return _parent().fork(arguments, env, [stdin.fileno(), stdout.fileno(), stderr.fileno()])
+
+
+def can_fork() -> bool:
+    """Linux: an end is seen by a descriptor of the process."""
+    return (
+        hasattr(os, "pidfd_open")
+        and os.environ.get("FORKED") != "0"
+        and "COVERAGE_PROCESS_CONFIG" not in os.environ
+        and "coverage" not in sys.modules
+    )
+
+
+class _Forked:
+    """One process; its exit code comes through a pipe, from the parent that it really has."""
+
+    def __init__(self, pid: int, ended: int) -> None:
+        self.pid = pid
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        return self._wait(0.0)
+
+    def wait(self, timeout: float | None = None) -> int:
+        code = self._wait(timeout)
+        if code is None:
+            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
+        return code
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def _wait(self, timeout_s: float | None) -> int | None:
+        if self._code is None and self._has_ended(timeout_s):
+            with self._lock:
+                if self._code is None:
+                    said = os.read(self._ended, _CODE.size)
+                    assert said, "the process that forks has ended"
+                    (self._code,) = _CODE.unpack(said)
+        return self._code
+
+    def _has_ended(self, timeout_s: float | None) -> bool:
+        ended = select.poll()
+        ended.register(self._ended, select.POLLIN)
+        return bool(ended.poll(None if timeout_s is None else timeout_s * 1_000))
+
+    def __del__(self) -> None:
+        os.close(self._ended)
+
+
+class _Parent:
+    """The process that forks, for as long as this one lives."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._process = subprocess.Popen(
+            [sys.executable, __file__], stdin=theirs, cwd=Path(__file__).parents[2]
+        )
+        theirs.close()
+
+    def fork(self, arguments: Sequence[str], env: Mapping[str, str], files: list[int]) -> _Forked:
+        said = {"arguments": list(arguments), "env": dict(env), "cwd": os.getcwd()}
+        ended, theirs = os.pipe()
+        try:
+            with self._lock:
+                request = json.dumps(said).encode()
+                socket.send_fds(self._socket, [request], [*files, theirs])
+                answer = self._socket.recv(64)
+        finally:
+            os.close(theirs)
+        assert answer, "the process that forks has ended"
+        return _Forked(int(answer), ended)
+
+
+@functools.cache
+def _parent() -> _Parent:
+    return _Parent()
+
+
+# --- the process that forks ----------------------------------------------------------------------
+
+
+class _Forking:
+    def __init__(self) -> None:
+        self._asked = socket.socket(fileno=os.dup(0))
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._asked, selectors.EVENT_READ)
+
+    def run(self) -> None:
+        """Until nobody can ask any more; what was started lives on."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is not self._asked:
+                    self._ended(key.fd, *key.data)
+                elif not self._fork():
+                    return
+
+    def _ended(self, pidfd: int, pid: int, tell: int) -> None:
+        self._selector.unregister(pidfd)
+        os.close(pidfd)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with contextlib.suppress(BrokenPipeError):
+            os.write(tell, _CODE.pack(code))
+        os.close(tell)
+
+    def _fork(self) -> bool:
+        request, received, _, _ = socket.recv_fds(self._asked, _REQUEST_BYTES_MAX, 4)
+        if not request:
+            return False
+        *files, tell = received
+        pid = os.fork()
+        if pid == 0:
+            _become(json.loads(request), files)
+        for fd in files:
+            os.close(fd)
+        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, tell))
+        self._asked.send(str(pid).encode())
+        return True
+
+
+def _become(asked: dict[str, object], files: list[int]) -> None:
+    """The child: the program, as Python would have begun it. Never returns."""
+    code = 1
+    try:
+        for number, fd in enumerate(files):
+            os.dup2(fd, number)
+        os.closerange(3, 1 << 16)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.chdir(str(asked["cwd"]))
+        os.environ.clear()
+        os.environ.update(asked["env"])  # type: ignore[arg-type]
+        time.tzset()
+        sys.argv = ["tickwheel", *asked["arguments"]]  # type: ignore[misc]
+        sys.stdout.reconfigure(write_through="PYTHONUNBUFFERED" in os.environ)  # type: ignore[union-attr]
+        from tickwheel import failpoints
+        from tickwheel.cli import main
+
+        importlib.reload(failpoints)  # they are read from the environment by the import
+        code = main()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:  # as the interpreter does at the end of a program
+        traceback.print_exc()
+    finally:
+        _end(code)
+
+
+def _end(code: int) -> None:
+    threading._shutdown()  # the interpreter's own wait for threads
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+def _main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path[0] = os.getcwd()
+    for name in PRELOADED:
+        with contextlib.suppress(ModuleNotFoundError):  # an extra that is not installed
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    _Forking().run()
+
+
+if __name__ == "__main__":
+    _main()
