@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.errors import LimitExceeded
 from tickwheel.limits import ID_MAX
 from tickwheel.server import checks
+from tickwheel.server.shard.reads import Records
 from tickwheel.server.shard.views import ValueBytes, fitting
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ class Controlling:
         def cancel(task_id: int, found: TaskSnapshot | None, now_ms: int) -> str:
             return self._control.cancel(task_id, found)
 
-        self._each(caller, request, checked, checked, cancel)
+        def cancel_many(topic: str, found: Mapping[int, int], now_ms: int) -> dict[int, str]:
+            return dict.fromkeys(self._control.cancel_many(topic, found), "cancelled")
+
+        self._each(caller, request, checked, checked, cancel, cancel_many)
 
     def _each(
         self,
@@ -41,15 +45,24 @@ class Controlling:
         ids: Sequence[int],
         keys: Sequence[Any],
         verb: Callable[[Any, TaskSnapshot | None, int], Any],
+        many: Callable[[str, Mapping[int, int], int], Mapping[int, Any]] | None = None,
     ) -> None:
         """Answer with the word of ``verb`` for each of ``keys``, which are about ``ids``. It gets
         the key, the record of the task and the time. A key named twice is acted on once, and has
-        the same word twice."""
+        the same word twice.
+
+        ``many``: for keys that are ids, the words of those that it can do at once. It gets a topic,
+        due times by id, of tasks of which nothing else is recorded, and the time."""
         words: dict[Any, Any] = {}
 
         def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
             self._shard.border.act()
             now_ms = self._shard.clock.read().now_ms
+            if many is not None and isinstance(known, Records):
+                for topic, found in known.plain.items():
+                    if words:
+                        found = {i: due_ms for i, due_ms in found.items() if i not in words}
+                    words.update(many(topic, found, now_ms))
             for index in some:
                 key = keys[index]
                 if key not in words:
@@ -94,7 +107,11 @@ class Controlling:
         def verb(task_id: int, found: TaskSnapshot | None, now_ms: int) -> tuple[str, int | None]:
             return reschedule(task_id, dues[task_id], found, now_ms)
 
-        self._each(caller, request, ids, ids, verb)
+        def many(topic: str, found: Mapping[int, int], now_ms: int) -> dict[int, tuple[str, int]]:
+            moved = self._control.reschedule_many(topic, found, dues, now_ms)
+            return {task_id: ("scheduled", due_ms) for task_id, due_ms in moved.items()}
+
+        self._each(caller, request, ids, ids, verb, many)
 
     def look_up(self, caller: Caller, request: int, ids: object) -> None:
         """A map for each id. Raises BadRequest, LimitExceeded, Overloaded."""
