@@ -414,6 +414,7 @@ async def _handles(store: Store, chunk: int) -> list[tuple[int, int, str]]:
     return found
 
 
+sqlite_writer.MOVES_AT_ONCE = 7
 sqlite_writer.MOVES_MAX = 60  # a batch or two: they are written beside their packs in most runs
 packindex.SPARSE_EVERY_BATCHES = 1  # seldom in earnest: packs are taken apart in most runs here
 StoreMachine.TestCase.settings = settings(

@@ -80,16 +80,17 @@ class Controlling:
         LimitExceeded, DueTooFar, Overloaded."""
         limits = self._shard.limits
         given = checks.sequence(items, "items", limits.ids_per_frame_max)
-        dues: dict[int, int] = {}
+        found = _delays(given, limits.delay_ms_max)
+        if found is not None:
+            ids, delays_ms = found
+            dues = {i: now.now_ms + after for i, after in zip(ids, delays_ms, strict=True)}
+            self._reschedule(caller, request, ids, dues)
+            return
+        dues = {}
         for index, item in enumerate(given):
-            if type(item) is not tuple or len(item) != 3:
-                checks.wrong(f"items[{index}]", "[id, delay_ms, due_ms]", item)
-            task_id, delay_ms, due_ms = item
-            if type(task_id) is type(delay_ms) is int and due_ms is None:
-                if 0 <= task_id <= ID_MAX and 0 <= delay_ms <= limits.delay_ms_max:
-                    dues[task_id] = now.now_ms + delay_ms  # the usual case, without a call
-                    continue
             field = f"items[{index}]"
+            if type(item) is not tuple or len(item) != 3:
+                checks.wrong(field, "[id, delay_ms, due_ms]", item)
             task_id = checks.integer(item[0], f"{field}.id", 0, ID_MAX)
             dues[task_id] = checks.due(item[1], item[2], field, now.now_ms, limits)
         self._reschedule(caller, request, [item[0] for item in given], dues)
@@ -186,3 +187,16 @@ class Controlling:
             checks.integer(pair[0], f"{field}.id", 0, ID_MAX)
             checks.name(pair[1], f"{field}.group")
         self._each(caller, request, [pair[0] for pair in given], given, verb)
+
+
+def _delays(items: Sequence[Any], delay_ms_max: int) -> tuple[Sequence[int], Sequence[int]] | None:
+    """Ids and delays, if all items are right and have a delay, which is usual. None: look at each
+    of them."""
+    if set(map(type, items)) != {tuple} or set(map(len, items)) != {3}:
+        return None
+    ids, delays_ms, dues_ms = zip(*items, strict=True)
+    if set(map(type, ids + delays_ms)) != {int} or dues_ms.count(None) != len(ids):
+        return None
+    if min(ids) < 0 or max(ids) > ID_MAX or min(delays_ms) < 0 or max(delays_ms) > delay_ms_max:
+        return None
+    return ids, delays_ms
