@@ -9,6 +9,7 @@ import asyncio
 import shutil
 import tempfile
 from collections.abc import Coroutine, Sequence
+from itertools import chain
 from pathlib import Path
 from random import Random
 from typing import Any, TypeVar
@@ -369,8 +370,14 @@ class StoreMachine(RuleBasedStateMachine):
             while left:
                 some, rest = self.run(store.read_heads(left, bytes_max))
                 assert len(rest) < len(left)
-                assert some.keys() <= set(left[: len(left) - len(rest)])
-                found |= some
+                every = [*some.others, *chain.from_iterable(some.plain.values())]
+                assert len(set(every)) == len(every)
+                assert set(every) <= set(left[: len(left) - len(rest)])
+                found |= some.others
+                for topic, dues_ms in some.plain.items():
+                    for task_id, due_ms in dues_ms.items():
+                        row = TaskRow(task_id, due_ms, topic, NO_BODY)
+                        found[task_id] = StoredTask(row, (), ())
                 left = rest
             assert found.keys() == self.content.tasks.keys()
             for task_id, task in found.items():
@@ -407,6 +414,7 @@ async def _handles(store: Store, chunk: int) -> list[tuple[int, int, str]]:
     return found
 
 
+sqlite_writer.MOVES_AT_ONCE = 7
 sqlite_writer.MOVES_MAX = 60  # a batch or two: they are written beside their packs in most runs
 packindex.SPARSE_EVERY_BATCHES = 1  # seldom in earnest: packs are taken apart in most runs here
 StoreMachine.TestCase.settings = settings(

@@ -10,7 +10,7 @@ from typing import Any
 
 from support.engine_rig_base import CONFIG, GRACE_MS, LEASE_MS, NOW_MS, RETRY, Got, RigBase
 from tickwheel.engine.topics import Group, Lease
-from tickwheel.model.records import TaskSnapshot
+from tickwheel.model.records import ID_STEP, TaskSnapshot
 from tickwheel.server.shard.operations.grouping import begin_group
 from tickwheel.server.shard.operations.settling import ack_by_record
 
@@ -74,10 +74,32 @@ class Rig(RigBase):
         return {group: (view.state, view.attempt) for group, view in views.items()}
 
     def cancel(self, task_id: int) -> str:
+        for topic, found in self._as_columns(task_id).items():
+            if task_id in self.engine.control.cancel_many(topic, found):
+                return "cancelled"
         return self.engine.control.cancel(task_id, self.find(task_id))
+
+    def _as_columns(self, task_id: int) -> dict[str, dict[int, int]]:
+        """Topic → id → due_ms of a task of which nothing else is recorded; of every other id, so
+        that both ways of a command are taken."""
+        known = self.find(task_id)
+        if known is None or known.row.options or known.progress or known.dead:
+            return {}
+        for batch in (self.core.open, self.core.sealed):
+            if batch is not None and task_id in batch.effects.updated:
+                return {}
+        row = known.row
+        return {row.topic: {task_id: row.due_ms}} if task_id // ID_STEP % 2 else {}
 
     def reschedule(self, task_id: int, delay_ms: int) -> str:
         due_ms = self.now_ms + delay_ms
+        for topic, found in self._as_columns(task_id).items():
+            moved = self.engine.control.reschedule_many(
+                topic, found, {task_id: due_ms}, self.now_ms
+            )
+            if moved:
+                assert moved == {task_id: due_ms}
+                return "scheduled"
         word, answered_ms = self.engine.control.reschedule(
             task_id, due_ms, self.find(task_id), self.now_ms
         )

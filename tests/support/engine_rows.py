@@ -45,7 +45,9 @@ class Rows:
         assert not effects.enqueued.keys() & self.tasks.keys(), "an id was assigned twice"
         assert not effects.enqueued.keys() & self.outcomes.keys(), "an id came again"
         assert effects.updated.keys() <= self.tasks.keys(), "an update of a task that is not there"
+        assert effects.moved.keys() <= self.tasks.keys(), "a move of a task that is not there"
         self.tasks |= effects.enqueued | effects.updated
+        _move(self.tasks, effects.moved)
         for task_id, outcome in effects.ended.items():
             del self.tasks[task_id]
             self.outcomes[task_id] = outcome
@@ -71,6 +73,7 @@ class Rows:
         dead: dict[ProgressKey, DeadRow] = dict(self.dead)
         for effects in overlays:
             tasks |= {i: row for i, row in effects.updated.items() if i in tasks}
+            _move(tasks, effects.moved)
             _change(progress, effects.progress)
             _change(dead, effects.dead)
             for task_id in effects.ended:
@@ -85,8 +88,15 @@ class Rows:
         }
 
 
+def _move(tasks: dict[int, TaskRow], moved: dict[int, int]) -> None:
+    for task_id in tasks.keys() & moved.keys():
+        tasks[task_id] = tasks[task_id]._replace(due_ms=moved[task_id])
+
+
 def check_effects(effects: Effects) -> None:
     """The promises that ``Effects`` makes to every store."""
+    assert not effects.moved.keys() & (effects.enqueued.keys() | effects.updated.keys())
+    assert not effects.moved.keys() & effects.ended.keys()
     assert not effects.enqueued.keys() & effects.updated.keys()
     assert not effects.enqueued.keys() & effects.ended.keys()
     assert not effects.updated.keys() & effects.ended.keys()

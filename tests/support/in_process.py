@@ -21,6 +21,7 @@ from support.engine_recount import recount
 from support.shard_rig import NOW_MS, FakeTransport, Peer, Sources
 from tickwheel.clock import Clock
 from tickwheel.model.records import TaskSnapshot
+from tickwheel.persistence.contract import Heads
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.server.daemon import Daemon
 from tickwheel.server.settings import Settings
@@ -131,7 +132,7 @@ class InProcess:
         def known(ids: list[int]) -> dict[int, TaskSnapshot]:
             overlaid = self.shard.reader._overlay(
                 UnderWay(ids),
-                [store._stored(store._tasks[i]) for i in ids if i in store._tasks],
+                Heads({}, {i: store._stored(store._tasks[i]) for i in ids if i in store._tasks}),
                 ids,
             )
             return dict(overlaid)

@@ -84,12 +84,16 @@ class TimingMachine(RuleBasedStateMachine):
             self.note((first_id + number) % 40, due_ms)
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), count=st.integers(1, 50))
-    def cancel(self, data: st.DataObject, count: int) -> None:
+    @rule(data=st.data(), count=st.integers(1, 50), at_once=st.booleans())
+    def cancel(self, data: st.DataObject, count: int, at_once: bool) -> None:
         index = data.draw(st.integers(0, len(self.live) - 1))
-        for due_ms, _, task_id in self.live[index : index + count]:
+        some = self.live[index : index + count]
+        if at_once:
+            self.wheel.cancel_many([one[2] for one in some], [one[0] for one in some])
+        for due_ms, _, task_id in some:
             self.drop_first(task_id, due_ms)
-            self.wheel.cancel(task_id, due_ms)
+            if not at_once:
+                self.wheel.cancel(task_id, due_ms)
         self.idle = False
 
     @precondition(lambda self: self.live)

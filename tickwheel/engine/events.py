@@ -67,8 +67,14 @@ class Recorder(Protocol):
         """CANCELLED, EXPIRED or DELETED, in one group or (None) altogether; ``last``: that ended
         the task."""
 
+    def ended_many(self, topic: str, how: str, ids: Sequence[int]) -> None:
+        """``ended`` for many tasks, altogether."""
+
     def rescheduled(self, row: TaskRow, due_ms: int) -> None:
         """Its next delivery is at ``due_ms``."""
+
+    def rescheduled_many(self, topic: str, ids: Sequence[int], dues_ms: Sequence[int]) -> None:
+        """``rescheduled`` for many tasks that keep their places in the order."""
 
     def requeued(self, topic: str, group: str, task_id: int) -> None:
         """Back from the dead letters."""

@@ -136,6 +136,15 @@ def needs_place(members: Iterable[Member], row: TaskRow) -> bool:
     )
 
 
+def keeps_place(members: Iterable[Member], first_id: int) -> bool:
+    """Whether ``needs_place`` is certainly False of tasks without a place of their own whose ids
+    are ``first_id`` and above, whatever their due times."""
+    return not any(
+        is_closed(member) or member.since_id is None or BY_DUE_ALONE > member.since_id >= first_id
+        for member in members
+    )
+
+
 def is_done(known: TaskSnapshot, group: Group) -> bool:
     """Whether the group has finished it while others still owe an end."""
     progress = known.progress.get(group.name)

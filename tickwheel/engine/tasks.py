@@ -6,12 +6,13 @@ passes the result here as ``TaskSnapshot``; engine memory says the rest.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.events import CANCELLED
-from tickwheel.engine.ownership import Ownership
-from tickwheel.engine.state import Core
+from tickwheel.engine.ownership import Ownership, keeps_place
+from tickwheel.engine.state import MOVE_BYTES, Core
 from tickwheel.engine.topics import Tries, priority_of
 from tickwheel.model.records import Failure, Outcome, ProgressState, TaskRow, TaskSnapshot
 from tickwheel.model.states import State
@@ -178,6 +179,60 @@ class Control:
         core.put_on_wheel(moved, now_ms)
         if core.recorder is not None:
             core.recorder.rescheduled(moved, due_ms)
+
+    # --- many at once ------------------------------------------------------------------------
+    #
+    # Of tasks of which nothing is recorded but due time and body, as columns. Those that may have
+    # fired, and what else is not usual, are left to the verbs above.
+
+    def cancel_many(self, name: str, found: Mapping[int, int]) -> Collection[int]:
+        """Cancel those of ``found`` (id → due_ms, on the topic ``name``) that certainly wait on the
+        wheel and nowhere else: their ids."""
+        core, topic = self._core, self._core.topic(name)
+        far = self._far(found)
+        if not far:
+            return ()
+        core.wheel.cancel_many(list(far), list(far.values()))
+        for task_id in far.keys() & core.hot.keys():
+            core.drop(task_id)
+        topic.scheduled -= len(far)
+        core.scheduled -= len(far)
+        core.end_delivered(far, Outcome.CANCELLED)
+        core.totals.cancelled += len(far)
+        topic.cancelled += len(far)
+        core.lost_task(topic)
+        if core.recorder is not None:
+            core.recorder.ended_many(name, CANCELLED, list(far))
+        return far
+
+    def reschedule_many(
+        self, name: str, found: Mapping[int, int], dues_ms: Mapping[int, int], now_ms: int
+    ) -> Mapping[int, int]:
+        """Move those of ``found`` as in ``cancel_many``; ``dues_ms`` has the new times of all:
+        id → due_ms of those that were moved."""
+        core = self._core
+        far = self._far(found)
+        if not far or not keeps_place(core.topic(name).groups.values(), min(far)):
+            return {}
+        moved = {task_id: dues_ms[task_id] for task_id in far}
+        ids, new_ms = list(moved), list(moved.values())
+        core.wheel.cancel_many(ids, list(far.values()))
+        for task_id in far.keys() & core.hot.keys():
+            core.drop(task_id)
+        core.open.effects.moved |= moved
+        core.open.updated_bytes += len(moved) * MOVE_BYTES
+        core.wheel.add_many(ids, new_ms)
+        if core.recorder is not None:
+            core.recorder.rescheduled_many(name, ids, new_ms)
+        return moved
+
+    def _far(self, found: Mapping[int, int]) -> Mapping[int, int]:
+        """Those of which ``_is_far`` is true."""
+        core = self._core
+        after_ms = max(core.wheel.position_ms, core.acted_ms)
+        if min(found.values(), default=0) > after_ms and core.retrying.keys().isdisjoint(found):
+            return found
+        return {i: at for i, at in found.items() if at > after_ms and i not in core.retrying}
 
     def _has_history(self, known: TaskSnapshot) -> bool:
         """Some group has attempts, an ack or a dead letter to remember."""

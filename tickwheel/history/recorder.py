@@ -119,6 +119,9 @@ class Recorder:
         orders = () if order_id is None else ([order_id],)
         self._note(Kind.RESCHEDULED, self._clock()[0], row.topic, [row.id], [due_ms], *orders)
 
+    def rescheduled_many(self, topic: str, ids: Sequence[int], dues_ms: Sequence[int]) -> None:
+        self._note(Kind.RESCHEDULED, self._clock()[0], topic, list(ids), list(dues_ms))
+
     # --- consumers ---------------------------------------------------------------------------
 
     def delivered(
@@ -179,6 +182,9 @@ class Recorder:
     def ended(self, topic: str, group: str | None, how: str, task_id: int, *, last: bool) -> None:
         is_last = last if group else None
         self._note(Kind.ENDED, self._clock()[0], topic, group or None, how, [task_id], is_last)
+
+    def ended_many(self, topic: str, how: str, ids: Sequence[int]) -> None:
+        self._note(Kind.ENDED, self._clock()[0], topic, None, how, list(ids), None)
 
     def requeued(self, topic: str, group: str, task_id: int) -> None:
         self._note(Kind.REQUEUED, self._clock()[0], topic, group, [task_id])

@@ -15,7 +15,7 @@ Invariants every store keeps, and one conformance suite proves:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -233,16 +233,44 @@ class Store(Protocol):
         ...
 
 
+@dataclass(slots=True)
+class Heads:
+    """Tasks that were read, most of them as columns: no id is in two places."""
+
+    plain: dict[str, dict[int, int]] = field(default_factory=dict)
+    """topic → id → due_ms of tasks of which nothing else is recorded but their bodies."""
+    others: dict[int, StoredTask] = field(default_factory=dict)
+    """Those with options, and whole; those with progress or dead letters, maybe ``NO_BODY``."""
+
+    def absent(self, ids: Iterable[int]) -> set[int]:
+        """Those of ``ids`` that are not here."""
+        absent = set(ids) - self.others.keys()
+        for dues_ms in self.plain.values():
+            absent -= dues_ms.keys()
+        return absent
+
+    def add(self, more: Heads) -> None:
+        """Take over what is in ``more``."""
+        self.others |= more.others
+        for topic, dues_ms in more.plain.items():
+            self.plain.setdefault(topic, {}).update(dues_ms)
+
+    def drop(self, ids: Collection[int]) -> None:
+        """These shall not be here."""
+        for task_id in self.others.keys() & ids:
+            del self.others[task_id]
+        for dues_ms in self.plain.values():
+            for task_id in dues_ms.keys() & ids:
+                del dues_ms[task_id]
+
+
 @runtime_checkable
 class Moves(Protocol):
     """A store in which a due time is read and written without the body beside it. ``commit``
     takes ``Effects.moved``, and rows with ``NO_BODY`` in ``Effects.updated``."""
 
-    async def read_heads(
-        self, ids: Sequence[int], bytes_max: int
-    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
-        """``read_some`` of rows that may have ``NO_BODY`` in place of their body; these have no
-        options and count no bytes."""
+    async def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
+        """``read_some`` that may leave bodies out; tasks that are read without count no bytes."""
         ...
 
 

@@ -31,6 +31,7 @@ from tickwheel.persistence.contract import (
     CommitRefused,
     Fenced,
     Handles,
+    Heads,
     Opened,
     Small,
     StoreBroken,
@@ -178,14 +179,18 @@ class MemoryStore:
                 size += task_bytes(found[task_id].row)
         return found, ()
 
-    async def read_heads(
-        self, ids: Sequence[int], bytes_max: int
-    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+    async def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
         found, rest = await self.read_some(ids, bytes_max)
-        return {
-            i: task if task.row.options else task._replace(row=task.row._replace(body=NO_BODY))
-            for i, task in found.items()
-        }, rest
+        heads = Heads()
+        for task_id, task in found.items():
+            row = task.row
+            if row.options:
+                heads.others[task_id] = task
+            elif task.progress or task.dead:
+                heads.others[task_id] = task._replace(row=row._replace(body=NO_BODY))
+            else:
+                heads.plain.setdefault(row.topic, {})[task_id] = row.due_ms
+        return heads, rest
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:
         self._check_open()

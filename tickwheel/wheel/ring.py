@@ -147,23 +147,52 @@ class Ring:
     def cancel(self, task_id: int, due_ms: int) -> bool:
         """Add a tombstone for one handle. False: no bucket could hold that handle."""
         tick, rotation = due_ms // self._tick_ms, due_ms // self._rotation_ms
-        if rotation < self.end or rotation in self._dense:
-            if tick not in self._ticks:
-                return False
-            bucket, key = self._ticks[tick], (False, tick)
-            entries, busy = len(bucket) + 2, tick in self._moved
-        else:
+        is_far = rotation >= self.end and rotation not in self._dense
+        if is_far:
             if rotation not in self._far:
                 return False
-            bucket, key = self._far_chunk(rotation), (True, rotation)
-            before = len(self._full.get(rotation, ())) * CHUNK_ENTRIES
-            entries, busy = before + len(bucket) + 2, rotation in self._scattering
+            bucket = self._far_chunk(rotation)
+        elif tick in self._ticks:
+            bucket = self._ticks[tick]
+        else:
+            return False
         bucket.append(~task_id)
         bucket.append(due_ms)
-        tombs = self._tombs[key] = self._tombs.get(key, 0) + 1
+        self._buried((is_far, rotation if is_far else tick), 1)
+        return True
+
+    def cancel_many(self, ids: Sequence[int], dues_ms: Sequence[int]) -> int:
+        """``cancel`` of many, and how many of them a bucket could hold."""
+        rotation_ms, dense, end, far = self._rotation_ms, self._dense, self.end, self._far
+        added: dict[int, int] = {}
+        count = 0
+        for task_id, due_ms in zip(ids, dues_ms, strict=True):
+            rotation = due_ms // rotation_ms
+            chunk = far.get(rotation)
+            if rotation < end or rotation in dense or chunk is None:
+                count += self.cancel(task_id, due_ms)
+                continue
+            if len(chunk) >= CHUNK_ENTRIES:
+                chunk = self._far_chunk(rotation)
+            chunk.append(~task_id)
+            chunk.append(due_ms)
+            added[rotation] = added.get(rotation, 0) + 1
+        for rotation, tombs in added.items():
+            count += tombs
+            self._buried((True, rotation), tombs)
+        return count
+
+    def _buried(self, key: Key, more: int) -> None:
+        """So many tombstones more are in a bucket, which may be due for compaction."""
+        is_far, number = key
+        tombs = self._tombs[key] = self._tombs.get(key, 0) + more
+        if is_far:
+            entries = len(self._full.get(number, ())) * CHUNK_ENTRIES + len(self._far[number])
+            busy = number in self._scattering
+        else:
+            entries, busy = len(self._ticks[number]), number in self._moved
         if not busy and tombs >= TOMBS_MIN and tombs * 2 * ENTRIES_PER_TOMB_MAX > entries:
             self._compact(key, entries)
-        return True
 
     def _compact(self, key: Key, entries: int) -> None:
         """Drop tombstones with their handles."""

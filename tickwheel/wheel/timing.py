@@ -137,6 +137,16 @@ class TimingWheel:
         if where(task_id, due_ms):
             self._live -= 1
 
+    def cancel_many(self, ids: Sequence[int], dues_ms: Sequence[int]) -> None:
+        """``cancel`` each handle of ``dues_ms[i]`` for ``ids[i]``."""
+        if not ids:
+            return
+        if min(dues_ms) // self.tick_ms >= self._opened_end:
+            self._live -= self._ring.cancel_many(ids, dues_ms)
+            return
+        for task_id, due_ms in zip(ids, dues_ms, strict=True):
+            self.cancel(task_id, due_ms)
+
     # --- time ----------------------------------------------------------------------------------
 
     def advance(self, now_ms: int, limit: int) -> tuple[list[int], list[int], bool]:

@@ -13,10 +13,10 @@ from tickwheel.engine.engine import Engine
 from tickwheel.engine.state import Batch, EngineConfig, rejoin, strip_ended
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import NO_BODY, DeadRow, Outcome, ProgressRow, ProgressState, TaskRow
-from tickwheel.persistence.contract import StoredTask
+from tickwheel.persistence.contract import Heads, StoredTask
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.server.shard import reads as reader_module
-from tickwheel.server.shard.reads import NO_LIMIT, READS_AGAIN_MAX, READS_MAX, Reader
+from tickwheel.server.shard.reads import NO_LIMIT, READS_AGAIN_MAX, READS_MAX, Reader, Records
 
 NOW_MS = 1_800_000_000_000
 SHARD_STEP = 1024
@@ -35,10 +35,18 @@ class MeanwhileStore(MemoryStore):
 
     async def read(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         found = await super().read(ids)
+        self._act()
+        return found
+
+    async def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
+        found = await super().read_heads(ids, bytes_max)
+        self._act()
+        return found
+
+    def _act(self) -> None:
         for action in self.meanwhile:
             action()
         self.meanwhile = []
-        return found
 
 
 async def made(*rows: TaskRow) -> tuple[Engine, MeanwhileStore, Reader]:
@@ -291,6 +299,36 @@ async def test_a_due_time_that_is_not_committed_shows(bodies: bool) -> None:
     for task_id in known:
         assert (known[task_id].row.body is NO_BODY) != bodies
         assert known[task_id].row.body == (b"x" if bodies else b"")
+
+
+async def test_columns_have_only_tasks_of_which_nothing_else_is_recorded() -> None:
+    """Whatever is not committed, or landed meanwhile, shows in them as it does in snapshots."""
+    early = row(101)
+    engine, store, reader = await made(*(row(n) for n in range(1, 9)), early)
+    core = engine.core
+    engine.grouping.group(core.topic("t"), "h", NOW_MS)
+    core.open.effects.progress[1024, "g"] = ProgressRow(1024, "g", ProgressState.WAITING, 1, NOW_MS)
+    core.open.effects.dead[2048, "h"] = DeadRow(2048, "h", "t", NOW_MS, 2, "why")
+    core.open.effects.moved[3072] = NOW_MS + 7
+    engine.seal(NOW_MS, 0)
+    core.open.effects.moved[4096] = NOW_MS + 8
+    core.open.effects.updated[3072] = row(3, NOW_MS + 9)._replace(body=NO_BODY)
+    core.open.effects.ended[5120] = Outcome.CANCELLED
+    landed = Effects(moved={6144: NOW_MS + 1}, ended={7168: Outcome.ACKED})
+    ids = [*range(1024, 9 * 1024, 1024), early.id]
+    seen = []
+    for bodies in (True, False):
+        store.meanwhile = [partial(reader.landed, landed)]
+        async with reader.read_some(ids, NO_LIMIT, bodies=bodies) as (view, _):
+            seen.append(view(ids))
+    whole, columns = seen
+    assert isinstance(columns, Records) and not isinstance(whole, Records)
+    assert columns.plain == {"t": {4096: NOW_MS + 8, 6144: NOW_MS + 1, 8192: NOW_MS}}
+    assert set(columns) == set(whole) and len(columns) == len(whole) == 6
+    for task_id, known in columns.items():
+        body = whole[task_id].row.body
+        assert known._replace(row=known.row._replace(body=body)) == whole[task_id]
+    assert 5120 not in columns and early.id not in columns
 
 
 @pytest.mark.parametrize("last", ["updated", "moved"])

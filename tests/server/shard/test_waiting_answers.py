@@ -136,7 +136,8 @@ async def test_one_that_cannot_be_said_is_internal_and_alone(
 ) -> None:
     peer, ids = await stalled(rig)
     with monkeypatch.context() as patched:
-        patched.setattr(rig.engine.control, "reschedule", lambda *_: ("scheduled", object()))
+        moved = lambda topic, found, *_: dict.fromkeys(found, object())  # noqa: E731
+        patched.setattr(rig.engine.control, "reschedule_many", moved)
         bad = peer.send(T.RUN_NOW, ids)
         await rig.settle()
     good = [peer.send(T.LOOKUP, ids), peer.send(T.PREFETCH, 1, 2)]

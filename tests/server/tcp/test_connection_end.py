@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import socket
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from support.shard_rig import Peer, ShardRig
+import pytest
+
+from support.shard_rig import FakeTransport, Peer, ShardRig
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import FrameType as T
 
 
 class _WithSocket:
@@ -34,4 +42,74 @@ async def test_an_abort_after_the_peer_has_gone_does_nothing() -> None:
         peer.connection.abort()
         assert peer.transport.aborted
         found.sock.close()
+    await rig.stop()
+
+
+@contextmanager
+def _without_collections() -> Iterator[None]:
+    """As in a daemon that has too little to do for one."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+async def _subscribe(peer: Peer) -> None:
+    await peer.call(T.SUBSCRIBE, 1, "t", "g", 8, {})
+
+
+async def _wait_for_a_pull(peer: Peer) -> None:
+    peer.send(T.PULL, "t", "h", 1, 60_000, {})
+
+
+async def _pull_in_vain(peer: Peer) -> None:
+    await peer.call(T.PULL, "t", "h", 1, 0, {})
+
+
+async def _enqueue(peer: Peer) -> None:
+    await peer.enqueue(("t", 60_000, None, b"x", {}))
+
+
+async def _look_up(peer: Peer) -> None:
+    await peer.call(T.LOOKUP, (1, 2))
+
+
+async def _leave_half_a_frame(peer: Peer) -> None:
+    peer.feed(encode((int(T.LOOKUP), 99, (1, 2)))[:-1])
+
+
+async def _ask_and_not_wait(peer: Peer) -> None:
+    peer.send(T.LOOKUP, (3, 4))
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        _subscribe,
+        _wait_for_a_pull,
+        _pull_in_vain,
+        _enqueue,
+        _look_up,
+        _leave_half_a_frame,
+        _ask_and_not_wait,
+    ],
+)
+async def test_a_connection_that_is_gone_takes_no_memory(use: Any) -> None:
+    """Its decoder has buffers as large as what it has read. A cycle would keep them until the next
+    collection of garbage, of which thousands of connections cause none."""
+    rig = await ShardRig().start()
+    with _without_collections():
+        peer = await rig.peer()
+        await use(peer)
+        found = weakref.ref(peer.connection)
+        # A transport of the event loop lets go of its protocol when it has closed.
+        transport: FakeTransport = peer.transport
+        peer.lose()
+        del transport.protocol, peer.connection
+        await rig.settle()
+        rig.pass_time(60_000)
+        await rig.settle()
+        assert found() is None
     await rig.stop()

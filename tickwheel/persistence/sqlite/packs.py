@@ -308,6 +308,17 @@ class PackIndex:
             loose.append(task_id)
         return packed, loose
 
+    def loose(self, ids: Iterable[int]) -> list[int]:
+        """Those of ``ids`` that are in no pack."""
+        firsts, counts, masks = self._firsts, self._counts, self._masks
+        loose: list[int] = []
+        for task_id in ids:
+            index = bisect_right(firsts, task_id) - 1
+            bit, odd = divmod(task_id - firsts[index], ID_STEP) if index >= 0 else (0, 1)
+            if odd or bit >= counts[index] or (masks and masks.get(firsts[index], 0) >> bit & 1):
+                loose.append(task_id)
+        return loose
+
     def adopt(self, added: Iterable[PackValues], change: Change) -> None:
         """The batch is committed."""
         for pack in added:

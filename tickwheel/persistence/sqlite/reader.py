@@ -23,7 +23,7 @@ from typing import Any
 from tickwheel.model.effects import ProgressKey
 from tickwheel.model.records import ID_STEP, NO_BODY, DeadRow, ProgressRow, TaskRow, task_bytes
 from tickwheel.persistence.codec import RecordUnreadable, decode_extras
-from tickwheel.persistence.contract import SCAN_BYTES_MAX, StoredTask
+from tickwheel.persistence.contract import SCAN_BYTES_MAX, Heads, StoredTask
 from tickwheel.persistence.sqlite.connection import blob_join, blob_of, snapshot
 from tickwheel.persistence.sqlite.packs import (
     DUE_BYTES,
@@ -83,37 +83,43 @@ _MOVES = (
 )
 _BOTH = "SELECT * FROM ({moves}), ({rows}), ({packs})"
 _MOVES_COLUMNS = 3
+_NONE = "[]"
 _ROW_COLUMNS = 8
-# Tasks without options, and without their bodies: a due time is picked out of its pack.
-_BIT = f"((value - first) / {ID_STEP})"
-_DUE = f"{DUE_BYTES} * {_BIT} + 1, {DUE_BYTES}"
-_HEADS = (
-    "SELECT {more} json_group_array(value), {dues},"
-    " json_group_array(CASE WHEN substr(topics, 1, 1) = '['"
-    f" THEN json_extract(topics, '$[' || {_BIT} || ']') ELSE topics END)"
-    " FROM (SELECT value, (SELECT max(first) FROM pack WHERE first <= value) AS here"
-    " FROM json_each(?1)) JOIN pack ON pack.first = here"
-    " LEFT JOIN gone USING (first) LEFT JOIN moved USING (first)"
-    f" WHERE (value - first) % {ID_STEP} = 0 AND {_BIT} < count"
-    f" AND NOT ifnull(mask, 0) >> {_BIT} & 1 AND typeof(extras) = 'null'"
+# Of each id, in the order of ``json_each``: its due time, picked out of its pack, or NO_DUE when it
+# is in none or has options. LEFT JOINs, so that none is left out and each is in its place.
+NO_DUE = -(2**63)
+_IF_PLAIN = (
+    f"CASE WHEN bit < count AND (value - first) % {ID_STEP} = 0"
+    " AND NOT ifnull(mask, 0) >> bit & 1 AND typeof(extras) = 'null' THEN"
 )
-# Beside a head: its pack, and the lengths of all bodies up to its own.
-_PLACE = "json_group_array(first), {sizes},"
-_SIZES = f"substr(head, {DUE_BYTES} * count + 1, {SIZE_BYTES} * ({_BIT} + 1))"
+_DUE = f"{DUE_BYTES} * bit + 1, {DUE_BYTES}"
+_PLAIN_DUE = (
+    f"{_IF_PLAIN} CASE WHEN length(dues) = {DUE_BYTES} * count THEN substr(dues, {_DUE})"
+    f" ELSE substr(head, {_DUE}) END ELSE x'0000000000000080' END"
+)
+_PLAIN = (
+    f"SELECT {{dues}}, json_group_array({_IF_PLAIN} CASE WHEN substr(topics, 1, 1) = '['"
+    " THEN json_extract(topics, '$[' || bit || ']') ELSE topics END END) {more} FROM"
+    f" (SELECT value, (value - first) / {ID_STEP} AS bit, pack.*, mask, dues FROM json_each(?1)"
+    " LEFT JOIN pack ON first = (SELECT max(first) FROM pack WHERE first <= value)"
+    " LEFT JOIN gone USING (first) LEFT JOIN moved USING (first))"
+)
+_PLAIN_COLUMNS = 2
+# Where its body is: its pack, and the lengths of all bodies up to its own.
+_PLACE = f", json_group_array({_IF_PLAIN} first END), {{sizes}}"
+_SIZES = f"{_IF_PLAIN} substr(head, {DUE_BYTES} * count + 1, {SIZE_BYTES} * (bit + 1)) ELSE x'' END"
 # A few bytes each of many packs, in the order that is asked.
 _BODIES = "SELECT {bodies} FROM json_each(?) CROSS JOIN pack ON first = json_extract(value, '$[0]')"
 _BODY = "substr(bodies, json_extract(value, '$[1]') + 1, json_extract(value, '$[2]'))"
-_HEAD_DUE = (
-    f"CASE WHEN length(dues) = {DUE_BYTES} * count THEN substr(dues, {_DUE})"
-    f" ELSE substr(head, {_DUE}) END"
-)
-_ROW_HEADS = (
-    "SELECT json_group_array(id), json_group_array(due_ms), json_group_array(topic),"
-    f" (SELECT json_group_array(json_array({_PROGRESS})) FROM"
+_HISTORY = (
+    f"SELECT (SELECT json_group_array(json_array({_PROGRESS})) FROM"
     f" (SELECT * FROM prepare WHERE id IN {_IDS} ORDER BY id, grp)),"
     f" (SELECT json_group_array(json_array({_DEAD})) FROM"
     f" (SELECT * FROM dead WHERE id IN {_IDS} ORDER BY id, grp))"
-    f" FROM task WHERE id IN {_IDS} AND typeof(extras) = 'null'"
+)
+_ROW_HEADS = (
+    "SELECT * FROM (SELECT json_group_array(id), json_group_array(due_ms), json_group_array(topic)"
+    f" FROM task WHERE id IN {_IDS} AND typeof(extras) = 'null'), ({_HISTORY})"
 )
 
 _SCAN = (
@@ -166,16 +172,14 @@ class Reader:
             ),
         )
 
+        due, sizes = join.format(_PLAIN_DUE), join.format(_SIZES)
         self._heads = _BOTH.format(
-            moves=moves,
-            rows=_HEADS.format(more="", dues=join.format(_HEAD_DUE)),
-            packs=_ROW_HEADS,
+            moves=moves, rows=_PLAIN.format(dues=due, more=""), packs=_ROW_HEADS
         )
-        place = _PLACE.format(sizes=join.format(_SIZES))
         self._picks = _BOTH.format(
             moves=moves,
-            rows=_HEADS.format(more=place, dues=join.format(_HEAD_DUE)),
-            packs=_ROW_HEADS,
+            rows=_PLAIN.format(dues=due, more=_PLACE.format(sizes=sizes)),
+            packs=_HISTORY,
         )
         self._bodies = _BODIES.format(bodies=join.format(_BODY))
 
@@ -206,48 +210,55 @@ class Reader:
         with snapshot(self._connection):
             return self._first(ids, bytes_max)
 
-    def read_heads(
-        self, ids: Sequence[int], bytes_max: int
-    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+    def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
         """See ``Moves.read_heads``. What has options is read whole."""
         with snapshot(self._connection):
-            found: dict[int, StoredTask] = {}
+            found = Heads()
             ordered = sorted(ids)  # each page once
             for start in range(0, len(ids), HEADS_A_STATEMENT):
-                found |= self._some_heads(ordered[start : start + HEADS_A_STATEMENT])
-            others = [task_id for task_id in ids if task_id not in found]
-            if not others:
+                self._some_heads(ordered[start : start + HEADS_A_STATEMENT], found)
+            absent = found.absent(ids)
+            if not absent:
                 return found, ()
-            whole, left = self._first(others, bytes_max)
+            whole, left = self._first([i for i in ids if i in absent], bytes_max)
+        found.others |= whole
         if left:
             rest = ids[ids.index(left[0]) :]
-            for task_id in rest:
-                found.pop(task_id, None)
-            return found | whole, rest
-        return found | whole, ()
+            found.drop(frozenset(rest))
+            return found, rest
+        return found, ()
 
-    def _some_heads(self, ids: Sequence[int]) -> dict[int, StoredTask]:
-        """Those without options; inside a snapshot."""
-        return self._found_heads(self._columns(self._heads, ids), rows=True)
+    def _some_heads(self, ids: Sequence[int], found: Heads) -> None:
+        """Add those without options; inside a snapshot."""
+        columns = self._columns(self._heads, ids)
+        _add_columns(found.plain, *self._plain(ids, *columns[:_PLAIN_COLUMNS]))
+        alone, alone_ms, alone_topics, *history = columns[_PLAIN_COLUMNS:]
+        _add_columns(found.plain, json.loads(alone), json.loads(alone_ms), json.loads(alone_topics))
+        if any(map(_NONE.__ne__, history)):
+            self._take_aside(found, *history)
 
-    def _found_heads(self, columns: Sequence[Any], *, rows: bool) -> dict[int, StoredTask]:
-        """``rows``: those that have rows of their own too."""
-        packed, dues, topics, alone, alone_ms, alone_topics, progress, dead = columns
-        found_packed, dues_ms = json.loads(packed), array("q", blob_of(dues))
-        moves = self._moves
-        if moves:
-            dues_ms = array("q", map(moves.get, found_packed, dues_ms))
-        names = json.loads(topics)
-        if rows:
-            found_packed += json.loads(alone)
-            dues_ms.extend(json.loads(alone_ms))
-            names += json.loads(alone_topics)
-        found = {
-            task_id: StoredTask(TaskRow(task_id, due_ms, topic, NO_BODY), (), ())
-            for task_id, due_ms, topic in zip(found_packed, dues_ms, names, strict=True)
-        }
-        _add_history(found, progress, dead)
-        return found
+    @staticmethod
+    def _take_aside(found: Heads, progress: str, dead: str) -> None:
+        """More than a due time is recorded of some of those that were found."""
+        recorded = {row[0] for row in chain(json.loads(progress), json.loads(dead))}
+        for topic, dues_ms in found.plain.items():
+            for task_id in dues_ms.keys() & recorded:
+                row = TaskRow(task_id, dues_ms.pop(task_id), topic, NO_BODY)
+                found.others[task_id] = StoredTask(row, (), ())
+        _add_history(found.others, progress, dead)
+
+    def _plain(
+        self, ids: Sequence[int], dues: bytes | str, topics: str
+    ) -> tuple[Sequence[int], Sequence[int], Sequence[str]]:
+        """Those of ``ids`` that are plain and in packs, their due times and topics."""
+        dues_ms, names, moves = array("q", blob_of(dues)), json.loads(topics), self._moves
+        if len(dues_ms) != len(ids):
+            raise RecordUnreadable("packs whose heads are shorter than their counts say")
+        if NO_DUE in dues_ms:
+            is_here = [due_ms != NO_DUE for due_ms in dues_ms]
+            ids, names = list(compress(ids, is_here)), list(compress(names, is_here))
+            dues_ms = array("q", compress(dues_ms, is_here))
+        return ids, array("q", map(moves.get, ids, dues_ms)) if moves else dues_ms, names
 
     def _first(
         self, ids: Sequence[int], bytes_max: int
@@ -373,11 +384,13 @@ class Reader:
     def _picked(self, ids: Sequence[int]) -> dict[int, StoredTask]:
         """Those that are in packs without options: their own bodies, not those of their
         neighbours; inside a snapshot."""
-        firsts, sizes, *heads = self._columns(self._picks, sorted(ids))
-        found = self._found_heads(heads, rows=False)
+        ordered = sorted(ids)
+        dues, topics, packs, sizes, *history = self._columns(self._picks, ordered)
+        heads = self._plain(ordered, dues, topics)
         lengths, at = array("I", blob_of(sizes)), 0
         places: list[tuple[int, int, int]] = []
-        for task_id, first in zip(found, json.loads(firsts), strict=True):
+        firsts = [first for first in json.loads(packs) if first is not None]
+        for task_id, first in zip(heads[0], firsts, strict=True):
             end = at + (task_id - first) // ID_STEP + 1
             places.append((first, sum(lengths[at : end - 1]), lengths[end - 1]))
             at = end
@@ -385,10 +398,12 @@ class Reader:
         bodies, at = blob_of(joined), 0
         if len(bodies) != sum(place[2] for place in places):
             raise RecordUnreadable("packs whose bodies are shorter than their heads say")
-        for task, (_, _, length) in zip(list(found.values()), places, strict=True):
-            row = task.row._replace(body=bodies[at : at + length])
-            found[row.id] = task._replace(row=row)
+        found: dict[int, StoredTask] = {}
+        for task_id, due_ms, topic, (_, _, length) in zip(*heads, places, strict=True):
+            row = TaskRow(task_id, due_ms, topic, bodies[at : at + length])
+            found[task_id] = StoredTask(row, (), ())
             at += length
+        _add_history(found, *history)
         return found
 
     def _whole(self, ids: Sequence[int]) -> tuple[dict[int, StoredTask], list[int]]:
@@ -470,6 +485,19 @@ class Reader:
         return map(
             TaskRow, task_ids, json.loads(dues_ms), json.loads(topics), bodies, decoded
         ), large
+
+
+def _add_columns(
+    found: dict[str, dict[int, int]],
+    ids: Sequence[int],
+    dues_ms: Iterable[int],
+    topics: Sequence[str],
+) -> None:
+    if ids and topics.count(topics[0]) == len(topics):  # the usual case
+        found.setdefault(topics[0], {}).update(zip(ids, dues_ms, strict=True))
+        return
+    for task_id, due_ms, topic in zip(ids, dues_ms, topics, strict=True):
+        found.setdefault(topic, {})[task_id] = due_ms
 
 
 def _add_history(found: dict[int, StoredTask], progress_rows: str, dead_rows: str) -> None:

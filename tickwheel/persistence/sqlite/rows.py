@@ -176,7 +176,9 @@ def expected_meta(epoch: int, owner: str, n: int) -> str:
 
 def move_values(moved: dict[int, int]) -> bytes:
     """Of a batch: as in table ``move``."""
-    return array("q", chain.from_iterable(moved.items())).tobytes()
+    pairs = array("q", bytes(16 * len(moved)))
+    pairs[::2], pairs[1::2] = array("q", moved), array("q", moved.values())
+    return pairs.tobytes()
 
 
 def moves_of(data: bytes) -> dict[int, int]:

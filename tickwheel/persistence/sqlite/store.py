@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from tickwheel import failpoints
 from tickwheel.persistence.contract import (
     Handles,
+    Heads,
     Opened,
     Small,
     StoreBroken,
@@ -136,9 +137,7 @@ class SqliteStore:
         reader = self._opened_reader()
         return await self._read(self._reading, lambda: reader.read_some(ids, bytes_max))
 
-    async def read_heads(
-        self, ids: Sequence[int], bytes_max: int
-    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+    async def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
         reader = self._opened_reader()
         return await self._read(self._reading, lambda: reader.read_heads(ids, bytes_max))
 

@@ -15,7 +15,6 @@ import json
 import logging
 import sqlite3
 from array import array
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from tickwheel.model.records import ID_STEP, NO_BODY
@@ -124,10 +123,12 @@ def drop_packs(connection: sqlite3.Connection, firsts: list[int]) -> None:
 
 def move(connection: sqlite3.Connection, n: int, moved: dict[int, int], packs: PackIndex) -> int:
     """Write new due times; how many of them went to the end of table ``move``."""
-    packed, loose = packs.places(moved)
+    loose = packs.loose(moved)
     if loose:
         connection.execute(sql.MOVE_ROWS, (json.dumps([(i, moved[i]) for i in loose]),))
-        moved = {i: moved[i] for i in chain.from_iterable(packed.values())}
+        moved = moved.copy()
+        for task_id in loose:
+            del moved[task_id]
     if moved:
         connection.execute(sql.INSERT_MOVES, (n, sql.move_values(moved)))
     return len(moved)
@@ -137,13 +138,12 @@ def merge_moves(connection: sqlite3.Connection, packs: PackIndex) -> None:
     """Write the due times of table ``move`` beside the packs of their tasks. Of a task that has
     left its pack meanwhile nothing is written."""
     moved = sql.read_moves(connection)
-    packed, _ = packs.places(moved)
     connection.execute(sql.DELETE_MOVES)
     statement = sql.READ_DUES.format(join=blob_join(connection).format("now"))
-    firsts = sorted(packed)
-    for start in range(0, len(firsts), PACKS_AT_ONCE):
-        columns = (str(firsts[start : start + PACKS_AT_ONCE]),)
-        places, joined = connection.execute(statement, columns).fetchone()
+    ids = sorted(moved)
+    for start in range(0, len(ids), MOVES_AT_ONCE):
+        packed, _ = packs.places(ids[start : start + MOVES_AT_ONCE])
+        places, joined = connection.execute(statement, (str(list(packed)),)).fetchone()
         all_dues_ms, at = array("q", blob_of(joined)), 0
         values: list[tuple[int, bytes]] = []
         for first, count in json.loads(places):
@@ -210,8 +210,8 @@ def end(
 MOVES_MAX = 32_768
 """So many new due times are kept in the order of their batches; then they are written beside their
 packs together, because a page holds eight of these. Every reader remembers them."""
-PACKS_AT_ONCE = 1_000
-"""Whose due times, half a kilobyte each, are changed at once."""
+MOVES_AT_ONCE = 1_000
+"""Of these the packs are changed at once: half a kilobyte each."""
 
 log = logging.getLogger(__name__)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tickwheel.engine.sessions import Session
+from collections.abc import Sequence, Sized
+
+from tickwheel.engine.sessions import Session, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.topics import Presence, Subscriber
 from tickwheel.errors import TickwheelError
@@ -10,6 +12,26 @@ from tickwheel.server.shard.access import ANONYMOUS, Principal
 
 OTHERS_MIN = 64
 """So many subscribers that are over are kept before it is looked which of them still matter."""
+
+
+class _Nobody:
+    """Where the answers of a caller go that is gone."""
+
+    label = ""
+
+    def accepted(self, answers: Sequence[StoredAnswer]) -> None: ...
+
+    def answer_to(self, request: int, value: object) -> Sized:
+        return ()
+
+    def give(self, answer: Sized) -> None: ...
+
+    def error(self, request: int, code: str, message: str) -> None: ...
+
+    def flush(self) -> None: ...
+
+
+_NOBODY = _Nobody()
 
 
 class Caller:
@@ -36,6 +58,13 @@ class Caller:
         self.others: list[Subscriber] = []
         """Pulls and subscriptions that are over and may have deliveries in flight."""
         self._others_max = OTHERS_MIN
+
+    def close(self) -> None:
+        """It is gone. A connection and its caller must not hold each other any more: what it had
+        read and not understood yet would stay until the next collection of garbage, and that may be
+        never in a daemon that has little to do."""
+        self.is_open = False
+        self.replies = _NOBODY
 
     @property
     def label(self) -> str:

@@ -34,19 +34,20 @@ from collections.abc import (
     Callable,
     Coroutine,
     Iterable,
+    Iterator,
     Mapping,
     Sequence,
 )
 from contextlib import asynccontextmanager
-from itertools import islice
+from itertools import chain, islice
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.engine.topics import Group
 from tickwheel.errors import Overloaded, RowMissing, TickwheelError
 from tickwheel.model.effects import Effects, ProgressKey
-from tickwheel.model.records import NO_BODY, TaskSnapshot
-from tickwheel.persistence.contract import Moves, Store, StoreAway, StoredTask, is_cut
+from tickwheel.model.records import NO_BODY, TaskRow, TaskSnapshot
+from tickwheel.persistence.contract import Heads, Moves, Store, StoreAway, is_cut
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
@@ -70,7 +71,33 @@ NO_LIMIT = 1 << 62
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
 
-View = Callable[[Sequence[int]], dict[int, TaskSnapshot]]
+
+class Records(Mapping[int, TaskSnapshot]):
+    """What is recorded of some tasks now, most of them as columns: a snapshot of one of these is
+    made when it is asked for."""
+
+    __slots__ = ("_whole", "plain")
+
+    def __init__(self, whole: dict[int, TaskSnapshot], plain: dict[str, dict[int, int]]) -> None:
+        self._whole = whole
+        self.plain = plain
+        """topic → id → due_ms of tasks of which nothing else is recorded but their bodies."""
+
+    def __getitem__(self, task_id: int) -> TaskSnapshot:
+        for topic, dues_ms in self.plain.items():
+            due_ms = dues_ms.get(task_id)
+            if due_ms is not None:
+                return TaskSnapshot(TaskRow(task_id, due_ms, topic, NO_BODY), NOTHING, NOTHING)
+        return self._whole[task_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self._whole, *self.plain.values())
+
+    def __len__(self) -> int:
+        return len(self._whole) + sum(map(len, self.plain.values()))
+
+
+View = Callable[[Sequence[int]], Mapping[int, TaskSnapshot]]
 
 
 class _UnderWay:
@@ -118,7 +145,7 @@ class Reader:
         for read in self._under_way:
             read.landed(effects)
 
-    async def known(self, ids: Sequence[int]) -> dict[int, TaskSnapshot]:
+    async def known(self, ids: Sequence[int]) -> Mapping[int, TaskSnapshot]:
         """The records of those of ``ids`` that exist now."""
         async with self.read(ids) as view:
             return view(ids)
@@ -136,14 +163,11 @@ class Reader:
     ) -> AsyncIterator[tuple[View, Sequence[int]]]:
         """``read`` of the first of ``ids``, which are distinct, until their rows reach
         ``bytes_max``; the others are given beside the view, for another read. Without
-        ``bodies`` rows may have ``NO_BODY``."""
+        ``bodies`` rows may have ``NO_BODY``, and the view may show ``Records``."""
         async with self._reading(ids, bodies=bodies) as read:
-            stored, rest = await self._stored(read, ids, bytes_max) if ids else ({}, ())
+            stored, rest = await self._stored(read, ids, bytes_max) if ids else (Heads(), ())
             rest = await self._look_again(read, stored, ids, rest, bytes_max)
-            yield (
-                lambda some: self._overlay(read, [stored[i] for i in some if i in stored], some),
-                rest,
-            )
+            yield lambda some: self._overlay(read, stored, some), rest
 
     async def scan(
         self, after_id: int, limit: int, topic: str | None, *, back: bool = False
@@ -175,15 +199,16 @@ class Reader:
 
     async def _stored(
         self, read: _UnderWay, ids: Sequence[int], bytes_max: int
-    ) -> tuple[dict[int, StoredTask], Sequence[int]]:
+    ) -> tuple[Heads, Sequence[int]]:
         """While the store is away, commands and tasks that are due wait for it."""
         while True:
             try:
                 if self._moves is not None and not read.bodies:
                     return await self._moves.read_heads(ids, bytes_max)
                 if bytes_max == NO_LIMIT:
-                    return await self._store.read(ids), ()
-                return await self._store.read_some(ids, bytes_max)
+                    return Heads({}, await self._store.read(ids)), ()
+                found, rest = await self._store.read_some(ids, bytes_max)
+                return Heads({}, found), rest
             except StoreAway:
                 await asyncio.sleep(AWAY_RETRY_S)
 
@@ -192,7 +217,7 @@ class Reader:
     async def _look_again(
         self,
         read: _UnderWay,
-        stored: dict[int, StoredTask],
+        stored: Heads,
         ids: Sequence[int],
         rest: Sequence[int],
         bytes_max: int,
@@ -200,7 +225,7 @@ class Reader:
         """Add to ``stored`` what must be there and was not found at first, and note what is
         missing; the ids that are left then."""
         asked = ids[: len(ids) - len(rest)]
-        absent = self._unexplained(read, set(asked) - stored.keys())
+        absent = self._unexplained(read, stored.absent(asked))
         # Of some of these only the store could say that they have not ended: once more for all.
         turn = 0
         while absent and turn <= READS_AGAIN_MAX:
@@ -208,17 +233,17 @@ class Reader:
                 await asyncio.sleep(AGAIN_S)
             wanted = [task_id for task_id in asked if task_id in absent]
             found, left = await self._stored(read, wanted, bytes_max)
-            stored |= found
+            stored.add(found)
             if left:  # all that come after the first of them wait for another read
-                asked = asked[: asked.index(left[0])]
-                for task_id in stored.keys() - set(asked):
-                    del stored[task_id]
+                place = asked.index(left[0])
+                stored.drop(frozenset(asked[place:]))
+                asked = asked[:place]
             turn += 1
-            absent = self._core.held(self._unexplained(read, set(asked) - stored.keys()))
+            absent = self._core.held(self._unexplained(read, stored.absent(asked)))
             absent -= self._core.missing.keys()
         if absent or self._core.missing:
-            here = set(asked)
-            self._note(here, self._core.held(self._unexplained(read, here - stored.keys())))
+            unexplained = self._unexplained(read, stored.absent(asked))
+            self._note(set(asked), self._core.held(unexplained))
         return ids[len(asked) :]
 
     def _unexplained(self, read: _UnderWay, absent: set[int]) -> set[int]:
@@ -256,25 +281,64 @@ class Reader:
     # --- what is not committed yet ---------------------------------------------------------------
 
     def _overlay(
-        self, read: _UnderWay, stored: Iterable[StoredTask], ids: Iterable[int]
-    ) -> dict[int, TaskSnapshot]:
-        landed_id = self._core.landed_id
+        self, read: _UnderWay, stored: Heads, ids: Sequence[int]
+    ) -> Mapping[int, TaskSnapshot]:
+        landed_id, others, sealed = self._core.landed_id, stored.others, self._core.sealed
         found = {
             row.id: TaskSnapshot(row, {p.group: p for p in progress}, {d.group: d for d in dead})
             if progress or dead
             else TaskSnapshot(row, NOTHING, NOTHING)
-            for row, progress, dead in stored
+            for row, progress, dead in (others[i] for i in ids if i in others)
             # The store may be a step ahead: a task whose batch has not landed here is unseen.
             if row.id <= landed_id
         }
+        batches = [read.since, self._core.open.effects]
+        if sealed is not None:
+            batches.insert(1, sealed.effects)
+        plain = {
+            topic: self._plain_now(topic, dues_ms, ids, batches, found)
+            for topic, dues_ms in stored.plain.items()
+        }
         wanted = frozenset(ids)
         for task_id in wanted & read.since.enqueued.keys():
-            found.setdefault(task_id, TaskSnapshot(read.since.enqueued[task_id], {}, {}))
-        self._lay_over(found, wanted, read.since)
-        if self._core.sealed is not None:
-            self._lay_over(found, wanted, self._core.sealed.effects)
-        self._lay_over(found, wanted, self._core.open.effects)
-        return found
+            if not any(task_id in dues_ms for dues_ms in plain.values()):
+                found.setdefault(task_id, TaskSnapshot(read.since.enqueued[task_id], {}, {}))
+        for effects in batches:
+            self._lay_over(found, wanted, effects)
+        return Records(found, plain) if plain else found
+
+    def _plain_now(
+        self,
+        topic: str,
+        stored: Mapping[int, int],
+        ids: Sequence[int],
+        batches: Sequence[Effects],
+        found: dict[int, TaskSnapshot],
+    ) -> dict[int, int]:
+        """id → due_ms of those of ``ids`` that are plain still. The others go to ``found``, as
+        they are stored."""
+        landed_id = self._core.landed_id
+        plain = {i: stored[i] for i in ids if i in stored and i <= landed_id}
+        known = self._core.topics.get(topic)
+        groups = known.groups if known is not None else ()
+        changed: set[int] = set()
+        for effects in batches:
+            changed |= plain.keys() & effects.updated.keys()
+            changed |= plain.keys() & effects.ended.keys()
+            if groups and (effects.progress or effects.dead):
+                changed |= {
+                    task_id
+                    for task_id in plain
+                    for group in groups
+                    if (task_id, group) in effects.progress or (task_id, group) in effects.dead
+                }
+        for task_id in changed:
+            row = TaskRow(task_id, plain.pop(task_id), topic, NO_BODY)
+            found[task_id] = TaskSnapshot(row, NOTHING, NOTHING)
+        for effects in batches:
+            for task_id in plain.keys() & effects.moved.keys():
+                plain[task_id] = effects.moved[task_id]
+        return plain
 
     def _lay_over(
         self, found: dict[int, TaskSnapshot], wanted: frozenset[int], effects: Effects
@@ -587,7 +651,7 @@ class Loader:
         else:
             self._ready[group] = ids
 
-    async def _next(self, ids: list[int]) -> tuple[dict[int, TaskSnapshot], set[int]]:
+    async def _next(self, ids: list[int]) -> tuple[Mapping[int, TaskSnapshot], set[int]]:
         """The records of those that a load has room for, and the ids that are left."""
         wanted = list(dict.fromkeys(ids))
         async with self._turn, self._reader.read_some(wanted, self._bytes_max) as (view, left):

@@ -55,6 +55,10 @@ _FLAT = frozenset(
         FrameType.REJECT,
         FrameType.EXTEND,
         FrameType.RELEASE,
+        FrameType.CANCEL,
+        FrameType.RESCHEDULE,
+        FrameType.RUN_NOW,
+        FrameType.LOOKUP,
     )
 )
 """Their handlers check the type of every value there is in them, so depth needs no look."""

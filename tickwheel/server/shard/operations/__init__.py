@@ -129,7 +129,7 @@ class Operations:
     def closed(self, caller: Caller) -> None:
         """It is gone: its leases end soon, and what it waits for is not begun."""
         shard = self.shard
-        caller.is_open = False
+        caller.close()
         shard.callers.discard(caller)
         shard.listings.closed(caller)
         shard.backups.closed(caller)

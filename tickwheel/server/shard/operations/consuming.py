@@ -331,6 +331,8 @@ class _Pull:
         self._caller.pulls.pop(self.subscriber, None)
 
     def closed(self) -> None:
+        # They hold each other, and the connection: a cycle would keep it when it is gone.
+        self.subscriber.sink = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

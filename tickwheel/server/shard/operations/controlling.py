@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.errors import LimitExceeded
 from tickwheel.limits import ID_MAX
 from tickwheel.server import checks
+from tickwheel.server.shard.reads import Records
 from tickwheel.server.shard.views import ValueBytes, fitting
 
 if TYPE_CHECKING:
@@ -32,7 +33,10 @@ class Controlling:
         def cancel(task_id: int, found: TaskSnapshot | None, now_ms: int) -> str:
             return self._control.cancel(task_id, found)
 
-        self._each(caller, request, checked, checked, cancel)
+        def cancel_many(topic: str, found: Mapping[int, int], now_ms: int) -> dict[int, str]:
+            return dict.fromkeys(self._control.cancel_many(topic, found), "cancelled")
+
+        self._each(caller, request, checked, checked, cancel, cancel_many)
 
     def _each(
         self,
@@ -41,15 +45,24 @@ class Controlling:
         ids: Sequence[int],
         keys: Sequence[Any],
         verb: Callable[[Any, TaskSnapshot | None, int], Any],
+        many: Callable[[str, Mapping[int, int], int], Mapping[int, Any]] | None = None,
     ) -> None:
         """Answer with the word of ``verb`` for each of ``keys``, which are about ``ids``. It gets
         the key, the record of the task and the time. A key named twice is acted on once, and has
-        the same word twice."""
+        the same word twice.
+
+        ``many``: for keys that are ids, the words of those that it can do at once. It gets a topic,
+        due times by id, of tasks of which nothing else is recorded, and the time."""
         words: dict[Any, Any] = {}
 
         def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
             self._shard.border.act()
             now_ms = self._shard.clock.read().now_ms
+            if many is not None and isinstance(known, Records):
+                for topic, found in known.plain.items():
+                    if words:
+                        found = {i: due_ms for i, due_ms in found.items() if i not in words}
+                    words.update(many(topic, found, now_ms))
             for index in some:
                 key = keys[index]
                 if key not in words:
@@ -67,16 +80,17 @@ class Controlling:
         LimitExceeded, DueTooFar, Overloaded."""
         limits = self._shard.limits
         given = checks.sequence(items, "items", limits.ids_per_frame_max)
-        dues: dict[int, int] = {}
+        found = _delays(given, limits.delay_ms_max)
+        if found is not None:
+            ids, delays_ms = found
+            dues = {i: now.now_ms + after for i, after in zip(ids, delays_ms, strict=True)}
+            self._reschedule(caller, request, ids, dues)
+            return
+        dues = {}
         for index, item in enumerate(given):
-            if type(item) is not tuple or len(item) != 3:
-                checks.wrong(f"items[{index}]", "[id, delay_ms, due_ms]", item)
-            task_id, delay_ms, due_ms = item
-            if type(task_id) is type(delay_ms) is int and due_ms is None:
-                if 0 <= task_id <= ID_MAX and 0 <= delay_ms <= limits.delay_ms_max:
-                    dues[task_id] = now.now_ms + delay_ms  # the usual case, without a call
-                    continue
             field = f"items[{index}]"
+            if type(item) is not tuple or len(item) != 3:
+                checks.wrong(field, "[id, delay_ms, due_ms]", item)
             task_id = checks.integer(item[0], f"{field}.id", 0, ID_MAX)
             dues[task_id] = checks.due(item[1], item[2], field, now.now_ms, limits)
         self._reschedule(caller, request, [item[0] for item in given], dues)
@@ -94,7 +108,11 @@ class Controlling:
         def verb(task_id: int, found: TaskSnapshot | None, now_ms: int) -> tuple[str, int | None]:
             return reschedule(task_id, dues[task_id], found, now_ms)
 
-        self._each(caller, request, ids, ids, verb)
+        def many(topic: str, found: Mapping[int, int], now_ms: int) -> dict[int, tuple[str, int]]:
+            moved = self._control.reschedule_many(topic, found, dues, now_ms)
+            return {task_id: ("scheduled", due_ms) for task_id, due_ms in moved.items()}
+
+        self._each(caller, request, ids, ids, verb, many)
 
     def look_up(self, caller: Caller, request: int, ids: object) -> None:
         """A map for each id. Raises BadRequest, LimitExceeded, Overloaded."""
@@ -169,3 +187,16 @@ class Controlling:
             checks.integer(pair[0], f"{field}.id", 0, ID_MAX)
             checks.name(pair[1], f"{field}.group")
         self._each(caller, request, [pair[0] for pair in given], given, verb)
+
+
+def _delays(items: Sequence[Any], delay_ms_max: int) -> tuple[Sequence[int], Sequence[int]] | None:
+    """Ids and delays, if all items are right and have a delay, which is usual. None: look at each
+    of them."""
+    if set(map(type, items)) != {tuple} or set(map(len, items)) != {3}:
+        return None
+    ids, delays_ms, dues_ms = zip(*items, strict=True)
+    if set(map(type, ids + delays_ms)) != {int} or dues_ms.count(None) != len(ids):
+        return None
+    if min(ids) < 0 or max(ids) > ID_MAX or min(delays_ms) < 0 or max(delays_ms) > delay_ms_max:
+        return None
+    return ids, delays_ms

@@ -91,7 +91,7 @@ class StandbyOperations:
         caller.is_blocked = False
 
     def closed(self, caller: Caller) -> None:
-        caller.is_open = False
+        caller.close()
 
     def is_behind(self, caller: Caller) -> bool:
         return False
