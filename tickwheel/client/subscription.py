@@ -244,7 +244,7 @@ class Subscription:
     def deliver(self, batch: DeliveryBatch) -> None:
         """Deliveries have come."""
         self._buffer.put(batch, self._reconnector.loop.time())
-        self._arrived.notify()
+        self._arrived.notify(len(batch.items))
         if not self.leased:
             self._hold_back()
         else:
