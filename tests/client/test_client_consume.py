@@ -129,6 +129,19 @@ async def test_a_reader_that_is_cancelled_takes_nothing_with_it() -> None:
         assert (await soon(anext(subscription))).body == b"a"
 
 
+async def test_a_delivery_that_woke_a_reader_that_goes_is_the_next_ones() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer, subscription, sub = await consume(daemon, client)
+        first, second = [asyncio.ensure_future(anext(subscription)) for _ in range(2)]
+        await turns()
+        peer.deliver(sub, b"a")
+        while not subscription._buffer:
+            await turns(1)  # one more would be too many
+        first.cancel()
+        assert (await soon(second)).body == b"a"
+        await asyncio.gather(first, return_exceptions=True)
+
+
 async def test_what_the_daemon_objects_to_is_raised() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()

@@ -253,6 +253,22 @@ async def test_more_than_fits_the_client_is_overloaded(
         await soon(future)
 
 
+async def test_who_awaits_waits_for_room_and_is_not_overloaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tickwheel.client.producer.QUEUE_TASKS_MAX", 10)
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        calls = [asyncio.ensure_future(client.enqueue("t", b"%d" % i)) for i in range(35)]
+        sizes = []
+        while sum(sizes) < len(calls):
+            frame = await stored(peer)
+            sizes.append(len(frame[3]))
+        receipts = await soon(asyncio.gather(*calls))
+        assert len({receipt.id for receipt in receipts}) == len(calls)
+        assert max(sizes) == 10
+
+
 # --- resend ----------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import os
 import signal
@@ -317,6 +318,46 @@ async def test_fast_handlers_get_more_ahead_and_stuck_ones_give_it_back(
         await answered_until(r.peer, T.ACK)
 
 
+async def test_short_handlers_share_a_task() -> None:
+    tasks: set[Any] = set()
+
+    async def handler(delivery: Delivery) -> None:
+        tasks.add(asyncio.current_task())
+
+    async with rig(handler, concurrency=1, prefetch=10) as r:
+        await r.deliver(*[b"x"] * 10)
+        acked = 0
+        while acked < 10:
+            acked += len((await answer(r.peer, T.ACK))[5])
+    assert len(tasks) == 1
+
+
+async def test_a_handler_finds_nothing_of_another_ones_context() -> None:
+    word: contextvars.ContextVar[str] = contextvars.ContextVar("word", default="none")
+    found = []
+
+    async def handler(delivery: Delivery) -> None:
+        found.append(word.get())
+        word.set(delivery.body.decode())
+
+    async with rig(handler, concurrency=1, prefetch=10) as r:
+        await r.deliver(b"a", b"b", b"c")
+        acked = 0
+        while acked < 3:
+            acked += len((await answer(r.peer, T.ACK))[5])
+    assert found == ["none"] * 3
+
+
+async def test_an_ack_that_found_another_end_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "tickwheel.client")
+    async with rig(nothing) as r:
+        _, late = await r.deliver(b"a", b"b")
+        await answer(r.peer, T.ACK, ("acked", "cancelled"))
+        await turns()
+    assert f"task {late} of t, group default: its ack was answered cancelled" in caplog.text
+    assert caplog.text.count("its ack was answered") == 1
+
+
 # --- leases ----------------------------------------------------------------------------------
 
 
@@ -432,6 +473,26 @@ async def test_stop_gives_back_what_was_not_started_and_waits_for_the_rest() -> 
         assert not r.running.done(), "an ack that is not answered is waited for"
         r.peer.ok(frame)
         await r.ended()
+
+
+async def test_after_stop_nothing_that_is_here_is_begun() -> None:
+    begun = []
+
+    async def handler(delivery: Delivery) -> None:
+        begun.append(delivery.body)
+        r.worker.stop()
+
+    async with rig(handler, concurrency=1, prefetch=10) as r:
+        ids = await r.deliver(b"a", b"b", b"c")
+        frames = {}
+        while set(frames) < {T.ACK, T.RELEASE}:
+            frame = await r.peer.next()
+            r.peer.ok(frame)
+            frames[frame[0]] = frame
+        assert frames[T.ACK][5] == (ids[0],)
+        assert frames[T.RELEASE][5] == tuple(ids[1:])
+        await r.ended()
+    assert begun == [b"a"]
 
 
 async def test_after_the_grace_handlers_are_cancelled_and_given_back() -> None:

@@ -37,7 +37,8 @@ class Channel:
         self.epoch = epoch
         self.ids: list[int] = []
         self.attempts: list[int] = []
-        self.futures: list[AckFuture] = []
+        self.futures: list[AckFuture | None] = []
+        """None: nobody waits."""
 
     def add(self, task_id: int, attempt: int) -> AckFuture:
         """Ack one delivery; the future of the daemon's word for it."""
@@ -48,6 +49,14 @@ class Channel:
         self.attempts.append(attempt)
         self.futures.append(future)
         return future
+
+    def add_unwatched(self, task_id: int, attempt: int) -> None:
+        """Ack one delivery for one who does not wait: what is unusual about it is logged."""
+        if not self.ids:
+            self._acks.gather(self)
+        self.ids.append(task_id)
+        self.attempts.append(attempt)
+        self.futures.append(None)
 
 
 class AckFrame(Resendable):
@@ -61,7 +70,7 @@ class AckFrame(Resendable):
         channel: Channel,
         ids: list[int],
         attempts: list[int],
-        futures: list[AckFuture],
+        futures: list[AckFuture | None],
     ) -> None:
         began_s = acks.reconnector.loop.time()
         super().__init__(began_s, began_s + acks.total_s)
@@ -74,13 +83,20 @@ class AckFrame(Resendable):
     def answered(self, result: Any) -> None:
         if result is None:
             for future in self.futures:
-                if not future.done():
+                if future is not None and not future.done():
                     future.set_result("acked")
         else:
-            for future, word in zip(self.futures, result, strict=True):
-                if not future.done():
+            for future, task_id, word in zip(self.futures, self.ids, result, strict=True):
+                if future is None:
+                    self._log_unusual(task_id, word)
+                elif not future.done():
                     future.set_result(word)
         self._acks.finish(self)
+
+    def _log_unusual(self, task_id: int, word: Any) -> None:
+        if word != "acked":
+            names = self.channel.topic, self.channel.group
+            LOGGER.info("task %d of %s, group %s: its ack was answered %s", task_id, *names, word)
 
     def failed(self, error: TickwheelError) -> None:
         if isinstance(error, NotActive):
@@ -107,7 +123,7 @@ class Acks:
         self._gathering: list[Channel] = []
         self.outbox: Outbox[AckFrame] = Outbox(reconnector)
         self._unfinished: set[AckFrame] = set()
-        self._idle = Signal()
+        self._finished = Signal()
         self._stopped: TickwheelError | None = None
 
     def channel(self, topic: str, group: str, epoch: int) -> Channel:
@@ -127,12 +143,19 @@ class Acks:
     async def wait_idle(self) -> None:
         """Until every ack has its answer."""
         while self._unfinished or self._gathering:
-            await self._idle.wait()
+            await self._finished.wait()
+
+    async def wait_answered(self) -> None:
+        """Until every ack that was given up to now has its answer."""
+        self._close_channels()
+        asked = set(self._unfinished)
+        while asked & self._unfinished:
+            await self._finished.wait()
 
     # --- frames ---------------------------------------------------------------------------------
 
     def give_up(self, frame: AckFrame, error: TickwheelError) -> None:
-        failed = sum(fail(future, error) for future in frame.futures)
+        failed = sum(future is None or fail(future, error) for future in frame.futures)
         if failed:
             LOGGER.warning("%d acks failed: %s: %s", failed, error.code, error.message)
         self.finish(frame)
@@ -140,8 +163,7 @@ class Acks:
     def finish(self, frame: AckFrame) -> None:
         self._unfinished.discard(frame)
         self.outbox.forget(frame)
-        if not self._unfinished:
-            self._idle.notify()
+        self._finished.notify()
 
     def _close_channels(self) -> None:
         gathering, self._gathering = self._gathering, []

@@ -57,7 +57,6 @@ from tickwheel.version import __version__
 
 FRAMES_AHEAD = 8
 """Frames of one ``enqueue_many`` that may be on their way at a time."""
-_NO_OPTIONS = (None, None, None, None, 0, None, None)
 LOOKUP_IDS = 256
 """Ids of one LOOKUP: their bodies have to fit one answer."""
 PAGE = 1000
@@ -213,9 +212,11 @@ class Client:
         it) or Unreachable when it was certainly not stored; OutcomeUnknown when nobody knows.
         """
         checked = self._check(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
-        if self._producer.is_full:
+        future = self._producer.join(checked)
+        if future is None:
             await self._producer.wait_room()
-        receipt: Receipt = await self._producer.add(checked)
+            future = self._producer.add(checked)
+        receipt: Receipt = await future
         return receipt
 
     def enqueue_nowait(
@@ -320,13 +321,34 @@ class Client:
         connection.put(encode((int(FrameType.ONEWAY), 0, (checked[0],))))
         self._reconnector.wake()
 
-    def _check(self, topic: str, body: bytes, delay: Duration | None, *options: Any) -> CheckedTask:
-        self._ready()
-        if options == _NO_OPTIONS:
+    def _check(
+        self,
+        topic: str,
+        body: bytes,
+        delay: Duration | None,
+        at: datetime | None,
+        key: str | None,
+        tag: str | None,
+        properties: Mapping[str, Value] | None,
+        priority: int,
+        ttl: Duration | None,
+        retry: Retry | None,
+    ) -> CheckedTask:
+        if self._state != "open":
+            self._ready()
+        is_plain = (
+            priority == 0
+            and at is None
+            and key is None
+            and tag is None
+            and properties is None
+            and ttl is None
+            and retry is None
+        )
+        if is_plain:
             checked = self._checker.plain(topic, body, delay)
             if checked is not None:
                 return checked
-        at, key, tag, properties, priority, ttl, retry = options
         task = Task(
             topic, body, delay=delay, at=at, key=key, tag=tag, properties=properties,
             priority=priority, ttl=ttl, retry=retry,

@@ -41,7 +41,7 @@ def fail(future: asyncio.Future[Any], error: TickwheelError) -> bool:
 
 
 class Signal:
-    """Wakes everybody who waits at the moment; each looks again whether it was for them."""
+    """Wakes who waits at the moment; each looks again whether it was for them."""
 
     __slots__ = ("_waiters",)
 
@@ -54,15 +54,23 @@ class Signal:
         self._waiters[waiter] = None
         try:
             await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():  # woken, and does not look: another one may have to
+                self.notify(1)
+            raise
         finally:
             self._waiters.pop(waiter, None)
 
-    def notify(self) -> None:
-        if self._waiters:
-            waiters, self._waiters = self._waiters, {}
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
+    def notify(self, most: int | None = None) -> None:
+        """Wake all, or ``most`` of those who have waited longest."""
+        waiters = self._waiters
+        left = len(waiters) if most is None else most
+        while waiters and left > 0:
+            waiter = next(iter(waiters))
+            del waiters[waiter]
+            if not waiter.done():
+                waiter.set_result(None)
+                left -= 1
 
 
 LOGGER = logging.getLogger("tickwheel.client")

@@ -32,6 +32,9 @@ class Finished:
         future.set_result(self.WORD)
         return future
 
+    def add_unwatched(self, task_id: int, attempt: int) -> None:
+        """Nobody wants the answer."""
+
     async def call(self, kind: FrameType, *fields: Any) -> list[str]:
         return [self.WORD]
 
@@ -163,6 +166,11 @@ class Delivery:
         """``ack`` as a future; acks of one step of the event loop share a frame."""
         self.settled = True
         return self._batch.acks.add(self._item[0], self._item[1])
+
+    def ack_unwatched(self) -> None:
+        """``ack`` for one who does not wait; an answer that is not "acked" is logged."""
+        self.settled = True
+        self._batch.acks.add_unwatched(self._item[0], self._item[1])
 
     async def nack(self, delay: Duration | None = None, reason: str | None = None) -> str:
         """It failed: again after ``delay`` (default: the daemon's retry policy), or, when its

@@ -129,12 +129,29 @@ class Hold:
         self.extending = False
 
 
+InHand = tuple[Delivery, float, Callable[[str], None]]
+"""A delivery that is worked on, its ``lease_until_s`` when it was handed out, and what to call
+with the daemon's word when its lease is lost."""
+
+
 class Leases:
     """Of one topic and group, from its making to ``close``. A source of the reconnector; has a
-    timer of its own."""
+    timer of its own.
 
-    def __init__(self, calls: Calls, topic: str, group: str, lease_s: float) -> None:
+    Whoever works on many short ones need not ``hold`` each: ``in_hand`` is asked, at every tick,
+    what is worked on at the moment; after ``begin`` there are ticks.
+    """
+
+    def __init__(
+        self,
+        calls: Calls,
+        topic: str,
+        group: str,
+        lease_s: float,
+        in_hand: Callable[[], Iterable[InHand]] = tuple,
+    ) -> None:
         self._reconnector = calls.reconnector
+        self._in_hand = in_hand
         self._lease_s = lease_s
         self._holds: dict[int, Hold] = {}
         """By the identity of the delivery: attempts of one task may overlap here."""
@@ -147,9 +164,20 @@ class Leases:
 
     def hold(self, delivery: Delivery, lost: Callable[[str], None]) -> None:
         """Keep its lease up until ``drop``."""
-        since_s = delivery.lease_until_s - self._lease_s * SURE
-        self._holds[id(delivery)] = Hold(delivery, since_s, lost)
+        self._hold(delivery, delivery.lease_until_s, lost)
         self._extender.begin()
+
+    def begin(self) -> None:
+        """Something is in hand. Harmless when it was already."""
+        self._extender.begin()
+
+    def _hold(self, delivery: Delivery, until_s: float, lost: Callable[[str], None]) -> None:
+        self._holds[id(delivery)] = Hold(delivery, until_s - self._lease_s * SURE, lost)
+
+    def _hold_in_hand(self) -> None:
+        for delivery, until_s, lost in self._in_hand():
+            if id(delivery) not in self._holds:
+                self._hold(delivery, until_s, lost)
 
     def drop(self, delivery: Delivery) -> None:
         """It is being settled. Harmless when it is not held."""
@@ -167,6 +195,7 @@ class Leases:
     # --- keeping them up --------------------------------------------------------------------------
 
     def _tick(self, now_s: float) -> bool:
+        self._hold_in_hand()
         for hold in [h for h in self._holds.values() if now_s >= h.since_s + self._lease_s]:
             self._lose(hold, f"not extended for {self._lease_s:g} s")
         due_s = now_s - self._lease_s * EXTEND_AFTER
@@ -203,6 +232,7 @@ class Leases:
 
     def up(self) -> None:
         """Claim what is held, before the daemon gives it to others."""
+        self._hold_in_hand()
         self._extend(self._holds.values())
 
     def down(self) -> None:

@@ -31,7 +31,6 @@ from tickwheel.client.tasks import (
     Receipt,
     Receipts,
     WireTask,
-    due_of,
     receipts,
 )
 from tickwheel.errors import (
@@ -50,7 +49,7 @@ from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from tickwheel.client.reconnector import Reconnector
 
@@ -69,6 +68,7 @@ class Producer:
         self.reconnector = reconnector
         self.tasks_max = QUEUE_TASKS_MAX
         self.bytes_max = QUEUE_BYTES_MAX
+        self.create_future = reconnector.loop.create_future
         self._total_s = total_s
         self._retries = retries
         self._open: Batch | None = None
@@ -91,41 +91,49 @@ class Producer:
     @property
     def is_full(self) -> bool:
         """Whether a caller that can wait should: the window or half of the queue is in use."""
+        tasks, size_bytes = self._tasks, self._bytes
+        if self._open is not None:
+            tasks, size_bytes = tasks + self._open.count, size_bytes + self._open.bytes
         return (
             len(self._queue) + len(self._window) >= self.reconnector.limits.window_max
-            or self._tasks * 2 >= self.tasks_max
-            or self._bytes * 2 >= self.bytes_max
+            or tasks * 2 >= self.tasks_max
+            or size_bytes * 2 >= self.bytes_max
         )
 
     def add(self, checked: CheckedTask) -> asyncio.Future[Any]:
         """One task; the future of its Receipt. Raises Overloaded."""
-        wire, size = checked
-        batch = self._room_for(1, size)
-        future: asyncio.Future[Any] = self.reconnector.loop.create_future()
-        batch.tasks.append(wire)
-        batch.entries.append((future, 0))
-        batch.size += size
+        batch = self._open
+        future = None if batch is None else batch.add(*checked)
+        if future is None:
+            size = checked[1]
+            self._check_room(1, size)
+            future = self._new_batch().put([checked[0]], 0, size)
+        return future
+
+    def join(self, checked: CheckedTask) -> asyncio.Future[Any] | None:
+        """``add`` for a caller that can wait; None when it should (``is_full``). One that fits
+        the open frame need not: there was room for a whole one when it was opened."""
+        batch = self._open
+        future = None if batch is None else batch.add(*checked)
+        if future is None and not self.is_full:
+            future = self.add(checked)
         return future
 
     def add_many(self, tasks: list[WireTask], size: int) -> asyncio.Future[list[Receipt]]:
         """Tasks that fit a frame, all or nothing; the future of their Receipts."""
-        batch = self._room_for(len(tasks), size)
-        future: asyncio.Future[list[Receipt]] = self.reconnector.loop.create_future()
-        batch.tasks.extend(tasks)
-        batch.entries.append((future, len(tasks)))
-        batch.size += size
-        return future
+        batch = self._open
+        if batch is None or not batch.fits(len(tasks), size):
+            self._check_room(len(tasks), size)
+            batch = self._new_batch()
+        return batch.put(tasks, len(tasks), size)
 
     def add_columns(self, columns: Columns) -> asyncio.Future[Receipts]:
         """Tasks that fit a frame, which is theirs alone; the future of their Receipts."""
         size = sum(columns.sizes)
         self._check_room(len(columns.bodies), size)
-        self._close_open()
         began_s = self.reconnector.loop.time()
         future: asyncio.Future[Receipts] = self.reconnector.loop.create_future()
-        batch = ColumnBatch(self, columns, size, future, began_s, began_s + self._total_s)
-        self._queue.append(batch)
-        self._unfinished.add(batch)
+        self._wait_for(ColumnBatch(self, columns, size, future, began_s, began_s + self._total_s))
         self.reconnector.wake()
         return future
 
@@ -149,27 +157,22 @@ class Producer:
         while self._unfinished or self._open is not None:
             await self._changed.wait()
 
-    def _room_for(self, count: int, size: int) -> Batch:
-        self._check_room(count, size)
-        batch = self._open
-        if batch is not None:
-            limits = self.reconnector.limits
-            if (
-                len(batch.tasks) + count <= limits.tasks_per_frame_max
-                and batch.size + size <= MERGE_BYTES_MAX
-                and batch.size + size <= limits.frame_bytes_max
-            ):
-                return batch
-            self._close_open()
-        began_s = self.reconnector.loop.time()
-        self._open = batch = Batch(self, FRAME_BYTES, began_s, began_s + self._total_s)
+    def _new_batch(self) -> Batch:
+        """Opened for what has room, and for as much more as will have."""
+        limits, began_s = self.reconnector.limits, self.reconnector.loop.time()
+        batch = Batch(self, FRAME_BYTES, began_s, began_s + self._total_s)
+        batch.tasks_max = min(limits.tasks_per_frame_max, self.tasks_max - self._tasks)
+        room_bytes = self.bytes_max - self._bytes + FRAME_BYTES
+        batch.bytes_max = min(MERGE_BYTES_MAX, limits.frame_bytes_max, room_bytes)
+        self._open = batch
         self.reconnector.wake()
         return batch
 
     def _check_room(self, count: int, size: int) -> None:
-        """Raises Overloaded when so many more may not wait; else they do."""
+        """Close the open frame. Raises Overloaded when so many more may not wait."""
         if self._stopped is not None:
             raise self._stopped
+        self._close_open()
         if self._tasks + count > self.tasks_max and self._tasks:
             raise Overloaded(
                 f"{self._tasks} tasks wait to be sent or answered; the limit is {self.tasks_max}"
@@ -180,14 +183,18 @@ class Producer:
                 f"{self._bytes} bytes wait to be sent or answered; the limit is {self.bytes_max}"
                 " (the client's bytes_max): await some"
             )
-        self._tasks += count
-        self._bytes += size
 
     def _close_open(self) -> None:
         batch, self._open = self._open, None
         if batch is not None:
-            self._queue.append(batch)
-            self._unfinished.add(batch)
+            self._wait_for(batch)
+
+    def _wait_for(self, batch: Batch) -> None:
+        """It is complete, and counts."""
+        self._tasks += batch.count
+        self._bytes += batch.bytes
+        self._queue.append(batch)
+        self._unfinished.add(batch)
 
     # --- a source of the reconnector ------------------------------------------------------------
 
@@ -266,7 +273,7 @@ class Producer:
             self._certainly_refused(batch, error)
         elif error.retryable:
             self._pauses.begin(batch)  # nobody knows: ask again, by the same number
-        elif len(batch.entries) > 1:
+        elif len(batch.futures) > 1:
             self._alone(batch)
         else:
             self.give_up(batch, error)
@@ -319,7 +326,7 @@ class Producer:
 
     def give_up(self, batch: Batch, error: TickwheelError) -> None:
         """Fail every call of the batch."""
-        failed = sum(fail(future, error) for future, _ in batch.entries)
+        failed = sum(fail(future, error) for future in batch.futures)
         if failed:
             LOGGER.warning("%d enqueue calls failed: %s: %s", failed, error.code, error.message)
         self.finish(batch)
@@ -339,24 +346,50 @@ class Producer:
         self._changed.notify()
 
 
-Entry = tuple[asyncio.Future[Any], int]
-"""A caller's future and how many tasks of the frame are its; 0: a single one, not a list."""
-
-
 class Batch(Resendable):
     """Sizes are upper bounds of bytes on the wire; number 0 means that it has none yet. ``sent``
     counts under its number only."""
 
-    __slots__ = ("done", "entries", "number", "producer", "size", "tasks")
+    __slots__ = ("bytes_max", "counts", "done", "futures", "number", "producer", "size", "tasks",
+                 "tasks_max")  # fmt: skip
 
     def __init__(self, producer: Producer, size: int, began_s: float, deadline_s: float) -> None:
         super().__init__(began_s, deadline_s)
         self.producer = producer
         self.tasks: list[WireTask] = []
-        self.entries: list[Entry] = []
+        self.futures: list[asyncio.Future[Any]] = []
+        """One a caller."""
+        self.counts: list[int] = []
+        """How many tasks are the caller's; 0: a single one, not a list."""
         self.size = size
+        self.tasks_max = self.bytes_max = 0
+        """How far it may grow while it is open."""
         self.number = 0
         self.done = False
+
+    def add(self, task: WireTask, size: int) -> asyncio.Future[Any] | None:
+        """``put`` of a single task, if it fits: the way of most."""
+        tasks, all_bytes = self.tasks, self.size + size
+        if all_bytes > self.bytes_max or len(tasks) >= self.tasks_max:
+            return None
+        future = self.producer.create_future()
+        tasks.append(task)
+        self.futures.append(future)
+        self.counts.append(0)
+        self.size = all_bytes
+        return future
+
+    def fits(self, count: int, size: int) -> bool:
+        return len(self.tasks) + count <= self.tasks_max and self.size + size <= self.bytes_max
+
+    def put(self, tasks: Sequence[WireTask], count: int, size: int) -> asyncio.Future[Any]:
+        """A caller's tasks; the future of what it gets."""
+        future = self.producer.create_future()
+        self.tasks += tasks
+        self.futures.append(future)
+        self.counts.append(count)
+        self.size += size
+        return future
 
     @property
     def count(self) -> int:
@@ -373,24 +406,25 @@ class Batch(Resendable):
 
     def unwanted(self) -> bool:
         """Every caller has gone before it was sent."""
-        return all(future.cancelled() for future, _ in self.entries)
+        return all(future.cancelled() for future in self.futures)
 
     def answered(self, result: Any) -> None:
         accepted_ms, ids = result
         if type(accepted_ms) is not int or len(ids) != len(self.tasks):
             raise ValueError(f"{len(ids)} ids for {len(self.tasks)} tasks")
-        if len(self.entries) == len(self.tasks) and not any(n for _, n in self.entries):
-            for (future, _), task_id, task in zip(self.entries, ids, self.tasks, strict=True):
-                if not future.done():
-                    future.set_result(Receipt(task_id, due_of(task, accepted_ms)))
-        else:
-            found, start = receipts(self.tasks, ids, accepted_ms), 0
-            for future, count in self.entries:
-                end = start + (count or 1)
-                if not future.done():
-                    future.set_result(found[start:end] if count else found[start])
-                start = end
+        found = receipts(self.tasks, ids, accepted_ms)
+        shares = self._shares(found) if any(self.counts) else found
+        for future, share in zip(self.futures, shares, strict=True):
+            if not future.done():
+                future.set_result(share)
         self.producer.finish(self)
+
+    def _shares(self, found: list[Receipt]) -> Iterator[Receipt | list[Receipt]]:
+        start = 0
+        for count in self.counts:
+            end = start + (count or 1)
+            yield found[start:end] if count else found[start]
+            start = end
 
     def failed(self, error: TickwheelError) -> None:
         if self.done:
@@ -444,7 +478,7 @@ class ColumnBatch(Batch):
     ) -> None:
         super().__init__(producer, size + FRAME_BYTES, began_s, deadline_s)
         self.columns = columns
-        self.entries = [(future, len(columns.bodies))]
+        self.futures, self.counts = [future], [len(columns.bodies)]
         self.is_known = True
         """The daemon knows frames of columns, as far as is known."""
 
@@ -465,7 +499,7 @@ class ColumnBatch(Batch):
         accepted_ms, ids = result
         if type(accepted_ms) is not int or len(ids) != self.count:
             raise ValueError(f"{len(ids)} ids for {self.count} tasks")
-        ((future, _),) = self.entries
+        (future,) = self.futures
         if not future.done():
             dues_ms = [accepted_ms + delay_ms for delay_ms in self.columns.delays_ms]
             future.set_result(Receipts(ids, dues_ms))
@@ -483,12 +517,12 @@ def split(batch: Batch, frame_bytes: int) -> list[Batch]:
     """A batch for each caller of ``batch``, without numbers, with the same deadline."""
     parts: list[Batch] = []
     start = 0
-    for entry in batch.entries:
-        count = entry[1] or 1
+    for future, given in zip(batch.futures, batch.counts, strict=True):
+        count = given or 1
         share = (batch.size - frame_bytes) * count // len(batch.tasks)
         part = Batch(batch.producer, frame_bytes + share, batch.began_s, batch.deadline_s)
         part.tasks = batch.tasks[start : start + count]
-        part.entries = [entry]
+        part.futures, part.counts = [future], [given]
         parts.append(part)
         start += count
     return parts

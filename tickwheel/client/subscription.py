@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tickwheel.client.autoack import AutoAck, Reader
 from tickwheel.client.connection import LOGGER, Connection, Signal
 from tickwheel.client.delivery import FINISHED, Delivery, DeliveryBatch
-from tickwheel.client.leases import EXTENDED, SURE, Extender, Leases, Lot
+from tickwheel.client.leases import EXTENDED, SURE, Extender, InHand, Leases, Lot
 from tickwheel.client.requests import Calls
 from tickwheel.client.resending import retry_pause_s
 from tickwheel.client.retry import Retry, policy_wire
@@ -40,7 +40,7 @@ from tickwheel.errors import (
 from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
     from types import TracebackType
 
     from tickwheel.client.acks import Acks
@@ -216,6 +216,15 @@ class Subscription:
             raise self._error
         raise StopAsyncIteration
 
+    def take_now(self) -> Delivery | None:
+        """One that is here already; None when there is none, or the event loop should get its
+        turn. For one who also iterates."""
+        if self._streak >= STREAK_MAX or self._closed:
+            return None
+        delivery = self._buffer.take(self._reconnector.loop.time())
+        self._streak += delivery is not None
+        return delivery
+
     async def batches(self, max_deliveries: int = 256) -> AsyncIterator[list[Delivery]]:
         """What is there, at least one, at most ``max_deliveries`` at a time."""
         source = aiter(self)
@@ -235,7 +244,7 @@ class Subscription:
     def deliver(self, batch: DeliveryBatch) -> None:
         """Deliveries have come."""
         self._buffer.put(batch, self._reconnector.loop.time())
-        self._arrived.notify()
+        self._arrived.notify(len(batch.items))
         if not self.leased:
             self._hold_back()
         else:
@@ -271,10 +280,10 @@ class Subscription:
             with suppress(TickwheelError):
                 await self._call(FrameType.RELEASE, *fields, repeat=False)
 
-    def keep_leases(self) -> Leases:
-        """Keeps up the leases of deliveries that were handed out, those that it is given. To be
-        closed; after ``start``, which says how long leases are."""
-        return Leases(self._all.calls, self.topic, self.group, self.lease_s)
+    def keep_leases(self, in_hand: Callable[[], Iterable[InHand]] = tuple) -> Leases:
+        """Keeps up the leases of deliveries that were handed out, those that it is given or that
+        are ``in_hand``. To be closed; after ``start``, which says how long leases are."""
+        return Leases(self._all.calls, self.topic, self.group, self.lease_s, in_hand)
 
     # --- over reconnects ------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""One delivery in a handler: run, watched, and settled by how it ended.
+"""Deliveries in handlers: run, watched, and settled by how they ended.
 
 Invariants: a delivery that the handler settled itself is left alone; nothing is acked whose lease
 was lost; whatever goes wrong is logged and never ends the worker.
@@ -47,92 +47,151 @@ class Outcome(NamedTuple):
 ACK = Outcome("ack")
 
 
-class Job:
-    """From the moment a delivery is handed out until it is settled."""
+class Runner:
+    """A task that works on one delivery after the other: each is handled, watched, and settled.
 
-    def __init__(self, route: Route, delivery: Delivery, leases: Leases, threads: Threads) -> None:
-        self.delivery = delivery
-        self.ack: asyncio.Future[str] | None = None
-        """On its way, when the job has ended."""
+    It is used again, because a task costs more than a short handler. Not when something of the
+    last handler is left in it: a cancellation, context variables, a thread that still runs.
+    """
+
+    def __init__(
+        self,
+        route: Route,
+        threads: Threads,
+        leases: Leases,
+        delivery: Delivery,
+        settled: Callable[[Runner], Delivery | None],
+    ) -> None:
+        """``settled`` says what is next after each delivery; None: the runner waits for
+        ``go_on``."""
+        self.delivery: Delivery | None = delivery
+        """What it works on."""
+        self.until_s = delivery.lease_until_s
+        """Until when its lease held for sure when it was handed out."""
+        self.is_settling = False
+        """The handler has ended."""
+        self.call: Call | None = None
+        """Of a handler that is a plain function; it may outlive the wait for it."""
         self._route = route
-        self._leases = leases
         self._threads = threads
-        self._call: Call | None = None
+        self._leases = leases
+        self._settled = settled
+        self._limit: asyncio.Timeout | None = None
+        self._is_handling = False
         self._lost: str | None = None
         self._stopped = False
-        self._settling = False
-        leases.hold(delivery, self._lose)
-        name = f"{delivery.topic} {delivery.id}"
-        self.task = asyncio.get_running_loop().create_task(self._run(), name=name)
+        self._loop = asyncio.get_running_loop()
+        self._next: asyncio.Future[Delivery | None] = self._loop.create_future()
+        self.task = self._loop.create_task(self._run(), name=route.name)
+
+    def go_on(self, delivery: Delivery | None) -> None:
+        """With this one, after it had to wait; None: it ends."""
+        if not self._next.done():
+            self.delivery = delivery
+            self._next.set_result(delivery)
 
     def stop(self) -> None:
         """Cancel the handler; the delivery is given back, and the attempt does not count."""
-        if not self._settling and not self._stopped:
+        if not self._stopped:
             self._stopped = True
-            self.task.cancel()
+            if self._is_handling:
+                self.task.cancel()
 
-    def when_free(self, then: Callable[[], None]) -> None:
-        """Call ``then`` when nothing of it runs any more: a thread may outlive its job."""
-        if self._call is None or self._call.ended.done():
-            then()
-        else:
-            LOGGER.warning("%r: its function still runs in a thread", self.delivery)
-            self._call.ended.add_done_callback(lambda _: then())
-
-    def _lose(self, word: str) -> None:
+    def lose(self, word: str) -> None:
+        """Cancel the handler: somebody else may have its task by now."""
         self._lost = word
         LOGGER.warning("%r: its lease was lost (%s); it is not acked", self.delivery, word)
-        self.task.cancel()
+        if self._is_handling:
+            self.task.cancel()
 
     async def _run(self) -> None:
+        before = contextvars.copy_context()
+        delivery = self.delivery
+        while delivery is not None:
+            self.until_s = delivery.lease_until_s
+            await self._work_on(delivery)
+            if self._is_spent(before):
+                return
+            self.is_settling = False
+            self.delivery = delivery = self._settled(self)
+            if delivery is None:
+                self._next = self._loop.create_future()
+                delivery = await self._next
+
+    async def _work_on(self, delivery: Delivery) -> None:
+        outcome, route = ACK, self._route
+        self._is_handling = True
         try:
-            outcome = await self._handle()
-            self._settling = True
-            self._leases.drop(self.delivery)
-            if self._lost is None and not self.delivery.settled:
-                if outcome is ACK:
-                    self.ack = self.delivery.ack_nowait()
-                else:
-                    await self._settle(outcome)
-        except TickwheelError as error:  # the lease ends by itself, and the task comes again
-            LOGGER.warning("%r was not settled: %s: %s", self.delivery, error.code, error.message)
+            if self._stopped or self._lost is not None:  # before it began
+                outcome = Outcome("release")
+            elif route.is_async and route.timeout_s is None:
+                await cast("Any", route.handler(delivery))
+            else:
+                await self._handle(delivery)
+        except (asyncio.CancelledError, Exception) as error:
+            outcome = self._outcome(error)
         finally:
-            self._leases.drop(self.delivery)
+            self._is_handling, self.is_settling = False, True
+            self._leases.drop(delivery)
+        if self._lost is not None or delivery.settled:
+            return
+        try:
+            if outcome is ACK:
+                delivery.ack_unwatched()
+            else:
+                await self._settle(delivery, outcome)
+        except TickwheelError as error:  # the lease ends by itself, and the task comes again
+            LOGGER.warning("%r was not settled: %s: %s", delivery, error.code, error.message)
+        except Exception as bug:
+            LOGGER.error("%r: %r", delivery, bug, exc_info=bug)
+
+    def _is_spent(self, before: contextvars.Context) -> bool:
+        """Something of the last handler is left in it."""
+        if self._stopped or self._lost is not None or self.task.cancelling():
+            return True
+        if self.call is not None and not self.call.ended.done():
+            return True
+        try:
+            return contextvars.copy_context() != before
+        except Exception:  # of values that cannot be compared: they are new
+            return True
 
     # --- the handler ----------------------------------------------------------------------------
 
-    async def _handle(self) -> Outcome:
-        limit: asyncio.Timeout | None = None
-        try:
-            if self._route.timeout_s is None:
-                await self._work()
-            else:
-                async with asyncio.timeout(self._route.timeout_s) as limit:
-                    await self._work()
-        except asyncio.CancelledError as error:
-            return self._cancelled(error)
-        except Reject as error:
-            LOGGER.info("%r was rejected: %s", self.delivery, error)
-            return Outcome("reject", error.reason)
-        except RetryLater as error:
-            LOGGER.info("%r is to come again: %s", self.delivery, error)
-            return Outcome("nack", error.reason, error.delay)
-        except Exception as error:
-            if limit is not None and limit.expired() and isinstance(error, TimeoutError):
-                reason = f"timed out after {self._route.timeout_s:g} s"
-                LOGGER.warning("%r %s", self.delivery, reason)
-            else:
-                reason = reason_of(error)
-                LOGGER.warning("%r failed: %s", self.delivery, reason, exc_info=error)
-            return Outcome("nack", reason)
-        return ACK
-
-    async def _work(self) -> None:
-        if self._route.is_async:
-            await cast("Any", self._route.handler(self.delivery))
+    async def _handle(self, delivery: Delivery) -> None:
+        """In a thread, or with a limit."""
+        self._limit = None
+        if self._route.timeout_s is None:
+            await self._start(delivery)
         else:
-            self._call = self._threads.start(self._route.handler, self.delivery)
-            await self._call.result
+            async with asyncio.timeout(self._route.timeout_s) as self._limit:
+                await self._start(delivery)
+
+    async def _start(self, delivery: Delivery) -> None:
+        if self._route.is_async:
+            await cast("Any", self._route.handler(delivery))
+        else:
+            self.call = self._threads.start(self._route.handler, delivery)
+            await self.call.result
+
+    def _outcome(self, error: BaseException) -> Outcome:
+        """Of a handler that raised."""
+        delivery, limit = self.delivery, self._limit
+        if isinstance(error, asyncio.CancelledError):
+            return self._cancelled(error)
+        if isinstance(error, Reject):
+            LOGGER.info("%r was rejected: %s", delivery, error)
+            return Outcome("reject", error.reason)
+        if isinstance(error, RetryLater):
+            LOGGER.info("%r is to come again: %s", delivery, error)
+            return Outcome("nack", error.reason, error.delay)
+        if limit is not None and limit.expired() and isinstance(error, TimeoutError):
+            reason = f"timed out after {self._route.timeout_s:g} s"
+            LOGGER.warning("%r %s", delivery, reason)
+        else:
+            reason = reason_of(error)
+            LOGGER.warning("%r failed: %s", delivery, reason, exc_info=error)
+        return Outcome("nack", reason)
 
     def _cancelled(self, error: asyncio.CancelledError) -> Outcome:
         if self._lost is not None:
@@ -148,8 +207,8 @@ class Job:
 
     # --- its end --------------------------------------------------------------------------------
 
-    async def _settle(self, outcome: Outcome) -> None:
-        delivery, (verb, reason, delay) = self.delivery, outcome
+    async def _settle(self, delivery: Delivery, outcome: Outcome) -> None:
+        verb, reason, delay = outcome
         word = "nothing"
         if verb == "nack":
             word = await delivery.nack(delay, reason)

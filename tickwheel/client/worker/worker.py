@@ -19,7 +19,7 @@ from tickwheel.client.client import Client
 from tickwheel.client.connection import Signal
 from tickwheel.client.times import Duration
 from tickwheel.client.worker.ahead import AHEAD_MAX, Ahead
-from tickwheel.client.worker.job import LOGGER, Job, Threads
+from tickwheel.client.worker.job import LOGGER, Runner, Threads
 from tickwheel.client.worker.routes import CONCURRENCY_DEFAULT, Handler, Route, route, seconds
 from tickwheel.errors import BadRequest, ClientClosed, TickwheelError, shown
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from tickwheel.client.delivery import Delivery
-    from tickwheel.client.leases import Leases
+    from tickwheel.client.leases import InHand, Leases
     from tickwheel.client.retry import Retry
 
 GRACE_S = 30.0
@@ -51,8 +51,9 @@ class Worker:
     it settled the delivery       nothing more
     ============================  ==========================================================
 
-    While it runs its lease is kept up. A function in a thread cannot be cancelled: its delivery
-    is settled as above, its place stays taken until it returns.
+    Handlers share tasks of the event loop, one after the other; none finds what another one set
+    in its context variables. While it runs its lease is kept up. A function in a thread cannot be
+    cancelled: its delivery is settled as above, its place stays taken until it returns.
 
     ``client``: one that is not connected is connected, and closed at the end; one that is stays
     open. ``grace``: how long running handlers may take after ``stop``. ``signals``: whether
@@ -67,6 +68,7 @@ class Worker:
         self._signals = signals
         self._routes: list[Route] = []
         self._stopping = False
+        self._lanes: list[Lane] = []
         self._asked: asyncio.Event | None = None
         self._hurry: asyncio.Event | None = None
 
@@ -109,6 +111,8 @@ class Worker:
         """Take no more, let what runs finish. Returns at once; harmless at any time, from the
         event loop's thread."""
         self._stopping = True
+        for lane in self._lanes:
+            lane.stop()
         if self._asked is not None:
             self._asked.set()
 
@@ -142,7 +146,7 @@ class Worker:
 
     async def _work(self, routes: Iterable[Route]) -> None:
         threads = Threads("tickwheel-worker")
-        lanes = [Lane(self._client, found, threads) for found in routes]
+        self._lanes = lanes = [Lane(self._client, found, threads) for found in routes]
         try:
             await _all(lane.start() for lane in lanes)
             for lane in lanes:
@@ -217,9 +221,10 @@ class Lane:
         self._free = route.concurrency
         """So many more handlers may run."""
         self._freed = Signal()
-        self._jobs: set[Job] = set()
-        self._acks: dict[asyncio.Future[str], Delivery] = {}
-        """Those without an answer."""
+        self._runners: set[Runner] = set()
+        self._waiting: list[Runner] = []
+        """Of the runners, those that have nothing to do."""
+        self._acks = client._acks
         self._loop = asyncio.get_running_loop()
         prefetch_max = client.limits.prefetch_max
         self._ahead = Ahead(
@@ -227,7 +232,7 @@ class Lane:
             route.prefetch or min(route.concurrency + AHEAD_MAX, prefetch_max),
             self._loop.time(),
         )
-        self._closed = False
+        self._stopping = self._closed = self._finished = False
         self._look_timer: asyncio.TimerHandle | None = None
         self._asking: asyncio.Task[None] | None = None
         self._subscription = client.subscribe(
@@ -242,43 +247,73 @@ class Lane:
     async def start(self) -> None:
         """Subscribe. Raises what the daemon objects to."""
         subscription = await self._subscription.start()
-        self._leases = subscription.keep_leases()
+        self._leases = subscription.keep_leases(self._in_hand)
 
     async def read(self) -> None:
-        """Start a job for each delivery, for ever. Raises why there are no more."""
+        """See that each delivery is worked on, for ever. Raises why there are no more."""
         async for delivery in self._subscription:
             self._begin(delivery)
-            while self._free <= 0:
+            while self._free <= 0 or self._stopping:
                 await self._freed.wait()
         raise ClientClosed("the client was closed while the worker ran")
 
     def _begin(self, delivery: Delivery) -> None:
+        """In a runner that waits, or a new one."""
         assert self._leases is not None, "started"
         self._free -= 1
-        job = Job(self.route, delivery, self._leases, self._threads)
-        self._jobs.add(job)
-        job.task.add_done_callback(partial(self._ended, job))
+        self._leases.begin()
+        if self._waiting:
+            self._waiting.pop().go_on(delivery)
+            return
+        runner = Runner(self.route, self._threads, self._leases, delivery, self._settled)
+        self._runners.add(runner)
+        runner.task.add_done_callback(partial(self._gone, runner))
 
-    def _ended(self, job: Job, task: asyncio.Task[None]) -> None:
-        self._jobs.discard(job)
-        job.when_free(self._release)
+    def _settled(self, runner: Runner) -> Delivery | None:
+        """A delivery is; the next one for its runner, if one is here already."""
         if self._ahead.ended(self._loop.time()):
             self._ask()
-        if job.ack is not None:
-            self._acks[job.ack] = job.delivery
-            job.ack.add_done_callback(self._acked)
+        delivery = None if self._stopping else self._subscription.take_now()
+        if delivery is None:
+            self._waiting.append(runner)
+            self._release()
+            if self._finished:
+                self._loop.call_soon(self._dismiss)
+        return delivery
+
+    def _gone(self, runner: Runner, task: asyncio.Task[None]) -> None:
+        """Its task has ended."""
+        self._runners.discard(runner)
+        if runner.delivery is None:
+            return
+        if not runner.is_settling and self._leases is not None:
+            self._leases.drop(runner.delivery)
+        if self._ahead.ended(self._loop.time()):
+            self._ask()
+        if runner.call is None or runner.call.ended.done():
+            self._release()
+        else:
+            LOGGER.warning("%r: its function still runs in a thread", runner.delivery)
+            runner.call.ended.add_done_callback(lambda _: self._release())
+            self._freed.notify()
         if not task.cancelled() and (bug := task.exception()) is not None:
-            LOGGER.error("%r: %r", job.delivery, bug, exc_info=bug)
+            LOGGER.error("%r: %r", runner.delivery, bug, exc_info=bug)
 
     def _release(self) -> None:
-        """A handler has ended."""
+        """One more may run."""
         self._free += 1
         self._freed.notify()
 
-    def _acked(self, ack: asyncio.Future[str]) -> None:
-        delivery = self._acks.pop(ack)
-        if not ack.cancelled() and ack.exception() is None and ack.result() != "acked":
-            LOGGER.info("%r: its ack was answered %s", delivery, ack.result())
+    def _dismiss(self) -> None:
+        """Runners that wait end."""
+        waiting, self._waiting = self._waiting, []
+        for runner in waiting:
+            runner.go_on(None)
+
+    def _in_hand(self) -> Iterator[InHand]:
+        for runner in self._runners:
+            if runner.delivery is not None and not runner.is_settling:
+                yield runner.delivery, runner.until_s, runner.lose
 
     # --- how much to ask for --------------------------------------------------------------------
 
@@ -313,11 +348,15 @@ class Lane:
     @property
     def running(self) -> int:
         """Handlers that run."""
-        return len(self._jobs)
+        return sum(runner.delivery is not None for runner in self._runners)
+
+    def stop(self) -> None:
+        """Begin nothing more. Returns at once."""
+        self._stopping = True
 
     async def close(self) -> None:
         """Take no more; what was not started goes back."""
-        self._closed = True
+        self._stopping = self._closed = True
         if self._look_timer is not None:
             self._look_timer.cancel()
         if self._asking is not None:
@@ -326,21 +365,22 @@ class Lane:
 
     async def drained(self) -> None:
         """Until no handler runs."""
-        while self._jobs:
-            await asyncio.wait([job.task for job in self._jobs])
-            await asyncio.sleep(0)  # their callbacks
+        while self.running:
+            await self._freed.wait()
 
     async def finish(self) -> None:
         """Cancel what still runs, give it back, and see that every ack is answered."""
-        for job in list(self._jobs):
-            job.stop()
+        for runner in self._runners:
+            runner.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(ABANDON_S):
                 await self.drained()
-        for job in self._jobs:
-            LOGGER.error("%r: its handler does not let itself be cancelled", job.delivery)
-        if self._acks:
-            await asyncio.wait(self._acks)
+        for runner in self._runners:
+            if runner.delivery is not None:
+                LOGGER.error("%r: its handler does not let itself be cancelled", runner.delivery)
+        self._finished = True
+        self._dismiss()
+        await self._acks.wait_answered()
         if self._leases is not None:
             self._leases.close()
 

@@ -1,0 +1,84 @@
+"""A worker's runner alone: what is stopped or lost before its handler has begun."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from support.fake_daemon import turns
+from tickwheel.client.worker.job import Runner, Threads
+from tickwheel.client.worker.routes import route
+
+
+class Given:
+    """Stands for a delivery and for the leases: notes what becomes of it."""
+
+    lease_until_s = 0.0
+    settled = False
+
+    def __init__(self) -> None:
+        self.became: list[str] = []
+
+    def drop(self, delivery: Given) -> None:
+        delivery.became.append("dropped")
+
+    async def release(self) -> str:
+        self.became.append("released")
+        return "released"
+
+    def ack_unwatched(self) -> None:
+        self.became.append("acked")
+
+
+async def handled(delivery: Any) -> None:
+    delivery.became.append("handled")
+
+
+def runner(given: Any, *more: Any) -> Runner:
+    todo = list(more)
+    made = route(
+        handled, "t", group="g", concurrency=1, prefetch=None, retry=None, timeout=None, lease=None
+    )
+    return Runner(made, Threads("none"), given, given, lambda _: todo.pop(0) if todo else None)
+
+
+async def test_what_is_next_is_worked_on_by_the_same_task() -> None:
+    first, second, third = Given(), Given(), Given()
+    one = runner(first, second)
+    while not second.became:
+        await turns()
+    assert not one.task.done()
+    one.go_on(third)  # type: ignore[arg-type]
+    while not third.became:
+        await turns()
+    one.go_on(None)
+    await asyncio.wait_for(one.task, 5)
+    assert [given.became for given in (first, second, third)] == [
+        ["handled", "dropped", "acked"]
+    ] * 3
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_what_is_stopped_before_it_has_begun_is_given_back(again: bool) -> None:
+    given = Given()
+    if again:
+        before = Given()
+        one = runner(before)
+        while not before.became:
+            await turns()
+        one.go_on(given)  # type: ignore[arg-type]
+    else:
+        one = runner(given)
+    one.stop()
+    await asyncio.wait_for(one.task, 5)
+    assert given.became == ["dropped", "released"]
+
+
+async def test_what_is_lost_before_it_has_begun_is_left_alone() -> None:
+    given = Given()
+    one = runner(given)
+    one.lose("stale")
+    await asyncio.wait_for(one.task, 5)
+    assert given.became == ["dropped"]
