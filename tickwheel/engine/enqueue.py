@@ -72,13 +72,18 @@ class Intake:
         new_tasks: Sequence[NewTask],
         size_bytes: int,
         now_ms: int,
+        *,
+        keyed: bool,
     ) -> None:
-        """``enqueue`` for many requests of one task each, all above ``session.last``."""
+        """``enqueue`` for many requests of one task each, all above ``session.last``; ``keyed``:
+        some of them have a key."""
         core = self._core
         count = len(requests)
         first = core.ids.take(count, now_ms)
         ids = range(first, first + count * ID_STEP, ID_STEP)
         self._stage(ids, new_tasks, size_bytes)
+        if keyed:
+            self._hash(ids, new_tasks)
         if core.recorder is not None:
             core.recorder.arrived(address, ids, new_tasks, now_ms)
         answers = [(r, task_id, 1, now_ms) for r, task_id in zip(requests, ids, strict=True)]
