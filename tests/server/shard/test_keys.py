@@ -103,6 +103,31 @@ async def test_expired_is_a_word_too(daemon: InProcess, peer: Peer) -> None:
     assert await ask(daemon, peer, T.CANCEL_KEY, "t", "k") == ((task_id, "expired"),)
 
 
+async def test_single_tasks_with_a_key_go_the_way_of_plain_ones(
+    daemon: InProcess, peer: Peer
+) -> None:
+    """Many frames of one task each in one read: with a key alone, without, with more."""
+    await enqueue(daemon, peer, ("t", b"", FAR_MS))  # the topic is known from here on
+    frames = [
+        (T.ENQUEUE, 0, (("t", b"x", FAR_MS, {"key": f"k{n % 3}"}),)) if n % 4 else
+        (T.ENQUEUE, 0, (("t", b"x", FAR_MS, *([{"key": "é", "tag": "t"}] * (n % 8 == 0))),))
+        for n in range(40)
+    ]  # fmt: skip
+    answers = await send(daemon, peer, *frames)
+    ids = [answer[0][1][0] for answer in answers]
+    for key in ("k0", "k1", "k2"):
+        wanted = [i for n, i in enumerate(ids) if n % 4 and f"k{n % 3}" == key]
+        found = await ask(daemon, peer, T.CANCEL_KEY, "t", key)
+        assert found == tuple((task_id, "cancelled") for task_id in wanted)
+    found = await ask(daemon, peer, T.CANCEL_KEY, "t", "é")
+    assert [task_id for task_id, _ in found] == ids[::8]
+    assert daemon.shard.engine.intake.inflight_bytes == 0
+    wrong = [{"key": "k" * 256}, {"key": 5}, {"kez": "k"}, {"key": "k", "kez": 1}, "k", ("k",)]
+    frames = [(T.ENQUEUE, 0, (("t", b"x", FAR_MS, options),)) for options in wrong]
+    codes = [answer[0] for answer in await send(daemon, peer, *frames)]
+    assert codes == ["limit_exceeded", *["bad_request"] * 5]
+
+
 async def test_reschedule_and_run_now_move_all_of_them(daemon: InProcess, peer: Peer) -> None:
     ids = await enqueue(daemon, peer, FAR, FAR)
     now_ms = daemon.shard.clock.read().now_ms
