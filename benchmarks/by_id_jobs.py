@@ -17,7 +17,7 @@ from benchmarks import payload
 from benchmarks.consume import GROUP
 from benchmarks.payload import TOPIC
 from benchmarks.pump import READ_BYTES, Stream, timed_pump
-from benchmarks.scale import RUN_TIMEOUT_S
+from benchmarks.scale import CONNECTIONS, RUN_TIMEOUT_S
 from benchmarks.wire import OK, Control, FrameCounter, results, unpacker
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
@@ -26,6 +26,7 @@ Job = Generator[None, None, dict[str, Any]]
 
 _DELIVER = int(FrameType.DELIVER)
 _SUBSCRIPTIONS = 4
+KEYS_UNANSWERED = 2_000
 _CREDIT_REQUEST, _FIRST_NACK = 100, 200
 """Numbers that no other request of the connection has."""
 _PREFETCH_MAX = 65_535
@@ -68,6 +69,22 @@ def by_id(
     right = SUCCESS[verb]
     done = sum(right(one) for answer in results(stream.replies) for one in answer)
     assert done == len(some), f"{verb}: {done} of {len(some)} succeeded"
+    return {**figures, "count": done}
+
+
+def by_key(port: int, verb: str, fill_seed: int, fill_count: int, count: int, seed: int) -> Job:
+    """One verb for some keys of a filling, each in a request of its own, at random."""
+    share = fill_count // CONNECTIONS
+    some = random.Random(seed).sample(range(share), count // CONNECTIONS)
+    keys = [payload.key_of(fill_seed + c, index) for index in some for c in range(CONNECTIONS)]
+    load = payload.key_frames(FrameType[f"{verb.upper()}_KEY"], keys)
+    stream = Stream(Control(port).sock, load, KEYS_UNANSWERED, FrameCounter())
+    yield
+    figures = timed_pump([stream])
+    answers = list(results(stream.replies))
+    right = {"cancel": lambda a: a[0][1] == "cancelled", "lookup": lambda a: a[0]["key"]}[verb]
+    done = sum(len(answer) == 1 and bool(right(answer)) for answer in answers)
+    assert done == len(keys), f"{verb} by key: {done} of {len(keys)} succeeded"
     return {**figures, "count": done}
 
 

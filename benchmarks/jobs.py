@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import payload
-from benchmarks.by_id_jobs import by_id, nack
+from benchmarks.by_id_jobs import by_id, by_key, nack
 from benchmarks.client_jobs import client_bulk, client_burst, client_single
 from benchmarks.consume import BeanstalkdConsumer, TickwheelConsumer, percentiles
 from benchmarks.environment import syncs_s
@@ -50,12 +50,15 @@ def tickwheel_put(
     due_ms: int | None = None,
     ids_file: str | None = None,
     connections: int = CONNECTIONS,
+    keyed: bool = False,
 ) -> Job:
     """Durable enqueues, pipelined; optionally leaves the ids in a file of int64."""
     streams = [
         Stream(
             Control(port, session=True).sock,
-            payload.enqueue_frames(share, tasks_per_frame, window, seed + index, due_ms),
+            payload.enqueue_frames(
+                share, tasks_per_frame, window, seed + index, due_ms, keyed=keyed
+            ),
             window,
             FrameCounter(),
         )
@@ -237,6 +240,7 @@ JOBS: dict[str, Callable[..., Job]] = {
         consume,
         pace,
         by_id,
+        by_key,
         nack,
         client_bulk,
         client_burst,

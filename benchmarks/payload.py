@@ -52,14 +52,33 @@ def in_calls(make: Callable[[int], T], count: int, per_call: int) -> Iterator[T]
     return (made[number % len(made)] for number in range(calls))
 
 
+def key_frames(kind: FrameType, keys: Sequence[str]) -> Encoded:
+    """Requests about one key each."""
+    more = (None,) if kind is FrameType.LOOKUP_KEY else ()
+    requests = enumerate(keys, FIRST_REQUEST)
+    return _join([encode((int(kind), number, TOPIC, key, *more)) for number, key in requests])
+
+
 def _join(parts: Sequence[bytes]) -> Encoded:
     return Encoded(b"".join(parts), list(accumulate(map(len, parts))))
 
 
+def key_of(seed: int, index: int) -> str:
+    """Of a task of a stream: one that a shop might give."""
+    return f"order-{seed}-{index:07}"
+
+
 def enqueue_frames(
-    count: int, tasks_per_frame: int, window: int, seed: int, due_ms: int | None = None
+    count: int,
+    tasks_per_frame: int,
+    window: int,
+    seed: int,
+    due_ms: int | None = None,
+    *,
+    keyed: bool = False,
 ) -> Encoded:
-    """ENQUEUE frames of ``count`` tasks, due over the span or all at ``due_ms``.
+    """ENQUEUE frames of ``count`` tasks, due over the span or all at ``due_ms``; ``keyed``: each
+    has a key of its own.
 
     The floor of each is right for a client that never has more than ``window`` requests from
     its lowest unanswered one up, which is what the pump does.
@@ -70,7 +89,12 @@ def enqueue_frames(
     for number, start in enumerate(range(0, count, tasks_per_frame)):
         indexes = range(start, min(count, start + tasks_per_frame))
         tasks: list[tuple[object, ...]]
-        if due_ms is None:
+        if keyed:
+            tasks = [
+                (TOPIC, texts[i % _BODIES], int(delays[i] * 1000), {"key": key_of(seed, i)})
+                for i in indexes
+            ]
+        elif due_ms is None:
             tasks = [(TOPIC, texts[i % _BODIES], int(delays[i] * 1000)) for i in indexes]
         else:
             tasks = [(TOPIC, texts[i % _BODIES], None, {"due_ms": due_ms}) for i in indexes]

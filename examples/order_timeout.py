@@ -1,7 +1,8 @@
 """Orders that are not paid in time are closed.
 
-With every order goes a task that is due when the time to pay is over. Who pays cancels it; what
-comes due belongs to an order that was not paid.
+With every order goes a task that is due when the time to pay is over, with the order's number as
+its key. Who pays cancels it by that number, without knowing the task's id; what comes due belongs
+to an order that was not paid.
 """
 
 import asyncio
@@ -15,16 +16,15 @@ PAID = "1002"
 
 async def main() -> None:
     async with Client() as client:
-        timeouts = {}
         for order in ORDERS:
             receipt = await client.enqueue(
                 "example.orders.close", order.encode(), delay=TIME_TO_PAY_S, key=order
             )
-            timeouts[order] = receipt
             print(f"order {order}: to be paid until {receipt.due:%H:%M:%S.%f}")
 
         # The customer pays: nothing is left to be closed. "in_flight" would mean: too late.
-        print(f"order {PAID}: paid, its time-out is {await client.cancel(timeouts[PAID].id)}")
+        for outcome in await client.cancel(topic="example.orders.close", key=PAID):
+            print(f"order {PAID}: paid, its time-out is {outcome.status}")
 
         unpaid = set(ORDERS) - {PAID}
         async with client.subscribe("example.orders.close", group="billing") as deliveries:

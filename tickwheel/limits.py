@@ -9,6 +9,7 @@ from tickwheel.errors import ProtocolError, shown
 
 ID_MAX = 2**63 - 1
 """Of a task."""
+KEY_TASKS_MAX = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ class Limits:
     group_length_max: int = 255
     key_length_max: int = 255
     """Characters of a key, of a tag, and of a property's name."""
+    key_tasks_max: int = KEY_TASKS_MAX
+    """Tasks that a command by key may be about."""
     properties_max: int = 64
     prefetch_max: int = 65_535
     lease_ms_min: int = 100

@@ -12,6 +12,8 @@ import pytest
 from support.fake_daemon import NOW_MS, FakeDaemon, turns
 from support.waiting import soon
 from tickwheel import errors
+from tickwheel.client import KeyOutcome
+from tickwheel.errors import BadRequest, ProtocolError
 from tickwheel.protocol.frames import FrameType as T
 
 
@@ -151,6 +153,9 @@ async def test_the_newest_with_a_key_is_looked_for_page_by_page() -> None:
         asking = asyncio.ensure_future(
             client.find("k", topic="t", not_after=datetime.fromtimestamp(NOW_MS / 1000, UTC))
         )
+        frame = await peer.next(T.LOOKUP_KEY)
+        assert frame[2:] == ("t", "k", {"newest": True, "until_ms": NOW_MS})
+        peer.error(frame, "unknown_type", "an older daemon")
         asked = {"topic": "t", "key": "k", "until_ms": NOW_MS, "newest": True, "limit": 1}
         frame = await peer.next(T.LIST)
         assert frame[2] == asked
@@ -165,6 +170,75 @@ async def test_the_newest_with_a_key_is_looked_for_page_by_page() -> None:
         assert frame[2] == {"key": "none", "newest": True, "limit": 1}
         peer.ok(frame, {"tasks": [], "next": None})
         assert await soon(asking) is None
+        assert peer.nothing()
+
+
+async def test_the_newest_of_a_topic_is_found_by_the_index() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        for answer, found in (
+            ([TASK | {"id": 8}], 8),
+            ([{"id": 8, "state": "acked"}], None),
+            ([], None),
+        ):
+            asking = asyncio.ensure_future(client.find("k", topic="t"))
+            frame = await peer.next(T.LOOKUP_KEY)
+            assert frame[2:] == ("t", "k", {"newest": True})
+            peer.ok(frame, answer)
+            info = await soon(asking)
+            assert (info and info.id) == found
+        assert peer.nothing()
+
+
+async def test_commands_by_key() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        at = datetime.fromtimestamp(NOW_MS / 1000, UTC)
+        named: Any = {"topic": "t", "key": "k"}
+        cases: list[tuple[Any, T, tuple[Any, ...], Any, list[KeyOutcome]]] = [
+            (client.cancel(**named), T.CANCEL_KEY, (), ((5, "cancelled"), (6, "in_flight")),
+             [KeyOutcome(5, "cancelled"), KeyOutcome(6, "in_flight")]),
+            (client.cancel(**named), T.CANCEL_KEY, (), ((None, "unknown"),),
+             [KeyOutcome(None, "unknown")]),
+            (client.reschedule(**named, delay=2), T.RESCHEDULE_KEY, (2000, None),
+             ((5, "scheduled", NOW_MS),), [KeyOutcome(5, "scheduled", NOW_MS)]),
+            (client.reschedule(**named, at=at), T.RESCHEDULE_KEY, (None, NOW_MS),
+             ((5, "acked", None),), [KeyOutcome(5, "acked")]),
+            (client.run_now(**named), T.RUN_NOW_KEY, (), ((5, "scheduled", NOW_MS),),
+             [KeyOutcome(5, "scheduled", NOW_MS)]),
+        ]  # fmt: skip
+        for call, kind, more, answer, outcomes in cases:
+            asking = asyncio.ensure_future(call)
+            frame = await peer.next(kind)
+            assert frame[2:] == ("t", "k", *more)
+            peer.ok(frame, answer)
+            assert await soon(asking) == outcomes
+        assert outcomes[0].due == at and KeyOutcome(5, "acked").due is None
+        asking = asyncio.ensure_future(client.lookup(**named, newest=True, not_after=at))
+        frame = await peer.next(T.LOOKUP_KEY)
+        assert frame[2:] == ("t", "k", {"newest": True, "until_ms": NOW_MS})
+        peer.ok(frame, [TASK])
+        [info] = await soon(asking)
+        assert info.id == TASK["id"]
+        asking = asyncio.ensure_future(client.cancel(**named))
+        peer.ok(await peer.next(T.CANCEL_KEY), [[5]])
+        with pytest.raises(ProtocolError):
+            await soon(asking)
+        assert peer.nothing()
+
+
+async def test_a_task_is_named_by_its_id_or_by_topic_and_key() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        wrong: list[dict[str, Any]] = [
+            {}, {"topic": "t"}, {"key": "k"}, {"topic": "t", "key": 5}, {"task_id": 5, "key": "k"},
+        ]  # fmt: skip
+        for given in wrong:
+            for command in (client.cancel, client.run_now, client.lookup):
+                with pytest.raises(BadRequest, match="by its id, or by topic and key"):
+                    await command(**given)
+            with pytest.raises(BadRequest, match="by its id, or by topic and key"):
+                await client.reschedule(**given, delay=5)
         assert peer.nothing()
 
 

@@ -12,6 +12,7 @@ from e2e.cli_runner import Cli
 from support.daemon import Daemon
 from support.raw import Raw
 from tickwheel import Client, Task
+from tickwheel.client import KeyOutcome
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.shard.operations.listing import SCANNED_PER_REQUEST_MAX
 
@@ -179,6 +180,36 @@ async def test_find(running: Daemon, topic: str) -> None:
         assert await client.find(topic) is None
 
 
+async def test_by_topic_and_key(running: Daemon, topic: str) -> None:
+    named: Any = {"topic": topic, "key": KEY}
+    async with Client(running.url) as client:
+        assert await client.cancel(**named) == [KeyOutcome(None, "unknown")]
+        first, second = await client.enqueue_many(
+            Task(topic, body, delay=FAR, key=KEY) for body in (b"1", b"2")
+        )
+        await client.enqueue(topic, b"3", delay=FAR, key="another")
+        assert [task.id for task in await client.lookup(**named)] == [second.id, first.id]
+        assert [task.body for task in await client.lookup(**named, newest=True)] == [b"2"]
+        moved = await client.reschedule(**named, delay=2 * FAR)
+        assert [(one.id, one.status) for one in moved] == [
+            (first.id, "scheduled"), (second.id, "scheduled"),
+        ]  # fmt: skip
+        assert {task.due_ms for task in await client.lookup(**named)} == {moved[0].due_ms}
+        await client.run_now(**named)
+        async with client.subscribe(topic, prefetch=1) as deliveries:
+            delivery = await anext(deliveries)
+            assert [one.status for one in await client.cancel(**named)] == [
+                "in_flight",
+                "cancelled",
+            ]
+            await delivery.ack()
+        # Of these two the one with the higher id is the newest that finished.
+        assert await client.cancel(**named) == [KeyOutcome(second.id, "already_cancelled")]
+        [ended] = await client.lookup(**named)
+        assert (ended.id, ended.state) == (second.id, "cancelled")
+        assert await client.find(KEY, topic=topic) is None
+
+
 # --- the command line --------------------------------------------------------------------------
 
 
@@ -200,6 +231,29 @@ def test_list_and_show(running: Daemon, topic: str) -> None:
     for narrower in (["--topic", "none"], ["--before", "1h"]):
         assert "no task with key" in cli.fails(4, "show", "--key", key, *narrower)
     assert cli.json("show", "--key", "none", expect=4) == []
+
+
+def test_cancel_and_move_by_key(running: Daemon, topic: str) -> None:
+    cli, named = Cli(running), ("--topic", topic, "--key", KEY)
+    first, second = (
+        cli.one("enqueue", topic, text, "--key", KEY, "--delay", "1h")["id"] for text in "ab"
+    )
+    moved = cli.json("reschedule", *named, "--delay", "2h")
+    assert [(one["id"], one["status"]) for one in moved] == [
+        (first, "scheduled"), (second, "scheduled"),
+    ]  # fmt: skip
+    assert cli.one("show", *named)["id"] == second
+    said = cli.run("cancel", *named).stdout.decode()
+    assert said.splitlines() == [f"{first}  cancelled", f"{second}  cancelled"]
+    assert cli.json("cancel", *named) == [{"id": second, "status": "already_cancelled"}]
+    assert [one["status"] for one in cli.json("run-now", *named, expect=1)] == ["already_cancelled"]
+    assert cli.json("cancel", "--topic", topic, "--key", "none", expect=4) == [
+        {"id": None, "status": "unknown"}
+    ]
+    unknown = cli.run("cancel", "--topic", topic, "--key", "none", expect=4)
+    assert unknown.stdout.decode() == "no task  unknown\n"
+    for given in ([], ["--key", KEY], ["--topic", topic], [first, *named]):
+        assert "--topic and --key" in cli.fails(2, "cancel", *given)
 
 
 def test_flow_by_key_and_ended_tasks_from_the_history(running: Daemon, topic: str) -> None:

@@ -41,6 +41,14 @@ class Subject:
     async def handles(self, chunk: int = 10_000) -> list[Handles]:
         return [handles async for handles in self.store.recover_handles(chunk)]
 
+    async def keys(self) -> dict[int, int]:
+        """id → hash; one that comes twice is an error."""
+        found = [
+            pair async for keyed in self.store.recover_keys() for pair in zip(*keyed, strict=True)
+        ]
+        assert len(dict(found)) == len(found)
+        return dict(found)
+
     async def small(self) -> Small:
         """With lists that have no order of their own sorted."""
         small = await self.store.recover_small()

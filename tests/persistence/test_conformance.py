@@ -22,7 +22,16 @@ from support.store_rows import (
     tasks,
 )
 from tickwheel.model.effects import Effects
-from tickwheel.model.records import DeadRow, GroupRow, Outcome, SessionRow, TaskOptions, TaskRow
+from tickwheel.model.key_hash import KeyHash
+from tickwheel.model.records import (
+    ID_STEP,
+    DeadRow,
+    GroupRow,
+    Outcome,
+    SessionRow,
+    TaskOptions,
+    TaskRow,
+)
 from tickwheel.persistence import open_url
 from tickwheel.persistence.contract import (
     SCAN_BYTES_MAX,
@@ -426,6 +435,39 @@ class TestRecovery:
         assert found == list(range(1, 101))
         assert len(await subject.ids()) == 100
 
+    async def test_keys_come_as_hashes_of_what_is_there(self, subject: Subject) -> None:
+        """In packs, mixed packs and rows of their own; given or worked out; moved and ended."""
+        key_hash = KeyHash(subject.opened.key_seed)
+        rows: dict[int, TaskRow] = {}
+        batches = ((200, lambda n: TaskOptions(key=f"k{n}")), (100, _sometimes), (3, _sometimes))
+        for count, options_of in batches:
+            first = (max(rows, default=1 << 40) // ID_STEP + 2) * ID_STEP
+            fresh = {
+                first + n * ID_STEP: TaskRow(
+                    first + n * ID_STEP, n, f"t{n % 2}", bytes(n), options_of(n)
+                )
+                for n in range(count)
+            }
+            known = dict(list(key_hash.of_rows(fresh.values()).items())[::2])
+            rows |= fresh
+            await subject.commit(Effects(enqueued=fresh, hashes=known, id_mark=max(rows)))
+            assert await _keys(subject) == key_hash.of_rows(rows.values())
+        for step in (1, 2, 3, 5):
+            some = list(rows)[::7][:: step * 3]
+            left = {i: rows[i]._replace(due_ms=5) for i in some[::2]}
+            gone = [task_id for task_id in list(rows)[step::4] if task_id not in left]
+            rows = {i: left.get(i, row) for i, row in rows.items() if i not in gone}
+            await subject.commit(Effects(updated=left, ended=dict.fromkeys(gone, Outcome.ACKED)))
+            assert await _keys(subject) == key_hash.of_rows(rows.values())
+        key_hash = KeyHash((await subject.reopen()).key_seed)
+        assert await _keys(subject) == key_hash.of_rows(rows.values())
+        await subject.commit(ended(rows))
+        assert await _keys(subject) == {}
+
+    async def test_keys_of_every_extreme(self, subject: Subject) -> None:
+        await subject.commit(everything())
+        assert await _keys(subject) == KeyHash(subject.opened.key_seed).of_rows(TASKS)
+
     async def test_may_be_given_up(self, subject: Subject) -> None:
         await subject.commit(tasks(range(1, 101)))
         async for _ in subject.store.recover_handles(chunk=10):
@@ -515,3 +557,13 @@ class TestBackup:
         with pytest.raises(StoreError):
             await subject.store.backup(str(tmp_path / "no" / "copy.db"))
         assert await subject.commit(tasks([1])) is True
+
+
+def _sometimes(n: int) -> TaskOptions | None:
+    """A key, or something else, or nothing."""
+    return (None, TaskOptions(tag="x"), TaskOptions(key=f"é{n % 7}", priority=1))[n % 3]
+
+
+async def _keys(subject: Subject) -> dict[int, int]:
+    await subject.handles()
+    return await subject.keys()

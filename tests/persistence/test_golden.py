@@ -25,6 +25,7 @@ from support.golden import (
     old_content,
 )
 from tickwheel.model.effects import Effects
+from tickwheel.model.key_hash import KeyHash
 from tickwheel.persistence import open_url
 from tickwheel.persistence.audit import check
 from tickwheel.persistence.sqlite import schema
@@ -119,6 +120,37 @@ async def test_a_database_with_moved_tasks(tmp_path: Path) -> None:
     (handles,) = await subject.handles()
     keys = zip(handles.dues_ms, handles.ids, handles.topics, strict=True)
     assert list(keys) == sorted((r.due_ms, r.id, r.topic) for r in expected.values())
+    await subject.store.close(clean=True)
+
+
+@pytest.mark.parametrize("folder", ["v1", "v2", "v3", "v4", "v5"])
+async def test_a_database_without_keys_gets_them_when_it_is_opened(
+    tmp_path: Path, folder: str
+) -> None:
+    path = tmp_path / "store.db"
+    load_dump(GOLDEN / folder / "sqlite.sql", path)
+    subject = Subject(open_url(f"sqlite:///{path}"))
+    opened = await subject.open()
+    await subject.handles()
+    rows = [task.row for task in await subject.store.scan(-1, 1_000, None)]
+    hashes = KeyHash(opened.key_seed).of_rows(rows)
+    assert hashes
+    assert await subject.keys() == hashes
+    assert (await subject.reopen()).key_seed == opened.key_seed
+    assert await subject.keys() == hashes
+    await subject.store.close(clean=True)
+    assert check(f"sqlite:///{path}").problems == []
+
+
+async def test_a_database_with_keys(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    load_dump(GOLDEN / "v6" / "sqlite.sql", path)
+    assert check(f"sqlite:///{path}").problems == []
+    subject = Subject(open_url(f"sqlite:///{path}"))
+    opened = await subject.open()
+    expected = content().enqueued | crowd().enqueued | ended().updated
+    expected = {i: row for i, row in expected.items() if i not in ended().ended}
+    assert await subject.keys() == KeyHash(opened.key_seed).of_rows(expected.values())
     await subject.store.close(clean=True)
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tickwheel.model.effects import Effects
+from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.records import (
     ID_STEP,
     NO_BODY,
@@ -53,7 +54,7 @@ groups = st.sampled_from(GROUPS)
 failures = st.lists(st.builds(Failure, small_ints, small_ints, st.just("why")), max_size=2)
 bodies = st.sampled_from([b"", b"\x00\xff", b"x" * 100, b"y" * 20_000])
 task_options = st.none() | st.sampled_from(
-    [TaskOptions(), TaskOptions("k"), TaskOptions(priority=9, ttl_ms=5)]
+    [TaskOptions(), TaskOptions("k"), TaskOptions("l"), TaskOptions(priority=9, ttl_ms=5)]
 )
 keys = st.tuples(ids, groups)
 states = st.tuples(st.sampled_from(ProgressState), small_ints, small_ints, failures)
@@ -304,6 +305,13 @@ class StoreMachine(RuleBasedStateMachine):
                 (row.due_ms, row.id, row.topic) for row in content.tasks.values()
             )
 
+    @rule()
+    def recover_keys(self) -> None:
+        for name, store in self.stores.items():
+            hashes = KeyHash(self.opened[name].key_seed).of_rows(self.content.tasks.values())
+            self.run(_handles(store, 100))
+            assert self.run(_keys(store)) == sorted(hashes.items())
+
     @rule(
         after=st.integers(-1, 13) | st.integers(-1, 300).map(lambda n: n * ID_STEP + n % 3 - 1),
         limit=st.sampled_from([1, 2, 5, 15, 100, 1000]),
@@ -412,6 +420,12 @@ async def _handles(store: Store, chunk: int) -> list[tuple[int, int, str]]:
         assert len(handles.ids) <= chunk
         found += zip(handles.dues_ms, handles.ids, handles.topics, strict=True)
     return found
+
+
+async def _keys(store: Store) -> list[tuple[int, int]]:
+    return sorted(
+        [pair async for keyed in store.recover_keys() for pair in zip(*keyed, strict=True)]
+    )
 
 
 sqlite_writer.MOVES_AT_ONCE = 7

@@ -46,6 +46,9 @@ NEVER = replace(RETRY, retries_max=0, kind="none")
 policies = st.sampled_from([None, None, None, ONCE_MORE, TABLE, NEVER])
 
 
+KEYS = (None, "k", "l")
+
+
 class StoreRules(RuleBasedStateMachine):
     """``rig`` is the engine at work, ``model`` what it promises."""
 
@@ -111,6 +114,7 @@ class StoreRules(RuleBasedStateMachine):
             priority=priority,
             ttl_ms=ttl_ms,
             retry=retry,
+            key=KEYS[(delay_ms + priority + self.requests) % len(KEYS)],
             session=rig.session() if request else None,
             request=request,
             address=request,

@@ -59,6 +59,7 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
         assert not idle or name in core.maybe_idle, f"{name} will never be forgotten"
     all_groups = [g for t in core.topics.values() for g in t.groups.values()]
     assert core.tasks == len(known)
+    _keys(rig, known)
     assert core.sessions.answers == sum(len(one.answers) for one in core.sessions)
     assert core.group_count == len(all_groups)
     listening = sum(len(topic.broadcasters) for topic in core.topics.values())
@@ -68,6 +69,18 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     assert core.handed_bytes == sum(batch.handed_bytes for batch in batches)
     assert (core.handed_bytes > 0) == any(batch.handed for batch in batches)
     return places
+
+
+def _keys(rig: Rig, known: dict[int, TaskSnapshot]) -> None:
+    """The index has the tasks with a key, and no other."""
+    by_key: dict[tuple[str, str], list[int]] = {}
+    for task_id, one in known.items():
+        if one.row.options is not None and one.row.options.key is not None:
+            by_key.setdefault((one.row.topic, one.row.options.key), []).append(task_id)
+    assert len(rig.core.keys) == sum(map(len, by_key.values()))
+    for (topic, key), ids in by_key.items():
+        found = rig.core.keys.find(topic, key)
+        assert set(ids) <= set(found) and len(set(found)) == len(found)
 
 
 def _lifetimes(

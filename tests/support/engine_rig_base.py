@@ -76,6 +76,10 @@ class RigBase:
         tasks = sorted(rows.tasks.values(), key=lambda row: (row.due_ms, row.id))
         ids, dues_ms = [row.id for row in tasks], [row.due_ms for row in tasks]
         recovery.handles(ids, dues_ms, [row.topic for row in tasks], special)
+        self.core.keys.begin_loading()
+        hashes = self.core.keys.hash.of_rows(tasks)
+        recovery.keys(list(hashes), list(hashes.values()), special)
+        self.core.keys.loaded()
 
     def new_engine(self) -> Engine:
         return Engine(self.config, self.epoch, self.rows.id_mark, self.now_ms)
@@ -158,12 +162,13 @@ class RigBase:
         priority: int = 0,
         ttl_ms: int | None = None,
         retry: PolicyRef | None = None,
+        key: str | None = None,
         session: Session | None = None,
         request: int = 0,
         address: object = None,
     ) -> list[int]:
         """An ENQUEUE of ``count`` equal tasks; their ids."""
-        options = TaskOptions(priority=priority, ttl_ms=ttl_ms, retry=retry)
+        options = TaskOptions(key, priority=priority, ttl_ms=ttl_ms, retry=retry)
         new_task = (
             topic,
             self.now_ms + delay_ms,

@@ -28,6 +28,10 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
     T.RESCHEDULE: (13, ((ID, 5, None), (ID, None, MOMENT_MS))),
     T.RUN_NOW: (14, (ID,)),
     T.LOOKUP: (15, (ID,)),
+    T.CANCEL_KEY: (12, "t", "order-42"),
+    T.RESCHEDULE_KEY: (13, "t", "order-42", 5, None),
+    T.RUN_NOW_KEY: (14, "t", "order-42"),
+    T.LOOKUP_KEY: (15, "t", "order-42", {"newest": True, "until_ms": MOMENT_MS}),
     T.LIST: (
         16,
         {

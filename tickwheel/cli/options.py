@@ -48,6 +48,10 @@ MaybeIds = Annotated[
     list[int] | None,
     typer.Argument(parser=typed(parse_id), metavar="[ID...]", help="The tasks' ids."),
 ]
+KeyOption = Annotated[
+    str | None, typer.Option("--key", help="Instead of ids, with --topic: all with this key.")
+]
+OfTopicOption = Annotated[str | None, typer.Option("--topic", help="With --key: its topic.")]
 DelayOption = Annotated[
     float | None,
     typer.Option(

@@ -19,7 +19,14 @@ import typer
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
-from tickwheel.cli.options import AtOption, BeforeOption, DelayOption, Ids, MaybeIds
+from tickwheel.cli.options import (
+    AtOption,
+    BeforeOption,
+    DelayOption,
+    KeyOption,
+    MaybeIds,
+    OfTopicOption,
+)
 from tickwheel.cli.output import Grid, Output, facts_grid
 from tickwheel.cli.values import (
     body_fields,
@@ -31,7 +38,7 @@ from tickwheel.cli.values import (
     iso_time,
     printable,
 )
-from tickwheel.client import TaskInfo
+from tickwheel.client import KeyOutcome, TaskInfo
 from tickwheel.errors import BadRequest, ConnectionLost, Unreachable
 
 NOT_THERE = frozenset(("unknown", "gone"))
@@ -39,30 +46,68 @@ STATES = ("scheduled", "ready", "in_flight", "waiting", "dead")
 LIST_DEFAULT = 100
 
 
-async def cancel(call: Call, ids: Ids) -> int:
-    """Cancel tasks that are not being worked on. Confirmed means they will not come."""
+CANCELLED = {"cancelled", "already_cancelled"}
+
+
+async def cancel(
+    call: Call, ids: MaybeIds = None, topic: OfTopicOption = None, key: KeyOption = None
+) -> int:
+    """Cancel tasks that are not being worked on. Confirmed means they will not come.
+
+    By ids, or all of a topic with a key.
+    """
+    named = _named(ids, topic, key)
+    if named is not None:
+        async with call.client() as client:
+            return _show_outcomes(
+                call, await client.cancel(topic=named[0], key=named[1]), CANCELLED
+            )
+    assert ids
     async with call.client() as client:
         statuses = await client.cancel_many(ids)
     for task_id, status in zip(ids, statuses, strict=True):
         _show_change(call, task_id, status, None)
-    return verdict(statuses, {"cancelled", "already_cancelled"})
+    return verdict(statuses, CANCELLED)
 
 
-async def reschedule(call: Call, ids: Ids, delay: DelayOption = None, at: AtOption = None) -> int:
-    """Give tasks another due time: --delay from now, or --at."""
+async def reschedule(
+    call: Call,
+    ids: MaybeIds = None,
+    topic: OfTopicOption = None,
+    key: KeyOption = None,
+    delay: DelayOption = None,
+    at: AtOption = None,
+) -> int:
+    """Give tasks another due time: --delay from now, or --at.
+
+    By ids, or all of a topic with a key.
+    """
     if (delay is None) == (at is None):
         raise BadRequest("give --delay or --at, one of them")
-    return await _move(call, ids, delay, at)
+    return await _move(call, ids, _named(ids, topic, key), delay, at)
 
 
-async def run_now(call: Call, ids: Ids) -> int:
-    """Make tasks due at once."""
-    return await _move(call, ids, 0.0, None)
+async def run_now(
+    call: Call, ids: MaybeIds = None, topic: OfTopicOption = None, key: KeyOption = None
+) -> int:
+    """Make tasks due at once: by ids, or all of a topic with a key."""
+    return await _move(call, ids, _named(ids, topic, key), 0.0, None)
 
 
-async def _move(call: Call, ids: list[int], delay: float | None, at: datetime | None) -> int:
+async def _move(
+    call: Call,
+    ids: Sequence[int] | None,
+    named: tuple[str, str] | None,
+    delay: float | None,
+    at: datetime | None,
+) -> int:
     statuses = []
     async with call.client() as client:
+        if named is not None:
+            topic, key = named
+            outcomes = await client.reschedule(topic=topic, key=key, delay=delay, at=at)
+            return _show_outcomes(call, outcomes, {"scheduled"})
+        assert ids
         for task_id in ids:
             moved = await client.reschedule(task_id, delay=delay, at=at)
             due_ms = None if moved.due is None else round(moved.due.timestamp() * 1000)
@@ -156,13 +201,30 @@ def verdict(statuses: Sequence[str], good: set[str]) -> int:
     return EXIT_NOT_FOUND if all(status in NOT_THERE for status in bad) else EXIT_FAILED
 
 
-def _show_change(call: Call, task_id: int, status: str, due_ms: int | None) -> None:
+def _named(ids: Sequence[int] | None, topic: str | None, key: str | None) -> tuple[str, str] | None:
+    """Topic and key, when tasks are not named by ids."""
+    if ids and topic is None and key is None:
+        return None
+    if ids or topic is None or key is None:
+        raise BadRequest("give the tasks' ids, or --topic and --key, one of both")
+    return topic, key
+
+
+def _show_outcomes(call: Call, outcomes: Sequence[KeyOutcome], good: set[str]) -> int:
+    for one in outcomes:
+        _show_change(call, one.id, one.status, one.due_ms)
+    return verdict([one.status for one in outcomes], good)
+
+
+def _show_change(call: Call, task_id: int | None, status: str, due_ms: int | None) -> None:
     if call.out.as_json:
         due = {} if due_ms is None else {"due_ms": due_ms, "due": iso_time(due_ms)}
-        call.out.record({"id": str(task_id), "status": status, **due})
+        shown = None if task_id is None else str(task_id)
+        call.out.record({"id": shown, "status": status, **due})
     else:
         when = "" if due_ms is None else f", due {format_time(due_ms)}"
-        call.out.line(f"{task_id}  {status.replace('_', ' ')}{when}")
+        shown = "no task" if task_id is None else str(task_id)
+        call.out.line(f"{shown}  {status.replace('_', ' ')}{when}")
 
 
 # --- by key --------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from tickwheel.client.acks import Acks
 from tickwheel.client.addresses import DEFAULT_URL, parse_url
@@ -24,6 +24,7 @@ from tickwheel.client.results import (
     DeadLetter,
     GroupSettings,
     Keep,
+    KeyOutcome,
     Rescheduled,
     Stats,
     Status,
@@ -48,6 +49,7 @@ from tickwheel.errors import (
     LimitExceeded,
     ProtocolError,
     TickwheelError,
+    UnknownType,
     shown,
 )
 from tickwheel.limits import ID_MAX, Limits
@@ -430,39 +432,109 @@ class Client:
 
     # --- tasks by id ----------------------------------------------------------------------------
 
-    async def cancel(self, task_id: int) -> str:
+    @overload
+    async def cancel(self, task_id: int) -> str: ...
+
+    @overload
+    async def cancel(self, *, topic: str, key: str) -> list[KeyOutcome]: ...
+
+    async def cancel(
+        self, task_id: int | None = None, *, topic: str | None = None, key: str | None = None
+    ) -> str | list[KeyOutcome]:
         """Cancel a task that is not being worked on: "cancelled", "already_cancelled", or what
-        is too late for that: "in_flight", "acked", "expired", "dead", "gone", "unknown", …"""
+        is too late for that: "in_flight", "acked", "expired", "dead", "gone", "unknown", …
+
+        By topic and key: every unfinished task with that key, oldest first, each with its own
+        status. When there is none, the one that finished last, as far as the daemon remembers;
+        else one "unknown" without an id."""
+        if task_id is None:
+            return await self._of_key(FrameType.CANCEL_KEY, topic, key)
+        _only_id(topic, key)
         return (await self.cancel_many([task_id]))[0]
 
     async def cancel_many(self, ids: Iterable[int]) -> list[str]:
         """``cancel`` of each, in order."""
         return await self._each(FrameType.CANCEL, _ids(ids), str)
 
+    @overload
     async def reschedule(
         self, task_id: int, *, delay: Duration | None = None, at: datetime | None = None
-    ) -> Rescheduled:
-        """Another due time: ``delay`` from now (by the daemon's clock), or ``at``."""
+    ) -> Rescheduled: ...
+
+    @overload
+    async def reschedule(
+        self, *, topic: str, key: str, delay: Duration | None = None, at: datetime | None = None
+    ) -> list[KeyOutcome]: ...
+
+    async def reschedule(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+    ) -> Rescheduled | list[KeyOutcome]:
+        """Another due time: ``delay`` from now (by the daemon's clock), or ``at``. By topic and
+        key as ``cancel``."""
         if (delay is None) == (at is None):
             raise BadRequest("reschedule needs delay or at, one of them")
-        item = (
-            _id(task_id),
-            None if delay is None else duration_ms(delay, "delay"),
-            None if at is None else moment_ms(at, "at"),
-        )
+        delay_ms = None if delay is None else duration_ms(delay, "delay")
+        due_ms = None if at is None else moment_ms(at, "at")
+        if task_id is None:
+            return await self._of_key(FrameType.RESCHEDULE_KEY, topic, key, delay_ms, due_ms)
+        _only_id(topic, key)
+        item = (_id(task_id), delay_ms, due_ms)
         return (await self._each(FrameType.RESCHEDULE, [item], Rescheduled.of))[0]
 
-    async def run_now(self, task_id: int) -> Rescheduled:
-        """Due at once."""
+    @overload
+    async def run_now(self, task_id: int) -> Rescheduled: ...
+
+    @overload
+    async def run_now(self, *, topic: str, key: str) -> list[KeyOutcome]: ...
+
+    async def run_now(
+        self, task_id: int | None = None, *, topic: str | None = None, key: str | None = None
+    ) -> Rescheduled | list[KeyOutcome]:
+        """Due at once. By topic and key as ``cancel``."""
+        if task_id is None:
+            return await self._of_key(FrameType.RUN_NOW_KEY, topic, key)
+        _only_id(topic, key)
         return (await self.run_now_many([task_id]))[0]
 
     async def run_now_many(self, ids: Iterable[int]) -> list[Rescheduled]:
         """``run_now`` of each, in order."""
         return await self._each(FrameType.RUN_NOW, _ids(ids), Rescheduled.of)
 
-    async def lookup(self, task_id: int) -> TaskInfo:
-        """Where a task stands."""
-        return (await self.lookup_many([task_id]))[0]
+    @overload
+    async def lookup(self, task_id: int) -> TaskInfo: ...
+
+    @overload
+    async def lookup(
+        self, *, topic: str, key: str, newest: bool = False, not_after: datetime | None = None
+    ) -> list[TaskInfo]: ...
+
+    async def lookup(
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        newest: bool = False,
+        not_after: datetime | None = None,
+    ) -> TaskInfo | list[TaskInfo]:
+        """Where a task stands. By topic and key: every unfinished task with that key, the newest
+        first (``newest``: only that one; ``not_after``: only what was enqueued then or earlier);
+        when there is none, the one that finished last, as far as the daemon remembers."""
+        if task_id is not None:
+            _only_id(topic, key)
+            return (await self.lookup_many([task_id]))[0]
+        named = _topic_and_key(topic, key)
+        until_ms = None if not_after is None else moment_ms(not_after, "not_after")
+        options = {"newest": newest} | ({} if until_ms is None else {"until_ms": until_ms})
+        self._ready()
+        answer = await self._calls.call(FrameType.LOOKUP_KEY, *named, options)
+        return read(lambda maps: [TaskInfo.of(one) for one in maps], answer)
 
     async def lookup_many(self, ids: Iterable[int]) -> list[TaskInfo]:
         """``lookup`` of each, in order."""
@@ -510,9 +582,14 @@ class Client:
         self, key: str, *, topic: str | None = None, not_after: datetime | None = None
     ) -> TaskInfo | None:
         """The newest task with that key that is stored (not finished; dead letters are), enqueued
-        at ``not_after`` or before. The newest tasks are looked at first; None, when no task has
-        it, is known when all were."""
+        at ``not_after`` or before. With ``topic`` the index of keys says it; else the newest tasks
+        are looked at first, and None, when no task has it, is known when all were."""
         found = None
+        if topic is not None:
+            # An older daemon, or one with very many of them, looks through all tasks.
+            with suppress(UnknownType, LimitExceeded):
+                tasks = await self.lookup(topic=topic, key=key, newest=True, not_after=not_after)
+                return next((task for task in tasks if task.topic is not None), None)
         async for task in self.list_tasks(
             topic=topic, key=key, not_after=not_after, newest_first=True, limit=1
         ):
@@ -598,6 +675,13 @@ class Client:
         return self._reconnector.connection is not None
 
     # --- what they share ------------------------------------------------------------------------
+
+    async def _of_key(
+        self, kind: FrameType, topic: str | None, key: str | None, *more: Any
+    ) -> list[KeyOutcome]:
+        self._ready()
+        answer = await self._calls.call(kind, *_topic_and_key(topic, key), *more)
+        return read(lambda outcomes: [KeyOutcome.of(one) for one in outcomes], answer)
 
     async def _each(
         self, kind: FrameType, items: Sequence[Any], parse: Callable[[Any], T]
@@ -736,6 +820,20 @@ def _list(answer: Any, count: int, parse: Callable[[Any], T]) -> list[T]:
     if not isinstance(answer, tuple) or len(answer) != count:
         raise ProtocolError(f"the daemon's answer is no list of {count}: {answer!r:.100}")
     return [read(parse, item) for item in answer]
+
+
+def _topic_and_key(topic: str | None, key: str | None) -> tuple[str, str]:
+    if not isinstance(topic, str) or not isinstance(key, str):
+        raise BadRequest(
+            "name a task by its id, or by topic and key, two strings,"
+            f" not topic {shown(topic)} and key {shown(key)}"
+        )
+    return topic, key
+
+
+def _only_id(topic: str | None, key: str | None) -> None:
+    if topic is not None or key is not None:
+        raise BadRequest("name a task by its id, or by topic and key, not by both")
 
 
 def _id(value: Any) -> int:

@@ -64,6 +64,30 @@ class Rescheduled:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyOutcome:
+    """What a command by key did to one task; ``status`` as by its id."""
+
+    id: int | None
+    """None: no task with this key is known (``status`` "unknown")."""
+    status: str
+    due_ms: int | None = None
+    """The new one, when it was moved."""
+
+    @property
+    def due(self) -> datetime | None:
+        return None if self.due_ms is None else moment(self.due_ms)
+
+    @classmethod
+    def of(cls, answer: Any) -> KeyOutcome:
+        task_id, status, due_ms = (*answer, None)[:3]
+        return cls(
+            None if task_id is None else int(task_id),
+            str(status),
+            None if due_ms is None else int(due_ms),
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class GroupInfo:
     """How one group stands with a task."""
 

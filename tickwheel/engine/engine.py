@@ -32,8 +32,10 @@ class Engine:
         id_mark: int,
         now_ms: int,
         recorder: Recorder | None = None,
+        key_seed: bytes = b"",
     ) -> None:
-        self.core = core = Core(config, epoch, id_mark, now_ms, recorder)
+        """``key_seed``: what the store gave when it was opened."""
+        self.core = core = Core(config, epoch, id_mark, now_ms, recorder, key_seed)
         self.intake = Intake(core)
         self.ownership = ownership = Ownership(core)
         self.dead_letters = dead_letters = DeadLetters(core, ownership)

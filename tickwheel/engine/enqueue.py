@@ -18,6 +18,7 @@ from tickwheel.model.records import ID_STEP, NewTask, TaskRow
 
 _new_row = tuple.__new__
 _topic_of = itemgetter(0)
+_options_of = itemgetter(3)
 
 
 class Intake:
@@ -51,6 +52,8 @@ class Intake:
         first = core.ids.take(count, now_ms)
         ids = range(first, first + count * ID_STEP, ID_STEP)
         self._stage(ids, new_tasks, size_bytes)
+        if any(map(_options_of, new_tasks)):
+            self._hash(ids, new_tasks)
         if core.recorder is not None:
             core.recorder.arrived(address or source, ids, new_tasks, now_ms)
         answer = (request, first, count, now_ms)
@@ -69,13 +72,18 @@ class Intake:
         new_tasks: Sequence[NewTask],
         size_bytes: int,
         now_ms: int,
+        *,
+        keyed: bool,
     ) -> None:
-        """``enqueue`` for many requests of one task each, all above ``session.last``."""
+        """``enqueue`` for many requests of one task each, all above ``session.last``; ``keyed``:
+        some of them have a key."""
         core = self._core
         count = len(requests)
         first = core.ids.take(count, now_ms)
         ids = range(first, first + count * ID_STEP, ID_STEP)
         self._stage(ids, new_tasks, size_bytes)
+        if keyed:
+            self._hash(ids, new_tasks)
         if core.recorder is not None:
             core.recorder.arrived(address, ids, new_tasks, now_ms)
         answers = [(r, task_id, 1, now_ms) for r, task_id in zip(requests, ids, strict=True)]
@@ -97,6 +105,16 @@ class Intake:
         size_bytes += len(ids) * ROW_OVERHEAD_BYTES
         batch.staged_bytes += size_bytes
         self.inflight_bytes += size_bytes
+
+    def _hash(self, ids: range, new_tasks: Sequence[NewTask]) -> None:
+        hash_of = self._core.keys.hash
+        self._core.open.effects.hashes.update(
+            {
+                task_id: hash_of(topic, options[0])
+                for task_id, (topic, _, _, options) in zip(ids, new_tasks, strict=True)
+                if options is not None and options[0] is not None
+            }
+        )
 
     def repeat(self, address: ReplySink, session: Session, answer: StoredAnswer) -> bool:
         """Answer a repeated request. True: durable already. False: staged, the address waits."""
@@ -149,6 +167,8 @@ class Intake:
         core.scheduled += len(dues)
         core.totals.enqueued += len(dues)
         core.wheel.add_many(list(rows), dues)
+        if batch.effects.hashes:
+            core.keys.add(batch.effects.hashes)
         horizon_ms = now_ms + core.config.resident_horizon_ms
         if min(dues) > horizon_ms:
             return
@@ -190,4 +210,4 @@ class Intake:
             core.dirty_sessions[key] = None
         self.inflight_bytes -= batch.staged_bytes
         core.maybe_idle.update(dict.fromkeys(batch.topics.keys() & core.topics.keys()))
-        batch.effects.enqueued, batch.topics = {}, Counter()
+        batch.effects.enqueued, batch.effects.hashes, batch.topics = {}, {}, Counter()

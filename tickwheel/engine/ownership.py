@@ -46,6 +46,7 @@ from tickwheel.engine.topics import (
     PendingGroups,
     Replay,
     Topic,
+    key_of,
     priority_of,
     traits_of,
 )
@@ -247,7 +248,7 @@ class Ownership:
         groups = groups or earliest(live)
         if topic.closing and self.was_closed(topic, row):
             core.lifetimes.end(row)
-            core.end(row.id, Outcome.DELETED)
+            core.end(row.id, Outcome.DELETED, topic.name, key_of(row))
             if core.recorder is not None:
                 core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
             return []
@@ -316,7 +317,8 @@ class Ownership:
             made = owed.made
         if group.topic.replays and self._goes_on(group, of, made):
             return False
-        core.end(task_id, outcome)
+        key = of.traits.key if isinstance(of, Lease) else key_of(of)
+        core.end(task_id, outcome, group.topic.name, key)
         return True
 
     def to_dead_letters(self, group: Group, task_id: int) -> None:

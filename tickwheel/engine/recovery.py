@@ -10,7 +10,7 @@ from tickwheel.engine.events import DELETED
 from tickwheel.engine.groups import Grouping
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.state import Core
-from tickwheel.engine.topics import Group, Lease, Tries, priority_of, traits_of
+from tickwheel.engine.topics import Group, Lease, Tries, key_of, priority_of, traits_of
 from tickwheel.model.records import (
     GroupRow,
     Outcome,
@@ -55,6 +55,9 @@ class Recovery:
         self._dead_letters.restore(known)
         core.tasks += 1
         core.acted_ms = max(core.acted_ms, row.due_ms)
+        key = key_of(row)
+        if key is not None:
+            core.keys.add({row.id: core.keys.hash(row.topic, key)})
         groups = self._ownership.restore(known)
         if topic.unowned is not None:
             # Its records name groups that are not there: it waits for the first one.
@@ -63,7 +66,7 @@ class Recovery:
             return
         if not groups and not known.dead:
             # Only groups that were being deleted still owed it, and nothing records which.
-            core.end(row.id, Outcome.DELETED)
+            core.end(row.id, Outcome.DELETED, topic.name, key_of(row))
             if core.recorder is not None:
                 core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
             return
@@ -135,6 +138,10 @@ class Recovery:
             core.topic(name).scheduled += count
         core.tasks += len(ids)
         core.scheduled += len(ids)
+
+    def keys(self, ids: Sequence[int], hashes: Sequence[int], special: set[int]) -> None:
+        """Some tasks that have a key; those in ``special`` were restored by ``with_history``."""
+        self._core.keys.load(ids, hashes, special)
 
     def has_handles(self, until_ms: int | None) -> None:
         """All that are due before ``until_ms`` were loaded; None: all there are."""

@@ -262,7 +262,7 @@ class Settlement:
                     core.note_done(task_id, group, lease.attempt, lease.epoch)
                     kept.add(task_id)
         else:
-            core.end_delivered(leases, Outcome.ACKED)
+            core.end_delivered(group, leases, Outcome.ACKED)
         if core.recorder is not None:
             core.recorder.acked(group, list(leases.values()), kept)
 

@@ -27,6 +27,7 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.topics import (
@@ -39,6 +40,7 @@ from tickwheel.engine.topics import (
     ttl_end_ms,
 )
 from tickwheel.model.effects import Effects
+from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.records import (
     DEFAULT_GROUP,
     ID_STEP,
@@ -354,6 +356,7 @@ class Core:
         id_mark: int,
         now_ms: int,
         recorder: Recorder | None = None,
+        key_seed: bytes = b"",
     ) -> None:
         self.config = config
         self.recorder = recorder
@@ -365,6 +368,7 @@ class Core:
         self.open = Batch()
         self.sessions = Sessions(config.sessions_max, config.session_idle_ms_max)
         self.outcomes = Outcomes(config.endings_max)
+        self.keys = KeyIndex(KeyHash(key_seed), config.endings_max)
         self.topics: dict[str, Topic] = {}
         self.maybe_idle: dict[str, None] = {}
         """Every topic that can be forgotten is among these; see ``Grouping.forget_idle``."""
@@ -517,17 +521,26 @@ class Core:
 
     # --- the end of a task ---------------------------------------------------------------
 
-    def end(self, task_id: int, outcome: Outcome) -> None:
+    def end(self, task_id: int, outcome: Outcome, topic: str, key: str | None) -> None:
         """The task leaves for good. Its other rows leave the batch when it is sealed."""
         self.tasks -= 1
+        if key is not None:
+            self.keys.ended(topic, key, task_id)
         self.open.effects.ended[task_id] = outcome
         self.outcomes.add(task_id, outcome)
         self.drop(task_id)
         self.owed.pop(task_id, None)
 
-    def end_delivered(self, ids: Collection[int], outcome: Outcome) -> None:
-        """``end`` for tasks that were in flight for the only group that was owed them: nothing
-        else of them is in memory."""
+    def end_delivered(self, group: Group, leases: Mapping[int, Lease], outcome: Outcome) -> None:
+        """``end`` for tasks that were in flight for ``group``, the only one that was owed them:
+        nothing else of them is in memory but their keys."""
+        self.end_plain(leases, outcome)
+        for task_id, lease in leases.items():
+            if lease.traits.key is not None:
+                self.keys.ended(group.topic.name, lease.traits.key, task_id)
+
+    def end_plain(self, ids: Collection[int], outcome: Outcome) -> None:
+        """``end`` for tasks without a key of which nothing else is in memory."""
         self.tasks -= len(ids)
         ended, outcomes = self.open.effects.ended, self.outcomes
         for task_id in ids:

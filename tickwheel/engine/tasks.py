@@ -13,7 +13,7 @@ from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.events import CANCELLED
 from tickwheel.engine.ownership import Ownership, keeps_place
 from tickwheel.engine.state import MOVE_BYTES, Core
-from tickwheel.engine.topics import Tries, priority_of
+from tickwheel.engine.topics import Tries, key_of, priority_of
 from tickwheel.model.records import Failure, Outcome, ProgressState, TaskRow, TaskSnapshot
 from tickwheel.model.states import State
 
@@ -115,7 +115,7 @@ class Control:
         else:
             self._take_out_everywhere(known)
         self._dead_letters.task_ends(known)
-        core.end(task_id, Outcome.CANCELLED)
+        core.end(task_id, Outcome.CANCELLED, topic.name, key_of(known.row))
         core.totals.cancelled += 1
         topic.cancelled += 1
         core.lost_task(topic)
@@ -197,7 +197,7 @@ class Control:
             core.drop(task_id)
         topic.scheduled -= len(far)
         core.scheduled -= len(far)
-        core.end_delivered(far, Outcome.CANCELLED)
+        core.end_plain(far, Outcome.CANCELLED)
         core.totals.cancelled += len(far)
         topic.cancelled += len(far)
         core.lost_task(topic)

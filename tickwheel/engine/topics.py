@@ -326,9 +326,10 @@ class Traits(NamedTuple):
     retry: PolicyRef | None
     ttl_end_ms: int | None
     """The first millisecond in which it is over."""
+    key: str | None
 
 
-PLAIN = Traits(0, None, None)
+PLAIN = Traits(0, None, None, None)
 
 
 Item = tuple[TaskRow, int]
@@ -352,11 +353,15 @@ def priority_of(row: TaskRow) -> int:
     return row.options.priority if row.options is not None else 0
 
 
+def key_of(row: TaskRow) -> str | None:
+    return row.options.key if row.options is not None else None
+
+
 def traits_of(row: TaskRow) -> Traits:
     options = row.options
     if options is None:
         return PLAIN
-    return Traits(options.priority, options.retry, ttl_end_ms(row.due_ms, options))
+    return Traits(options.priority, options.retry, ttl_end_ms(row.due_ms, options), options.key)
 
 
 def ttl_end_ms(due_ms: int, options: TaskOptions | None) -> int | None:

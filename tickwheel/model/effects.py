@@ -42,6 +42,10 @@ class Effects:
     groups: dict[GroupKey, GroupRow | None] = field(default_factory=dict)
     sessions: dict[bytes, SessionRow | None] = field(default_factory=dict)
     """Whole state of each producer session that changed; ``None`` forgets it."""
+    hashes: dict[int, int] = field(default_factory=dict)
+    """id → hash of topic and key (``model/key_hash.py``) of those of ``enqueued`` that have a key.
+    Worked out by the seed that the store gave when it was opened, so that a store need not do it
+    again; one that lacks some works them out."""
     id_mark: int = 0
     """No id above this was assigned so far; never lowered by a store."""
     position_ms: int = 0

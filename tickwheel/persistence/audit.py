@@ -103,6 +103,7 @@ def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
         return audit
     _count(connection, audit)
     _packs(connection, audit, int(meta["layout"]))
+    _keys(connection, audit, meta)
     _relations(connection, audit, meta)
     _endings(connection, audit)
     return audit
@@ -175,6 +176,29 @@ def _packs(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
     if has_moves:
         for (first,) in connection.execute("SELECT first FROM moved EXCEPT SELECT first FROM pack"):
             _add(audit, f"tasks were moved in pack {first!r}, which is not stored")
+
+
+def _keys(connection: sqlite3.Connection, audit: Audit, meta: dict[str, int | str]) -> None:
+    """The hash of every key is beside its task, and no other is."""
+    from tickwheel.model.key_hash import KeyHash
+    from tickwheel.persistence.sqlite import keys, packs, rows, schema
+    from tickwheel.persistence.sqlite import rows as sql
+
+    if int(meta["layout"]) < schema.LAYOUT_WITH_KEYS:
+        return
+    key_hash = KeyHash(bytes.fromhex(str(meta[schema.KEY_SEED])))
+    wanted: dict[int, int] = {}
+    with contextlib.suppress(RecordUnreadable):  # which was said before
+        for values in connection.execute("SELECT * FROM task WHERE extras IS NOT NULL"):
+            wanted |= key_hash.of_rows([rows.task_row(*values)])
+        for values in connection.execute(sql.ALL_PACKS):
+            wanted |= key_hash.of_rows(packs.Pack(*values).rows())
+    reader, found = keys.KeyReader(connection), dict[int, int]()
+    while (some := reader.next()) is not None:
+        found |= zip(some.ids, some.hashes, strict=True)
+    for task_id in sorted(wanted.keys() | found.keys()):
+        if wanted.get(task_id) != found.get(task_id):
+            _add(audit, f"the hash beside task {task_id} is not that of its topic and key")
 
 
 def _place(row: TaskRow) -> int:

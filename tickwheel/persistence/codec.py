@@ -108,10 +108,32 @@ def _unpack(what: str, data: bytes, *builds: Callable[..., _T]) -> _T:
 # --- parts of a row, for stores that keep the other fields in columns ------------------------
 
 
+_KEY_ALONE = TaskOptions()[1:]
+
+
 def encode_extras(options: TaskOptions | None) -> bytes | None:
     if options is None:
         return None
     return _pack(*_extras_fields(options), version=_version_of(options))
+
+
+def encode_extras_of(many: Iterable[TaskOptions | None]) -> list[bytes | str | None]:
+    """For a column of many: as ``encode_extras`` gives each, but a key that is all there is stands
+    as text. ``decode_extras_of`` reads either."""
+    pack = msgpack.Packer().pack
+    return [
+        options
+        if options is None
+        else options[0]
+        if options[1:] == _KEY_ALONE and options[0] is not None
+        else pack((_version_of(options), *_extras_fields(options)))
+        for options in many
+    ]
+
+
+def decode_extras_of(data: bytes | str | None) -> TaskOptions | None:
+    """One element of what ``encode_extras_of`` gives."""
+    return TaskOptions(data) if isinstance(data, str) else decode_extras(data)
 
 
 def decode_extras(data: bytes | None) -> TaskOptions | None:

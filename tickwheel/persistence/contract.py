@@ -110,6 +110,8 @@ class Opened:
     """False: enqueues would be refused for lack of room, see ``Store.probe_room``."""
     no_room: str = "the store was opened without room"
     """Why, when there is none."""
+    key_seed: bytes = b""
+    """Of the hashes that ``recover_keys`` gives; see ``model/key_hash.py``."""
 
 
 class StoredTask(NamedTuple):
@@ -151,6 +153,13 @@ class Handles:
     topics: Sequence[str]
 
 
+class Keyed(NamedTuple):
+    """Some tasks that have a key, as columns of equal length."""
+
+    ids: Sequence[int]
+    hashes: Sequence[int]
+
+
 @dataclass(slots=True)
 class Audit:
     """Counts found by a full scan, against what indexes and counters say."""
@@ -179,6 +188,12 @@ class Store(Protocol):
     def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
         """Every task row, in due order (ties by id). Tasks may be made and end meanwhile; their
         due times stay as they are, because commands by id wait for the end of it."""
+        ...
+
+    def recover_keys(self) -> AsyncIterator[Keyed]:
+        """Every task that has a key, in any order and without its body; to be called when
+        ``recover_handles`` has come to its end. Those that ended since the store was opened may
+        be among them, and those that were made since may be, or not."""
         ...
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:

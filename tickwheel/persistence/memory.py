@@ -10,12 +10,14 @@ from __future__ import annotations
 import contextlib
 import heapq
 import os
+import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import TypeVar
 
 from tickwheel import failpoints
 from tickwheel.model.effects import Effects, GroupKey, ProgressKey
+from tickwheel.model.key_hash import SEED_BYTES, KeyHash
 from tickwheel.model.records import (
     NO_BODY,
     DeadRow,
@@ -32,6 +34,7 @@ from tickwheel.persistence.contract import (
     Fenced,
     Handles,
     Heads,
+    Keyed,
     Opened,
     Small,
     StoreBroken,
@@ -55,6 +58,7 @@ class MemoryStore:
         self._groups: dict[GroupKey, GroupRow] = {}
         self._sessions: dict[bytes, SessionRow] = {}
         self._endings: deque[tuple[int, Outcome]] = deque(maxlen=endings_max)
+        self._key_seed = secrets.token_bytes(SEED_BYTES)
         self._epoch = 0
         self._owner = ""
         self._last_batch = 0
@@ -72,6 +76,7 @@ class MemoryStore:
         other._groups = dict(self._groups)
         other._sessions = dict(self._sessions)
         other._endings.extend(self._endings)
+        other._key_seed = self._key_seed
         other._epoch = self._epoch
         other._owner = self._owner
         other._last_batch = self._last_batch
@@ -99,6 +104,7 @@ class MemoryStore:
             position_ms=self._position_ms,
             clean=clean,
             created=created,
+            key_seed=self._key_seed,
         )
 
     async def recover_small(self) -> Small:
@@ -123,6 +129,11 @@ class MemoryStore:
             yield Handles(ids=ids, dues_ms=dues_ms, topics=topics)
             if start == 0:
                 failpoints.hit("recovery.middle")
+
+    async def recover_keys(self) -> AsyncIterator[Keyed]:
+        self._check_open()
+        hashes = KeyHash(self._key_seed).of_rows(self._tasks.values())
+        yield Keyed(list(hashes), list(hashes.values()))
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         self._check_open()

@@ -90,6 +90,14 @@ class Fuzzer:
             T.RESCHEDULE: lambda: (tuple(self.move() for _ in range(self.few())),),
             T.RUN_NOW: lambda: (self.some_ids(),),
             T.LOOKUP: lambda: (self.some_ids(),),
+            T.CANCEL_KEY: lambda: (self.topic(), self.key()),
+            T.RESCHEDULE_KEY: lambda: (self.topic(), self.key(), *self.move()[1:]),
+            T.RUN_NOW_KEY: lambda: (self.topic(), self.key()),
+            T.LOOKUP_KEY: lambda: (
+                self.topic(),
+                self.key(),
+                self.pick((None, {"newest": True}, {"until_ms": 5})),
+            ),
             T.LIST: lambda: (self.listing(),),
             T.STATS: tuple,
             T.DEAD_LIST: lambda: (self.dead_listing(),),
@@ -116,6 +124,9 @@ class Fuzzer:
         }
         self._kinds = list(self._makers)
         self._weights = [(rare | often).get(kind, 10) for kind in self._kinds]
+
+    def key(self) -> str:
+        return self.pick(("k", self.text(), "k" * 255))
 
     # --- frames ---------------------------------------------------------------------------------
 

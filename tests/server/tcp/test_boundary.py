@@ -44,10 +44,13 @@ async def ask(daemon: InProcess, peer: Peer, kind: T, *fields: Any, request: int
     return found
 
 
+KEYED = ("t", b"", 60_000, {"key": "k"})
+
+
 async def leased(daemon: InProcess, peer: Peer) -> int:
     """A task that this peer has, on topic ``t`` for group ``g``; another one is scheduled."""
     await ask(daemon, peer, T.GROUP_CREATE, "t", "g", None, request=2)
-    answer = await ask(daemon, peer, T.ENQUEUE, 0, (("t", b"", 0), ("t", b"", 60_000)), request=3)
+    answer = await ask(daemon, peer, T.ENQUEUE, 0, (("t", b"", 0), KEYED), request=3)
     await ask(daemon, peer, T.PULL, "t", "g", 1, 0, None, request=4)
     task_id: int = answer[2][1][0]
     return task_id
@@ -72,6 +75,9 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "cancel": (T.CANCEL, "control", "cancel", lambda i: ((i,),)),
     "reschedule": (T.RESCHEDULE, "control", "reschedule", lambda i: (((i, 5, None),),)),
     "run now": (T.RUN_NOW, "control", "reschedule", lambda i: ((i,),)),
+    "cancel key": (T.CANCEL_KEY, "control", "cancel", lambda i: ("t", "k")),
+    "reschedule key": (T.RESCHEDULE_KEY, "control", "reschedule", lambda i: ("t", "k", 5, None)),
+    "run now key": (T.RUN_NOW_KEY, "control", "reschedule", lambda i: ("t", "k")),
     "requeue": (T.DEAD_REQUEUE, "control", "requeue", lambda i: (((i, "g"),),)),
     "delete": (T.DEAD_DELETE, "control", "delete_dead", lambda i: (((i, "g"),),)),
     "create": (T.GROUP_CREATE, "grouping", "create", lambda i: ("t", "h", None)),
@@ -103,7 +109,7 @@ async def test_an_error_in_the_middle_of_a_change_ends_the_daemon(
 
 def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess) -> None:
     table = command_table(Operations(daemon.shard, value_bytes)).handlers
-    reads = {T.LOOKUP, T.LIST, T.STATS, T.DEAD_LIST, T.BACKUP, T.PING, T.STATUS}
+    reads = {T.LOOKUP, T.LOOKUP_KEY, T.LIST, T.STATS, T.DEAD_LIST, T.BACKUP, T.PING, T.STATUS}
     of_connections = {T.HELLO, T.BYE, T.PREFETCH, T.ALIVE}
     assert set(table) - reads - of_connections == {kind for kind, *_ in ACTS.values()}
 

@@ -73,7 +73,8 @@ async def _copy(
             effects = meanwhile.popleft()
             # The page may have shown a task already: what is new is written over it.
             updated = effects.enqueued | effects.updated
-            await put(replace(effects, enqueued={}, updated=updated))
+            # The copy hashes keys by a seed of its own.
+            await put(replace(effects, enqueued={}, hashes={}, updated=updated))
 
     writer.watchers.append(meanwhile)
     try:

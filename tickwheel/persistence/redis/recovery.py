@@ -8,10 +8,12 @@ since is kept by it alone if Redis comes back older.
 from __future__ import annotations
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from tickwheel import failpoints
+from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.records import Outcome
 from tickwheel.persistence.codec import (
     decode_dead,
@@ -20,7 +22,7 @@ from tickwheel.persistence.codec import (
     decode_progress,
     decode_session,
 )
-from tickwheel.persistence.contract import Handles, Small, StoreAway
+from tickwheel.persistence.contract import Handles, Keyed, Small, StoreAway
 from tickwheel.persistence.redis.driver import Argument
 from tickwheel.persistence.redis.keys import Keys, split_member
 from tickwheel.persistence.redis.mirror import Filling, Mirror, SmallRecords
@@ -30,13 +32,26 @@ from tickwheel.persistence.redis.writer import Writer
 
 ROWS_A_SCAN = 500
 BYTES_A_CHUNK = 8 << 20
+KEYS_AT_ONCE = 10_000
 AWAY_RETRY_S = 0.5
+
+
+class _Columns(NamedTuple):
+    """Of tasks that have a key: ids and hashes."""
+
+    ids: array[int]
+    hashes: array[int]
 
 
 class Recovering:
     """See the module's text."""
 
-    def __init__(self, asker: ReadClient, keys: Keys, writer: Writer, mirror: Mirror) -> None:
+    def __init__(
+        self, asker: ReadClient, keys: Keys, writer: Writer, mirror: Mirror, key_hash: KeyHash
+    ) -> None:
+        self._key_hash = key_hash
+        self._keyed = _Columns(array("q"), array("Q"))
+        """Of the records that the stream has brought."""
         self._asker = asker
         self._keys = keys
         self._writer = writer
@@ -90,6 +105,7 @@ class Recovering:
         as the first was: tasks made meanwhile are left out, ended ones may be, and nobody changes
         a due time before all are loaded."""
         filling = self._mirror.begin_filling()
+        self._keyed = _Columns(array("q"), array("Q"))
         whole = False
         score, name = b"", b""
         topics: dict[bytes, str] = {}
@@ -99,7 +115,7 @@ class Recovering:
                 filling.ask()
                 args = (score, name, chunk, BYTES_A_CHUNK)
                 pairs, values = await self._page(args, waits=not first)
-                texts, records = values[::2], values[1::2]
+                texts, records, keys = values[::3], values[1::3], values[2::3]
                 pairs = pairs[: 2 * len(texts)]
                 if not pairs:
                     whole = True
@@ -109,6 +125,8 @@ class Recovering:
                 self._mirror.fill(filling, ids, records)
                 for text in set(texts):
                     topics.setdefault(text, text.decode())
+                if keys.count(None) < len(keys):
+                    self._hash(ids, [topics[text] for text in texts], keys)
                 handles = _without(filling, Handles(ids, dues_ms, [topics[text] for text in texts]))
                 if handles.ids:
                     yield handles
@@ -117,6 +135,23 @@ class Recovering:
                     first = False
         finally:
             self._mirror.end_filling(filling, whole=whole)
+
+    def _hash(
+        self, ids: Sequence[int], topics: Sequence[str], keys: Sequence[bytes | None]
+    ) -> None:
+        """Those that have a key."""
+        hash_of, (keyed_ids, hashes) = self._key_hash, self._keyed
+        for task_id, topic, key in zip(ids, topics, keys, strict=True):
+            if key is not None:
+                keyed_ids.append(task_id)
+                hashes.append(hash_of(topic, key.decode("utf-8", "surrogatepass")))
+
+    async def keys(self) -> AsyncIterator[Keyed]:
+        """See ``Store.recover_keys``."""
+        keyed, self._keyed = self._keyed, _Columns(array("q"), array("Q"))
+        for start in range(0, len(keyed.ids), KEYS_AT_ONCE):
+            stop = start + KEYS_AT_ONCE
+            yield Keyed(keyed.ids[start:stop], keyed.hashes[start:stop])
 
     async def _page(self, args: Sequence[Argument], *, waits: bool) -> tuple[Any, Any]:
         while True:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 from collections.abc import AsyncIterator, Sequence
 
 from tickwheel.model.effects import Effects, ProgressKey
+from tickwheel.model.key_hash import SEED_BYTES, KeyHash
 from tickwheel.model.records import DeadRow
 from tickwheel.persistence.contract import (
     Handles,
+    Keyed,
     Opened,
     Small,
     StoreAway,
@@ -62,7 +65,9 @@ class RedisStore:
         asker = ReadClient(self._reading, keys, options, self._writer, self._rewriter.verify)
         self._reader = Reader(asker, self._writer, self._mirror)
         self._writer.landed = self._reader.landed
-        self._recovering = Recovering(asker, keys, self._writer, self._mirror)
+        self._key_seed = secrets.token_bytes(SEED_BYTES)
+        key_hash = KeyHash(self._key_seed)
+        self._recovering = Recovering(asker, keys, self._writer, self._mirror, key_hash)
         self._watch = Watch(asker, self._rewriter)
 
     @property
@@ -120,6 +125,8 @@ class RedisStore:
         except BaseException:
             await line.close()
             raise
+        # Another one each time: no hash is stored, because a start sees every key anyway.
+        opened.key_seed = self._key_seed
         self._is_open = True
         self._watch.start()
         if not self._mirror.has_room:
@@ -141,6 +148,11 @@ class RedisStore:
         self._check_open()
         async for handles in self._recovering.handles(chunk):
             yield handles
+
+    async def recover_keys(self) -> AsyncIterator[Keyed]:
+        self._check_open()
+        async for keyed in self._recovering.keys():
+            yield keyed
 
     def ahead(self, effects: Effects) -> None:
         """See ``WorksAhead``."""

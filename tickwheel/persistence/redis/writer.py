@@ -96,7 +96,7 @@ class History:
         ``enqueued``: the records of its new tasks.
         """
         size_bytes += BATCH_BYTES
-        rest = replace(effects, enqueued={})
+        rest = replace(effects, enqueued={}, hashes={})
         self._batches.append(_Kept(n, rest, enqueued, size_bytes, now_s))
         self._bytes += size_bytes
         while self._batches and (

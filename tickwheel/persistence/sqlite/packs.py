@@ -6,7 +6,7 @@ which of its tasks have left stands in table ``gone``, a bit for each, and all i
 table ``moved`` when one of them was changed. A pack's columns: first id,
 count, head (due times as 8 bytes each, then lengths of the bodies as 4 bytes each, little-endian),
 topics (one name, or a JSON array of names), bodies end to end, extras (NULL, or a msgpack array of
-what ``codec.encode_extras`` makes).
+what ``codec.encode_extras_of`` makes).
 
 ``PackIndex`` is the writer's memory of them, two bytes for ten tasks. It says for the ids that
 leave a batch which packs they are in, and what that makes of the packs. Changes are prepared,
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 import msgpack
 
 from tickwheel.model.records import ID_STEP, TaskRow
-from tickwheel.persistence.codec import RecordUnreadable, decode_extras, encode_extras
+from tickwheel.persistence.codec import RecordUnreadable, decode_extras_of, encode_extras_of
 from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def _pack(rows: Sequence[TaskRow]) -> PackValues | None:
     head = array("q", dues_ms).tobytes() + array("I", map(len, bodies)).tobytes()
     alike = topics.count(topics[0]) == len(topics) and not topics[0].startswith("[")
     names = topics[0] if alike else json.dumps(topics)
-    packed = msgpack.packb(tuple(map(encode_extras, options))) if any(options) else None
+    packed = msgpack.packb(encode_extras_of(options)) if any(options) else None
     if len(joined) + len(packed or b"") > PACK_BYTES_MAX:
         return None
     return ids[0], len(rows), head, names, joined, packed
@@ -183,7 +183,7 @@ class Pack:
                 self.dues_ms[bit],
                 self.topics[bit],
                 bodies[ends[bit] : ends[bit + 1]],
-                decode_extras(options[bit]) if options is not None else None,
+                decode_extras_of(options[bit]) if options is not None else None,
             )
 
 

@@ -79,22 +79,22 @@ class Multi:
             start += size * columns
 
 
-def _insert(verb: str, table: str, columns: int) -> Multi:
+def insert(verb: str, table: str, columns: int) -> Multi:
     """Rows whose first column is NULL are padding and left out."""
     return Multi(f"{verb} INTO {table} SELECT * FROM (VALUES ", columns, ") WHERE column1 NOTNULL")
 
 
 # OR ROLLBACK: an id that exists already ends the whole batch, and SQLite needs no journal of
 # the statement for that.
-INSERT_TASKS = _insert("INSERT OR ROLLBACK", "task", 5)
-INSERT_PACKS = _insert("INSERT OR ROLLBACK", "pack", 6)
-REPLACE_GONE = _insert("REPLACE", "gone", 2)
-REPLACE_MOVED = _insert("REPLACE", "moved", 2)
-REPLACE_TASKS = _insert("REPLACE", "task", 5)
-REPLACE_PREPARE = _insert("REPLACE", "prepare", 7)
-REPLACE_DEAD = _insert("REPLACE", "dead", 7)
-REPLACE_SESSIONS = _insert("REPLACE", "session", 4)
-REPLACE_GROUPS = _insert("REPLACE", "grp", 5)
+INSERT_TASKS = insert("INSERT OR ROLLBACK", "task", 5)
+INSERT_PACKS = insert("INSERT OR ROLLBACK", "pack", 6)
+REPLACE_GONE = insert("REPLACE", "gone", 2)
+REPLACE_MOVED = insert("REPLACE", "moved", 2)
+REPLACE_TASKS = insert("REPLACE", "task", 5)
+REPLACE_PREPARE = insert("REPLACE", "prepare", 7)
+REPLACE_DEAD = insert("REPLACE", "dead", 7)
+REPLACE_SESSIONS = insert("REPLACE", "session", 4)
+REPLACE_GROUPS = insert("REPLACE", "grp", 5)
 
 
 def _delete(table: str, columns: dict[str, str]) -> Multi:

@@ -15,7 +15,9 @@ import secrets
 import sqlite3
 from typing import TYPE_CHECKING
 
+from tickwheel.model.key_hash import SEED_BYTES
 from tickwheel.persistence.contract import Opened, StoreUnusable
+from tickwheel.persistence.sqlite import keys
 from tickwheel.persistence.sqlite.connection import connect_reader, is_full
 
 if TYPE_CHECKING:
@@ -24,23 +26,28 @@ if TYPE_CHECKING:
 
 APPLICATION_ID = 0x5457_4845
 """'TWHE', in the file's header, where ``file`` and ``PRAGMA application_id`` find it."""
-LAYOUT = 5
+LAYOUT = 6
 LAYOUT_WITH_PACKS = 2
 LAYOUT_WITH_PLACES = 4
 LAYOUT_WITH_MOVES = 5
+LAYOUT_WITH_KEYS = 6
 _PACK = """CREATE TABLE pack(
         first INTEGER PRIMARY KEY, count INTEGER, head BLOB, topics TEXT, bodies BLOB,
         extras BLOB)"""
 _GONE = "CREATE TABLE gone(first INTEGER PRIMARY KEY, mask INTEGER)"
 _MOVED = "CREATE TABLE moved(first INTEGER PRIMARY KEY, dues BLOB)"
 _MOVE = "CREATE TABLE move(batch INTEGER PRIMARY KEY, data BLOB)"
+_PACK_KEY = "CREATE TABLE pack_key(first INTEGER PRIMARY KEY, hashes BLOB)"
+_TASK_KEY = "CREATE TABLE task_key(id INTEGER PRIMARY KEY, hash INTEGER)"
 UPGRADES: dict[int, tuple[str, ...]] = {
     1: (_PACK, _GONE),
     2: ("ALTER TABLE grp ADD COLUMN settings BLOB",),
     3: ("ALTER TABLE grp ADD COLUMN since_id INTEGER",),
     4: (_MOVED, _MOVE),
+    5: (_PACK_KEY, _TASK_KEY),
 }
-"""From a layout to the next: the statements that do it, in one transaction."""
+"""From a layout to the next: the statements that do it, in one transaction. ``upgrade`` fills the
+tables of keys."""
 
 TABLES = (
     # The StoreQueue: a task stays here until its last group is done with it. No column is
@@ -55,6 +62,10 @@ TABLES = (
     # New due times of tasks in packs that are not in moved yet, a row a batch: (id, due_ms) of
     # each, 8 bytes each. The newest counts.
     _MOVE,
+    # Hashes of topic and key (model/key_hash.py, by the seed in meta) of tasks that have a key. Of
+    # a pack of which some have: 8 bytes for each, 0 without a key. Of rows on their own: signed.
+    _PACK_KEY,
+    _TASK_KEY,
     # The PrepareQueue: what was delivered and is not finished, for each group.
     # state: 1 in flight (until at_ms), 2 waiting (for at_ms), 3 released, 4 done
     """CREATE TABLE prepare(
@@ -74,6 +85,8 @@ TABLES = (
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID",
 )
 META = ("layout", "incarnation", "epoch", "owner", "last_batch", "id_mark", "position_ms", "clean")
+KEY_SEED = "key_seed"
+"""In meta since layout 6, in hex."""
 
 
 def identify(connection: sqlite3.Connection, path: str) -> int:
@@ -111,6 +124,7 @@ def create(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
     values = (LAYOUT, secrets.token_hex(16), 0, "", 0, 0, 0, 1)
     connection.executemany("INSERT INTO meta VALUES (?, ?)", zip(META, values, strict=True))
+    _make_key_seed(connection)
     _mark(connection)
 
 
@@ -121,8 +135,16 @@ def upgrade(connection: sqlite3.Connection, layout: int) -> None:
     for step in range(layout, LAYOUT):
         for statement in UPGRADES[step]:
             connection.execute(statement)
+    if layout < LAYOUT_WITH_KEYS:
+        keys.fill(connection, _make_key_seed(connection))
     connection.execute("UPDATE meta SET value = ? WHERE key = 'layout'", (LAYOUT,))
     _mark(connection)
+
+
+def _make_key_seed(connection: sqlite3.Connection) -> bytes:
+    seed = secrets.token_bytes(SEED_BYTES)
+    connection.execute("INSERT INTO meta VALUES (?, ?)", (KEY_SEED, seed.hex()))
+    return seed
 
 
 def _mark(connection: sqlite3.Connection) -> None:
@@ -134,7 +156,8 @@ def _mark(connection: sqlite3.Connection) -> None:
 def read_meta(connection: sqlite3.Connection, path: str) -> dict[str, int | str]:
     """The meta table as a map; raises StoreUnusable when something is missing in it."""
     meta: dict[str, int | str] = dict(connection.execute("SELECT key, value FROM meta"))
-    missing = [key for key in META if key not in meta]
+    wanted = META if int(meta.get("layout", LAYOUT)) < LAYOUT_WITH_KEYS else (*META, KEY_SEED)
+    missing = [key for key in wanted if key not in meta]
     if missing:
         raise StoreUnusable(f"{path}: meta lacks {', '.join(missing)}; restore a backup")
     return meta
@@ -192,6 +215,7 @@ def begin_epoch(
         position_ms=int(before["position_ms"]),
         clean=bool(before["clean"]),
         created=not layout,
+        key_seed=bytes.fromhex(str(before[KEY_SEED])),
     )
 
 

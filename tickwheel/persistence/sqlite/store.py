@@ -17,6 +17,7 @@ from tickwheel import failpoints
 from tickwheel.persistence.contract import (
     Handles,
     Heads,
+    Keyed,
     Opened,
     Small,
     StoreBroken,
@@ -30,6 +31,7 @@ from tickwheel.persistence.sqlite.connection import (
     describe,
     is_busy,
 )
+from tickwheel.persistence.sqlite.keys import KeyReader
 from tickwheel.persistence.sqlite.options import SqliteOptions
 from tickwheel.persistence.sqlite.reader import Reader
 from tickwheel.persistence.sqlite.recovery import HandleReader, copy_database, read_small
@@ -121,6 +123,14 @@ class SqliteStore:
                 yield found
         finally:
             handles.close()
+
+    async def recover_keys(self) -> AsyncIterator[Keyed]:
+        keys = KeyReader(self._connect(LONG_CACHE_BYTES))
+        try:
+            while (found := await self._read(self._long, keys.next)) is not None:
+                yield found
+        finally:
+            keys.close()
 
     async def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         if self._writing is None:

@@ -17,6 +17,7 @@ import sqlite3
 from array import array
 from typing import TYPE_CHECKING
 
+from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.records import ID_STEP, NO_BODY
 from tickwheel.persistence.codec import encode_endings
 from tickwheel.persistence.contract import (
@@ -27,8 +28,8 @@ from tickwheel.persistence.contract import (
     StoreError,
     StoreUnusable,
 )
+from tickwheel.persistence.sqlite import keys, schema
 from tickwheel.persistence.sqlite import rows as sql
-from tickwheel.persistence.sqlite import schema
 from tickwheel.persistence.sqlite.connection import (
     FileLock,
     blob_join,
@@ -116,6 +117,7 @@ def leave_packs(connection: sqlite3.Connection, change: Change) -> None:
 
 
 def drop_packs(connection: sqlite3.Connection, firsts: list[int]) -> None:
+    connection.execute(keys.DELETE_PACK_KEYS, (str(firsts),))
     connection.execute(sql.DELETE_PACKS, (str(firsts),))
     connection.execute(sql.DELETE_GONE, (str(firsts),))
     connection.execute(sql.DELETE_MOVED, (str(firsts),))
@@ -169,13 +171,14 @@ def with_bodies(
     return updated | {i: updated[i]._replace(body=bodies[i]) for i in ids}
 
 
-def take_apart(connection: sqlite3.Connection, firsts: list[int]) -> None:
-    """Give what is left in these packs rows of their own."""
+def take_apart(connection: sqlite3.Connection, firsts: list[int], key_hash: KeyHash) -> bool:
+    """Give what is left in these packs rows of their own; whether some have a key."""
     rows: list[TaskRow] = []
     for values in connection.execute(sql.READ_PACKS, (str(firsts),)).fetchall():
         rows += Pack(*values).rows()
     drop_packs(connection, firsts)
     sql.INSERT_TASKS.run(connection, task_values(rows), task_rows_max(rows))
+    return keys.write_loose(connection, key_hash, rows)
 
 
 def end(
@@ -186,6 +189,7 @@ def end(
     loose: list[int],
     has_progress: bool,
     has_dead: bool,
+    has_keys: bool,
     upto: int,
     endings_max: int,
 ) -> None:
@@ -197,6 +201,8 @@ def end(
     ids = str(list(effects.ended))
     if loose:
         connection.execute(sql.DELETE_TASKS_BY_ID, (str(loose),))
+        if has_keys:
+            connection.execute(keys.DELETE_TASK_KEYS, (str(loose),))
     if has_progress:
         connection.execute(sql.DELETE_PREPARE_BY_ID, (ids,))
     if has_dead:
@@ -216,7 +222,8 @@ MOVES_AT_ONCE = 1_000
 log = logging.getLogger(__name__)
 
 LOOK_EVERY_BATCHES = 64
-"""How often to look whether PrepareQueue and dead letters are empty, to skip their deletes."""
+"""How often to look whether PrepareQueue, dead letters and keys of rows on their own are empty, to
+skip their deletes."""
 
 
 class Writer:
@@ -233,6 +240,9 @@ class Writer:
         self._endings_upto = 0
         self._has_progress = True
         self._has_dead = True
+        self._has_keys = True
+        """Rows on their own have some."""
+        self._key_hash = KeyHash(b"")
         self._batches = 0
         self._logged = 0
         """Due times in table ``move``."""
@@ -267,6 +277,7 @@ class Writer:
         room = Room(self._path, options.reserve_bytes, options.wal_bytes, options.disk_refuse)
         self._room = room
         opened = begin_epoch(connection, self._path, layout, owner, now_ms, room, epoch_min)
+        self._key_hash = KeyHash(opened.key_seed)
         (upto,) = connection.execute("SELECT max(upto) FROM ending").fetchone()
         self._endings_upto = upto or 0
         self._look(connection)
@@ -357,6 +368,8 @@ class Writer:
             updated = effects.updated
             if updated:
                 updated = with_bodies(connection, updated, self._packs)
+                if self._has_keys:
+                    connection.execute(keys.DELETE_TASK_KEYS, (str(list(updated)),))
             if effects.ended or effects.updated:
                 change = self._packs.leaving((*effects.ended, *effects.updated))
                 leave_packs(connection, change)
@@ -369,11 +382,20 @@ class Writer:
                     loose=change.loose,
                     has_progress=self._has_progress,
                     has_dead=self._has_dead,
+                    has_keys=self._has_keys,
                     upto=self._endings_upto,
                     endings_max=self._wanted.endings_max,
                 )
             enqueue(connection, packs, loose)
             write(connection, effects, updated)
+            has_keys = keys.write(
+                connection,
+                self._key_hash,
+                packs,
+                [*loose, *updated.values()],
+                effects.enqueued,
+                effects.hashes,
+            )
             logged = self._logged
             if effects.moved:
                 logged += move(connection, n, effects.moved, self._packs)
@@ -382,7 +404,7 @@ class Writer:
                 merge_moves(connection, self._packs)
                 logged = 0
             if sparse:
-                take_apart(connection, sparse)
+                has_keys |= take_apart(connection, sparse, self._key_hash)
             connection.execute("COMMIT")
         except (sqlite3.Error, Fenced, CommitRefused):
             raise
@@ -395,6 +417,7 @@ class Writer:
         self._endings_upto += len(effects.ended)
         self._has_progress |= bool(effects.progress)
         self._has_dead |= bool(effects.dead)
+        self._has_keys |= has_keys
         return True
 
     def _is_next(self, connection: sqlite3.Connection, epoch: int, owner: str, n: int) -> bool:
@@ -412,15 +435,18 @@ class Writer:
 
     def _look_sometimes(self, connection: sqlite3.Connection) -> None:
         self._batches += 1
-        if self._batches % LOOK_EVERY_BATCHES == 0 and (self._has_progress or self._has_dead):
+        if self._batches % LOOK_EVERY_BATCHES == 0 and (
+            self._has_progress or self._has_dead or self._has_keys
+        ):
             self._look(connection)
 
     def _look(self, connection: sqlite3.Connection) -> None:
         """Learn whether there are rows that an ended task may have beside its own."""
         found = connection.execute(
-            "SELECT EXISTS(SELECT 1 FROM prepare), EXISTS(SELECT 1 FROM dead)"
+            "SELECT EXISTS(SELECT 1 FROM prepare), EXISTS(SELECT 1 FROM dead),"
+            " EXISTS(SELECT 1 FROM task_key)"
         ).fetchone()
-        self._has_progress, self._has_dead = map(bool, found)
+        self._has_progress, self._has_dead, self._has_keys = map(bool, found)
 
     def probe_room(self) -> bool:
         """See ``Store.probe_room``."""

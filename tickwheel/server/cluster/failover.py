@@ -202,7 +202,14 @@ class Roles:
         self._compare_clock(opened)
         now = self.clock.read()
         recorder = self.history.begin(opened) if self.history is not None else None
-        engine = Engine(self._engine_config, opened.epoch, opened.id_mark, now.now_ms, recorder)
+        engine = Engine(
+            self._engine_config,
+            opened.epoch,
+            opened.id_mark,
+            now.now_ms,
+            recorder,
+            opened.key_seed,
+        )
         grace_ms = int(settings.reconnect_grace_s * 1000)
         recovering = Recovering(self.store, engine, opened, self.clock, grace_ms)
         self._recovering = recovering

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.errors import BacklogFull, BadRequest, BodyTooLarge, DueTooFar, LimitExceeded
 from tickwheel.limits import Limits
-from tickwheel.model.records import TaskOptions, size_of, text_bytes
+from tickwheel.model.records import EXTRAS_BYTES, TaskOptions, size_of, text_bytes
 from tickwheel.server import checks, policies
 
 if TYPE_CHECKING:
@@ -20,6 +20,24 @@ if TYPE_CHECKING:
 
     from tickwheel.engine.state import Core
     from tickwheel.model.records import NewTask
+
+CHARACTER_BYTES_MAX = 4
+"""In UTF-8."""
+_new_options = tuple.__new__
+
+
+def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
+    """Its options, when these are nothing but a key that is right."""
+    if len(task) != 4:
+        return None
+    given = task[3]
+    if type(given) is not dict or len(given) != 1:
+        return None
+    key = given.get("key")
+    if type(key) is not str or len(key) > length_max:
+        return None
+    return _new_options(TaskOptions, (key, None, None, 0, None, None, None))
+
 
 _OPTIONS = ("due_ms", "key", "tag", "props", "priority", "ttl_ms", "retry")
 
@@ -34,6 +52,10 @@ class NewTasks:
         self._make_topic_room = make_topic_room
         self._limits = limits
         self._topics = core.topics
+        longest_bytes = EXTRAS_BYTES + CHARACTER_BYTES_MAX * limits.key_length_max
+        fits = limits.body_bytes_max + longest_bytes <= limits.task_bytes_max
+        self.key_alone_max = limits.key_length_max if fits else -1
+        """Characters of a key beside which no other limit of the task need be looked at."""
 
     def parse(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[NewTask], int]:
         """(drafts, their bytes); raises what is wrong with the first bad task."""
@@ -56,7 +78,7 @@ class NewTasks:
                     new_tasks.append((topic, now_ms + delay_ms, body, None))
                     size += len(body)
                     continue
-            new_task = self._careful(task, f"tasks[{index}]", now_ms)
+            new_task = self._keyed(task, now_ms) or self._careful(task, f"tasks[{index}]", now_ms)
             if new_task[0] not in topics:
                 new_topics[new_task[0]] = None
             new_tasks.append(new_task)
@@ -67,6 +89,24 @@ class NewTasks:
             for name in new_topics:
                 self._core.topic(name)
         return new_tasks, size
+
+    def _keyed(self, task: Any, now_ms: int) -> NewTask | None:
+        """One of which a key is all that it has beside topic, body and delay: the usual case of
+        those with options, checked in a third of the time. None: whatever else it is."""
+        options = key_alone(task, self.key_alone_max) if type(task) is tuple else None
+        if options is None:
+            return None
+        topic, body, delay_ms, _ = task
+        if (
+            type(body) is bytes
+            and type(delay_ms) is int
+            and 0 <= delay_ms <= self._limits.delay_ms_max
+            and len(body) <= self._limits.body_bytes_max
+            and type(topic) is str
+            and topic in self._topics
+        ):
+            return topic, now_ms + delay_ms, body, options
+        return None
 
     def columns(
         self, topic: object, bodies: Sequence[Any], delays_ms: object, now_ms: int

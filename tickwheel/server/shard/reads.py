@@ -15,6 +15,7 @@ are neither found nor in ``Core.missing`` have left, as far as memory knows.
 ``Commands``: cancel, reschedule, look-up, acks by earlier receipts and the like, with one read for
 all that wait. Their order is the order of arrival, over all connections. A read ends at so many
 bytes, wherever that is among the ids of a command; the rest is read next, before anything later.
+A command by key has no ids before its turn to be read has come: then it asks the index of keys.
 Invariant: what a command does to an id it does in the same step of the loop in which the record was
 overlaid, so nothing can come between.
 
@@ -391,6 +392,7 @@ BYTES_PER_READ_MAX = 16 << 20
 """Rows are read with their bodies."""
 
 Act = Callable[[range, Mapping[int, TaskSnapshot]], None]
+Find = Callable[[], Sequence[int]]
 
 
 class Command:
@@ -398,13 +400,15 @@ class Command:
     that exist; ``done`` answers ``request`` at the end. One that is not ``wanted`` any more is not
     read."""
 
-    __slots__ = ("act", "at", "bodies", "caller", "done", "ids", "request", "wanted")
+    __slots__ = (
+        "act", "at", "bodies", "caller", "done", "error", "find", "ids", "request", "wanted",
+    )  # fmt: skip
 
     def __init__(
         self,
         caller: Caller,
         request: int,
-        ids: Sequence[int],
+        ids: Sequence[int] | Find,
         act: Act,
         done: Callable[[], None],
         wanted: Callable[[], bool],
@@ -414,12 +418,26 @@ class Command:
         self.bodies = bodies
         self.caller = caller
         self.request = request
-        self.ids = ids
+        self.ids: Sequence[int] = () if callable(ids) else ids
+        self.find: Find | None = ids if callable(ids) else None
+        """What the ids will be, when they are not known yet."""
+        self.error: TickwheelError | None = None
         self.act = act
         self.done = done
         self.wanted = wanted
         self.at = 0
         """How many of the ids are done with."""
+
+    def resolve(self) -> int:
+        """Its turn to be read has come; how many ids it has more."""
+        find, self.find = self.find, None
+        if find is None:
+            return 0
+        try:
+            self.ids = find()
+        except TickwheelError as error:
+            self.error = error
+        return len(self.ids)
 
     @property
     def is_over(self) -> bool:
@@ -454,25 +472,28 @@ class Commands:
         self,
         caller: Caller,
         request: int,
-        ids: Sequence[int],
+        ids: Sequence[int] | Find,
         act: Act,
         done: Callable[[], None],
         wanted: Callable[[], bool] = lambda: True,
         *,
         bodies: bool = False,
     ) -> None:
-        """Queue a command; ``bodies``: it needs them. Raises Overloaded when the queue is full."""
+        """Queue a command; ``bodies``: it needs them. ``ids`` may be a function that says them
+        when they can be read; what it raises is the answer. Raises Overloaded when the queue is
+        full."""
         if len(self._waiting) >= self._commands_max:
             raise Overloaded(
                 f"{len(self._waiting)} commands are waiting; the limit is {self._commands_max}"
                 " (commands_max)"
             )
-        if self._ids and self._ids + len(ids) > self._ids_max:
+        count = 0 if callable(ids) else len(ids)
+        if self._ids and self._ids + count > self._ids_max:
             raise Overloaded(
-                f"commands on {self._ids} ids are waiting, and {len(ids)} more would be too many;"
+                f"commands on {self._ids} ids are waiting, and {count} more would be too many;"
                 f" the limit is {self._ids_max} (command_ids_max)"
             )
-        self._ids += len(ids)
+        self._ids += count
         self._waiting.append(Command(caller, request, ids, act, done, wanted, bodies=bodies))
         self._wake.set()
 
@@ -511,6 +532,8 @@ class Commands:
         some, command.at = range(command.at, stop), stop
         self._border.begin()
         try:
+            if command.error is not None:
+                raise command.error
             if some:
                 self._check(command.ids[some.start : some.stop])
                 command.act(some, view(command.ids[some.start : some.stop]))
@@ -535,6 +558,7 @@ class Commands:
         parts: list[tuple[Command, int]] = []
         left = IDS_PER_READ_MAX
         for command in self._waiting:
+            self._ids += command.resolve()
             stop = min(len(command.ids), command.at + left) if command.wanted() else command.at
             parts.append((command, stop))
             left -= stop - command.at

@@ -1,15 +1,15 @@
 """From the store back to a working engine: first what is due soonest, the rest beside the work.
 
 ``begin`` restores groups, sessions, everything that was handed out before, and the first handles
-in due order: after it the shard can serve. ``rest`` loads the other handles while deliveries,
-enqueues and acks go on; commands that name tasks wait for its end (``Shard.loaded``), because a
-task that is not loaded has no place in memory that they could change.
+in due order: after it the shard can serve. ``rest`` loads the other handles, then the keys, while
+deliveries, enqueues and acks go on; commands that name tasks or keys wait for its end
+(``Shard.loaded``), because a task that is not loaded has no place in memory that they could change.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
@@ -42,6 +42,7 @@ class Recovering:
     async def begin(self) -> None:
         """Raises StoreError."""
         recovery = self._engine.recovery
+        self._engine.core.keys.begin_loading()
         recovery.stopped_ms = self._opened.position_ms
         small = await self._store.recover_small()
         recovery.groups(small.groups)
@@ -101,6 +102,18 @@ class Recovering:
             self._add(chunk)
             await asyncio.sleep(0)
         self._engine.recovery.has_handles(None)
+        async for ids, hashes in self._store.recover_keys():
+            self._add_keys(ids, hashes)
+            await asyncio.sleep(0)
+        self._engine.core.keys.loaded()
+
+    def _add_keys(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
+        mark = self._opened.id_mark
+        if ids and max(ids) > mark:
+            # Enqueued since this recovery began, and in the index already.
+            kept = [index for index, task_id in enumerate(ids) if task_id <= mark]
+            ids, hashes = [ids[index] for index in kept], [hashes[index] for index in kept]
+        self._engine.recovery.keys(ids, hashes, self._special)
 
     def _add(self, chunk: Handles) -> None:
         ids, dues_ms, topics = chunk.ids, chunk.dues_ms, chunk.topics

@@ -74,6 +74,10 @@ class Operations:
         self.reschedule = control.reschedule
         self.run_now = control.run_now
         self.look_up = control.look_up
+        self.cancel_key = control.cancel_key
+        self.reschedule_key = control.reschedule_key
+        self.run_now_key = control.run_now_key
+        self.look_up_key = control.look_up_key
         self.requeue_dead = control.requeue_dead
         self.delete_dead = control.delete_dead
 

@@ -1,4 +1,9 @@
-"""Commands by id: cancel, reschedule, run now, look up, and the dead letters' verbs."""
+"""Commands by id and by key: cancel, reschedule, run now, look up; the dead letters' verbs.
+
+A command by key is about every task of the topic that has the key and has not ended when its turn
+comes: tasks that landed before it was sent are among them. Each gets its own word. When there is
+none, the answer is about the newest that ended lately, or says that none is known.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.errors import LimitExceeded
 from tickwheel.limits import ID_MAX
+from tickwheel.model.records import id_floor
 from tickwheel.server import checks
 from tickwheel.server.shard.reads import Records
 from tickwheel.server.shard.views import ValueBytes, fitting
@@ -16,6 +22,12 @@ if TYPE_CHECKING:
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
+
+
+UNKNOWN = "unknown"
+NEWEST_LOOKED_AT = 100
+"""Of so many ids one has the key, whatever collides."""
+KEY_OPTIONS = ("newest", "until_ms")
 
 
 class Controlling:
@@ -154,6 +166,145 @@ class Controlling:
 
         shard.commands.put(caller, request, checked, act, done, is_wanted, bodies=True)
 
+    # --- by key --------------------------------------------------------------------------------
+
+    def cancel_key(self, caller: Caller, request: int, topic: object, key: object) -> None:
+        """Answers ``(id, word)`` of each. Raises BadRequest, LimitExceeded, Overloaded."""
+
+        def cancel(task_id: int, found: TaskSnapshot | None, now_ms: int) -> tuple[Any, ...]:
+            return task_id, self._control.cancel(task_id, found)
+
+        self._each_of_key(caller, request, self._named(topic, key), cancel, (None, UNKNOWN))
+
+    def reschedule_key(
+        self,
+        caller: Caller,
+        request: int,
+        topic: object,
+        key: object,
+        delay_ms: object,
+        due_ms: object,
+        now: Now,
+    ) -> None:
+        """Answers ``(id, word, due_ms or None)`` of each. Raises BadRequest, LimitExceeded,
+        DueTooFar, Overloaded."""
+        named = self._named(topic, key)
+        at_ms = checks.due(delay_ms, due_ms, "reschedule", now.now_ms, self._shard.limits)
+        self._move_key(caller, request, named, at_ms)
+
+    def run_now_key(
+        self, caller: Caller, request: int, topic: object, key: object, now: Now
+    ) -> None:
+        """As ``reschedule_key``."""
+        self._move_key(caller, request, self._named(topic, key), now.now_ms)
+
+    def _move_key(self, caller: Caller, request: int, named: tuple[str, str], at_ms: int) -> None:
+        def move(task_id: int, found: TaskSnapshot | None, now_ms: int) -> tuple[Any, ...]:
+            return task_id, *self._control.reschedule(task_id, at_ms, found, now_ms)
+
+        self._each_of_key(caller, request, named, move, (None, UNKNOWN, None))
+
+    def look_up_key(
+        self, caller: Caller, request: int, topic: object, key: object, options: dict[str, Any]
+    ) -> None:
+        """A map for each that lives, the newest first; else one of the newest that ended lately,
+        or none. ``options``: ``newest``: that one only; ``until_ms``: enqueued then or earlier.
+        Raises BadRequest, LimitExceeded, Overloaded."""
+        named, shard = self._named(topic, key), self._shard
+        newest = options.get("newest", False)
+        if type(newest) is not bool:
+            checks.wrong("newest", "true or false", newest)
+        until_ms = checks.integer(options.get("until_ms", ID_MAX), "until_ms", 0, ID_MAX)
+        end_id = id_floor(until_ms + 1, 0)
+        bytes_max = shard.limits.frame_bytes_max // 2
+        maps: list[dict[str, Any]] = []
+        ids: list[int] = []
+        size = 0
+
+        def find() -> Sequence[int]:
+            ids[:] = [i for i in reversed(self._of_key(named)) if i < end_id]
+            if newest:
+                del ids[NEWEST_LOOKED_AT:]
+            return ids
+
+        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
+            nonlocal size
+            for found in filter(None, (known.get(ids[index]) for index in some)):
+                if not _has_key(found, named) or (newest and maps):
+                    continue
+                task, task_bytes = fitting(shard.describe(found), bytes_max, self._value_bytes)
+                size += task_bytes
+                if size > bytes_max and maps:
+                    return
+                maps.append(task)
+
+        def done() -> None:
+            if size > bytes_max and len(maps) > 1:
+                caller.refuse(
+                    request,
+                    LimitExceeded(
+                        f"what there is to say of the tasks with this key has {size} bytes or more;"
+                        f" the limit is {bytes_max} (half of frame_bytes_max): ask for the newest"
+                    ),
+                )
+                return
+            ended = None if maps else shard.core.keys.finished(*named)
+            if ended is not None and ended < end_id:
+                maps.append({"id": ended, "state": self._control.absent(ended)})
+            shard.committer.reply(caller.replies, request, maps)
+
+        shard.commands.put(caller, request, find, act, done, lambda: caller.is_open, bodies=True)
+
+    def _named(self, topic: object, key: object) -> tuple[str, str]:
+        limits = self._shard.limits
+        return checks.name(topic, "topic"), checks.text(key, "key", limits.key_length_max)
+
+    def _of_key(self, named: tuple[str, str]) -> list[int]:
+        """Ascending: all that may have it. Raises LimitExceeded."""
+        keys, limit = self._shard.core.keys, self._shard.limits.key_tasks_max
+        count = keys.count(*named)
+        if count > limit:
+            raise LimitExceeded(
+                f"{count} tasks have this key; the limit is {limit} (key_tasks_max): nothing was"
+                " done; use their ids"
+            )
+        return keys.find(*named)
+
+    def _each_of_key(
+        self,
+        caller: Caller,
+        request: int,
+        named: tuple[str, str],
+        verb: Callable[[int, TaskSnapshot | None, int], tuple[Any, ...]],
+        nobody: tuple[Any, ...],
+    ) -> None:
+        """Answer with what ``verb`` gives for each task, oldest first; ``nobody``: for none."""
+        shard = self._shard
+        answers: list[tuple[Any, ...]] = []
+        ids: list[int] = []
+
+        def find() -> Sequence[int]:
+            ids[:] = self._of_key(named)
+            return ids
+
+        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
+            shard.border.act()
+            now_ms = shard.clock.read().now_ms
+            for index in some:
+                found = known.get(ids[index])
+                # One that has ended since it was found is none any more.
+                if found is not None and _has_key(found, named):
+                    answers.append(verb(ids[index], found, now_ms))
+
+        def done() -> None:
+            ended = None if answers else shard.core.keys.finished(*named)
+            if ended is not None:
+                answers.append(verb(ended, None, 0))
+            shard.committer.reply(caller.replies, request, answers or [nobody])
+            shard.wake()
+
+        shard.commands.put(caller, request, find, act, done)
+
     # --- dead letters --------------------------------------------------------------------------
 
     def requeue_dead(self, caller: Caller, request: int, pairs: object) -> None:
@@ -200,3 +351,9 @@ def _delays(items: Sequence[Any], delay_ms_max: int) -> tuple[Sequence[int], Seq
     if min(ids) < 0 or max(ids) > ID_MAX or min(delays_ms) < 0 or max(delays_ms) > delay_ms_max:
         return None
     return ids, delays_ms
+
+
+def _has_key(found: TaskSnapshot, named: tuple[str, str]) -> bool:
+    """Equal hashes are not equal keys."""
+    row = found.row
+    return row.options is not None and (row.topic, row.options.key) == named

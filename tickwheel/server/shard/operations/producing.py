@@ -14,7 +14,7 @@ from tickwheel.errors import (
     StoreFull,
     WindowFull,
 )
-from tickwheel.model.records import ID_STEP
+from tickwheel.model.records import ID_STEP, size_of
 from tickwheel.server import checks
 from tickwheel.server.shard.committer import STALLED
 
@@ -31,11 +31,12 @@ LOOK_AGAIN_MS = 1_000
 
 class PlainTasks(NamedTuple):
     """Which tasks a transport may hand to ``enqueue_plain``: nothing but a body for a known topic,
-    and a delay, within these limits."""
+    and a delay, and perhaps a key, within these limits (``new_tasks.key_alone``)."""
 
     topics: Container[str]
     body_bytes_max: int
     delay_ms_max: int
+    key_length_max: int
 
 
 class Producing:
@@ -53,7 +54,10 @@ class Producing:
         self._staged_bytes_max = shard.settings.staged_bytes_max
         self._look_again_ms = 0
         self.plain_tasks = PlainTasks(
-            shard.core.topics, shard.limits.body_bytes_max, shard.limits.delay_ms_max
+            shard.core.topics,
+            shard.limits.body_bytes_max,
+            shard.limits.delay_ms_max,
+            shard.new_tasks.key_alone_max,
         )
 
     def enqueue(
@@ -120,12 +124,14 @@ class Producing:
         new_tasks: list[NewTask],
         size_bytes: int,
         now_ms: int,
+        *,
+        keyed: bool = False,
     ) -> int:
         """``enqueue`` of many requests in one go, one plain task each: see ``PlainTasks``.
 
         The requests ascend and are above ``session.last``, so that none is a resend; ``floor`` is
-        that of the last one. Returns how many of them were taken; ``enqueue`` says of the next one
-        why it was not.
+        that of the last one; ``keyed``: some have a key. Returns how many of them were taken;
+        ``enqueue`` says of the next one why it was not.
         """
         session, core = caller.session, self._core
         if session is None or not self._is_clear():
@@ -134,11 +140,13 @@ class Producing:
         room = self._window_max - len(session.answers)
         room = max(0, min(room, self._room_for_outcomes(), core.room))
         if room < len(requests):
-            size_bytes -= sum(len(new_task[2]) for new_task in new_tasks[room:])
+            size_bytes -= sum(size_of(*new_task[2:]) for new_task in new_tasks[room:])
             del requests[room:], new_tasks[room:]
         if requests:
             sink = caller.replies
-            self._intake.enqueue_singles(sink, session, requests, new_tasks, size_bytes, now_ms)
+            self._intake.enqueue_singles(
+                sink, session, requests, new_tasks, size_bytes, now_ms, keyed=keyed
+            )
         return len(requests)
 
     def leave(self, caller: Caller, request: int) -> None:

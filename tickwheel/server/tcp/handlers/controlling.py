@@ -1,10 +1,11 @@
-"""Commands by id, what is there, groups and settings: CANCEL to CONFIGURE."""
+"""Commands by id or key, what is there, groups and settings: CANCEL to CONFIGURE."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from tickwheel.server import checks
+from tickwheel.server.shard.operations.controlling import KEY_OPTIONS
 from tickwheel.server.shard.operations.grouping import SETTINGS
 from tickwheel.server.shard.operations.listing import DEAD_OPTIONS, TASK_OPTIONS
 from tickwheel.server.tcp import decode
@@ -39,6 +40,32 @@ class Controlling:
     def look_up(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 1, "ids")
         self._operations.look_up(peer.caller, decode.request_number(frame[1]), frame[2])
+
+    # --- by key --------------------------------------------------------------------------------
+
+    def cancel_key(self, peer: Peer, frame: Frame, now: Now) -> None:
+        decode.arity(frame, 2, "topic, key")
+        request = decode.request_number(frame[1])
+        self._operations.cancel_key(peer.caller, request, frame[2], frame[3])
+
+    def reschedule_key(self, peer: Peer, frame: Frame, now: Now) -> None:
+        decode.arity(frame, 4, "topic, key, delay_ms, due_ms")
+        request = decode.request_number(frame[1])
+        _, _, topic, key, delay_ms, due_ms = frame
+        self._operations.reschedule_key(peer.caller, request, topic, key, delay_ms, due_ms, now)
+
+    def run_now_key(self, peer: Peer, frame: Frame, now: Now) -> None:
+        decode.arity(frame, 2, "topic, key")
+        request = decode.request_number(frame[1])
+        self._operations.run_now_key(peer.caller, request, frame[2], frame[3], now)
+
+    def look_up_key(self, peer: Peer, frame: Frame, now: Now) -> None:
+        decode.arity(frame, 3, "topic, key, options")
+        request = decode.request_number(frame[1])
+        options = checks.options(frame[4], KEY_OPTIONS)
+        self._operations.look_up_key(peer.caller, request, frame[2], frame[3], options)
+
+    # --- dead letters --------------------------------------------------------------------------
 
     def requeue_dead(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 1, "pairs")

@@ -7,8 +7,10 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tickwheel.errors import BadRequest
+from tickwheel.model.records import options_bytes
 from tickwheel.protocol.frames import REQUEST_MAX, FrameType
 from tickwheel.server import checks
+from tickwheel.server.shard.new_tasks import key_alone
 from tickwheel.server.tcp import decode
 
 if TYPE_CHECKING:
@@ -49,20 +51,23 @@ class Producing:
         session = peer.caller.session
         if session is None:
             return start
-        topics, body_max, delay_max = self._plain
+        topics, body_max, delay_max, key_max = self._plain
         now_ms, last, floor_max, size = now.now_ms, session.last, session.floor, 0
         requests: list[int] = []
         new_tasks: list[NewTask] = []
+        keyed = False
         for frame in islice(frames, start, None):
             if len(frame) != 4:
                 break
             kind, request, floor, tasks = frame
             if kind != _ENQUEUE or type(tasks) is not tuple or len(tasks) != 1:
                 break
-            task = tasks[0]
-            if type(task) is not tuple or len(task) != 3:
+            task, options = tasks[0], None
+            if type(task) is not tuple:
                 break
-            topic, body, delay_ms = task
+            if len(task) != 3 and (options := key_alone(task, key_max)) is None:
+                break
+            topic, body, delay_ms = task[:3]
             if not (
                 type(request) is int
                 and last < request <= REQUEST_MAX
@@ -80,12 +85,15 @@ class Producing:
             if floor > floor_max:
                 floor_max = floor
             requests.append(request)
-            new_tasks.append((topic, now_ms + delay_ms, body, None))
+            new_tasks.append((topic, now_ms + delay_ms, body, options))
             size += len(body)
+            if options is not None:
+                size += options_bytes(options)
+                keyed = True
         if not requests:
             return start
         taken = self._operations.enqueue_plain(
-            peer.caller, requests, floor_max, new_tasks, size, now_ms
+            peer.caller, requests, floor_max, new_tasks, size, now_ms, keyed=keyed
         )
         return start + taken
 

@@ -1,0 +1,139 @@
+"""What a key costs: enqueues, memory and recovery with a key for each task, beside the same
+without; and requests by key at random."""
+
+from __future__ import annotations
+
+import statistics
+from contextlib import ExitStack
+from typing import Any
+
+from benchmarks.by_id_jobs import KEYS_UNANSWERED
+from benchmarks.cases.pending import FILL_TASKS_PER_FRAME, FILL_WINDOW, IDS_PER_FRAME, restarts
+from benchmarks.context import Context, Result, alternate, measured
+from benchmarks.scale import WINDOW
+from benchmarks.servers import Server, Tickwheel
+
+_SEED = 400
+_BY_KEY_SEED = 500
+_KINDS = (False, True)
+"""Without keys; each with a key."""
+
+
+def keys(context: Context) -> Result:
+    """Alternating rounds for the rates; two daemons side by side for memory and recovery."""
+    result = Result("keys")
+    _rates(context, result)
+    with ExitStack() as stack:
+        daemons = {
+            keyed: stack.enter_context(
+                Tickwheel(context.fresh_folder("tickwheel"), context.daemon_command)
+            )
+            for keyed in _KINDS
+        }
+        _memory(context, result, daemons)
+        for keyed, daemon in daemons.items():
+            part = Result("keyed" if keyed else "plain")
+            restarts(context, part, daemon, context.scale.pending, context.scale.restarts)
+            result.details[f"starts_{part.case}"] = part.details["starts"]
+    _compare_starts(context, result)
+    return result
+
+
+def _put(
+    daemon: Server, count: int, per_frame: int, window: int, seed: int, *, keyed: bool
+) -> dict[str, Any]:
+    return measured(
+        daemon,
+        "tickwheel_put",
+        count=count,
+        tasks_per_frame=per_frame,
+        window=window,
+        seed=seed,
+        ids_file=str(daemon.folder / "ids"),
+        keyed=keyed,
+    )
+
+
+def _rates(context: Context, result: Result) -> None:
+    scale = context.scale
+    loads = {
+        "frame": (scale.frames, 1, WINDOW, "one task a frame"),
+        "batched": (
+            scale.batched,
+            scale.tasks_per_frame,
+            scale.frames_window,
+            f"{scale.tasks_per_frame} tasks a frame",
+        ),
+    }
+    for name, (count, per_frame, window, what) in loads.items():
+
+        def enqueue(
+            seed: int, keyed: bool, count: int = count, per_frame: int = per_frame,
+            window: int = window,
+        ) -> dict[str, Any]:  # fmt: skip
+            with context.tickwheel() as daemon:
+                return _put(daemon, count, per_frame, window, seed, keyed=keyed)
+
+        rounds_of = alternate(
+            context,
+            f"{result.case} {name}",
+            {
+                "plain": lambda seed: enqueue(seed, keyed=False),
+                "keyed": lambda seed: enqueue(seed, keyed=True),
+            },
+        )
+        plain = result.median(f"{name}_plain", f"{what}, without keys", rounds_of["plain"])
+        keyed = result.median(f"{name}_keyed", f"{what}, each with a key", rounds_of["keyed"])
+        result.ratio(f"{name}_ratio", "with keys / without", keyed / plain)
+
+
+def _memory(context: Context, result: Result, daemons: dict[bool, Tickwheel]) -> None:
+    """After filling, and after some were cancelled (by key where there are keys), as many were
+    made, and these were rescheduled twice."""
+    scale, count = context.scale, context.scale.pending
+    some = scale.by_id
+    moments: dict[str, dict[bool, int]] = {"filled": {}, "churned": {}}
+    found: dict[str, dict[str, Any]] = {}
+    for keyed, daemon in daemons.items():
+        empty = daemon.quiet_memory_bytes(scale.quiet_s)["VmRSS"]
+        _put(daemon, count, FILL_TASKS_PER_FRAME, FILL_WINDOW, _SEED, keyed=keyed)
+        full = daemon.quiet_memory_bytes(scale.quiet_s)["VmRSS"]
+        moments["filled"][keyed] = full - empty
+        if keyed:
+            wanted = {"fill_seed": _SEED, "fill_count": count, "seed": _BY_KEY_SEED}
+            for verb in ("lookup", "cancel"):
+                found[verb] = measured(daemon, "by_key", verb=verb, count=some, **wanted)
+        by_id = {
+            "ids_file": str(daemon.folder / "ids"),
+            "ids_per_frame": IDS_PER_FRAME,
+            "window": FILL_WINDOW,
+            "seed": _SEED,
+        }
+        if not keyed:
+            measured(daemon, "by_id", verb="cancel", count=some, **by_id)
+        _put(daemon, some, FILL_TASKS_PER_FRAME, FILL_WINDOW, _SEED + 50, keyed=keyed)
+        for number in range(2):  # the ids of the last filling are in the file
+            measured(daemon, "by_id", verb="reschedule", **(by_id | {"seed": _SEED + number}))
+        moments["churned"][keyed] = daemon.quiet_memory_bytes(scale.quiet_s)["VmRSS"] - empty
+        assert daemon.stats()["pending"] == count
+    for moment, grown in moments.items():
+        extra = (grown[True] - grown[False]) / count
+        result.metric(f"bytes_a_key_{moment}", extra)
+        both = f"{grown[True] / count:.1f} - {grown[False] / count:.1f}"
+        result.row(f"memory of a key, {moment}", f"{extra:.1f} B a task ({both})")
+    for verb, figures in found.items():
+        what = f"{verb} by key, one a frame, {KEYS_UNANSWERED} unanswered"
+        result.median(f"{verb}_key", what, [figures])
+
+
+def _compare_starts(context: Context, result: Result) -> None:
+    for name, what in (("counted_s", "all loaded"), ("first_delivery_s", "first delivery")):
+        middle = {
+            kind: statistics.median(one[name] for one in result.details[f"starts_{kind}"])
+            for kind in ("plain", "keyed")
+        }
+        result.metric(f"{name}_keyed", middle["keyed"])
+        result.ratio(f"{name}_ratio", f"start, {what}: with keys / without",
+                     middle["keyed"] / middle["plain"])  # fmt: skip
+        result.row(f"start, {what}", f"{middle['keyed']:.2f} s with keys, {middle['plain']:.2f} s"
+                   " without")  # fmt: skip

@@ -1,0 +1,71 @@
+"""The hash of topic and key: the same for one seed, another for another, never 0."""
+
+from __future__ import annotations
+
+from tickwheel.model.key_hash import KeyHash, is_prime
+from tickwheel.model.records import TaskOptions, TaskRow
+
+
+def test_one_seed_gives_one_hash_in_every_process() -> None:
+    """Stored hashes rest on these values: they never change."""
+    key_hash = KeyHash(bytes(range(32)))
+    assert key_hash("orders.close", "order-42") == 0x94118DED8FBE3700
+    assert key_hash("orders.close", "ключ") == 0xD600EE7E3871BB0D
+
+
+def test_topic_key_and_seed_each_make_a_difference() -> None:
+    key_hash = KeyHash(b"a")
+    hashes = {
+        key_hash("t", "k"),
+        key_hash("t", "l"),
+        key_hash("u", "k"),
+        key_hash("t", ""),
+        key_hash("t", "\0k"),
+        key_hash("t", "k\0"),
+        key_hash("tk", ""),
+        KeyHash(b"b")("t", "k"),
+    }
+    assert len(hashes) == 8
+
+
+def test_hashes_are_64_bits_spread_evenly_and_never_0() -> None:
+    key_hash = KeyHash(b"")
+    found = [key_hash("t", f"order-{n}") for n in range(64_000)]
+    assert len(set(found)) == len(found)
+    assert all(0 < hashed < 2**64 for hashed in found)
+    for shift in (0, 29, 58):
+        buckets = [0] * 64
+        for hashed in found:
+            buckets[hashed >> shift & 63] += 1
+        assert min(buckets) > 800 and max(buckets) < 1_200
+
+
+def test_more_topics_than_are_remembered_keep_their_hashes() -> None:
+    key_hash = KeyHash(b"")
+    first = key_hash("t0", "k")
+    for n in range(10_001):
+        key_hash(f"t{n}", "k")
+    assert key_hash("t0", "k") == first
+
+
+def test_rows_without_a_key_have_none() -> None:
+    key_hash = KeyHash(b"")
+    rows = [
+        TaskRow(1, 0, "t", b""),
+        TaskRow(2, 0, "t", b"", TaskOptions(tag="x")),
+        TaskRow(3, 0, "t", b"", TaskOptions(key="k")),
+        TaskRow(4, 0, "t", b"", TaskOptions(key="")),
+    ]
+    assert key_hash.of_rows(rows) == {3: key_hash("t", "k"), 4: key_hash("t", "")}
+
+
+def test_primes_are_told_from_other_numbers() -> None:
+    sieve = bytearray([1]) * 2_000
+    for n in range(2, 45):
+        sieve[n * n :: n] = bytes(len(range(n * n, 2_000, n)))
+    assert [n for n in range(41, 2_000, 2) if is_prime(n)] == [
+        n for n in range(41, 2_000, 2) if sieve[n]
+    ]
+    assert is_prime(2**64 - 59)
+    assert not is_prime(3_215_031_751)  # passes for the witnesses 2, 3, 5 and 7
+    assert not is_prime((2**32 - 5) * (2**32 - 17))

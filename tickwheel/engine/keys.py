@@ -1,0 +1,301 @@
+"""The index of keys: (topic, key) → the ids of the tasks that have it and have not ended.
+
+What it holds of a task is 16 bytes, a hash and the id, in one of many small buckets. A bucket is a
+bytearray, which C searches and which gives back what it does not need; their number follows that
+of the tasks, one bucket at a time (linear hashing), so that no growth ever stops the loop. With
+all overhead that is about 23 bytes a task, and nothing for a task without a key.
+
+A key that very many tasks have would make its bucket long: such a *crowd* has a table of its own,
+in which the ids are the places.
+
+Hashes are 64 bits of a secret function (``model/key_hash.py``). Two keys may have the same one, so
+``find`` may give ids of another key: whoever acts on a task compares the key in its row. Invariant:
+when everything is loaded, ``find`` gives every task that landed with the key and has not ended.
+
+Of the keys of tasks that ended lately the index knows the newest id, within a bound, so that
+"finished already" and "never heard of" are different answers; a restart forgets these.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter
+from struct import Struct
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+
+    from tickwheel.model.key_hash import KeyHash
+
+ENTRY_BYTES = 16
+PLACE_BYTES = 8
+FILL = 64
+"""Entries of a bucket on average before there is one bucket more, and a quarter of it before
+there is one less. Each bucket costs 70 bytes beside its entries; a search looks at all of them."""
+BUCKETS_MIN = 8
+LONG_BYTES = 1 << 14
+"""A bucket of so many bytes, or a multiple, is looked through for a crowd: 1,024 entries."""
+CROWD_MIN = 256
+"""Tasks of one key that are worth a table of their own."""
+_SPREAD = 0x9E37_79B9_7F4A_7C15
+_MASK = 2**64 - 1
+
+assert array("Q", (1,)).tobytes()[0] == 1, "arrays are cut as they lie in memory"
+_entry = Struct("<QQ").pack
+_place = Struct("<Q").pack
+
+
+class Table:
+    """Pairs (place, id) of 64 bits each; a place may have several ids. Places must be spread
+    evenly in their low bits."""
+
+    __slots__ = ("_buckets", "_count", "_mask", "_next")
+
+    def __init__(self) -> None:
+        self._buckets = [bytearray() for _ in range(BUCKETS_MIN)]
+        self._mask = BUCKETS_MIN - 1
+        """Low bits of a place that say its bucket, or one more for those that were divided."""
+        self._next = 0
+        """The bucket that is divided next; those before it are."""
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, places: Sequence[int], ids: Sequence[int]) -> list[bytearray]:
+        """Pairs that are not here yet; the buckets that are long now."""
+        flat = [0] * (2 * len(ids))
+        flat[::2], flat[1::2] = places, ids
+        data, at = array("Q", flat).tobytes(), 0
+        buckets, mask, following = self._buckets, self._mask, self._next
+        long: list[bytearray] = []
+        left = len(buckets) * FILL - self._count
+        for place in places:
+            index = place & mask
+            if index < following:
+                index = place & (2 * mask + 1)
+            bucket = buckets[index]
+            end = at + ENTRY_BYTES
+            bucket += data[at:end]
+            at = end
+            if not len(bucket) % LONG_BYTES:
+                long.append(bucket)
+            left -= 1
+            if left < 0:
+                self._divide()
+                mask, following = self._mask, self._next
+                left += FILL
+        self._count += len(ids)
+        return long
+
+    def put(self, place: int, task_id: int) -> None:
+        """``add`` of one pair, whose bucket nobody asks for."""
+        bucket = self._bucket(place)
+        bucket += _entry(place, task_id)
+        self._count += 1
+        if self._count > len(self._buckets) * FILL:
+            self._divide()
+
+    def take(self, place: int) -> list[int]:
+        """``find``, and remove them."""
+        bucket, taken = self._bucket(place), self.find(place)
+        others = [at for at, other in enumerate(_words(bucket)[::2]) if other != place]
+        bucket[:] = _picked(bucket, others)
+        self._count -= len(taken)
+        return taken
+
+    def remove(self, place: int, task_id: int) -> bool:
+        """Whether the pair was here."""
+        bucket = self._bucket(place)
+        at = _index(bucket, _entry(place, task_id))
+        if at < 0:
+            return False
+        last = bucket[-ENTRY_BYTES:]
+        bucket[at : at + ENTRY_BYTES] = last
+        del bucket[-ENTRY_BYTES:]
+        self._count -= 1
+        if self._count * 4 < len(self._buckets) * FILL and len(self._buckets) > BUCKETS_MIN:
+            self._unite()
+        return True
+
+    def find(self, place: int) -> list[int]:
+        """The ids of this place, in no order."""
+        bucket, wanted = self._bucket(place), _place(place)
+        found: list[int] = []
+        at = _index(bucket, wanted)
+        while at >= 0:
+            end = at + ENTRY_BYTES
+            found.append(int.from_bytes(bucket[at + PLACE_BYTES : end], "little"))
+            at = _index(bucket, wanted, end)
+        return found
+
+    def ids(self) -> Iterable[int]:
+        """All of them, in no order."""
+        for bucket in self._buckets:
+            yield from _words(bucket)[1::2]
+
+    def _bucket(self, place: int) -> bytearray:
+        index = place & self._mask
+        return self._buckets[index if index >= self._next else place & (2 * self._mask + 1)]
+
+    def _divide(self) -> None:
+        """One bucket becomes two."""
+        bucket, bit = self._buckets[self._next], self._mask + 1
+        places = _words(bucket)[::2]
+        moves = [at for at, place in enumerate(places) if place & bit]
+        stays = [at for at, place in enumerate(places) if not place & bit]
+        self._buckets[self._next] = _picked(bucket, stays)
+        self._buckets.append(_picked(bucket, moves))
+        self._next += 1
+        if self._next > self._mask:
+            self._mask, self._next = 2 * self._mask + 1, 0
+
+    def _unite(self) -> None:
+        """Two buckets become one: the reverse of the last division."""
+        if self._next == 0:
+            self._mask >>= 1
+            self._next = self._mask + 1
+        self._next -= 1
+        last = self._buckets.pop()
+        if last:
+            self._buckets[self._next] += last
+
+
+def _index(bucket: bytearray, wanted: bytes, start: int = 0) -> int:
+    """Where an entry begins with ``wanted``; -1: nowhere. What C finds may lie across entries."""
+    at = bucket.find(wanted, start)
+    while at > 0 and at % ENTRY_BYTES:
+        at = bucket.find(wanted, at + 1)
+    return at
+
+
+def _words(bucket: bytearray) -> array[int]:
+    return array("Q", bytes(bucket))
+
+
+def _picked(bucket: bytearray, indexes: Iterable[int]) -> bytearray:
+    size = ENTRY_BYTES
+    return bytearray().join([bucket[at * size : at * size + size] for at in indexes])
+
+
+def _place_of(task_id: int) -> int:
+    """Of an id in its crowd: ids differ by multiples of a power of two."""
+    return (task_id * _SPREAD & _MASK) >> 20
+
+
+class Finished:
+    """Hash → the newest id that ended, of between ``bound / 2`` and ``bound`` tasks."""
+
+    __slots__ = ("_half", "_old", "_young")
+
+    def __init__(self, bound: int) -> None:
+        self._half = max(1, bound // 2)
+        self._young, self._old = Table(), Table()
+
+    def add(self, hashed: int, task_id: int) -> None:
+        self._young.put(hashed, task_id)
+        if len(self._young) >= self._half:
+            self._young, self._old = Table(), self._young
+
+    def get(self, hashed: int) -> int | None:
+        return max((*self._young.find(hashed), *self._old.find(hashed)), default=None)
+
+
+class KeyIndex:
+    """See the module's text."""
+
+    def __init__(self, key_hash: KeyHash, finished_max: int) -> None:
+        self.hash = key_hash
+        self._table = Table()
+        self._crowds: dict[int, Table] = {}
+        """Hash → its tasks, as (place of the id, id)."""
+        self._crowded = 0
+        self._finished = Finished(finished_max)
+        self._ended_early: set[int] | None = None
+        """While a recovery loads: tasks that ended before the index had heard of them."""
+
+    def __len__(self) -> int:
+        return len(self._table) + self._crowded
+
+    def add(self, hashes: Mapping[int, int]) -> None:
+        """id → hash of tasks that landed just now."""
+        self._add(list(hashes), list(hashes.values()))
+
+    def _add(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
+        crowds = self._crowds
+        if crowds and not crowds.keys().isdisjoint(hashes):
+            for task_id, hashed in zip(ids, hashes, strict=True):
+                if hashed in crowds:
+                    crowds[hashed].put(_place_of(task_id), task_id)
+                    self._crowded += 1
+            alone = [at for at, hashed in enumerate(hashes) if hashed not in crowds]
+            ids, hashes = [ids[at] for at in alone], [hashes[at] for at in alone]
+        for bucket in self._table.add(hashes, ids):
+            self._part_crowd(bucket)
+
+    def _part_crowd(self, bucket: bytearray) -> None:
+        """Give the most frequent hash of a long bucket a table of its own, if it is a crowd."""
+        if len(bucket) < LONG_BYTES:  # its crowd has left it already
+            return
+        ((hashed, count),) = Counter(_words(bucket)[::2]).most_common(1)
+        if count < CROWD_MIN or hashed in self._crowds:
+            return
+        ids = self._table.take(hashed)
+        crowd = self._crowds[hashed] = Table()
+        crowd.add([_place_of(task_id) for task_id in ids], ids)
+        self._crowded += len(ids)
+
+    def ended(self, topic: str, key: str, task_id: int) -> None:
+        """The task has left for good."""
+        hashed = self.hash(topic, key)
+        crowd = self._crowds.get(hashed)
+        if crowd is None:
+            was_here = self._table.remove(hashed, task_id)
+        else:
+            was_here = crowd.remove(_place_of(task_id), task_id)
+            self._crowded -= was_here
+            if not len(crowd):
+                del self._crowds[hashed]
+        if not was_here and self._ended_early is not None:
+            self._ended_early.add(task_id)
+        self._finished.add(hashed, task_id)
+
+    def count(self, topic: str, key: str) -> int:
+        """How many ids ``find`` would give."""
+        hashed = self.hash(topic, key)
+        crowd = self._crowds.get(hashed)
+        return len(self._table.find(hashed)) if crowd is None else len(crowd)
+
+    def find(self, topic: str, key: str) -> list[int]:
+        """Ascending: those that have the key, and possibly some of another one."""
+        hashed = self.hash(topic, key)
+        crowd = self._crowds.get(hashed)
+        return sorted(self._table.find(hashed) if crowd is None else crowd.ids())
+
+    def finished(self, topic: str, key: str) -> int | None:
+        """The newest of its tasks that ended lately."""
+        return self._finished.get(self.hash(topic, key))
+
+    # --- recovery ----------------------------------------------------------------------------
+
+    def begin_loading(self) -> None:
+        """Tasks may end before ``load`` has brought them."""
+        self._ended_early = set()
+
+    def load(
+        self, ids: Sequence[int], hashes: Sequence[int], without: Collection[int] = frozenset()
+    ) -> None:
+        """Stored tasks, but those ``without`` and those that have ended since."""
+        gone: Container[int] = without
+        if self._ended_early:
+            gone = self._ended_early.union(without)
+        elif not without:
+            self._add(ids, hashes)
+            return
+        kept = [at for at, task_id in enumerate(ids) if task_id not in gone]
+        self._add([ids[at] for at in kept], [hashes[at] for at in kept])
+
+    def loaded(self) -> None:
+        """All have been."""
+        self._ended_early = None

@@ -1,0 +1,92 @@
+"""The 64-bit hash of a task's topic and key: what the index in memory and the stores keep of it.
+
+A store makes the seed once and keeps it, so that hashes may be stored and are the same after a
+restart. Whoever does not know the seed cannot choose keys that collide: the key's bytes, taken as
+one number, are reduced by a secret prime of 64 bits (two keys of 255 characters agree there for at
+most 130 of 10**17 primes), and a secret multiplication and a secret number of the topic spread the
+rest. That is a third of the cost of a keyed BLAKE2 through ``hashlib``; see
+``docs/decisions/0014-key-index.md``. Equal hashes never mean equal keys: whoever acts on a task
+compares the key in its row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tickwheel.model.records import TaskRow
+
+SEED_BYTES = 32
+NO_KEY = 0
+"""Stands where a hash would be; no key has it."""
+TOPICS_MAX = 10_000
+"""Numbers of topics that are remembered; then they are worked out again."""
+
+_MASK = 2**64 - 1
+_WITNESSES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
+"""Enough to decide Miller-Rabin for every number of 64 bits."""
+
+
+class KeyHash:
+    """One seed's."""
+
+    def __init__(self, seed: bytes) -> None:
+        self._seed = hashlib.blake2b(seed, digest_size=64).digest()
+        self._prime, self._factor = _secrets_of(self._seed)
+        self._topics: dict[str, int] = {}
+
+    def __call__(self, topic: str, key: str) -> int:
+        """From 1 to 2**64 - 1."""
+        term = self._topics.get(topic)
+        if term is None:
+            term = self._term(topic)
+        # The byte in front tells keys apart that begin with NUL characters.
+        number = int.from_bytes(b"\1" + key.encode("utf-8", "surrogatepass"), "big")
+        return (number % self._prime * self._factor + term) >> 64 & _MASK or 1
+
+    def of_rows(self, rows: Iterable[TaskRow]) -> dict[int, int]:
+        """id → hash, of those that have a key."""
+        return {
+            row[0]: self(row[2], row[4].key)
+            for row in rows
+            if row[4] is not None and row[4].key is not None
+        }
+
+    def _term(self, topic: str) -> int:
+        if len(self._topics) >= TOPICS_MAX:
+            self._topics.clear()
+        name = topic.encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(name, digest_size=16, key=self._seed).digest()
+        term = self._topics[topic] = int.from_bytes(digest, "big")
+        return term
+
+
+@lru_cache(maxsize=8)
+def _secrets_of(seed: bytes) -> tuple[int, int]:
+    """(a prime of 64 bits, an odd factor of 128 bits)."""
+    candidate = int.from_bytes(seed[:8], "big") | 1 << 63 | 1
+    while not is_prime(candidate):
+        candidate = candidate + 2 if candidate < _MASK - 2 else 1 << 63 | 1
+    return candidate, int.from_bytes(seed[8:24], "big") | 1
+
+
+def is_prime(number: int) -> bool:
+    """Of an odd number from 41 to 2**64."""
+    odd, twos = number - 1, 0
+    while not odd & 1:
+        odd, twos = odd >> 1, twos + 1
+    for witness in _WITNESSES:
+        power = pow(witness, odd, number)
+        if power in (1, number - 1):
+            continue
+        for _ in range(twos - 1):
+            power = power * power % number
+            if power == number - 1:
+                break
+        else:
+            return False
+    return True
