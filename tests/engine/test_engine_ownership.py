@@ -132,6 +132,25 @@ def test_a_task_moved_below_the_start_of_a_group_is_still_its_own(
     assert rig.enqueue() > order_of(known.row), "a place is given once"
 
 
+@pytest.mark.parametrize("change", ["none", "made", "deleted"])
+def test_tasks_that_may_need_a_place_do_not_move_as_columns(change: str) -> None:
+    rig = Rig()
+    rig.create_group("t", "a")
+    far = rig.enqueue(delay_ms=HOUR_MS)
+    rig.pass_time(5_000)
+    rig.fire()
+    if change == "made":
+        rig.create_group("t", "b")
+    elif change == "deleted":
+        rig.close_group("t", "a")
+    rig.commit()
+    known = rig.find(far)
+    assert known is not None
+    asked = {far: rig.now_ms + 1_000}
+    moved = rig.engine.control.reschedule_many("t", {far: known.row.due_ms}, asked, rig.now_ms)
+    assert moved == (asked if change == "none" else {})
+
+
 def test_a_task_that_moves_as_usual_keeps_its_place() -> None:
     rig = Rig()
     for group in "ab":

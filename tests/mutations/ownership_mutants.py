@@ -76,6 +76,22 @@ OWNERSHIP_MUTANTS = (
         (ENGINE + "test_what_was_staged_when_the_group_went_is_not_its_own",),
     ),
     Mutant(
+        "columns-never-need-a-place",
+        "a task that is moved among others stays where a group would miss it",
+        (
+            Edit(
+                OWNERSHIP,
+                "        is_closed(member) or member.since_id is None"
+                " or BY_DUE_ALONE > member.since_id >= first_id\n",
+                "        member is None\n",
+            ),
+        ),
+        (
+            ENGINE + "test_tasks_that_may_need_a_place_do_not_move_as_columns[made]",
+            ENGINE + "test_tasks_that_may_need_a_place_do_not_move_as_columns[deleted]",
+        ),
+    ),
+    Mutant(
         "a-moved-task-keeps-its-place",
         "a task that is moved below the start of a group is not its own any more",
         (

@@ -98,4 +98,16 @@ READING_MUTANTS = (
         ),
         (READER + "test_a_row_that_memory_holds_is_read_again",),
     ),
+    Mutant(
+        "columns-show-what-has-ended",
+        "a task that was cancelled a moment ago is moved as if it were there",
+        (
+            Edit(
+                "tickwheel/server/shard/reads.py",
+                "            changed |= plain.keys() & effects.ended.keys()\n",
+                "",
+            ),
+        ),
+        (READER + "test_columns_have_only_tasks_of_which_nothing_else_is_recorded",),
+    ),
 )
