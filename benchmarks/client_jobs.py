@@ -1,8 +1,9 @@
 """Loads through the real client: what a producer or a consumer written in Python gets.
 
-Enqueues come in large calls, or one by one from many coroutines. The burst has three ways to
+Enqueues come in large calls, or one by one from many coroutines. The burst has four ways to
 finish a task: ``ack_nowait()`` (a future, nobody waits in line), a handler a delivery that awaits
-``ack()``, many handlers at a time, and a ``Worker``.
+``ack()``, many handlers at a time, as many loops over one subscription that do the same, and a
+``Worker``.
 """
 
 from __future__ import annotations
@@ -70,18 +71,30 @@ async def _awaiting(deliveries: Any, meter: _Meter) -> None:
             handlers.create_task(handle(delivery))
 
 
+async def _looping(deliveries: Any, meter: _Meter) -> None:
+    async def loop() -> None:
+        async for delivery in deliveries:
+            meter.note(delivery)
+            meter.confirmed(await delivery.ack())
+
+    async with asyncio.TaskGroup() as loops:
+        for _ in range(HANDLERS):
+            loops.create_task(loop())
+
+
 def client_burst(
     port: int, count: int, due_ms: int, way: str
 ) -> Generator[None, None, dict[str, Any]]:
     """Deliveries of tasks due at one moment through ``tickwheel.client``, with its defaults.
 
-    ``way``: ack_nowait, await_ack, or worker (a ``Worker`` whose handler only counts).
+    ``way``: ack_nowait, await_ack (a task a delivery), await_loop (tasks that share the
+    subscription), or worker (a ``Worker`` whose handler only counts).
     """
     from tickwheel.client import Client
 
     meter = _Meter(count)
     clients = [Client(f"tcp://127.0.0.1:{port}") for _ in range(CONNECTIONS)]
-    consume = {"ack_nowait": _nowait, "await_ack": _awaiting}
+    consume = {"ack_nowait": _nowait, "await_ack": _awaiting, "await_loop": _looping}
 
     async def one(client: Client) -> None:
         async with client.subscribe(TOPIC, group=GROUP) as deliveries:

@@ -68,7 +68,8 @@ def burst_client(context: Context) -> Result:
     result = Result("burst_client")
     ways = {
         "ack_nowait": "ack_nowait()",
-        "await_ack": f"await ack() in {HANDLERS} handlers each",
+        "await_ack": f"await ack() in {HANDLERS} handlers each, a task a delivery",
+        "await_loop": f"await ack() in {HANDLERS} loops over each subscription",
         "worker": "Worker",
     }
 

@@ -332,6 +332,51 @@ async def test_short_handlers_share_a_task() -> None:
     assert len(tasks) == 1
 
 
+def runners() -> list[asyncio.Task[Any]]:
+    return [task for task in asyncio.all_tasks() if task.get_name() == "t (default)"]
+
+
+async def test_tasks_that_have_nothing_to_do_are_kept_up_to_a_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tickwheel.client.worker.worker.WAITING_MAX", 2)
+    started, go_on = [], asyncio.Event()
+
+    async def handler(delivery: Delivery) -> None:
+        started.append(delivery.body)
+        await go_on.wait()
+
+    async with rig(handler) as r:
+        await r.deliver(b"a", b"b", b"c", b"d", b"e")
+        while len(started) < 5:
+            await turns()
+        assert len(runners()) == 5
+        go_on.set()
+        await answer(r.peer, T.ACK)
+        await turns()
+        assert len(runners()) == 2
+    assert not runners()
+
+
+@pytest.mark.parametrize("seen", [False, True])
+async def test_a_waiting_task_that_somebody_cancels_takes_no_delivery_along(seen: bool) -> None:
+    handled = []
+
+    async def handler(delivery: Delivery) -> None:
+        handled.append(delivery.body)
+
+    async with rig(handler, concurrency=1) as r:
+        await r.deliver(b"a")
+        await answered_until(r.peer, T.ACK)
+        [runner] = runners()
+        runner.cancel()
+        if seen:
+            await asyncio.wait([runner])
+        await r.deliver(b"b")
+        await answered_until(r.peer, T.ACK)
+    assert handled == [b"a", b"b"]
+
+
 async def test_a_handler_finds_nothing_of_another_ones_context() -> None:
     word: contextvars.ContextVar[str] = contextvars.ContextVar("word", default="none")
     found = []

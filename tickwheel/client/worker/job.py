@@ -84,11 +84,14 @@ class Runner:
         self._next: asyncio.Future[Delivery | None] = self._loop.create_future()
         self.task = self._loop.create_task(self._run(), name=route.name)
 
-    def go_on(self, delivery: Delivery | None) -> None:
-        """With this one, after it had to wait; None: it ends."""
-        if not self._next.done():
-            self.delivery = delivery
-            self._next.set_result(delivery)
+    def go_on(self, delivery: Delivery | None) -> bool:
+        """With this one, after it had to wait; None: it ends. False when somebody has
+        cancelled its task meanwhile."""
+        if self._next.done():
+            return False
+        self.delivery = delivery
+        self._next.set_result(delivery)
+        return True
 
     def stop(self) -> None:
         """Cancel the handler; the delivery is given back, and the attempt does not count."""

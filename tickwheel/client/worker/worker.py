@@ -208,6 +208,8 @@ async def _all(works: Iterable[Any], *, quiet: bool = False) -> None:
 
 ABANDON_S = 5.0
 """How long a handler that was cancelled may take to end."""
+WAITING_MAX = 256
+"""Runners of a lane that are kept while there is nothing to do for them."""
 LOOK_S = 0.5
 """How often a lane that asked for more than may run looks whether its handlers still end."""
 
@@ -262,9 +264,9 @@ class Lane:
         assert self._leases is not None, "started"
         self._free -= 1
         self._leases.begin()
-        if self._waiting:
-            self._waiting.pop().go_on(delivery)
-            return
+        while self._waiting:
+            if self._waiting.pop().go_on(delivery):
+                return
         runner = Runner(self.route, self._threads, self._leases, delivery, self._settled)
         self._runners.add(runner)
         runner.task.add_done_callback(partial(self._gone, runner))
@@ -275,10 +277,11 @@ class Lane:
             self._ask()
         delivery = None if self._stopping else self._subscription.take_now()
         if delivery is None:
-            self._waiting.append(runner)
             self._release()
-            if self._finished:
-                self._loop.call_soon(self._dismiss)
+            if self._finished or len(self._waiting) >= WAITING_MAX:
+                self._loop.call_soon(runner.go_on, None)
+            else:
+                self._waiting.append(runner)
         return delivery
 
     def _gone(self, runner: Runner, task: asyncio.Task[None]) -> None:
@@ -303,12 +306,6 @@ class Lane:
         """One more may run."""
         self._free += 1
         self._freed.notify()
-
-    def _dismiss(self) -> None:
-        """Runners that wait end."""
-        waiting, self._waiting = self._waiting, []
-        for runner in waiting:
-            runner.go_on(None)
 
     def _in_hand(self) -> Iterator[InHand]:
         for runner in self._runners:
@@ -379,7 +376,10 @@ class Lane:
             if runner.delivery is not None:
                 LOGGER.error("%r: its handler does not let itself be cancelled", runner.delivery)
         self._finished = True
-        self._dismiss()
+        for runner in self._waiting:
+            runner.go_on(None)
+        if self._waiting:
+            await asyncio.wait([runner.task for runner in self._waiting])
         await self._acks.wait_answered()
         if self._leases is not None:
             self._leases.close()
