@@ -3,7 +3,7 @@
 What it holds of a task is 16 bytes, a hash and the id, in one of many small buckets. A bucket is a
 bytearray, which C searches and which gives back what it does not need; their number follows that
 of the tasks, one bucket at a time (linear hashing), so that no growth ever stops the loop. With
-all overhead that is about 23 bytes a task, and nothing for a task without a key.
+all overhead that is about 26 bytes a task, and nothing for a task without a key.
 
 A key that very many tasks have would make its bucket long: such a *crowd* has a table of its own,
 in which the ids are the places.

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tickwheel.model.records import TaskRow
 
 HASH_BYTES = 8
-PACKS_AT_ONCE = 1_000
+PACKS_AT_ONCE = 150
+"""Up to 9,000 tasks: the event loop waits while so many go into the index."""
 ROWS_AT_ONCE = 10_000
 _SIGN, _RANGE = 1 << 63, 1 << 64
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 CHARACTER_BYTES_MAX = 4
 """In UTF-8."""
-_new_options = tuple.__new__
+_new_options: Callable[..., TaskOptions] = tuple.__new__
+_NOTHING_MORE = [repeat(default) for default in TaskOptions()[1:]]
 
 
 def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
@@ -59,6 +60,9 @@ class NewTasks:
 
     def parse(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[NewTask], int]:
         """(drafts, their bytes); raises what is wrong with the first bad task."""
+        if len(tasks) > 1 and (found := self._all_keyed(tasks, now_ms)) is not None:
+            self._check_room(found[0])
+            return found
         limits, topics = self._limits, self._topics
         body_max, delay_max = limits.body_bytes_max, limits.delay_ms_max
         new_tasks: list[NewTask] = []
@@ -107,6 +111,34 @@ class NewTasks:
         ):
             return topic, now_ms + delay_ms, body, options
         return None
+
+    def _all_keyed(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[NewTask], int] | None:
+        """``parse`` of tasks that all are as ``_keyed`` wants them, column by column: in a third
+        of the time. None: some are not."""
+        if type(tasks[0]) is not tuple or len(tasks[0]) != 4:
+            return None
+        if set(map(type, tasks)) != {tuple} or set(map(len, tasks)) != {4}:
+            return None
+        topics, bodies, delays_ms, given = zip(*tasks, strict=True)
+        kinds = [set(map(type, column)) for column in (topics, bodies, delays_ms, given)]
+        if kinds != [{str}, {bytes}, {int}, {dict}] or set(map(len, given)) != {1}:
+            return None
+        keys = [options.get("key") for options in given]
+        if set(map(type, keys)) != {str} or max(map(len, keys)) > self.key_alone_max:
+            return None
+        limits = self._limits
+        if (
+            not self._topics.keys() >= set(topics)
+            or min(delays_ms) < 0
+            or max(delays_ms) > limits.delay_ms_max
+            or max(map(len, bodies)) > limits.body_bytes_max
+        ):
+            return None
+        options = map(_new_options, repeat(TaskOptions), zip(keys, *_NOTHING_MORE, strict=False))
+        dues_ms = [now_ms + delay_ms for delay_ms in delays_ms]
+        new_tasks: list[NewTask] = list(zip(topics, dues_ms, bodies, options, strict=True))
+        size = sum(map(len, bodies)) + sum(map(text_bytes, keys)) + EXTRAS_BYTES * len(keys)
+        return new_tasks, size
 
     def columns(
         self, topic: object, bodies: Sequence[Any], delays_ms: object, now_ms: int
