@@ -57,7 +57,7 @@ from tickwheel.version import __version__
 
 FRAMES_AHEAD = 8
 """Frames of one ``enqueue_many`` that may be on their way at a time."""
-_NO_OPTIONS = (None, None, None, None, 0, None, None)
+_NO_OPTIONS = (None, None, None, None, 0, None, None, None)
 LOOKUP_IDS = 256
 """Ids of one LOOKUP: their bodies have to fit one answer."""
 PAGE = 1000
@@ -205,14 +205,19 @@ class Client:
         priority: int = 0,
         ttl: Duration | None = None,
         retry: Retry | None = None,
+        delay_level: int | None = None,
     ) -> Receipt:
         """Store a task durably; due after ``delay``, or ``at``, else at once.
 
+        ``delay_level``: instead, a number from 1 on of the daemon's table of delays; over the
+        highest it is the highest.
         ``retry``: its own policy, which wins over its group's and topic's. Concurrent calls
         share frames. Raises BadRequest when it is wrong; Refused (or a kind of
         it) or Unreachable when it was certainly not stored; OutcomeUnknown when nobody knows.
         """
-        checked = self._check(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
+        checked = self._check(
+            topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level
+        )
         if self._producer.is_full:
             await self._producer.wait_room()
         receipt: Receipt = await self._producer.add(checked)
@@ -231,13 +236,16 @@ class Client:
         priority: int = 0,
         ttl: Duration | None = None,
         retry: Retry | None = None,
+        delay_level: int | None = None,
     ) -> asyncio.Future[Receipt]:
         """``enqueue`` as a future.
 
         Raises at once what is wrong with the task, and Overloaded when too many wait; what goes
         wrong later is the future's. One that nobody looks at is only logged.
         """
-        checked = self._check(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
+        checked = self._check(
+            topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level
+        )
         return self._producer.add(checked)
 
     async def enqueue_many(self, tasks: Iterable[Task]) -> list[Receipt]:
@@ -308,12 +316,15 @@ class Client:
         priority: int = 0,
         ttl: Duration | None = None,
         retry: Retry | None = None,
+        delay_level: int | None = None,
     ) -> None:
         """Send a task and forget it: no answer, no retry, no promise that it is stored.
 
         Raises what is wrong with it, and Unreachable when there is no connection to send it on.
         """
-        checked = self._check(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
+        checked = self._check(
+            topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level
+        )
         connection = await self._reconnector.wait_up(self._send_timeout_s)
         if not connection.has_room:
             await connection.wait_room(self._send_timeout_s)
@@ -326,10 +337,10 @@ class Client:
             checked = self._checker.plain(topic, body, delay)
             if checked is not None:
                 return checked
-        at, key, tag, properties, priority, ttl, retry = options
+        at, key, tag, properties, priority, ttl, retry, delay_level = options
         task = Task(
             topic, body, delay=delay, at=at, key=key, tag=tag, properties=properties,
-            priority=priority, ttl=ttl, retry=retry,
+            priority=priority, ttl=ttl, retry=retry, delay_level=delay_level,
         )  # fmt: skip
         return self._checker.check(task)
 

@@ -379,12 +379,13 @@ class Batch(Resendable):
         accepted_ms, ids = result
         if type(accepted_ms) is not int or len(ids) != len(self.tasks):
             raise ValueError(f"{len(ids)} ids for {len(self.tasks)} tasks")
+        levels_ms = self.producer.reconnector.delay_levels_ms
         if len(self.entries) == len(self.tasks) and not any(n for _, n in self.entries):
             for (future, _), task_id, task in zip(self.entries, ids, self.tasks, strict=True):
                 if not future.done():
-                    future.set_result(Receipt(task_id, due_of(task, accepted_ms)))
+                    future.set_result(Receipt(task_id, due_of(task, accepted_ms, levels_ms)))
         else:
-            found, start = receipts(self.tasks, ids, accepted_ms), 0
+            found, start = receipts(self.tasks, ids, accepted_ms, levels_ms), 0
             for future, count in self.entries:
                 end = start + (count or 1)
                 if not future.done():

@@ -110,7 +110,9 @@ class Shard:
         if not opened.has_room:
             self.committer.start_full(opened.no_room)
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
-        self.new_tasks = NewTasks(self.core, self.limits, self.make_topic_room)
+        self.new_tasks = NewTasks(
+            self.core, self.limits, self.make_topic_room, settings.delay_levels_ms
+        )
         self.upkeep = self._new_upkeep()
         self.callers: set[Caller] = set()
         self.on_landed: Callable[[], None] = lambda: None
