@@ -11,7 +11,7 @@ from tickwheel.errors import TickwheelError
 from tickwheel.version import __version__
 
 if TYPE_CHECKING:
-    from tickwheel.client.worker import Reject, RetryLater, Worker
+    from tickwheel.client.worker import Reject, RetryLater, Snooze, Worker
 
 __all__ = [
     "Client",
@@ -21,6 +21,7 @@ __all__ = [
     "Reject",
     "Retry",
     "RetryLater",
+    "Snooze",
     "Task",
     "TickwheelError",
     "Worker",
@@ -29,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in {"Reject", "RetryLater", "Worker"}:
+    if name in {"Reject", "RetryLater", "Snooze", "Worker"}:
         from tickwheel.client import worker
 
         return getattr(worker, name)

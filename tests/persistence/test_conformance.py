@@ -14,6 +14,7 @@ from support.store_rows import (
     ID_MAX,
     PROGRESS,
     SESSIONS,
+    SNOOZED,
     TASKS,
     UNICODE,
     ended,
@@ -250,6 +251,15 @@ class TestReading:
             assert small.groups == sorted(GROUPS)
             assert small.sessions == sorted(SESSIONS)
             assert small.outcomes == list(everything().ended.items())
+
+    async def test_how_often_a_task_was_snoozed_comes_back(self, subject: Subject) -> None:
+        key, again = (SNOOZED.id, SNOOZED.group), SNOOZED._replace(failures=(), snoozes=1)
+        await subject.commit(tasks([SNOOZED.id]))
+        for row in (SNOOZED, again, again._replace(snoozes=0)):
+            await subject.commit(Effects(progress={key: row}))
+            await subject.reopen()
+            assert (await subject.small()).progress == [row]
+            assert (await subject.store.read([row.id]))[row.id].progress == (row,)
 
     async def test_types_are_those_of_the_records(self, subject: Subject) -> None:
         await subject.commit(everything())

@@ -23,6 +23,7 @@ from support.golden import (
     moved,
     old_cases,
     old_content,
+    snoozed_cases,
 )
 from tickwheel.model.effects import Effects
 from tickwheel.persistence import open_url
@@ -31,6 +32,7 @@ from tickwheel.persistence.sqlite import schema
 
 RECORDS_V1: dict[str, str] = json.loads((GOLDEN / "v1" / "records.json").read_text("utf-8"))
 RECORDS_V3: dict[str, str] = json.loads((GOLDEN / "v3" / "records.json").read_text("utf-8"))
+RECORDS_V6: dict[str, str] = json.loads((GOLDEN / "v6" / "records.json").read_text("utf-8"))
 RECORDS_V4: dict[str, str] = json.loads((GOLDEN / "v4" / "records.json").read_text("utf-8"))
 
 
@@ -54,6 +56,14 @@ def test_records_as_they_are_written_now(name: str) -> None:
     assert encode(value) == data, "a version is written as it was"
 
 
+@pytest.mark.parametrize("name", sorted(snoozed_cases()))
+def test_records_of_snoozes(name: str) -> None:
+    value, encode, decode = snoozed_cases()[name]
+    data = bytes.fromhex(RECORDS_V6[name])
+    _is_read(value, decode(data))
+    assert encode(value) == data, "a version is written as it was"
+
+
 def _is_read(value: Any, decoded: Any) -> None:
     assert decoded == value
     assert _types(decoded) == _types(value)
@@ -71,6 +81,7 @@ def test_no_record_is_left_out() -> None:
     assert RECORDS_V1.keys() == old_cases().keys()
     assert RECORDS_V3.keys() == former_cases().keys()
     assert RECORDS_V4.keys() == cases().keys()
+    assert RECORDS_V6.keys() == snoozed_cases().keys()
 
 
 def test_what_has_no_place_is_written_as_before() -> None:

@@ -110,6 +110,8 @@ def test_what_is_absent_takes_no_bytes() -> None:
     assert codec.decode_extras(None) is None
     assert codec.decode_extras(b"") is None
     assert codec.decode_failures(None) == ()
+    assert codec.encode_attempts((), 0) is None
+    assert codec.decode_attempts(None) == ((), 0)
 
 
 def test_endings_take_nine_bytes_each() -> None:
@@ -124,12 +126,17 @@ FIRST: list[Callable[[bytes], Any]] = [
 ]
 SECOND: list[Callable[[bytes], Any]] = [
     codec.decode_failures,
-    codec.decode_progress,
     codec.decode_dead,
     codec.decode_settings,
 ]
 """Those of which there are two versions."""
-THIRD: list[Callable[[bytes], Any]] = [codec.decode_extras, codec.decode_task, codec.decode_group]
+THIRD: list[Callable[[bytes], Any]] = [
+    codec.decode_extras,
+    codec.decode_task,
+    codec.decode_group,
+    codec.decode_progress,
+    codec.decode_attempts,
+]
 """Those of which there are three."""
 DECODERS = FIRST + SECOND + THIRD
 

@@ -22,6 +22,7 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
     T.ACK: (7, "t", "g", 1, (ID, ID + 1024), (1, 2)),
     T.NACK: (8, "t", "g", ((ID, 1, 1, None, "it failed"),)),
     T.REJECT: (9, "t", "g", ((ID, 1, 1, None),)),
+    T.SNOOZE: (27, "t", "g", ((ID, 1, 1, 60_000),)),
     T.EXTEND: (10, "t", "g", 1, (ID,), (1,), 1000),
     T.RELEASE: (11, "t", "g", 1, (ID,), (1,)),
     T.CANCEL: (12, (ID,)),

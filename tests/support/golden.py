@@ -28,6 +28,7 @@ from support.store_rows import (
     OLD_TASKS,
     PROGRESS,
     SESSIONS,
+    SNOOZED,
     TASKS,
     everything,
 )
@@ -92,6 +93,18 @@ def cases() -> dict[str, Case]:
     return found
 
 
+def snoozed_cases() -> dict[str, Case]:
+    """What came with snoozes: of tasks that were never snoozed nothing is new."""
+    return {
+        "progress-snoozed": (SNOOZED, codec.encode_progress, codec.decode_progress),
+        "attempts-snoozed": (
+            (SNOOZED.failures, SNOOZED.snoozes),
+            lambda value: codec.encode_attempts(*value),
+            codec.decode_attempts,
+        ),
+    }
+
+
 def old_content() -> Effects:
     """What the golden databases of layouts 1 and 2 hold: every extreme but the large bodies."""
     effects = content()
@@ -114,6 +127,7 @@ def content() -> Effects:
     """The same of what this version can hold."""
     effects = everything()
     effects.enqueued = {row.id: row for row in TASKS if len(row.body) < 1_000}
+    effects.progress = {(row.id, row.group): row for row in PROGRESS}
     effects.sessions = {SHORT_SESSION.session: SHORT_SESSION}
     return effects
 

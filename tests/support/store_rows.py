@@ -87,6 +87,7 @@ PROGRESS = (
     *OLD_PROGRESS,
     ProgressRow(21, "a", ProgressState.WAITING, 2, 5, 7, KNOWN_FAILURES),
 )
+SNOOZED = ProgressRow(22, "b", ProgressState.WAITING, 0, MS_MAX, 7, KNOWN_FAILURES, 1_000)
 DEAD = (*OLD_DEAD, DeadRow(22, "a", "t", 5, 2, "why", KNOWN_FAILURES))
 OLD_GROUPS = (
     GroupRow("orders.close", "default", 0),

@@ -187,6 +187,16 @@ class Delivery:
         self.settled = True
         return await self._plain(FrameType.RELEASE, "released")
 
+    async def snooze(self, delay: Duration) -> str:
+        """Not now: again after ``delay``, and the attempt does not count. "snoozed"; "too_often"
+        when the group has postponed the task as often as the daemon allows (``snoozes_max``): then
+        the delivery is still yours to settle."""
+        item = (*self._receipt, duration_ms(delay, "delay"))
+        self.settled = True
+        word = await self._one(FrameType.SNOOZE, [item])
+        self.settled = word != "too_often"
+        return word
+
     @property
     def _receipt(self) -> tuple[int, int, int]:
         return self._item[0], self._batch.epoch, self._item[1]

@@ -83,6 +83,7 @@ class Engine:
                 now_ms + lease.deadline_mono_ms - mono_ms,
                 lease.epoch,
                 lease.failures,
+                lease.snoozes,
             )
 
     def next_checkpoint_mono_ms(self) -> int | None:

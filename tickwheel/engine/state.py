@@ -103,6 +103,8 @@ class EngineConfig:
     acks_ahead_max: int = 4_096
     """Ends of deliveries of one subscription that give their credit back before they are durable.
     Of an at-most-once subscription none does."""
+    snoozes_max: int = 1_000
+    """Times that one group may postpone one task."""
     in_flight_max: int = 2_000_000
     """Deliveries that are not finished, of all groups."""
     lapsing_max: int = 10_000
@@ -124,6 +126,7 @@ class Totals:
     delivered: int = 0
     acked: int = 0
     nacked: int = 0
+    snoozed: int = 0
     retried: int = 0
     expired: int = 0
     cancelled: int = 0
@@ -610,6 +613,7 @@ class Core:
                 at_ms,
                 tries.epoch,
                 tries.failures,
+                tries.snoozes,
             )
 
     def leave(self, group: Group, row: TaskRow) -> None:

@@ -27,6 +27,7 @@ class GroupView(NamedTuple):
     at_ms: int
     failures: tuple[Failure, ...]
     retries_left: int
+    snoozes: int = 0
 
 
 class Control:
@@ -82,6 +83,7 @@ class Control:
                     lease.deadline_mono_ms + mono_to_wall_ms,
                     lease.failures,
                     policy.retries_left(lease.attempt),
+                    lease.snoozes,
                 )
                 continue
             attempt, failures = (tries.attempt, tries.failures) if tries else (0, ())
@@ -93,6 +95,7 @@ class Control:
                 known.row.due_ms if at_ms is None else at_ms,
                 failures,
                 policy.retries_left(attempt),
+                tries.snoozes if tries else 0,
             )
         for name, progress in known.progress.items():
             if progress.state is ProgressState.DONE:

@@ -13,7 +13,8 @@ Invariants:
 
 Version 2: a task's own retry policy (extras, task), the settings of a group (group), who had the
 task when an attempt failed (failures, progress, dead letter). Version 3: a task's place in the
-order (extras, task), written for those few that have one; a group's place (group).
+order (extras, task), written for those few that have one; a group's place (group); how often a task
+was snoozed (failures, progress), written for those that were.
 """
 
 from __future__ import annotations
@@ -67,6 +68,8 @@ PLACED_TASK_VERSION = 3
 SETTINGS_VERSION = 2
 GROUP_VERSION = 3
 FAILURES_VERSION = 2
+SNOOZED_VERSION = 3
+"""Of the progress of tasks that were snoozed, and of the failures beside it."""
 
 Answers = tuple[tuple[int, int, int, int], ...]
 
@@ -181,6 +184,27 @@ def decode_failures(data: bytes | None) -> tuple[Failure, ...]:
     return () if not data else _unpack("failures", data, _failures_1, _failures)
 
 
+def encode_attempts(failures: tuple[Failure, ...], snoozes: int) -> bytes | None:
+    """Of a progress row: its failures, and how often it was snoozed; None when there is neither."""
+    if snoozes:
+        return _pack(failures, snoozes, version=SNOOZED_VERSION)
+    return encode_failures(failures)
+
+
+def decode_attempts(data: bytes | None) -> tuple[tuple[Failure, ...], int]:
+    """(failures, snoozes)"""
+    if not data:
+        return (), 0
+    builds = (partial(_attempts, _failures_1), partial(_attempts, _failures))
+    return _unpack("failures", data, *builds, partial(_attempts, _failures))
+
+
+def _attempts(
+    failures_of: Callable[[Any], tuple[Failure, ...]], items: Any, snoozes: int = 0
+) -> tuple[tuple[Failure, ...], int]:
+    return failures_of(items), snoozes
+
+
 def _failures_1(items: tuple[tuple[int, int, str], ...]) -> tuple[Failure, ...]:
     return tuple(Failure(attempt, at_ms, reason) for attempt, at_ms, reason in items)
 
@@ -257,11 +281,14 @@ def _task(
 
 
 def encode_progress(row: ProgressRow) -> bytes:
-    return _pack(*row, version=FAILURES_VERSION)
+    if row.snoozes:
+        return _pack(*row, version=SNOOZED_VERSION)
+    return _pack(*row[:7], version=FAILURES_VERSION)
 
 
 def decode_progress(data: bytes) -> ProgressRow:
-    return _unpack("progress", data, partial(_progress, _failures_1), partial(_progress, _failures))
+    builds = (partial(_progress, _failures_1), partial(_progress, _failures))
+    return _unpack("progress", data, *builds, partial(_progress, _failures))
 
 
 def _progress(
@@ -273,9 +300,10 @@ def _progress(
     at_ms: int,
     epoch: int,
     failures: Any,
+    snoozes: int = 0,
 ) -> ProgressRow:
     decoded = failures_of(failures)
-    return ProgressRow(task_id, group, _STATES[state], attempt, at_ms, epoch, decoded)
+    return ProgressRow(task_id, group, _STATES[state], attempt, at_ms, epoch, decoded, snoozes)
 
 
 def encode_dead(row: DeadRow) -> bytes:

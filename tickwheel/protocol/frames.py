@@ -49,6 +49,7 @@ class FrameType(IntEnum):
     CONFIGURE = 28
     ALIVE = 29
     ENQUEUE_COLUMNS = 30
+    SNOOZE = 60
 
     OK = 65
     ERROR = 66

@@ -135,6 +135,8 @@ class Settings(BaseSettings):
     backlog_max: int = Field(default=20_000_000, gt=0)
     acks_ahead_max: int = Field(default=4_096, ge=0)
     """Ends of deliveries of one subscription that give credit back before they are durable."""
+    snoozes_max: int = Field(default=1_000, ge=0)
+    """Times that one group may postpone one task."""
     in_flight_max: int = Field(default=2_000_000, gt=0)
     staged_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
     commands_max: int = Field(default=10_000, gt=0)
@@ -332,6 +334,7 @@ class Settings(BaseSettings):
             dispatch_bytes_max=min(DISPATCH_BYTES, self.out_room_bytes // 4),
             handed_bytes_max=min(DISPATCH_BYTES, self.out_room_bytes // 8),
             acks_ahead_max=self.acks_ahead_max,
+            snoozes_max=self.snoozes_max,
             in_flight_max=self.in_flight_max,
             resident_horizon_ms=int(self.resident_horizon_s * 1000),
             resident_bytes_max=self.resident_bytes_max or HOT_BYTES_MAX,

@@ -68,6 +68,7 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "nack": (T.NACK, "settlement", "nack", lambda i: ("t", "g", ((i, 1, 1, None, None),))),
     "reject": (T.REJECT, "settlement", "reject", lambda i: ("t", "g", ((i, 1, 1, None),))),
     "extend": (T.EXTEND, "settlement", "extend", lambda i: ("t", "g", 1, (i,), (1,), 500)),
+    "snooze": (T.SNOOZE, "settlement", "snooze", lambda i: ("t", "g", ((i, 1, 1, 5),))),
     "release": (T.RELEASE, "settlement", "release", lambda i: ("t", "g", 1, (i,), (1,))),
     "cancel": (T.CANCEL, "control", "cancel", lambda i: ((i,),)),
     "reschedule": (T.RESCHEDULE, "control", "reschedule", lambda i: (((i, 5, None),),)),

@@ -24,10 +24,12 @@ from tickwheel.model.records import (
 )
 from tickwheel.persistence.codec import (
     decode_answers,
+    decode_attempts,
     decode_extras,
     decode_failures,
     decode_settings,
     encode_answers,
+    encode_attempts,
     encode_extras,
     encode_failures,
     encode_settings,
@@ -227,8 +229,8 @@ def task_rows_max(rows: Collection[TaskRow]) -> int:
 
 def progress_values(rows: Iterable[ProgressRow]) -> Iterator[Sequence[object]]:
     return (
-        (task_id, group, int(state), attempt, at_ms, epoch, encode_failures(failures))
-        for task_id, group, state, attempt, at_ms, epoch, failures in rows
+        (task_id, group, int(state), attempt, at_ms, epoch, encode_attempts(failures, snoozes))
+        for task_id, group, state, attempt, at_ms, epoch, failures, snoozes in rows
     )
 
 
@@ -248,7 +250,7 @@ def progress_row(
     task_id: int, group: str, state: int, attempt: int, at_ms: int, epoch: int, failures: Any
 ) -> ProgressRow:
     return ProgressRow(
-        task_id, group, progress_state(state), attempt, at_ms, epoch, decode_failures(failures)
+        task_id, group, progress_state(state), attempt, at_ms, epoch, *decode_attempts(failures)
     )
 
 

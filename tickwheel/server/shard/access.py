@@ -61,6 +61,7 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
         "nack": Need(Right.CONSUME, Of.NAMED),
         "reject": Need(Right.CONSUME, Of.NAMED),
         "extend": Need(Right.CONSUME, Of.NAMED),
+        "snooze": Need(Right.CONSUME, Of.NAMED),
         "release": Need(Right.CONSUME, Of.NAMED),
         "cancel": Need(Right.PRODUCE, Of.EACH_TASK),
         "reschedule": Need(Right.PRODUCE, Of.EACH_TASK),

@@ -68,6 +68,7 @@ class Operations:
         self.reject = settle.reject
         self.extend = settle.extend
         self.release = settle.release
+        self.snooze = settle.snooze
 
         control = Controlling(shard, value_bytes)
         self.cancel = control.cancel

@@ -41,6 +41,7 @@ def command_table(operations: Operations) -> Table:
         FrameType.REJECT: settle.reject,
         FrameType.EXTEND: settle.extend,
         FrameType.RELEASE: settle.release,
+        FrameType.SNOOZE: settle.snooze,
         FrameType.CANCEL: control.cancel,
         FrameType.RESCHEDULE: control.reschedule,
         FrameType.RUN_NOW: control.run_now,
