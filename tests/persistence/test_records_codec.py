@@ -47,7 +47,15 @@ options = st.builds(
 )
 tasks = st.builds(TaskRow, ints, ints, names, st.binary(max_size=50), st.none() | options)
 progress = st.builds(
-    ProgressRow, ints, names, st.sampled_from(ProgressState), ints, ints, ints, failures
+    ProgressRow,
+    ints,
+    names,
+    st.sampled_from(ProgressState),
+    ints,
+    ints,
+    ints,
+    failures,
+    st.integers(0, 2**31),
 )
 dead = st.builds(DeadRow, ints, names, names, ints, ints, names, failures)
 settings = st.builds(
@@ -123,6 +131,7 @@ FIRST: list[Callable[[bytes], Any]] = [
     codec.decode_answers,
     codec.decode_endings,
     codec.decode_session,
+    codec.decode_schedule,
 ]
 SECOND: list[Callable[[bytes], Any]] = [
     codec.decode_failures,

@@ -16,6 +16,7 @@ from tickwheel.model.records import (
     SessionRow,
     TaskRow,
 )
+from tickwheel.model.schedules import ScheduleRow
 
 ProgressKey = tuple[int, str]
 """(task id, group)"""
@@ -42,6 +43,8 @@ class Effects:
     groups: dict[GroupKey, GroupRow | None] = field(default_factory=dict)
     sessions: dict[bytes, SessionRow | None] = field(default_factory=dict)
     """Whole state of each producer session that changed; ``None`` forgets it."""
+    schedules: dict[str, ScheduleRow | None] = field(default_factory=dict)
+    """By name; a run's task is among ``enqueued``."""
     id_mark: int = 0
     """No id above this was assigned so far; never lowered by a store."""
     position_ms: int = 0
@@ -58,4 +61,5 @@ class Effects:
             or self.dead
             or self.groups
             or self.sessions
+            or self.schedules
         )

@@ -38,6 +38,7 @@ from tickwheel.model.records import (
     TaskRow,
 )
 from tickwheel.model.retry import of_stored_fields, stored_fields
+from tickwheel.model.schedules import Run, Schedule, ScheduleRow
 from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
@@ -361,3 +362,29 @@ def decode_session(data: bytes) -> SessionRow:
 
 def _session(session: bytes, floor: int, seen_ms: int, answers: Any) -> SessionRow:
     return SessionRow(session, floor, seen_ms, _answers_of(answers))
+
+
+def encode_schedule(row: ScheduleRow) -> bytes:
+    schedule = row.schedule
+    options = None if schedule.options is None else _extras_fields(schedule.options)
+    return _pack((*schedule[:3], options, *schedule[4:]), *row[1:])
+
+
+def decode_schedule(data: bytes) -> ScheduleRow:
+    return _unpack("schedule", data, _schedule)
+
+
+def _schedule(
+    schedule: Iterable[Any],
+    paused: bool,
+    next_ms: int | None,
+    runs: int,
+    last_id: int,
+    queued_ms: int | None,
+    recent: Iterable[Any],
+) -> ScheduleRow:
+    name, topic, body, options, *rest = schedule
+    extras = None if options is None else _extras(*options)
+    decoded = Schedule(name, topic, body, extras, *rest)
+    noted = tuple(Run(*run) for run in recent)
+    return ScheduleRow(decoded, paused, next_ms, runs, last_id, queued_ms, noted)
