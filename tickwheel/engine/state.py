@@ -27,6 +27,7 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tickwheel.engine.agenda import Agenda, Planned
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.topics import (
@@ -53,6 +54,7 @@ from tickwheel.model.records import (
     task_bytes,
 )
 from tickwheel.model.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
+from tickwheel.model.schedules import ScheduleRow
 from tickwheel.wheel.timing import TimingWheel
 
 if TYPE_CHECKING:
@@ -136,6 +138,10 @@ class Totals:
     """Dead letters deleted because their retention was over."""
     rows_missing: int = 0
     """Must stay 0: tasks that had not ended and whose rows a store did not have."""
+    schedules_fired: int = 0
+    schedules_missed: int = 0
+    schedules_overlapped: int = 0
+    """Occurrences of schedules: those that became tasks, and those that did not."""
     dropped_once: int = 0
     """At-most-once deliveries whose consumer was gone when they could have been written."""
     early: int = 0
@@ -267,6 +273,8 @@ class Batch:
     handed: list[Dispatch] = field(default_factory=list)
     """At-most-once deliveries, to be written once their end is durable, before the replies."""
     handed_bytes: int = 0
+    runs: dict[Planned, ScheduleRow] = field(default_factory=dict)
+    """Schedules with tasks in ``effects.enqueued``, as they were before."""
     replies: list[Reply] = field(default_factory=list)
     """Answers that rest on this batch, in order."""
     notes: object = None
@@ -306,6 +314,7 @@ def rejoin(older: Batch, newer: Batch) -> None:
     b.ended = a.ended | b.ended
     b.groups = a.groups | b.groups
     b.sessions = a.sessions | b.sessions
+    b.schedules = a.schedules | b.schedules
     b.id_mark = max(a.id_mark, b.id_mark)
     b.position_ms = max(a.position_ms, b.position_ms)
     for subscriber, count in older.credits.items():
@@ -398,6 +407,7 @@ class Core:
         self.lifetimes = Lifetimes(now_ms, config.slots, config.tick_ms)
         self.wants_lapsed: list[int] = []
         """Ids whose ttl is over, for ``Delivery.lapsed``."""
+        self.agenda = Agenda()
         self.throttled: dict[Group, int] = {}
         """Groups held back by a rate → when there is a token, by the steady clock."""
         self.cut: list[tuple[Subscriber, str, str]] = []
@@ -527,6 +537,7 @@ class Core:
         self.outcomes.add(task_id, outcome)
         self.drop(task_id)
         self.owed.pop(task_id, None)
+        self.agenda.ended((task_id,))
 
     def end_delivered(self, ids: Collection[int], outcome: Outcome) -> None:
         """``end`` for tasks that were in flight for the only group that was owed them: nothing
@@ -536,6 +547,7 @@ class Core:
         for task_id in ids:
             ended[task_id] = outcome
             outcomes.add(task_id, outcome)
+        self.agenda.ended(ids)
 
     def is_scheduled(self, row: TaskRow) -> bool:
         """Its due time has not come, or has not been acted on."""

@@ -61,6 +61,10 @@ class Control:
             return State.SCHEDULED
         return State.READY
 
+    def is_wanted(self, known: TaskSnapshot) -> bool:
+        """Whether a group is still owed it: not when only dead letters of it are left."""
+        return bool(self._ownership.groups_of(known))
+
     def view(self, known: TaskSnapshot, mono_to_wall_ms: int) -> dict[str, GroupView]:
         """How each group stands with it; ``mono_to_wall_ms`` turns lease ends into wall time."""
         task_id = known.row.id
