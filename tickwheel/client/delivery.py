@@ -120,6 +120,18 @@ class Delivery:
         return found
 
     @property
+    def schedule(self) -> str | None:
+        """The recurring schedule that it is an occurrence of."""
+        found = self.properties.get("tickwheel.schedule")
+        return None if found is None else str(found)
+
+    @property
+    def planned(self) -> datetime | None:
+        """When that occurrence was planned."""
+        found = self.properties.get("tickwheel.planned_ms")
+        return moment(found) if isinstance(found, int) else None
+
+    @property
     def priority(self) -> int:
         return int(self._options.get("priority", 0))
 

@@ -50,6 +50,9 @@ class FrameType(IntEnum):
     ALIVE = 29
     ENQUEUE_COLUMNS = 30
     SNOOZE = 60
+    SCHEDULE_PUT = 61
+    SCHEDULE_LIST = 62
+    SCHEDULE = 63
 
     OK = 65
     ERROR = 66

@@ -135,6 +135,10 @@ class Settings(BaseSettings):
     backlog_max: int = Field(default=20_000_000, gt=0)
     acks_ahead_max: int = Field(default=4_096, ge=0)
     """Ends of deliveries of one subscription that give credit back before they are durable."""
+    schedules_max: int = Field(default=10_000, ge=0)
+    schedule_bytes_max: int = Field(default=64 * 1024, gt=0)
+    """Body and options of one schedule."""
+    schedule_interval_min_s: float = Field(default=1.0, ge=0.1)
     snoozes_max: int = Field(default=1_000, ge=0)
     """Times that one group may postpone one task."""
     in_flight_max: int = Field(default=2_000_000, gt=0)

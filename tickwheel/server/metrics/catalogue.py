@@ -202,6 +202,34 @@ ENGINE: tuple[Metric[Core], ...] = (
         "Dead letters deleted after their retention.",
         lambda c, _: c.totals.dead_expired,
     ),
+    Metric("tickwheel_schedules", "Recurring schedules.", lambda c, _: len(c.agenda.known)),
+    Metric(
+        "tickwheel_schedules_paused",
+        "Those of them that are paused.",
+        lambda c, _: sum(planned.row.paused for planned in c.agenda.known.values()),
+    ),
+    Metric(
+        "tickwheel_schedule_planned_total",
+        "Occurrences of schedules that came due: fired, missed and overlapping ones.",
+        lambda c, _: (
+            c.totals.schedules_fired + c.totals.schedules_missed + c.totals.schedules_overlapped
+        ),
+    ),
+    Metric(
+        "tickwheel_schedule_fired_total",
+        "Occurrences that became tasks.",
+        lambda c, _: c.totals.schedules_fired,
+    ),
+    Metric(
+        "tickwheel_schedule_missed_total",
+        "Occurrences that were skipped because their time had passed.",
+        lambda c, _: c.totals.schedules_missed,
+    ),
+    Metric(
+        "tickwheel_schedule_overlapped_total",
+        "Occurrences that were skipped because the task before was unfinished.",
+        lambda c, _: c.totals.schedules_overlapped,
+    ),
     Metric("tickwheel_sessions", "Producer sessions remembered.", lambda c, _: len(c.sessions)),
     Metric("tickwheel_topics", "Topics known.", lambda c, _: len(c.topics)),
     Metric("tickwheel_wheel_bytes", "Memory of the handles.", lambda c, _: c.wheel.memory_bytes),
@@ -301,6 +329,13 @@ HISTOGRAMS: tuple[Distribution, ...] = (
         "First deliveries: from the due time until the frame was written.",
         "topic",
         lambda seen: list(seen.lateness.by_topic.items()),
+        1000,
+    ),
+    Distribution(
+        "tickwheel_schedule_lateness_seconds",
+        "Occurrences of schedules: from the planned time until their task was made.",
+        "",
+        lambda seen: [("", seen.schedule_late_ms)],
         1000,
     ),
     Distribution(

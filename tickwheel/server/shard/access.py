@@ -75,6 +75,13 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
         "create_group": Need(Right.OPERATE, Of.NAMED),
         "delete_group": Need(Right.OPERATE, Of.NAMED),
         "configure": Need(Right.OPERATE, Of.NAMED),
+        "put_schedule": Need(Right.OPERATE, Of.NAMED),
+        "list_schedules": Need(Right.READ, Of.ANY),
+        "show_schedule": Need(Right.READ, Of.EACH_TASK),
+        "pause_schedule": Need(Right.OPERATE, Of.EACH_TASK),
+        "run_schedule": Need(Right.OPERATE, Of.EACH_TASK),
+        "backfill_schedule": Need(Right.OPERATE, Of.EACH_TASK),
+        "delete_schedule": Need(Right.OPERATE, Of.EACH_TASK),
         "backup": Need(Right.ADMIN, Of.ANY),
         # Whoever may speak at all may say these; they are about the caller itself.
         "ping": None,

@@ -62,7 +62,7 @@ class NewTasks:
                     new_tasks.append((topic, now_ms + delay_ms, body, None))
                     size += len(body)
                     continue
-            new_task = self._careful(task, f"tasks[{index}]", now_ms)
+            new_task = self.careful(task, f"tasks[{index}]", now_ms)
             if new_task[0] not in topics:
                 new_topics[new_task[0]] = None
             new_tasks.append(new_task)
@@ -142,7 +142,8 @@ class NewTasks:
                         " that are due (backlog_max)"
                     )
 
-    def _careful(self, task: Any, field: str, now_ms: int) -> NewTask:
+    def careful(self, task: Any, field: str, now_ms: int) -> NewTask:
+        """Any task; raises what is wrong with it."""
         if type(task) is not tuple or len(task) not in (3, 4):
             raise BadRequest(
                 f"{field} must be an array [topic, body, delay_ms] or one with options,"

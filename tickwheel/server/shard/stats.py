@@ -58,6 +58,7 @@ def stats_map(shard: Shard, now: Now, value_bytes: ValueBytes) -> dict[str, Any]
             len(group.subscribers) for t in core.topics.values() for group in t.groups.values()
         ),
         "sessions": len(core.sessions),
+        "schedules": len(core.agenda.known),
         "store_ok": shard.committer.trouble is None,
         "lateness": shard.lateness.summary(),
         "topics": shown,
