@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 
 from e2e.cli_runner import Cli
 from support.daemon import Daemon
+from support.redis_server import RedisServer
 from support.waiting import soon
 from tickwheel import Client
 from tickwheel.errors import BadRequest, NotFound
@@ -36,11 +37,21 @@ start = 2030-01-01T00:00:00Z
 """
 
 
-async def test_no_occurrence_is_missed_or_doubled_by_kills(
-    make_daemon: Callable[..., Daemon],
-) -> None:
+@pytest.fixture(params=["sqlite", "redis"])
+def killed(
+    request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> Iterator[Daemon]:
+    if request.param == "sqlite":
+        yield make_daemon()
+        return
+    server = RedisServer(tmp_path / "redis").start()
+    yield make_daemon(store=server.url(), leader_ttl_s=1)
+    server.stop()
+
+
+async def test_no_occurrence_is_missed_or_doubled_by_kills(killed: Daemon) -> None:
     """Real time: a schedule of a second, a daemon that is killed between its occurrences."""
-    daemon = make_daemon()
+    daemon = killed
     await daemon.astart()
     async with Client(daemon.url, send_timeout=10) as client:
         made = await client.put_schedule(
