@@ -12,7 +12,7 @@ from tickwheel.version import __version__
 
 if TYPE_CHECKING:
     from tickwheel.client import Client, Delivery, Receipt, Receipts, Retry, Task
-    from tickwheel.client.worker import Reject, RetryLater, Worker
+    from tickwheel.client.worker import Reject, RetryLater, Snooze, Worker
     from tickwheel.errors import TickwheelError
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Reject",
     "Retry",
     "RetryLater",
+    "Snooze",
     "Task",
     "TickwheelError",
     "Worker",
@@ -30,7 +31,7 @@ __all__ = [
 ]
 _PLACES = {
     "tickwheel.client": {"Client", "Delivery", "Receipt", "Receipts", "Retry", "Task"},
-    "tickwheel.client.worker": {"Reject", "RetryLater", "Worker"},
+    "tickwheel.client.worker": {"Reject", "RetryLater", "Snooze", "Worker"},
     "tickwheel.errors": {"TickwheelError"},
 }
 

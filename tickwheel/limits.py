@@ -1,8 +1,10 @@
-"""What one daemon accepts: the limits that its operations enforce and every transport announces."""
+"""What one daemon accepts: the limits that its operations enforce and every transport announces,
+and the delay levels that a task may name instead of a delay."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from tickwheel.errors import ProtocolError, shown
@@ -62,3 +64,39 @@ class Limits:
                 raise ProtocolError(f"limit {field.name} is no whole number: {shown(given)}")
             known[field.name] = given
         return cls(**known)
+
+
+DELAY_LEVELS = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+"""The delays of level 1, 2, …, unless the daemon's settings say otherwise."""
+DELAY_LEVELS_MAX = 256
+"""Levels of one daemon."""
+_UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_LEVEL = re.compile(r"([0-9]{1,9})([smhd])")
+
+
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """The delays in ms of a text like ``DELAY_LEVELS``. Raises ValueError naming what is wrong."""
+    words = text.split()
+    if not 0 < len(words) <= DELAY_LEVELS_MAX:
+        raise ValueError(f"{len(words)} delay levels; 1 to {DELAY_LEVELS_MAX} are needed")
+    levels_ms: list[int] = []
+    for number, word in enumerate(words, 1):
+        found = _LEVEL.fullmatch(word)
+        if found is None:
+            raise ValueError(
+                f"level {number} is {shown(word)}; write a whole number and s, m, h or d"
+            )
+        levels_ms.append(int(found[1]) * _UNITS_MS[found[2]])
+    return tuple(levels_ms)
+
+
+def delay_of_level(levels_ms: Sequence[int], level: int) -> int:
+    """The delay in ms of ``level``, 1 or more; over the highest it is the highest's."""
+    return levels_ms[min(level, len(levels_ms)) - 1]
+
+
+def levels_of_wire(value: object) -> Sequence[int]:
+    """Read HELLO's delay levels. Raises ProtocolError."""
+    if not isinstance(value, Sequence) or not value or set(map(type, value)) != {int}:
+        raise ProtocolError(f"HELLO's delay levels are {shown(value)}")
+    return value

@@ -71,6 +71,7 @@ OVERVIEW = Dashboard(
                         (f"sum(rate(tickwheel_{what}_total{{{JOB}}}[{RATE}]))", what)
                         for what in (
                             "nacked",
+                            "snoozed",
                             "retried",
                             "leases_over",
                             "dead",
@@ -81,6 +82,21 @@ OVERVIEW = Dashboard(
                         )
                     ],
                     "ops",
+                ),
+                Panel(
+                    "Schedules",
+                    [
+                        (total("tickwheel_schedules"), "schedules"),
+                        (total("tickwheel_schedules_paused"), "paused"),
+                        *(
+                            (f"sum(rate(tickwheel_schedule_{what}_total{{{JOB}}}[{RATE}]))", what)
+                            for what in ("planned", "fired", "missed", "overlapped")
+                        ),
+                        (
+                            f"sum(rate(tickwheel_schedule_lateness_seconds_sum{{{JOB}}}[{RATE}]))",
+                            "seconds late",
+                        ),
+                    ],
                 ),
                 Panel(
                     "Connected",

@@ -81,6 +81,8 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
         (_line(body="x", priority=True), "field priority: 0 to 255"),
         (_line(body="x", properties={"a": 1}), "field properties: an object of texts"),
         (_line(body="x", ttl="x"), "field ttl: 'x' is not a duration"),
+        (_line(body="x", delay_level=0), "field delay_level: 1 to 2147483647 is allowed, not 0"),
+        (_line(body="x", delay_level=1, delay=1), "field delay_level: give it, delay or at"),
         (_line(body="x", retry=5), "field retry: a SPEC or an object is needed, not 5"),
         (_line(body="x", retry="fixed:x=1"), "field retry: 'x=1' in fixed: write delay="),
     ],
@@ -90,6 +92,14 @@ def test_a_bad_line_names_line_and_field(line: bytes, problem: str) -> None:
     with pytest.raises(BadLine) as caught:
         list(read_tasks([good, b"\n", line], TOPIC))
     assert caught.value.message.startswith(f"line 3: {problem}")
+
+
+def test_a_level_stands_for_a_delay_and_a_line_wins_over_the_options() -> None:
+    assert read_task(_line(body="x", delay_level=3), TOPIC).delay_level == 3
+    defaults = Defaults("orders", delay_level=4)
+    assert read_task(_line(body="x"), defaults).delay_level == 4
+    timed = read_task(_line(body="x", delay=5), defaults)
+    assert (timed.delay, timed.delay_level) == (5, None)
 
 
 def test_a_line_without_a_topic_anywhere() -> None:

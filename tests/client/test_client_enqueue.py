@@ -79,6 +79,17 @@ async def test_a_due_time_in_the_past_counts_as_the_acceptance() -> None:
         assert second.due == future
 
 
+async def test_a_level_goes_out_as_it_is_and_the_receipt_knows_its_delay() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        future = client.enqueue_nowait("t", b"a", delay_level=3)
+        await turns()
+        (frame,) = await frames_of(peer)
+        assert frame[3] == (("t", b"a", None, {"delay_level": 3}),)
+        peer.ok(frame, (NOW_MS, (7,)))
+        assert (await soon(future)).due_ms == NOW_MS + 10_000
+
+
 async def test_every_field_arrives() -> None:
     at = datetime(2030, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
     options: dict[str, Any] = {
@@ -510,6 +521,8 @@ async def test_a_caller_that_is_cancelled_while_waiting_leaves_nothing_behind() 
         ({"priority": 256}, ("priority", "255", "256")),
         ({"priority": -1}, ("priority", "-1")),
         ({"priority": 1.5}, ("priority", "1.5")),
+        ({"delay_level": 0}, ("delay_level", "0")),
+        ({"delay_level": 1, "delay": 5}, ("delay_level", "delay")),
         ({"ttl": -1}, ("ttl", "-1")),
         ({"ttl": 0}, ("ttl", "0")),
         ({"key": 5}, ("key", "5")),

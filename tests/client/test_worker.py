@@ -17,7 +17,7 @@ import pytest
 
 from support.fake_daemon import FakeDaemon, Peer, turns
 from support.waiting import soon
-from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Worker, errors
+from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Snooze, Worker, errors
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType as T
 
@@ -128,10 +128,25 @@ async def test_reject_and_retry_later() -> None:
         assert frame[4] == ((task_id, 1, 1, 120_000, "closed"),)
 
 
+async def test_a_handler_postpones_and_when_it_may_not_any_more_it_is_a_nack() -> None:
+    async def handler(delivery: Delivery) -> None:
+        raise Snooze(60)
+
+    async with rig(handler) as r:
+        [task_id] = await r.deliver(b"busy")
+        frame = await answer(r.peer, T.SNOOZE, ("snoozed",))
+        assert frame[4] == ((task_id, 1, 1, 60_000),)
+        [task_id] = await r.deliver(b"busy")
+        await answer(r.peer, T.SNOOZE, ("too_often",))
+        frame = await answer(r.peer, T.NACK, ("retrying",))
+        assert frame[4] == ((task_id, 1, 1, 60_000, "postponed too often; snoozed for 60"),)
+
+
 @pytest.mark.parametrize("delay", [-1, "5", None])
-def test_a_wrong_delay_is_said_where_it_is_written(delay: Any) -> None:
+@pytest.mark.parametrize("kind", [RetryLater, Snooze])
+def test_a_wrong_delay_is_said_where_it_is_written(kind: Any, delay: Any) -> None:
     with pytest.raises(errors.BadRequest, match="delay"):
-        RetryLater(delay)
+        kind(delay)
 
 
 async def test_a_handler_that_takes_too_long_is_cancelled_and_nacked() -> None:

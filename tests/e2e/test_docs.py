@@ -110,6 +110,16 @@ def test_the_page_of_the_command_line_works_as_it_stands(
         assert word in shown, (word, shown)
 
 
+def test_the_page_of_schedules_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+    shown = run_as_it_stands("docs/schedules.md", tmp_path, shell)
+    for word in (
+        "daily  created  0 9 * * * Europe/Berlin",
+        "poll  created  every 1m30s",
+        "deleted",
+    ):
+        assert word in shown, (word, shown)
+
+
 def test_the_examples_of_operations_work_as_they_stand(
     tmp_path: Path, shell: dict[str, str]
 ) -> None:

@@ -42,6 +42,13 @@ EXPECTED = {
         r"order 7001: charged \(attempt \d\)",
         r"charged: 7001, 7002",
     ],
+    "daily_reminder": [
+        r"example.reminder: planned for 09:00 in Berlin",
+        r"example.reminder: planned for 09:00 in Berlin",
+        r"example.poll: run 1, \d+ ms after its planned time",
+        r"example.poll: run 2, \d+ ms after its planned time",
+        r"example.poll: 2 runs, over",
+    ],
     "worker_app": [
         r"report (early|broken|endless): printed at attempt 2",
         r"dead letter: there is no such report",

@@ -133,6 +133,15 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [{"event": "released", **TASK, "group": "g", "attempt": 2, "subscriber": "w"}],
     ),
     (
+        [Kind.RELEASED, T, "t", "g", "w", [5], [2], [T + 9]],
+        [
+            {
+                "event": "released", **TASK, "group": "g", "due_ms": T + 9, "attempt": 2,
+                "subscriber": "w",
+            }
+        ],
+    ),
+    (
         [Kind.DEAD, T, "t", "g", [5], [2], ["why"]],
         [{"event": "dead", **TASK, "group": "g", "attempt": 2, "reason": "why"}],
     ),

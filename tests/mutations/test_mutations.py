@@ -19,10 +19,11 @@ from mutations.mutants import MUTANTS as OTHER_MUTANTS
 from mutations.mutants import Mutant
 from mutations.ownership_mutants import OWNERSHIP_MUTANTS
 from mutations.reading_mutants import READING_MUTANTS
+from mutations.schedule_mutants import SCHEDULE_MUTANTS
 
 MUTANTS = (
     *OTHER_MUTANTS, *DELIVERY_MUTANTS, *HISTORY_MUTANTS, *INPUT_MUTANTS, *LIMITS_MUTANTS,
-    *OWNERSHIP_MUTANTS, *READING_MUTANTS,
+    *OWNERSHIP_MUTANTS, *READING_MUTANTS, *SCHEDULE_MUTANTS,
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600

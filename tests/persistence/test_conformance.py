@@ -12,8 +12,11 @@ from support.store_rows import (
     DEAD,
     GROUPS,
     ID_MAX,
+    MS_MAX,
     PROGRESS,
+    SCHEDULES,
     SESSIONS,
+    SNOOZED,
     TASKS,
     UNICODE,
     ended,
@@ -259,6 +262,38 @@ class TestReading:
             assert small.groups == sorted(GROUPS)
             assert small.sessions == sorted(SESSIONS)
             assert small.outcomes == list(everything().ended.items())
+
+    async def test_schedules_come_back_as_they_were(self, subject: Subject) -> None:
+        one, other = SCHEDULES
+        await subject.commit(Effects(schedules={row.schedule.name: row for row in SCHEDULES}))
+        await subject.reopen()
+        found = (await subject.small()).schedules
+        assert sorted(found) == sorted(SCHEDULES)
+        changed = one._replace(runs=7, next_ms=MS_MAX)
+        await subject.commit(
+            Effects(schedules={one.schedule.name: changed, other.schedule.name: None, "no": None})
+        )
+        for restart in (False, True):
+            if restart:
+                await subject.reopen()
+            assert (await subject.small()).schedules == [changed]
+
+    async def test_a_run_and_the_advance_of_its_schedule_are_one(self, subject: Subject) -> None:
+        effects = tasks([10])
+        effects.schedules = {"daily": SCHEDULES[0]}
+        await subject.commit(effects)
+        await subject.reopen()
+        assert list(await subject.store.read([10])) == [10]
+        assert (await subject.small()).schedules == [SCHEDULES[0]]
+
+    async def test_how_often_a_task_was_snoozed_comes_back(self, subject: Subject) -> None:
+        key, again = (SNOOZED.id, SNOOZED.group), SNOOZED._replace(failures=(), snoozes=1)
+        await subject.commit(tasks([SNOOZED.id]))
+        for row in (SNOOZED, again, again._replace(snoozes=0)):
+            await subject.commit(Effects(progress={key: row}))
+            await subject.reopen()
+            assert (await subject.small()).progress == [row]
+            assert (await subject.store.read([row.id]))[row.id].progress == (row,)
 
     async def test_types_are_those_of_the_records(self, subject: Subject) -> None:
         await subject.commit(everything())

@@ -21,8 +21,11 @@ from support.golden import (
     former_content,
     load_dump,
     moved,
+    newest,
     old_cases,
     old_content,
+    schedule_cases,
+    snoozed_cases,
 )
 from tickwheel.model.effects import Effects
 from tickwheel.model.key_hash import KeyHash
@@ -32,6 +35,7 @@ from tickwheel.persistence.sqlite import schema
 
 RECORDS_V1: dict[str, str] = json.loads((GOLDEN / "v1" / "records.json").read_text("utf-8"))
 RECORDS_V3: dict[str, str] = json.loads((GOLDEN / "v3" / "records.json").read_text("utf-8"))
+RECORDS_V6: dict[str, str] = json.loads((GOLDEN / "v6" / "records.json").read_text("utf-8"))
 RECORDS_V4: dict[str, str] = json.loads((GOLDEN / "v4" / "records.json").read_text("utf-8"))
 
 
@@ -55,6 +59,14 @@ def test_records_as_they_are_written_now(name: str) -> None:
     assert encode(value) == data, "a version is written as it was"
 
 
+@pytest.mark.parametrize("name", sorted(snoozed_cases() | schedule_cases()))
+def test_records_of_layout_6(name: str) -> None:
+    value, encode, decode = (snoozed_cases() | schedule_cases())[name]
+    data = bytes.fromhex(RECORDS_V6[name])
+    _is_read(value, decode(data))
+    assert encode(value) == data, "a version is written as it was"
+
+
 def _is_read(value: Any, decoded: Any) -> None:
     assert decoded == value
     assert _types(decoded) == _types(value)
@@ -72,6 +84,7 @@ def test_no_record_is_left_out() -> None:
     assert RECORDS_V1.keys() == old_cases().keys()
     assert RECORDS_V3.keys() == former_cases().keys()
     assert RECORDS_V4.keys() == cases().keys()
+    assert RECORDS_V6.keys() == (snoozed_cases() | schedule_cases()).keys()
 
 
 def test_what_has_no_place_is_written_as_before() -> None:
@@ -102,6 +115,18 @@ async def test_a_database_with_packs(
     assert list(keys) == sorted((r.due_ms, r.id, r.topic) for r in expected.values())
     small = await subject.small()
     assert {(row.topic, row.group): row for row in small.groups} == made().groups
+    await subject.store.close(clean=True)
+
+
+async def test_a_database_with_schedules(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    load_dump(GOLDEN / "v6" / "sqlite.sql", path)
+    assert check(f"sqlite:///{path}").problems == []
+    subject = Subject(open_url(f"sqlite:///{path}"))
+    assert (await subject.open()).last_batch == 6
+    small = await subject.small()
+    assert {row.schedule.name: row for row in small.schedules} == newest().schedules
+    assert [row for row in small.progress if row.snoozes] == list(newest().progress.values())
     await subject.store.close(clean=True)
 
 

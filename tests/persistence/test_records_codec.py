@@ -47,7 +47,15 @@ options = st.builds(
 )
 tasks = st.builds(TaskRow, ints, ints, names, st.binary(max_size=50), st.none() | options)
 progress = st.builds(
-    ProgressRow, ints, names, st.sampled_from(ProgressState), ints, ints, ints, failures
+    ProgressRow,
+    ints,
+    names,
+    st.sampled_from(ProgressState),
+    ints,
+    ints,
+    ints,
+    failures,
+    st.integers(0, 2**31),
 )
 dead = st.builds(DeadRow, ints, names, names, ints, ints, names, failures)
 settings = st.builds(
@@ -110,6 +118,8 @@ def test_what_is_absent_takes_no_bytes() -> None:
     assert codec.decode_extras(None) is None
     assert codec.decode_extras(b"") is None
     assert codec.decode_failures(None) == ()
+    assert codec.encode_attempts((), 0) is None
+    assert codec.decode_attempts(None) == ((), 0)
 
 
 def test_endings_take_nine_bytes_each() -> None:
@@ -121,15 +131,21 @@ FIRST: list[Callable[[bytes], Any]] = [
     codec.decode_answers,
     codec.decode_endings,
     codec.decode_session,
+    codec.decode_schedule,
 ]
 SECOND: list[Callable[[bytes], Any]] = [
     codec.decode_failures,
-    codec.decode_progress,
     codec.decode_dead,
     codec.decode_settings,
 ]
 """Those of which there are two versions."""
-THIRD: list[Callable[[bytes], Any]] = [codec.decode_extras, codec.decode_task, codec.decode_group]
+THIRD: list[Callable[[bytes], Any]] = [
+    codec.decode_extras,
+    codec.decode_task,
+    codec.decode_group,
+    codec.decode_progress,
+    codec.decode_attempts,
+]
 """Those of which there are three."""
 DECODERS = FIRST + SECOND + THIRD
 

@@ -23,7 +23,7 @@ REGISTRIES = [
     )
 ]  # fmt: skip
 PLACES = ["/" + name + "/" for name in ("home", "root", "work", "Users", "workspace")]
-PUBLISHED_AS_ONE_FILE = {"pyspark"}
+PUBLISHED_AS_ONE_FILE = {"pyspark", "cronsim"}
 LEFT_OPEN = ["TO" + "DO", "FIX" + "ME", "X" * 3]
 
 

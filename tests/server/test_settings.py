@@ -41,6 +41,10 @@ def test_flags_win_over_the_environment_which_wins_over_the_file(
     ("overrides", "words"),
     [
         ({"slots": 1}, ["slots", "2", "1"]),
+        ({"delay_levels": "1s 2x"}, ["delay_levels", "level 2", "2x"]),
+        ({"delay_levels": " "}, ["delay_levels", "0 delay levels", "256"]),
+        ({"delay_levels": "1s " * 257}, ["delay_levels", "257 delay levels", "256"]),
+        ({"delay_levels": "2d", "delay_max_s": 86400}, ["delay_levels", "172800000", "86400"]),
         ({"retry_factor": 0.5}, ["retry_factor", "0.5"]),
         ({"listen": "nowhere"}, ["listen", "nowhere"]),
         ({"http": "127.0.0.1:99999"}, ["http", "99999"]),

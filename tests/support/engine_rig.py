@@ -54,6 +54,9 @@ class Rig(RigBase):
     def release(self, got: Got) -> None:
         self.engine.settlement.release(self.held(got), self.now_ms)
 
+    def snooze(self, got: Got, delay_ms: int) -> str:
+        return self.engine.settlement.snooze(self.held(got), delay_ms, self.now_ms)
+
     def extend(self, got: Got, lease_ms: int) -> None:
         self.engine.settlement.extend(self.held(got), lease_ms, self.mono_ms)
 

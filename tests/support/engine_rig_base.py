@@ -13,6 +13,7 @@ from tickwheel.engine.delivery import Dispatch
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.sessions import Session
 from tickwheel.engine.state import Batch, EngineConfig
+from tickwheel.engine.timetables import Timetable
 from tickwheel.engine.topics import Group, Subscriber
 from tickwheel.model.records import ID_STEP, TaskOptions, TaskSnapshot, size_of
 from tickwheel.model.retry import PolicyRef, RetryPolicy
@@ -73,6 +74,10 @@ class RigBase:
         special = {key[0] for key in (*rows.progress, *rows.dead)}
         for known in rows.known(special).values():
             recovery.with_history(known, self.now_ms, self.mono_ms, None if clean else GRACE_MS)
+        for schedule in rows.schedules.values():
+            self.engine.schedules.restore(schedule, Timetable(schedule.schedule))
+        watched = self.core.agenda.watched_ids()
+        self.engine.schedules.found(watched, rows.known(watched))
         tasks = sorted(rows.tasks.values(), key=lambda row: (row.due_ms, row.id))
         ids, dues_ms = [row.id for row in tasks], [row.due_ms for row in tasks]
         recovery.handles(ids, dues_ms, [row.topic for row in tasks], special)

@@ -18,6 +18,7 @@ from tickwheel.model.records import (
     TaskRow,
     TaskSnapshot,
 )
+from tickwheel.model.schedules import ScheduleRow
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -32,6 +33,7 @@ class Rows:
         self.dead: dict[ProgressKey, DeadRow] = {}
         self.groups: dict[GroupKey, GroupRow] = {}
         self.sessions: dict[bytes, SessionRow] = {}
+        self.schedules: dict[str, ScheduleRow] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.id_mark = 0
         self.position_ms = 0
@@ -59,6 +61,7 @@ class Rows:
         _change(self.dead, effects.dead)
         _change(self.groups, effects.groups)
         _change(self.sessions, effects.sessions)
+        _change(self.schedules, effects.schedules)
         for task_id, _ in (*self.progress, *self.dead):
             assert task_id in self.tasks, "a row of a task that is not there"
         assert effects.id_mark >= max(self.tasks, default=0)

@@ -27,7 +27,9 @@ from support.store_rows import (
     OLD_PROGRESS,
     OLD_TASKS,
     PROGRESS,
+    SCHEDULES,
     SESSIONS,
+    SNOOZED,
     TASKS,
     everything,
 )
@@ -92,6 +94,26 @@ def cases() -> dict[str, Case]:
     return found
 
 
+def snoozed_cases() -> dict[str, Case]:
+    """What came with snoozes: of tasks that were never snoozed nothing is new."""
+    return {
+        "progress-snoozed": (SNOOZED, codec.encode_progress, codec.decode_progress),
+        "attempts-snoozed": (
+            (SNOOZED.failures, SNOOZED.snoozes),
+            lambda value: codec.encode_attempts(*value),
+            codec.decode_attempts,
+        ),
+    }
+
+
+def schedule_cases() -> dict[str, Case]:
+    """What came with schedules."""
+    return {
+        f"schedule-{row.schedule.name}": (row, codec.encode_schedule, codec.decode_schedule)
+        for row in SCHEDULES
+    }
+
+
 def old_content() -> Effects:
     """What the golden databases of layouts 1 and 2 hold: every extreme but the large bodies."""
     effects = content()
@@ -114,6 +136,7 @@ def content() -> Effects:
     """The same of what this version can hold."""
     effects = everything()
     effects.enqueued = {row.id: row for row in TASKS if len(row.body) < 1_000}
+    effects.progress = {(row.id, row.group): row for row in PROGRESS}
     effects.sessions = {SHORT_SESSION.session: SHORT_SESSION}
     return effects
 
@@ -162,6 +185,15 @@ def dump_database(path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def newest() -> Effects:
+    """What layout 6 holds beside that."""
+    return Effects(
+        progress={(SNOOZED.id, SNOOZED.group): SNOOZED},
+        schedules={row.schedule.name: row for row in SCHEDULES},
+        id_mark=content().id_mark,
+    )
+
+
 async def _write_database(folder: Path) -> None:
     path = folder / "store.db"
     store = SqliteStore(str(path), SqliteOptions(reserve_bytes=0))
@@ -172,6 +204,7 @@ async def _write_database(folder: Path) -> None:
         await store.commit(opened.epoch, "golden", n, effects)
     writer.MOVES_MAX = 1_000
     await store.commit(opened.epoch, "golden", 5, after)
+    await store.commit(opened.epoch, "golden", 6, newest())
     await store.close(clean=True)
     (folder / "sqlite.sql").write_text(dump_database(path), encoding="utf-8")
     for rest in folder.glob("store.db*"):
@@ -181,7 +214,7 @@ async def _write_database(folder: Path) -> None:
 def main(folder: Path) -> None:
     folder.mkdir(parents=True)
     encoded = {}
-    for name, (value, encode, _) in cases().items():
+    for name, (value, encode, _) in (snoozed_cases() | schedule_cases()).items():
         data = encode(value)
         encoded[name] = None if data is None else data.hex()
     (folder / "records.json").write_text(json.dumps(encoded, indent=1) + "\n", encoding="utf-8")

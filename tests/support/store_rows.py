@@ -18,6 +18,7 @@ from tickwheel.model.records import (
     TaskRow,
 )
 from tickwheel.model.retry import BUILT_IN, RetryPolicy
+from tickwheel.model.schedules import Run, Schedule, ScheduleRow
 
 ID_MAX = 2**63 - 1
 MS_MAX = 2**53
@@ -87,6 +88,7 @@ PROGRESS = (
     *OLD_PROGRESS,
     ProgressRow(21, "a", ProgressState.WAITING, 2, 5, 7, KNOWN_FAILURES),
 )
+SNOOZED = ProgressRow(22, "b", ProgressState.WAITING, 0, MS_MAX, 7, KNOWN_FAILURES, 1_000)
 DEAD = (*OLD_DEAD, DeadRow(22, "a", "t", 5, 2, "why", KNOWN_FAILURES))
 OLD_GROUPS = (
     GroupRow("orders.close", "default", 0),
@@ -106,6 +108,21 @@ GROUPS = (
     GroupRow("t", "placed", 0, None, 0),
     GroupRow("t", "placed too", MS_MAX, GroupSettings(closed_ms=-1, closed_id=5), ID_MAX - 1),
 )
+SCHEDULES = (
+    ScheduleRow(Schedule("daily", "mails", b"hi", None, "0 9 * * *", "Europe/Berlin", None, 0)),
+    ScheduleRow(
+        Schedule(
+            "every.5s", "t", bytes(range(256)), FULL_EXTRAS, None, "UTC", 5_000, MS_MAX, 2**31, 5,
+            ID_MAX, 7, "skip", "both", "all", MS_MAX, "queue_one",
+        ),
+        paused=True,
+        next_ms=MS_MAX,
+        runs=2**40,
+        last_id=ID_MAX,
+        queued_ms=-5,
+        recent=(Run(5, 6, "missed", occurrences=1_000), Run(7, 8, "fired", ID_MAX)),
+    ),
+)  # fmt: skip
 SESSIONS = (
     SessionRow(b"\x00" * 16, 0, 0, ()),
     SessionRow(

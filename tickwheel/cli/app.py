@@ -22,6 +22,7 @@ from tickwheel.cli import (
     groups,
     history,
     report,
+    schedules,
     serve,
     subscribe,
     tasks,
@@ -124,6 +125,21 @@ _policy = nested(app, "policy", "Retry policies of topics and groups: show, set,
 command(_policy, "show")(groups.show_policy)
 command(_policy, "set")(groups.set_policy)
 command(_policy, "clear")(groups.clear_policy)
+
+_schedule = nested(
+    app, "schedule", "Recurring schedules: put, list, show, next, pause, resume, run, delete, …",
+    list_by_default=True,
+)  # fmt: skip
+command(_schedule)(schedules.put)
+command(_schedule, "list")(schedules.list_)
+command(_schedule)(schedules.show)
+command(_schedule, "next")(schedules.next_)
+command(_schedule)(schedules.pause)
+command(_schedule)(schedules.resume)
+command(_schedule)(schedules.run)
+command(_schedule)(schedules.backfill)
+command(_schedule)(schedules.delete)
+command(_schedule)(schedules.apply)
 
 _dead = nested(app, "dead", "Dead letters: look at them, requeue them, delete them.")
 command(_dead, "list")(dead.list_)

@@ -1,10 +1,10 @@
 """``tickwheel enqueue``: one task from an argument or stdin, or many from JSON lines.
 
 ``--from`` reads one object a line: ``topic``, ``body`` (text) or ``body_base64``, ``delay``
-(seconds, or text such as ``"5m"``) or ``at`` (ISO-8601), ``key``, ``tag``, ``properties``,
-``priority``, ``ttl``, ``retry`` (a SPEC such as ``"fixed:delay=30s,retries=5"``, or a map as the
-wire has it). What a line leaves out is taken from the command's own options. ``read_tasks`` is
-pure: lines in, tasks or a named mistake out.
+(seconds, or text such as ``"5m"``), ``at`` (ISO-8601) or ``delay_level``, ``key``, ``tag``,
+``properties``, ``priority``, ``ttl``, ``retry`` (a SPEC such as ``"fixed:delay=30s,retries=5"``, or
+a map as the wire has it). What a line leaves out is taken from the command's own options.
+``read_tasks`` is pure: lines in, tasks or a named mistake out.
 """
 
 from __future__ import annotations
@@ -73,6 +73,15 @@ async def enqueue(
     ] = None,
     delay: DelayOption = None,
     at: AtOption = None,
+    delay_level: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=LEVEL_MAX,
+            metavar="N",
+            help="Instead: a level of the daemon's table of delays; its default is RocketMQ's.",
+        ),
+    ] = None,
     key: Annotated[
         str | None, typer.Option(help="A name of yours for it, delivered with it.")
     ] = None,
@@ -90,13 +99,16 @@ async def enqueue(
     """Hand in a task to be delivered later. Confirmed means durable.
 
     Bulk input (--from) has one JSON object a line with "topic", "body" or "body_base64",
-    "delay" or "at", "key", "tag", "properties", "priority", "ttl", "retry"; the options here hold
-    for lines that do not say it. A file is checked as a whole before the first task is sent.
+    "delay", "at" or "delay_level", "key", "tag", "properties", "priority", "ttl", "retry"; the
+    options here hold for lines that do not say it. A file is checked as a whole before the first
+    task is sent.
     """
     if delay is not None and at is not None:
         raise BadRequest("give --delay or --at, not both")
+    if delay_level is not None and (delay is not None or at is not None):
+        raise BadRequest("give --delay-level, --delay or --at, one of them")
     properties = _parse_properties(prop or [])
-    defaults = Defaults(topic, delay, at, tag, properties, priority, ttl, retry)
+    defaults = Defaults(topic, delay, at, tag, properties, priority, ttl, retry, delay_level)
     if source is not None:
         if body is not None or key is not None:
             raise BadRequest("with --from, body and key stand in the file's lines")
@@ -117,6 +129,7 @@ async def enqueue(
             priority=priority,
             ttl=ttl,
             retry=retry_of(retry),
+            delay_level=delay_level,
         )
     _show_receipt(call, topic, receipt)
 
@@ -245,11 +258,12 @@ def _progress(total_bytes: int | None) -> Iterator[Callable[[int, int], None]]:
 
 FIELDS = frozenset(
     (
-        "topic", "body", "body_base64", "delay", "at", "key", "tag", "properties", "priority",
-        "ttl", "retry",
+        "topic", "body", "body_base64", "delay", "at", "delay_level", "key", "tag", "properties",
+        "priority", "ttl", "retry",
     )
 )  # fmt: skip
 PRIORITY_MAX = 255
+LEVEL_MAX = 2**31 - 1
 
 T = TypeVar("T")
 
@@ -266,6 +280,7 @@ class Defaults:
     priority: int = 0
     ttl: float | None = None
     retry: Policy | None = None
+    delay_level: int | None = None
 
 
 class BadLine(BadRequest):
@@ -296,7 +311,7 @@ def read_task(line: bytes, defaults: Defaults) -> Task:
     unknown = sorted(given.keys() - FIELDS)
     if unknown:
         raise ValueError(f"field {unknown[0]}: not known; known are {', '.join(sorted(FIELDS))}")
-    delay, at = _due(given, defaults)
+    delay, at, delay_level = _due(given, defaults)
     topic = _text(given, "topic") or defaults.topic
     if topic is None:
         raise ValueError("field topic: missing (in the line and on the command line)")
@@ -313,6 +328,7 @@ def read_task(line: bytes, defaults: Defaults) -> Task:
         priority=_priority(given, defaults.priority),
         ttl=defaults.ttl if ttl is None else _duration("ttl", ttl),
         retry=retry_of(_retry(given, defaults.retry)),
+        delay_level=delay_level,
     )
 
 
@@ -330,15 +346,24 @@ def _object(line: bytes) -> dict[str, Any]:
     return found
 
 
-def _due(given: dict[str, Any], defaults: Defaults) -> tuple[float | None, datetime | None]:
-    delay, at = given.get("delay"), given.get("at")
+def _due(
+    given: dict[str, Any], defaults: Defaults
+) -> tuple[float | None, datetime | None, int | None]:
+    """The delay, the time or the level."""
+    delay, at, level = given.get("delay"), given.get("at"), given.get("delay_level")
     if delay is not None and at is not None:
         raise ValueError("field at: give delay or at, not both")
+    if level is not None:
+        if delay is not None or at is not None:
+            raise ValueError("field delay_level: give it, delay or at, one of them")
+        if type(level) is not int or not 1 <= level <= LEVEL_MAX:
+            raise ValueError(f"field delay_level: 1 to {LEVEL_MAX} is allowed, not {level!r:.40}")
+        return None, None, level
     if at is not None:
-        return None, _parse("at", parse_at, at)
+        return None, _parse("at", parse_at, at), None
     if delay is not None:
-        return _duration("delay", delay), None
-    return defaults.delay, defaults.at
+        return _duration("delay", delay), None, None
+    return defaults.delay, defaults.at, defaults.delay_level
 
 
 def _body(given: dict[str, Any]) -> bytes:

@@ -31,6 +31,7 @@ from tickwheel.client.results import (
     statuses,
 )
 from tickwheel.client.retry import Retry
+from tickwheel.client.schedules import ScheduleInfo, ScheduleRun
 from tickwheel.client.subscription import Subscription
 from tickwheel.client.tasks import Receipt, Receipts, Task
 
@@ -49,6 +50,8 @@ __all__ = [
     "Receipts",
     "Rescheduled",
     "Retry",
+    "ScheduleInfo",
+    "ScheduleRun",
     "Stats",
     "Status",
     "Subscription",

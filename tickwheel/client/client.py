@@ -32,6 +32,7 @@ from tickwheel.client.results import (
     read,
 )
 from tickwheel.client.retry import Retry, policy_wire
+from tickwheel.client.schedules import ScheduleInfo, put_options, task_options
 from tickwheel.client.subscription import Subscription, Subscriptions, subscribe_options
 from tickwheel.client.tasks import (
     FRAME_BYTES,
@@ -206,14 +207,19 @@ class Client:
         priority: int = 0,
         ttl: Duration | None = None,
         retry: Retry | None = None,
+        delay_level: int | None = None,
     ) -> Receipt:
         """Store a task durably; due after ``delay``, or ``at``, else at once.
 
+        ``delay_level``: instead, a number from 1 on of the daemon's table of delays; over the
+        highest it is the highest.
         ``retry``: its own policy, which wins over its group's and topic's. Concurrent calls
         share frames. Raises BadRequest when it is wrong; Refused (or a kind of
         it) or Unreachable when it was certainly not stored; OutcomeUnknown when nobody knows.
         """
-        checked = self._check(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
+        checked = self._check(
+            topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level
+        )
         future = self._producer.join(checked)
         if future is None:
             await self._producer.wait_room()
@@ -234,13 +240,16 @@ class Client:
         priority: int = 0,
         ttl: Duration | None = None,
         retry: Retry | None = None,
+        delay_level: int | None = None,
     ) -> asyncio.Future[Receipt]:
         """``enqueue`` as a future.
 
         Raises at once what is wrong with the task, and Overloaded when too many wait; what goes
         wrong later is the future's. One that nobody looks at is only logged.
         """
-        checked = self._check(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
+        checked = self._check(
+            topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level
+        )
         return self._producer.add(checked)
 
     async def enqueue_many(self, tasks: Iterable[Task]) -> list[Receipt]:
@@ -311,12 +320,15 @@ class Client:
         priority: int = 0,
         ttl: Duration | None = None,
         retry: Retry | None = None,
+        delay_level: int | None = None,
     ) -> None:
         """Send a task and forget it: no answer, no retry, no promise that it is stored.
 
         Raises what is wrong with it, and Unreachable when there is no connection to send it on.
         """
-        checked = self._check(topic, body, delay, at, key, tag, properties, priority, ttl, retry)
+        checked = self._check(
+            topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level
+        )
         connection = await self._reconnector.wait_up(self._send_timeout_s)
         if not connection.has_room:
             await connection.wait_room(self._send_timeout_s)
@@ -335,6 +347,7 @@ class Client:
         priority: int,
         ttl: Duration | None,
         retry: Retry | None,
+        delay_level: int | None,
     ) -> CheckedTask:
         if self._state != "open":
             self._ready()
@@ -346,6 +359,7 @@ class Client:
             and properties is None
             and ttl is None
             and retry is None
+            and delay_level is None
         )
         if is_plain:
             checked = self._checker.plain(topic, body, delay)
@@ -353,7 +367,7 @@ class Client:
                 return checked
         task = Task(
             topic, body, delay=delay, at=at, key=key, tag=tag, properties=properties,
-            priority=priority, ttl=ttl, retry=retry,
+            priority=priority, ttl=ttl, retry=retry, delay_level=delay_level,
         )  # fmt: skip
         return self._checker.check(task)
 
@@ -641,6 +655,107 @@ class Client:
         ``status_at``."""
         self._ready()
         return read(Status.of, await self._calls.call(FrameType.STATUS))
+
+    async def put_schedule(
+        self,
+        name: str,
+        *,
+        topic: str,
+        body: bytes = b"",
+        cron: str | None = None,
+        timezone: str | None = None,
+        every: Duration | None = None,
+        anchor: datetime | None = None,
+        jitter: Duration | None = None,
+        start: datetime | None = None,
+        end: datetime | None = None,
+        runs_max: int | None = None,
+        gap: str | None = None,
+        fold: str | None = None,
+        catch_up: str | None = None,
+        catch_up_window: Duration | None = None,
+        overlap: str | None = None,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, Value] | None = None,
+        priority: int = 0,
+        ttl: Duration | None = None,
+        retry: Retry | None = None,
+    ) -> ScheduleInfo:
+        """Make a schedule, or make the one of that name so; its ``outcome`` says which. Putting
+        the same again changes nothing.
+
+        ``cron`` (five fields, six with seconds first, ``@daily``, …) in ``timezone`` (IANA; UTC),
+        or ``every`` so long, counted from ``anchor``. ``jitter``: up to so much later, the same
+        for the same occurrence. ``gap`` ("after", "skip") and ``fold`` ("first", "second", "both"):
+        fixed times that a clock jumps over, or that come twice. ``catch_up`` ("last", "skip",
+        "all") of what was missed in the last ``catch_up_window`` (a day). ``overlap`` ("allow",
+        "skip", "queue_one", "cancel_previous"): while the task before is unfinished. The rest is
+        of its tasks, as ``enqueue`` has it. Raises BadRequest, LimitExceeded.
+        """
+        self._ready()
+        task = task_options(key, tag, properties, priority, ttl, retry)
+        options = put_options(
+            topic, body, task, cron=cron, timezone=timezone, every=every, anchor=anchor,
+            jitter=jitter, start=start, end=end, runs_max=runs_max, gap=gap, fold=fold,
+            catch_up=catch_up, catch_up_window=catch_up_window, overlap=overlap,
+        )  # fmt: skip
+        answer = await self._calls.call(FrameType.SCHEDULE_PUT, name, options)
+        return read(ScheduleInfo.of, answer)
+
+    async def list_schedules(self) -> AsyncIterator[ScheduleInfo]:
+        """All schedules, by name; page by page."""
+        self._ready()
+        after: str | None = None
+        while True:
+            options: dict[str, Any] = {"limit": PAGE}
+            if after is not None:
+                options["after"] = after
+            page = await self._calls.call(FrameType.SCHEDULE_LIST, options)
+            for one in page["schedules"]:
+                yield read(ScheduleInfo.of, one)
+            after = page["next"]
+            if after is None:
+                return
+
+    async def show_schedule(self, name: str, *, planned: int = 5) -> ScheduleInfo:
+        """One, with its next ``planned`` times and its newest runs. Raises NotFound."""
+        return await self._schedule(name, "show", {"next": planned})
+
+    async def pause_schedule(self, name: str) -> ScheduleInfo:
+        """Nothing of it fires until it is resumed. Raises NotFound."""
+        return await self._schedule(name, "pause")
+
+    async def resume_schedule(self, name: str) -> ScheduleInfo:
+        """What was missed meanwhile is for its catch-up. Raises NotFound."""
+        return await self._schedule(name, "resume")
+
+    async def delete_schedule(self, name: str) -> ScheduleInfo:
+        """It, as it was; its tasks stay. Raises NotFound."""
+        return await self._schedule(name, "delete", repeat=False)
+
+    async def run_schedule(self, name: str) -> int:
+        """A task of it at once, whatever is planned; its id. Raises NotFound, and ConnectionLost
+        when nobody knows whether it was made: it is not asked for twice."""
+        _, ids = await self._ask_schedule(name, "run", None, repeat=False)
+        return int(ids[0])
+
+    async def backfill_schedule(self, name: str, start: datetime, end: datetime) -> list[int]:
+        """A task for each occurrence from ``start`` up to, and without, ``end``; their ids. Raises
+        as ``run_schedule``."""
+        options = {"from_ms": moment_ms(start, "start"), "to_ms": moment_ms(end, "end")}
+        _, ids = await self._ask_schedule(name, "backfill", options, repeat=False)
+        return list(ids)
+
+    async def _schedule(
+        self, name: str, verb: str, options: Any = None, *, repeat: bool = True
+    ) -> ScheduleInfo:
+        answer = await self._ask_schedule(name, verb, options, repeat=repeat)
+        return read(ScheduleInfo.of, answer)
+
+    async def _ask_schedule(self, name: str, verb: str, options: Any, *, repeat: bool) -> Any:
+        self._ready()
+        return await self._calls.call(FrameType.SCHEDULE, name, verb, options, repeat=repeat)
 
     async def backup(self, name: str) -> Backup:
         """Copy the store to a new file ``name`` in the daemon's backup folder, while it works."""

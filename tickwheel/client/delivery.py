@@ -123,6 +123,18 @@ class Delivery:
         return found
 
     @property
+    def schedule(self) -> str | None:
+        """The recurring schedule that it is an occurrence of."""
+        found = self.properties.get("tickwheel.schedule")
+        return None if found is None else str(found)
+
+    @property
+    def planned(self) -> datetime | None:
+        """When that occurrence was planned."""
+        found = self.properties.get("tickwheel.planned_ms")
+        return moment(found) if isinstance(found, int) else None
+
+    @property
     def priority(self) -> int:
         return int(self._options.get("priority", 0))
 
@@ -194,6 +206,16 @@ class Delivery:
         """Back unstarted: ready at once, and the attempt does not count. "released"."""
         self.settled = True
         return await self._plain(FrameType.RELEASE, "released")
+
+    async def snooze(self, delay: Duration) -> str:
+        """Not now: again after ``delay``, and the attempt does not count. "snoozed"; "too_often"
+        when the group has postponed the task as often as the daemon allows (``snoozes_max``): then
+        the delivery is still yours to settle."""
+        item = (*self._receipt, duration_ms(delay, "delay"))
+        self.settled = True
+        word = await self._one(FrameType.SNOOZE, [item])
+        self.settled = word != "too_often"
+        return word
 
     @property
     def _receipt(self) -> tuple[int, int, int]:

@@ -412,7 +412,8 @@ class Batch(Resendable):
         accepted_ms, ids = result
         if type(accepted_ms) is not int or len(ids) != len(self.tasks):
             raise ValueError(f"{len(ids)} ids for {len(self.tasks)} tasks")
-        found = receipts(self.tasks, ids, accepted_ms)
+        levels_ms = self.producer.reconnector.delay_levels_ms
+        found = receipts(self.tasks, ids, accepted_ms, levels_ms)
         shares = self._shares(found) if any(self.counts) else found
         for future, share in zip(self.futures, shares, strict=True):
             if not future.done():

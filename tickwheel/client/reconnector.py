@@ -41,7 +41,7 @@ from tickwheel.errors import (
     TickwheelError,
     Unreachable,
 )
-from tickwheel.limits import Limits
+from tickwheel.limits import DELAY_LEVELS, Limits, levels_of_wire, parse_delay_levels
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
 
@@ -100,6 +100,8 @@ class Reconnector:
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self.limits = Limits()
+        self.delay_levels_ms: Sequence[int] = parse_delay_levels(DELAY_LEVELS)
+        """Of the daemon; older ones know none, and refuse a task that names one."""
         self.info: dict[str, Any] = {}
         """The daemon's answer to the last HELLO."""
         self.connection: Connection | None = None
@@ -290,6 +292,9 @@ class Reconnector:
         if not_active is not None:
             raise not_active
         self.limits = Limits.from_wire(info.get("limits"))
+        levels_ms = info.get("delay_levels_ms")
+        if levels_ms is not None:
+            self.delay_levels_ms = levels_of_wire(levels_ms)
         self.info = info
         self._greeted(self.limits)
 

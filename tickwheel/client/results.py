@@ -98,11 +98,14 @@ class GroupInfo:
     failures: tuple[Failure, ...]
     retries_left: int | None = None
     """Before it is dead; None: the daemon does not say."""
+    snoozes: int = 0
+    """How often it was postponed."""
 
     @classmethod
     def of(cls, raw: Map) -> GroupInfo:
         failures, left = _failures(raw["failures"]), raw.get("retries_left")
-        return cls(raw["state"], raw["attempt"], raw["at_ms"], failures, left)
+        snoozes = int(raw.get("snoozes", 0))
+        return cls(raw["state"], raw["attempt"], raw["at_ms"], failures, left, snoozes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,14 @@ from typing import Any, NamedTuple, overload
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.times import Duration, duration_ms, moment, moment_ms
 from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded, shown
-from tickwheel.limits import Limits
+from tickwheel.limits import Limits, delay_of_level
 from tickwheel.protocol.codec import encode
 
 Value = str | int | float | bool
 WireTask = tuple[Any, ...]
 """``(topic, body, delay_ms)`` or ``(topic, body, delay_ms or None, options)``."""
 
+LEVEL_MAX = 2**31 - 1
 PLAIN_BYTES = 24
 """Array header, body header, topic header and delay of a task; a topic's letter is a byte."""
 PLAIN_DELAY_S_MAX = 1e9
@@ -42,7 +43,8 @@ class Task:
 
     ``delay`` and ``ttl`` in seconds (or timedeltas), ``at`` an aware datetime, ``priority`` 0 to
     255 (higher first among what is due). ``ttl``: how long after its due time it is worth
-    delivering. ``retry``: its own policy. Checked when it is enqueued.
+    delivering. ``retry``: its own policy. ``delay_level``: instead of ``delay``, a number from 1 on
+    of the daemon's table of delays, over the highest the highest. Checked when it is enqueued.
     """
 
     topic: str
@@ -56,6 +58,7 @@ class Task:
     priority: int = 0
     ttl: Duration | None = None
     retry: Retry | None = None
+    delay_level: int | None = None
 
 
 class Receipt(NamedTuple):
@@ -188,6 +191,7 @@ class TaskChecker:
                 and not task.properties
                 and task.ttl is None
                 and task.retry is None
+                and task.delay_level is None
                 and task.priority == 0
                 and type(task.priority) is int
                 and type(task.topic) is str
@@ -267,6 +271,12 @@ class TaskChecker:
         return wire, size
 
     def _due(self, task: Task, options: dict[str, Any], field: str) -> int | None:
+        if task.delay_level is not None:
+            if task.delay is not None or task.at is not None:
+                raise BadRequest(f"{field} has delay_level and delay or at; give one of them")
+            level = _integer(task.delay_level, f"{field}.delay_level", 1, LEVEL_MAX)
+            options["delay_level"] = level
+            return None
         if task.at is not None:
             if task.delay is not None:
                 raise BadRequest(f"{field} has delay and at; give one of them")
@@ -319,19 +329,25 @@ class TaskChecker:
         return dict(given)
 
 
-def due_of(wire: WireTask, accepted_ms: int) -> int:
-    """When a task is due that the daemon accepted at ``accepted_ms``; the past counts as now."""
+def due_of(wire: WireTask, accepted_ms: int, levels_ms: Sequence[int]) -> int:
+    """When a task is due that the daemon, whose delay levels are ``levels_ms``, accepted at
+    ``accepted_ms``; the past counts as now."""
     delay_ms = wire[2]
     if delay_ms is None:
+        level = wire[3].get("delay_level")
+        if level is not None:
+            return accepted_ms + delay_of_level(levels_ms, level)
         due_ms: int = wire[3]["due_ms"]
         return max(accepted_ms, due_ms)
     return accepted_ms + int(delay_ms)
 
 
-def receipts(tasks: Sequence[WireTask], ids: Sequence[int], accepted_ms: int) -> list[Receipt]:
+def receipts(
+    tasks: Sequence[WireTask], ids: Sequence[int], accepted_ms: int, levels_ms: Sequence[int]
+) -> list[Receipt]:
     """What the daemon's answer to ``tasks`` means. Raises ValueError when they don't match."""
     dues = [
-        accepted_ms + task[2] if task[2] is not None else due_of(task, accepted_ms)
+        accepted_ms + task[2] if task[2] is not None else due_of(task, accepted_ms, levels_ms)
         for task in tasks
     ]
     return list(map(_new_receipt, zip(ids, dues, strict=True)))

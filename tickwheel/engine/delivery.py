@@ -369,10 +369,10 @@ class Delivery:
             if due_ms > now_ms or (options is not None and _is_over(row, now_ms)):
                 self._withhold(group, row, now_ms)
                 continue
-            attempt, failures = 1, NO_FAILURES
+            attempt, failures, snoozes = 1, NO_FAILURES, 0
             tries = group.tries.pop(task_id, None) if group.tries else None
             if tries is not None:
-                attempt, failures = tries.attempt + 1, tries.failures
+                attempt, failures, snoozes = tries.attempt + 1, tries.failures, tries.snoozes
             traits = PLAIN
             if options is not None:
                 traits = traits_of(row)
@@ -388,6 +388,7 @@ class Delivery:
                 due_ms,
                 traits,
                 failures,
+                snoozes,
             )
             unsaved.append(lease)
             items.append((row, attempt))

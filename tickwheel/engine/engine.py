@@ -16,6 +16,7 @@ from tickwheel.engine.events import Recorder
 from tickwheel.engine.groups import Closing, Grouping
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.recovery import Recovery
+from tickwheel.engine.schedules import Schedules
 from tickwheel.engine.settlement import Settlement
 from tickwheel.engine.state import Batch, Core, EngineConfig, strip_ended
 from tickwheel.engine.tasks import Control
@@ -44,6 +45,7 @@ class Engine:
         self.delivery = Delivery(core, ownership, self.settlement)
         self.grouping = Grouping(core, ownership)
         self.closing = Closing(core, ownership, dead_letters, self.settlement, self.grouping)
+        self.schedules = Schedules(core, self.intake, self.control)
         self.recovery = Recovery(core, ownership, dead_letters, self.grouping)
 
     def seal(self, now_ms: int, mono_ms: int, *, checkpoint_all: bool = False) -> Batch | None:
@@ -85,6 +87,7 @@ class Engine:
                 now_ms + lease.deadline_mono_ms - mono_ms,
                 lease.epoch,
                 lease.failures,
+                lease.snoozes,
             )
 
     def next_checkpoint_mono_ms(self) -> int | None:
@@ -108,6 +111,9 @@ class Engine:
             )
             if at_ms is not None
         ]
+        planned_ms = core.agenda.next_ms()
+        if planned_ms is not None:
+            times.append(planned_ms - now_ms)
         end_ms = core.lifetimes.next_ms(now_ms)
         looked_up_max = core.config.lapsing_max + core.missing_apart
         if end_ms is not None and len(core.lifetimes.fired) < looked_up_max:

@@ -41,9 +41,10 @@ class Intake:
         new_tasks: Sequence[NewTask],
         size_bytes: int,
         now_ms: int,
-        source: ReplySink | None = None,
-    ) -> None:
-        """Stage the tasks of one request; ``address`` gets the outcome when they landed.
+        source: object = None,
+    ) -> int:
+        """Stage the tasks of one request; ``address`` gets the outcome when they landed. Returns
+        the first id; the others follow at steps of ``ID_STEP``.
 
         ``source`` is whose they are, when nobody wants the outcome.
         """
@@ -63,6 +64,7 @@ class Intake:
             session.seen_ms = now_ms
             core.dirty_sessions[session.key] = None
         core.open.staged.append((address, session, answer))
+        return first
 
     def enqueue_singles(
         self,
@@ -134,6 +136,9 @@ class Intake:
         core.sealed, core.landing = None, batch
         if batch.effects.enqueued:
             core.landed_id = max(core.landed_id, batch.effects.id_mark)
+        for planned, before in batch.runs.items():
+            core.totals.schedules_fired += planned.row.runs - before.runs
+        core.agenda.landed(batch.runs)
 
     def landed(self, batch: Batch, now_ms: int) -> None:
         """The batch is durable: its tasks go to the wheel, its credits to the consumers."""
@@ -208,6 +213,16 @@ class Intake:
         for key in [k for k, row in batch.effects.sessions.items() if row is not None]:
             del batch.effects.sessions[key]
             core.dirty_sessions[key] = None
+        self._undo_runs(batch)
         self.inflight_bytes -= batch.staged_bytes
         core.maybe_idle.update(dict.fromkeys(batch.topics.keys() & core.topics.keys()))
         batch.effects.enqueued, batch.effects.hashes, batch.topics = {}, {}, Counter()
+
+    def _undo_runs(self, batch: Batch) -> None:
+        """The tasks of schedules are forgotten with all the others, so their schedules have not
+        advanced either: what the batch said of schedules is written anew."""
+        agenda, names = self._core.agenda, list(batch.effects.schedules)
+        agenda.undo(batch.runs)
+        batch.runs, batch.effects.schedules = {}, {}
+        for name in names:
+            self._core.open.effects.schedules[name] = agenda.row(name)

@@ -57,8 +57,8 @@ class Recorder(Protocol):
     def lease_over(self, lease: Lease, reason: str, now_ms: int) -> None:
         """It comes back."""
 
-    def released(self, lease: Lease, now_ms: int) -> None:
-        """Given back unstarted."""
+    def released(self, lease: Lease, until_ms: int | None, now_ms: int) -> None:
+        """Given back, and the attempt does not count; ``until_ms``: postponed until then."""
 
     def died(self, lease: Lease, reason: str, now_ms: int) -> None:
         """A dead letter of its group."""

@@ -329,6 +329,8 @@ class Ownership:
             owed.dead_lettered += 1
             if not owed.remaining:
                 self._core.drop(task_id)
+        if owed is None or not owed.remaining:
+            self._core.agenda.ended((task_id,))
 
     def from_dead_letters(self, group: Group, task_id: int, *, owes_it: bool) -> None:
         """It is no dead letter of the group any more; ``owes_it``: it is the group's again."""

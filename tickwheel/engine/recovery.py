@@ -104,6 +104,7 @@ class Recovery:
                 known.row.due_ms,
                 traits_of(known.row),
                 progress.failures,
+                progress.snoozes,
             )
             lease.checkpointed = True
             group.flight[task_id] = lease
@@ -112,7 +113,9 @@ class Recovery:
             self.leases_kept += 1
             return
         core.lifetimes.begin(known.row)
-        group.tries[task_id] = Tries(progress.attempt, progress.epoch, priority, progress.failures)
+        group.tries[task_id] = Tries(
+            progress.attempt, progress.epoch, priority, progress.failures, progress.snoozes
+        )
         if progress.state is ProgressState.WAITING:
             group.waiting[task_id] = progress.at_ms
             core.retrying.setdefault(task_id, []).append(group)

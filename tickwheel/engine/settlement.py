@@ -6,6 +6,7 @@
 | nack | ahead of the commit | waits for its next attempt; without one, a dead letter |
 | reject, unfit to be written | ahead of the commit | a dead letter |
 | release | ahead of the commit | ready, in front of the others; the attempt does not count |
+| snooze | ahead of the commit | waits for the time its consumer said; the attempt does not count |
 | lease over, connection lost | at once, in doubt | ready, behind the others; or a dead letter |
 | group deleted | at once | the group lets go of it: see ``groups`` |
 
@@ -55,6 +56,7 @@ class LeaseEnd:
 ACKED = LeaseEnd("acked")
 NACKED = LeaseEnd("nacked or rejected: the attempt failed")
 RELEASED = LeaseEnd("given back unstarted")
+SNOOZED = LeaseEnd("postponed by its consumer")
 UNFIT = LeaseEnd("cannot be written to any subscriber")
 LAPSED = LeaseEnd("over by time, or connection lost", is_confirmed=False, raises_doubt=True)
 GROUP_CLOSED = LeaseEnd("its group is being deleted", is_confirmed=False)
@@ -66,6 +68,12 @@ class Verdict(NamedTuple):
     failure: Failure
     wait_ms: int | None
     """Until the next attempt; None: there is none, and the task becomes a dead letter."""
+
+
+class Snooze(NamedTuple):
+    """Of one that was postponed."""
+
+    until_ms: int
 
 
 class Settlement:
@@ -182,6 +190,15 @@ class Settlement:
         """Given back unstarted: ready at once, and the attempt does not count."""
         self._end_one(RELEASED, lease, now_ms)
 
+    def snooze(self, lease: Lease, delay_ms: int, now_ms: int) -> str:
+        """Postponed by ``delay_ms``, and the attempt does not count; so often and no more, and
+        then the delivery stays with its consumer."""
+        if lease.snoozes >= self._core.config.snoozes_max:
+            return "too_often"
+        lease.snoozes += 1
+        self._end_one(SNOOZED, lease, now_ms, Snooze(now_ms + delay_ms))
+        return "snoozed"
+
     def group_closed(self, lease: Lease) -> None:
         """Its group is being deleted, which ends the group's share of the task itself."""
         self._end_one(GROUP_CLOSED, lease)
@@ -204,12 +221,12 @@ class Settlement:
         group: Group,
         leases: Mapping[int, Lease],
         now_ms: int = 0,
-        verdict: Verdict | None = None,
+        verdict: Verdict | Snooze | None = None,
     ) -> None:
         """Every lease ends here, and nowhere else.
 
         ``leases`` are some of ``group``, by the id of their task. A ``verdict`` says that the
-        attempt failed, and what follows.
+        attempt failed or was postponed, and what follows.
         """
         core, flight = self._core, group.flight
         is_confirmed = why.is_confirmed
@@ -236,7 +253,11 @@ class Settlement:
                 self._go_on(why, lease, now_ms, verdict)
 
     def _end_one(
-        self, why: LeaseEnd, lease: Lease, now_ms: int = 0, verdict: Verdict | None = None
+        self,
+        why: LeaseEnd,
+        lease: Lease,
+        now_ms: int = 0,
+        verdict: Verdict | Snooze | None = None,
     ) -> None:
         self.end(why, lease.group, {lease.id: lease}, now_ms, verdict)
 
@@ -249,6 +270,9 @@ class Settlement:
         elif why is NACKED:
             group.nacked += count
             totals.nacked += count
+        elif why is SNOOZED:
+            group.snoozed += count
+            totals.snoozed += count
         elif why is LAPSED:
             totals.leases_over += count
 
@@ -266,13 +290,21 @@ class Settlement:
         if core.recorder is not None:
             core.recorder.acked(group, list(leases.values()), kept)
 
-    def _go_on(self, why: LeaseEnd, lease: Lease, now_ms: int, verdict: Verdict | None) -> None:
+    def _go_on(
+        self, why: LeaseEnd, lease: Lease, now_ms: int, verdict: Verdict | Snooze | None
+    ) -> None:
         """Its task is not done: the group gets it again, or has a dead letter more."""
         recorder = self._core.recorder
         if verdict is None:
             self._ready_again(lease, lease.attempt - 1, lease.failures, now_ms, front=True)
             if recorder is not None:
-                recorder.released(lease, now_ms)
+                recorder.released(lease, None, now_ms)
+            return
+        if isinstance(verdict, Snooze):
+            self._keep_tries(lease, lease.attempt - 1, lease.failures)
+            self._core.wait(lease.group, lease.id, verdict.until_ms)
+            if recorder is not None:
+                recorder.released(lease, verdict.until_ms, now_ms)
             return
         failure, wait_ms = verdict
         if wait_ms is None:
@@ -300,7 +332,7 @@ class Settlement:
     ) -> None:
         core, group, task_id = self._core, lease.group, lease.id
         progress: ProgressRow | None = None
-        if attempt > 0:
+        if attempt > 0 or lease.snoozes:
             progress = ProgressRow(
                 task_id,
                 group.name,
@@ -309,6 +341,7 @@ class Settlement:
                 now_ms,
                 lease.epoch,
                 failures,
+                lease.snoozes,
             )
         core.open.effects.progress[task_id, group.name] = progress
         self._keep_tries(lease, attempt, failures)
@@ -323,8 +356,10 @@ class Settlement:
         core, traits = self._core, lease.traits
         if traits.ttl_end_ms is not None:
             core.lifetimes.add(lease.id, traits.ttl_end_ms)
-        if attempt > 0:
-            lease.group.tries[lease.id] = Tries(attempt, lease.epoch, traits.priority, failures)
+        if attempt > 0 or lease.snoozes:
+            lease.group.tries[lease.id] = Tries(
+                attempt, lease.epoch, traits.priority, failures, lease.snoozes
+            )
 
     # --- leases that end by time -----------------------------------------------------------
 

@@ -27,6 +27,7 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from tickwheel.engine.agenda import Agenda, Planned
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
@@ -55,6 +56,7 @@ from tickwheel.model.records import (
     task_bytes,
 )
 from tickwheel.model.retry import BUILT_IN, DEFAULT, PolicyRef, RetryPolicy
+from tickwheel.model.schedules import ScheduleRow
 from tickwheel.wheel.timing import TimingWheel
 
 if TYPE_CHECKING:
@@ -105,6 +107,8 @@ class EngineConfig:
     acks_ahead_max: int = 4_096
     """Ends of deliveries of one subscription that give their credit back before they are durable.
     Of an at-most-once subscription none does."""
+    snoozes_max: int = 1_000
+    """Times that one group may postpone one task."""
     in_flight_max: int = 2_000_000
     """Deliveries that are not finished, of all groups."""
     lapsing_max: int = 10_000
@@ -126,6 +130,7 @@ class Totals:
     delivered: int = 0
     acked: int = 0
     nacked: int = 0
+    snoozed: int = 0
     retried: int = 0
     expired: int = 0
     cancelled: int = 0
@@ -135,6 +140,10 @@ class Totals:
     """Dead letters deleted because their retention was over."""
     rows_missing: int = 0
     """Must stay 0: tasks that had not ended and whose rows a store did not have."""
+    schedules_fired: int = 0
+    schedules_missed: int = 0
+    schedules_overlapped: int = 0
+    """Occurrences of schedules: those that became tasks, and those that did not."""
     dropped_once: int = 0
     """At-most-once deliveries whose consumer was gone when they could have been written."""
     early: int = 0
@@ -266,6 +275,8 @@ class Batch:
     handed: list[Dispatch] = field(default_factory=list)
     """At-most-once deliveries, to be written once their end is durable, before the replies."""
     handed_bytes: int = 0
+    runs: dict[Planned, ScheduleRow] = field(default_factory=dict)
+    """Schedules with tasks in ``effects.enqueued``, as they were before."""
     replies: list[Reply] = field(default_factory=list)
     """Answers that rest on this batch, in order."""
     notes: object = None
@@ -305,6 +316,7 @@ def rejoin(older: Batch, newer: Batch) -> None:
     b.ended = a.ended | b.ended
     b.groups = a.groups | b.groups
     b.sessions = a.sessions | b.sessions
+    b.schedules = a.schedules | b.schedules
     b.id_mark = max(a.id_mark, b.id_mark)
     b.position_ms = max(a.position_ms, b.position_ms)
     for subscriber, count in older.credits.items():
@@ -358,9 +370,7 @@ class Core:
         recorder: Recorder | None = None,
         key_seed: bytes = b"",
     ) -> None:
-        self.config = config
-        self.recorder = recorder
-        self.epoch = epoch
+        self.config, self.recorder, self.epoch = config, recorder, epoch
         self.ids = IdSource(config.shard, id_mark)
         self.landed_id = self.wheel_id = id_mark
         """Every id up to this is durable (or refused), and a moment later on the wheel."""
@@ -399,6 +409,7 @@ class Core:
         self.lifetimes = Lifetimes(now_ms, config.slots, config.tick_ms)
         self.wants_lapsed: list[int] = []
         """Ids whose ttl is over, for ``Delivery.lapsed``."""
+        self.agenda = Agenda()
         self.throttled: dict[Group, int] = {}
         """Groups held back by a rate → when there is a token, by the steady clock."""
         self.cut: list[tuple[Subscriber, str, str]] = []
@@ -530,6 +541,7 @@ class Core:
         self.outcomes.add(task_id, outcome)
         self.drop(task_id)
         self.owed.pop(task_id, None)
+        self.agenda.ended((task_id,))
 
     def end_delivered(self, group: Group, leases: Mapping[int, Lease], outcome: Outcome) -> None:
         """``end`` for tasks that were in flight for ``group``, the only one that was owed them:
@@ -546,6 +558,7 @@ class Core:
         for task_id in ids:
             ended[task_id] = outcome
             outcomes.add(task_id, outcome)
+        self.agenda.ended(ids)
 
     def is_scheduled(self, row: TaskRow) -> bool:
         """Its due time has not come, or has not been acted on."""
@@ -623,6 +636,7 @@ class Core:
                 at_ms,
                 tries.epoch,
                 tries.failures,
+                tries.snoozes,
             )
 
     def leave(self, group: Group, row: TaskRow) -> None:

@@ -28,6 +28,7 @@ class GroupView(NamedTuple):
     at_ms: int
     failures: tuple[Failure, ...]
     retries_left: int
+    snoozes: int = 0
 
 
 class Control:
@@ -61,6 +62,10 @@ class Control:
             return State.SCHEDULED
         return State.READY
 
+    def is_wanted(self, known: TaskSnapshot) -> bool:
+        """Whether a group is still owed it: not when only dead letters of it are left."""
+        return bool(self._ownership.groups_of(known))
+
     def view(self, known: TaskSnapshot, mono_to_wall_ms: int) -> dict[str, GroupView]:
         """How each group stands with it; ``mono_to_wall_ms`` turns lease ends into wall time."""
         task_id = known.row.id
@@ -83,6 +88,7 @@ class Control:
                     lease.deadline_mono_ms + mono_to_wall_ms,
                     lease.failures,
                     policy.retries_left(lease.attempt),
+                    lease.snoozes,
                 )
                 continue
             attempt, failures = (tries.attempt, tries.failures) if tries else (0, ())
@@ -94,6 +100,7 @@ class Control:
                 known.row.due_ms if at_ms is None else at_ms,
                 failures,
                 policy.retries_left(attempt),
+                tries.snoozes if tries else 0,
             )
         for name, progress in known.progress.items():
             if progress.state is ProgressState.DONE:

@@ -60,6 +60,7 @@ class Group:
         "settings",
         "since_id",
         "since_ms",
+        "snoozed",
         "stale",
         "stale_count",
         "subscribers",
@@ -103,6 +104,7 @@ class Group:
         self.delivered = 0
         self.acked = 0
         self.nacked = 0
+        self.snoozed = 0
         self.retried = 0
         self.dead_lettered = 0
         self.expired = 0
@@ -378,6 +380,8 @@ class Tries(NamedTuple):
     epoch: int
     priority: int
     failures: tuple[Failure, ...]
+    snoozes: int = 0
+    """How often it was postponed; that counted no attempt."""
 
 
 class Lease:
@@ -394,6 +398,7 @@ class Lease:
         "id",
         "live",
         "since_mono_ms",
+        "snoozes",
         "subscriber",
         "traits",
     )
@@ -410,6 +415,7 @@ class Lease:
         due_ms: int,
         traits: Traits,
         failures: tuple[Failure, ...],
+        snoozes: int = 0,
     ) -> None:
         self.id = task_id
         self.group = group
@@ -421,6 +427,7 @@ class Lease:
         self.due_ms = due_ms
         self.traits = traits
         self.failures = failures
+        self.snoozes = snoozes
         self.live = True
         self.checkpointed = False
         """Whether a batch that was sealed holds this delivery's progress row."""

@@ -245,14 +245,14 @@ class Renderer:
         ]
 
     def _released(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, subscriber, ids, attempts, *_ = record
+        _, time_ms, topic, group, subscriber, ids, attempts, *more = record
         start, middle = self._task(time_ms, "released", topic, group)
         end = _who(subscriber) + self._end
+        whens = [f',"due_ms":{due:d}' for due in more[0]] if more else [""] * len(ids)
+        columns = zip(ids, whens, _column(attempts, len(ids)), strict=True)
         return [
-            f'{start}{i:d}{middle},"attempt":{attempt:d}{end}{n}}}\n'
-            for n, (i, attempt) in enumerate(
-                zip(ids, _column(attempts, len(ids)), strict=True), seq
-            )
+            f'{start}{i:d}{middle}{when},"attempt":{attempt:d}{end}{n}}}\n'
+            for n, (i, when, attempt) in enumerate(columns, seq)
         ]
 
     # --- ends, groups, the daemon --------------------------------------------------------------

@@ -172,8 +172,9 @@ class Recorder:
     def lease_over(self, lease: Lease, reason: str, now_ms: int) -> None:
         self._repeat(1, Kind.LEASE_OVER, now_ms, *_whose(lease), reason)
 
-    def released(self, lease: Lease, now_ms: int) -> None:
-        self._repeat(1, Kind.RELEASED, now_ms, *_whose(lease))
+    def released(self, lease: Lease, until_ms: int | None, now_ms: int) -> None:
+        dues = () if until_ms is None else ([until_ms],)
+        self._repeat(1, Kind.RELEASED, now_ms, *_whose(lease), *dues)
 
     def died(self, lease: Lease, reason: str, now_ms: int) -> None:
         topic, group, _, ids, attempt = _whose(lease)

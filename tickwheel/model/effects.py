@@ -16,6 +16,7 @@ from tickwheel.model.records import (
     SessionRow,
     TaskRow,
 )
+from tickwheel.model.schedules import ScheduleRow
 
 ProgressKey = tuple[int, str]
 """(task id, group)"""
@@ -46,6 +47,8 @@ class Effects:
     """id → hash of topic and key (``model/key_hash.py``) of those of ``enqueued`` that have a key.
     Worked out by the seed that the store gave when it was opened, so that a store need not do it
     again; one that lacks some works them out."""
+    schedules: dict[str, ScheduleRow | None] = field(default_factory=dict)
+    """By name; a run's task is among ``enqueued``."""
     id_mark: int = 0
     """No id above this was assigned so far; never lowered by a store."""
     position_ms: int = 0
@@ -62,4 +65,5 @@ class Effects:
             or self.dead
             or self.groups
             or self.sessions
+            or self.schedules
         )

@@ -147,6 +147,8 @@ class ProgressRow(NamedTuple):
     """Epoch of the newest delivery: with ``attempt`` it makes the current receipt."""
     failures: tuple[Failure, ...] = ()
     """The newest failures, oldest first, at most ``FAILURES_MAX``."""
+    snoozes: int = 0
+    """How often the group's consumers have postponed it."""
 
 
 FAILURES_MAX = 16

@@ -101,7 +101,7 @@ def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
         audit.problems.append(f"SQLite: {error}")
     if audit.problems:
         return audit
-    _count(connection, audit)
+    _count(connection, audit, int(meta["layout"]))
     _packs(connection, audit, int(meta["layout"]))
     _keys(connection, audit, meta)
     _relations(connection, audit, meta)
@@ -109,9 +109,9 @@ def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
     return audit
 
 
-def _count(connection: sqlite3.Connection, audit: Audit) -> None:
+def _count(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
     """Decode every row; compare their number with what the index says."""
-    from tickwheel.persistence.sqlite import rows
+    from tickwheel.persistence.sqlite import rows, schema
 
     kinds: tuple[tuple[str, str, Callable[..., object]], ...] = (
         ("tasks", "task", rows.task_row),
@@ -120,6 +120,8 @@ def _count(connection: sqlite3.Connection, audit: Audit) -> None:
         ("sessions", "session", rows.session_row),
         ("", "grp", rows.group_row),
     )
+    if layout >= schema.LAYOUT_WITH_SCHEDULES:
+        kinds = (*kinds, ("", "schedule", rows.schedule_row))
     for name, table, build in kinds:
         scanned = 0
         for row in connection.execute(f"SELECT * FROM {table}"):

@@ -13,7 +13,8 @@ Invariants:
 
 Version 2: a task's own retry policy (extras, task), the settings of a group (group), who had the
 task when an attempt failed (failures, progress, dead letter). Version 3: a task's place in the
-order (extras, task), written for those few that have one; a group's place (group).
+order (extras, task), written for those few that have one; a group's place (group); how often a task
+was snoozed (failures, progress), written for those that were.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from tickwheel.model.records import (
     TaskRow,
 )
 from tickwheel.model.retry import of_stored_fields, stored_fields
+from tickwheel.model.schedules import Run, Schedule, ScheduleRow
 from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
@@ -67,6 +69,8 @@ PLACED_TASK_VERSION = 3
 SETTINGS_VERSION = 2
 GROUP_VERSION = 3
 FAILURES_VERSION = 2
+SNOOZED_VERSION = 3
+"""Of the progress of tasks that were snoozed, and of the failures beside it."""
 
 Answers = tuple[tuple[int, int, int, int], ...]
 
@@ -203,6 +207,27 @@ def decode_failures(data: bytes | None) -> tuple[Failure, ...]:
     return () if not data else _unpack("failures", data, _failures_1, _failures)
 
 
+def encode_attempts(failures: tuple[Failure, ...], snoozes: int) -> bytes | None:
+    """Of a progress row: its failures, and how often it was snoozed; None when there is neither."""
+    if snoozes:
+        return _pack(failures, snoozes, version=SNOOZED_VERSION)
+    return encode_failures(failures)
+
+
+def decode_attempts(data: bytes | None) -> tuple[tuple[Failure, ...], int]:
+    """(failures, snoozes)"""
+    if not data:
+        return (), 0
+    builds = (partial(_attempts, _failures_1), partial(_attempts, _failures))
+    return _unpack("failures", data, *builds, partial(_attempts, _failures))
+
+
+def _attempts(
+    failures_of: Callable[[Any], tuple[Failure, ...]], items: Any, snoozes: int = 0
+) -> tuple[tuple[Failure, ...], int]:
+    return failures_of(items), snoozes
+
+
 def _failures_1(items: tuple[tuple[int, int, str], ...]) -> tuple[Failure, ...]:
     return tuple(Failure(attempt, at_ms, reason) for attempt, at_ms, reason in items)
 
@@ -279,11 +304,14 @@ def _task(
 
 
 def encode_progress(row: ProgressRow) -> bytes:
-    return _pack(*row, version=FAILURES_VERSION)
+    if row.snoozes:
+        return _pack(*row, version=SNOOZED_VERSION)
+    return _pack(*row[:7], version=FAILURES_VERSION)
 
 
 def decode_progress(data: bytes) -> ProgressRow:
-    return _unpack("progress", data, partial(_progress, _failures_1), partial(_progress, _failures))
+    builds = (partial(_progress, _failures_1), partial(_progress, _failures))
+    return _unpack("progress", data, *builds, partial(_progress, _failures))
 
 
 def _progress(
@@ -295,9 +323,10 @@ def _progress(
     at_ms: int,
     epoch: int,
     failures: Any,
+    snoozes: int = 0,
 ) -> ProgressRow:
     decoded = failures_of(failures)
-    return ProgressRow(task_id, group, _STATES[state], attempt, at_ms, epoch, decoded)
+    return ProgressRow(task_id, group, _STATES[state], attempt, at_ms, epoch, decoded, snoozes)
 
 
 def encode_dead(row: DeadRow) -> bytes:
@@ -355,3 +384,29 @@ def decode_session(data: bytes) -> SessionRow:
 
 def _session(session: bytes, floor: int, seen_ms: int, answers: Any) -> SessionRow:
     return SessionRow(session, floor, seen_ms, _answers_of(answers))
+
+
+def encode_schedule(row: ScheduleRow) -> bytes:
+    schedule = row.schedule
+    options = None if schedule.options is None else _extras_fields(schedule.options)
+    return _pack((*schedule[:3], options, *schedule[4:]), *row[1:])
+
+
+def decode_schedule(data: bytes) -> ScheduleRow:
+    return _unpack("schedule", data, _schedule)
+
+
+def _schedule(
+    schedule: Iterable[Any],
+    paused: bool,
+    next_ms: int | None,
+    runs: int,
+    last_id: int,
+    queued_ms: int | None,
+    recent: Iterable[Any],
+) -> ScheduleRow:
+    name, topic, body, options, *rest = schedule
+    extras = None if options is None else _extras(*options)
+    decoded = Schedule(name, topic, body, extras, *rest)
+    noted = tuple(Run(*run) for run in recent)
+    return ScheduleRow(decoded, paused, next_ms, runs, last_id, queued_ms, noted)

@@ -30,6 +30,7 @@ from tickwheel.model.records import (
     TaskRow,
     task_bytes,
 )
+from tickwheel.model.schedules import ScheduleRow
 
 
 class StoreError(TickwheelError):
@@ -142,6 +143,7 @@ class Small:
     """(id, group, topic) of every dead letter."""
     outcomes: list[tuple[int, Outcome]] = field(default_factory=list)
     """The newest endings, oldest first, at most the store's bound."""
+    schedules: list[ScheduleRow] = field(default_factory=list)
 
 
 @dataclass(slots=True)

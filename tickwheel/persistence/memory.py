@@ -28,6 +28,7 @@ from tickwheel.model.records import (
     TaskRow,
     task_bytes,
 )
+from tickwheel.model.schedules import ScheduleRow
 from tickwheel.persistence.contract import (
     SCAN_BYTES_MAX,
     CommitRefused,
@@ -57,6 +58,7 @@ class MemoryStore:
         self._dead: dict[int, dict[str, DeadRow]] = {}
         self._groups: dict[GroupKey, GroupRow] = {}
         self._sessions: dict[bytes, SessionRow] = {}
+        self._schedules: dict[str, ScheduleRow] = {}
         self._endings: deque[tuple[int, Outcome]] = deque(maxlen=endings_max)
         self._key_seed = secrets.token_bytes(SEED_BYTES)
         self._epoch = 0
@@ -75,6 +77,7 @@ class MemoryStore:
         other._dead = {task_id: dict(rows) for task_id, rows in self._dead.items()}
         other._groups = dict(self._groups)
         other._sessions = dict(self._sessions)
+        other._schedules = dict(self._schedules)
         other._endings.extend(self._endings)
         other._key_seed = self._key_seed
         other._epoch = self._epoch
@@ -119,6 +122,7 @@ class MemoryStore:
                 for row in rows.values()
             ],
             outcomes=list(self._endings),
+            schedules=list(self._schedules.values()),
         )
 
     async def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
@@ -169,6 +173,7 @@ class MemoryStore:
         _change_rows(self._dead, effects.dead.items())
         _change(self._groups, effects.groups.items())
         _change(self._sessions, effects.sessions.items())
+        _change(self._schedules, effects.schedules.items())
         self._id_mark = max(self._id_mark, effects.id_mark)
         self._position_ms = effects.position_ms
 
@@ -275,6 +280,7 @@ class MemoryStore:
             dead={(r.id, r.group): r for rows in self._dead.values() for r in rows.values()},
             groups=dict(self._groups),
             sessions=dict(self._sessions),
+            schedules=dict(self._schedules),
             id_mark=self._id_mark,
             position_ms=self._position_ms,
         )

@@ -53,6 +53,10 @@ class FrameType(IntEnum):
     RESCHEDULE_KEY = 32
     RUN_NOW_KEY = 33
     LOOKUP_KEY = 34
+    SNOOZE = 60
+    SCHEDULE_PUT = 61
+    SCHEDULE_LIST = 62
+    SCHEDULE = 63
 
     OK = 65
     ERROR = 66

@@ -25,7 +25,7 @@ from tickwheel.errors import BadRequest, shown
 from tickwheel.history.daemon import HistoryOptions
 from tickwheel.history.spool import BYTES_MAX
 from tickwheel.history.writer import CLEAN_HOUR, DISK_CLEAN, DISK_WARN, RETENTION_S, SEGMENT_BYTES
-from tickwheel.limits import Limits
+from tickwheel.limits import DELAY_LEVELS, Limits, parse_delay_levels
 from tickwheel.model.retry import InvalidPolicy, RetryPolicy, named_policies
 
 TASK_EXTRAS_BYTES = 64 * 1024
@@ -71,6 +71,8 @@ class Settings(BaseSettings):
     tick_ms: int = Field(default=1000, ge=1, le=3_600_000)
     shard: int = Field(default=0, ge=0, le=1023)
     delay_max_s: float = Field(default=10 * 365.25 * 86_400, gt=0)
+    delay_levels: str = DELAY_LEVELS
+    """The delays of level 1, 2, …, separated by spaces; units s, m, h, d."""
     clock_hold_over_s: float = Field(default=86_400.0, gt=0)
     clock_hold_start_over_s: float = Field(default=7 * 86_400.0, ge=7_200)
     """More than an idle daemon's stored time may be old."""
@@ -133,6 +135,12 @@ class Settings(BaseSettings):
     backlog_max: int = Field(default=20_000_000, gt=0)
     acks_ahead_max: int = Field(default=4_096, ge=0)
     """Ends of deliveries of one subscription that give credit back before they are durable."""
+    schedules_max: int = Field(default=10_000, ge=0)
+    schedule_bytes_max: int = Field(default=64 * 1024, gt=0)
+    """Body and options of one schedule."""
+    schedule_interval_min_s: float = Field(default=1.0, ge=0.1)
+    snoozes_max: int = Field(default=1_000, ge=0)
+    """Times that one group may postpone one task."""
     in_flight_max: int = Field(default=2_000_000, gt=0)
     staged_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
     commands_max: int = Field(default=10_000, gt=0)
@@ -159,6 +167,12 @@ class Settings(BaseSettings):
         split_address(value, "listen")
         return value
 
+    @field_validator("delay_levels")
+    @classmethod
+    def _levels(cls, value: str) -> str:
+        parse_delay_levels(value)
+        return value
+
     @field_validator("retry_policies")
     @classmethod
     def _retry_policies(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -181,6 +195,16 @@ class Settings(BaseSettings):
         if value is not None:
             split_address(value, "http")
         return value
+
+    @model_validator(mode="after")
+    def _levels_within(self) -> Self:
+        highest_ms = max(self.delay_levels_ms)
+        if highest_ms > self.delay_max_s * 1000:
+            raise ValueError(
+                f"delay_levels has one of {highest_ms} ms, which is longer than delay_max_s"
+                f" ({self.delay_max_s:g} s)"
+            )
+        return self
 
     @model_validator(mode="after")
     def _disk_shares(self) -> Self:
@@ -228,6 +252,11 @@ class Settings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+
+    @property
+    def delay_levels_ms(self) -> tuple[int, ...]:
+        """``delay_levels``, level 1 first."""
+        return parse_delay_levels(self.delay_levels)
 
     @property
     def out_bytes_stop(self) -> int:
@@ -309,6 +338,7 @@ class Settings(BaseSettings):
             dispatch_bytes_max=min(DISPATCH_BYTES, self.out_room_bytes // 4),
             handed_bytes_max=min(DISPATCH_BYTES, self.out_room_bytes // 8),
             acks_ahead_max=self.acks_ahead_max,
+            snoozes_max=self.snoozes_max,
             in_flight_max=self.in_flight_max,
             resident_horizon_ms=int(self.resident_horizon_s * 1000),
             resident_bytes_max=self.resident_bytes_max or HOT_BYTES_MAX,

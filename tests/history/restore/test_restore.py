@@ -165,6 +165,18 @@ async def test_attempts_failures_and_due_times(tmp_path: Path) -> None:
     assert report.waiting == 1
 
 
+async def test_a_snoozed_task_waits_for_its_time(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD])
+    write(
+        tmp_path,
+        [[STARTED], [delivered([A], time_ms=t(6))],
+         [[Kind.RELEASED, t(10), "t", "g", "w", [A], [1], [t(900)]]], [stopped()]],
+    )  # fmt: skip
+    await run(tmp_path, backup)
+    row = (await held(url(tmp_path))).progress[A, "g"]
+    assert (row.state, row.at_ms, row.attempt) == (ProgressState.WAITING, t(900), 0)
+
+
 async def test_rescheduled_after_a_failure_only_the_retry_moves(tmp_path: Path) -> None:
     backup = await make_backup(tmp_path, [OLD])
     write(

@@ -18,7 +18,7 @@ from tickwheel.model.effects import Effects
 from tickwheel.model.records import DeadRow, ProgressRow, ProgressState, TaskRow
 from tickwheel.persistence.codec import encode_tasks
 from tickwheel.persistence.redis import RedisStore, options_from
-from tickwheel.persistence.redis.keys import LAYOUT, group_field, member, split_member
+from tickwheel.persistence.redis.keys import group_field, member, split_member
 from tickwheel.persistence.redis.reader import IdIndex
 from tickwheel.persistence.redis.writer import History
 
@@ -87,7 +87,7 @@ class TestRedisCli:
         assert {name: wheel[name] for name in ("epoch", "owner", "last", "position_ms")} == {
             "epoch": "1", "owner": "node/1", "last": "1", "position_ms": "4000",
         }  # fmt: skip
-        assert wheel["layout"] == str(LAYOUT)
+        assert wheel["layout"] == "1"
 
     async def test_shows_dead_letters_by_id_and_group(self, subject: Subject, cli: Redis) -> None:
         await subject.open()

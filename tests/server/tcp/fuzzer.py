@@ -58,6 +58,9 @@ def pack(value: Any) -> bytes:
 _LATER = msgpack.ExtType(42, b"\x00later\x00\xff\x13!")
 _LATER_PACKED = bytes(msgpack.packb(_LATER))
 
+SCHEDULES = ("a", "b", "c", "")
+CRONS = ("* * * * *", "*/5 * * * * *", "0 9 * * 1", "@daily", "0 0 31 2 *", "no", "L L * * *")
+
 
 class Fuzzer:
     """``frame`` makes one; ``heard`` gets what the daemon sent."""
@@ -86,6 +89,7 @@ class Fuzzer:
             T.REJECT: lambda: self.outcomes(self.reason()),
             T.EXTEND: lambda: (*self.acks(), self.pick((100, 1_000, 43_200_000))),
             T.RELEASE: self.acks,
+            T.SNOOZE: lambda: self.outcomes(self.pick((0, 5, 60_000))),
             T.CANCEL: lambda: (self.some_ids(),),
             T.RESCHEDULE: lambda: (tuple(self.move() for _ in range(self.few())),),
             T.RUN_NOW: lambda: (self.some_ids(),),
@@ -111,6 +115,9 @@ class Fuzzer:
             T.CONFIGURE: lambda: (self.topic(), self.group(), self.settings()),
             T.STATUS: tuple,
             T.ALIVE: tuple,
+            T.SCHEDULE_PUT: lambda: (self.pick(SCHEDULES), self.schedule()),
+            T.SCHEDULE_LIST: lambda: (self.subset({"after": "a", "limit": 10}),),
+            T.SCHEDULE: lambda: (self.pick(SCHEDULES), *self.verb()),
         }
         assert set(self._makers) == {kind for kind in T if kind < T.OK}
         rare = {T.BACKUP: 1, T.HELLO: 1, T.BYE: 2, T.STATS: 3, T.GROUP_DELETE: 4, T.CONFIGURE: 5}
@@ -259,6 +266,35 @@ class Fuzzer:
 
     def table(self) -> tuple[int, ...]:
         return (5,) * (retries.STEPS_MAX if self.random.random() < 0.1 else 20)
+
+    def schedule(self) -> dict[str, Any]:
+        edge = self.near(self.limits.delay_ms_max)
+        timing = self.pick(
+            (
+                {"every_ms": self.pick((1_000, 60_000, 999, edge))},
+                {"cron": self.pick(CRONS), "timezone": self.pick((None, "Europe/Berlin", "No/W"))},
+            )
+        )
+        more = {
+            "body": bytes(self.pick((0, 1, 65_536))),
+            "task": {"key": self.name(), "props": self.properties(), "retry": self.policy()},
+            "jitter_ms": self.pick((0, 5, edge)),
+            "start_ms": self.pick((0, None, 2**53)),
+            "end_ms": self.pick((None, 2**53 - 1)),
+            "runs_max": self.pick((None, 1, 2**53 - 1)),
+            "gap": self.pick(("after", "skip", "both")),
+            "fold": self.pick(("first", "second", "both")),
+            "catch_up": self.pick(("skip", "last", "all", "")),
+            "catch_up_ms": self.pick((0, edge)),
+            "overlap": self.pick(("allow", "skip", "queue_one", "cancel_previous")),
+        }
+        return {"topic": self.topic(), **timing, **self.subset(more)}
+
+    def verb(self) -> tuple[str, Any]:
+        verb = self.pick(("show", "pause", "resume", "run", "backfill", "delete", "no"))
+        if verb == "backfill":
+            return verb, {"from_ms": self.pick((0, 10**12)), "to_ms": self.pick((10**12 + 5000, 0))}
+        return verb, {"next": self.pick((0, 100, 101))} if verb == "show" else None
 
     def subset(self, options: dict[str, Any]) -> dict[str, Any]:
         return {name: one for name, one in options.items() if self.random.random() < 0.4}

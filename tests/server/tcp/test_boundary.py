@@ -52,11 +52,14 @@ async def leased(daemon: InProcess, peer: Peer) -> int:
     await ask(daemon, peer, T.GROUP_CREATE, "t", "g", None, request=2)
     answer = await ask(daemon, peer, T.ENQUEUE, 0, (("t", b"", 0), KEYED), request=3)
     await ask(daemon, peer, T.PULL, "t", "g", 1, 0, None, request=4)
+    await ask(daemon, peer, T.SCHEDULE_PUT, "s", EVERY, request=6)
     task_id: int = answer[2][1][0]
     return task_id
 
 
 PLAIN = (("t", b"", 0),)
+EVERY = {"topic": "t", "every_ms": 5_000}
+SPAN = {"from_ms": 0, "to_ms": 10_000}
 ACTS: dict[str, tuple[T, str, str, Any]] = {
     "enqueue": (T.ENQUEUE, "intake", "enqueue", lambda i: (0, (*PLAIN, *PLAIN))),
     "run": (T.ENQUEUE, "intake", "enqueue_singles", lambda i: (0, PLAIN)),
@@ -71,6 +74,7 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "nack": (T.NACK, "settlement", "nack", lambda i: ("t", "g", ((i, 1, 1, None, None),))),
     "reject": (T.REJECT, "settlement", "reject", lambda i: ("t", "g", ((i, 1, 1, None),))),
     "extend": (T.EXTEND, "settlement", "extend", lambda i: ("t", "g", 1, (i,), (1,), 500)),
+    "snooze": (T.SNOOZE, "settlement", "snooze", lambda i: ("t", "g", ((i, 1, 1, 5),))),
     "release": (T.RELEASE, "settlement", "release", lambda i: ("t", "g", 1, (i,), (1,))),
     "cancel": (T.CANCEL, "control", "cancel", lambda i: ((i,),)),
     "reschedule": (T.RESCHEDULE, "control", "reschedule", lambda i: (((i, 5, None),),)),
@@ -83,6 +87,11 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "create": (T.GROUP_CREATE, "grouping", "create", lambda i: ("t", "h", None)),
     "close": (T.GROUP_DELETE, "closing", "close", lambda i: ("t", "g", True)),
     "set": (T.CONFIGURE, "grouping", "set", lambda i: ("t", "g", {"paused": True})),
+    "put": (T.SCHEDULE_PUT, "schedules", "put", lambda i: ("new", EVERY)),
+    "pause": (T.SCHEDULE, "schedules", "pause", lambda i: ("s", "pause", None)),
+    "run schedule": (T.SCHEDULE, "schedules", "run", lambda i: ("s", "run", None)),
+    "fill": (T.SCHEDULE, "schedules", "backfill", lambda i: ("s", "backfill", SPAN)),
+    "delete schedule": (T.SCHEDULE, "schedules", "delete", lambda i: ("s", "delete", None)),
     "set topic": (T.CONFIGURE, "grouping", "set_topic", lambda i: ("t", None, {"paused": True})),
 }  # fmt: skip
 """By name: a frame, and the engine's verb that it ends in."""
@@ -109,7 +118,10 @@ async def test_an_error_in_the_middle_of_a_change_ends_the_daemon(
 
 def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess) -> None:
     table = command_table(Operations(daemon.shard, value_bytes)).handlers
-    reads = {T.LOOKUP, T.LOOKUP_KEY, T.LIST, T.STATS, T.DEAD_LIST, T.BACKUP, T.PING, T.STATUS}
+    reads = {
+        T.LOOKUP, T.LOOKUP_KEY, T.LIST, T.SCHEDULE_LIST, T.STATS, T.DEAD_LIST, T.BACKUP, T.PING,
+        T.STATUS,
+    }  # fmt: skip
     of_connections = {T.HELLO, T.BYE, T.PREFETCH, T.ALIVE}
     assert set(table) - reads - of_connections == {kind for kind, *_ in ACTS.values()}
 

@@ -12,8 +12,8 @@
 ``job.py`` one delivery in a handler and where plain functions run.
 """
 
-from tickwheel.client.worker.job import Reject, RetryLater
+from tickwheel.client.worker.job import Reject, RetryLater, Snooze
 from tickwheel.client.worker.routes import Handler
 from tickwheel.client.worker.worker import Worker
 
-__all__ = ["Handler", "Reject", "RetryLater", "Worker"]
+__all__ = ["Handler", "Reject", "RetryLater", "Snooze", "Worker"]

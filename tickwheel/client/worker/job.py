@@ -3,11 +3,12 @@
 Invariants: a delivery that the handler settled itself is left alone; nothing is acked whose lease
 was lost; whatever goes wrong is logged and never ends the worker.
 
-``Reject`` and ``RetryLater`` say what an exception alone cannot; they are no ``TickwheelError``s
-and are never sent as such. ``Threads`` run handlers that are plain functions. They are no
-``ThreadPoolExecutor``, which is joined when the interpreter ends: a handler that hangs would keep a
-stopped worker from ending. Threads are reused, so that what a handler keeps in thread-local storage
-(a database connection) lives on; there are at most as many as calls were under way at a time.
+``Reject``, ``RetryLater`` and ``Snooze`` say what an exception alone cannot; they are no
+``TickwheelError``s and are never sent as such. ``Threads`` run handlers that are plain functions.
+They are no ``ThreadPoolExecutor``, which is joined when the interpreter ends: a handler that hangs
+would keep a stopped worker from ending. Threads are reused, so that what a handler keeps in
+thread-local storage (a database connection) lives on; there are at most as many as calls were under
+way at a time.
 """
 
 from __future__ import annotations
@@ -185,6 +186,9 @@ class Runner:
         if isinstance(error, Reject):
             LOGGER.info("%r was rejected: %s", delivery, error)
             return Outcome("reject", error.reason)
+        if isinstance(error, Snooze):
+            LOGGER.info("%r is postponed: %s", delivery, error)
+            return Outcome("snooze", str(error), error.delay)
         if isinstance(error, RetryLater):
             LOGGER.info("%r is to come again: %s", delivery, error)
             return Outcome("nack", error.reason, error.delay)
@@ -215,6 +219,10 @@ class Runner:
         word = "nothing"
         if verb == "nack":
             word = await delivery.nack(delay, reason)
+        elif verb == "snooze" and delay is not None:
+            word = await delivery.snooze(delay)
+            if word == "too_often":
+                word = await delivery.nack(delay, f"postponed too often; {reason}")
         elif verb == "reject":
             word = await delivery.reject(reason)
         elif verb == "release":
@@ -241,6 +249,16 @@ class RetryLater(Exception):
         super().__init__(reason or f"retry after {delay}")
         self.delay = delay
         self.reason = reason
+
+
+class Snooze(Exception):
+    """Not now: delivered again after ``delay`` (seconds or a timedelta), and the attempt does not
+    count. When the daemon allows no more of that, it is as ``RetryLater``."""
+
+    def __init__(self, delay: Duration) -> None:
+        duration_ms(delay, "delay")  # a wrong one fails where it is written
+        super().__init__(f"snoozed for {delay}")
+        self.delay = delay
 
 
 class Call:

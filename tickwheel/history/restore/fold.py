@@ -163,7 +163,9 @@ class Fold:
     def _released(self, task: Task, event: Event) -> None:
         group, attempt = event["group"], event["attempt"] - 1
         failures = failures_until(task, group, event["time_ms"])
-        if attempt > 0:
+        if "due_ms" in event:
+            self._set(task, event, ProgressState.WAITING, attempt, failures, event["due_ms"])
+        elif attempt > 0:
             self._set(task, event, ProgressState.RELEASED, attempt, failures)
         else:
             task.progress.pop(group, None)

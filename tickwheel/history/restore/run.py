@@ -232,6 +232,7 @@ class _Run:
             min(position_ms, self._now_ms),
         )
         await filler.sessions(small.sessions)
+        await filler.schedules(small.schedules)
 
     def _endings(self) -> list[tuple[int, Outcome]]:
         newer = self._fold.outcomes

@@ -22,6 +22,7 @@ from pathlib import Path
 from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import GroupRow, Outcome, SessionRow
+from tickwheel.model.schedules import ScheduleRow
 from tickwheel.persistence.contract import Opened, Small, Store, StoredTask, StoreUnusable
 from tickwheel.persistence.election import Election, Leader
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
@@ -33,6 +34,8 @@ ENDINGS_MAX = 100_000
 TASKS_A_BATCH = 1_000
 BYTES_A_BATCH = 4 << 20
 SESSIONS_A_BATCH = 100
+SCHEDULES_A_BATCH = 4
+"""Each may have a body of some MiB."""
 LEASE_MS = 10_000
 
 
@@ -134,6 +137,13 @@ class Filler:
         for start in range(0, len(rows), SESSIONS_A_BATCH):
             some = rows[start : start + SESSIONS_A_BATCH]
             self._effects.sessions = {row.session: row for row in some}
+            await self._flush()
+
+    async def schedules(self, rows: list[ScheduleRow]) -> None:
+        """As of the backup: the history knows their tasks, and not themselves."""
+        for start in range(0, len(rows), SCHEDULES_A_BATCH):
+            some = rows[start : start + SCHEDULES_A_BATCH]
+            self._effects.schedules = {row.schedule.name: row for row in some}
             await self._flush()
 
     async def put(self, task: StoredTask) -> None:

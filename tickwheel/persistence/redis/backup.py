@@ -22,6 +22,8 @@ from tickwheel.persistence.redis.reader import Reader
 from tickwheel.persistence.redis.writer import Writer
 
 PAGE = 1_000
+SCHEDULES_A_BATCH = 4
+"""Each may have a body of some MiB."""
 OWNER = "backup"
 
 Put = Callable[[Effects], Awaitable[None]]
@@ -103,6 +105,8 @@ async def _copy_small(reader: Reader, small: Small, put: Put) -> None:
         await put(Effects(progress={key: progress[key] for key in keys}))
     for rows in _chunks(small.sessions, PAGE):
         await put(Effects(sessions={row.session: row for row in rows}))
+    for some in _chunks(small.schedules, SCHEDULES_A_BATCH):
+        await put(Effects(schedules={row.schedule.name: row for row in some}))
     after = (-1, "")
     while dead := await reader.scan_dead(after, PAGE, None, None):
         after = (dead[-1].id, dead[-1].group)

@@ -27,6 +27,7 @@ from tickwheel.persistence.codec import (
     encode_endings,
     encode_group,
     encode_progress,
+    encode_schedule,
     encode_session,
     encode_tasks,
 )
@@ -34,6 +35,7 @@ from tickwheel.persistence.redis.driver import Packed, joined, pack_args
 from tickwheel.persistence.redis.keys import (
     IN_PREPARE,
     KEY,
+    LAYOUT_WITH_SCHEDULES,
     group_field,
     group_text,
     id_text,
@@ -155,6 +157,7 @@ class Records(NamedTuple):
     dead: list[bytes | None]
     groups: list[bytes | None]
     sessions: list[bytes | None]
+    schedules: list[bytes | None]
     outcomes: tuple[int, bytes] | None
     """How many endings, at most ``endings_max``, and their record."""
 
@@ -175,6 +178,7 @@ def records_of(
         [None if row is None else encode_dead(row) for row in effects.dead.values()],
         [None if row is None else encode_group(row) for row in effects.groups.values()],
         [None if row is None else encode_session(row) for row in effects.sessions.values()],
+        [None if row is None else encode_schedule(row) for row in effects.schedules.values()],
         outcomes,
     )
 
@@ -189,6 +193,10 @@ def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]
         _dead(ops, effects, records.dead)
     _fields(ops, "groups", [group_field(*key) for key in effects.groups], records.groups)
     _fields(ops, "sessions", [key.hex().encode() for key in effects.sessions], records.sessions)
+    if effects.schedules:
+        names = [name.encode() for name in effects.schedules]
+        _fields(ops, "schedules", names, records.schedules)
+        _add(ops, b"HSET", "wheel", [b"layout", b"%d" % LAYOUT_WITH_SCHEDULES])
     if records.outcomes is not None:
         _add(ops, b"END", "task", [id_text(task_id) for task_id in effects.ended])
         count, record = records.outcomes

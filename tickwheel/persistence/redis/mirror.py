@@ -22,6 +22,7 @@ from tickwheel.persistence.codec import (
     decode_endings,
     decode_group,
     decode_progress,
+    decode_schedule,
     decode_session,
     decode_task,
 )
@@ -201,6 +202,8 @@ ROOM_PART = 64
 """There is room again when 1/64 of the limit is free."""
 ROWS_A_BATCH = 1_000
 """Of a shard that is written anew: the event loop waits while so many are decoded and encoded."""
+SCHEDULES_A_BATCH = 4
+"""Each may have a body of some MiB."""
 BYTES_A_BATCH = 4 << 20
 
 _K = TypeVar("_K")
@@ -215,11 +218,12 @@ class Counts(NamedTuple):
     dead: int
     groups: int
     sessions: int
+    schedules: int
 
     def __str__(self) -> str:
         return (
             f"{self.tasks} tasks, {self.progress} rows of progress, {self.dead} dead letters,"
-            f" {self.groups} groups, {self.sessions} sessions"
+            f" {self.groups} groups, {self.sessions} sessions, {self.schedules} schedules"
         )
 
 
@@ -231,6 +235,7 @@ class SmallRecords(NamedTuple):
     progress: list[tuple[ProgressKey, bytes]]
     dead: list[tuple[ProgressKey, bytes]]
     outcomes: list[tuple[int, bytes]]
+    schedules: list[bytes]
 
 
 class Filling:
@@ -258,6 +263,7 @@ class Mirror:
         self._dead = GroupRecords()
         self._groups: dict[GroupKey, bytes] = {}
         self._sessions: dict[bytes, bytes] = {}
+        self._schedules: dict[str, bytes] = {}
         self._endings: deque[tuple[int, bytes]] = deque()
         self._endings_count = 0
         self._endings_max = endings_max
@@ -299,6 +305,7 @@ class Mirror:
             len(self._dead),
             len(self._groups),
             len(self._sessions),
+            len(self._schedules),
         )
 
     # --- batches -----------------------------------------------------------------------------
@@ -324,6 +331,7 @@ class Mirror:
             self._dead.change(effects.dead, records.dead)
         _change(self._groups, effects.groups, records.groups)
         _change(self._sessions, effects.sessions, records.sessions)
+        _change(self._schedules, effects.schedules, records.schedules)
         if records.outcomes is not None:
             self._tasks.drop(effects.ended)
             self._progress.drop(effects.ended)
@@ -380,6 +388,8 @@ class Mirror:
             self._groups[row.topic, row.group] = record
         for record in small.sessions:
             self._sessions[decode_session(record).session] = record
+        for record in small.schedules:
+            self._schedules[decode_schedule(record).schedule.name] = record
         for rows, pairs in ((self._progress, small.progress), (self._dead, small.dead)):
             rows.clear()
             rows.change([key for key, _ in pairs], [record for _, record in pairs])
@@ -440,6 +450,7 @@ class Mirror:
             progress=[decode_progress(record) for record in self._progress],
             dead=sorted((row.id, row.group, row.topic) for row in map(decode_dead, self._dead)),
             outcomes=list(self.outcomes()),
+            schedules=[decode_schedule(record) for record in self._schedules.values()],
         )
 
     def batches(self) -> Iterator[Effects]:
@@ -455,6 +466,8 @@ class Mirror:
         yield Effects(groups={(row.topic, row.group): row for row in groups})
         for sessions in _chunks(map(decode_session, self._sessions.values())):
             yield Effects(sessions={row.session: row for row in sessions})
+        for schedules in _chunks(map(decode_schedule, self._schedules.values()), SCHEDULES_A_BATCH):
+            yield Effects(schedules={row.schedule.name: row for row in schedules})
         for records in self._tasks.chunks(ROWS_A_BATCH, BYTES_A_BATCH):
             rows = map(decode_task, records)
             yield Effects(enqueued={row.id: row for row in rows})
@@ -472,6 +485,6 @@ def _change(held: dict[_K, bytes], keys: Iterable[_K], records: Sequence[bytes |
             held[key] = record
 
 
-def _chunks(items: Iterator[_T]) -> Iterator[list[_T]]:
-    while some := list(islice(items, ROWS_A_BATCH)):
+def _chunks(items: Iterator[_T], size: int = ROWS_A_BATCH) -> Iterator[list[_T]]:
+    while some := list(islice(items, size)):
         yield some

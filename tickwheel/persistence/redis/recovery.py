@@ -20,6 +20,7 @@ from tickwheel.persistence.codec import (
     decode_endings,
     decode_group,
     decode_progress,
+    decode_schedule,
     decode_session,
 )
 from tickwheel.persistence.contract import Handles, Keyed, Small, StoreAway
@@ -69,6 +70,7 @@ class Recovering:
                 progress=await self._rows("progress"),
                 dead=await self._rows("dead_record"),
                 outcomes=await self._endings(),
+                schedules=await self._records("schedules"),
             )
             # What was there at the beginning is still there.
             await self._asker.look(locked=True)
@@ -85,6 +87,7 @@ class Recovering:
                 for row in (decode_dead(record) for _, record in small.dead)
             ),
             outcomes=outcomes[-endings_max:],
+            schedules=list(map(decode_schedule, small.schedules)),
         )
 
     async def _records(self, name: str) -> list[bytes]:

@@ -29,7 +29,14 @@ from tickwheel.persistence.contract import Handles, Small, StoreError
 from tickwheel.persistence.sqlite.connection import blob_join, blob_of, describe, snapshot
 from tickwheel.persistence.sqlite.packs import DUE_BYTES, topics_of
 from tickwheel.persistence.sqlite.room import free_bytes
-from tickwheel.persistence.sqlite.rows import DUES, group_row, progress_row, read_moves, session_row
+from tickwheel.persistence.sqlite.rows import (
+    DUES,
+    group_row,
+    progress_row,
+    read_moves,
+    schedule_row,
+    session_row,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -66,6 +73,7 @@ def read_small(connection: sqlite3.Connection, endings_max: int) -> Small:
             progress=[progress_row(*row) for row in connection.execute("SELECT * FROM prepare")],
             dead=list(connection.execute("SELECT id, grp, topic FROM dead ORDER BY id, grp")),
             outcomes=_endings(connection, endings_max),
+            schedules=[schedule_row(*row) for row in connection.execute("SELECT * FROM schedule")],
         )
 
 

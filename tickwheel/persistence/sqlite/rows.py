@@ -24,12 +24,16 @@ from tickwheel.model.records import (
 )
 from tickwheel.persistence.codec import (
     decode_answers,
+    decode_attempts,
     decode_extras,
     decode_failures,
+    decode_schedule,
     decode_settings,
     encode_answers,
+    encode_attempts,
     encode_extras,
     encode_failures,
+    encode_schedule,
     encode_settings,
     progress_state,
 )
@@ -38,6 +42,8 @@ from tickwheel.persistence.sqlite.packs import DUE_BYTES
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from tickwheel.model.schedules import ScheduleRow
 
 ROWS_MAX = 512
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, ROWS_MAX)
@@ -94,6 +100,7 @@ REPLACE_TASKS = insert("REPLACE", "task", 5)
 REPLACE_PREPARE = insert("REPLACE", "prepare", 7)
 REPLACE_DEAD = insert("REPLACE", "dead", 7)
 REPLACE_SESSIONS = insert("REPLACE", "session", 4)
+REPLACE_SCHEDULES = insert("REPLACE", "schedule", 2)
 REPLACE_GROUPS = insert("REPLACE", "grp", 5)
 
 
@@ -107,6 +114,7 @@ def _delete(table: str, columns: dict[str, str]) -> Multi:
 DELETE_PREPARE = _delete("prepare", {"id": "INTEGER", "grp": "TEXT"})
 DELETE_DEAD = _delete("dead", {"id": "INTEGER", "grp": "TEXT"})
 DELETE_GROUPS = _delete("grp", {"topic": "TEXT", "grp": "TEXT"})
+DELETE_SCHEDULES = _delete("schedule", {"name": "TEXT"})
 DELETE_SESSIONS = _delete("session", {"session": "BLOB"})
 
 # With str() of a list of ints as the argument: one argument for any number of ids.
@@ -229,8 +237,8 @@ def task_rows_max(rows: Collection[TaskRow]) -> int:
 
 def progress_values(rows: Iterable[ProgressRow]) -> Iterator[Sequence[object]]:
     return (
-        (task_id, group, int(state), attempt, at_ms, epoch, encode_failures(failures))
-        for task_id, group, state, attempt, at_ms, epoch, failures in rows
+        (task_id, group, int(state), attempt, at_ms, epoch, encode_attempts(failures, snoozes))
+        for task_id, group, state, attempt, at_ms, epoch, failures, snoozes in rows
     )
 
 
@@ -250,7 +258,7 @@ def progress_row(
     task_id: int, group: str, state: int, attempt: int, at_ms: int, epoch: int, failures: Any
 ) -> ProgressRow:
     return ProgressRow(
-        task_id, group, progress_state(state), attempt, at_ms, epoch, decode_failures(failures)
+        task_id, group, progress_state(state), attempt, at_ms, epoch, *decode_attempts(failures)
     )
 
 
@@ -269,6 +277,14 @@ def group_row(
 ) -> GroupRow:
     """A row of a layout below 4 has no last column, below 3 not the one before it either."""
     return GroupRow(topic, group, since_ms, decode_settings(settings), since_id)
+
+
+def schedule_values(rows: Iterable[ScheduleRow]) -> Iterator[Sequence[object]]:
+    return ((row.schedule.name, encode_schedule(row)) for row in rows)
+
+
+def schedule_row(name: str, data: bytes) -> ScheduleRow:
+    return decode_schedule(data)
 
 
 def session_row(session: bytes, floor: int, seen_ms: int, answers: bytes) -> SessionRow:

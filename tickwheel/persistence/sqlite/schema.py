@@ -30,7 +30,7 @@ LAYOUT = 6
 LAYOUT_WITH_PACKS = 2
 LAYOUT_WITH_PLACES = 4
 LAYOUT_WITH_MOVES = 5
-LAYOUT_WITH_KEYS = 6
+LAYOUT_WITH_KEYS = LAYOUT_WITH_SCHEDULES = 6
 _PACK = """CREATE TABLE pack(
         first INTEGER PRIMARY KEY, count INTEGER, head BLOB, topics TEXT, bodies BLOB,
         extras BLOB)"""
@@ -39,12 +39,13 @@ _MOVED = "CREATE TABLE moved(first INTEGER PRIMARY KEY, dues BLOB)"
 _MOVE = "CREATE TABLE move(batch INTEGER PRIMARY KEY, data BLOB)"
 _PACK_KEY = "CREATE TABLE pack_key(first INTEGER PRIMARY KEY, hashes BLOB)"
 _TASK_KEY = "CREATE TABLE task_key(id INTEGER PRIMARY KEY, hash INTEGER)"
+_SCHEDULE = "CREATE TABLE schedule(name TEXT PRIMARY KEY, data BLOB) WITHOUT ROWID"
 UPGRADES: dict[int, tuple[str, ...]] = {
     1: (_PACK, _GONE),
     2: ("ALTER TABLE grp ADD COLUMN settings BLOB",),
     3: ("ALTER TABLE grp ADD COLUMN since_id INTEGER",),
     4: (_MOVED, _MOVE),
-    5: (_PACK_KEY, _TASK_KEY),
+    5: (_PACK_KEY, _TASK_KEY, _SCHEDULE),
 }
 """From a layout to the next: the statements that do it, in one transaction. ``upgrade`` fills the
 tables of keys."""
@@ -80,6 +81,8 @@ TABLES = (
         PRIMARY KEY(topic, grp))
         WITHOUT ROWID""",
     "CREATE TABLE session(session BLOB PRIMARY KEY, floor INTEGER, seen_ms INTEGER, outcomes BLOB)",
+    # Recurring schedules, and how far each has come.
+    _SCHEDULE,
     # How tasks ended, a row a batch. upto counts the endings written so far, this row's included.
     "CREATE TABLE ending(batch INTEGER PRIMARY KEY, upto INTEGER, data BLOB)",
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID",

@@ -49,6 +49,7 @@ from tickwheel.persistence.sqlite.rows import (
     dead_values,
     group_values,
     progress_values,
+    schedule_values,
     session_values,
     task_rows_max,
     task_values,
@@ -65,6 +66,9 @@ if TYPE_CHECKING:
 
 SESSIONS_A_STATEMENT_MAX = 16
 """A session's window may hold 1,024 outcomes, about 25 KiB."""
+
+SCHEDULES_A_STATEMENT_MAX = 8
+"""Each has a body of its own."""
 
 
 def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, TaskRow]) -> None:
@@ -88,6 +92,11 @@ def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, T
         sql.REPLACE_SESSIONS.run(connection, session_values(sessions), SESSIONS_A_STATEMENT_MAX)
         gone = [(key,) for key, row in effects.sessions.items() if row is None]
         sql.DELETE_SESSIONS.run(connection, gone)
+    if effects.schedules:
+        schedules = [row for row in effects.schedules.values() if row is not None]
+        sql.REPLACE_SCHEDULES.run(connection, schedule_values(schedules), SCHEDULES_A_STATEMENT_MAX)
+        dropped = [(name,) for name, row in effects.schedules.items() if row is None]
+        sql.DELETE_SCHEDULES.run(connection, dropped)
     if effects.groups:
         groups = [row for row in effects.groups.values() if row is not None]
         sql.REPLACE_GROUPS.run(connection, group_values(groups))

@@ -159,6 +159,7 @@ GROUP: tuple[Metric[Group], ...] = (
     Metric("tickwheel_delivered_total", "Deliveries, retries too.", lambda g, _: g.delivered),
     Metric("tickwheel_acked_total", "Finished by a consumer.", lambda g, _: g.acked),
     Metric("tickwheel_nacked_total", "Nacks and rejects.", lambda g, _: g.nacked),
+    Metric("tickwheel_snoozed_total", "Postponed by a consumer.", lambda g, _: g.snoozed),
     Metric("tickwheel_retried_total", "Retries that came due.", lambda g, _: g.retried),
     Metric("tickwheel_dead_total", "Became dead letters.", lambda g, _: g.dead_lettered),
     Metric("tickwheel_expired_total", "Not delivered in their ttl.", lambda g, _: g.expired),
@@ -200,6 +201,34 @@ ENGINE: tuple[Metric[Core], ...] = (
         "tickwheel_dead_expired_total",
         "Dead letters deleted after their retention.",
         lambda c, _: c.totals.dead_expired,
+    ),
+    Metric("tickwheel_schedules", "Recurring schedules.", lambda c, _: len(c.agenda.known)),
+    Metric(
+        "tickwheel_schedules_paused",
+        "Those of them that are paused.",
+        lambda c, _: sum(planned.row.paused for planned in c.agenda.known.values()),
+    ),
+    Metric(
+        "tickwheel_schedule_planned_total",
+        "Occurrences of schedules that came due: fired, missed and overlapping ones.",
+        lambda c, _: (
+            c.totals.schedules_fired + c.totals.schedules_missed + c.totals.schedules_overlapped
+        ),
+    ),
+    Metric(
+        "tickwheel_schedule_fired_total",
+        "Occurrences that became tasks.",
+        lambda c, _: c.totals.schedules_fired,
+    ),
+    Metric(
+        "tickwheel_schedule_missed_total",
+        "Occurrences that were skipped because their time had passed.",
+        lambda c, _: c.totals.schedules_missed,
+    ),
+    Metric(
+        "tickwheel_schedule_overlapped_total",
+        "Occurrences that were skipped because the task before was unfinished.",
+        lambda c, _: c.totals.schedules_overlapped,
     ),
     Metric("tickwheel_sessions", "Producer sessions remembered.", lambda c, _: len(c.sessions)),
     Metric("tickwheel_topics", "Topics known.", lambda c, _: len(c.topics)),
@@ -300,6 +329,13 @@ HISTOGRAMS: tuple[Distribution, ...] = (
         "First deliveries: from the due time until the frame was written.",
         "topic",
         lambda seen: list(seen.lateness.by_topic.items()),
+        1000,
+    ),
+    Distribution(
+        "tickwheel_schedule_lateness_seconds",
+        "Occurrences of schedules: from the planned time until their task was made.",
+        "",
+        lambda seen: [("", seen.schedule_late_ms)],
         1000,
     ),
     Distribution(

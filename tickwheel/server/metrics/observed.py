@@ -58,6 +58,7 @@ class Observed:
         self.backup_failures = 0
         self.internal_errors = 0
         """Unexpected exceptions of one request or one task, which the daemon survived."""
+        self.schedule_late_ms = Histogram(BOUNDS_MS)
         self.scrape_s = 0.0
         """How long the last reading of ``/metrics`` took."""
         self.ended: Callable[[Core], None] = lambda core: None
@@ -75,7 +76,13 @@ class Observed:
             + len(effects.dead)
             + len(effects.groups)
             + len(effects.sessions)
+            + len(effects.schedules)
         )
+
+    def schedules_late(self, late_ms: list[int]) -> None:
+        """Occurrences of schedules have become tasks so long after their planned times."""
+        for late in late_ms:
+            self.schedule_late_ms.observe(max(0, late))
 
     def store_error(self, error: StoreError) -> None:
         """A commit did not go through at the first try."""

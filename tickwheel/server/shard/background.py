@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from tickwheel.clock import Clock
+    from tickwheel.engine.agenda import Planned
     from tickwheel.engine.engine import Engine
     from tickwheel.engine.topics import Group, Replay
     from tickwheel.history.daemon import History
@@ -178,6 +179,23 @@ class Upkeep:
             self._engine.ownership.replayed(replay, page, following, now_ms)
             self._wake()
             await asyncio.sleep(0)
+
+    # --- schedules -----------------------------------------------------------------------------
+
+    def cancel_previous(self) -> None:
+        """Occurrences have come due that replace the unfinished task of the run before."""
+        agenda = self._core.agenda
+        wanted, agenda.wants_cancel = agenda.wants_cancel, []
+        for planned in wanted:
+            self._spawn(self._cancel_previous(planned))
+
+    async def _cancel_previous(self, planned: Planned) -> None:
+        await self._loaded.wait()
+        task_id = planned.row.last_id
+        async with self._reads, self._reader.read_some([task_id], READ_BYTES) as (view, _):
+            self._engine.schedules.replace(planned, task_id, view([task_id]).get(task_id))
+        self._committer.kick()
+        self._wake()
 
     # --- dead letters --------------------------------------------------------------------------
 

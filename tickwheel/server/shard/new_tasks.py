@@ -11,7 +11,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.errors import BacklogFull, BadRequest, BodyTooLarge, DueTooFar, LimitExceeded
-from tickwheel.limits import Limits
+from tickwheel.limits import Limits, delay_of_level
 from tickwheel.model.records import EXTRAS_BYTES, TaskOptions, size_of, text_bytes
 from tickwheel.server import checks, policies
 
@@ -40,16 +40,22 @@ def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
     return _new_options(TaskOptions, (key, None, None, 0, None, None, None))
 
 
-_OPTIONS = ("due_ms", "key", "tag", "props", "priority", "ttl_ms", "retry")
+_OPTIONS = ("due_ms", "delay_level", "key", "tag", "props", "priority", "ttl_ms", "retry")
+LEVEL_MAX = 2**31 - 1
 
 
 class NewTasks:
     """Of plain values: ``(topic, body, delay_ms)``, or that and a map of options."""
 
     def __init__(
-        self, core: Core, limits: Limits, make_topic_room: Callable[[Iterable[str]], None]
+        self,
+        core: Core,
+        limits: Limits,
+        make_topic_room: Callable[[Iterable[str]], None],
+        delay_levels_ms: Sequence[int],
     ) -> None:
         self._core = core
+        self._delay_levels_ms = delay_levels_ms
         self._make_topic_room = make_topic_room
         self._limits = limits
         self._topics = core.topics
@@ -82,7 +88,7 @@ class NewTasks:
                     new_tasks.append((topic, now_ms + delay_ms, body, None))
                     size += len(body)
                     continue
-            new_task = self._keyed(task, now_ms) or self._careful(task, f"tasks[{index}]", now_ms)
+            new_task = self._keyed(task, now_ms) or self.careful(task, f"tasks[{index}]", now_ms)
             if new_task[0] not in topics:
                 new_topics[new_task[0]] = None
             new_tasks.append(new_task)
@@ -208,7 +214,8 @@ class NewTasks:
                         " that are due (backlog_max)"
                     )
 
-    def _careful(self, task: Any, field: str, now_ms: int) -> NewTask:
+    def careful(self, task: Any, field: str, now_ms: int) -> NewTask:
+        """Any task; raises what is wrong with it."""
         if type(task) is not tuple or len(task) not in (3, 4):
             raise BadRequest(
                 f"{field} must be an array [topic, body, delay_ms] or one with options,"
@@ -224,7 +231,7 @@ class NewTasks:
                 f" {self._limits.body_bytes_max} (body_bytes_max)"
             )
         given = checks.options(task[3] if len(task) == 4 else None, _OPTIONS, field)
-        due_ms = checks.due(task[2], given.get("due_ms"), field, now_ms, self._limits)
+        due_ms = self._due(task[2], given, field, now_ms)
         task_options = self._options(given, field)
         if task_options is not None and size_of(body, task_options) > self._limits.task_bytes_max:
             raise LimitExceeded(
@@ -232,6 +239,15 @@ class NewTasks:
                 f" {self._limits.task_bytes_max} (task_bytes_max)"
             )
         return topic, due_ms, body, task_options
+
+    def _due(self, delay_ms: object, given: dict[str, Any], field: str, now_ms: int) -> int:
+        level = given.get("delay_level")
+        if level is not None:
+            if delay_ms is not None or given.get("due_ms") is not None:
+                raise BadRequest(f"{field} must have one of delay_ms, due_ms and delay_level")
+            checks.integer(level, f"{field}.delay_level", 1, LEVEL_MAX)
+            delay_ms = delay_of_level(self._delay_levels_ms, level)
+        return checks.due(delay_ms, given.get("due_ms"), field, now_ms, self._limits)
 
     def _options(self, given: dict[str, Any], field: str) -> TaskOptions | None:
         limits = self._limits

@@ -10,15 +10,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 from tickwheel.clock import Clock
 from tickwheel.engine.engine import Engine
+from tickwheel.engine.timetables import BadTiming, Timetable
 from tickwheel.model.records import TaskSnapshot
 from tickwheel.persistence.contract import Handles, Opened, Store
 from tickwheel.server.logs import Log
 
 IDS_PER_READ = 1_000
 FIRST_CHUNK = 10_000
+RUNS_BYTES = 16 << 20
+_NO_TIMING: dict[str, Any] = {"cron": "@yearly", "timezone": "UTC", "every_ms": None}
 
 
 class Recovering:
@@ -38,6 +42,8 @@ class Recovering:
         """Handles so far."""
         self.rows_missing = 0
         """Tasks with progress or dead letters that the store does not have: it is damaged."""
+        self.schedules_held: list[str] = []
+        """Paused, because this machine cannot say when they are planned; each with the reason."""
 
     async def begin(self) -> None:
         """Raises StoreError."""
@@ -48,6 +54,15 @@ class Recovering:
         recovery.groups(small.groups)
         recovery.sessions(small.sessions)
         recovery.outcomes(small.outcomes)
+        schedules = self._engine.schedules
+        for row in small.schedules:
+            try:
+                schedules.restore(row, Timetable(row.schedule))
+            except BadTiming as error:
+                # Its zone is not known on this machine: it waits for somebody to put that right.
+                self.schedules_held.append(f"{row.schedule.name}: {error.field} {error}")
+                stopped = row._replace(paused=True)
+                schedules.restore(stopped, Timetable(row.schedule._replace(**_NO_TIMING)))
         self._special = {row.id for row in small.progress} | {row[0] for row in small.dead}
         # After a crash consumers may be gone; before a clean stop they got GOODBYE and wait.
         grace_ms = None if self._opened.clean else self._grace_ms
@@ -63,15 +78,33 @@ class Recovering:
                 now = self._clock.read()
                 recovery.with_history(known, now.now_ms, now.mono_ms, grace_ms)
         self.rows_missing = len(ids) - len(self._special)
+        await self._look_at_runs()
         self._chunks = aiter(self._store.recover_handles(FIRST_CHUNK))
         first = await anext(self._chunks, None)
         if first is not None:
             self._add(first)
 
+    async def _look_at_runs(self) -> None:
+        """Have the newest tasks of schedules ended?"""
+        rest: Sequence[int] = self._engine.core.agenda.watched_ids()
+        while rest:
+            asked = rest
+            found, rest = await self._store.read_some(asked, RUNS_BYTES)
+            looked_at = asked[: len(asked) - len(rest)]
+            known = {
+                i: TaskSnapshot(
+                    task.row, {p.group: p for p in task.progress}, {d.group: d for d in task.dead}
+                )
+                for i, task in found.items()
+            }
+            self._engine.schedules.found(looked_at, known)
+
     def log_summary(self, log: Log, store: str, elapsed_s: float) -> None:
         """One line about what ``begin`` found, and one about what it did not find."""
         if self.rows_missing:
             log.error("rows_missing", store=store, tasks=self.rows_missing, see="tickwheel check")
+        for held in self.schedules_held:
+            log.error("schedule_paused", schedule=held)
         core, is_clean = self._engine.core, self._opened.clean
         groups = [group for topic in core.topics.values() for group in topic.groups.values()]
         (log.info if is_clean else log.warning)(

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 FIRE_PER_TICK = 4_096
 DISPATCH_PER_TICK = 4_096
+SCHEDULES_PER_TICK = 64
+"""Each may have a hundred tasks."""
 SLEEP_MS_MAX = 1_000
 """The longest sleep: a jump of the clock is noticed within it."""
 SWEEP_MS = 60_000
@@ -110,7 +112,9 @@ class Shard:
         if not opened.has_room:
             self.committer.start_full(opened.no_room)
         self._loader = Loader(engine, self.reader, clock, self.spawn, self.wake)
-        self.new_tasks = NewTasks(self.core, self.limits, self.make_topic_room)
+        self.new_tasks = NewTasks(
+            self.core, self.limits, self.make_topic_room, settings.delay_levels_ms
+        )
         self.upkeep = self._new_upkeep()
         self.callers: set[Caller] = set()
         self.on_landed: Callable[[], None] = lambda: None
@@ -328,6 +332,7 @@ class Shard:
             if self._may_deliver is not None and not self._may_deliver(now.mono_ms):
                 return  # the renewal of the lease pokes
             more = self.engine.delivery.fire(now.now_ms, FIRE_PER_TICK)
+            more |= self._fire_schedules(now)
             more |= self.engine.delivery.lapse(now.now_ms, FIRE_PER_TICK)
             self.engine.settlement.expire(*now)
             dispatches, unfinished = self.engine.delivery.dispatch(*now, DISPATCH_PER_TICK)
@@ -357,6 +362,22 @@ class Shard:
             self.wake()
         else:
             self._sleep(now)
+
+    def _fire_schedules(self, now: Now) -> bool:
+        schedules, committer = self.engine.schedules, self.committer
+        accepts = not (
+            committer.full
+            or committer.stalled
+            or self.draining
+            or self.engine.intake.inflight_bytes >= self.settings.staged_bytes_max
+        )
+        more = schedules.fire(now.now_ms, SCHEDULES_PER_TICK, accepts=accepts)
+        if schedules.late_ms:
+            self.observed.schedules_late(schedules.late_ms)
+            schedules.late_ms = []
+        if self.core.agenda.wants_cancel:
+            self.upkeep.cancel_previous()
+        return more
 
     def _sweep(self, now: Now) -> None:
         """Once in a while: forget what nobody will ask for."""

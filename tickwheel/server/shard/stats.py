@@ -46,6 +46,7 @@ def stats_map(shard: Shard, now: Now, value_bytes: ValueBytes) -> dict[str, Any]
         "delivered": totals.delivered,
         "acked": totals.acked,
         "nacked": totals.nacked,
+        "snoozed": totals.snoozed,
         "retried": totals.retried,
         "expired": totals.expired,
         "cancelled": totals.cancelled,
@@ -57,6 +58,7 @@ def stats_map(shard: Shard, now: Now, value_bytes: ValueBytes) -> dict[str, Any]
             len(group.subscribers) for t in core.topics.values() for group in t.groups.values()
         ),
         "sessions": len(core.sessions),
+        "schedules": len(core.agenda.known),
         "store_ok": shard.committer.trouble is None,
         "lateness": shard.lateness.summary(),
         "topics": shown,
@@ -111,6 +113,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
         "delivered": group.delivered,
         "acked": group.acked,
         "nacked": group.nacked,
+        "snoozed": group.snoozed,
         "expired": group.expired,
         "since_ms": group.since_ms,
         "replay": replay_map(group),

@@ -39,6 +39,7 @@ def task_map(
                 "at_ms": view.at_ms,
                 "failures": view.failures,
                 "retries_left": view.retries_left,
+                "snoozes": view.snoozes,
             }
             for name, view in groups.items()
         },

@@ -67,4 +67,5 @@ def hello_answer(
             "timeout_ms": int(settings.heartbeat_timeout_s * 1000),
         },
         "limits": limits.to_wire(),
+        "delay_levels_ms": settings.delay_levels_ms,
     }

@@ -1,5 +1,5 @@
--- owner, now, incarnation if it is new, layout, may be created (0/1), lowest epoch, types of the
--- keys …
+-- owner, now, incarnation if it is new, newest layout known here, may be created (0/1), lowest
+-- epoch, types of the keys …
 local kind = redis.call('TYPE', WHEEL).ok
 if kind == 'none' then
   for k = 2, #KEYS do
@@ -7,7 +7,7 @@ if kind == 'none' then
   end
   if ARGV[5] == '0' then return {'empty'} end
   begin(false)
-  redis.call('HSET', WHEEL, 'layout', ARGV[4], 'incarnation', ARGV[3], 'epoch', ARGV[6],
+  redis.call('HSET', WHEEL, 'layout', 1, 'incarnation', ARGV[3], 'epoch', ARGV[6],
     'owner', ARGV[1], 'last', 0, 'id_mark', '0000000000000000000', 'position_ms', 0,
     'clean', 0, 'opened_ms', ARGV[2], 'link', 0, 'endings', 0)
   return {'created', ARGV[6], '0', '0', '0', '1', ARGV[3]}

@@ -5,10 +5,10 @@ if refused then return refused end
 if w[5] then return {'parts'} end
 refused = place(w, ARGV[4])
 if refused then return refused end
-for k = 13, #KEYS do
+for k = FIRST_PART, #KEYS do
   if redis.call('EXISTS', KEYS[k]) == 0 then return {'unstaged'} end
 end
 begin(true)
 redis.call('HSET', WHEEL, 'last', ARGV[4], 'id_mark', ARGV[5], 'position_ms', ARGV[6],
-  'parts', #KEYS - 12, 'part', 0)
+  'parts', #KEYS - FIRST_PART + 1, 'part', 0)
 return {'applied'}

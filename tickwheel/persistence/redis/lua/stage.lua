@@ -7,7 +7,7 @@ if refused then return refused end
 local id = find_twice(ARGV, 6)
 if id then return {'twice', id} end
 begin(ARGV[5] == '0')
-local part = KEYS[13]
+local part = KEYS[FIRST_PART]
 redis.call('DEL', part)
 for j = 6, #ARGV, STEP do
   redis.call('RPUSH', part, unpack(ARGV, j, math.min(j + STEP - 1, #ARGV)))

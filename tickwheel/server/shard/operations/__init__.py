@@ -20,6 +20,7 @@ from tickwheel.server.shard.operations.controlling import Controlling
 from tickwheel.server.shard.operations.grouping import Grouping
 from tickwheel.server.shard.operations.listing import Listing
 from tickwheel.server.shard.operations.producing import Producing
+from tickwheel.server.shard.operations.scheduling import Scheduling
 from tickwheel.server.shard.operations.settling import Settling
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Operations:
         self.reject = settle.reject
         self.extend = settle.extend
         self.release = settle.release
+        self.snooze = settle.snooze
 
         control = Controlling(shard, value_bytes)
         self.cancel = control.cancel
@@ -86,11 +88,22 @@ class Operations:
         self.delete_group = groups.delete_group
         self.configure = groups.configure
 
+        self._on_schedules(Scheduling(shard, value_bytes, produce.check_door))
+
         show = Listing(shard, value_bytes)
         self.list_tasks = show.list_tasks
         self.list_dead = show.list_dead
         self.stats = show.stats
         self.backup = show.backup
+
+    def _on_schedules(self, schedule: Scheduling) -> None:
+        self.put_schedule = schedule.put_schedule
+        self.list_schedules = schedule.list_schedules
+        self.show_schedule = schedule.show_schedule
+        self.pause_schedule = schedule.pause_schedule
+        self.run_schedule = schedule.run_schedule
+        self.backfill_schedule = schedule.backfill_schedule
+        self.delete_schedule = schedule.delete_schedule
 
     # --- about the caller itself -----------------------------------------------------------------
 

@@ -106,12 +106,12 @@ class Producing:
             if self._is_repeat(caller, session, request, floor):
                 return True
             self._check_outcomes(now.now_ms)
-        self._check_door()
+        self.check_door()
         return False
 
     def enqueue_unanswered(self, caller: Caller, tasks: Sequence[Any], now: Now) -> None:
         """Like ``enqueue`` without an answer and without a memory for resends."""
-        self._check_door()
+        self.check_door()
         new_tasks, size = self._parse(self._checked(tasks), now.now_ms)
         intake = self._shard.border.act().intake
         intake.enqueue(None, None, 0, new_tasks, size, now.now_ms, caller.replies)
@@ -167,7 +167,8 @@ class Producing:
             or self._intake.inflight_bytes >= self._staged_bytes_max
         )
 
-    def _check_door(self) -> None:
+    def check_door(self) -> None:
+        """Raises what keeps every new task out."""
         if self._shard.draining:
             raise Draining("the daemon is shutting down; nothing was kept")
         if self._committer.full:

@@ -1,4 +1,4 @@
-"""How deliveries end: ack, nack, reject, extend and release.
+"""How deliveries end: ack, nack, reject, snooze, extend and release.
 
 What the engine knows by its leases is done at once; the rest waits for one read of the store.
 """
@@ -90,6 +90,7 @@ class Settling:
         delay_ms_max = self._shard.limits.delay_ms_max
 
         def check(item: Sequence[Any], field: str) -> None:
+            _check_reason(item, field)
             if item[3] is not None:
                 checks.integer(item[3], f"{field}.delay_ms", 0, delay_ms_max)
 
@@ -111,10 +112,23 @@ class Settling:
 
         shape = "[id, epoch, attempt, reason]"
 
-        def nothing_more(item: Sequence[Any], field: str) -> None:
-            """The reason is checked for both."""
+        self._end_each(caller, request, topic, group, items, shape, 4, _check_reason, settle)
 
-        self._end_each(caller, request, topic, group, items, shape, 4, nothing_more, settle)
+    def snooze(
+        self, caller: Caller, request: int, topic: object, group: object, items: object, now: Now
+    ) -> None:
+        """Postponed, and that counts no attempt: ``items`` are ``(id, epoch, attempt, delay_ms)``.
+        Raises BadRequest, LimitExceeded, Overloaded."""
+        delay_ms_max = self._shard.limits.delay_ms_max
+
+        def check(item: Sequence[Any], field: str) -> None:
+            checks.integer(item[3], f"{field}.delay_ms", 0, delay_ms_max)
+
+        def settle(lease: Lease, item: Sequence[Any]) -> str:
+            return self._settlement.snooze(lease, item[3], now.now_ms)
+
+        shape = "[id, epoch, attempt, delay_ms]"
+        self._end_each(caller, request, topic, group, items, shape, 4, check, settle)
 
     def _end_each(
         self,
@@ -137,8 +151,6 @@ class Settling:
                 checks.wrong(field, shape, item)
             for value, name in zip(item[:3], ("id", "epoch", "attempt"), strict=True):
                 checks.integer(value, f"{field}.{name}", 0, EPOCH_MAX)
-            if item[-1] is not None:
-                checks.text(item[-1], f"{field}.reason", REASON_CHARACTERS_MAX)
             check(item, field)
         receipts = [(item[0], item[1], item[2]) for item in given]
 
@@ -249,6 +261,11 @@ class Settling:
     def _group(self, topic: object, group: object) -> Group | None:
         topic_name = checks.name(topic, "topic")
         return self._core.find_group(topic_name, checks.group_name(group))
+
+
+def _check_reason(item: Sequence[Any], field: str) -> None:
+    if item[-1] is not None:
+        checks.text(item[-1], f"{field}.reason", REASON_CHARACTERS_MAX)
 
 
 def ack_by_record(

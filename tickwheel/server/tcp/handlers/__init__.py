@@ -10,6 +10,7 @@ from tickwheel.server.tcp import decode
 from tickwheel.server.tcp.handlers.consuming import Consuming
 from tickwheel.server.tcp.handlers.controlling import Controlling
 from tickwheel.server.tcp.handlers.producing import Producing
+from tickwheel.server.tcp.handlers.scheduling import Scheduling
 from tickwheel.server.tcp.handlers.settling import Settling
 from tickwheel.server.tcp.shared import Handler, Table
 
@@ -27,6 +28,7 @@ def command_table(operations: Operations) -> Table:
     """Of a daemon that leads."""
     produce, consume = Producing(operations), Consuming(operations)
     settle, control = Settling(operations), Controlling(operations)
+    schedules = Scheduling(operations)
     handlers: dict[int, Handler] = {
         **_about_the_conversation(operations),
         FrameType.ENQUEUE: produce.enqueue,
@@ -41,6 +43,7 @@ def command_table(operations: Operations) -> Table:
         FrameType.REJECT: settle.reject,
         FrameType.EXTEND: settle.extend,
         FrameType.RELEASE: settle.release,
+        FrameType.SNOOZE: settle.snooze,
         FrameType.CANCEL: control.cancel,
         FrameType.RESCHEDULE: control.reschedule,
         FrameType.RUN_NOW: control.run_now,
@@ -58,6 +61,9 @@ def command_table(operations: Operations) -> Table:
         FrameType.STATS: control.stats,
         FrameType.DEAD_LIST: control.list_dead,
         FrameType.BACKUP: control.backup,
+        FrameType.SCHEDULE_PUT: schedules.put,
+        FrameType.SCHEDULE_LIST: schedules.list_schedules,
+        FrameType.SCHEDULE: schedules.act,
     }
 
     def unknown(peer: Peer, frame: Frame, now: Now) -> None:

@@ -1,4 +1,4 @@
-"""ACK, NACK, REJECT, EXTEND and RELEASE."""
+"""ACK, NACK, REJECT, SNOOZE, EXTEND and RELEASE."""
 
 from __future__ import annotations
 
@@ -36,6 +36,12 @@ class Settling:
         _, request, topic, group, items = frame
         decode.request_number(request)
         self._operations.reject(peer.caller, request, topic, group, items, now)
+
+    def snooze(self, peer: Peer, frame: Frame, now: Now) -> None:
+        decode.arity(frame, 3, "topic, group, items")
+        _, request, topic, group, items = frame
+        decode.request_number(request)
+        self._operations.snooze(peer.caller, request, topic, group, items, now)
 
     def extend(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 6, "topic, group, epoch, ids, attempts, lease_ms")

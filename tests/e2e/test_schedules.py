@@ -1,0 +1,188 @@
+"""Schedules of a real daemon: from the command line and the client, and over kills."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cli_runner import Cli
+from support.daemon import Daemon
+from support.redis_server import RedisServer
+from support.waiting import soon
+from tickwheel import Client
+from tickwheel.errors import BadRequest, NotFound
+
+FILE = """
+[schedule.nightly]
+topic = "reports"
+body = "all"
+cron = "30 2 * * *"
+timezone = "Europe/Berlin"
+fold = "both"
+retry = "fixed:delay=5s,retries=2"
+properties = { country = "de" }
+
+[schedule.often]
+topic = "polls"
+every = "90s"
+jitter = "5s"
+start = 2030-01-01T00:00:00Z
+"""
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def killed(
+    request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> Iterator[Daemon]:
+    if request.param == "sqlite":
+        yield make_daemon()
+        return
+    server = RedisServer(tmp_path / "redis").start()
+    yield make_daemon(store=server.url(), leader_ttl_s=1)
+    server.stop()
+
+
+async def test_no_occurrence_is_missed_or_doubled_by_kills(killed: Daemon) -> None:
+    """Real time: a schedule of a second, a daemon that is killed between its occurrences."""
+    daemon = killed
+    await daemon.astart()
+    async with Client(daemon.url, send_timeout=10) as client:
+        made = await client.put_schedule(
+            "tick", topic="ticks", every=1, catch_up="all", overlap="allow"
+        )
+        anchor_ms = made.raw["anchor_ms"]
+        for pause_s in (1.3, 0.6, 1.1):
+            await asyncio.sleep(pause_s)
+            await daemon.arestart()
+        await asyncio.sleep(1.2)
+        shown = await client.pause_schedule("tick")
+        found = [task async for task in client.list_tasks(topic="ticks")]
+    planned = [task.raw["props"]["tickwheel.planned_ms"] for task in found]
+    assert sorted(planned) == [anchor_ms + 1_000 * n for n in range(1, len(planned) + 1)]
+    assert shown.raw["next_ms"] == max(planned) + 1_000
+    assert shown.runs == len(planned) >= 5
+    assert all(task.due_ms >= at for task, at in zip(found, planned, strict=True))
+
+
+@pytest.fixture
+async def client(daemon: Daemon) -> AsyncIterator[Client]:
+    async with Client(daemon.url) as connected:
+        yield connected
+
+
+async def test_a_consumer_sees_whose_task_it_is_and_when_it_was_planned(client: Client) -> None:
+    name = f"seen{time.time_ns()}"
+    await client.put_schedule(name, topic=name, body=b"hi", every=1, runs_max=1, key="k")
+    async with client.subscribe(name) as deliveries:
+        delivery = await soon(anext(deliveries))
+        await delivery.ack()
+    assert (delivery.schedule, delivery.body, delivery.key) == (name, b"hi", "k")
+    assert delivery.planned == delivery.due
+    shown = await client.show_schedule(name)
+    (run,) = shown.recent
+    assert (run.outcome, run.task_id, run.state) == ("fired", delivery.id, "acked")
+    assert shown.next is None
+    await client.delete_schedule(name)
+    with pytest.raises(NotFound, match=f"there is no schedule {name}"):
+        await client.show_schedule(name)
+
+
+async def test_run_and_backfill_are_tasks_at_once(client: Client) -> None:
+    name = f"more{time.time_ns()}"
+    await client.put_schedule(name, topic=name, cron="0 * * * *")
+    one = await client.run_schedule(name)
+    begin = datetime(2026, 1, 1, tzinfo=UTC)
+    ids = await client.backfill_schedule(name, begin, begin + timedelta(hours=3))
+    found = {task.id: task async for task in client.list_tasks(topic=name)}
+    assert found.keys() == {one, *ids}
+    planned = [found[i].raw["props"]["tickwheel.planned_ms"] for i in ids]
+    assert planned == [1_767_225_600_000 + n * 3_600_000 for n in range(3)]
+    with pytest.raises(BadRequest, match="no occurrence is planned there"):
+        await client.backfill_schedule(
+            name, begin + timedelta(minutes=1), begin + timedelta(minutes=9)
+        )
+    await client.delete_schedule(name)
+
+
+def test_the_command_line_from_put_to_delete(daemon: Daemon, tmp_path: Path) -> None:
+    cli = Cli(daemon)
+    made = cli.one("schedule", "put", "nine", "--topic", "mails", "--body", "hi",
+                   "--cron", "0 9 * * *", "--timezone", "Europe/Berlin")  # fmt: skip
+    assert (made["outcome"], made["body"], made["cron"]) == ("created", "hi", "0 9 * * *")
+    again = cli.one("schedule", "put", "nine", "--topic", "mails", "--body", "hi",
+                    "--cron", "0 9 * * *", "--timezone", "Europe/Berlin")  # fmt: skip
+    assert again["outcome"] == "unchanged"
+    assert len(cli.json("schedule", "next", "nine", "-n", "3")) == 3
+    assert cli.one("schedule", "pause", "nine")["paused"] is True
+    assert cli.one("schedule", "list")["paused"] is True
+    assert cli.one("schedule", "resume", "nine")["paused"] is False
+    task_id = cli.one("schedule", "run", "nine")["id"]
+    assert cli.one("show", task_id)["properties"]["tickwheel.schedule"] == "nine"
+    (run,) = cli.one("schedule", "show", "nine")["recent"]
+    assert (run["outcome"], run["id"]) == ("run", task_id)
+    filled = cli.json("schedule", "backfill", "nine", "--from", "2026-03-28T00:00Z",
+                      "--to", "2026-03-30T00:00Z")  # fmt: skip
+    assert len(filled) == 2
+    for arguments in (("list",), ("show", "nine"), ("next", "nine")):
+        assert cli.run("schedule", *arguments).stdout
+    cli.one("schedule", "delete", "nine")
+    assert "there is no schedule nine" in cli.fails(4, "schedule", "show", "nine")
+
+
+def test_a_file_is_applied_and_says_what_it_changes_first(daemon: Daemon, tmp_path: Path) -> None:
+    cli = Cli(daemon)
+    file = tmp_path / "schedules.toml"
+    file.write_text(FILE)
+    assert "--yes does it" in cli.run("schedule", "apply", str(file), expect=2).stderr.decode()
+    assert cli.json("schedule", "list") == []
+    done = cli.run("schedule", "apply", str(file), "--yes", "--json")
+    outcomes = [json.loads(line)["outcome"] for line in done.stdout.splitlines()]
+    assert outcomes == ["created", "created"]
+    assert b"tickwheel: nightly: create\ntickwheel: often: create\n" in done.stderr
+    again = cli.run("schedule", "apply", str(file), "--yes")
+    assert b"nothing is different" in again.stderr
+    file.write_text(FILE.partition("[schedule.often]")[0].replace('"all"', '"some"'))
+    changed = cli.run("schedule", "apply", str(file), "--yes", "--prune")
+    assert b"nightly: change body b'all' -> b'some'\ntickwheel: often: delete\n" in changed.stderr
+    (left,) = cli.json("schedule", "list")
+    assert (left["name"], left["body"]) == ("nightly", "some")
+
+
+def test_what_is_wrong_is_one_line_and_nothing_is_stored(daemon: Daemon, tmp_path: Path) -> None:
+    cli = Cli(daemon)
+    put: Any = ("schedule", "put", "x", "--topic", "t")
+    wrong = {
+        ("--cron", "@daily", "--timezone", "Mars/Base"): "timezone 'Mars/Base' is not known",
+        ("--cron", "0 0 31 2 *"): "cron '0 0 31 2 *' never runs: there is no such day",
+        ("--cron", "61 * * * *"): "cron '61 * * * *' cannot be read: bad minute",
+        ("--every", "500ms"): "every_ms is 500; the minimum is 1000 (schedule_interval_min_s)",
+        (): "either cron or every_ms",
+        ("--cron", "@daily", "--every", "5s"): "either cron or every_ms",
+        ("--every", "5s", "--timezone", "UTC"): "timezone goes with cron",
+        ("--every", "5s", "--overlap", "no"): "overlap must be one of allow, skip",
+        ("--every", "5s", "--end", "2020-01-01T00:00Z"): "it never runs",
+        ("--every", "5s", "--body", "x" * 65_537): "schedule_bytes_max",
+    }
+    for arguments, words in wrong.items():
+        assert words in cli.fails(2, *put, *arguments)
+    for name in ("n" * 256, "a b", ""):
+        named = ("schedule", "put", name, "--topic", "t", "--every", "5s")
+        assert "name must be 1 to 255" in cli.fails(2, *named)
+    file = tmp_path / "wrong.toml"
+    for text, words in {
+        "[schedule.a]\nevery='5s'": "topic is missing",
+        "[schedule.a]\ntopic='t'\never='5s'": "ever is not known",
+        "[schedule.a]\ntopic=5": "topic is 5, which is of the wrong type",
+        "[other]": "only tables [schedule.NAME]",
+        "x": "wrong.toml",
+    }.items():
+        file.write_text(text)
+        assert words in cli.fails(2, "schedule", "apply", str(file), "--yes")
+    assert cli.json("schedule", "list") == []

@@ -1,0 +1,444 @@
+"""Schedules: each occurrence is one task, over restarts, refusals and jumps of the clock; what is
+missed, and what overlaps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.schedule_rig import DAY_MS, ScheduleRig
+from support.engine_recount import recount
+from support.engine_rig import CONFIG, NOW_MS
+from tickwheel.engine.schedules import (
+    AT_ONCE_MAX,
+    COUNTED_MAX,
+    CURRENT_MS_MAX,
+    FIRE_BYTES_MAX,
+    jitter_of,
+)
+from tickwheel.model.records import TaskOptions
+from tickwheel.model.schedules import RECENT_MAX, Schedule
+
+
+def after(*seconds: int) -> list[int]:
+    return [NOW_MS + second * 1_000 for second in seconds]
+
+
+def test_an_occurrence_becomes_a_task_that_says_whose_it_is() -> None:
+    rig = ScheduleRig()
+    options = TaskOptions("k", "tag", {"mine": 1}, 7, 5_000)
+    assert rig.put(topic="t", body=b"hi", options=options) == "created"
+    rig.settle()
+    rig.pass_time(9_999)
+    rig.settle()
+    assert rig.tasks_of() == []
+    rig.pass_time(1)
+    rig.settle()
+    (row,) = rig.tasks_of()
+    assert (row.topic, row.body, row.due_ms) == ("t", b"hi", NOW_MS + 10_000)
+    assert row.options is not None and row.options.properties == {
+        "mine": 1, "tickwheel.schedule": "s", "tickwheel.planned_ms": NOW_MS + 10_000,
+    }  # fmt: skip
+    assert row.options._replace(properties=options.properties) == options
+    assert rig.outcomes() == [("fired", 1)]
+    rig.subscribe("t")
+    assert rig.one().id == row.id
+    recount(rig)
+
+
+def test_the_task_and_the_advance_are_one_batch() -> None:
+    rig = ScheduleRig()
+    rig.put()
+    rig.settle()
+    rig.pass_time(10_000)
+    rig.plan()
+    batch = rig.seal()
+    assert batch is not None
+    (row,) = batch.effects.schedules.values()
+    assert row is not None
+    assert list(batch.effects.enqueued) == [row.last_id]
+    assert row.next_ms == NOW_MS + 20_000
+
+
+@pytest.mark.parametrize("is_applied", [True, False])
+def test_a_crash_neither_loses_nor_doubles_an_occurrence(is_applied: bool) -> None:
+    rig = ScheduleRig()
+    rig.put()
+    rig.settle()
+    rig.pass_time(10_000)
+    rig.plan()
+    assert rig.seal() is not None
+    if is_applied:
+        rig.apply()
+    rig.crash()
+    rig.settle()
+    assert rig.times_of() == after(10)
+    rig.pass_time(10_000)
+    rig.settle()
+    assert rig.times_of() == after(10, 20)
+
+
+def test_a_refused_batch_undoes_the_run_which_comes_again() -> None:
+    rig = ScheduleRig()
+    rig.put()
+    rig.settle()
+    rig.pass_time(10_000)
+    rig.plan()
+    assert rig.planned().staged
+    rig.seal()
+    rig.refuse()
+    assert not rig.planned().staged
+    rig.commit()
+    assert rig.rows.schedules["s"].next_ms == NOW_MS + 10_000
+    assert rig.tasks_of() == []
+    rig.pass_time(5_000)
+    rig.settle()
+    assert rig.times_of() == after(10)
+    assert rig.core.totals.schedules_fired == 1
+    recount(rig)
+
+
+def test_what_is_withdrawn_before_a_store_saw_it_comes_again() -> None:
+    rig = ScheduleRig()
+    rig.put()
+    rig.settle()
+    rig.pass_time(10_000)
+    rig.plan()
+    rig.engine.intake.withdraw()
+    rig.settle()
+    assert rig.times_of() == after(10)
+
+
+def test_a_schedule_made_in_a_refused_batch_is_there() -> None:
+    rig = ScheduleRig()
+    rig.put(start_ms=NOW_MS)
+    rig.pass_time(10_000)
+    rig.plan()
+    rig.seal()
+    rig.refuse()
+    rig.commit()
+    assert rig.rows.schedules.keys() == {"s"}
+    rig.settle()
+    assert rig.times_of() == after(10)
+
+
+def test_nothing_fires_while_tasks_are_not_accepted() -> None:
+    rig = ScheduleRig()
+    rig.put(catch_up="all")
+    rig.settle()
+    rig.pass_time(25_000)
+    rig.plan(accepts=False)
+    next_ms = rig.core.agenda.next_ms()
+    assert next_ms is not None and next_ms > rig.now_ms, "else the shard would spin"
+    rig.pass_time(1_000)
+    rig.settle()
+    assert rig.times_of() == after(10, 20)
+
+
+def test_nothing_fires_beyond_the_room_for_tasks_and_nothing_is_lost() -> None:
+    rig = ScheduleRig(replace(CONFIG, tasks_max=2))
+    rig.put(catch_up="all")
+    rig.settle()
+    rig.pass_time(45_000)
+    rig.settle()
+    assert rig.times_of() == after(10, 20)
+    rig.cancel(rig.tasks_of()[0].id)
+    rig.commit()
+    rig.pass_time(1_000)
+    rig.settle()
+    assert rig.times_of() == after(20, 30)
+
+
+def test_one_call_makes_so_many_bytes_and_a_schedule_more() -> None:
+    rig = ScheduleRig()
+    for name in "abc":
+        rig.put(name, body=bytes(FIRE_BYTES_MAX // 2))
+    rig.settle()
+    rig.pass_time(10_000)
+    assert rig.engine.schedules.fire(rig.now_ms, 100, accepts=True)
+    assert len(rig.core.open.effects.enqueued) == 2
+    rig.settle()
+    assert [len(rig.tasks_of(name)) for name in "abc"] == [1, 1, 1]
+
+
+def test_a_clock_that_goes_back_fires_nothing_twice() -> None:
+    rig = ScheduleRig()
+    rig.put()
+    rig.settle()
+    rig.pass_time(10_000)
+    rig.settle()
+    rig.stop_and_start(back_ms=8_000)
+    rig.settle()
+    rig.pass_time(8_000)
+    rig.settle()
+    assert rig.times_of() == after(10)
+    rig.pass_time(10_000)
+    rig.settle()
+    assert rig.times_of() == after(10, 20)
+
+
+def test_a_restart_does_not_shift_an_interval() -> None:
+    rig = ScheduleRig()
+    rig.put()
+    rig.settle()
+    for _ in range(10):
+        rig.pass_time(7_000)
+        rig.stop_and_start()
+        rig.settle()
+    assert rig.times_of() == after(10, 20, 30, 40, 50, 60, 70)
+
+
+# --- catch-up ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("catch_up", "window_ms", "expected", "missed"),
+    [
+        ("all", DAY_MS, list(range(10, 610, 10)), 0),
+        ("all", 200_000, list(range(410, 610, 10)), 40),
+        ("last", DAY_MS, [600], 59),
+        ("skip", DAY_MS, [600], 59),
+    ],
+)
+@pytest.mark.parametrize("how", ["down", "paused"])
+def test_what_was_missed_is_for_the_catch_up(
+    how: str, catch_up: str, window_ms: int, expected: list[int], missed: int
+) -> None:
+    rig = ScheduleRig()
+    rig.put(catch_up=catch_up, catch_up_ms=window_ms)
+    rig.settle()
+    if how == "down":
+        rig.crash(down_ms=605_000)
+    else:
+        rig.engine.schedules.pause(rig.planned(), paused=True)
+        rig.pass_time(605_000)
+        rig.settle()
+        assert rig.tasks_of() == []
+        rig.engine.schedules.pause(rig.planned(), paused=False)
+    rig.settle()
+    assert rig.times_of() == after(*expected)
+    assert rig.core.totals.schedules_missed == missed
+    rig.pass_time(5_000)
+    rig.settle()
+    assert rig.times_of()[-1:] == after(610)
+
+
+@pytest.mark.parametrize(("late_ms", "is_fired"), [(CURRENT_MS_MAX, True), (60_001, False)])
+def test_skip_fires_what_is_a_minute_late_and_no_more(late_ms: int, is_fired: bool) -> None:
+    rig = ScheduleRig()
+    rig.put(every_ms=DAY_MS, catch_up="skip")
+    rig.settle()
+    rig.crash(down_ms=DAY_MS + late_ms)
+    rig.settle()
+    assert rig.times_of() == after(*[86_400] * is_fired)
+
+
+def test_a_weekly_occurrence_outlives_a_restart_at_its_very_moment() -> None:
+    rig = ScheduleRig()
+    rig.put(every_ms=7 * DAY_MS, catch_up="last")
+    rig.settle()
+    rig.crash(down_ms=7 * DAY_MS + DAY_MS // 2)
+    rig.settle()
+    assert rig.times_of() == after(7 * 86_400)
+
+
+def test_a_long_absence_is_made_up_for_a_batch_at_a_time_and_counted_up_to_a_limit() -> None:
+    rig = ScheduleRig()
+    rig.put(catch_up="all", catch_up_ms=10_000 * (AT_ONCE_MAX + 1) - 1)
+    rig.settle()
+    rig.crash(down_ms=10_000 * (COUNTED_MAX + AT_ONCE_MAX + 50))
+    rig.plan()
+    rig.commit()
+    assert len(rig.tasks_of()) == AT_ONCE_MAX
+    assert rig.core.totals.schedules_missed == COUNTED_MAX
+    rig.settle()
+    assert len(rig.tasks_of()) == AT_ONCE_MAX + 1
+
+
+def test_the_newest_runs_are_remembered() -> None:
+    rig = ScheduleRig()
+    rig.put(catch_up="all")
+    rig.settle()
+    for count in (RECENT_MAX, RECENT_MAX + 1):
+        rig.pass_time(10_000 * RECENT_MAX if count == RECENT_MAX else 10_000)
+        rig.settle()
+        assert len(rig.outcomes()) == RECENT_MAX
+    assert rig.planned().row.runs == RECENT_MAX + 1
+
+
+# --- overlap -------------------------------------------------------------------------------------
+
+
+def test_skip_waits_for_nobody_and_makes_nothing_up() -> None:
+    rig = ScheduleRig()
+    rig.put(overlap="skip")
+    rig.subscribe("s")
+    rig.settle()
+    rig.pass_time(10_000)
+    rig.settle()
+    first = rig.one()
+    rig.pass_time(20_000)
+    rig.settle()
+    assert rig.times_of() == after(10)
+    rig.ack(first)
+    rig.pass_time(10_000)
+    rig.settle()
+    assert rig.times_of() == after(40)
+    assert rig.core.totals.schedules_overlapped == 1
+    recount(rig)
+
+
+def test_queue_one_fires_the_first_that_waited_as_soon_as_it_can() -> None:
+    rig = ScheduleRig()
+    rig.put(overlap="queue_one")
+    rig.subscribe("s")
+    rig.settle()
+    rig.pass_time(10_000)
+    rig.settle()
+    first = rig.one()
+    for _ in range(3):
+        rig.pass_time(10_000)
+        rig.settle()
+    assert rig.planned().row.queued_ms == NOW_MS + 20_000
+    rig.crash()
+    rig.subscribe("s")
+    rig.settle()
+    assert rig.planned().row.queued_ms == NOW_MS + 20_000
+    rig.ack(first)
+    rig.settle()
+    assert rig.times_of() == after(20)
+    assert rig.planned().row.queued_ms is None
+
+
+@pytest.mark.parametrize("is_taken", [True, False])
+def test_cancel_previous_replaces_what_nobody_has(is_taken: bool) -> None:
+    rig = ScheduleRig()
+    rig.put(overlap="cancel_previous")
+    rig.settle()
+    rig.pass_time(10_000)
+    rig.settle()
+    if is_taken:
+        rig.subscribe("s", prefetch=1)
+        rig.one()
+    rig.pass_time(10_000)
+    rig.settle()
+    assert rig.times_of() == after(10, 20) if is_taken else after(20)
+    assert rig.core.totals.cancelled == (not is_taken)
+    recount(rig)
+
+
+@pytest.mark.parametrize("restart", [True, False])
+def test_a_dead_letter_blocks_nobody(restart: bool) -> None:
+    rig = ScheduleRig()
+    rig.put(overlap="skip")
+    rig.subscribe("s")
+    rig.settle()
+    rig.pass_time(10_000)
+    rig.settle()
+    rig.reject(rig.one())
+    rig.commit()
+    if restart:
+        rig.crash()
+    rig.pass_time(10_000)
+    rig.settle()
+    assert rig.times_of() == after(10, 20)
+
+
+def test_a_task_that_ended_while_the_daemon_was_down_blocks_nobody() -> None:
+    rig = ScheduleRig()
+    rig.put(overlap="skip")
+    rig.settle()
+    rig.pass_time(10_000)
+    rig.settle()
+    rig.cancel(rig.tasks_of()[0].id)
+    rig.commit()
+    rig.crash()
+    rig.pass_time(10_000)
+    rig.settle()
+    assert rig.times_of() == after(20)
+
+
+# --- counts, jitter, changes ---------------------------------------------------------------------
+
+
+def test_so_many_runs_and_no_more() -> None:
+    rig = ScheduleRig()
+    rig.put(catch_up="all", runs_max=3)
+    rig.settle()
+    rig.pass_time(100_000)
+    rig.settle()
+    assert rig.times_of() == after(10, 20, 30)
+    assert rig.planned().row.next_ms is None
+    rig.crash()
+    rig.pass_time(100_000)
+    rig.settle()
+    assert len(rig.tasks_of()) == 3
+
+
+def test_jitter_is_bounded_and_the_same_after_a_restart() -> None:
+    schedule = Schedule("s", "t", b"", None, None, "UTC", 10, 0, jitter_ms=500)
+    found = [jitter_of(schedule, n * 1_000) for n in range(1_000)]
+    assert found == [jitter_of(schedule, n * 1_000) for n in range(1_000)]
+    assert min(found) < 20 and 480 < max(found) <= 500
+    assert found != [jitter_of(schedule._replace(name="o"), n * 1_000) for n in range(1_000)]
+    rig = ScheduleRig()
+    rig.put(jitter_ms=5_000)
+    rig.settle()
+    rig.pass_time(10_000)
+    rig.settle()
+    (row,) = rig.tasks_of()
+    wanted = rig.planned().row.schedule
+    assert row.due_ms == NOW_MS + 10_000 + jitter_of(wanted, NOW_MS + 10_000)
+
+
+def test_putting_the_same_again_changes_nothing_and_another_timing_begins_now() -> None:
+    rig = ScheduleRig()
+    rig.put()
+    rig.settle()
+    rig.pass_time(10_000)
+    rig.settle()
+    assert rig.put(anchor_ms=NOW_MS) == "unchanged"
+    rig.pass_time(3_000)
+    assert rig.put(body=b"new", anchor_ms=NOW_MS) == "updated"
+    assert rig.planned().row.next_ms == NOW_MS + 20_000
+    assert rig.put(every_ms=60_000) == "updated"
+    assert rig.planned().row.next_ms == NOW_MS + 73_000
+    assert rig.planned().row.runs == 1
+
+
+def test_a_deleted_schedule_is_gone_and_its_tasks_stay() -> None:
+    rig = ScheduleRig()
+    rig.put(overlap="skip")
+    rig.settle()
+    rig.pass_time(10_000)
+    rig.settle()
+    rig.engine.schedules.delete(rig.planned())
+    rig.pass_time(10_000)
+    rig.settle()
+    assert rig.times_of() == after(10)
+    assert rig.rows.schedules == {}
+    assert rig.put() == "created"
+
+
+def test_a_run_on_demand_is_a_task_and_no_occurrence() -> None:
+    rig = ScheduleRig()
+    rig.put(runs_max=1)
+    rig.settle()
+    rig.engine.schedules.run(rig.planned(), object(), 7, rig.now_ms)  # type: ignore[arg-type]
+    assert rig.planned().staged
+    rig.settle()
+    assert rig.times_of() == [NOW_MS]
+    assert rig.outcomes() == [("run", 1)]
+    rig.pass_time(10_000)
+    rig.settle()
+    assert rig.times_of() == after(0, 10)
+
+
+def test_pausing_over_and_over_leaves_no_heap_behind() -> None:
+    rig = ScheduleRig()
+    rig.put()
+    for _ in range(1_000):
+        for paused in (True, False):
+            rig.engine.schedules.pause(rig.planned(), paused=paused)
+    assert len(rig.core.agenda._heap) < 100

@@ -1,0 +1,242 @@
+"""When occurrences are planned: over every change of a clock, against the zone's own arithmetic."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tickwheel.engine.timetables import MACROS, BadTiming, Timetable
+from tickwheel.model.schedules import Schedule
+
+ZONES = (
+    "Europe/Berlin",
+    "America/New_York",
+    "Australia/Lord_Howe",  # by half an hour
+    "America/Santiago",  # at midnight
+    "Africa/Casablanca",  # backwards in spring, for a month
+)
+BEGIN, END = datetime(2020, 1, 1, tzinfo=UTC), datetime(2030, 1, 1, tzinfo=UTC)
+STEP = timedelta(minutes=15)
+"""Every change of these zones is at a whole quarter of an hour."""
+
+
+def schedule(**fields: Any) -> Schedule:
+    given = {"cron": None, "timezone": "UTC", "every_ms": None, "anchor_ms": 0} | fields
+    return Schedule("s", "t", b"", None, **given)
+
+
+def ms(moment: datetime) -> int:
+    return round(moment.timestamp() * 1000)
+
+
+def utc(text: str) -> int:
+    return ms(datetime.fromisoformat(text).replace(tzinfo=UTC))
+
+
+def local(text: str, zone: str, fold: int = 0) -> int:
+    return ms(datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone), fold=fold))
+
+
+def times(from_ms: int, until_ms: int, **fields: Any) -> list[int]:
+    return list(Timetable(schedule(**fields)).between(from_ms, until_ms))
+
+
+def changes(zone: ZoneInfo) -> list[datetime]:
+    """Every moment of ten years at which the offset changes."""
+    found = []
+    day = BEGIN
+    while day < END:
+        following = day + timedelta(days=1)
+        if day.astimezone(zone).utcoffset() != following.astimezone(zone).utcoffset():
+            at = day
+            while at.astimezone(zone).utcoffset() == day.astimezone(zone).utcoffset():
+                at += STEP
+            found.append(at)
+        day = following
+    return found
+
+
+ALL = [(name, at) for name in ZONES for at in changes(ZoneInfo(name))]
+
+
+def test_there_are_changes_in_every_zone_and_year() -> None:
+    assert {(name, at.year) for name, at in ALL} == {
+        (name, year) for name in ZONES for year in range(2020, 2030)
+    }
+    assert len(ALL) == sum(len(changes(ZoneInfo(name))) for name in ZONES) >= 100
+
+
+def walls(zone: ZoneInfo, first: datetime, until: datetime) -> list[tuple[datetime, datetime]]:
+    """(moment, wall clock) of each quarter of an hour."""
+    count = (until - first) // STEP
+    moments = [first + n * STEP for n in range(count + 1)]
+    return [(at, at.astimezone(zone).replace(tzinfo=None)) for at in moments]
+
+
+@pytest.mark.parametrize(("name", "at"), ALL, ids=lambda v: v if isinstance(v, str) else f"{v:%F}")
+def test_a_fixed_time_is_once_a_day_over_every_change(name: str, at: datetime) -> None:
+    zone = ZoneInfo(name)
+    first, until = at - timedelta(days=2), at + timedelta(days=2)
+    shown = walls(zone, first, until)
+    for hour, minute in ((0, 0), (0, 30), (1, 0), (1, 45), (2, 0), (2, 15), (2, 30), (3, 0)):
+        for gap in ("after", "skip"):
+            for fold in ("first", "second", "both"):
+                expected = set()
+                for day in {wall.date() for _, wall in shown}:
+                    wanted = datetime(day.year, day.month, day.day, hour, minute)  # noqa: DTZ001
+                    hits = [moment for moment, wall in shown if wall == wanted]
+                    if hits:
+                        expected |= {"first": {hits[0]}, "second": {hits[-1]}}.get(fold, set(hits))
+                    elif gap == "after":
+                        # The first moment at which the clock shows something later.
+                        expected |= {
+                            b for (_, a_wall), (b, b_wall) in pairwise(shown)
+                            if a_wall < wanted < b_wall and b_wall - a_wall > STEP
+                        }  # fmt: skip
+                found = times(
+                    ms(first), ms(until), cron=f"{minute} {hour} * * *", timezone=name,
+                    gap=gap, fold=fold,
+                )  # fmt: skip
+                assert found == sorted(map(ms, expected)), (hour, minute, gap, fold)
+
+
+@pytest.mark.parametrize(("name", "at"), ALL, ids=lambda v: v if isinstance(v, str) else f"{v:%F}")
+def test_every_n_goes_on_by_elapsed_time_over_every_change(name: str, at: datetime) -> None:
+    zone = ZoneInfo(name)
+    first, until = at - timedelta(hours=5), at + timedelta(hours=5)
+    shown = walls(zone, first, until)
+    assert times(ms(first), ms(until), cron="*/15 * * * *", timezone=name) == [
+        ms(moment) for moment, _ in shown
+    ]
+    assert times(ms(first), ms(until), cron="30 * * * *", timezone=name) == [
+        ms(moment) for moment, wall in shown if wall.minute == 30
+    ]
+    assert times(ms(first), ms(until), cron="*/15 2 * * *", timezone=name) == [
+        ms(moment) for moment, wall in shown if wall.hour == 2
+    ]
+
+
+def test_both_changes_in_berlin_as_the_document_has_them() -> None:
+    berlin, day_ms = "Europe/Berlin", 86_400_000
+    spring, autumn = utc("2026-03-28T12:00"), utc("2026-10-24T12:00")
+    at = {"cron": "30 2 * * *", "timezone": berlin}
+    assert times(spring, spring + day_ms, **at) == [utc("2026-03-29T01:00")]  # 3:00 by then
+    assert times(spring, spring + day_ms, **at, gap="skip") == []
+    assert times(autumn, autumn + day_ms, **at) == [utc("2026-10-25T00:30")]
+    assert times(autumn, autumn + day_ms, **at, fold="second") == [utc("2026-10-25T01:30")]
+    assert times(autumn, autumn + day_ms, **at, fold="both") == [
+        utc("2026-10-25T00:30"), utc("2026-10-25T01:30"),
+    ]  # fmt: skip
+    nine = times(spring, spring + 3 * day_ms, cron="0 9 * * *", timezone=berlin)
+    assert nine == [local(f"2026-03-{day}T09:00", berlin) for day in (29, 30, 31)]
+
+
+def test_several_fixed_times_in_a_jumped_hour_are_one_occurrence() -> None:
+    found = times(
+        utc("2026-03-29T00:00"), utc("2026-03-29T03:00"), cron="0,15,30 2 * * *",
+        timezone="Europe/Berlin",
+    )  # fmt: skip
+    assert found == [utc("2026-03-29T01:00")]
+
+
+def test_a_day_that_a_zone_left_out() -> None:
+    found = times(
+        utc("2011-12-29T00:00"), utc("2012-01-01T12:00"), cron="0 12 * * *", timezone="Pacific/Apia"
+    )
+    assert found == [
+        utc("2011-12-29T22:00"), utc("2011-12-30T10:00"), utc("2011-12-30T22:00"),
+        utc("2011-12-31T22:00"),
+    ]  # fmt: skip
+
+
+def test_day_of_month_and_weekday_together_mean_or() -> None:
+    found = times(utc("2026-06-01T01:00"), utc("2026-06-16T00:00"), cron="0 0 13 * 5")
+    assert found == [utc(f"2026-06-{day}T00:00") for day in ("05", "12", "13")]
+
+
+@pytest.mark.parametrize(("macro", "cron"), MACROS.items())
+def test_macros(macro: str, cron: str) -> None:
+    begin = utc("2026-06-01T01:00")
+    one, other = Timetable(schedule(cron=macro)), Timetable(schedule(cron=cron))
+    far = utc("2036-01-01T00:00")
+    assert list(islice(one.between(begin, far), 5)) == list(islice(other.between(begin, far), 5))
+
+
+def test_seconds_come_first() -> None:
+    begin = utc("2026-06-01T01:00")
+    assert times(begin, begin + 60_000, cron="*/20 * * * * *") == [
+        begin, begin + 20_000, begin + 40_000, begin + 60_000,
+    ]  # fmt: skip
+
+
+@given(
+    st.integers(1, 10**9), st.integers(0, 2 * 10**12), st.integers(0, 2 * 10**12),
+    st.integers(0, 10**6),
+)  # fmt: skip
+def test_an_interval_is_its_anchor_and_a_multiple(
+    every_ms: int, anchor_ms: int, at_ms: int, ahead_ms: int
+) -> None:
+    table = Timetable(schedule(every_ms=every_ms, anchor_ms=anchor_ms))
+    planned_ms = table.after(at_ms)
+    assert planned_ms is not None
+    assert at_ms < planned_ms <= at_ms + every_ms
+    assert (planned_ms - anchor_ms) % every_ms == 0
+    newest_ms = table.newest(planned_ms, planned_ms + ahead_ms)
+    assert newest_ms <= planned_ms + ahead_ms < newest_ms + every_ms
+
+
+def test_the_newest_of_many_is_found_without_looking_at_all() -> None:
+    table = Timetable(schedule(cron="*/10 * * * * *"))
+    first, until = utc("2020-01-01T00:00"), utc("2026-01-01T00:00:05")
+    assert table.newest(first, until) == utc("2026-01-01T00:00")
+    nine = Timetable(schedule(cron="0 9 * * 1", timezone="Europe/Berlin"))
+    assert nine.newest(local("2020-01-06T09:00", "Europe/Berlin"), until) == local(
+        "2025-12-29T09:00", "Europe/Berlin"
+    )
+
+
+def test_nothing_is_planned_before_the_start_nor_after_the_end() -> None:
+    fields = {"every_ms": 10, "start_ms": 25, "end_ms": 50}
+    assert times(0, 100, **fields) == [30, 40, 50]
+    assert Timetable(schedule(**fields)).after(50) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "words"),
+    [
+        ({"cron": "0 0 31 2 *"}, "cron", "never runs: there is no such day"),
+        ({"cron": "0 0 30 2 *"}, "cron", "never runs"),
+        ({"cron": "0 0 31 4,6,9,11 *"}, "cron", "never runs"),
+        ({"cron": "* * */20 * 1L"}, "cron", "never runs: nothing matches it in 50 years"),
+        ({"cron": "60 * * * *"}, "cron", "cannot be read: bad minute"),
+        ({"cron": "* * *"}, "cron", "3 fields; 5 are needed"),
+        ({"cron": ""}, "cron", "0 fields"),
+        ({"cron": "@never"}, "cron", "known are @yearly"),
+        ({"cron": "L/2 * * * *"}, "cron", "cannot be read"),
+        ({"cron": "* * * * 1L/2"}, "cron", "cannot be read"),
+        ({"cron": "*" * 256}, "cron", "256 characters; the limit is 255"),
+        ({"cron": "@daily", "timezone": "Mars/Olympus"}, "timezone", "is not known"),
+        ({"cron": "@daily", "timezone": "../etc/passwd"}, "timezone", "is not known"),
+        ({"cron": "@daily", "timezone": ""}, "timezone", "is not known"),
+    ],
+)
+def test_what_cannot_be_is_said(fields: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(BadTiming) as caught:
+        Timetable(schedule(**fields))
+    assert caught.value.field == field and words in str(caught.value)
+
+
+@given(st.text(alphabet="*/-,0123456789LW#MONJAN @", max_size=30))
+def test_no_expression_breaks_it(text: str) -> None:
+    try:
+        table = Timetable(schedule(cron=text, timezone="Europe/Berlin"))
+    except BadTiming:
+        return
+    planned_ms = table.after(utc("2026-03-28T23:59"))
+    assert planned_ms is None or planned_ms > utc("2026-03-28T23:59")

@@ -1,0 +1,223 @@
+"""The operations on schedules: limits, answers that are durable, commands while a run is under
+way, and what a daemon does that finds them at its start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.in_process import InProcess
+from support.shard_rig import NOW_MS, Peer
+from tickwheel.engine.timetables import BadTiming, Timetable
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server.shard.operations.scheduling import BACKFILL_MAX, NEXT_MAX
+
+EVERY: dict[str, Any] = {"topic": "t", "every_ms": 10_000}
+
+
+class Rig:
+    """One peer of one daemon."""
+
+    def __init__(self, daemon: InProcess) -> None:
+        self.daemon = daemon
+        self.peer: Peer = daemon.connect()
+        self._number = 10
+
+    async def ask(self, kind: T, *fields: Any) -> Any:
+        """The result, or (code, message)."""
+        number = self.send(kind, *fields)
+        await self.daemon.settle()
+        return self.answer(number)
+
+    def send(self, kind: T, *fields: Any) -> int:
+        self._number += 1
+        self.peer.feed(encode((int(kind), self._number, *fields)))
+        return self._number
+
+    def answer(self, number: int) -> Any:
+        (found,) = [f for f in self.peer.frames() if f[0] in (T.OK, T.ERROR) and f[1] == number]
+        return found[2] if found[0] == T.OK else found[2:]
+
+    async def put(self, name: str = "s", **options: Any) -> Any:
+        return await self.ask(T.SCHEDULE_PUT, name, EVERY | options)
+
+    async def do(self, name: str, verb: str, options: Any = None) -> Any:
+        return await self.ask(T.SCHEDULE, name, verb, options)
+
+    async def tasks(self, topic: str = "t") -> list[dict[str, Any]]:
+        found = await self.ask(T.LIST, {"topic": topic, "limit": 1_000})
+        return list(found["tasks"])
+
+    async def pass_time(self, ms: int) -> None:
+        self.daemon.sources.now_ms += ms
+        self.daemon.shard.wake()
+        await self.daemon.settle()
+
+
+async def test_a_schedule_fires_and_says_so(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        made = await rig.put(body=b"hi", task={"key": "k", "priority": 3, "retry": "rocketmq"})
+        assert (made["outcome"], made["next_ms"], made["anchor_ms"]) == (
+            "created", NOW_MS + 10_000, NOW_MS,
+        )  # fmt: skip
+        assert made["task"]["retry"]["name"] == "rocketmq"
+        await rig.pass_time(10_000)
+        (task,) = await rig.tasks()
+        assert (task["body"], task["key"], task["priority"]) == (b"hi", "k", 3)
+        assert task["props"] == {
+            "tickwheel.schedule": "s", "tickwheel.planned_ms": NOW_MS + 10_000,
+        }  # fmt: skip
+        shown = await rig.do("s", "show", {"next": 2})
+        assert shown["next"] == (NOW_MS + 20_000, NOW_MS + 30_000)
+        (run,) = shown["recent"]
+        assert (run["outcome"], run["id"], run["state"]) == ("fired", task["id"], "ready")
+        totals = daemon.shard.core.totals
+        assert (totals.schedules_fired, totals.schedules_missed) == (1, 0)
+        assert sum(daemon.shard.observed.schedule_late_ms.counts) == 1
+
+
+async def test_a_command_waits_for_the_run_that_is_under_way(tmp_path: Path) -> None:
+    """What is asked while a run may still be undone is done behind it, and answered."""
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        await rig.put()
+        daemon.sources.now_ms += 10_000
+        daemon.shard.engine.schedules.fire(daemon.sources.now_ms, 1, accepts=True)
+        planned = daemon.shard.core.agenda.known["s"]
+        assert planned.staged
+        numbers = [
+            rig.send(T.SCHEDULE, "s", "pause", None),
+            rig.send(T.SCHEDULE, "s", "run", None),
+            rig.send(T.SCHEDULE_PUT, "s", EVERY | {"body": b"new"}),
+            rig.send(T.SCHEDULE, "s", "delete", None),
+            rig.send(T.SCHEDULE, "s", "resume", None),
+        ]
+        assert planned.staged and not planned.row.paused
+        await daemon.settle()
+        frames = {f[1]: f for f in rig.peer.frames() if f[0] in (T.OK, T.ERROR)}
+        answers = [frames[number] for number in numbers]
+        assert [answer[0] for answer in answers] == [T.OK, T.OK, T.OK, T.OK, T.ERROR]
+        assert answers[0][2]["paused"] is True
+        assert answers[2][2]["outcome"] == "updated"
+        assert answers[4][2] == "not_found"
+        assert len(await rig.tasks()) == 2
+
+
+async def test_no_more_schedules_than_the_limit(tmp_path: Path) -> None:
+    async with InProcess(tmp_path, schedules_max=2) as daemon:
+        rig = Rig(daemon)
+        for name in ("a", "b"):
+            assert (await rig.put(name))["outcome"] == "created"
+        code, message = await rig.put("c")
+        assert code == "limit_exceeded" and "the limit is 2 (schedules_max)" in message
+        assert (await rig.put("a", body=b"x"))["outcome"] == "updated"
+        await rig.do("b", "delete")
+        assert (await rig.put("c"))["outcome"] == "created"
+        assert daemon.shard.core.agenda.known.keys() == {"a", "c"}
+
+
+async def test_a_schedule_has_no_more_bytes_than_the_limit(tmp_path: Path) -> None:
+    async with InProcess(tmp_path, schedule_bytes_max=100) as daemon:
+        rig = Rig(daemon)
+        assert (await rig.put(body=bytes(100)))["outcome"] == "created"
+        code, message = await rig.put("o", body=bytes(101))
+        assert code == "limit_exceeded" and "101 bytes" in message
+        code, message = await rig.put("o", task={"props": {str(n): 1 for n in range(63)}})
+        assert code == "limit_exceeded"
+        assert daemon.shard.core.agenda.known.keys() == {"s"}
+
+
+@pytest.mark.parametrize("count", [BACKFILL_MAX, BACKFILL_MAX + 1])
+async def test_no_more_is_filled_in_at_once_than_the_limit(tmp_path: Path, count: int) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        await rig.put(anchor_ms=0)
+        span = {"from_ms": 10_000, "to_ms": 10_000 * count + 1}
+        answer = await rig.do("s", "backfill", span)
+        if count > BACKFILL_MAX:
+            assert answer[0] == "limit_exceeded" and "BACKFILL_MAX" in answer[1]
+            assert await rig.tasks() == []
+        else:
+            assert len(answer[1]) == count
+            times = [task["props"]["tickwheel.planned_ms"] for task in await rig.tasks()]
+            assert times == [10_000 * n for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize(("count", "is_right"), [(NEXT_MAX, True), (NEXT_MAX + 1, False)])
+async def test_so_many_planned_times_may_be_asked_for(
+    tmp_path: Path, count: int, is_right: bool
+) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        await rig.put()
+        answer = await rig.do("s", "show", {"next": count})
+        assert len(answer["next"]) == count if is_right else answer[0] == "bad_request"
+
+
+async def test_a_list_is_by_name_and_page_by_page(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        for name in "cadb":
+            await rig.put(name)
+        first = await rig.ask(T.SCHEDULE_LIST, {"limit": 3})
+        assert ([one["name"] for one in first["schedules"]], first["next"]) == (
+            ["a", "b", "c"],
+            "c",
+        )
+        rest = await rig.ask(T.SCHEDULE_LIST, {"limit": 3, "after": "c"})
+        assert ([one["name"] for one in rest["schedules"]], rest["next"]) == (["d"], None)
+
+
+async def test_a_minimum_holds_for_cron_too(tmp_path: Path) -> None:
+    async with InProcess(tmp_path, schedule_interval_min_s=60) as daemon:
+        rig = Rig(daemon)
+        code, message = await rig.ask(T.SCHEDULE_PUT, "s", {"topic": "t", "cron": "*/30 * * * * *"})
+        assert code == "bad_request" and "runs every 30000 ms; the minimum is 60000" in message
+        answer = await rig.ask(T.SCHEDULE_PUT, "s", {"topic": "t", "cron": "* * * * *"})
+        assert answer["outcome"] == "created"
+
+
+async def test_previous_tasks_are_cancelled_by_what_is_stored_of_them(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        await rig.put(overlap="cancel_previous")
+        await rig.pass_time(10_000)
+        await rig.pass_time(10_000)
+        await rig.daemon.settle()
+        (task,) = await rig.tasks()
+        assert task["props"]["tickwheel.planned_ms"] == NOW_MS + 20_000
+        assert daemon.shard.core.totals.cancelled == 1
+
+
+async def test_a_restart_finds_them_and_what_it_cannot_time_it_pauses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    async with InProcess(tmp_path, store=store) as daemon:
+        rig = Rig(daemon)
+        await rig.put("good")
+        await rig.ask(
+            T.SCHEDULE_PUT, "gone", {"topic": "t", "cron": "@daily", "timezone": "Asia/Tokyo"}
+        )
+    before = Timetable.__init__
+
+    def without_tokyo(self: Timetable, schedule: Any) -> None:
+        if schedule.timezone == "Asia/Tokyo":
+            raise BadTiming("timezone", "is not known")
+        before(self, schedule)
+
+    monkeypatch.setattr(Timetable, "__init__", without_tokyo)
+    async with InProcess(tmp_path, store=store, now_ms=NOW_MS + 15_000) as daemon:
+        rig = Rig(daemon)
+        await daemon.settle()
+        found = await rig.ask(T.SCHEDULE_LIST, {})
+        assert [(one["name"], one["paused"]) for one in found["schedules"]] == [
+            ("gone", True), ("good", False),
+        ]  # fmt: skip
+        assert len(await rig.tasks()) == 1
+        assert any("schedule_paused" in line and "gone" in line for line in daemon.log.lines)

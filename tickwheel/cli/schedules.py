@@ -1,0 +1,423 @@
+"""``tickwheel schedule``: recurring schedules: put, list, show, next, pause, resume, run, backfill,
+delete; and ``apply``, which makes what stands in a file so and shows the difference first.
+
+A file has one table a schedule; its keys are those of ``put``:
+
+    [schedule.daily]
+    topic = "mails"
+    body = "hi"
+    cron = "0 9 * * *"
+    timezone = "Europe/Berlin"
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
+from tickwheel.cli.options import RetryOption, typed
+from tickwheel.cli.output import Grid
+from tickwheel.cli.values import (
+    body_fields,
+    body_text,
+    format_count,
+    format_time,
+    iso_time,
+    parse_at,
+    parse_duration,
+    parse_policy,
+    parse_property,
+    retry_of,
+    spec_duration,
+)
+from tickwheel.client import Client, ScheduleInfo
+from tickwheel.client.retry import policy_wire
+from tickwheel.errors import BadRequest
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
+_MOMENTS = ("start_ms", "end_ms", "anchor_ms", "next_ms", "queued_ms")
+
+
+def _duration(name: str, help_: str) -> Any:
+    return typer.Option(name, parser=typed(parse_duration), metavar="DURATION", help=help_)
+
+
+def _time(name: str, help_: str) -> Any:
+    return typer.Option(name, parser=typed(parse_at), metavar="TIME", help=help_)
+
+
+async def put(
+    call: Call,
+    name: NameArgument,
+    topic: Annotated[str, typer.Option(help="Where its tasks belong.")],
+    body: Annotated[str, typer.Option(help="What is delivered.")] = "",
+    cron: Annotated[
+        str | None,
+        typer.Option(metavar="EXPR", help="Five fields, six with seconds first, or @daily, …"),
+    ] = None,
+    timezone: Annotated[
+        str | None, typer.Option(metavar="ZONE", help="Of --cron: Europe/Berlin. Default: UTC.")
+    ] = None,
+    every: Annotated[float | None, _duration("--every", "Instead of --cron: 5s, 1h30m.")] = None,
+    anchor: Annotated[
+        datetime | None, _time("--anchor", "What --every is counted from. Default: now.")
+    ] = None,
+    jitter: Annotated[
+        float | None, _duration("--jitter", "Up to so much later, the same for an occurrence.")
+    ] = None,
+    start: Annotated[datetime | None, _time("--start", "Nothing before it.")] = None,
+    end: Annotated[datetime | None, _time("--end", "Nothing after it.")] = None,
+    runs: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="So many runs and no more.")
+    ] = None,
+    gap: Annotated[
+        str | None,
+        typer.Option(metavar="after|skip", help="A fixed time that the clock jumps over."),
+    ] = None,
+    fold: Annotated[
+        str | None,
+        typer.Option(metavar="first|second|both", help="A fixed time that comes twice."),
+    ] = None,
+    catch_up: Annotated[
+        str | None,
+        typer.Option(metavar="last|skip|all", help="What was missed is made up for, or not."),
+    ] = None,
+    catch_up_window: Annotated[
+        float | None, _duration("--catch-up-window", "Nothing older. Default: 1d.")
+    ] = None,
+    overlap: Annotated[
+        str | None,
+        typer.Option(
+            metavar="allow|skip|queue_one|cancel_previous",
+            help="While the task of the run before is unfinished.",
+        ),
+    ] = None,
+    key: Annotated[str | None, typer.Option(help="Of its tasks.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Of its tasks.")] = None,
+    prop: Annotated[
+        list[str] | None,
+        typer.Option("--prop", metavar="NAME=VALUE", help="Of its tasks; may be repeated."),
+    ] = None,
+    priority: Annotated[int, typer.Option(min=0, max=255, help="Of its tasks.")] = 0,
+    ttl: Annotated[float | None, _duration("--ttl", "Of its tasks.")] = None,
+    retry: RetryOption = None,
+) -> None:
+    """Make a schedule, or make the one of this name so. Putting the same again changes nothing."""
+    try:
+        properties = dict(parse_property(text) for text in prop or [])
+    except ValueError as error:
+        raise BadRequest(f"--prop: {error}") from None
+    async with call.client() as client:
+        found = await client.put_schedule(
+            name, topic=topic, body=os.fsencode(body), cron=cron, timezone=timezone, every=every,
+            anchor=anchor, jitter=jitter, start=start, end=end, runs_max=runs, gap=gap, fold=fold,
+            catch_up=catch_up, catch_up_window=catch_up_window, overlap=overlap, key=key, tag=tag,
+            properties=properties or None, priority=priority, ttl=ttl, retry=retry_of(retry),
+        )  # fmt: skip
+    _say(call, found, str(found.outcome))
+
+
+# --- looking -------------------------------------------------------------------------------------
+
+
+async def list_(call: Call) -> None:
+    """Every schedule: when it runs, what is next, how often it ran."""
+    async with call.client() as client:
+        found = [one async for one in client.list_schedules()]
+    if call.out.as_json:
+        for one in found:
+            call.out.record(fields_of(one))
+        return
+    grid = Grid(("name", "topic", "when", "next", "runs"), right=frozenset(("runs",)))
+    for one in found:
+        row = (one.name, one.topic, timing(one.raw), _next(one), format_count(one.runs))
+        grid.rows.append(row)
+    call.out.grid(grid)
+
+
+async def show(
+    call: Call,
+    name: NameArgument,
+    count: Annotated[
+        int, typer.Option("--next", min=0, max=100, metavar="N", help="Planned times shown.")
+    ] = 5,
+) -> None:
+    """One schedule: what it is, its next planned times, its newest runs with their outcome."""
+    async with call.client() as client:
+        found = await client.show_schedule(name, planned=count)
+    if call.out.as_json:
+        call.out.record(fields_of(found))
+        return
+    raw = found.raw
+    facts: dict[str, Any] = {
+        "schedule": found.name,
+        "topic": found.topic,
+        "when": timing(raw),
+        "state": _state(found),
+        "catch-up": f"{raw['catch_up']}, of {spec_duration(raw['catch_up_ms'])}",
+        "overlap": raw["overlap"],
+        "runs": format_count(found.runs),
+        "body": body_text(found.body),
+    }
+    grid = Grid(("field", "value"))
+    grid.rows += [(name, str(value)) for name, value in facts.items()]
+    grid.rows += [("next", format_time(at)) for at in raw.get("next") or ()]
+    call.out.grid(grid)
+    runs = Grid(("planned", "outcome", "task", "state"))
+    for run in raw.get("recent") or ():
+        times = f" ({run['occurrences']})" if run["occurrences"] > 1 else ""
+        task = (str(run["id"] or ""), str(run["state"] or ""))
+        runs.rows.append((format_time(run["planned_ms"]), f"{run['outcome']}{times}", *task))
+    if runs.rows:
+        call.out.grid(runs)
+
+
+async def next_(
+    call: Call,
+    name: NameArgument,
+    count: Annotated[int, typer.Option("-n", min=1, max=100, help="How many.")] = 5,
+) -> None:
+    """The next planned times of a schedule."""
+    async with call.client() as client:
+        found = await client.show_schedule(name, planned=count)
+    for at_ms in found.raw.get("next") or ():
+        if call.out.as_json:
+            record = {"name": name, "planned_ms": at_ms, "planned": iso_time(at_ms)}
+            call.out.record(record)
+        else:
+            call.out.line(format_time(at_ms))
+
+
+# --- changing ------------------------------------------------------------------------------------
+
+
+async def pause(call: Call, name: NameArgument) -> None:
+    """Nothing of it fires until it is resumed."""
+    async with call.client() as client:
+        _say(call, await client.pause_schedule(name), "paused")
+
+
+async def resume(call: Call, name: NameArgument) -> None:
+    """Go on; what was missed is for its catch-up."""
+    async with call.client() as client:
+        _say(call, await client.resume_schedule(name), "resumed")
+
+
+async def run(call: Call, name: NameArgument) -> None:
+    """A task of it at once, whatever is planned."""
+    async with call.client() as client:
+        _say_ids(call, name, [await client.run_schedule(name)])
+
+
+async def backfill(
+    call: Call,
+    name: NameArgument,
+    start: Annotated[datetime, _time("--from", "The first planned time, or before it.")],
+    end: Annotated[datetime, _time("--to", "Up to, and without.")],
+) -> None:
+    """A task for each occurrence of a range, due at once; at most 1,000."""
+    async with call.client() as client:
+        _say_ids(call, name, await client.backfill_schedule(name, start, end))
+
+
+async def delete(call: Call, name: NameArgument) -> None:
+    """Delete a schedule. Its tasks stay."""
+    async with call.client() as client:
+        _say(call, await client.delete_schedule(name), "deleted")
+
+
+def _say(call: Call, found: ScheduleInfo, word: str) -> None:
+    if call.out.as_json:
+        call.out.record(fields_of(found) | {"outcome": word})
+    else:
+        call.out.line(f"{found.name}  {word}  {timing(found.raw)}  next {_next(found)}")
+
+
+def _say_ids(call: Call, name: str, ids: list[int]) -> None:
+    for task_id in ids:
+        if call.out.as_json:
+            call.out.record({"name": name, "id": str(task_id)})
+        else:
+            call.out.line(str(task_id))
+
+
+# --- apply ---------------------------------------------------------------------------------------
+
+_TEXTS = ("topic", "body", "cron", "timezone", "gap", "fold", "catch_up", "overlap", "key", "tag")
+_DURATIONS = ("every", "jitter", "catch_up_window", "ttl")
+_TIMES = ("anchor", "start", "end")
+_NUMBERS = ("runs_max", "priority")
+FIELDS = (*_TEXTS, *_DURATIONS, *_TIMES, *_NUMBERS, "properties", "retry")
+
+
+async def apply(
+    call: Call,
+    file: Annotated[Path, typer.Argument(metavar="FILE.toml", help="One table a schedule.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Delete those that are not in the file.")
+    ] = False,
+) -> int:
+    """Make what stands in a file so. The difference is shown and asked about first."""
+    wanted = read_file(file)
+    async with call.client() as client:
+        there = {one.name: one async for one in client.list_schedules()}
+        plan = [(_difference(there.get(name), given), name) for name, given in wanted.items()]
+        plan += [("delete", name) for name in there if prune and name not in wanted]
+        changes = [(what, name) for what, name in plan if what]
+        for what, name in changes:
+            call.out.remark(f"{name}: {what}")
+        if not changes:
+            call.out.remark("nothing is different")
+            return 0
+        if not yes and not can_ask(call):
+            raise BadRequest("this would change schedules; --yes does it without being asked")
+        if not yes and not ask(f"Change {len(changes)} schedules?"):
+            call.out.remark("nothing was changed")
+            return EXIT_FAILED
+        for what, name in changes:
+            if what == "delete":
+                _say(call, await client.delete_schedule(name), "deleted")
+            else:
+                found = await _put(client, name, wanted[name])
+                _say(call, found, str(found.outcome))
+    return 0
+
+
+async def _put(client: Client, name: str, given: Mapping[str, Any]) -> ScheduleInfo:
+    found: ScheduleInfo = await client.put_schedule(name, **given)
+    return found
+
+
+def read_file(file: Path) -> dict[str, dict[str, Any]]:
+    """The arguments of ``Client.put_schedule`` by name. Raises BadRequest naming what is wrong."""
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadRequest(f"{file}: {error}") from None
+    tables = content.pop("schedule", {})
+    if content or not isinstance(tables, dict):
+        raise BadRequest(f"{file}: only tables [schedule.NAME] are known")
+    found: dict[str, dict[str, Any]] = {}
+    for name, table in tables.items():
+        if not isinstance(table, dict):
+            raise BadRequest(f"{file}: schedule.{name} is no table")
+        try:
+            found[name] = {field: _value(field, value) for field, value in table.items()}
+        except ValueError as error:
+            raise BadRequest(f"{file}: schedule.{name}: {error}") from None
+        if "topic" not in found[name]:
+            raise BadRequest(f"{file}: schedule.{name}: topic is missing")
+    return found
+
+
+def _value(field: str, value: Any) -> Any:
+    if field not in FIELDS:
+        raise ValueError(f"{field} is not known; known are {', '.join(FIELDS)}")
+    if field in _NUMBERS and type(value) is int:
+        return value
+    if field in _TIMES and isinstance(value, datetime):
+        return value.astimezone() if value.tzinfo is None else value
+    if field == "properties" and isinstance(value, dict):
+        return value
+    if not isinstance(value, str):
+        raise ValueError(f"{field} is {value!r:.40}, which is of the wrong type")
+    if field == "body":
+        return value.encode()
+    if field in _DURATIONS:
+        return parse_duration(value)
+    if field in _TIMES:
+        return parse_at(value)
+    return retry_of(parse_policy(value)) if field == "retry" else value
+
+
+def _difference(there: ScheduleInfo | None, given: Mapping[str, Any]) -> str:
+    """What would change, in words; empty: nothing."""
+    if there is None:
+        return "create"
+    known: dict[str, Any] = {**there.raw, **there.raw["task"], "body": there.body}
+    changed = [
+        f"{field} {_plain(before)} -> {_plain(after)}"
+        for field in FIELDS
+        for before, after in [_pair(field, known, given.get(field))]
+        if before != after
+    ]
+    return f"change {', '.join(changed)}" if changed else ""
+
+
+def _pair(field: str, known: Mapping[str, Any], given: Any) -> tuple[Any, Any]:
+    """What is there, and what shall be, comparable; the same where nothing is said."""
+    before = known.get(_WIRE.get(field, field))
+    if field == "retry" and isinstance(before, Mapping):
+        # A policy is answered with all its numbers: those that are said must be among them.
+        after = given and policy_wire(given, field)
+        said = {"name": after} if isinstance(after, str) else after or {}
+        return (after, after) if after and said.items() <= before.items() else (before, after)
+    if field == "anchor" and (given is None or known.get("every_ms") is None):
+        return before, before
+    if given is None:
+        return before, _DEFAULTS.get(field)
+    if field in _DURATIONS:
+        given = round(given * 1000)
+    elif isinstance(given, datetime):
+        given = round(given.timestamp() * 1000)
+    elif field == "retry":
+        given = policy_wire(given, field)
+    return before, given
+
+
+def _plain(value: Any) -> str:
+    return "none" if value is None else f"{value!r:.60}"
+
+
+_WIRE = {
+    "every": "every_ms", "jitter": "jitter_ms", "catch_up_window": "catch_up_ms", "ttl": "ttl_ms",
+    "anchor": "anchor_ms", "start": "start_ms", "end": "end_ms", "properties": "props",
+}  # fmt: skip
+_DEFAULTS: dict[str, Any] = {
+    "body": b"", "timezone": "UTC", "gap": "after", "fold": "first", "catch_up": "last",
+    "overlap": "allow", "jitter": 0, "catch_up_window": 86_400_000,
+}  # fmt: skip
+
+
+# --- for people and for programs -----------------------------------------------------------------
+
+
+def timing(raw: Mapping[str, Any]) -> str:
+    """When it runs, in short."""
+    if raw.get("cron") is not None:
+        return f"{raw['cron']} {raw['timezone']}"
+    return f"every {spec_duration(raw['every_ms'])}"
+
+
+def _state(found: ScheduleInfo) -> str:
+    if found.paused:
+        return "paused"
+    return "active" if found.next is not None else "over"
+
+
+def _next(found: ScheduleInfo) -> str:
+    next_ms = found.raw.get("next_ms")
+    return _state(found) if found.paused or next_ms is None else format_time(next_ms)
+
+
+def fields_of(found: ScheduleInfo) -> dict[str, Any]:
+    """For ``--json``: what the daemon says, the body as text, ids as text, times as text too."""
+    raw = {name: value for name, value in found.raw.items() if name not in {"body", "next"}}
+    raw |= body_fields(found.body)
+    if raw.get("recent") is not None:
+        raw["recent"] = [run | {"id": run["id"] and str(run["id"])} for run in raw["recent"]]
+    for name in _MOMENTS:
+        if raw.get(name) is not None:
+            raw[name.removesuffix("_ms")] = iso_time(raw[name])
+    if "next" in found.raw:
+        raw["planned_ms"] = list(found.raw["next"])
+        raw["planned"] = list(map(iso_time, raw["planned_ms"]))
+    return raw

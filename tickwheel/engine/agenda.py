@@ -1,0 +1,155 @@
+"""The schedules that an engine remembers: which is due next, which wait for a task to end.
+
+State and the few steps that several parts have in common; the rules are ``schedules``'. Invariants:
+
+* A schedule with a run in a batch that is not durable is *staged*: nothing else happens to it until
+  the batch has landed, or was refused and the run undone. So an undone run leaves no trace.
+* A schedule that is due and may be looked at has exactly one entry on the heap that counts.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from tickwheel.engine.timetables import Timetable
+    from tickwheel.model.schedules import ScheduleRow
+
+
+STALE_MAX = 64
+"""Entries of the heap that do not count any more, beside one for each schedule."""
+
+
+class Planned:
+    """One schedule in memory."""
+
+    __slots__ = ("cancelling", "due_ms", "row", "staged", "table", "unfinished")
+
+    def __init__(self, row: ScheduleRow, table: Timetable) -> None:
+        self.row = row
+        self.table = table
+        self.staged = False
+        """A run of it is in a batch that is not durable."""
+        self.cancelling = False
+        """The task of the run before is being looked up, to be cancelled."""
+        self.unfinished = False
+        """The task of the newest run has not ended."""
+        self.due_ms: int | None = None
+        """When it is looked at next; None: not before something happens."""
+
+    @property
+    def name(self) -> str:
+        return self.row.schedule.name
+
+    @property
+    def wanted_ms(self) -> int | None:
+        """When it wants to be looked at."""
+        if self.row.paused or self.staged or self.cancelling:
+            return None
+        if self.row.queued_ms is not None and not self.unfinished:
+            return self.row.queued_ms
+        return self.row.next_ms
+
+
+class Agenda:
+    """All of one engine."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, Planned] = {}
+        self._heap: list[tuple[int, str]] = []
+        self._watched: dict[int, Planned] = {}
+        """Id of an unfinished task → the schedule that it is the newest run of."""
+        self.wants_cancel: list[Planned] = []
+        """Those whose task is to be looked up, for ``Schedules.replace``."""
+        self.held_until_ms = 0
+        """Nothing fires before: tasks are not accepted at the moment."""
+
+    # --- when ------------------------------------------------------------------------------
+
+    def arm(self, planned: Planned) -> None:
+        """Something about it has changed: look at it when it wants to be."""
+        wanted_ms = planned.wanted_ms
+        if wanted_ms == planned.due_ms:
+            return
+        planned.due_ms = wanted_ms
+        if wanted_ms is None:
+            return
+        heapq.heappush(self._heap, (wanted_ms, planned.name))
+        if len(self._heap) > 2 * len(self.known) + STALE_MAX:
+            found = ((p.due_ms, p.name) for p in self.known.values() if p.due_ms is not None)
+            self._heap = sorted(found)
+
+    def next_ms(self) -> int | None:
+        """When the next one wants to be looked at."""
+        heap = self._heap
+        while heap:
+            due_ms, name = heap[0]
+            planned = self.known.get(name)
+            if planned is not None and planned.due_ms == due_ms:
+                return max(due_ms, self.held_until_ms)
+            heapq.heappop(heap)
+        return None
+
+    def pop(self, now_ms: int) -> Planned | None:
+        """The next one that is due by ``now_ms``; whoever gets it arms it again."""
+        due_ms = self.next_ms()
+        if due_ms is None or due_ms > now_ms:
+            return None
+        planned = self.known[heapq.heappop(self._heap)[1]]
+        planned.due_ms = None
+        return planned
+
+    # --- the fate of runs ------------------------------------------------------------------
+
+    def landed(self, runs: Mapping[Planned, ScheduleRow]) -> None:
+        """Their batch is durable."""
+        for planned in runs:
+            planned.staged = False
+            self.arm(planned)
+
+    def undo(self, runs: Mapping[Planned, ScheduleRow]) -> None:
+        """Their batch was refused: each is as it was before."""
+        for planned, before in runs.items():
+            self.unwatch(planned)
+            planned.row = before
+            planned.staged = False
+            self.arm(planned)
+
+    def row(self, name: str) -> ScheduleRow | None:
+        """As a store shall have it."""
+        planned = self.known.get(name)
+        return None if planned is None else planned.row
+
+    # --- the task of the newest run --------------------------------------------------------
+
+    def watch(self, planned: Planned) -> None:
+        """Its newest task has not ended."""
+        self.unwatch(planned)
+        planned.unfinished = True
+        self._watched[planned.row.last_id] = planned
+
+    def unwatch(self, planned: Planned) -> None:
+        planned.unfinished = False
+        self._watched.pop(planned.row.last_id, None)
+
+    def ended(self, ids: Collection[int]) -> None:
+        """These tasks have ended, or only their dead letters are left."""
+        watched = self._watched
+        if not watched:
+            return
+        found: Iterable[int]
+        if len(ids) < len(watched):
+            found = [i for i in ids if i in watched]
+        else:
+            found = [i for i in watched if i in ids]
+        for task_id in found:
+            planned = watched.pop(task_id)
+            planned.unfinished = False
+            self.arm(planned)
+
+    def watched_ids(self) -> list[int]:
+        """Of tasks that a restart has to look up."""
+        return list(self._watched)

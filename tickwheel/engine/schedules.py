@@ -1,0 +1,357 @@
+"""What becomes of the occurrences of schedules: each is one task, or is skipped for a reason.
+
+An occurrence and the advance of its schedule are in the same effects, so that a store has both or
+neither: over kills and failovers each becomes one task, and no more. Pure; when occurrences are is
+``timetables``' business, what is remembered ``agenda``'s.
+
+An occurrence is decided of when its time has come. While the daemon is down, or the schedule
+paused, several may have come due: of these the newest is the current one, the others were missed,
+and so was the newest when it is older than ``CURRENT_MS_MAX``:
+
+| catch-up | fires |
+|---|---|
+| skip | the newest, unless it was missed too |
+| last | the newest, unless it is older than the window |
+| all | all that are not older than the window |
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from tickwheel.engine.agenda import Planned
+from tickwheel.engine.timetables import Timetable
+from tickwheel.model.records import ID_STEP, TaskOptions, size_of
+from tickwheel.model.schedules import (
+    FIRED,
+    MISSED,
+    NAME_PROPERTY,
+    OVERLAPPED,
+    PLANNED_PROPERTY,
+    RECENT_MAX,
+    RUN,
+    Run,
+    Schedule,
+    ScheduleRow,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from tickwheel.engine.enqueue import Intake
+    from tickwheel.engine.sinks import ReplySink
+    from tickwheel.engine.state import Core
+    from tickwheel.engine.tasks import Control
+    from tickwheel.model.records import NewTask, TaskSnapshot
+
+CURRENT_MS_MAX = 60_000
+"""An occurrence that nobody could decide of for longer was missed."""
+AT_ONCE_MAX = 100
+"""Occurrences of one schedule that one batch makes up for."""
+COUNTED_MAX = 1_000
+"""Missed occurrences are counted up to this; beyond, it is at least so many."""
+FIRE_BYTES_MAX = 8 << 20
+"""Of the tasks that one call of ``fire`` makes, and a schedule more."""
+HELD_MS = 1_000
+"""How long to wait when tasks are not accepted."""
+_MIX = 0x9E37_79B9_7F4A_7C15
+
+
+class Schedules:
+    """Every verb on schedules. Those that change one want it not to be staged."""
+
+    def __init__(self, core: Core, intake: Intake, control: Control) -> None:
+        self._core = core
+        self._agenda = core.agenda
+        self._intake = intake
+        self._control = control
+        self.late_ms: list[int] = []
+        """How late those have fired that whoever keeps count has not seen yet."""
+
+    # --- made, changed, deleted ------------------------------------------------------------
+
+    def put(self, schedule: Schedule, table: Timetable, now_ms: int) -> str:
+        """Make it as it is said: "created", "updated" or "unchanged". A new timing begins after
+        ``now_ms``; what has run counts on."""
+        known = self._agenda.known.get(schedule.name)
+        if known is None:
+            row = ScheduleRow(schedule, next_ms=table.after(now_ms))
+            planned = self._agenda.known[schedule.name] = Planned(row, table)
+            self._changed(planned, row)
+            return "created"
+        before = known.row
+        if before.schedule == schedule:
+            return "unchanged"
+        next_ms = before.next_ms
+        if _timing(before.schedule) != _timing(schedule):
+            next_ms = table.after(now_ms)
+        known.table = table
+        if schedule.runs_max is not None and before.runs >= schedule.runs_max:
+            next_ms = None
+        elif next_ms is None:
+            next_ms = table.after(now_ms)
+        queued_ms = before.queued_ms if schedule.overlap == "queue_one" else None
+        self._changed(
+            known, before._replace(schedule=schedule, next_ms=next_ms, queued_ms=queued_ms)
+        )
+        return "updated"
+
+    def pause(self, planned: Planned, *, paused: bool) -> None:
+        """Decide of no occurrence until it is resumed; then the catch-up says what was missed."""
+        if planned.row.paused != paused:
+            self._changed(planned, planned.row._replace(paused=paused))
+
+    def delete(self, planned: Planned) -> None:
+        """Its tasks stay."""
+        self._agenda.unwatch(planned)
+        del self._agenda.known[planned.name]
+        self._core.open.effects.schedules[planned.name] = None
+
+    def restore(self, row: ScheduleRow, table: Timetable) -> None:
+        """A restart found it. Whether its newest task has ended is looked up: ``finished``."""
+        planned = self._agenda.known[row.schedule.name] = Planned(row, table)
+        if row.last_id and row.schedule.overlap != "allow":
+            self._agenda.watch(planned)
+        self._agenda.arm(planned)
+
+    def found(self, asked: Iterable[int], known: dict[int, TaskSnapshot]) -> None:
+        """What a restart found of the tasks that are watched: the others have ended."""
+        over = [
+            i for i in asked
+            if i not in known or (known[i].dead and not self._control.is_wanted(known[i]))
+        ]  # fmt: skip
+        self._agenda.ended(over)
+
+    # --- occurrences -----------------------------------------------------------------------
+
+    def fire(self, now_ms: int, limit: int, *, accepts: bool) -> bool:
+        """Decide of up to ``limit`` schedules that are due. True: call again at once.
+
+        ``accepts``: tasks can be taken now; else they wait, and nothing is lost but time.
+        """
+        core, agenda = self._core, self._agenda
+        bytes_max = self._intake.inflight_bytes + FIRE_BYTES_MAX
+        for _ in range(limit):
+            if self._intake.inflight_bytes > bytes_max:
+                return True
+            planned = agenda.pop(now_ms)
+            if planned is None:
+                return False
+            room = min(core.room, AT_ONCE_MAX)
+            if not accepts or room <= 0 or planned.row.schedule.topic in core.full_topics:
+                agenda.held_until_ms = now_ms + HELD_MS
+                agenda.arm(planned)
+                return False
+            self._decide(planned, now_ms, room)
+            agenda.arm(planned)
+        return True
+
+    def _decide(self, planned: Planned, now_ms: int, room: int) -> None:
+        """Of all its occurrences that have come due, or of as many as there is room for."""
+        decision = _Decision(planned, now_ms)
+        decision.queued()
+        row = planned.row
+        if row.next_ms is not None and row.next_ms <= now_ms:
+            due, missed, newest_ms = _current(row, planned.table, now_ms, room)
+            if missed:
+                decision.miss(newest_ms, missed)
+            for planned_ms in due:
+                if decision.is_over:
+                    break
+                if not decision.take(planned_ms):
+                    # What it replaces is looked up first; then it is decided of anew.
+                    planned.cancelling = True
+                    self._agenda.wants_cancel.append(planned)
+                    return
+            next_ms = planned.table.after(due[-1] if due else now_ms)
+            decision.row = decision.row._replace(next_ms=next_ms)
+        self._advance(planned, decision, now_ms)
+
+    def _advance(self, planned: Planned, decision: _Decision, now_ms: int) -> None:
+        """The row as it is now, with the tasks of what fired beside it."""
+        totals, fired = self._core.totals, decision.fired
+        totals.schedules_missed += decision.missed
+        totals.schedules_overlapped += decision.overlapped
+        if decision.is_over:
+            decision.row = decision.row._replace(next_ms=None, queued_ms=None)
+        row = decision.row
+        if fired:
+            ids = self._stage(planned, row.schedule, fired, now_ms)
+            for planned_ms, task_id in zip(fired, ids, strict=True):
+                row = _noted(row, Run(planned_ms, now_ms, FIRED, task_id))
+            row = row._replace(runs=row.runs + len(fired), last_id=ids[-1])
+            self.late_ms += [now_ms - planned_ms for planned_ms in fired]
+            self._agenda.unwatch(planned)
+        self._core.open.effects.schedules[planned.name] = planned.row = row
+        if fired and row.schedule.overlap != "allow":
+            self._agenda.watch(planned)
+
+    def _stage(
+        self,
+        planned: Planned,
+        schedule: Schedule,
+        times_ms: Sequence[int],
+        now_ms: int,
+        address: ReplySink | None = None,
+        request: int = 0,
+    ) -> range:
+        """The tasks of these occurrences, in the open batch; their ids."""
+        tasks = [_task(schedule, planned_ms, now_ms) for planned_ms in times_ms]
+        size_bytes = sum(size_of(task[2], task[3]) for task in tasks)
+        source = _Source(f"schedule {schedule.name}")
+        first = self._intake.enqueue(address, None, request, tasks, size_bytes, now_ms, source)
+        self._core.open.runs.setdefault(planned, planned.row)
+        planned.staged = True
+        return range(first, first + len(tasks) * ID_STEP, ID_STEP)
+
+    def replace(self, planned: Planned, task_id: int, known: TaskSnapshot | None) -> None:
+        """``cancel_previous``: the task of the run before, as it is stored, makes room. One that a
+        consumer has goes on: it is too late."""
+        planned.cancelling = False
+        row = planned.row
+        if planned.unfinished and row.last_id == task_id and not row.paused:
+            self._agenda.unwatch(planned)
+            self._control.cancel(task_id, known)
+        if self._agenda.known.get(planned.name) is planned:
+            self._agenda.arm(planned)
+
+    # --- at an operator's word -------------------------------------------------------------
+
+    def run(self, planned: Planned, address: ReplySink, request: int, now_ms: int) -> None:
+        """One task more, at once, whatever is planned; ``address`` gets its id when it is there.
+        What is planned takes no notice of it: it neither counts as a run nor overlaps."""
+        (task_id,) = self._stage(planned, planned.row.schedule, [now_ms], now_ms, address, request)
+        row = _noted(planned.row, Run(now_ms, now_ms, RUN, task_id))
+        self._core.open.effects.schedules[planned.name] = planned.row = row
+
+    def backfill(
+        self,
+        planned: Planned,
+        times_ms: Sequence[int],
+        address: ReplySink,
+        request: int,
+        now_ms: int,
+    ) -> None:
+        """A task for each of these occurrences, due at once; ``address`` gets their ids."""
+        self._stage(planned, planned.row.schedule, times_ms, now_ms, address, request)
+
+    def _changed(self, planned: Planned, row: ScheduleRow) -> None:
+        self._core.open.effects.schedules[planned.name] = planned.row = row
+        watches = row.last_id and row.schedule.overlap != "allow"
+        if planned.unfinished and not watches:
+            self._agenda.unwatch(planned)
+        self._agenda.arm(planned)
+
+
+class _Decision:
+    """Of the occurrences of one schedule that have come due: what fires, and the row after it."""
+
+    def __init__(self, planned: Planned, now_ms: int) -> None:
+        self.row = planned.row
+        self.fired: list[int] = []
+        self.missed = self.overlapped = 0
+        self._unfinished = planned.unfinished
+        self._now_ms = now_ms
+
+    @property
+    def is_over(self) -> bool:
+        """So many runs and no more."""
+        runs_max = self.row.schedule.runs_max
+        return runs_max is not None and self.row.runs + len(self.fired) >= runs_max
+
+    def queued(self) -> None:
+        """The one that waited for the end of the task before, if that has come."""
+        queued_ms = self.row.queued_ms
+        if queued_ms is not None and not self._unfinished:
+            self.fired.append(queued_ms)
+            self.row = self.row._replace(queued_ms=None)
+
+    def miss(self, newest_ms: int, count: int) -> None:
+        """So many were missed."""
+        self.missed += count
+        self._note(newest_ms, MISSED, count)
+
+    def take(self, planned_ms: int) -> bool:
+        """One occurrence. False: its schedule's last task has to be cancelled before."""
+        overlap = self.row.schedule.overlap
+        overlaps = overlap != "allow" and (self._unfinished or self.fired)
+        if not overlaps:
+            self.fired.append(planned_ms)
+        elif overlap == "cancel_previous":
+            if self._unfinished:
+                return False
+            # Nobody would see the one before.
+            self._skip(self.fired.pop())
+            self.fired.append(planned_ms)
+        elif overlap == "queue_one" and self.row.queued_ms is None:
+            self.row = self.row._replace(queued_ms=planned_ms)
+        else:
+            self._skip(planned_ms)
+        return True
+
+    def _skip(self, planned_ms: int) -> None:
+        self.overlapped += 1
+        self._note(planned_ms, OVERLAPPED, 1)
+
+    def _note(self, planned_ms: int, outcome: str, count: int) -> None:
+        self.row = _noted(self.row, Run(planned_ms, self._now_ms, outcome, occurrences=count))
+
+
+def _current(
+    row: ScheduleRow, table: Timetable, now_ms: int, most: int
+) -> tuple[list[int], int, int]:
+    """Which occurrences are decided of now, at most so many; how many before them were missed, and
+    the newest of these."""
+    schedule, first_ms = row.schedule, row.next_ms
+    assert first_ms is not None
+    window_ms = 0 if schedule.catch_up == "skip" else schedule.catch_up_ms
+    oldest_ms = max(first_ms, now_ms - max(window_ms, CURRENT_MS_MAX))
+    if schedule.catch_up == "all":
+        due = list(islice(table.between(oldest_ms, now_ms), most))
+    else:
+        newest_ms = table.newest(first_ms, now_ms)
+        due = [newest_ms] if newest_ms >= oldest_ms else []
+    until_ms = due[0] - 1 if due else now_ms
+    missed = list(islice(table.between(first_ms, until_ms), COUNTED_MAX))
+    newest_ms = missed[-1] if missed else 0
+    if len(missed) == COUNTED_MAX:
+        newest_ms = table.newest(newest_ms, until_ms)
+    return due, len(missed), newest_ms
+
+
+class _Source:
+    """Who enqueued, for the history."""
+
+    def __init__(self, label: str) -> None:
+        self.label = label
+
+
+def _timing(schedule: Schedule) -> tuple[object, ...]:
+    return (
+        schedule.cron, schedule.timezone, schedule.every_ms, schedule.anchor_ms,
+        schedule.start_ms, schedule.end_ms, schedule.gap, schedule.fold,
+    )  # fmt: skip
+
+
+def _noted(row: ScheduleRow, run: Run) -> ScheduleRow:
+    return row._replace(recent=(*row.recent, run)[-RECENT_MAX:])
+
+
+def _task(schedule: Schedule, planned_ms: int, now_ms: int) -> NewTask:
+    options = schedule.options or TaskOptions()
+    properties = dict(options.properties or {})
+    properties[NAME_PROPERTY] = schedule.name
+    properties[PLANNED_PROPERTY] = planned_ms
+    due_ms = max(now_ms, planned_ms + jitter_of(schedule, planned_ms))
+    return schedule.topic, due_ms, schedule.body, options._replace(properties=properties)
+
+
+def jitter_of(schedule: Schedule, planned_ms: int) -> int:
+    """By how much this occurrence is later than planned, the same whenever it is asked."""
+    if not schedule.jitter_ms:
+        return 0
+    mixed = planned_ms
+    for byte in schedule.name.encode():
+        mixed = ((mixed ^ byte) * _MIX) % 2**64
+    return (mixed >> 20) % (schedule.jitter_ms + 1)
