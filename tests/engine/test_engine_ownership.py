@@ -430,6 +430,45 @@ def test_a_group_that_comes_back_under_its_name_keeps_what_it_acked() -> None:
     recount(rig)
 
 
+def acked_by_a_former_one(rig: Rig) -> list[int]:
+    """Two tasks that a group and a former group of another one's name have acked; the replay of
+    that one has still to find out."""
+    rig.create_group("t", "a")
+    rig.create_group("t", "b")
+    ids = rig.stage(count=2)
+    rig.commit()
+    consume(rig, "b")
+    rig.delete_group("t", "b")
+    rig.create_group("t", "b", 0, replays=False)
+    consume(rig, "a")
+    return ids
+
+
+def test_what_all_have_acked_is_not_moved() -> None:
+    rig = Rig()
+    ids = acked_by_a_former_one(rig)
+    assert rig.reschedule(ids[0], 5_000) == "acked"
+    recount(rig)
+    finish_replay(rig)
+    rig.commit()
+    assert rig.rows.is_empty()
+    rig.pass_time(5_000)
+    assert consume(rig, "b") == set()
+    recount(rig)
+
+
+def test_what_a_former_group_of_the_name_acked_ends_as_acked_when_the_next_one_is_deleted() -> None:
+    rig = Rig()
+    ids = acked_by_a_former_one(rig)
+    rig.close_group("t", "b")
+    recount(rig)
+    rig.drain(rig.group("t", "b"), 50)
+    rig.commit()
+    assert {rig.state(task_id) for task_id in ids} == {"acked"}
+    assert rig.rows.is_empty()
+    recount(rig)
+
+
 def test_a_replay_ends_with_its_group() -> None:
     rig = Rig()
     ids = replaying(rig)

@@ -190,7 +190,8 @@ def _lies_for_a_replay(core: Core, topic: str, name: str, task_id: int) -> bool:
     group = core.topics[topic].groups.get(name)
     if group is None:
         return False
-    return group in core.topics[topic].replays and task_id in group.loading
+    is_under_way = group in core.topics[topic].replays or group.is_closed
+    return is_under_way and task_id in group.loading
 
 
 def _tasks(
@@ -213,7 +214,7 @@ def _tasks(
         for name, row in k.progress.items():
             finished = row.state is ProgressState.DONE
             if finished and _lies_for_a_replay(core, k.row.topic, name, task_id):
-                continue  # an earlier group of this name has acked it: the replay will end it
+                continue  # a former group of this name acked it: replay or deletion will end it
             assert finished == (name not in groups), f"{row} of {name}, which is in {groups}"
         if task_id not in scheduled:
             first = core.topics[k.row.topic].first_group

@@ -24,6 +24,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import DELETED
+from tickwheel.engine.ownership import is_done
 from tickwheel.engine.rates import changed
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.model.records import (
@@ -221,7 +222,11 @@ class Closing:
         """Take these out, as far as the group still holds them."""
         for task_id in asked:
             found = known.get(task_id)
-            if found is not None and self._take_out(group, found):
+            if found is None or not self._take_out(group, found):
+                continue
+            if is_done(found, group):
+                self._ownership.finish_acked(group, found)
+            else:
                 self._forget(group, found.row)
 
     def _take_out(self, group: Group, found: TaskSnapshot) -> bool:

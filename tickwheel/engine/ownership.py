@@ -423,9 +423,12 @@ class Ownership:
         if not is_done(known, group):
             group.ready.push(row.id, priority_of(row), now_ms)
             return
-        # A group of this name acked it, and was deleted: it stays acked.
         core.lifetimes.end(row)
-        ended = self.finish(group, row)
-        if core.recorder is not None:
+        self.finish_acked(group, known)
+
+    def finish_acked(self, group: Group, known: TaskSnapshot) -> None:
+        """A former group of this name acked it, and was deleted: it stays acked."""
+        ended = self.finish(group, known.row)
+        if self._core.recorder is not None:
             attempt = known.progress[group.name].attempt
-            core.recorder.acked_idle(group, row.id, attempt, ended=ended)
+            self._core.recorder.acked_idle(group, known.row.id, attempt, ended=ended)

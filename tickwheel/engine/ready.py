@@ -145,10 +145,14 @@ class ReadyQueue:
         line = self._by_priority[priority] if priority else self._plain
         taken = line.take(limit)
         if priority and not len(line):
-            self.emptied_since_ms = line.since_ms
+            self._emptied(line)
             del self._by_priority[priority]
         self._runs.append((priority, len(taken)))
         return taken
+
+    def _emptied(self, line: Line) -> None:
+        if line.since_ms is not None:  # one that was only put back has no time of its own
+            self.emptied_since_ms = line.since_ms
 
     def _take_lower(self, highest: int) -> list[int]:
         """One of the priority below ``highest`` whose turn was longest ago."""
@@ -187,7 +191,10 @@ class ReadyQueue:
             line.drop(left)
         if left:
             raise AssertionError(f"{len(left)} ids that are stale are not queued")
-        self._by_priority = {p: line for p, line in self._by_priority.items() if len(line)}
+        for priority, line in list(self._by_priority.items()):
+            if not len(line):
+                self._emptied(line)
+                del self._by_priority[priority]
 
     def lines(self) -> list[Line]:
         """Highest priority first."""

@@ -157,7 +157,11 @@ class Control:
             if core.recorder is not None:
                 core.recorder.rescheduled(row, due_ms)
         else:
-            self._postpone(known, due_ms, now_ms)
+            self._ownership.look_ahead(known, now_ms)
+            if task_id in core.open.effects.ended:
+                # A former group of a replay's name had acked it, and so has everybody else.
+                return self.absent(task_id), None
+            self._postpone(known, due_ms)
             if core.recorder is not None:
                 core.recorder.rescheduled(known.row, due_ms)
         return "scheduled", due_ms
@@ -253,9 +257,8 @@ class Control:
         for group in self._ownership.groups_of(known):
             self._core.leave(group, known.row)
 
-    def _postpone(self, known: TaskSnapshot, due_ms: int, now_ms: int) -> None:
+    def _postpone(self, known: TaskSnapshot, due_ms: int) -> None:
         core, task_id = self._core, known.row.id
-        self._ownership.look_ahead(known, now_ms)
         for group in self._ownership.groups_of(known):
             if task_id in group.flight:
                 continue
