@@ -151,7 +151,7 @@ def test_a_wrong_or_missing_token_is_refused(
 
 
 def test_an_unknown_type_is_answered(raw: Raw) -> None:
-    refused(raw.call(63), "unknown_type", "63")
+    refused(raw.call(59), "unknown_type", "59")
     works(raw)
 
 

@@ -110,6 +110,9 @@ async def test_a_group_from_its_making_to_its_end(client: Client, topic: str) ->
     assert await client.delete_group(topic, "g", force=True) == {
         "ready": 1, "in_flight": 1, "waiting": 0, "dead": 1,
     }  # fmt: skip
+    async with asyncio.timeout(WAIT_S):  # what it holds is let go of in steps
+        while (await client.lookup(delivery.id)).state == "in_flight":
+            await asyncio.sleep(0)
     assert await delivery.ack() != "acked"
     with pytest.raises(errors.NotFound):
         await client.delete_group(topic, "g")

@@ -124,13 +124,6 @@ def test_a_connection_without_hello_is_ended(make_daemon: Callable[..., Daemon])
 FILES = 200
 
 
-class Limited(Daemon):
-    """May have so many descriptors and no more, as in a container."""
-
-    def _command(self) -> list[str]:
-        return ["sh", "-c", f'ulimit -n {FILES}; exec "$@"', "sh", *super()._command()]
-
-
 def _everything_works(raw: Raw, name: str) -> None:
     assert raw.enqueue(("t", b"x", DAY_MS))[0] == T.OK
     for kind, fields in ((T.LIST, None), (T.DEAD_LIST, None), (T.BACKUP, name)):
@@ -143,7 +136,10 @@ def _everything_works(raw: Raw, name: str) -> None:
 def test_connections_cannot_take_the_descriptors_that_the_daemon_needs(
     tmp_path: Path, http: bool
 ) -> None:
-    with Limited(tmp_path, http=http, hello_timeout_s=60) as daemon, Raw(daemon.port) as raw:
+    with (
+        Daemon(tmp_path, http=http, files_max=FILES, hello_timeout_s=60) as daemon,
+        Raw(daemon.port) as raw,
+    ):
         assert raw.limits["connections_max"] == FILES - 64 * (1 + http)
         assert daemon.log_text().count("few_file_descriptors") == 1
         idle = [socket.create_connection(("127.0.0.1", daemon.port), 10) for _ in range(FILES)]

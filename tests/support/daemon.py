@@ -45,6 +45,7 @@ class Daemon:
 
     ``settings`` are fields of ``tickwheel.server.settings.Settings`` (``lease_default_s=1``).
     ``failpoints`` holds for the next start only; the places that killed stand in ``hits``.
+    ``files_max``: so many descriptors and no more, as in a container.
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Daemon:
         args: tuple[str, ...] = (),
         env: Mapping[str, str] | None = None,
         failpoints: str = "",
+        files_max: int | None = None,
         **settings: Any,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -65,6 +67,7 @@ class Daemon:
         self.args = args
         self.env = dict(env or {})
         self.failpoints = failpoints
+        self.files_max = files_max
         self.settings = settings
         self.starts = 0
         self._listen = "tcp://127.0.0.1:0"
@@ -121,7 +124,12 @@ class Daemon:
         self._ready_file.unlink(missing_ok=True)
         with self.log.open("ab") as log:
             self._process = forked.start(
-                self._arguments(), env=self._environment(), stdin=None, stdout=log, stderr=log
+                self._arguments(),
+                env=self._environment(),
+                stdin=None,
+                stdout=log,
+                stderr=log,
+                files_max=self.files_max,
             )
         self.starts += 1
 

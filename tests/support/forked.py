@@ -17,6 +17,7 @@ import gc
 import importlib
 import json
 import os
+import resource
 import select
 import selectors
 import signal
@@ -29,7 +30,7 @@ import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 PRELOADED = (
     "uvloop",
@@ -68,16 +69,21 @@ def start(
     stdin: IO[bytes] | None,
     stdout: IO[bytes],
     stderr: IO[bytes],
+    files_max: int | None = None,
 ) -> Process:
-    """``tickwheel ARGUMENTS`` with this environment; without ``stdin`` it reads nothing."""
+    """``tickwheel ARGUMENTS`` with this environment; without ``stdin`` it reads nothing.
+    ``files_max``: so many descriptors and no more, as in a container."""
     if not can_fork() or "LD_PRELOAD" in env:
         command = [sys.executable, "-m", "tickwheel", *arguments]
+        if files_max is not None:
+            command = ["sh", "-c", f'ulimit -n {files_max}; exec "$@"', "sh", *command]
         return subprocess.Popen(
             command, stdin=stdin or subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env
         )
     with contextlib.ExitStack() as stack:
         stdin = stdin or stack.enter_context(open(os.devnull, "rb"))
-        return _parent().fork(arguments, env, [stdin.fileno(), stdout.fileno(), stderr.fileno()])
+        files = [stdin.fileno(), stdout.fileno(), stderr.fileno()]
+        return _parent().fork(arguments, env, files, files_max)
 
 
 def can_fork() -> bool:
@@ -145,8 +151,19 @@ class _Parent:
         )
         theirs.close()
 
-    def fork(self, arguments: Sequence[str], env: Mapping[str, str], files: list[int]) -> _Forked:
-        said = {"arguments": list(arguments), "env": dict(env), "cwd": os.getcwd()}
+    def fork(
+        self,
+        arguments: Sequence[str],
+        env: Mapping[str, str],
+        files: list[int],
+        files_max: int | None,
+    ) -> _Forked:
+        said = {
+            "arguments": list(arguments),
+            "env": dict(env),
+            "cwd": os.getcwd(),
+            "files_max": files_max,
+        }
         ended, theirs = os.pipe()
         try:
             with self._lock:
@@ -205,7 +222,7 @@ class _Forking:
         return True
 
 
-def _become(asked: dict[str, object], files: list[int]) -> None:
+def _become(asked: dict[str, Any], files: list[int]) -> None:
     """The child: the program, as Python would have begun it. Never returns."""
     code = 1
     try:
@@ -213,11 +230,13 @@ def _become(asked: dict[str, object], files: list[int]) -> None:
             os.dup2(fd, number)
         os.closerange(3, 1 << 16)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.chdir(str(asked["cwd"]))
+        if asked["files_max"] is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (asked["files_max"],) * 2)
+        os.chdir(asked["cwd"])
         os.environ.clear()
-        os.environ.update(asked["env"])  # type: ignore[arg-type]
+        os.environ.update(asked["env"])
         time.tzset()
-        sys.argv = ["tickwheel", *asked["arguments"]]  # type: ignore[misc]
+        sys.argv = ["tickwheel", *asked["arguments"]]
         sys.stdout.reconfigure(write_through="PYTHONUNBUFFERED" in os.environ)  # type: ignore[union-attr]
         from tickwheel import failpoints
         from tickwheel.cli import main

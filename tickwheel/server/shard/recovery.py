@@ -83,6 +83,8 @@ class Recovering:
         first = await anext(self._chunks, None)
         if first is not None:
             self._add(first)
+        if self.is_small:
+            await self._load()
 
     async def _look_at_runs(self) -> None:
         """Have the newest tasks of schedules ended?"""
@@ -129,7 +131,11 @@ class Recovering:
         return self.is_small and not self.loaded and not self._special
 
     async def rest(self) -> None:
-        """Raises StoreError."""
+        """What ``begin`` did not load. Raises StoreError."""
+        if not self.is_small:
+            await self._load()
+
+    async def _load(self) -> None:
         assert self._chunks is not None
         async for chunk in self._chunks:
             self._add(chunk)
