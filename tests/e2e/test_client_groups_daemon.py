@@ -111,7 +111,7 @@ async def test_a_group_from_its_making_to_its_end(client: Client, topic: str) ->
         "ready": 1, "in_flight": 1, "waiting": 0, "dead": 1,
     }  # fmt: skip
     async with asyncio.timeout(WAIT_S):  # what it holds is let go of in steps
-        while (await client.lookup(delivery.id)).state == "in_flight":
+        while (await client.lookup(delivery.id)).state == "in_flight":  # noqa: ASYNC110  # steps
             await asyncio.sleep(0)
     assert await delivery.ack() != "acked"
     with pytest.raises(errors.NotFound):
