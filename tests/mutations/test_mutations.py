@@ -64,7 +64,6 @@ ONE_OF_EACH_KIND = frozenset((
     "a-dead-consumer-gets-its-tasks-back", "recovery-skips-a-chunk",
     "owing-goes-by-due-times-alone", "packs-read-by-a-statement-of-their-own",
     "a-missing-row-is-answered-as-gone", "half-a-change-is-survived",
-    "values-of-properties-count-nowhere",
 ))  # fmt: skip
 """The mutants of `make test`: a promise or a border each. `make test-full` has the others too."""
 OTHERS = [mutant for mutant in MUTANTS if mutant.name not in ONE_OF_EACH_KIND]
