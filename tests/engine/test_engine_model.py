@@ -356,7 +356,7 @@ class EngineMachine(DeliveryRules):
 
 
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=200, stateful_step_count=60)
+TestEngine.settings = settings(max_examples=150, stateful_step_count=60)
 
 
 class LongEngineMachine(EngineMachine):

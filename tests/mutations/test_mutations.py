@@ -61,7 +61,7 @@ def run(folder: Path, tests: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 ONE_OF_EACH_KIND = frozenset((
     "reply-without-its-commit", "dedupe-mark-survives-a-refusal", "sync-off", "early-by-one-tick",
-    "a-dead-consumer-gets-its-tasks-back", "recovery-skips-a-chunk",
+    "recovery-skips-a-chunk",
     "owing-goes-by-due-times-alone", "packs-read-by-a-statement-of-their-own",
     "a-missing-row-is-answered-as-gone", "half-a-change-is-survived",
 ))  # fmt: skip

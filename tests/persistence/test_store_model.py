@@ -432,7 +432,7 @@ sqlite_writer.MOVES_AT_ONCE = 7
 sqlite_writer.MOVES_MAX = 60  # a batch or two: they are written beside their packs in most runs
 packindex.SPARSE_EVERY_BATCHES = 1  # seldom in earnest: packs are taken apart in most runs here
 StoreMachine.TestCase.settings = settings(
-    max_examples=100, stateful_step_count=25, deadline=None, print_blob=True
+    max_examples=80, stateful_step_count=25, deadline=None, print_blob=True
 )
 TestStores = StoreMachine.TestCase
 

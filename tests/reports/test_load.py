@@ -179,6 +179,7 @@ def test_a_segment_that_cannot_be_unpacked_does_not_keep_the_others_out(
     assert seqs(table, load().manifest) == whole(len(events))
 
 
+@pytest.mark.slow
 def test_late_segments_and_many_runs_come_to_the_same_table(
     load: Load, history: Path, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

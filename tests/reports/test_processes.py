@@ -105,7 +105,13 @@ def test_an_empty_history_makes_an_empty_report(
     assert "loading history" in remarks
     page = (tmp_path / "out/report.html").read_text()
     assert "no events in the time asked for" in page
-    # Something comes; then only a part of it is asked for.
+
+
+@pytest.mark.slow
+def test_a_part_of_a_history_by_command(
+    command: Callable[..., tuple[int, str, str]], history: Path, tmp_path: Path
+) -> None:
+    place = ["--history", str(history), "--out", str(tmp_path / "out")]
     write(history, story().events)
     code, said, _ = command(
         "report", *place, "--json", "--since", "2026-11-20T10:30", "--until", "2026-11-20T11:00",

@@ -217,7 +217,7 @@ COMMON = settings(stateful_step_count=40, deadline=None, print_blob=True)
 TestTimingMachine = TimingMachine.TestCase
 TestTimingMachine.settings = settings(COMMON, max_examples=100)
 TestTinyLimitsMachine = TinyLimitsMachine.TestCase
-TestTinyLimitsMachine.settings = settings(COMMON, max_examples=40)
+TestTinyLimitsMachine.settings = settings(COMMON, max_examples=30)
 
 
 class AtLength(TinyLimitsMachine):
