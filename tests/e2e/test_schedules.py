@@ -85,7 +85,9 @@ async def test_a_consumer_sees_whose_task_it_is_and_when_it_was_planned(client: 
         delivery = await soon(anext(deliveries))
         await delivery.ack()
     assert (delivery.schedule, delivery.body, delivery.key) == (name, b"hi", "k")
-    assert delivery.planned == delivery.due
+    assert delivery.planned is not None
+    # A daemon that is late makes its task due at once.
+    assert timedelta(0) <= delivery.due - delivery.planned < timedelta(seconds=20)
     shown = await client.show_schedule(name)
     (run,) = shown.recent
     assert (run.outcome, run.task_id, run.state) == ("fired", delivery.id, "acked")
