@@ -65,9 +65,12 @@ class Producing:
             task, options = tasks[0], None
             if type(task) is not tuple:
                 break
-            if len(task) != 3 and (options := key_alone(task, key_max)) is None:
-                break
-            topic, body, delay_ms = task[:3]
+            if len(task) == 3:
+                topic, body, delay_ms = task
+            else:
+                if (options := key_alone(task, key_max)) is None:
+                    break
+                topic, body, delay_ms = task[:3]
             if not (
                 type(request) is int
                 and last < request <= REQUEST_MAX
