@@ -1,6 +1,6 @@
 # `make` or `make help` lists what there is.
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-full check bench torture observe report
+.PHONY: help setup demo test test-full check bench torture observe report docs
 
 PYTHON := .venv/bin/python
 KILLS ?= 200
@@ -43,3 +43,6 @@ observe: setup ## a daemon, load and a Prometheus with our rules, until Ctrl-C; 
 
 report: setup ## a daemon that writes its history under load for 25 s, and the report of it: an HTML page
 	@scripts/report $(ARGS)
+
+docs: setup ## the documents as a site: site/index.html
+	@scripts/docs
