@@ -69,3 +69,10 @@ def test_primes_are_told_from_other_numbers() -> None:
     assert is_prime(2**64 - 59)
     assert not is_prime(3_215_031_751)  # passes for the witnesses 2, 3, 5 and 7
     assert not is_prime((2**32 - 5) * (2**32 - 17))
+
+
+def test_many_at_once_are_hashed_as_one_by_one() -> None:
+    key_hash = KeyHash(b"")
+    topics, keys = ["t", "u", "t"], ["k", "ключ", "\0"]
+    one_by_one = [key_hash(topic, key) for topic, key in zip(topics, keys, strict=True)]
+    assert key_hash.of_many(topics, keys) == one_by_one

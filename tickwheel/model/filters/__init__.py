@@ -1,0 +1,1 @@
+"""Filters of groups: `filter.py` is the surface; `parsing.py` reads, `conditions.py` judges."""

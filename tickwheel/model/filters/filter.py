@@ -1,0 +1,114 @@
+"""The filter of a group: which tasks it is about, by their tags, by a condition, or by both.
+
+``Filter.passes`` is asked for every task that comes due for the group, so all work that can be
+done before is done when the filter is made. What it says of a task depends on nothing but the two:
+it is the same after a restart. An expression that is UNKNOWN of a task leaves it out.
+
+``tags`` is a list like ``eu || us``, or ``*`` for any task, also one without a tag. ``where`` is a
+condition as SQL-92 has them; ``parsing.GRAMMAR`` is the language.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tickwheel.model.filters.conditions import Condition, Judge, compiled, cost_of, depth_of
+from tickwheel.model.filters.errors import FilterError
+from tickwheel.model.records import PropertyValue, TaskOptions, TaskRow
+
+FILTER_LENGTH_MAX = 2048
+"""Characters of ``tags``, and of ``where``."""
+FILTER_DEPTH_MAX = 32
+"""AND, OR and NOT, each within another; parentheses count by what they make."""
+FILTER_COST_MAX = 256
+"""Comparisons, and the characters of patterns that are searched for: ``conditions.cost_of``."""
+
+ANY_TAG = "*"
+BETWEEN_TAGS = "||"
+PLAIN = TaskOptions()
+NO_PROPERTIES: Mapping[str, PropertyValue] = {}
+
+
+class Filter:
+    """What a group wants, ready to judge. Two that want the same by the same words are equal,
+    however they are spaced, cased or put in parentheses, and in whatever order tags are."""
+
+    __slots__ = ("_condition", "_judge", "_tags", "tags", "where")
+
+    def __init__(self, tags: str | None = None, where: str | None = None) -> None:
+        """Raises FilterError."""
+        self.tags = tags
+        self.where = where
+        self._tags = None if tags is None else _tags(tags)
+        self._condition = None if where is None else _condition(where)
+        self._judge: Judge | None = None
+        if self._condition is not None:
+            self._judge = compiled(self._condition)
+
+    @property
+    def is_open(self) -> bool:
+        """Every task passes, because nothing is asked of it."""
+        return self._tags is None and self._judge is None
+
+    def passes(self, row: TaskRow) -> bool:
+        """Whether the group wants the task."""
+        options = row[4] or PLAIN
+        tags, judge = self._tags, self._judge
+        if tags is not None and options[1] not in tags:
+            return False
+        return judge is None or judge(options, options[2] or NO_PROPERTIES) is True
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Filter):
+            return NotImplemented
+        return (self._tags, self._condition) == (other._tags, other._condition)
+
+    def __hash__(self) -> int:
+        return hash((self._tags, self._condition))
+
+    def __str__(self) -> str:
+        """As an error or a list shows it."""
+        parts = (("tags", self.tags), ("where", self.where))
+        return ", ".join(f"{name} {text}" for name, text in parts if text is not None) or "none"
+
+
+def _tags(text: str) -> frozenset[str | None] | None:
+    """The tags that are wanted; None: any."""
+    _check_length("tags", text)
+    if text.strip() == ANY_TAG:
+        return None
+    tags: set[str | None] = set()
+    place = 0
+    for part in text.split(BETWEEN_TAGS):
+        tag = part.strip()
+        begin = place + len(part) - len(part.lstrip())
+        if not tag:
+            raise FilterError("tags", "a tag is expected", text, begin)
+        if tag == ANY_TAG:
+            raise FilterError("tags", "* stands for any tag, and alone", text, begin)
+        tags.add(tag)
+        place += len(part) + len(BETWEEN_TAGS)
+    return frozenset(tags)
+
+
+def _condition(text: str) -> Condition:
+    # Whoever names no condition does not wait for the parser to be loaded.
+    from tickwheel.model.filters.parsing import parse
+
+    _check_length("where", text)
+    condition = parse(text)
+    depth, limit = depth_of(condition), FILTER_DEPTH_MAX
+    if depth > limit:
+        message = f"AND, OR and NOT are nested {depth} deep; the limit is {limit}"
+        raise FilterError("where", f"{message} (FILTER_DEPTH_MAX)", text, None)
+    cost = cost_of(condition)
+    if cost > FILTER_COST_MAX:
+        message = f"judging a task costs {cost} steps; the limit is {FILTER_COST_MAX}"
+        raise FilterError("where", f"{message} (FILTER_COST_MAX)", text, None)
+    return condition
+
+
+def _check_length(field: str, text: str) -> None:
+    if len(text) > FILTER_LENGTH_MAX:
+        message = f"{len(text)} characters; the limit is {FILTER_LENGTH_MAX} (FILTER_LENGTH_MAX)"
+        raise FilterError(field, message, text, None)
