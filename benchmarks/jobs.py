@@ -9,7 +9,7 @@ from __future__ import annotations
 import array
 import select
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,9 @@ from benchmarks.by_id_jobs import by_id, by_key, nack
 from benchmarks.client_jobs import client_bulk, client_burst, client_single
 from benchmarks.consume import BeanstalkdConsumer, TickwheelConsumer, percentiles
 from benchmarks.environment import syncs_s
+from benchmarks.http_jobs import http_lines, http_put
 from benchmarks.mixed_jobs import mixed_consume, mixed_produce
+from benchmarks.payload import Job, shares
 from benchmarks.postgres_jobs import postgres_burst, postgres_copy, postgres_fill, postgres_insert
 from benchmarks.pump import Stream, one_by_one, timed_pump
 from benchmarks.redis_jobs import redis_py_async, redis_py_sync
@@ -32,13 +34,6 @@ from benchmarks.wire import (
     results,
 )
 from tickwheel.protocol.frames import FrameType
-
-Job = Generator[None, None, dict[str, Any]]
-
-
-def _shares(count: int, connections: int) -> list[int]:
-    share, odd = divmod(count, connections)
-    return [share + (index < odd) for index in range(connections)]
 
 
 def tickwheel_put(
@@ -62,7 +57,7 @@ def tickwheel_put(
             window,
             FrameCounter(),
         )
-        for index, share in enumerate(_shares(count, connections))
+        for index, share in enumerate(shares(count, connections))
     ]
     yield
     figures = timed_pump(streams)
@@ -89,7 +84,7 @@ def beanstalkd_put(
         Stream(
             connect(port), payload.beanstalkd_puts(share, seed + i, delay_s), window, count_lines
         )
-        for i, share in enumerate(_shares(count, connections))
+        for i, share in enumerate(shares(count, connections))
     ]
     yield
     figures = timed_pump(streams)
@@ -245,6 +240,8 @@ JOBS: dict[str, Callable[..., Job]] = {
         client_bulk,
         client_burst,
         client_single,
+        http_put,
+        http_lines,
         mixed_consume,
         mixed_produce,
         postgres_burst,

@@ -7,9 +7,9 @@ where each request ends in it.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from benchmarks.scale import BODY_BYTES, DUE_SPAN_S
 from tickwheel.protocol.codec import encode
@@ -23,6 +23,8 @@ _BODIES = 1_024
 _CALLS_MADE = 200
 
 T = TypeVar("T")
+Job = Generator[None, None, dict[str, Any]]
+"""See ``jobs.py``."""
 
 
 class Encoded(NamedTuple):
@@ -30,6 +32,12 @@ class Encoded(NamedTuple):
 
     blob: bytes
     ends: list[int]
+
+
+def shares(count: int, connections: int) -> list[int]:
+    """How many of ``count`` each connection has."""
+    share, odd = divmod(count, connections)
+    return [share + (index < odd) for index in range(connections)]
 
 
 def bodies(seed: int) -> list[bytes]:

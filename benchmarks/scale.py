@@ -65,6 +65,9 @@ class Scale:
     single: int
     """Tasks of a run of single enqueues from many coroutines, and for a peer that is slow."""
     single_synced: int
+    http: int
+    """Single enqueues over HTTP, and lines of a stream."""
+    http_lines: int
     due_million: int
     due_million_lead_s: float
     due_million_rounds: int
@@ -109,6 +112,8 @@ FULL = Scale(
     long_rounds=1,
     single=100_000,
     single_synced=20_000,
+    http=40_000,
+    http_lines=400_000,
     due_million=1_000_000,
     due_million_lead_s=30.0,
     due_million_rounds=3,
@@ -147,6 +152,8 @@ QUICK = Scale(
     long_rounds=1,
     single=2_000,
     single_synced=2_000,
+    http=1_000,
+    http_lines=8_000,
     due_million=2_000,
     due_million_lead_s=2.5,
     due_million_rounds=1,

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from benchmarks.wire import Control, connect
 from tickwheel.protocol.frames import FrameType
@@ -34,8 +34,47 @@ class ServerFailed(Exception):
     """A server did not start or ended by itself."""
 
 
+class Process(Protocol):
+    """What a server needs of ``subprocess.Popen``."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
+class Launcher(Protocol):
+    """How the process of a server is started: `launch`, or what a test puts into its place."""
+
+    def __call__(
+        self, command: Sequence[str], *, log: Path, folder: Path, user: str | None
+    ) -> Process: ...
+
+
+def launch(command: Sequence[str], *, log: Path, folder: Path, user: str | None) -> Process:
+    """``command`` in ``folder``, with all that it says at the end of ``log``."""
+    with log.open("ab") as said:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=said,
+            stderr=said,
+            cwd=folder,
+            env=os.environ | ANY_DISK,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+        )
+
+
 class Server:
     """One process with a folder of its own."""
+
+    launch: Launcher = staticmethod(launch)
 
     port: int
 
@@ -45,27 +84,19 @@ class Server:
         self.folder = folder
         self.started_s = time.perf_counter()
         self._log = folder / "log"
-        with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=_project() if user is None else folder,
-                env=os.environ | ANY_DISK,
-                user=user,
-                group=user,
-                extra_groups=None if user is None else [],
-            )
+        self._process = self.launch(
+            command, log=self._log, folder=_project() if user is None else folder, user=user
+        )
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def check_alive(self) -> None:
-        if self._process.poll() is not None:
+        code = self._process.poll()
+        if code is not None:
             tail = self._log.read_text(errors="replace")[-1000:]
-            raise ServerFailed(f"ended with {self._process.returncode}: {tail}")
+            raise ServerFailed(f"ended with {code}: {tail}")
 
     def cpu_s(self) -> float:
         """Processor time so far, all threads."""
@@ -107,7 +138,7 @@ class Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def _ask_to_end(self) -> None:
-        self._process.terminate()
+        self._process.send_signal(signal.SIGTERM)
 
     def __enter__(self) -> Self:
         return self

@@ -99,6 +99,13 @@ class Unauthorized(TickwheelError):
     http_status = 401
 
 
+class Forbidden(TickwheelError):
+    """HTTP: a page of another site must not ask this."""
+
+    code = "forbidden"
+    http_status = 403
+
+
 class TooManyConnections(TickwheelError):
     """The daemon has as many connections as it may."""
 
@@ -159,6 +166,35 @@ class LimitExceeded(BadRequest):
     """A count or a length is over its limit."""
 
     code = "limit_exceeded"
+
+
+class MethodNotAllowed(BadRequest):
+    """HTTP: the path is known, and not with this method."""
+
+    code = "method_not_allowed"
+    http_status = 405
+
+
+class RequestTimeout(BadRequest):
+    """HTTP: the request did not come to its end in time."""
+
+    code = "request_timeout"
+    retryable = True
+    http_status = 408
+
+
+class UnsupportedMediaType(BadRequest):
+    """HTTP: the body's content type or encoding is none that is taken here."""
+
+    code = "unsupported_media_type"
+    http_status = 415
+
+
+class IdempotencyKeyReused(BadRequest):
+    """HTTP: the Idempotency-Key was used before with another payload."""
+
+    code = "idempotency_key_reused"
+    http_status = 422
 
 
 class RequestForgotten(BadRequest):

@@ -12,6 +12,7 @@ from tickwheel.errors import ProtocolError, shown
 ID_MAX = 2**63 - 1
 """Of a task."""
 KEY_TASKS_MAX = 10_000
+COALESCED_TASKS_MAX = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Limits:
     ids_per_frame_max: int = 16_384
     delay_ms_max: int = 315_576_000_000
     """Longest time from now to a task's due time, ten years; also the longest ttl."""
+    within_ms_max: int = 86_400_000
+    """Longest due window."""
     window_max: int = 1024
     """ENQUEUE requests of a session from its floor up, answered or not."""
     pull_max: int = 1024
@@ -38,7 +41,9 @@ class Limits:
     key_length_max: int = 255
     """Characters of a key, of a tag, and of a property's name."""
     key_tasks_max: int = KEY_TASKS_MAX
-    """Tasks that a command by key may be about."""
+    """Tasks that a command by key may be about, or that may be pending for one ENQUEUE."""
+    coalesced_tasks_max: int = COALESCED_TASKS_MAX
+    """Tasks of one ENQUEUE that have a rule for a pending key."""
     properties_max: int = 64
     prefetch_max: int = 65_535
     lease_ms_min: int = 100

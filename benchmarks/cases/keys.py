@@ -14,6 +14,7 @@ from benchmarks.scale import WINDOW
 from benchmarks.servers import Server, Tickwheel
 
 _SEED = 400
+_REFILL_SEED = 450
 _BY_KEY_SEED = 500
 _KINDS = (False, True)
 """Without keys; each with a key."""
@@ -88,42 +89,43 @@ def _rates(context: Context, result: Result) -> None:
 
 
 def _memory(context: Context, result: Result, daemons: dict[bool, Tickwheel]) -> None:
-    """After filling, and after some were cancelled (by key where there are keys), as many were
-    made, and these were rescheduled twice."""
+    """After filling; and after all of these were cancelled, as many were made again, and these
+    were rescheduled. Then requests by key, whose reads take memory of their own for a while."""
     scale, count = context.scale, context.scale.pending
-    some = scale.by_id
     moments: dict[str, dict[bool, int]] = {"filled": {}, "churned": {}}
-    found: dict[str, dict[str, Any]] = {}
     for keyed, daemon in daemons.items():
         empty = daemon.quiet_memory_bytes(scale.quiet_s)["VmRSS"]
         _put(daemon, count, FILL_TASKS_PER_FRAME, FILL_WINDOW, _SEED, keyed=keyed)
-        full = daemon.quiet_memory_bytes(scale.quiet_s)["VmRSS"]
-        moments["filled"][keyed] = full - empty
-        if keyed:
-            wanted = {"fill_seed": _SEED, "fill_count": count, "seed": _BY_KEY_SEED}
-            for verb in ("lookup", "cancel"):
-                found[verb] = measured(daemon, "by_key", verb=verb, count=some, **wanted)
+        moments["filled"][keyed] = daemon.quiet_memory_bytes(scale.quiet_s)["VmRSS"] - empty
         by_id = {
             "ids_file": str(daemon.folder / "ids"),
             "ids_per_frame": IDS_PER_FRAME,
             "window": FILL_WINDOW,
+            "count": count,
             "seed": _SEED,
         }
-        if not keyed:
-            measured(daemon, "by_id", verb="cancel", count=some, **by_id)
-        _put(daemon, some, FILL_TASKS_PER_FRAME, FILL_WINDOW, _SEED + 50, keyed=keyed)
-        for number in range(2):  # the ids of the last filling are in the file
-            measured(daemon, "by_id", verb="reschedule", **(by_id | {"seed": _SEED + number}))
+        measured(daemon, "by_id", verb="cancel", **by_id)
+        _put(daemon, count, FILL_TASKS_PER_FRAME, FILL_WINDOW, _REFILL_SEED, keyed=keyed)
+        measured(daemon, "by_id", verb="reschedule", **by_id)  # the ids of the last filling
         moments["churned"][keyed] = daemon.quiet_memory_bytes(scale.quiet_s)["VmRSS"] - empty
         assert daemon.stats()["pending"] == count
+    _by_key(context, result, daemons[True])
     for moment, grown in moments.items():
         extra = (grown[True] - grown[False]) / count
         result.metric(f"bytes_a_key_{moment}", extra)
         both = f"{grown[True] / count:.1f} - {grown[False] / count:.1f}"
         result.row(f"memory of a key, {moment}", f"{extra:.1f} B a task ({both})")
-    for verb, figures in found.items():
+
+
+def _by_key(context: Context, result: Result, daemon: Tickwheel) -> None:
+    count = context.scale.pending
+    for verb in ("lookup", "cancel"):
+        wanted = {"fill_seed": _REFILL_SEED, "fill_count": count, "seed": _BY_KEY_SEED}
+        figures = measured(daemon, "by_key", verb=verb, count=context.scale.by_id, **wanted)
         what = f"{verb} by key, one a frame, {KEYS_UNANSWERED} unanswered"
         result.median(f"{verb}_key", what, [figures])
+    _put(daemon, context.scale.by_id, FILL_TASKS_PER_FRAME, FILL_WINDOW, _REFILL_SEED + 50,
+         keyed=True)  # fmt: skip
 
 
 def _compare_starts(context: Context, result: Result) -> None:

@@ -99,13 +99,32 @@ OVERVIEW = Dashboard(
                     ],
                 ),
                 Panel(
+                    "The hours ahead",
+                    [
+                        (f"sum by (hour) (tickwheel_load_tasks{{{JOB}}})", "in {{hour}} h"),
+                        (
+                            f"sum(rate(tickwheel_windows_total{{{JOB}}}[{RATE}]))",
+                            "windows a second",
+                        ),
+                    ],
+                ),
+                Panel(
                     "Connected",
                     [
                         (total("tickwheel_connections"), "connections"),
                         (total("tickwheel_subscribers"), "subscriptions"),
                         (total("tickwheel_broadcasters"), "broadcast subscriptions"),
                         (total("tickwheel_sessions"), "producer sessions remembered"),
+                        (total("tickwheel_http_under_way"), "HTTP requests under way"),
                     ],
+                ),
+                Panel(
+                    "HTTP requests",
+                    [
+                        (f"sum(rate(tickwheel_http_{what}_total{{{JOB}}}[{RATE}]))", what)
+                        for what in ("requests", "client_errors", "server_errors")
+                    ],
+                    "ops",
                 ),
             ]
         ),

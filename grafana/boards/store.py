@@ -126,6 +126,18 @@ STORE = Dashboard(
                     ],
                 ),
                 Panel(
+                    "Until the next dead letter is deleted",
+                    [
+                        (
+                            "clamp_min(tickwheel_dead_expire_timestamp_seconds"
+                            f"{{{NODE}}} - time(), 0)",
+                            "{{instance}}",
+                        ),
+                    ],
+                    "s",
+                    about="0 when there is none. An alert comes two days before.",
+                ),
+                Panel(
                     "Age of the newest daily backup",
                     [
                         (

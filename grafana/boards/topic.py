@@ -46,8 +46,8 @@ TOPICS = Dashboard(
                 Panel(
                     "In",
                     [
-                        (rate("tickwheel_enqueued_total", TOPIC, "topic"), "{{topic}} enqueued"),
-                        (rate("tickwheel_cancelled_total", TOPIC, "topic"), "{{topic}} cancelled"),
+                        (rate(f"tickwheel_{what}_total", TOPIC, "topic"), "{{topic}} " + what)
+                        for what in ("enqueued", "cancelled", "kept", "replaced", "rejected")
                     ],
                     "ops",
                 ),

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tickwheel.cli.enqueue import BadLine, Defaults, read_task, read_tasks
+from tickwheel.cli.pending import rule_of
 from tickwheel.cli.values import body_fields
-from tickwheel.client import Retry, Task
+from tickwheel.client import IfPending, Retry, Task
+from tickwheel.errors import BadRequest
 
 TOPIC = Defaults(topic="orders")
 
@@ -41,6 +43,41 @@ def test_a_retry_may_be_a_map_or_come_from_the_options() -> None:
     defaults = Defaults("orders", retry="none")
     assert read_task(_line(body="x"), defaults).retry == Retry.named("none")
     assert read_task(_line(body="x", retry="rocketmq"), defaults).retry == Retry.named("rocketmq")
+
+
+def test_a_rule_for_a_pending_key_may_be_a_word_or_an_object() -> None:
+    given = {"action": "replace", "window": "10m", "due": "later", "max_wait": 90}
+    rule = IfPending("replace", window=600.0, due="later", max_wait=90.0)
+    assert read_task(_line(body="x", key="k", if_pending=given), TOPIC).if_pending == rule
+    assert read_task(_line(body="x", if_pending="keep"), TOPIC).if_pending == IfPending("keep")
+    defaults = Defaults("orders", if_pending=rule)
+    assert read_task(_line(body="x"), defaults).if_pending == rule
+    assert read_task(_line(body="x", if_pending="add"), defaults).if_pending == IfPending("add")
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (5, "an action or an object with one is needed, not 5"),
+        ({"window": 5}, "an action or an object with one is needed"),
+        ({"action": "keep", "windows": 5}, "windows is not known; known are action, window,"),
+        ({"action": "keep", "window": "soon"}, "if_pending: 'soon'"),
+        ({"action": "keep", "window": True}, "window is True, which is no duration"),
+    ],
+)
+def test_a_wrong_rule_is_named(value: Any, said: str) -> None:
+    with pytest.raises(ValueError, match="field if_pending: ") as caught:
+        read_task(_line(body="x", key="k", if_pending=value), TOPIC)
+    assert said in str(caught.value)
+
+
+def test_options_of_a_rule_need_one() -> None:
+    assert rule_of(None, None, None, None, None, None) is None
+    assert rule_of("keep", 5.0, "started", None, None, None) == IfPending(
+        "keep", window=5.0, unique_until="started"
+    )
+    with pytest.raises(BadRequest, match="--max-wait goes with --if-pending"):
+        rule_of(None, None, None, None, None, 5.0)
 
 
 def test_what_a_line_does_not_say_comes_from_the_options() -> None:

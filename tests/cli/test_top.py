@@ -78,7 +78,7 @@ def test_rows_are_sorted_largest_first_and_by_name_where_equal() -> None:
         "c": _topic(ready=9, pending=4, delivered=50),
     }
     expected = {
-        "name": "abc", "pending": "cab", "ready": "cab", "in-flight": "abc", "retrying": "abc",
+        "name": "abc", "pending": "cab", "ready": "cab", "in-flight": "abc", "waiting": "abc",
         "dead": "bac", "age": "bac", "busy": "cab",
     }  # fmt: skip
     for sort in SORTS:

@@ -11,7 +11,7 @@ import pytest
 
 from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
 from support.waiting import soon
-from tickwheel import Client, Receipt, Task, errors
+from tickwheel import Client, IfPending, Receipt, Task, errors
 from tickwheel.protocol.codec import Frame, encode
 from tickwheel.protocol.frames import FrameType as T
 
@@ -88,6 +88,79 @@ async def test_a_level_goes_out_as_it_is_and_the_receipt_knows_its_delay() -> No
         assert frame[3] == (("t", b"a", None, {"delay_level": 3}),)
         peer.ok(frame, (NOW_MS, (7,)))
         assert (await soon(future)).due_ms == NOW_MS + 10_000
+
+
+async def test_a_rule_for_a_pending_key_goes_out_and_its_outcome_comes_back() -> None:
+    rule = IfPending(
+        "replace", window=1.5, replaces="due", due="later", max_wait=timedelta(hours=1)
+    )
+    wired = {
+        "action": "replace", "window_ms": 1_500, "replaces": "due", "due": "later",
+        "max_wait_ms": 3_600_000,
+    }  # fmt: skip
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        plain = client.enqueue_nowait("t", b"a")
+        ruled = client.enqueue_nowait("t", b"b", key="k", if_pending=rule)
+        beside = client.enqueue_nowait("t", b"c")
+        call = asyncio.ensure_future(client.enqueue("t", b"d", key="k", if_pending="keep"))
+        frames = [await peer.next(T.ENQUEUE) for _ in range(4)]
+        assert [bodies(frame) for frame in frames] == [[b"a"], [b"b"], [b"c"], [b"d"]]
+        assert frames[1][3][0][3] == {"key": "k", "if_pending": wired}
+        assert frames[3][3][0][3] == {"key": "k", "if_pending": "keep"}
+        peer.ok(frames[0], (NOW_MS, (7,)))
+        peer.ok(frames[1], (NOW_MS, (5,), {"outcomes": (("replaced", NOW_MS + 9),)}))
+        peer.ok(frames[2], (NOW_MS, (8,)))
+        peer.ok(frames[3], (NOW_MS, (5,), {"outcomes": (("kept", NOW_MS + 9),)}))
+        assert (await soon(plain)).outcome == (await soon(beside)).outcome == "stored"
+        assert await soon(ruled) == Receipt(5, NOW_MS + 9, "replaced")
+        assert await soon(call) == Receipt(5, NOW_MS + 9, "kept")
+
+
+async def test_a_frame_has_no_more_tasks_with_rules_than_the_daemon_takes() -> None:
+    async with FakeDaemon(coalesced_tasks_max=2) as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        tasks = [Task("t", b"%d" % n, key="k", if_pending="reject") for n in range(5)]
+        call = asyncio.ensure_future(client.enqueue_many(tasks))
+        found = []
+        for _ in range(3):
+            frame = await peer.next(T.ENQUEUE)
+            ids = tuple(range(len(frame[3])))
+            peer.ok(frame, (NOW_MS, ids, {"outcomes": tuple(("rejected", n) for n in ids)}))
+            found.append(bodies(frame))
+        assert found == [[b"0", b"1"], [b"2", b"3"], [b"4"]]
+        outcomes = [receipt.outcome for receipt in await soon(call)]
+        assert outcomes == ["rejected"] * 5
+
+
+async def test_a_topics_rule_is_answered_to_who_gave_none() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        calls = [client.enqueue_nowait("t", b"x", key="k") for _ in range(2)]
+        frame = await peer.next(T.ENQUEUE)
+        peer.ok(frame, (NOW_MS, (5, 5), {"outcomes": (("stored", NOW_MS), ("kept", NOW_MS))}))
+        outcomes = [(await soon(call)).outcome for call in calls]
+        assert outcomes == ["stored", "kept"]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"if_pending": "keep"}, "task.if_pending is keep, which needs a key"),
+        ({"if_pending": IfPending("replace", due="later")}, "is replace, which needs a key"),
+        ({"key": "k", "if_pending": "merge"}, "task.if_pending must be one of add, keep, replace"),
+        ({"key": "k", "if_pending": 5}, 'task.if_pending must be a word such as "keep", or an'),
+        ({"key": "k", "if_pending": IfPending("add", window=5)}, "add has no 'window_ms'"),
+        ({"key": "k", "if_pending": IfPending("keep", window=0)}, "if_pending.window_ms must be"),
+        ({"key": "k", "if_pending": IfPending("keep", window="x")}, "if_pending.window"),  # type: ignore[arg-type]
+    ],
+)
+async def test_a_wrong_rule_is_the_callers_error_at_once(more: dict[str, Any], said: str) -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        await daemon.peer()
+        with pytest.raises(errors.BadRequest) as caught:
+            await client.enqueue("t", b"x", **more)
+        assert said in str(caught.value)
 
 
 async def test_every_field_arrives() -> None:
@@ -514,7 +587,7 @@ async def test_a_caller_that_is_cancelled_while_waiting_leaves_nothing_behind() 
         ({"delay": "5s"}, ("delay", "5s")),
         ({"delay": True}, ("delay", "True")),
         ({"delay": timedelta(seconds=-5)}, ("delay",)),
-        ({"delay": 11 * 366 * 86_400}, ("delay_ms_max", "315576000000")),
+        ({"delay": 11 * 366 * 86_400}, ("delay_max_s", "315576000000")),
         ({"at": datetime(2030, 1, 1)}, ("at", "time zone")),  # noqa: DTZ001
         ({"at": 5}, ("at", "5")),
         ({"at": datetime.now(UTC), "delay": 5}, ("delay", "at")),

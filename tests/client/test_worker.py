@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import logging
 import os
+import shlex
 import signal
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -18,6 +19,7 @@ import pytest
 from support.fake_daemon import FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Snooze, Worker, errors
+from tickwheel.cli.values import parse_policy, retry_of
 from tickwheel.protocol.codec import Frame
 from tickwheel.protocol.frames import FrameType as T
 
@@ -229,7 +231,9 @@ async def test_a_plain_function_runs_in_a_thread() -> None:
     assert threads == ["tickwheel-worker-1"] * 3, "it is kept, with what is local to it"
 
 
-async def test_a_thread_that_takes_too_long_keeps_its_place_until_it_ends() -> None:
+async def test_a_thread_that_takes_too_long_keeps_its_task_until_it_ends(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     go_on, runs = threading.Event(), []
 
     def handler(delivery: Delivery) -> None:
@@ -239,12 +243,16 @@ async def test_a_thread_that_takes_too_long_keeps_its_place_until_it_ends() -> N
 
     async with rig(handler, timeout=0.05, concurrency=1, prefetch=2) as r:
         await r.deliver(b"slow", b"next")
-        frame = await answer(r.peer, T.NACK, ("retrying",))
-        assert frame[4][0][4] == "timed out after 0.05 s"
+        async with asyncio.timeout(10):
+            while "takes longer than 0.05 s" not in caplog.text:
+                await turns()
         await turns(20)
         assert runs == [b"slow"]
+        assert not r.peer.sent(T.NACK)
         go_on.set()
-        await answer(r.peer, T.ACK)
+        acked = 0
+        while acked < 2:
+            acked += len((await answer(r.peer, T.ACK))[5])
         assert runs == [b"slow", b"next"]
 
 
@@ -668,6 +676,55 @@ async def test_a_client_that_is_not_connected_is_connected_and_closed() -> None:
         assert peer.sent(T.BYE)
 
 
+async def test_a_group_with_another_policy_does_not_stop_a_deployment(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its own stays, now and after a reconnect; the log has the command that changes it."""
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        worker = Worker(client, signals=False)
+        worker.on("t", group="g-1", retry=Retry.fixed(0.5, retries=3))(nothing)
+        running = asyncio.ensure_future(worker.run())
+        for _ in range(2):
+            peer = await daemon.peer()
+            peer.auto.discard(T.UNSUBSCRIBE)
+            first = await peer.next(T.SUBSCRIBE)
+            assert first[6]["retry"]["delay_ms"] == 500
+            peer.error(first, "conflict", "group g-1 has exponential; CONFIGURE changes it")
+            peer.error(await peer.next(T.UNSUBSCRIBE), "not_found")
+            again = await peer.next(T.SUBSCRIBE)
+            assert "retry" not in again[6]
+            peer.ok(again, {"lease_ms": 30_000})
+            peer.auto.add(T.UNSUBSCRIBE)
+            await turns()
+            assert not running.done()
+            said = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"][-1]
+            peer.close()
+        worker.stop()
+        await soon(running)
+    head, _, command = said.partition("tickwheel policy set ")
+    assert head.startswith("group g-1 has exponential. The group's own policy holds")
+    topic, spec, option, group = shlex.split(command)
+    assert option == "--group"
+    assert (topic, group) == ("t", "g-1")
+    assert retry_of(parse_policy(spec)) == Retry.fixed(0.5, retries=3)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        Retry.exponential(base=1.5, factor=3, cap=60, retries=5, jitter=0.25),
+        Retry.exponential(base=1),
+        Retry.fixed(0.05),
+        Retry.table([1, 2.5], retries=4),
+        Retry.table([1]),
+        Retry.named("mine"),
+    ],
+)
+def test_the_spec_of_a_policy_is_what_the_command_line_reads(policy: Retry) -> None:
+    assert retry_of(parse_policy(policy.spec())) == policy
+    assert Retry.none().spec() == "none"  # a name to the command line
+
+
 async def test_what_the_daemon_objects_to_ends_the_worker() -> None:
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
@@ -675,9 +732,8 @@ async def test_what_the_daemon_objects_to_ends_the_worker() -> None:
         worker = Worker(client, signals=False)
         worker.on("t", retry=Retry.none())(nothing)
         running = asyncio.ensure_future(worker.run())
-        peer.error(await peer.next(T.SUBSCRIBE), "conflict", "the group has exponential")
-        peer.error(await peer.next(T.UNSUBSCRIBE), "not_found")
-        with pytest.raises(errors.Conflict, match="exponential"):
+        peer.error(await peer.next(T.SUBSCRIBE), "limit_exceeded", "groups_max")
+        with pytest.raises(errors.LimitExceeded, match="groups_max"):
             await soon(running)
 
 

@@ -47,6 +47,8 @@ class Plan:
     seed: int
     ports: list[int] = field(default_factory=list)
     """Of all daemons; one of them is the active one."""
+    http_port: int = 0
+    """Of the only daemon, when clients go over HTTP too."""
     answer_timeout_s: float = 10.0
     """A daemon that is silent for longer, on a connection that stands, has failed."""
     large: bool = False

@@ -46,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             without=frozenset(given.without.split(",")),
             nemeses=nemeses,
             watch_s=given.minutes * 60,
+            http=given.http,
         )
     except ValueError as error:
         _say(f"torture: {error}")
@@ -81,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--faults", choices=["redis"], default=None, help="Redis goes wrong too")
     parser.add_argument("--daemons", type=int, choices=[1, 2], default=1, help="on one Redis")
     parser.add_argument("--nemesis", default=KILLS, help=f"with commas: {', '.join(NEMESES)}")
+    parser.add_argument("--http", action="store_true", help="clients go over HTTP, too")
     parser.add_argument("--minutes", type=float, default=1.0, help="that watch watches")
     parser.add_argument("--driver", default="redis", help="of the Redis store")
     parser.add_argument("--hold", type=float, default=6.0, help="seconds a fault lasts at most")

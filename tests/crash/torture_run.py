@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from crash import groups, resources
+from crash import groups, recurring, resources
 from crash.checker import Verdict, check
 from crash.clocks import Clocked, ClockFaults
 from crash.failover import Failover
 from crash.fair_clients import FairConsumer, FairProducer
 from crash.groups import Caller, GroupFaults
+from crash.http_clients import HttpConsumer, HttpProducer, HttpStreamer
+from crash.keyed import GROUP, KEYED, KeyedProducer, judge
 from crash.killer import Killer
 from crash.link import Link, Numbers, now_ms
 from crash.network import Frozen, Net, NetworkFaults
@@ -97,6 +99,8 @@ class Options:
     """Faults that are left out."""
     nemeses: frozenset[str] = frozenset((KILLS,))
     """Each does ``kills`` things."""
+    http: bool = False
+    """Half of the clients go over HTTP; with one daemon."""
     watch_s: float = 20.0
     """How long the nemesis *watch* watches."""
 
@@ -107,6 +111,11 @@ class Options:
         beside = self.nemeses - {WATCH, GROUPS_}
         if WATCH in self.nemeses and (beside or self.daemons > 1 or self.faults):
             raise ValueError("watch goes with groups only: it judges a life that nothing disturbs")
+
+    @property
+    def has_schedules(self) -> bool:
+        """Where time goes its way: a day that is jumped over is half a million occurrences."""
+        return CLOCK not in self.nemeses and WATCH not in self.nemeses
 
     @property
     def kills_daemons(self) -> bool:
@@ -180,7 +189,12 @@ class Run:
         self._store_net: Net | None = None
         self._frozen = Frozen(self.plan, "work", "default")
         self._fair: list[FairConsumer] = []
+        self._keyed: list[KeyedProducer] = []
+        if not options.nemeses & {CLOCK, WATCH}:
+            # Their far tasks must not come due, and what they do on purpose is a disturbance.
+            self._keyed = [KeyedProducer(self.plan, f"keyed-{i}") for i in range(3)]
         self.daemons = self._make_daemons()
+        self._recurring = recurring.Recurring(self.plan) if options.has_schedules else None
         self._groups: GroupFaults | None = None
         self._resources: ResourceFaults | None = None
         self._network: NetworkFaults | None = None
@@ -218,6 +232,10 @@ class Run:
             unbroken=self._has(WATCH),
         )
         self.problems += [*self.havoc.problems, *self.havoc.missed]
+        if self._keyed:
+            self.problems += judge(self._keyed, self.plan.journals)
+        if self._recurring is not None:
+            self.problems += self._recurring.problems()
         self._look_at_logs()
         if not (self.verdict.tasks and self.verdict.duplicates and self.verdict.resent):
             self.problems.append(f"the run shows nothing: {self.verdict.text()}")
@@ -239,6 +257,10 @@ class Run:
             store = f"sqlite:///{folder / 'store.db'}?{query}"
         if self._has(RESOURCES):
             settings |= resources.SETTINGS
+        if options.http:
+            # A stream says so often that it is there.
+            settings |= {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 30.0}
+        settings |= recurring.SETTINGS
         settings |= {"leader_ttl_s": LEADER_TTL_S, "endings_max": ENDINGS_MAX}
         return [
             self._make_daemon(number, {"store": store, **settings}, env)
@@ -248,7 +270,7 @@ class Run:
     def _make_daemon(self, number: int, how: dict[str, Any], env: dict[str, str]) -> Daemon:
         folder = self._folder / f"daemon-{number}"
         if not self._has(CLOCK):
-            return Daemon(folder, env=env, **how)
+            return Daemon(folder, env=env, http=self.options.http, **how)
         daemon = Clocked(folder, self.plan.clocks, number, **how)
         daemon.env |= env
         return daemon
@@ -333,6 +355,8 @@ class Run:
         for daemon in self.daemons:
             await daemon.astart()
         self.plan.ports = [daemon.port for daemon in self.daemons]
+        if self.options.http:
+            self.plan.http_port = int(self.daemons[0].http.rsplit(":", 1)[1])
         if self._has(NETWORK):
             for daemon in self.daemons:
                 rnd = self.plan.rnd(f"network/{daemon.port}")
@@ -353,6 +377,8 @@ class Run:
             self.plan.misbehaving = False
             await self._drain()
             await self._look_up()
+            if self._recurring is not None:
+                await self._recurring.look()
             self.plan.consumed.set()
             if self._groups is not None:
                 await self._groups.end()
@@ -363,7 +389,10 @@ class Run:
     def _producers(self) -> list[Any]:
         plan = self.plan
         rough = [RoughProducer(plan, f"rough-producer-{i}") for i in range(3)]
-        return [*rough, FairProducer(plan, "fair-producer")]
+        if self.options.http:
+            rough[1:] = [HttpProducer(plan, f"http-producer-{i}") for i in range(2)]
+        schedules = [self._recurring] if self._recurring is not None else []
+        return [*rough, FairProducer(plan, "fair-producer"), *schedules, *self._keyed]
 
     def _consumers(self) -> list[Any]:
         plan = self.plan
@@ -373,8 +402,14 @@ class Run:
             if topic not in ("rough", ONCE)
             for group in groups
         ]
+        keyed = [
+            FairConsumer(plan, "fair-keyed", KEYED, GROUP),
+            RoughConsumer(plan, "rough-keyed", KEYED, GROUP),
+        ]
         return [
             *self._fair,
+            *(self._over_http() if self.options.http else ()),
+            *(keyed if self._keyed else ()),
             RoughConsumer(plan, "rough-work", "work", "default"),
             RoughConsumer(plan, "rough-billing", "shared", "billing"),
             RoughConsumer(plan, "rough-1", "rough", "default"),
@@ -385,6 +420,17 @@ class Run:
             OnceConsumer(plan, "once-1", ONCE, "default"),
             OnceConsumer(plan, "once-2", ONCE, "default"),
             Listener(plan, "listener", "shared"),
+            *([self._recurring.consumer] if self._recurring is not None else []),
+        ]
+
+    def _over_http(self) -> list[Any]:
+        plan = self.plan
+        return [
+            HttpConsumer(plan, "http-rough", "rough", "default"),
+            HttpConsumer(plan, "http-audit", "shared", "audit"),
+            HttpConsumer(plan, "http-brief", BRIEF, "default"),
+            HttpStreamer(plan, "http-work", "work", "default"),
+            HttpStreamer(plan, "http-billing", "shared", "billing"),
         ]
 
     async def _govern(self) -> None:
@@ -400,10 +446,13 @@ class Run:
         """Before the first task, so that all of them are owed every task."""
         link = await self.plan.link(Numbers())
         pairs = [(topic, group) for topic, groups in GROUPS.items() for group in groups]
+        pairs += [(KEYED, GROUP)] if self._keyed else []
         for number, (topic, group) in enumerate(pairs):
             frame = await link.call(FrameType.SUBSCRIBE, number, topic, group, 0, {})
             assert frame[0] == FrameType.OK, frame
         link.abort()
+        if self._recurring is not None:
+            await self._recurring.begin()
 
     # --- the end ---------------------------------------------------------------------------
 
@@ -488,6 +537,7 @@ class Run:
             f"seed {self.plan.seed}: {self.havoc.text()}",
             *(f"PROBLEM {problem}" for problem in self.problems),
             self.verdict.text(),
+            *([self._recurring.text()] if self._recurring is not None else []),
         ]
         return "\n".join([*lines, "torture: " + ("all promises held" if self.good else "FAILED")])
 

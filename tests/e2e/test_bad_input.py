@@ -19,6 +19,8 @@ from tickwheel.protocol.frames import FrameType as T
 
 ERROR = int(T.ERROR)
 DAY_MS = 86_400_000
+UNUSED = next(number for number in range(1, 64) if number not in set(T))
+"""No type of frame has it."""
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +153,7 @@ def test_a_wrong_or_missing_token_is_refused(
 
 
 def test_an_unknown_type_is_answered(raw: Raw) -> None:
-    refused(raw.call(59), "unknown_type", "59")
+    refused(raw.call(UNUSED), "unknown_type", str(UNUSED))
     works(raw)
 
 
@@ -255,7 +257,7 @@ def test_a_body_at_the_limit_is_taken_and_one_byte_more_is_not(raw: Raw) -> None
 def test_a_due_time_beyond_the_maximum_is_refused(raw: Raw) -> None:
     limit = raw.limits["delay_ms_max"]
     assert raw.enqueue(("t", b"x", limit))[0] == T.OK
-    refused(raw.enqueue(("t", b"x", limit + 1)), "due_too_far", str(limit), "delay_ms_max")
+    refused(raw.enqueue(("t", b"x", limit + 1)), "due_too_far", str(limit), "delay_max_s")
     far_ms = time.time_ns() // 1_000_000 + limit + 60_000
     refused(raw.enqueue(("t", b"x", None, {"due_ms": far_ms})), "due_too_far")
     works(raw)

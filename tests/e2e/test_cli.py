@@ -115,7 +115,7 @@ def test_cancel_reschedule_run_now_and_show(cli: Cli) -> None:
     shown = cli.one("show", first)
     assert (shown["id"], shown["state"], shown["body"]) == (first, "scheduled", "one")
     assert shown["topic"] == "orders"
-    assert "rotations left" in cli.run("show", first).stdout.decode()
+    assert "cycles left" in cli.run("show", first).stdout.decode()
 
     assert cli.one("cancel", first)["status"] == "cancelled"
     assert cli.one("cancel", first)["status"] == "already_cancelled"

@@ -25,6 +25,13 @@ EXPECTED = {
         r"order 100[13]: not paid in time, closed \(\d+ ms late\)",
         r"order 100[13]: not paid in time, closed \(\d+ ms late\)",
     ],
+    "debounce": [
+        r"changed to 'O': stored",
+        r"changed to 'On': replaced",
+        r"changed to 'Once': replaced",
+        r"indexed document-7: 'Once'",
+        r"changed again: stored",
+    ],
     "retry_dead_letters": [
         r"attempt 1: the mail server does not answer; retrying",
         r"attempt 2: the mail server does not answer; retrying",
@@ -48,6 +55,28 @@ EXPECTED = {
         r"example.poll: run 1, \d+ ms after its planned time",
         r"example.poll: run 2, \d+ ms after its planned time",
         r"example.poll: 2 runs, over",
+    ],
+    "django_on_commit": [
+        r"order 1: placed",
+        r"order 2: the card was refused; rolled back",
+        r"order 3: placed",
+        r"order [13]: not paid in time, 1 closed",
+        r"order [13]: not paid in time, 1 closed",
+        r"orders left: 0",
+    ],
+    "fastapi_lifespan": [
+        r"order 1: 201",
+        r"order 2: 201",
+        r"order 1: paid, \['cancelled'\]",
+        r"wrong: 400 bad_request",
+        r"order 2: not paid in time",
+    ],
+    "sqlalchemy_outbox": [
+        r"order 3: rolled back, and its task with it",
+        r"the outbox waits: unreachable",
+        r"enqueued: 2, then 0",
+        r"order [12]: not paid in time",
+        r"order [12]: not paid in time",
     ],
     "worker_app": [
         r"report (early|broken|endless): printed at attempt 2",

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import re
+import resource
 import select
 import socket
+import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from e2e.groups_rig import until
 from support.daemon import Daemon
+from support.raw import Raw
+from tickwheel.protocol.frames import FrameType
 
 MAX = 20
 
@@ -92,3 +100,160 @@ def test_too_long_a_head_is_refused(make_daemon: Callable[..., Daemon]) -> None:
         greedy.sendall(b"GET /healthz HTTP/1.1\r\nA: " + b"a" * 20_000)
         assert greedy.recv(65_536).startswith(b"HTTP/1.1 4")
     assert status(daemon, "/healthz") == 200
+
+
+# --- the API -------------------------------------------------------------------------------------
+
+
+def pulling(daemon: Daemon) -> socket.socket:
+    """A connection whose request waits for a task."""
+    body = b'{"wait_ms":60000}'
+    head = (
+        b"POST /v1/topics/t/pull HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: %d\r\n\r\n" % len(body)
+    )
+    connection = connect(daemon)
+    connection.sendall(head + body)
+    return connection
+
+
+def answer(connection: socket.socket) -> bytes:
+    """One answer, head and body, or what came of it before the connection ended."""
+    data, length = b"", None
+    while length is None or len(data) < length:
+        piece = connection.recv(65_536)
+        if not piece:
+            break
+        data += piece
+        head, found, _ = data.partition(b"\r\n\r\n")
+        if found and length is None:
+            field = re.search(rb"content-length: (\d+)", head, re.IGNORECASE)
+            length = len(head) + 4 + int(field[1] if field is not None else 0)
+    return data
+
+
+def test_health_is_answered_while_every_connection_waits_for_tasks(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    daemon = make_daemon(http=True, http_connections_max=MAX).start()
+    waiting = [pulling(daemon) for _ in range(MAX)]
+    until(lambda: stats(daemon)["subscribers"] == MAX)
+    for _ in range(30):
+        assert [status(daemon, path) for path in ("/healthz", "/readyz", "/metrics")] == [200] * 3
+    assert status(daemon, "/v1/stats") == 503
+    idle = [connect(daemon) for _ in range(50)]
+    assert status(daemon, "/healthz") == 200
+    assert not any(map(is_closed, waiting))
+    with connect(daemon) as refused:
+        refused.sendall(b"GET /v1/stats HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b'"code":"too_many_connections"' in answer(refused)
+    for one in (*waiting, *idle):
+        one.close()
+    until(lambda: status(daemon, "/v1/stats") == 200)
+    assert "Traceback" not in daemon.log_text()
+
+
+def test_bombs_end_in_an_error_of_the_client(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(http=True, http_idle_timeout_s=1).start()
+    head = b"POST /v1/tasks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    bombs = {
+        b"GET /" + b"a" * 20_000: b"400",
+        head + b"A: b\r\n" * 5_000: b"400",
+        head + b"Content-Length: 99999999999\r\n\r\n": b"413",
+        head + b"Content-Length: -1\r\n\r\n": b"400",
+        head + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n": b"400",
+        head + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffffffff\r\n": b"400",
+        head + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n": b"400",
+        b"\x16\x03\x01\x02\x00\x01\x00": b"400",
+    }
+    for bomb, code in bombs.items():
+        with connect(daemon) as one:
+            one.sendall(bomb)
+            said = answer(one)
+            assert said.startswith(b"HTTP/1.1 " + code), (bomb[:80], said)
+            assert b"application/problem+json" in said
+    with connect(daemon) as one:
+        one.sendall(
+            b"GET /v1/stats HTTP/1.1\r\nHost: x\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n"
+        )
+        assert answer(one).startswith(b"HTTP/1.1 200")
+    log = daemon.log_text()
+    assert "nvalid" not in log and "upgrade" not in log, log
+    grows = connect(daemon)
+    grows.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
+    for _ in range(100):
+        grows.sendall(b"10000\r\n" + b" " * 65_536 + b"\r\n")
+    assert answer(grows).startswith(b"HTTP/1.1 413")
+    with contextlib.suppress(ConnectionError):
+        while True:  # for ever: it is cut off
+            grows.sendall(b"10000\r\n" + b" " * 65_536 + b"\r\n")
+    grows.close()
+    assert status(daemon, "/v1/stats") == 200
+    assert "Traceback" not in daemon.log_text()
+
+
+def test_a_peer_that_stops_in_its_body_is_given_up(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(http=True, http_body_timeout_s=0.3).start()
+    slow = connect(daemon)
+    slow.sendall(
+        b"POST /v1/tasks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Content-Length: 100\r\n\r\n{"
+    )
+    assert answer(slow).startswith(b"HTTP/1.1 408")
+    assert is_closed(slow, 10)
+    slow.close()
+    assert "Traceback" not in daemon.log_text()
+
+
+def test_a_stream_ends_in_words_when_the_daemon_stops(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(http=True).start()
+    stream, waiting = connect(daemon), pulling(daemon)
+    stream.sendall(
+        b"GET /v1/topics/t/deliveries HTTP/1.1\r\nHost: x\r\nAccept: application/x-ndjson\r\n\r\n"
+    )
+    until(lambda: stats(daemon)["subscribers"] == 2)
+    daemon.terminate()
+    said = b"".join(iter(lambda: stream.recv(65_536), b""))
+    assert b'"code":"draining"' in said and said.endswith(b"0\r\n\r\n")
+    assert b'"code":"draining"' in answer(waiting)
+    stream.close()
+    waiting.close()
+    assert "Traceback" not in daemon.log_text() and "ASGI" not in daemon.log_text()
+
+
+def stats(daemon: Daemon) -> dict[str, Any]:
+    """By TCP: HTTP may be full."""
+    with Raw(daemon.port) as raw:
+        found: dict[str, Any] = raw.call(FrameType.STATS)[2]
+        return found
+
+
+@pytest.mark.slow  # ten thousand sockets; the quick ones above show each rule alone
+def test_ten_thousand_slow_connections_do_not_stop_the_others(
+    make_daemon: Callable[..., Daemon],
+) -> None:
+    count = 10_000
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, count + 1_000), hard))
+    daemon = make_daemon(http=True, http_idle_timeout_s=60, http_body_timeout_s=60).start()
+    head = b"POST /v1/tasks HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    said = (b"", b"GET /v1/st", head, head + b"Content-Length: 50\r\n\r\n{")
+    slow: list[socket.socket] = []
+    try:
+        for number in range(count):
+            slow.append(connect(daemon))
+            with contextlib.suppress(ConnectionError):
+                slow[-1].sendall(said[number % len(said)])
+            if number % 1_000 == 999:
+                began_s = time.monotonic()
+                assert [status(daemon, path) for path in ("/healthz", "/v1/stats")] == [200] * 2
+                with Raw(daemon.port) as raw:
+                    raw.enqueue(("t", b"x", 60_000))
+                assert time.monotonic() - began_s < 5
+    finally:
+        for one in slow:
+            one.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    until(lambda: status(daemon, "/v1/stats") == 200)
+    assert stats(daemon)["enqueued"] == count // 1_000
+    assert "Traceback" not in daemon.log_text()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from support.engine_recount import recount
 from support.engine_rig import NOW_MS, Rig
-from tickwheel.engine.sessions import Sessions
+from tickwheel.engine.sessions import Session, Sessions
 from tickwheel.model.records import ID_STEP, id_time_ms
 
 KEY = b"k" * 16
@@ -161,6 +163,35 @@ def test_the_number_of_sessions_is_bounded_and_the_longest_unused_makes_room() -
     assert sessions.make_room(now_ms=1_000, idle_ms_min=25) == b"b"
     assert sessions.forget(b"b")
     assert sessions.open(b"c", 30) is not None
+
+
+def test_many_sessions_make_room_without_all_being_looked_at_each_time() -> None:
+    class Counted(dict[bytes, Session]):
+        looks = 0
+
+        def values(self) -> Any:
+            self.looks += 1
+            return super().values()
+
+    sessions = Sessions(sessions_max=5_000, idle_ms_max=10**9)
+    sessions._all = counted = Counted()
+    for number in range(5_000):
+        assert sessions.open(b"%d" % number, now_ms=number) is not None
+    used = sessions.get(b"3")
+    assert used is not None
+    assert sessions.make_room(10_000, idle_ms_min=1_000) == b"0"
+    assert sessions.forget(b"0")
+    used.seen_ms = 9_999
+    order = []
+    while (unused := sessions.make_room(10_000, idle_ms_min=1_000)) is not None:
+        order.append(int(unused))
+        assert sessions.forget(unused)
+    assert order == [number for number in range(1, 5_000) if number != 3]
+    assert counted.looks <= 8
+    for _ in range(100):
+        assert sessions.make_room(10_400, idle_ms_min=1_000) is None
+    assert counted.looks <= 8
+    assert sessions.make_room(11_000, idle_ms_min=1_000) == b"3"
 
 
 def test_what_is_staged_is_counted_until_it_has_landed() -> None:

@@ -259,7 +259,7 @@ class EngineMachine(DeliveryRules):
         group = self.rig.close_group(topic, name)
         model = self.model
         before = model.now.set(topic, name)
-        closed_ms, closed_id = group.settings[4:]
+        closed_ms, closed_id = group.settings[4:6]
         assert closed_ms is not None
         after = before._replace(closed_ms=closed_ms, closed_id=closed_id)
         model.now.change(topic, name, after)

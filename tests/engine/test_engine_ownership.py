@@ -384,6 +384,23 @@ def test_what_came_due_before_the_start_ends_with_its_group() -> None:
     assert rig.rows.is_empty()
 
 
+def test_a_replay_leaves_what_is_durable_and_not_yet_on_the_wheel_to_its_due_time() -> None:
+    rig = Rig()
+    rig.create_group("t", "a")
+    (task_id,) = rig.stage()
+    batch = rig.seal()
+    assert batch is not None
+    rig.apply()
+    rig.engine.intake.durable(batch)
+    group = rig.create_group("t", "b", 0)
+    assert group.ready_count == 0
+    rig.engine.intake.landed(batch, rig.now_ms)
+    rig.fire()
+    recount(rig)
+    assert [group.ready_count for group in rig.core.topics["t"].groups.values()] == [1, 1]
+    assert rig.state(task_id) == "ready"
+
+
 def test_two_replays_each_get_everything_once() -> None:
     rig = Rig()
     ids = replaying(rig)

@@ -136,6 +136,20 @@ def test_nothing_fires_while_tasks_are_not_accepted() -> None:
     assert rig.times_of() == after(10, 20)
 
 
+def test_a_clock_that_is_set_back_does_not_make_that_wait_longer() -> None:
+    rig = ScheduleRig()
+    rig.put(catch_up="all")
+    rig.settle()
+    rig.pass_time(3_600_000)
+    rig.plan(accepts=False)
+    rig.now_ms -= 3_500_000
+    rig.plan(accepts=False)
+    assert rig.core.agenda.next_ms() == rig.now_ms + 1_000
+    rig.pass_time(1_000)
+    rig.settle()
+    assert rig.times_of() == after(*range(10, 110, 10))
+
+
 def test_nothing_fires_beyond_the_room_for_tasks_and_nothing_is_lost() -> None:
     rig = ScheduleRig(replace(CONFIG, tasks_max=2))
     rig.put(catch_up="all")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import tracemalloc
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import pytest
 from hypothesis import given
@@ -106,6 +106,9 @@ class _Few(KeyHash):
     def __call__(self, topic: str, key: str) -> int:
         return super().__call__(topic, key) % 4 + 1
 
+    def of_many(self, topics: Sequence[str], keys: Sequence[str]) -> list[int]:
+        return [hashed % 4 + 1 for hashed in super().of_many(topics, keys)]
+
 
 def test_keys_that_collide_are_found_with_their_neighbours() -> None:
     index = KeyIndex(_Few(b""), finished_max=10)
@@ -139,19 +142,35 @@ def test_a_crowd_comes_and_goes(count: int) -> None:
 
 
 def test_the_number_of_buckets_follows_that_of_the_tasks() -> None:
-    table, rnd = Table(), random.Random(2)
-    pairs = [(rnd.randrange(2**64), task_id) for task_id in range(20_000)]
-    for place, task_id in pairs[:10_000]:
-        table.put(place, task_id)
-    table.add([place for place, _ in pairs[10_000:]], [task_id for _, task_id in pairs[10_000:]])
-    assert len(table._buckets) == -(-20_000 // keys.FILL)
-    longest = max(map(len, table._buckets)) // keys.ENTRY_BYTES
-    assert longest < 4 * keys.FILL
-    assert sorted(table.ids()) == list(range(20_000))
-    for place, task_id in pairs:
-        assert table.remove(place, task_id)
-        assert not table.remove(place, task_id)
-    assert len(table._buckets) == keys.BUCKETS_MIN
+    """Whether tasks come one or many at a time, and while they go."""
+    for at_once in (1, 700, 20_000):
+        table, rnd = Table(), random.Random(2)
+        pairs = [(rnd.randrange(2**64), task_id) for task_id in range(20_000)]
+        for start in range(0, len(pairs), at_once):
+            some = pairs[start : start + at_once]
+            if at_once == 1:
+                table.put(*some[0])
+            else:
+                table.add([place for place, _ in some], [task_id for _, task_id in some])
+            if start % 50 == 0:
+                _check_buckets(table)
+        assert sorted(table.ids()) == list(range(20_000))
+        rnd.shuffle(pairs)
+        for place, task_id in pairs:
+            assert table.remove(place, task_id)
+            assert not table.remove(place, task_id)
+            if len(table) % 50 == 0:
+                _check_buckets(table)
+        assert len(list(table.buckets())) == keys.BUCKETS_MIN
+
+
+def _check_buckets(table: Table) -> None:
+    count = len(list(table.buckets()))
+    assert count == len(set(map(id, table.buckets())))
+    assert count == keys.BUCKETS_MIN or len(table) >= keys.FILL_MIN * count
+    assert len(table) <= 2 * keys.FILL_MAX * count
+    if count > keys.BUCKETS_MIN:
+        assert max(map(len, table.buckets())) < 3 * keys.FILL_MAX * keys.ENTRY_BYTES
 
 
 def test_a_keyed_task_costs_little_memory_also_after_many_have_come_and_gone() -> None:

@@ -1,9 +1,9 @@
-"""Schedules against a model that is slow and obvious: every planned time is looked at one by one.
+"""Schedules against a model that is slow and obvious: every minute is looked at, one by one.
 
 Between the looks there are restarts, batches that are refused or lost half way, pauses, and clocks
-that jump. What must hold: with ``all`` and ``allow`` every planned time that has come while the
-schedule was there is one task, neither none nor two; with the other overlaps at most one task is
-unfinished.
+that jump, around a change of the clock in one of five zones. What must hold: with ``all`` and
+``allow`` every planned time that has come while the schedule was there is one task, neither none
+nor two; with the other overlaps at most one task is unfinished.
 """
 
 from __future__ import annotations
@@ -14,46 +14,87 @@ from zoneinfo import ZoneInfo
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from engine.schedule_rig import DAY_MS, ScheduleRig
+from engine.test_timetables import ALL, ms
 from support.engine_recount import recount
 from support.engine_rig import Got
 
-ZONE = ZoneInfo("Europe/Berlin")
-BEGIN_MS = round(datetime(2026, 3, 29, 0, 40, tzinfo=UTC).timestamp() * 1000)
-"""Twenty minutes before the clocks go forward."""
+PLACES = [(name, at) for name, at in ALL if at.year == 2026]
+"""Each change of a clock in that year."""
+BEFORE = timedelta(minutes=20)
 EVERY_MS = 7_000
+HOURS = frozenset((0, 1, 2, 3, 4, 23))
+QUARTERS, FIXED = "*/15 0-4,23 * * *", "10,40 0-4,23 * * *"
+"""One that goes on by elapsed time, and fixed times, which mind the change."""
 
 
-def quarters(from_ms: int, until_ms: int) -> list[int]:
-    """Every quarter of an hour from 1:00 to 4:59 by the wall clock, as ``*/15 1-4 * * *``."""
+def minutes(name: str, from_ms: int, until_ms: int) -> list[tuple[datetime, datetime, datetime]]:
+    """(moment, wall clock, wall clock of the minute before), each after ``from_ms``."""
     found = []
-    at = datetime.fromtimestamp(from_ms // 1000, UTC) + timedelta(seconds=1)
-    while (ms := round(at.timestamp() * 1000)) <= until_ms:
-        wall = at.astimezone(ZONE)
-        if wall.second == 0 and wall.minute % 15 == 0 and 1 <= wall.hour <= 4:
-            found.append(ms)
-            at += timedelta(minutes=15)
-        else:
-            at += timedelta(seconds=1)
+    at = datetime.fromtimestamp(from_ms // 60_000 * 60, UTC) + timedelta(minutes=1)
+    before = wall_of(name, at - timedelta(minutes=1))
+    while ms(at) <= until_ms:
+        wall = wall_of(name, at)
+        found.append((at, wall, before))
+        at, before = at + timedelta(minutes=1), wall
     return found
 
 
+def wall_of(name: str, at: datetime) -> datetime:
+    return at.astimezone(ZoneInfo(name)).replace(tzinfo=None)
+
+
+def quarters(name: str, from_ms: int, until_ms: int) -> list[int]:
+    """Every quarter of these hours that the wall clock shows, however often it shows it."""
+    return [
+        ms(at)
+        for at, wall, _ in minutes(name, from_ms, until_ms)
+        if wall.minute % 15 == 0 and wall.hour in HOURS
+    ]
+
+
+def fixed(name: str, from_ms: int, until_ms: int) -> list[int]:
+    """Minute 10 and 40 of these hours, the first time that the wall clock shows it; what it jumps
+    over is when it has jumped, and is one occurrence."""
+    found = []
+    first_ms = from_ms - 3 * 3_600_000
+    shown = {wall for _, wall, _ in minutes(name, first_ms, from_ms)}
+    for at, wall, before in minutes(name, from_ms, until_ms):
+        passed = [before + timedelta(minutes=n) for n in range(1, max(1, away(wall, before)) + 1)]
+        if len(passed) == 1:
+            passed = [wall]
+        if any(one.minute in (10, 40) and one.hour in HOURS and one not in shown for one in passed):
+            found.append(ms(at))
+        shown.update(passed)
+    return found
+
+
+def away(wall: datetime, before: datetime) -> int:
+    return (wall - before) // timedelta(minutes=1)
+
+
 class SchedulesMachine(RuleBasedStateMachine):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rig = rig = ScheduleRig(now_ms=BEGIN_MS)
-        self.latest_ms = BEGIN_MS
+    @initialize(place=st.sampled_from(PLACES))
+    def begin(self, place: tuple[str, datetime]) -> None:
+        self.zone, at = place
+        self.begin_ms = begin_ms = ms(at - BEFORE)
+        self.rig = rig = self.new_rig(begin_ms)
+        self.latest_ms = begin_ms
         """The clock went so far, and may have gone back."""
         self.held: list[Got] = []
         keep = {"catch_up": "all", "catch_up_ms": 3_650 * DAY_MS}
         rig.put("every", every_ms=EVERY_MS, **keep)
-        rig.put("cron", cron="*/15 1-4 * * *", timezone="Europe/Berlin", **keep)
+        rig.put("cron", cron=QUARTERS, timezone=self.zone, **keep)
+        rig.put("fixed", cron=FIXED, timezone=self.zone, **keep)
         for overlap in ("skip", "queue_one", "cancel_previous"):
             rig.put(overlap, every_ms=5_000, overlap=overlap, catch_up="last")
         self._served()
         rig.settle()
+
+    def new_rig(self, now_ms: int) -> ScheduleRig:
+        return ScheduleRig(now_ms=now_ms)
 
     def _served(self) -> None:
         for topic in ("skip", "queue_one", "cancel_previous"):
@@ -103,7 +144,7 @@ class SchedulesMachine(RuleBasedStateMachine):
     def the_clock_jumps(self, ms: int) -> None:
         self.rig.now_ms += ms
 
-    @rule(name=st.sampled_from(["every", "cron", "skip"]), paused=st.booleans())
+    @rule(name=st.sampled_from(["every", "cron", "fixed", "skip"]), paused=st.booleans())
     def pause(self, name: str, paused: bool) -> None:
         planned = self.rig.planned(name)
         if not planned.staged:
@@ -127,7 +168,7 @@ class SchedulesMachine(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_doubled(self) -> None:
-        for name in ("every", "cron"):
+        for name in ("every", "cron", "fixed"):
             found = self.rig.times_of(name)
             assert len(found) == len(set(found))
 
@@ -147,15 +188,19 @@ class SchedulesMachine(RuleBasedStateMachine):
         """Everything goes on; then what came due has become a task, each once."""
         rig = self.rig
         rig.commit()
-        for name in ("every", "cron", "skip"):
+        for name in ("every", "cron", "fixed", "skip"):
             rig.engine.schedules.pause(rig.planned(name), paused=False)
+        rig.plan()
+        rig.commit()
         rig.pass_time(max(0, self.latest_ms - rig.now_ms) + 2_000)
         rig.settle()
         last_ms = max([rig.now_ms, *rig.times_of("every")])
-        count = (last_ms - BEGIN_MS) // EVERY_MS
-        assert rig.times_of("every") == [BEGIN_MS + n * EVERY_MS for n in range(1, count + 1)]
-        last_ms = max([rig.now_ms, *rig.times_of("cron")])
-        assert rig.times_of("cron") == quarters(BEGIN_MS, last_ms)
+        count = (last_ms - self.begin_ms) // EVERY_MS
+        expected = [self.begin_ms + n * EVERY_MS for n in range(1, count + 1)]
+        assert rig.times_of("every") == expected
+        for name, planned in (("cron", quarters), ("fixed", fixed)):
+            last_ms = max([rig.now_ms, *rig.times_of(name)])
+            assert rig.times_of(name) == planned(self.zone, self.begin_ms, last_ms)
         self.one_is_unfinished_at_most()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgpack
 
-from support.engine_rig import Rig
+from support.engine_rig import NOW_MS, Rig
 from tickwheel.engine.engine import Engine
 from tickwheel.engine.state import EngineConfig
 from tickwheel.history.lines import policy_map
@@ -18,9 +18,9 @@ Record = list[Any]
 class RecordingRig(Rig):
     """``history`` holds (epoch, record) of everything that is durable, in order."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, now_ms: int = NOW_MS) -> None:
         self.history: list[tuple[int, Record]] = []
-        super().__init__(config)
+        super().__init__(config, now_ms)
 
     def new_engine(self) -> Engine:
         self.recorder = Recorder(self.epoch, lambda: self.now, lambda source: "p", bodies=True)

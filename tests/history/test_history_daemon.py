@@ -77,6 +77,9 @@ class Life:
         # Paused: nobody takes these.
         for task_id in await enqueued(client, name, "u", 3, 0):
             self.overdue[task_id] = f"{name} u".encode()
+        await client.put_schedule(name, topic="u", body=f"{name} u".encode(), cron="0 9 * * *")
+        self.overdue[await client.run_schedule(name)] = f"{name} u".encode()
+        await client.pause_schedule("early")
         due = await enqueued(client, name, "t", 8, 0)
         async with client.subscribe("t", group="g", prefetch=100) as deliveries:
             got: dict[int, Delivery] = {}
@@ -127,6 +130,7 @@ async def test_restore_after_a_clean_stop(lives: dict[str, Life], tmp_path: Path
     assert after.rows == before.rows
     assert after.dead == before.dead
     assert after.groups == before.groups
+    assert len(after.small.schedules) == 2 and after.small.schedules == before.small.schedules
     assert states(after) == states(before)
     assert after.opened.epoch > before.opened.epoch
     assert after.opened.id_mark >= before.opened.id_mark
@@ -138,6 +142,7 @@ async def test_restore_after_a_kill(lives: dict[str, Life], tmp_path: Path) -> N
     after, report = await restored(lives["killed"], tmp_path)
     # Everything had been answered, so all of it was in the spool.
     assert before is not None and after.rows == before.rows
+    assert after.small.schedules == before.small.schedules
     assert not report.exact and not report.clean_stop and report.missing_events == 0
 
 

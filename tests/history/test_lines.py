@@ -51,6 +51,11 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
+        [Kind.ENQUEUED, T, "", [5], [T], "t",
+         {0: [None, None, None, 0, None, None, None, 9, T - 3]}, None],
+        [{"event": "enqueued", **TASK, "due_ms": T, "within_ms": 9, "asked_ms": T - 3}],
+    ),
+    (
         [Kind.ENQUEUED, T, "p", [5], [T], "t", {0: ["k", "", {"a": 1}, 7, 9, "slow"]}, [b"\x00"]],
         [
             {
@@ -156,6 +161,24 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [Kind.RESCHEDULED, T, "t", [5], [T + 1], [2**63 - 1]],
         [{"event": "rescheduled", **TASK, "due_ms": T + 1, "order_id": str(2**63 - 1)}],
     ),
+    (
+        [Kind.REPLACED, T, "p", [5], [T + 1], "t", {0: ["k", None, None, 3]}, [b"hi"], None],
+        [
+            {
+                "event": "replaced", **TASK, "due_ms": T + 1, "key": "k", "priority": 3,
+                "producer": "p", "body": "aGk=",
+            }
+        ],
+    ),
+    (
+        [Kind.REPLACED, T, "", [5], [T + 1], "t", {}, None, [7]],
+        [{"event": "replaced", **TASK, "due_ms": T + 1, "order_id": "7"}],
+    ),
+    (
+        [Kind.MERGED, T, "p", "t", "kept", [5]],
+        [{"event": "kept", **TASK, "producer": "p"}],
+    ),
+    ([Kind.MERGED, T, "", "t", "rejected", [5]], [{"event": "rejected", **TASK}]),
     ([Kind.REQUEUED, T, "t", "g", [5]], [{"event": "requeued", **TASK, "group": "g"}]),
     (
         [Kind.GROUP, T, "t", "g", "created"],
@@ -185,6 +208,47 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
     ([Kind.DAEMON, T, "stopped", {"clean": True}], [{"event": "stopped", "clean": True}]),
     ([Kind.DROPPED, T, 12], [{"event": "dropped", "count": 12}]),
     ([Kind.DROPPED, T, None, "why"], [{"event": "dropped", "reason": "why"}]),
+    (
+        [Kind.SCHEDULE, T, "t", "daily", "put",
+         {"settings": {"cron": "@daily", "task": ["k", None, {"a": 1}, 0, 0, None, None]},
+          "next_ms": T + 9, "runs": 0}, b"\x00"],
+        [
+            {
+                "event": "schedule_put", "topic": "t", "schedule": "daily", "body": "AA==",
+                "settings": {
+                    "cron": "@daily", "task": {"key": "k", "props": {"a": 1}, "ttl_ms": 0},
+                },
+                "next_ms": T + 9, "runs": 0,
+            }
+        ],
+    ),
+    *(
+        (
+            [Kind.SCHEDULE, T, "t", "daily", what, {"runs": 7}, None],
+            [{"event": f"schedule_{what}", "topic": "t", "schedule": "daily", "runs": 7}],
+        )
+        for what in ("paused", "resumed", "deleted")
+    ),
+    (
+        [Kind.OCCURRENCE, T, "t", "s",
+         [[T - 9, "missed", 0, 3], [T - 4, "overlap", 0, 1], [T - 3, "queued", 0, 1],
+          [T - 2, "fired", 5, 1], [T, "run", 5, 1], [T + 1, "backfill", 5, 1]],
+         {"next_ms": T + 9, "runs": 7, "queued_ms": T - 3}],
+        [
+            one | {"topic": "t", "schedule": "s", "next_ms": T + 9, "runs": 7, "queued_ms": T - 3}
+            for one in (
+                {"event": "occurrence_skipped", "planned_ms": T - 9, "reason": "missed",
+                 "count": 3},
+                {"event": "occurrence_skipped", "planned_ms": T - 4, "reason": "overlap"},
+                {"event": "occurrence_queued", "planned_ms": T - 3},
+                {"event": "occurrence_fired", **TASK, "planned_ms": T - 2, "lateness_ms": 2},
+                {"event": "occurrence_fired", **TASK, "planned_ms": T, "lateness_ms": 0,
+                 "reason": "run"},
+                {"event": "occurrence_fired", **TASK, "planned_ms": T + 1, "lateness_ms": 0,
+                 "reason": "backfill"},
+            )
+        ],
+    ),
 ]  # fmt: skip
 
 

@@ -61,8 +61,8 @@ HISTORY_MUTANTS = (
         (
             Edit(
                 RECORDER,
-                "    def forget_arrivals(self) -> None:\n        self._arrivals = []\n",
-                "    def forget_arrivals(self) -> None:\n        return\n",
+                "        self._arrivals, self._occurrences = _only(self._arrivals, firm), []\n",
+                "        return\n",
             ),
         ),
         (SERVICE + "test_what_was_withdrawn_leaves_nothing_and_what_was_unclear_is_there",),

@@ -12,7 +12,78 @@ TIMES = "tests/engine/test_timetables.py::"
 COMMANDS = "tests/server/shard/test_scheduling.py::"
 SNOOZE = "tests/engine/test_engine_snooze.py::"
 
+WINDOWS = "tickwheel/wheel/windows.py"
+RECORDER = "tickwheel/history/recorder.py"
+PRODUCING = "tickwheel/server/shard/operations/producing.py"
+MODEL = "tests/wheel/test_windows.py::"
+PLACES = "tests/server/shard/test_windows.py::"
+RESTORED = "tests/history/restore/test_restore_schedules.py::"
+
 SCHEDULE_MUTANTS = (
+    Mutant(
+        "a-window-begins-before-it-is-due",
+        "a task with a due window may come before its due time",
+        (
+            Edit(
+                WINDOWS,
+                "low_ms, high_ms = max(asked_ms, tick * tick_ms), ",
+                "low_ms, high_ms = tick * tick_ms, ",
+            ),
+        ),
+        (MODEL + "test_each_gets_the_first_of_the_emptiest",),
+    ),
+    Mutant(
+        "a-window-ends-later",
+        "a task with a due window may come after its end",
+        (Edit(WINDOWS, "min(end_ms, (tick + 1) * tick_ms - 1)", "(tick + 1) * tick_ms - 1"),),
+        (MODEL + "test_each_gets_the_first_of_the_emptiest",),
+    ),
+    Mutant(
+        "what-was-chosen-does-not-count",
+        "requests that come before the first is stored all get the same moments",
+        (
+            Edit(
+                WINDOWS,
+                "        counts.update(tick for tick in self._placed() "
+                "if tick >> PAGE_BITS == number)\n",
+                "",
+            ),
+        ),
+        (
+            MODEL + "test_what_was_chosen_counts_until_it_is_on_the_wheel",
+            PLACES + "test_what_is_staged_counts_before_it_is_stored",
+        ),
+    ),
+    Mutant(
+        "a-request-reads-without-bound",
+        "a frame of tasks on thousands of days holds the loop for minutes",
+        (Edit(WINDOWS, "            if self._reads_left <= 0:\n", "            if False:\n"),),
+        (MODEL + "test_a_request_reads_so_much_and_no_more",),
+    ),
+    Mutant(
+        "a-resend-forgets-the-moments",
+        "a resend is answered as if its tasks had no window",
+        (
+            Edit(
+                PRODUCING,
+                "                if type(tasks) is tuple and any(map(_has_window, tasks)):\n",
+                "                if not tasks:\n",
+            ),
+        ),
+        (PLACES + "test_a_resend_is_answered_with_the_same_moments",),
+    ),
+    Mutant(
+        "a-refused-run-is-in-the-history",
+        "what became of an occurrence stays in the history when its task was refused",
+        (
+            Edit(
+                RECORDER,
+                "            self._records[:0] = notes.records\n",
+                "            self._records[:0] = notes.records + notes.occurrences\n",
+            ),
+        ),
+        (RESTORED + "test_a_refused_run_leaves_no_event",),
+    ),
     Mutant(
         "a-refused-run-is-lost",
         "the advance of a schedule stays when its task was refused",

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from mutations.client_mutants import CLIENT_MUTANTS
 from mutations.delivery_mutants import DELIVERY_MUTANTS
+from mutations.filter_mutants import FILTER_MUTANTS
 from mutations.history_mutants import HISTORY_MUTANTS
+from mutations.http_mutants import HTTP_MUTANTS
 from mutations.input_mutants import INPUT_MUTANTS
+from mutations.key_mutants import KEY_MUTANTS
 from mutations.limits_mutants import LIMITS_MUTANTS
 from mutations.mutants import MUTANTS as OTHER_MUTANTS
 from mutations.mutants import Mutant
@@ -22,8 +26,9 @@ from mutations.reading_mutants import READING_MUTANTS
 from mutations.schedule_mutants import SCHEDULE_MUTANTS
 
 MUTANTS = (
-    *OTHER_MUTANTS, *DELIVERY_MUTANTS, *HISTORY_MUTANTS, *INPUT_MUTANTS, *LIMITS_MUTANTS,
-    *OWNERSHIP_MUTANTS, *READING_MUTANTS, *SCHEDULE_MUTANTS,
+    *OTHER_MUTANTS, *CLIENT_MUTANTS, *DELIVERY_MUTANTS, *FILTER_MUTANTS, *HISTORY_MUTANTS,
+    *HTTP_MUTANTS, *INPUT_MUTANTS, *KEY_MUTANTS, *LIMITS_MUTANTS, *OWNERSHIP_MUTANTS,
+    *READING_MUTANTS, *SCHEDULE_MUTANTS,
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600
@@ -64,6 +69,7 @@ ONE_OF_EACH_KIND = frozenset((
     "recovery-skips-a-chunk",
     "owing-goes-by-due-times-alone", "packs-read-by-a-statement-of-their-own",
     "a-missing-row-is-answered-as-gone", "half-a-change-is-survived",
+    "a-decision-rests-on-what-may-be-refused",
 ))  # fmt: skip
 """The mutants of `make test`: a promise or a border each. `make test-full` has the others too."""
 OTHERS = [mutant for mutant in MUTANTS if mutant.name not in ONE_OF_EACH_KIND]

@@ -132,12 +132,16 @@ def test_the_configuration_is_well_formed() -> None:
     promtool("check", "config", str(RULES / "prometheus.yml"))
 
 
-def test_the_alerts_fire_when_they_should_and_not_before() -> None:
-    promtool("test", "rules", str(Path(__file__).parent / "rules_test.yml"))
+RULES_TESTS = sorted(Path(__file__).parent.glob("rules*_test.yml"))
+
+
+@pytest.mark.parametrize("path", RULES_TESTS, ids=lambda path: path.stem)
+def test_the_alerts_fire_when_they_should_and_not_before(path: Path) -> None:
+    promtool("test", "rules", str(path))
 
 
 def test_every_alert_is_tested() -> None:
-    tested = (Path(__file__).parent / "rules_test.yml").read_text()
+    tested = "".join(path.read_text() for path in RULES_TESTS)
     for alert in re.findall(r"alert: (\w+)", (RULES / "alerts.yml").read_text()):
         assert re.search(rf'alertname(: |="){alert}\b', tested), alert
 

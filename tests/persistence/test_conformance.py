@@ -12,13 +12,17 @@ from support.store_rows import (
     DEAD,
     GROUPS,
     ID_MAX,
+    MERGED_SESSION,
     MS_MAX,
     PROGRESS,
+    RULED_TOPICS,
     SCHEDULES,
     SESSIONS,
     SNOOZED,
     TASKS,
     UNICODE,
+    WINDOWED,
+    WINDOWED_SCHEDULE,
     ended,
     everything,
     in_flight,
@@ -131,6 +135,18 @@ class TestBatches:
 
 
 class TestStates:
+    async def test_keep_what_was_asked_beside_what_was_chosen(self, subject: Subject) -> None:
+        row = WINDOWED_SCHEDULE
+        effects = Effects(enqueued={task.id: task for task in WINDOWED}, id_mark=ID_MAX)
+        effects.schedules = {row.schedule.name: row}
+        await subject.commit(effects)
+        await subject.commit(Effects(updated={41: WINDOWED[0]._replace(due_ms=77)}))
+        await subject.reopen(clean=False)
+        found = await subject.store.read([task.id for task in WINDOWED])
+        assert found[41].row == WINDOWED[0]._replace(due_ms=77)
+        assert found[42].row == WINDOWED[1]
+        assert (await subject.small()).schedules == [row]
+
     async def test_are_absolute(self, subject: Subject) -> None:
         row = TaskRow(10, 2_000, "other", b"new")
         await subject.commit(tasks([10]))
@@ -264,7 +280,7 @@ class TestReading:
             assert small.outcomes == list(everything().ended.items())
 
     async def test_schedules_come_back_as_they_were(self, subject: Subject) -> None:
-        one, other = SCHEDULES
+        one, other, *_ = SCHEDULES
         await subject.commit(Effects(schedules={row.schedule.name: row for row in SCHEDULES}))
         await subject.reopen()
         found = (await subject.small()).schedules
@@ -294,6 +310,17 @@ class TestReading:
             await subject.reopen()
             assert (await subject.small()).progress == [row]
             assert (await subject.store.read([row.id]))[row.id].progress == (row,)
+
+    async def test_rules_of_topics_and_what_became_of_tasks_come_back(
+        self, subject: Subject
+    ) -> None:
+        groups = {(row.topic, row.group): row for row in RULED_TOPICS}
+        sessions = {MERGED_SESSION.session: MERGED_SESSION}
+        await subject.commit(Effects(groups=groups, sessions=sessions))
+        await subject.reopen()
+        small = await subject.small()
+        assert {row.topic: row for row in small.groups} == {row.topic: row for row in RULED_TOPICS}
+        assert small.sessions == [MERGED_SESSION]
 
     async def test_types_are_those_of_the_records(self, subject: Subject) -> None:
         await subject.commit(everything())

@@ -14,6 +14,7 @@ from persistence.store_subject import Subject
 from support.golden import (
     GOLDEN,
     cases,
+    coalescing_cases,
     content,
     crowd,
     ended,
@@ -26,6 +27,7 @@ from support.golden import (
     old_content,
     schedule_cases,
     snoozed_cases,
+    window_cases,
 )
 from tickwheel.model.effects import Effects
 from tickwheel.model.key_hash import KeyHash
@@ -36,6 +38,8 @@ from tickwheel.persistence.sqlite import schema
 RECORDS_V1: dict[str, str] = json.loads((GOLDEN / "v1" / "records.json").read_text("utf-8"))
 RECORDS_V3: dict[str, str] = json.loads((GOLDEN / "v3" / "records.json").read_text("utf-8"))
 RECORDS_V6: dict[str, str] = json.loads((GOLDEN / "v6" / "records.json").read_text("utf-8"))
+RECORDS_V7: dict[str, str] = json.loads((GOLDEN / "v7" / "records.json").read_text("utf-8"))
+RECORDS_OF_WINDOWS: dict[str, str] = json.loads((GOLDEN / "windows.json").read_text("utf-8"))
 RECORDS_V4: dict[str, str] = json.loads((GOLDEN / "v4" / "records.json").read_text("utf-8"))
 
 
@@ -51,6 +55,14 @@ def test_records_of_layout_3(name: str) -> None:
     _is_read(value, decode(bytes.fromhex(RECORDS_V3[name])))
 
 
+@pytest.mark.parametrize("name", sorted(window_cases()))
+def test_records_of_tasks_with_a_due_window(name: str) -> None:
+    value, encode, decode = window_cases()[name]
+    data = bytes.fromhex(RECORDS_OF_WINDOWS[name])
+    _is_read(value, decode(data))
+    assert encode(value) == data, "a version is written as it was"
+
+
 @pytest.mark.parametrize("name", sorted(cases()))
 def test_records_as_they_are_written_now(name: str) -> None:
     value, encode, decode = cases()[name]
@@ -63,6 +75,14 @@ def test_records_as_they_are_written_now(name: str) -> None:
 def test_records_of_layout_6(name: str) -> None:
     value, encode, decode = (snoozed_cases() | schedule_cases())[name]
     data = bytes.fromhex(RECORDS_V6[name])
+    _is_read(value, decode(data))
+    assert encode(value) == data, "a version is written as it was"
+
+
+@pytest.mark.parametrize("name", sorted(coalescing_cases()))
+def test_records_that_came_with_rules_for_pending_keys(name: str) -> None:
+    value, encode, decode = coalescing_cases()[name]
+    data = bytes.fromhex(RECORDS_V7[name])
     _is_read(value, decode(data))
     assert encode(value) == data, "a version is written as it was"
 

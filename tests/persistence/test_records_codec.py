@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tickwheel.model.coalescing import Coalescing
 from tickwheel.model.records import (
     DeadRow,
     Failure,
@@ -35,8 +36,9 @@ policies = st.builds(
     RetryPolicy, ints, floats, ints, ints, floats, st.sampled_from(KINDS),
     st.lists(ints, max_size=4).map(tuple),
 )  # fmt: skip
+windows = st.just((None, None)) | st.tuples(ints, st.none() | ints)
 options = st.builds(
-    TaskOptions,
+    lambda *fields: TaskOptions(*fields[:-1], *fields[-1]),
     st.none() | names,
     st.none() | names,
     st.none() | st.dictionaries(names, values, max_size=4),
@@ -44,6 +46,7 @@ options = st.builds(
     st.none() | ints,
     st.none() | names | policies,
     st.none() | ints,
+    windows,
 )
 tasks = st.builds(TaskRow, ints, ints, names, st.binary(max_size=50), st.none() | options)
 progress = st.builds(
@@ -58,13 +61,19 @@ progress = st.builds(
     st.integers(0, 2**31),
 )
 dead = st.builds(DeadRow, ints, names, names, ints, ints, names, failures)
+rules = st.builds(Coalescing, names, st.none() | ints, names, names, names, st.none() | ints)
 settings = st.builds(
     GroupSettings, st.booleans(), st.none() | floats, st.none() | ints,
     st.none() | names | policies, st.none() | ints, ints,
+    st.none() | rules,
 )  # fmt: skip
 groups = st.builds(GroupRow, names, names, ints, st.none() | settings, st.none() | ints)
 outcomes = st.lists(st.tuples(ints, ints, ints, ints), max_size=5).map(tuple)
-sessions = st.builds(SessionRow, st.binary(min_size=16, max_size=16), ints, ints, outcomes)
+merged = st.lists(
+    st.tuples(ints, st.lists(st.tuples(st.integers(1, 4), ints, ints), max_size=3).map(tuple)),
+    max_size=3,
+).map(tuple)
+sessions = st.builds(SessionRow, st.binary(min_size=16, max_size=16), ints, ints, outcomes, merged)
 
 
 @given(tasks)
@@ -97,7 +106,10 @@ def test_groups(row: GroupRow) -> None:
 @given(sessions)
 def test_sessions(row: SessionRow) -> None:
     assert codec.decode_session(codec.encode_session(row)) == row
-    assert codec.decode_answers(codec.encode_answers(row.answers)) == row.answers
+    assert codec.decode_answers(codec.encode_answers(row.answers, row.merged)) == (
+        row.answers,
+        row.merged,
+    )
 
 
 @given(failures)
@@ -128,26 +140,29 @@ def test_endings_take_nine_bytes_each() -> None:
 
 
 FIRST: list[Callable[[bytes], Any]] = [
-    codec.decode_answers,
     codec.decode_endings,
-    codec.decode_session,
-    codec.decode_schedule,
 ]
 SECOND: list[Callable[[bytes], Any]] = [
+    codec.decode_answers,
+    codec.decode_session,
     codec.decode_failures,
     codec.decode_dead,
-    codec.decode_settings,
+    codec.decode_schedule,
 ]
 """Those of which there are two versions."""
 THIRD: list[Callable[[bytes], Any]] = [
-    codec.decode_extras,
-    codec.decode_task,
-    codec.decode_group,
+    codec.decode_settings,
     codec.decode_progress,
     codec.decode_attempts,
 ]
 """Those of which there are three."""
-DECODERS = FIRST + SECOND + THIRD
+FOURTH: list[Callable[[bytes], Any]] = [
+    codec.decode_extras,
+    codec.decode_task,
+    codec.decode_group,
+]
+"""Those of which there are four."""
+DECODERS = FIRST + SECOND + THIRD + FOURTH
 
 
 @pytest.mark.parametrize("decode", FIRST)
@@ -166,6 +181,12 @@ def test_a_version_above_the_second_is_refused(decode: Callable[[bytes], Any]) -
 def test_a_version_above_the_third_is_refused(decode: Callable[[bytes], Any]) -> None:
     with pytest.raises(RecordUnreadable, match="version 4; this release reads versions 1 to 3"):
         decode(msgpack.packb([4, 1, 2, 3]))
+
+
+@pytest.mark.parametrize("decode", FOURTH)
+def test_a_version_above_the_fourth_is_refused(decode: Callable[[bytes], Any]) -> None:
+    with pytest.raises(RecordUnreadable, match="version 5; this release reads versions 1 to 4"):
+        decode(msgpack.packb([5, 1, 2, 3]))
 
 
 @pytest.mark.parametrize("decode", DECODERS)

@@ -520,6 +520,26 @@ async def test_commands_that_wait_and_their_ids(make: Make) -> None:
     refused(await peer.answer(over), "overloaded", "the limit is 10 (command_ids_max)")
 
 
+async def test_enqueues_that_wait_for_what_is_pending(make: Make) -> None:
+    rig = await make(commands_max=3, staged_bytes_max=10_000)
+    peer = await rig.peer()
+
+    def ruled(body: bytes = b"") -> Any:
+        return ("t", body, DAY_MS, {"key": "k", "if_pending": "replace"})
+
+    ok(await peer.enqueue(ruled()))
+    # One frame after the other, before the loop has a turn.
+    numbers = [peer.send(T.ENQUEUE, 0, (ruled(),)) for _ in range(4)]
+    answers = [await peer.answer(number) for number in numbers]
+    for answer in answers[:3]:
+        assert ok(answer)[2]["outcomes"][0][0] == "replaced"
+    refused(answers[3], "overloaded", "3 enqueues wait", "the limit is 3 (commands_max)")
+    large, over = (peer.send(T.ENQUEUE, 0, (ruled(b"x" * n),)) for n in (10_000, 1))
+    ok(await peer.answer(large))
+    refused(await peer.answer(over), "overloaded", "the limit is 10000 (staged_bytes_max)")
+    assert rig.engine.intake.inflight_bytes == 0
+
+
 MIB = 1 << 20
 
 

@@ -139,7 +139,7 @@ class Content:
         """Those that owed it when it came due, the ones that are being deleted included."""
         found = []
         for name in self.groups.get(task.topic, {}):
-            closed_ms, closed_id = self.set(task.topic, name)[4:]
+            closed_ms, closed_id = self.set(task.topic, name)[4:6]
             if not self.begins_by(task, name):
                 continue
             if closed_ms is None or (task.due_ms <= closed_ms and task.order <= closed_id):

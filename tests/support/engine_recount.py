@@ -45,7 +45,7 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     _tasks(rig, known, places, scheduled)
     waits = sum(len(g.waiting) for t in core.topics.values() for g in t.groups.values())
     deferred = sum(len(topic.deferred) for topic in core.topics.values())
-    handles = len(scheduled) - len(core.firing) - deferred + waits
+    handles = len(scheduled) - len(core.firing) - deferred - len(core.replaced) + waits
     assert len(core.wheel) == handles, "handles on the wheel"
     _lifetimes(rig, known, places)
     _settings(rig)
@@ -60,7 +60,10 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     all_groups = [g for t in core.topics.values() for g in t.groups.values()]
     assert core.tasks == len(known)
     _keys(rig, known)
-    assert core.sessions.answers == sum(len(one.answers) for one in core.sessions)
+    assert core.sessions.answers == sum(one.weight for one in core.sessions)
+    held = [batch.replaced for batch in (core.sealed, core.landing, core.open) if batch is not None]
+    for task_id, row in core.replaced.items():
+        assert any(rows.get(task_id) is row for rows in held), f"{task_id} is held for ever"
     assert core.group_count == len(all_groups)
     listening = sum(len(topic.broadcasters) for topic in core.topics.values())
     assert core.subscribers == listening + sum(len(group.subscribers) for group in all_groups)
@@ -171,7 +174,7 @@ def _scheduled(
     for task_id, k in known.items():
         deferred = core.topics[k.row.topic].deferred
         on_wheel = core.wheel.holds(task_id, k.row.due_ms) or task_id in core.firing
-        on_wheel |= task_id in deferred
+        on_wheel |= task_id in deferred or task_id in core.replaced
         assert core.is_scheduled(k.row) == (task_id in scheduled)
         if task_id in scheduled:
             assert on_wheel, f"{task_id} is lost: in no group and not on the wheel"
@@ -203,8 +206,11 @@ def _tasks(
     core = rig.core
     assert core.dead == sum(len(k.dead) for k in known.values())
     assert core.owed.keys() <= known.keys() - scheduled
+    groups_of: dict[int, set[str]] = {}
+    for task_id, group in places:
+        groups_of.setdefault(task_id, set()).add(group)
     for task_id, k in known.items():
-        groups = {group for i, group in places if i == task_id}
+        groups = groups_of.get(task_id, set())
         owed = core.owed.get(task_id)
         if owed is not None:
             assert owed.remaining == groups, f"{task_id} is owed to {owed.remaining}, in {groups}"

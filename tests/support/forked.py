@@ -70,20 +70,34 @@ def start(
     stdout: IO[bytes],
     stderr: IO[bytes],
     files_max: int | None = None,
+    folder: Path | None = None,
 ) -> Process:
     """``tickwheel ARGUMENTS`` with this environment; without ``stdin`` it reads nothing.
-    ``files_max``: so many descriptors and no more, as in a container."""
+    ``files_max``: so many descriptors and no more, as in a container. ``folder``: where it starts,
+    if not here."""
     if not can_fork() or "LD_PRELOAD" in env:
         command = [sys.executable, "-m", "tickwheel", *arguments]
         if files_max is not None:
             command = ["sh", "-c", f'ulimit -n {files_max}; exec "$@"', "sh", *command]
         return subprocess.Popen(
-            command, stdin=stdin or subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env
-        )
+            command, stdin=stdin or subprocess.DEVNULL, stdout=stdout, stderr=stderr, env=env,
+            cwd=folder,
+        )  # fmt: skip
     with contextlib.ExitStack() as stack:
         stdin = stdin or stack.enter_context(open(os.devnull, "rb"))
         files = [stdin.fileno(), stdout.fileno(), stderr.fileno()]
-        return _parent().fork(arguments, env, files, files_max)
+        return fork(arguments, env, files, folder or Path.cwd(), files_max)
+
+
+def fork(
+    arguments: Sequence[str],
+    env: Mapping[str, str],
+    files: Sequence[int],
+    folder: Path,
+    files_max: int | None = None,
+) -> Forked:
+    """Always forked; ``files`` are its first three descriptors."""
+    return _parent().fork(arguments, env, files, folder, files_max)
 
 
 def can_fork() -> bool:
@@ -96,7 +110,7 @@ def can_fork() -> bool:
     )
 
 
-class _Forked:
+class Forked:
     """One process; its exit code comes through a pipe, from the parent that it really has."""
 
     def __init__(self, pid: int, ended: int) -> None:
@@ -104,6 +118,10 @@ class _Forked:
         self._ended = ended
         self._lock = threading.Lock()
         self._code: int | None = None
+
+    def fileno(self) -> int:
+        """Can be read when it has ended."""
+        return self._ended
 
     def poll(self) -> int | None:
         return self._wait(0.0)
@@ -155,13 +173,14 @@ class _Parent:
         self,
         arguments: Sequence[str],
         env: Mapping[str, str],
-        files: list[int],
+        files: Sequence[int],
+        folder: Path,
         files_max: int | None,
-    ) -> _Forked:
+    ) -> Forked:
         said = {
             "arguments": list(arguments),
             "env": dict(env),
-            "cwd": os.getcwd(),
+            "cwd": str(folder),
             "files_max": files_max,
         }
         ended, theirs = os.pipe()
@@ -173,7 +192,7 @@ class _Parent:
         finally:
             os.close(theirs)
         assert answer, "the process that forks has ended"
-        return _Forked(int(answer), ended)
+        return Forked(int(answer), ended)
 
 
 @functools.cache
@@ -233,6 +252,7 @@ def _become(asked: dict[str, Any], files: list[int]) -> None:
         if asked["files_max"] is not None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (asked["files_max"],) * 2)
         os.chdir(asked["cwd"])
+        sys.path[0] = asked["cwd"]
         os.environ.clear()
         os.environ.update(asked["env"])
         time.tzset()

@@ -22,15 +22,19 @@ from support.store_rows import (
     FULL_EXTRAS,
     GROUPS,
     KNOWN_FAILURES,
+    MERGED_SESSION,
     OLD_DEAD,
     OLD_GROUPS,
     OLD_PROGRESS,
     OLD_TASKS,
     PROGRESS,
+    RULED_TOPICS,
     SCHEDULES,
     SESSIONS,
     SNOOZED,
     TASKS,
+    WINDOWED,
+    WINDOWED_SCHEDULE,
     everything,
 )
 from tickwheel.model.effects import Effects
@@ -51,8 +55,8 @@ def old_cases() -> dict[str, Case]:
         "extras": (FULL_EXTRAS, codec.encode_extras, codec.decode_extras),
         "extras-empty": (TaskOptions(), codec.encode_extras, codec.decode_extras),
         "failures": (FAILURES, codec.encode_failures, codec.decode_failures),
-        "outcomes": (SHORT_SESSION.answers, codec.encode_answers, codec.decode_answers),
-        "outcomes-none": ((), codec.encode_answers, codec.decode_answers),
+        "outcomes": (SHORT_SESSION.answers, codec.encode_answers, _answers),
+        "outcomes-none": ((), codec.encode_answers, _answers),
         "endings": (_ENDED, codec.encode_endings, lambda data: dict(codec.decode_endings(data))),
         "session": (SHORT_SESSION, codec.encode_session, codec.decode_session),
     }
@@ -112,6 +116,44 @@ def schedule_cases() -> dict[str, Case]:
         f"schedule-{row.schedule.name}": (row, codec.encode_schedule, codec.decode_schedule)
         for row in SCHEDULES
     }
+
+
+def coalescing_cases() -> dict[str, Case]:
+    """What came with rules for pending keys: where there are none nothing is new."""
+    found: dict[str, Case] = {
+        "session-merged": (MERGED_SESSION, codec.encode_session, codec.decode_session),
+        "outcomes-merged": (
+            (MERGED_SESSION.answers, MERGED_SESSION.merged),
+            lambda value: codec.encode_answers(*value),
+            codec.decode_answers,
+        ),
+    }
+    for row in RULED_TOPICS:
+        found[f"group-{row.topic}"] = (row, codec.encode_group, codec.decode_group)
+        found[f"settings-{row.topic}"] = (
+            row.settings,
+            codec.encode_settings,
+            codec.decode_settings,
+        )
+    return found
+
+
+def _answers(data: bytes) -> codec.Answers:
+    answers, merged = codec.decode_answers(data)
+    assert merged == ()
+    return answers
+
+
+def window_cases() -> dict[str, Case]:
+    """What came with due windows: of tasks without one nothing is new."""
+    found: dict[str, Case] = {}
+    for task in WINDOWED:
+        name = task.body.decode()
+        found[f"task-{name}"] = (task, codec.encode_task, codec.decode_task)
+        found[f"extras-{name}"] = (task.options, codec.encode_extras, codec.decode_extras)
+    row = WINDOWED_SCHEDULE
+    found["schedule"] = (row, codec.encode_schedule, codec.decode_schedule)
+    return found
 
 
 def old_content() -> Effects:
@@ -219,6 +261,12 @@ def main(folder: Path) -> None:
         encoded[name] = None if data is None else data.hex()
     (folder / "records.json").write_text(json.dumps(encoded, indent=1) + "\n", encoding="utf-8")
     asyncio.run(_write_database(folder))
+
+
+def write_records(path: Path, cases: dict[str, Case]) -> None:
+    """A golden file of records alone."""
+    encoded = {name: encode(value).hex() for name, (value, encode, _) in cases.items()}
+    path.write_text(json.dumps(encoded, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -118,6 +118,7 @@ class InProcess:
             # Backups are written by threads; a group that is deleted is looked at now and then.
             slow = self.shard.backups.count or any(t.closing for t in core.topics.values())
             busy = busy or self.shard.listings.count or self.shard.commands._waiting
+            busy = busy or self.shard.coalescing._waiting
             if not (busy or slow or core.runnable):
                 return
             assert time.monotonic() < deadline_s, "it does not come to rest"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from tickwheel.model.coalescing import Coalescing
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import (
     DeadRow,
@@ -73,6 +74,14 @@ TASKS = (
     TaskRow(31, 7, "t", b"placed", TaskOptions(order_id=ID_MAX)),
     TaskRow(32, 7, "t", b"placed too", TaskOptions("k", ttl_ms=5, retry="slow", order_id=33)),
 )
+WINDOWED = (
+    TaskRow(41, 9, "t", b"windowed", TaskOptions(within_ms=5, asked_ms=7)),
+    TaskRow(
+        42, MS_MAX, "t", b"windowed too",
+        TaskOptions("k", "t", {"a": 1}, 7, 5, "slow", 43, MS_MAX, MS_MAX),
+    ),
+)  # fmt: skip
+"""With a due window: what was chosen, and what was asked."""
 OLD_PROGRESS = (
     ProgressRow(3, "default", ProgressState.IN_FLIGHT, 1, 1_700_000_030_000, 1),
     ProgressRow(3, UNICODE, ProgressState.WAITING, 65_535, MS_MAX, 2**31, FAILURES),
@@ -123,6 +132,9 @@ SCHEDULES = (
         recent=(Run(5, 6, "missed", occurrences=1_000), Run(7, 8, "fired", ID_MAX)),
     ),
 )  # fmt: skip
+WINDOWED_SCHEDULE = SCHEDULES[0]._replace(
+    schedule=SCHEDULES[0].schedule._replace(name="windowed", options=TaskOptions(within_ms=MS_MAX))
+)
 SESSIONS = (
     SessionRow(b"\x00" * 16, 0, 0, ()),
     SessionRow(
@@ -130,6 +142,27 @@ SESSIONS = (
         2**53 - 1,
         MS_MAX,
         tuple((2**53 - 1024 + i, ID_MAX - i, 16_384, MS_MAX) for i in range(1024)),
+    ),
+)
+MERGED_SESSION = SessionRow(
+    b"m" * 16,
+    5,
+    MS_MAX,
+    ((5, 7, 1, 1), (6, ID_MAX, 2, MS_MAX), (7, 0, 1, 3)),
+    ((6, ((1, ID_MAX, MS_MAX), (2, 3, -5))), (7, ((4, ID_MAX, 0),))),
+)
+"""Of a producer some of whose requests had rules for pending keys."""
+RULED_TOPICS = (
+    GroupRow("ruled", "", 0, GroupSettings(if_pending=Coalescing("keep"))),
+    GroupRow(
+        "ruled too",
+        "",
+        0,
+        GroupSettings(
+            rate=0.5,
+            retry="slow",
+            if_pending=Coalescing("replace", MS_MAX, "finished", "due", "later", 1),
+        ),
     ),
 )
 

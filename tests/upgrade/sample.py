@@ -79,6 +79,9 @@ class Peer(Raw):
         for task in found:
             task.pop("slot", None)
             task.pop("cycles", None)
+            for name in ("within_ms", "asked_ms"):  # older samples do not have these
+                if task.get(name) is None:
+                    task.pop(name, None)
         return [plain(task) for task in found]
 
     def dead(self) -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ from tickwheel.cli import (
     enqueue,
     groups,
     history,
+    load,
+    pending,
     report,
     schedules,
     serve,
@@ -41,6 +43,7 @@ from tickwheel.cli.call import (
     command,
     nested,
 )
+from tickwheel.cli.extras import advice
 from tickwheel.cli.output import remark
 from tickwheel.errors import (
     BadRequest,
@@ -89,46 +92,60 @@ def shared(
 
 # --- the commands, in the order in which the help shows them -------------------------------------
 
-app.command()(serve.serve)
-app.command()(serve.demo)
-app.command()(serve.check)
-app.command()(serve.init)
-command(app)(enqueue.enqueue)
-command(app)(subscribe.subscribe)
-command(app)(tasks.cancel)
-command(app)(tasks.reschedule)
-command(app, "run-now")(tasks.run_now)
-command(app)(tasks.show)
-command(app, "list")(tasks.list_)
-command(app)(serve.status)
-command(app)(top.stats)
-command(app)(serve.backup)
-command(app)(groups.topics)
-command(app)(groups.pause)
-command(app)(groups.resume)
-command(app)(groups.rate)
-app.command()(history.restore)
-app.command()(report.report)
-command(app)(top.top)
-command(app)(work.work)
-bench.register(app)
+SERVE = "A daemon and its store"
+TASKS = "Tasks"
+TOPICS = "Topics and groups"
+WATCH = "Look at what happens"
+
+app.command(rich_help_panel=SERVE)(serve.serve)
+app.command(rich_help_panel=SERVE)(serve.demo)
+app.command(rich_help_panel=SERVE)(serve.check)
+app.command(rich_help_panel=SERVE)(serve.init)
+command(app, panel=TASKS)(enqueue.enqueue)
+command(app, panel=TASKS)(subscribe.subscribe)
+command(app, panel=TASKS)(tasks.cancel)
+command(app, panel=TASKS)(tasks.reschedule)
+command(app, "run-now", panel=TASKS)(tasks.run_now)
+command(app, panel=TASKS)(tasks.show)
+command(app, "list", panel=TASKS)(tasks.list_)
+command(app, panel=SERVE)(serve.status)
+command(app, panel=WATCH)(top.stats)
+command(app, panel=SERVE)(serve.backup)
+command(app, panel=TOPICS)(groups.topics)
+command(app, panel=WATCH)(load.load)
+command(app, panel=TOPICS)(groups.pause)
+command(app, panel=TOPICS)(groups.resume)
+command(app, panel=TOPICS)(groups.rate)
+app.command(rich_help_panel=SERVE)(history.restore)
+app.command(rich_help_panel=WATCH)(report.report)
+command(app, panel=WATCH)(top.top)
+command(app, panel=TASKS)(work.work)
+bench.register(app, WATCH)
 
 _groups = nested(
     app, "groups", "Groups of a topic: list them (by default), create them, delete them.",
-    list_by_default=True,
+    panel=TOPICS, list_by_default=True,
 )  # fmt: skip
 command(_groups, "list")(groups.list_groups)
 command(_groups, "create")(groups.create_group)
 command(_groups, "delete")(groups.delete_group)
 
-_policy = nested(app, "policy", "Retry policies of topics and groups: show, set, clear.")
+_policy = nested(
+    app, "policy", "Retry policies of topics and groups: show, set, clear.", panel=TOPICS
+)
 command(_policy, "show")(groups.show_policy)
 command(_policy, "set")(groups.set_policy)
 command(_policy, "clear")(groups.clear_policy)
 
+_pending = nested(
+    app, "pending", "Tasks of a topic whose key is pending: set what becomes of them.", panel=TOPICS
+)
+command(_pending, "set")(pending.set_)
+command(_pending)(pending.clear)
+
 _schedule = nested(
     app, "schedule", "Recurring schedules: put, list, show, next, pause, resume, run, delete, …",
-    list_by_default=True,
+    panel=TASKS, list_by_default=True,
 )  # fmt: skip
 command(_schedule)(schedules.put)
 command(_schedule, "list")(schedules.list_)
@@ -141,7 +158,7 @@ command(_schedule)(schedules.backfill)
 command(_schedule)(schedules.delete)
 command(_schedule)(schedules.apply)
 
-_dead = nested(app, "dead", "Dead letters: look at them, requeue them, delete them.")
+_dead = nested(app, "dead", "Dead letters: look at them, requeue them, delete them.", panel=TASKS)
 command(_dead, "list")(dead.list_)
 command(_dead)(dead.show)
 command(_dead)(dead.requeue)
@@ -150,7 +167,7 @@ command(_dead)(dead.purge)
 
 _history = nested(
     app, "history", "What happened to tasks: search it (by default), or make some up for trials.",
-    list_by_default=True,
+    panel=WATCH, list_by_default=True,
 )  # fmt: skip
 _history.command("list")(history.list_)
 _history.command()(history.generate)
@@ -176,8 +193,14 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except typer.TyperException as error:
         return _usage(error)
     except TickwheelError as error:
-        remark(f"{error.code}: {_one_line(error.message)}")
+        remark(f"{error.code}: {_one_line(error.message)}{_hint(error)}")
         return exit_code(error)
+    except ModuleNotFoundError as error:
+        line = advice(error.name)
+        if line is None:
+            raise
+        remark(line)
+        return EXIT_FAILED
     except BrokenPipeError:
         # The reader has gone; Python's own flush at exit must not complain about it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -187,6 +210,13 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
+
+
+def _hint(error: TickwheelError) -> str:
+    """What somebody who sees it for the first time does next."""
+    if type(error) is Unreachable:
+        return "; is there a daemon? `tickwheel serve` starts one, --url names another address"
+    return ""
 
 
 def exit_code(error: TickwheelError) -> int:

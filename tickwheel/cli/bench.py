@@ -16,8 +16,8 @@ from tickwheel.errors import SendTimeout
 TIMEOUT_S = 300.0
 
 
-def register(app: typer.Typer) -> None:
-    command(app)(bench)
+def register(app: typer.Typer, panel: str) -> None:
+    command(app, panel=panel)(bench)
 
 
 async def bench(

@@ -81,7 +81,9 @@ def merge(ctx: typer.Context, url: str | None, token: str | None, as_json: bool)
     )
 
 
-def command(app: typer.Typer, name: str | None = None) -> Callable[[Command], Command]:
+def command(
+    app: typer.Typer, name: str | None = None, *, panel: str | None = None
+) -> Callable[[Command], Command]:
     """Register ``async def function(call, …) -> exit code or None`` with the shared options."""
 
     def decorate(function: Command) -> Command:
@@ -103,7 +105,7 @@ def command(app: typer.Typer, name: str | None = None) -> Callable[[Command], Co
         ]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # typer reads it
         run.__annotations__ = {p.name: p.annotation for p in parameters}
-        app.command(name)(run)
+        app.command(name, rich_help_panel=panel)(run)
         return function
 
     return decorate
@@ -125,12 +127,17 @@ class ListByDefault(TyperGroup):
 
 
 def nested(
-    app: typer.Typer, name: str, help_: str, *, list_by_default: bool = False
+    app: typer.Typer,
+    name: str,
+    help_: str,
+    *,
+    panel: str | None = None,
+    list_by_default: bool = False,
 ) -> typer.Typer:
     """The group ``tickwheel NAME``, ready for its commands."""
     kind = ListByDefault if list_by_default else TyperGroup
     found = typer.Typer(help=help_, cls=kind)
-    app.add_typer(found, name=name, no_args_is_help=not list_by_default)
+    app.add_typer(found, name=name, no_args_is_help=not list_by_default, rich_help_panel=panel)
     return found
 
 

@@ -20,7 +20,7 @@ STATES = ("pending", "ready", "in_flight", "waiting", "dead")
 GROUP_STATES = STATES[1:]
 TOTALS = ("enqueued", "delivered", "acked")
 """Counts of what has happened."""
-_HEADS = {"in_flight": "in flight", "waiting": "retrying"}
+_HEADS = {"in_flight": "in flight"}
 
 
 @dataclass(frozen=True)

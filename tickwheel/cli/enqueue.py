@@ -1,9 +1,11 @@
 """``tickwheel enqueue``: one task from an argument or stdin, or many from JSON lines.
 
 ``--from`` reads one object a line: ``topic``, ``body`` (text) or ``body_base64``, ``delay``
-(seconds, or text such as ``"5m"``), ``at`` (ISO-8601) or ``delay_level``, ``key``, ``tag``,
-``properties``, ``priority``, ``ttl``, ``retry`` (a SPEC such as ``"fixed:delay=30s,retries=5"``, or
-a map as the wire has it). What a line leaves out is taken from the command's own options.
+(seconds, or text such as ``"5m"``), ``at`` (ISO-8601) or ``delay_level``, ``within``, ``key``,
+``tag``, ``properties``, ``priority``, ``ttl``, ``retry`` (a SPEC such as
+``"fixed:delay=30s,retries=5"``, or a map as the wire has it), ``if_pending`` (an action, or an
+object with one and what else is said of it). What a line leaves out is taken from the command's
+own options.
 ``read_tasks`` is pure: lines in, tasks or a named mistake out.
 """
 
@@ -18,6 +20,7 @@ import os
 import stat
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +32,16 @@ import typer
 
 from tickwheel.cli.call import Call
 from tickwheel.cli.options import AtOption, DelayOption, RetryOption, typed
+from tickwheel.cli.pending import (
+    DueOption,
+    IfPendingOption,
+    MaxWaitOption,
+    ReplacesOption,
+    UniqueOption,
+    WindowOption,
+    rule_of,
+    rule_of_json,
+)
 from tickwheel.cli.values import (
     Policy,
     format_duration,
@@ -40,9 +53,10 @@ from tickwheel.cli.values import (
     policy_of_json,
     retry_of,
 )
-from tickwheel.client import Client, Receipt, Task
+from tickwheel.client import Client, IfPending, Receipt, Task
 from tickwheel.errors import BadRequest, TickwheelError
 
+_MERGED = ("kept", "replaced", "rejected")
 CHUNK_TASKS = 2_000
 """Tasks enqueued together in bulk; what is confirmed is confirmed chunk by chunk."""
 
@@ -59,6 +73,16 @@ TtlOption = Annotated[
         parser=typed(parse_duration),
         metavar="DURATION",
         help="How long after its due time it is still worth delivering.",
+    ),
+]
+
+
+WithinOption = Annotated[
+    float | None,
+    typer.Option(
+        parser=typed(parse_duration),
+        metavar="DURATION",
+        help="Any moment from then to so much later will do: the emptiest is chosen.",
     ),
 ]
 
@@ -95,20 +119,30 @@ async def enqueue(
     ] = 0,
     ttl: TtlOption = None,
     retry: RetryOption = None,
+    within: WithinOption = None,
+    if_pending: IfPendingOption = None,
+    window: WindowOption = None,
+    unique_until: UniqueOption = None,
+    replaces: ReplacesOption = None,
+    due: DueOption = None,
+    max_wait: MaxWaitOption = None,
 ) -> None:
     """Hand in a task to be delivered later. Confirmed means durable.
 
     Bulk input (--from) has one JSON object a line with "topic", "body" or "body_base64",
-    "delay", "at" or "delay_level", "key", "tag", "properties", "priority", "ttl", "retry"; the
-    options here hold for lines that do not say it. A file is checked as a whole before the first
-    task is sent.
+    "delay", "at" or "delay_level", "within", "key", "tag", "properties", "priority", "ttl",
+    "retry", "if_pending"; the options here hold for lines that do not say it. A file is checked
+    as a whole before the first task is sent.
     """
     if delay is not None and at is not None:
         raise BadRequest("give --delay or --at, not both")
     if delay_level is not None and (delay is not None or at is not None):
         raise BadRequest("give --delay-level, --delay or --at, one of them")
     properties = _parse_properties(prop or [])
-    defaults = Defaults(topic, delay, at, tag, properties, priority, ttl, retry, delay_level)
+    rule = rule_of(if_pending, window, unique_until, replaces, due, max_wait)
+    defaults = Defaults(
+        topic, delay, at, tag, properties, priority, ttl, retry, delay_level, within, rule
+    )
     if source is not None:
         if body is not None or key is not None:
             raise BadRequest("with --from, body and key stand in the file's lines")
@@ -117,19 +151,25 @@ async def enqueue(
     if topic is None or body is None:
         raise BadRequest("give TOPIC and BODY (or - for stdin), or --from FILE.jsonl")
     content = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
+    await _one(call, topic, content, key, defaults)
+
+
+async def _one(call: Call, topic: str, content: bytes, key: str | None, options: Defaults) -> None:
     async with call.client() as client:
         receipt = await client.enqueue(
             topic,
             content,
-            delay=delay,
-            at=at,
+            delay=options.delay,
+            at=options.at,
             key=key,
-            tag=tag,
-            properties=properties or None,
-            priority=priority,
-            ttl=ttl,
-            retry=retry_of(retry),
-            delay_level=delay_level,
+            tag=options.tag,
+            properties=options.properties or None,
+            priority=options.priority,
+            ttl=options.ttl,
+            retry=retry_of(options.retry),
+            delay_level=options.delay_level,
+            if_pending=options.if_pending,
+            within=options.within,
         )
     _show_receipt(call, topic, receipt)
 
@@ -147,7 +187,8 @@ def _show_receipt(call: Call, topic: str, receipt: Receipt) -> None:
         return
     left_s = receipt.due_ms / 1000 - time.time()
     when = f"in {format_duration(left_s)}" if left_s > 0 else "now"
-    call.out.line(f"{receipt.id}  due {format_time(receipt.due_ms)} ({when})")
+    outcome = "" if receipt.outcome == "stored" else f"  {receipt.outcome}"
+    call.out.line(f"{receipt.id}{outcome}  due {format_time(receipt.due_ms)} ({when})")
 
 
 def _receipt_fields(topic: str, receipt: Receipt) -> dict[str, object]:
@@ -156,6 +197,7 @@ def _receipt_fields(topic: str, receipt: Receipt) -> dict[str, object]:
         "topic": topic,
         "due_ms": receipt.due_ms,
         "due": iso_time(receipt.due_ms),
+        "outcome": receipt.outcome,
     }
 
 
@@ -209,10 +251,12 @@ async def _send(
     sent = 0
     began = time.monotonic()
     tasks = read_tasks(lines, defaults)
+    outcomes: Counter[str] = Counter()
     try:
         while chunk := list(itertools.islice(tasks, CHUNK_TASKS)):
             receipts = await client.enqueue_many([task for task, _ in chunk])
             sent += len(receipts)
+            outcomes.update(receipt.outcome for receipt in receipts)
             advance(len(chunk), sum(size for _, size in chunk))
             if call.out.as_json:
                 for (task, _), receipt in zip(chunk, receipts, strict=True):
@@ -222,7 +266,9 @@ async def _send(
         raise
     took_s = time.monotonic() - began
     if not call.out.as_json:
-        call.out.line(f"{sent} tasks enqueued in {format_duration(took_s)}")
+        others = ", ".join(f"{outcomes[word]} {word}" for word in _MERGED if outcomes[word])
+        merged = f" ({others})" if others else ""
+        call.out.line(f"{sent} tasks enqueued{merged} in {format_duration(took_s)}")
 
 
 @contextmanager
@@ -259,7 +305,7 @@ def _progress(total_bytes: int | None) -> Iterator[Callable[[int, int], None]]:
 FIELDS = frozenset(
     (
         "topic", "body", "body_base64", "delay", "at", "delay_level", "key", "tag", "properties",
-        "priority", "ttl", "retry",
+        "priority", "ttl", "retry", "within", "if_pending",
     )
 )  # fmt: skip
 PRIORITY_MAX = 255
@@ -281,6 +327,8 @@ class Defaults:
     ttl: float | None = None
     retry: Policy | None = None
     delay_level: int | None = None
+    within: float | None = None
+    if_pending: IfPending | None = None
 
 
 class BadLine(BadRequest):
@@ -316,7 +364,7 @@ def read_task(line: bytes, defaults: Defaults) -> Task:
     if topic is None:
         raise ValueError("field topic: missing (in the line and on the command line)")
     properties = {**defaults.properties, **_properties(given)}
-    ttl = given.get("ttl")
+    ttl, within = given.get("ttl"), given.get("within")
     return Task(
         topic,
         _body(given),
@@ -329,6 +377,8 @@ def read_task(line: bytes, defaults: Defaults) -> Task:
         ttl=defaults.ttl if ttl is None else _duration("ttl", ttl),
         retry=retry_of(_retry(given, defaults.retry)),
         delay_level=delay_level,
+        within=defaults.within if within is None else _duration("within", within),
+        if_pending=_rule(given, defaults.if_pending),
     )
 
 
@@ -424,6 +474,16 @@ def _retry(given: dict[str, Any], default: Policy | None) -> Policy | None:
         return policy_of_json(value)
     except ValueError as error:
         raise ValueError(f"field retry: {error}") from None
+
+
+def _rule(given: dict[str, Any], default: IfPending | None) -> IfPending | None:
+    value = given.get("if_pending")
+    if value is None:
+        return default
+    try:
+        return rule_of_json(value)
+    except ValueError as error:
+        raise ValueError(f"field if_pending: {error}") from None
 
 
 def _duration(name: str, value: Any) -> float:

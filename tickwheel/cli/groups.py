@@ -31,7 +31,14 @@ from tickwheel.cli.counts import (
 )
 from tickwheel.cli.options import MaybeGroup, RetryOption, SpecParser, TopicArgument, typed
 from tickwheel.cli.output import Grid
-from tickwheel.cli.values import SPEC_HELP, SPEC_METAVAR, describe_policy, parse_at, retry_of
+from tickwheel.cli.values import (
+    SPEC_HELP,
+    SPEC_METAVAR,
+    describe_policy,
+    describe_rule,
+    parse_at,
+    retry_of,
+)
 from tickwheel.client import GroupSettings
 from tickwheel.errors import BadRequest, Conflict, NotFound
 
@@ -63,6 +70,8 @@ async def pause(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> N
     Enqueues go on; what is in flight may still be acked. It holds over restarts.
     """
     async with call.client() as client:
+        if group is None and topic not in (await client.stats()).topics:
+            call.out.remark(f"there is no topic {topic} yet: it is paused from its first task on")
         show_settings(call, await client.pause(topic, group))
 
 
@@ -128,7 +137,9 @@ def settings_line(settings: Mapping[str, Any]) -> str:
     limited = "no rate limit" if limit == "-" else f"rate {limit}"
     policy = settings.get("retry")
     retried = "" if policy is None else f"  retry {describe_policy(policy)}"
-    return f"{whom}  {state}  {limited}{retried}"
+    rule = settings.get("if_pending")
+    merged = "" if rule is None else f"  if pending: {describe_rule(rule)}"
+    return f"{whom}  {state}  {limited}{retried}{merged}"
 
 
 # --- groups --------------------------------------------------------------------------------------

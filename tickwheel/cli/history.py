@@ -56,6 +56,7 @@ def list_(
     key: Annotated[str | None, typer.Option(help="Of tasks with this key.")] = None,
     topic: Annotated[str | None, typer.Option(help="Only this topic's.")] = None,
     group: Annotated[str | None, typer.Option(help="Only this group's.")] = None,
+    schedule: Annotated[str | None, typer.Option(help="Only of this schedule.")] = None,
     events: Annotated[
         list[str] | None,
         typer.Option(
@@ -93,6 +94,7 @@ def list_(
         key=key,
         topic=topic,
         group=group,
+        schedule=schedule,
         events=_event_names(events),
         since_ms=_ms(since),
         until_ms=_ms(until),
@@ -263,11 +265,25 @@ def _what(event: Event, *, with_attempt: bool) -> str:
             parts.append(f"by {_text(event, name)}")
     if "reason" in event:
         parts.append(printable(str(event["reason"]), REASON_SHOWN_MAX))
-    if "count" in event:
+    if "schedule" in event:
+        parts += _of_schedule(event)
+    elif "count" in event:
         parts.append(f"{event['count']:,} events")
     if "clean" in event:
         parts.append("clean" if event["clean"] else "after an unclean stop")
     return ", ".join(parts)
+
+
+def _of_schedule(event: Event) -> list[str]:
+    parts = [f"schedule {_text(event, 'schedule')}"]
+    parts += [
+        f"{name} {format_time(event[f'{name}_ms'])}"
+        for name in ("planned", "next")
+        if f"{name}_ms" in event
+    ]
+    if "count" in event:
+        parts.append(f"{event['count']:,} occurrences")
+    return parts
 
 
 def _word(event: Event) -> str:
@@ -388,6 +404,7 @@ def _report_facts(report: Report) -> dict[str, str | int]:
         "waiting for a retry": report.waiting,
         "dead letters": report.dead_letters,
         "groups": report.groups,
+        "schedules": report.schedules,
         "ended since the backup": report.ended_since,
         "overdue, left out": report.skipped_overdue.count,
         "without a body, left out": report.without_body.count,
@@ -396,7 +413,8 @@ def _report_facts(report: Report) -> dict[str, str | int]:
     if report.history:
         shown["events applied"] = report.events
         shown["newest event"] = format_time(report.last_event_ms)
-        why_not = "tasks without a body" if report.without_body.count else "at least once"
+        missing = report.without_body.count or report.schedules_without_body
+        why_not = "bodies are missing" if missing else "at least once"
         shown["exact"] = "yes" if report.exact else f"no: {why_not}"
     return shown | {"epoch": str(report.epoch)}
 
@@ -417,6 +435,12 @@ def _report_remarks(report: Report) -> list[str]:
             f"{_listed(report.without_body)} cannot be restored: enqueued after the backup, and"
             " the history has no bodies"
             + ("" if not report.refused else "; --allow-missing-bodies restores the others")
+        )
+    if names := report.schedules_without_body:
+        more = ", …" if len(names) > SHOWN_IDS_MAX else ""
+        found.append(
+            f"{len(names):,} schedules ({', '.join(names[:SHOWN_IDS_MAX])}{more}) cannot be"
+            " restored: put after the backup, and the history has no bodies"
         )
     if report.not_found.count:
         found.append(f"not_found: {_listed(report.not_found)} not there, or ended")

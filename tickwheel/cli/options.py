@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from tickwheel.cli.completion import groups, topics
 from tickwheel.cli.values import (
     SPEC_HELP,
     SPEC_METAVAR,
@@ -33,10 +34,17 @@ def typed(parse: Callable[[str], T]) -> Callable[[str], T]:
     return parser
 
 
-TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+TopicArgument = Annotated[
+    str, typer.Argument(metavar="TOPIC", help="The topic's name.", autocompletion=topics)
+]
 MaybeGroup = Annotated[
     str | None,
-    typer.Option("--group", metavar="GROUP", help="One group of it; without, the topic."),
+    typer.Option(
+        "--group",
+        metavar="GROUP",
+        help="One group of it; without, the topic.",
+        autocompletion=groups,
+    ),
 ]
 
 # --- tasks ---------------------------------------------------------------------------------------
@@ -51,7 +59,9 @@ MaybeIds = Annotated[
 KeyOption = Annotated[
     str | None, typer.Option("--key", help="Instead of ids, with --topic: all with this key.")
 ]
-OfTopicOption = Annotated[str | None, typer.Option("--topic", help="With --key: its topic.")]
+OfTopicOption = Annotated[
+    str | None, typer.Option("--topic", help="With --key: its topic.", autocompletion=topics)
+]
 DelayOption = Annotated[
     float | None,
     typer.Option(
@@ -100,9 +110,14 @@ def moment(name: str, help_: str) -> Any:
     return typer.Option(name, parser=typed(parse_moment), metavar="TIME|AGO", help=help_)
 
 
-TopicOption = Annotated[str | None, typer.Option("--topic", help="Only this topic's.")]
+TopicOption = Annotated[
+    str | None, typer.Option("--topic", help="Only this topic's.", autocompletion=topics)
+]
 GroupOption = Annotated[
-    str | None, typer.Option("--group", help="Only this group's. Default: every group's.")
+    str | None,
+    typer.Option(
+        "--group", help="Only this group's. Default: every group's.", autocompletion=groups
+    ),
 ]
 SinceOption = Annotated[
     datetime | None, moment("--since", "Only what died since: ISO-8601, or 2h for two hours ago.")

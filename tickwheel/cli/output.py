@@ -9,11 +9,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.table import Table
+
+
+TEXT_WIDTH = 24
+"""A column of texts is not narrower than this, if it has so much to say."""
+GAP = 3
+"""Between two columns."""
 
 
 @dataclass
@@ -38,6 +44,27 @@ class Grid:
             ]
             text.append("  ".join(cells).rstrip())
         return "\n".join(text)
+
+    def fitted(self, width: int) -> tuple[Grid, list[str]]:
+        """What ``width`` characters have room for, and the columns that they have not: counts go
+        first, from the right, so that whatever a row is called by stays."""
+        kept, hidden = list(range(len(self.columns))), list[str]()
+        needed = [self._needed(i) + GAP for i in kept]
+        while len(kept) > 1 and sum(needed[i] for i in kept) > width:
+            counts = [i for i in kept[1:] if self.columns[i] in self.right]
+            # Of texts the second may still be part of the name, as a group is.
+            last = counts[-1] if counts else kept[-1]
+            kept.remove(last)
+            hidden.insert(0, self.columns[last])
+        if not hidden:
+            return self, hidden
+        rows: list[Sequence[str]] = [[row[i] for i in kept] for row in self.rows]
+        return replace(self, columns=[self.columns[i] for i in kept], rows=rows), hidden
+
+    def _needed(self, column: int) -> int:
+        """Characters of the column: counts are never cut, texts may be folded to some lines."""
+        full = max(len(line[column]) for line in [self.columns, *self.rows])
+        return full if self.columns[column] in self.right else min(full, TEXT_WIDTH)
 
 
 def facts_grid(
@@ -80,11 +107,19 @@ class Output:
             return
         from rich.console import Console
 
-        Console().print(table_of(grid))
+        console = Console()
+        shown, hidden = grid.fitted(console.width)
+        console.print(table_of(shown))
+        if hidden:
+            remark(hidden_text(hidden))
 
     def remark(self, text: str) -> None:
         """Something beside the result, on stderr."""
         remark(text)
+
+
+def hidden_text(hidden: Sequence[str]) -> str:
+    return f"not in this width: {', '.join(hidden)} (--json has all)"
 
 
 def table_of(grid: Grid, *, dim: bool = False) -> Table:
@@ -102,12 +137,13 @@ def table_of(grid: Grid, *, dim: bool = False) -> Table:
         box=box.SIMPLE_HEAD,
         show_edge=False,
     )
-    for name in grid.columns:
+    for index, name in enumerate(grid.columns):
         table.add_column(
             name,
             justify="right" if name in grid.right else "left",
             overflow="fold",
             no_wrap=name in grid.right,
+            min_width=grid._needed(index),
         )
     for row in grid.rows:
         table.add_row(*(Text(cell, style=style) for cell in row))

@@ -108,20 +108,26 @@ async def put(
     priority: Annotated[int, typer.Option(min=0, max=255, help="Of its tasks.")] = 0,
     ttl: Annotated[float | None, _duration("--ttl", "Of its tasks.")] = None,
     retry: RetryOption = None,
+    within: Annotated[float | None, _duration("--within", "A due window of its tasks.")] = None,
 ) -> None:
     """Make a schedule, or make the one of this name so. Putting the same again changes nothing."""
-    try:
-        properties = dict(parse_property(text) for text in prop or [])
-    except ValueError as error:
-        raise BadRequest(f"--prop: {error}") from None
+    properties = _properties(prop or [])
     async with call.client() as client:
         found = await client.put_schedule(
             name, topic=topic, body=os.fsencode(body), cron=cron, timezone=timezone, every=every,
             anchor=anchor, jitter=jitter, start=start, end=end, runs_max=runs, gap=gap, fold=fold,
             catch_up=catch_up, catch_up_window=catch_up_window, overlap=overlap, key=key, tag=tag,
-            properties=properties or None, priority=priority, ttl=ttl, retry=retry_of(retry),
+            properties=properties or None, priority=priority, ttl=ttl, within=within,
+            retry=retry_of(retry),
         )  # fmt: skip
     _say(call, found, str(found.outcome))
+
+
+def _properties(given: list[str]) -> dict[str, str]:
+    try:
+        return dict(parse_property(text) for text in given)
+    except ValueError as error:
+        raise BadRequest(f"--prop: {error}") from None
 
 
 # --- looking -------------------------------------------------------------------------------------
@@ -251,7 +257,7 @@ def _say_ids(call: Call, name: str, ids: list[int]) -> None:
 # --- apply ---------------------------------------------------------------------------------------
 
 _TEXTS = ("topic", "body", "cron", "timezone", "gap", "fold", "catch_up", "overlap", "key", "tag")
-_DURATIONS = ("every", "jitter", "catch_up_window", "ttl")
+_DURATIONS = ("every", "jitter", "catch_up_window", "ttl", "within")
 _TIMES = ("anchor", "start", "end")
 _NUMBERS = ("runs_max", "priority")
 FIELDS = (*_TEXTS, *_DURATIONS, *_TIMES, *_NUMBERS, "properties", "retry")
@@ -380,6 +386,7 @@ def _plain(value: Any) -> str:
 _WIRE = {
     "every": "every_ms", "jitter": "jitter_ms", "catch_up_window": "catch_up_ms", "ttl": "ttl_ms",
     "anchor": "anchor_ms", "start": "start_ms", "end": "end_ms", "properties": "props",
+    "within": "within_ms",
 }  # fmt: skip
 _DEFAULTS: dict[str, Any] = {
     "body": b"", "timezone": "UTC", "gap": "after", "fold": "first", "catch_up": "last",

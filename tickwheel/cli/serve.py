@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_UNREACHABLE, Call, ask, can_ask, merge, shared_of
-from tickwheel.cli.output import Grid, Output, facts_grid, remark
+from tickwheel.cli.output import Grid, Output, facts_grid
 from tickwheel.cli.values import format_duration, format_time, printable
 from tickwheel.client import Status, statuses
 from tickwheel.errors import BadRequest, Conflict, ConnectionLost, TickwheelError, Unreachable
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
 
 
-NO_SERVER = "the daemon needs more packages: pip install 'tickwheel[server]' (missing: {})"
 STORE_HELP = (
     "memory:, sqlite:///relative.db, sqlite:////absolute.db, redis://HOST:PORT/DB."
     " Default: tickwheel.db here."
@@ -77,7 +76,8 @@ def serve(
     http: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="Serve /healthz, /readyz and /metrics there. Default: off."
+            metavar="HOST:PORT",
+            help="Serve the HTTP API, /healthz and /metrics there. Default: off.",
         ),
     ] = None,
     token: Annotated[
@@ -131,9 +131,22 @@ def serve(
         "log_level": log_level,
     }
     settings = load_settings(config, {**_assignments(set_ or []), **only_given(given)})
+    _import_parts(settings)
     from tickwheel.server.daemon import run
 
     return run(settings)
+
+
+def _import_parts(settings: Settings) -> None:
+    """What these settings will need later: a package that is missing is said before the start."""
+    if settings.http is not None:
+        import tickwheel.server.http.app
+        import tickwheel.server.metrics.exposition
+    if settings.store.startswith("redis"):
+        import tickwheel.persistence.redis.driver_redis
+
+        if "driver=asyncio-redis" in settings.store:
+            import tickwheel.persistence.redis.driver_asyncio_redis  # noqa: F401
 
 
 def only_given(values: dict[str, Any]) -> dict[str, Any]:
@@ -151,16 +164,9 @@ def _assignments(given: list[str]) -> dict[str, str]:
 
 
 def load_settings(config: str | None, overrides: dict[str, Any]) -> Settings:
-    try:
-        from tickwheel.server import settings
-    except ModuleNotFoundError as error:
-        raise typer.Exit(_missing(error)) from None
+    from tickwheel.server import settings
+
     return settings.load(config, overrides)
-
-
-def _missing(error: ModuleNotFoundError) -> int:
-    remark(NO_SERVER.format(error.name))
-    return EXIT_FAILED
 
 
 def demo(
@@ -177,10 +183,9 @@ def demo(
     Needs no running daemon; everything is made in a temporary folder. Exit code 1 when a task
     was lost or early.
     """
-    try:
-        from tickwheel.demo.demonstration import run_demo
-    except ModuleNotFoundError as error:
-        return _missing(error)
+    import tickwheel.server.daemon  # noqa: F401  # what is missing is said here, not by a child
+    from tickwheel.demo.demonstration import run_demo
+
     as_json = as_json or shared_of(ctx).as_json
     return run_demo(seconds=seconds, tasks=tasks, plain=plain, json=as_json)
 

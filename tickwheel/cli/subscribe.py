@@ -23,6 +23,8 @@ from typing import Annotated, Any
 import typer
 
 from tickwheel.cli.call import Call
+from tickwheel.cli.completion import groups as complete_groups
+from tickwheel.cli.completion import topics as complete_topics
 from tickwheel.cli.options import RetryOption, typed
 from tickwheel.cli.output import remark
 from tickwheel.cli.values import (
@@ -34,7 +36,7 @@ from tickwheel.cli.values import (
     parse_duration,
     retry_of,
 )
-from tickwheel.client import Delivery, Subscription
+from tickwheel.client import Client, Delivery, Subscription
 from tickwheel.client.leases import Leases
 from tickwheel.errors import BadRequest
 
@@ -90,10 +92,19 @@ BroadcastOption = Annotated[
 
 async def subscribe(
     call: Call,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Whose tasks to receive.")],
+    topic: Annotated[
+        str,
+        typer.Argument(
+            metavar="TOPIC", help="Whose tasks to receive.", autocompletion=complete_topics
+        ),
+    ],
     group: Annotated[
         str | None,
-        typer.Option(help="Each group gets every task; its members share them. [default: default]"),
+        typer.Option(
+            help="Each group gets every task; its members share them. One that is not there is"
+            " made, and stays. [default: default]",
+            autocompletion=complete_groups,
+        ),
     ] = None,
     max_: Annotated[
         int | None, typer.Option("--max", min=1, metavar="N", help="End after so many.")
@@ -124,9 +135,22 @@ async def subscribe(
     if settles:
         options |= {"lease": lease_s, "retry": retry_of(retry)}
     stop = _stop_on_signals()
-    async with call.client() as client, client.subscribe(topic, **options) as deliveries:
-        _show_log()
-        await receiver.run(deliveries, max_, stop)
+    async with call.client() as client:
+        if group is not None and not broadcast:
+            await _say_if_new(client, topic, group)
+        async with client.subscribe(topic, **options) as deliveries:
+            _show_log()
+            await receiver.run(deliveries, max_, stop)
+
+
+async def _say_if_new(client: Client, topic: str, group: str) -> None:
+    """A group is durable: one by a typing error would keep every task of the topic for ever."""
+    known = (await client.stats()).topics.get(topic)
+    if known is None or group not in known.groups:
+        remark(
+            f"makes the group {group} of topic {topic}: it keeps what is due until somebody acks"
+            f" it, also when this has ended; `tickwheel groups delete {topic} {group}` ends it"
+        )
 
 
 def _check(no_ack: bool, exec_: str | None, lease: float | None, ack: str) -> None:

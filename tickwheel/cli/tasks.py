@@ -26,6 +26,7 @@ from tickwheel.cli.options import (
     KeyOption,
     MaybeIds,
     OfTopicOption,
+    TopicOption,
 )
 from tickwheel.cli.output import Grid, Output, facts_grid
 from tickwheel.cli.values import (
@@ -37,6 +38,7 @@ from tickwheel.cli.values import (
     format_time,
     iso_time,
     printable,
+    spec_duration,
 )
 from tickwheel.client import KeyOutcome, TaskInfo
 from tickwheel.errors import BadRequest, ConnectionLost, Unreachable
@@ -131,7 +133,7 @@ async def show(
         str | None, typer.Option(envvar=DIR_ENV, metavar="DIR", help=f"For --flow. {DIR_HELP}")
     ] = None,
 ) -> int:
-    """Everything about tasks: state, due time, slot and rotations left, attempts, failures.
+    """Everything about tasks: state, due time, slot and cycles left, attempts, failures.
 
     By ids, or the newest with a key: of those that are stored, else of the history.
     """
@@ -159,9 +161,13 @@ async def show(
 
 async def list_(
     call: Call,
-    topic: Annotated[str | None, typer.Option(help="Only this topic's.")] = None,
+    topic: TopicOption = None,
     state: Annotated[
-        str | None, typer.Option(help=f"Only those in this state: {', '.join(STATES)}.")
+        str | None,
+        typer.Option(
+            help=f"Only those in this state: {', '.join(STATES)}.",
+            autocompletion=lambda incomplete: [s for s in STATES if s.startswith(incomplete)],
+        ),
     ] = None,
     key: Annotated[
         str | None, typer.Option(help="Only those with this key. All tasks are looked through.")
@@ -384,6 +390,8 @@ def task_grid(info: TaskInfo) -> Grid:
         "state": str(raw["state"]).replace("_", " "),
         "topic": raw.get("topic"),
         "due": format_time(raw.get("due_ms")),
+        "asked for": format_time(asked_ms) if (asked_ms := raw.get("asked_ms")) else None,
+        "within": _why_then(raw),
         "enqueued": format_time(raw.get("enqueued_ms")),
         "key": raw.get("key"),
         "tag": raw.get("tag"),
@@ -392,11 +400,20 @@ def task_grid(info: TaskInfo) -> Grid:
         "ttl": _duration_ms(raw.get("ttl_ms")),
         "retry": describe_policy(raw["retry"]) if raw.get("retry") else None,
         "slot": raw.get("slot"),
-        "rotations left": raw.get("cycles"),
+        "cycles left": raw.get("cycles"),
         "body": body_text(body, None) if isinstance(body, bytes) else None,
     }
     facts = {k: printable(str(v)) for k, v in shown.items() if v not in {None, ""}}
     return facts_grid(("field", "value"), facts, f"Task {info.id}")
+
+
+def _why_then(raw: Mapping[str, Any]) -> str | None:
+    """Of a task with a due window: why it is due when it is."""
+    within_ms, asked_ms = raw.get("within_ms"), raw.get("asked_ms")
+    if within_ms is None or asked_ms is None:
+        return None
+    chosen = asked_ms <= raw["due_ms"] <= asked_ms + within_ms
+    return f"{spec_duration(within_ms)}, {'the emptiest' if chosen else 'rescheduled since'}"
 
 
 def attempts_grid(info: TaskInfo) -> Grid:

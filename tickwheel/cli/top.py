@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 
-SORTS = ("busy", "name", "pending", "ready", "in-flight", "retrying", "dead", "age")
-_SORT_FIELDS = {"in-flight": "in_flight", "retrying": "waiting", "age": "oldest_ms"}
+SORTS = ("busy", "name", "pending", "ready", "in-flight", "waiting", "dead", "age")
+_SORT_FIELDS = {"in-flight": "in_flight", "age": "oldest_ms"}
 INTERVAL_S = 1.0
 INTERVAL_S_MIN = 0.05
 ANSWER_S = 2.0
@@ -70,7 +70,9 @@ async def top(
         str, typer.Option(metavar="BY", help=f"Largest first: {', '.join(SORTS)}.")
     ] = "busy",
 ) -> None:
-    """Watch topics and groups: rates, ready, in flight, retrying, dead, lateness. Ctrl-C ends it.
+    """Watch topics and groups: rates, ready, in flight, waiting for a retry, dead, lateness.
+
+    Ctrl-C ends it.
 
     "busy" is by deliveries a second. With --json every picture is one object a line.
     """
@@ -312,7 +314,7 @@ def _order(row: Row, sort: str) -> tuple[float, str, str]:
 
 # --- views: how it is drawn ----------------------------------------------------------------------
 
-CHROME_LINES = 7
+CHROME_LINES = 8
 """Of the screen, beside the rows."""
 
 
@@ -405,12 +407,16 @@ class View:
         from rich.console import Group
         from rich.text import Text
 
-        from tickwheel.cli.output import table_of
+        from tickwheel.cli.output import hidden_text, table_of
 
         lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in head_lines(frame)]
         trouble = Text(frame.trouble or " ", style="bold red", no_wrap=True, overflow="ellipsis")
         grid = rows_grid(frame, max(self._console.height - CHROME_LINES, 1))
-        return Group(trouble, *lines, table_of(grid, dim=bool(frame.trouble)))
+        shown, hidden = grid.fitted(self._console.width)
+        parts: list[RenderableType] = [trouble, *lines, table_of(shown, dim=bool(frame.trouble))]
+        if hidden:
+            parts.append(Text(hidden_text(hidden), style="dim", no_wrap=True, overflow="ellipsis"))
+        return Group(*parts)
 
 
 # --- stats ---------------------------------------------------------------------------------------

@@ -199,6 +199,19 @@ def _fits(name: str, given: Any) -> bool:
     return type(given) is int or (type(given) is float and name in {"factor", "jitter"})
 
 
+def describe_rule(raw: str | Mapping[str, Any]) -> str:
+    """In one line, as the wire has it."""
+    if isinstance(raw, str):
+        return raw
+    parts = [str(raw["action"])]
+    for name, value in raw.items():
+        if name.endswith("_ms"):
+            parts.append(f"{name.removesuffix('_ms')}={format_duration(value / 1000)}")
+        elif name != "action":
+            parts.append(f"{name}={value}")
+    return " ".join(parts)
+
+
 def retry_of(policy: Policy | None) -> Retry | None:
     """What was read, as the client takes it."""
     return None if policy is None else Retry.of(policy)

@@ -50,6 +50,8 @@ async def work(
 ) -> None:  # fmt: skip
     """Run the handlers of a Worker until SIGTERM or Ctrl-C; a second one ends the grace.
 
+    A daemon that is not there yet is waited for.
+
     --url and --token hold for a Client() that is made without its own.
     """
     # The program makes its client itself, usually while it is imported.
@@ -57,7 +59,7 @@ async def work(
         if value is not None:
             os.environ[name] = value
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-    await load(target).run(concurrency=concurrency, grace=grace)
+    await load(target).run(concurrency=concurrency, grace=grace, wait=True)
 
 
 def load(target: str) -> Worker:

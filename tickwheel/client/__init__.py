@@ -12,6 +12,7 @@ begin with ``reconnector.py``: it owns the connection, and each other part (``pr
 """
 
 from tickwheel.client.client import Client
+from tickwheel.client.coalescing import IfPending
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.producer import Partly
 from tickwheel.client.results import (
@@ -22,6 +23,7 @@ from tickwheel.client.results import (
     GroupSettings,
     GroupStats,
     KeyOutcome,
+    Load,
     Rescheduled,
     Stats,
     Status,
@@ -44,7 +46,9 @@ __all__ = [
     "GroupInfo",
     "GroupSettings",
     "GroupStats",
+    "IfPending",
     "KeyOutcome",
+    "Load",
     "Partly",
     "Receipt",
     "Receipts",

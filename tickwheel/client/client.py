@@ -3,36 +3,32 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import datetime
 from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from tickwheel.client.acks import Acks
 from tickwheel.client.addresses import DEFAULT_URL, parse_url
+from tickwheel.client.coalescing import IfPending
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.producer import Producer, gather_receipts
 from tickwheel.client.reconnector import HEARTBEAT_S, Reconnector
 from tickwheel.client.requests import Calls
 from tickwheel.client.results import (
-    KEEP,
     Backup,
-    DeadLetter,
-    GroupSettings,
-    Keep,
     KeyOutcome,
+    Load,
     Rescheduled,
     Stats,
     Status,
     TaskInfo,
     read,
 )
-from tickwheel.client.retry import Retry, policy_wire
-from tickwheel.client.schedules import ScheduleInfo, put_options, task_options
+from tickwheel.client.retry import Retry
 from tickwheel.client.subscription import Subscription, Subscriptions, subscribe_options
 from tickwheel.client.tasks import (
     FRAME_BYTES,
@@ -43,17 +39,20 @@ from tickwheel.client.tasks import (
     TaskChecker,
     Value,
 )
-from tickwheel.client.times import Duration, duration_ms, moment_ms
+from tickwheel.client.times import Duration, duration_ms, moment_ms, seconds
+from tickwheel.client.verbs.base import checked_id, checked_ids, list_of
+from tickwheel.client.verbs.dead_letters import DeadLetterVerbs
+from tickwheel.client.verbs.groups import GroupVerbs
+from tickwheel.client.verbs.schedules import ScheduleVerbs
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
     LimitExceeded,
-    ProtocolError,
     TickwheelError,
     UnknownType,
     shown,
 )
-from tickwheel.limits import ID_MAX, Limits
+from tickwheel.limits import Limits
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import SESSION_BYTES, FrameType
 from tickwheel.version import __version__
@@ -62,17 +61,13 @@ FRAMES_AHEAD = 8
 """Frames of one ``enqueue_many`` that may be on their way at a time."""
 LOOKUP_IDS = 256
 """Ids of one LOOKUP: their bodies have to fit one answer."""
-PAGE = 1000
 BACKUP_S = 600.0
 """How much longer than other answers that of a backup may take."""
 
 T = TypeVar("T")
 
-STARTS = ("now", "first")
-HELD = ("ready", "in_flight", "waiting", "dead")
 
-
-class Client:
+class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs):
     """A connection to a Tickwheel daemon that mends itself; every method may be used at once.
 
     ``url``: ``tcp://HOST:PORT``, several with commas (default: ``TICKWHEEL_URL``, else
@@ -82,6 +77,11 @@ class Client:
     there, and after 2.5 times that given up. The daemon asks too, and gives up a client whose
     event loop stands still for its ``heartbeat_timeout_s`` (30 s): long synchronous work belongs
     into a thread. Errors are ``TickwheelError``s.
+
+    Every call takes ``timeout``: seconds (or a timedelta) for this call instead, connected or
+    not. What is over then ends as it would otherwise: Unreachable (or what the daemon refused it
+    with) when nothing of it was done; OutcomeUnknown for an enqueue that was sent, SendTimeout or
+    ConnectionLost for any other call: it may be done, or be done yet.
     """
 
     def __init__(
@@ -98,10 +98,10 @@ class Client:
     ) -> None:
         self._addresses = parse_url(url or os.environ.get("TICKWHEEL_URL") or DEFAULT_URL)
         self._token = token if token is not None else os.environ.get("TICKWHEEL_TOKEN")
-        self._send_timeout_s = _seconds(send_timeout, "send_timeout")
-        self._connect_timeout_s = _seconds(connect_timeout, "connect_timeout")
-        self._active_timeout_s = _seconds(active_timeout, "active_timeout")
-        self._heartbeat_s = _seconds(heartbeat, "heartbeat")
+        self._send_timeout_s = seconds(send_timeout, "send_timeout")
+        self._connect_timeout_s = seconds(connect_timeout, "connect_timeout")
+        self._active_timeout_s = seconds(active_timeout, "active_timeout")
+        self._heartbeat_s = seconds(heartbeat, "heartbeat")
         if type(retries) is not int or not 0 <= retries <= 1000:
             raise BadRequest(f"retries must be an integer of 0 to 1000, not {shown(retries)}")
         self._retries = retries
@@ -114,7 +114,8 @@ class Client:
 
     async def connect(self) -> Self:
         """Connect. Raises Unreachable after ``connect_timeout``, NotActive after
-        ``active_timeout`` (daemons answer, and none leads yet), or what the daemon objects to."""
+        ``active_timeout`` (daemons answer, and none leads yet), or what the daemon objects to;
+        then it may be called again."""
         if self._state != "new":
             raise ClientClosed(f"this client is {self._state}; make a new one")
         self._state = "open"
@@ -139,7 +140,7 @@ class Client:
         try:
             await reconnector.start()
         except BaseException:
-            self._state = "closed"
+            self._state = "new"
             await reconnector.stop(ClientClosed("the client did not connect"))
             raise
         return self
@@ -187,11 +188,6 @@ class Client:
     ) -> None:
         await self.close()
 
-    def _ready(self) -> None:
-        if self._state != "open":
-            hint = ": use async with, or connect()" if self._state == "new" else ""
-            raise ClientClosed(f"the client is {self._state}{hint}")
-
     # --- enqueue --------------------------------------------------------------------------------
 
     async def enqueue(
@@ -206,20 +202,38 @@ class Client:
         properties: Mapping[str, Value] | None = None,
         priority: int = 0,
         ttl: Duration | None = None,
+        timeout: Duration | None = None,
         retry: Retry | None = None,
         delay_level: int | None = None,
+        within: Duration | None = None,
+        if_pending: str | IfPending | None = None,
     ) -> Receipt:
         """Store a task durably; due after ``delay``, or ``at``, else at once.
 
         ``delay_level``: instead, a number from 1 on of the daemon's table of delays; over the
         highest it is the highest.
+        ``within``: any moment from then to so much later will do; the daemon chooses the emptiest
+        of them, and the receipt's ``due`` is it.
         ``retry``: its own policy, which wins over its group's and topic's. Concurrent calls
         share frames. Raises BadRequest when it is wrong; Refused (or a kind of
-        it) or Unreachable when it was certainly not stored; OutcomeUnknown when nobody knows.
+        it) or Unreachable when it was certainly not stored; OutcomeUnknown when nobody knows:
+        it was sent, and not answered in time (``timeout``, else the client's).
+
+        ``key``: your own name for it, by which it is cancelled, rescheduled and looked up; several
+        tasks may have the same. ``tag`` (one word) and ``properties`` (text, numbers, booleans by
+        name) are for consumers. ``priority`` (0 to 255): among tasks that are due the higher goes
+        first. ``ttl``: it expires when it was not delivered so long after it was due.
+        ``if_pending``: what becomes of it when a task with its ``key`` is pending: "keep",
+        "replace", "reject", "add", or an IfPending; ``receipt.outcome`` says what it was.
         """
         checked = self._check(
-            topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level
-        )
+            topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level, within,
+            if_pending,
+        )  # fmt: skip
+        if if_pending is not None:
+            return await self._enqueue_ruled(checked, timeout)
+        if timeout is not None:
+            return await self._enqueue_within(checked, seconds(timeout, "timeout"))
         future = self._producer.join(checked)
         if future is None:
             await self._producer.wait_room()
@@ -239,8 +253,11 @@ class Client:
         properties: Mapping[str, Value] | None = None,
         priority: int = 0,
         ttl: Duration | None = None,
+        timeout: Duration | None = None,
         retry: Retry | None = None,
         delay_level: int | None = None,
+        within: Duration | None = None,
+        if_pending: str | IfPending | None = None,
     ) -> asyncio.Future[Receipt]:
         """``enqueue`` as a future.
 
@@ -248,23 +265,68 @@ class Client:
         wrong later is the future's. One that nobody looks at is only logged.
         """
         checked = self._check(
-            topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level
-        )
+            topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level, within,
+            if_pending,
+        )  # fmt: skip
+        task, size = checked
+        time_s = None if timeout is None else seconds(timeout, "timeout")
+        if if_pending is not None:
+            return self._producer.add_ruled([task], 0, size, time_s)
+        if time_s is not None:
+            return self._producer.add_within(time_s, [task], 0, size)
         return self._producer.add(checked)
 
-    async def enqueue_many(self, tasks: Iterable[Task]) -> list[Receipt]:
+    async def _enqueue_ruled(self, checked: CheckedTask, timeout: Duration | None) -> Receipt:
+        """``enqueue`` of a task with a rule for a pending key."""
+        time_s = None if timeout is None else seconds(timeout, "timeout")
+        if self._producer.is_full:
+            began_s = self._reconnector.loop.time()
+            await self._producer.wait_room(time_s)
+            if time_s is not None:
+                time_s -= self._reconnector.loop.time() - began_s
+        task, size = checked
+        receipt: Receipt = await self._producer.add_ruled([task], 0, size, time_s)
+        return receipt
+
+    async def _enqueue_within(self, checked: CheckedTask, time_s: float) -> Receipt:
+        """``enqueue`` for a caller that named a time."""
+        if self._producer.is_full:
+            began_s = self._reconnector.loop.time()
+            await self._producer.wait_room(time_s)
+            time_s -= self._reconnector.loop.time() - began_s
+        task, size = checked
+        receipt: Receipt = await self._producer.add_within(time_s, [task], 0, size)
+        return receipt
+
+    async def enqueue_many(
+        self, tasks: Iterable[Task], *, timeout: Duration | None = None
+    ) -> list[Receipt]:
         """Store tasks; their receipts in order. All are checked before the first is sent.
 
         What fits one frame (``limits.tasks_per_frame_max`` tasks and ``frame_bytes_max`` bytes)
         is stored as a whole or not at all. More goes out in several; when some of them were
-        stored and others not, Partly says which.
+        stored and others not, Partly says which. With tasks that have ``if_pending`` a frame has
+        ``limits.coalesced_tasks_max`` tasks.
         """
-        self._ready()
+        until_s = self._until(timeout)
         wires, sizes = self._checker.check_all(tasks)
-        slices = list(_slices(sizes, self._reconnector.limits))
-        add = self._producer.add_many
-        frames = (partial(add, wires[a:b], sum(sizes[a:b])) for a, b in slices)
-        futures, trouble = await self._send_frames(frames)
+        limits = self._reconnector.limits
+        count_max = limits.tasks_per_frame_max
+        is_ruled = any(len(wire) == 4 and "if_pending" in wire[3] for wire in wires)
+        if is_ruled:
+            count_max = min(count_max, limits.coalesced_tasks_max)
+        slices = list(_slices(sizes, limits, count_max))
+
+        def add(start: int, end: int) -> asyncio.Future[list[Receipt]]:
+            part, size, time_s = wires[start:end], sum(sizes[start:end]), self._left_s(until_s)
+            if is_ruled:
+                return self._producer.add_ruled(part, end - start, size, time_s)
+            if time_s is None:
+                return self._producer.add_many(part, size)
+            return self._producer.add_within(time_s, part, end - start, size)
+
+        frames = (partial(add, a, b) for a, b in slices)
+        futures, trouble = await self._send_frames(frames, until_s)
         return list(await gather_receipts(futures, [b - a for a, b in slices], trouble))
 
     async def enqueue_columns(
@@ -274,22 +336,28 @@ class Client:
         *,
         delay: Duration | None = None,
         delays: Iterable[Duration] | None = None,
+        timeout: Duration | None = None,
     ) -> Receipts:
         """Store tasks that differ in body and delay only: the fastest way for very many.
 
         All are due after ``delay``, or each after its own of ``delays``, else at once. Otherwise
         as ``enqueue_many``.
         """
-        self._ready()
+        until_s = self._until(timeout)
         columns = self._checker.check_columns(topic, bodies, delay, delays)
-        slices = list(_slices(columns.sizes, self._reconnector.limits))
-        frames = (partial(self._producer.add_columns, columns.part(a, b)) for a, b in slices)
-        futures, trouble = await self._send_frames(frames)
+        limits = self._reconnector.limits
+        slices = list(_slices(columns.sizes, limits, limits.tasks_per_frame_max))
+
+        def add(start: int, end: int) -> asyncio.Future[Receipts]:
+            return self._producer.add_columns(columns.part(start, end), self._left_s(until_s))
+
+        frames = (partial(add, a, b) for a, b in slices)
+        futures, trouble = await self._send_frames(frames, until_s)
         found = await gather_receipts(futures, [b - a for a, b in slices], trouble)
         return found if isinstance(found, Receipts) else Receipts((), ())
 
     async def _send_frames(
-        self, frames: Iterable[Callable[[], asyncio.Future[Any]]]
+        self, frames: Iterable[Callable[[], asyncio.Future[Any]]], until_s: float | None
     ) -> tuple[list[asyncio.Future[Any]], TickwheelError | None]:
         """Those that were begun, and what kept the next one from it."""
         futures: list[asyncio.Future[Any]] = []
@@ -301,11 +369,15 @@ class Client:
                     break
             try:
                 if self._producer.is_full:
-                    await self._producer.wait_room()
+                    await self._producer.wait_room(self._left_s(until_s))
                 futures.append(send())
             except TickwheelError as error:
                 return futures, error
         return futures, None
+
+    def _left_s(self, until_s: float | None) -> float | None:
+        """Of a call's own time; an instant when it is over."""
+        return None if until_s is None else max(until_s - self._reconnector.loop.time(), 0.001)
 
     async def oneway(
         self,
@@ -319,19 +391,24 @@ class Client:
         properties: Mapping[str, Value] | None = None,
         priority: int = 0,
         ttl: Duration | None = None,
+        timeout: Duration | None = None,
         retry: Retry | None = None,
         delay_level: int | None = None,
+        within: Duration | None = None,
+        if_pending: str | IfPending | None = None,
     ) -> None:
         """Send a task and forget it: no answer, no retry, no promise that it is stored.
 
         Raises what is wrong with it, and Unreachable when there is no connection to send it on.
         """
         checked = self._check(
-            topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level
-        )
-        connection = await self._reconnector.wait_up(self._send_timeout_s)
+            topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level, within,
+            if_pending,
+        )  # fmt: skip
+        time_s = self._send_timeout_s if timeout is None else seconds(timeout, "timeout")
+        connection = await self._reconnector.wait_up(time_s)
         if not connection.has_room:
-            await connection.wait_room(self._send_timeout_s)
+            await connection.wait_room(time_s)
         connection.put(encode((int(FrameType.ONEWAY), 0, (checked[0],))))
         self._reconnector.wake()
 
@@ -348,6 +425,8 @@ class Client:
         ttl: Duration | None,
         retry: Retry | None,
         delay_level: int | None,
+        within: Duration | None,
+        if_pending: str | IfPending | None,
     ) -> CheckedTask:
         if self._state != "open":
             self._ready()
@@ -360,6 +439,8 @@ class Client:
             and ttl is None
             and retry is None
             and delay_level is None
+            and within is None
+            and if_pending is None
         )
         if is_plain:
             checked = self._checker.plain(topic, body, delay)
@@ -367,7 +448,8 @@ class Client:
                 return checked
         task = Task(
             topic, body, delay=delay, at=at, key=key, tag=tag, properties=properties,
-            priority=priority, ttl=ttl, retry=retry, delay_level=delay_level,
+            priority=priority, ttl=ttl, retry=retry, delay_level=delay_level, within=within,
+            if_pending=if_pending,
         )  # fmt: skip
         return self._checker.check(task)
 
@@ -415,9 +497,11 @@ class Client:
         max: int = 32,  # noqa: A002  # the name of the published surface
         wait: Duration = 0.0,
         lease: Duration | None = None,
+        timeout: Duration | None = None,
     ) -> list[Delivery]:
-        """Up to ``max`` deliveries; none after ``wait`` seconds without any."""
-        self._ready()
+        """Up to ``max`` deliveries; none after ``wait`` seconds without any. ``timeout`` is for
+        all of it, ``wait`` included."""
+        until_s = self._until(timeout)
         lease_ms, wait_ms = self._lease_ms(lease), duration_ms(wait, "wait")
         options = {} if lease_ms is None else {"lease_ms": lease_ms}
         names = (self._checker.name(topic, "topic"), self._checker.name(group, "group"))
@@ -428,6 +512,7 @@ class Client:
             wait_ms,
             options,
             extra_s=wait_ms / 1000,
+            until_s=until_s,
             prompt=False,
             orphaned=lambda raw: self._subscriptions.give_back(*names, raw),
         )
@@ -439,21 +524,28 @@ class Client:
         lease_ms, limits = duration_ms(lease, "lease"), self._reconnector.limits
         if not limits.lease_ms_min <= lease_ms <= limits.lease_ms_max:
             raise BadRequest(
-                f"lease is {lease_ms} ms; the limits are {limits.lease_ms_min} (lease_ms_min)"
-                f" and {limits.lease_ms_max} (lease_ms_max)"
+                f"lease is {lease_ms} ms; it must be {limits.lease_ms_min} ms or more, and"
+                f" {limits.lease_ms_max} ms (the daemon's lease_max_s) or less"
             )
         return lease_ms
 
     # --- tasks by id ----------------------------------------------------------------------------
 
     @overload
-    async def cancel(self, task_id: int) -> str: ...
+    async def cancel(self, task_id: int, *, timeout: Duration | None = None) -> str: ...
 
     @overload
-    async def cancel(self, *, topic: str, key: str) -> list[KeyOutcome]: ...
+    async def cancel(
+        self, *, topic: str, key: str, timeout: Duration | None = None
+    ) -> list[KeyOutcome]: ...
 
     async def cancel(
-        self, task_id: int | None = None, *, topic: str | None = None, key: str | None = None
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        timeout: Duration | None = None,
     ) -> str | list[KeyOutcome]:
         """Cancel a task that is not being worked on: "cancelled", "already_cancelled", or what
         is too late for that: "in_flight", "acked", "expired", "dead", "gone", "unknown", …
@@ -462,22 +554,35 @@ class Client:
         status. When there is none, the one that finished last, as far as the daemon remembers;
         else one "unknown" without an id."""
         if task_id is None:
-            return await self._of_key(FrameType.CANCEL_KEY, topic, key)
+            return await self._of_key(FrameType.CANCEL_KEY, topic, key, timeout=timeout)
         _only_id(topic, key)
-        return (await self.cancel_many([task_id]))[0]
+        return (await self.cancel_many([task_id], timeout=timeout))[0]
 
-    async def cancel_many(self, ids: Iterable[int]) -> list[str]:
+    async def cancel_many(
+        self, ids: Iterable[int], *, timeout: Duration | None = None
+    ) -> list[str]:
         """``cancel`` of each, in order."""
-        return await self._each(FrameType.CANCEL, _ids(ids), str)
+        return await self._each(FrameType.CANCEL, checked_ids(ids), str, timeout)
 
     @overload
     async def reschedule(
-        self, task_id: int, *, delay: Duration | None = None, at: datetime | None = None
+        self,
+        task_id: int,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        timeout: Duration | None = None,
     ) -> Rescheduled: ...
 
     @overload
     async def reschedule(
-        self, *, topic: str, key: str, delay: Duration | None = None, at: datetime | None = None
+        self,
+        *,
+        topic: str,
+        key: str,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        timeout: Duration | None = None,
     ) -> list[KeyOutcome]: ...
 
     async def reschedule(
@@ -488,6 +593,7 @@ class Client:
         key: str | None = None,
         delay: Duration | None = None,
         at: datetime | None = None,
+        timeout: Duration | None = None,
     ) -> Rescheduled | list[KeyOutcome]:
         """Another due time: ``delay`` from now (by the daemon's clock), or ``at``. By topic and
         key as ``cancel``."""
@@ -496,36 +602,53 @@ class Client:
         delay_ms = None if delay is None else duration_ms(delay, "delay")
         due_ms = None if at is None else moment_ms(at, "at")
         if task_id is None:
-            return await self._of_key(FrameType.RESCHEDULE_KEY, topic, key, delay_ms, due_ms)
+            return await self._of_key(
+                FrameType.RESCHEDULE_KEY, topic, key, delay_ms, due_ms, timeout=timeout
+            )
         _only_id(topic, key)
-        item = (_id(task_id), delay_ms, due_ms)
-        return (await self._each(FrameType.RESCHEDULE, [item], Rescheduled.of))[0]
+        item = (checked_id(task_id), delay_ms, due_ms)
+        return (await self._each(FrameType.RESCHEDULE, [item], Rescheduled.of, timeout))[0]
 
     @overload
-    async def run_now(self, task_id: int) -> Rescheduled: ...
+    async def run_now(self, task_id: int, *, timeout: Duration | None = None) -> Rescheduled: ...
 
     @overload
-    async def run_now(self, *, topic: str, key: str) -> list[KeyOutcome]: ...
+    async def run_now(
+        self, *, topic: str, key: str, timeout: Duration | None = None
+    ) -> list[KeyOutcome]: ...
 
     async def run_now(
-        self, task_id: int | None = None, *, topic: str | None = None, key: str | None = None
+        self,
+        task_id: int | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        timeout: Duration | None = None,
     ) -> Rescheduled | list[KeyOutcome]:
         """Due at once. By topic and key as ``cancel``."""
         if task_id is None:
-            return await self._of_key(FrameType.RUN_NOW_KEY, topic, key)
+            return await self._of_key(FrameType.RUN_NOW_KEY, topic, key, timeout=timeout)
         _only_id(topic, key)
-        return (await self.run_now_many([task_id]))[0]
+        return (await self.run_now_many([task_id], timeout=timeout))[0]
 
-    async def run_now_many(self, ids: Iterable[int]) -> list[Rescheduled]:
+    async def run_now_many(
+        self, ids: Iterable[int], *, timeout: Duration | None = None
+    ) -> list[Rescheduled]:
         """``run_now`` of each, in order."""
-        return await self._each(FrameType.RUN_NOW, _ids(ids), Rescheduled.of)
+        return await self._each(FrameType.RUN_NOW, checked_ids(ids), Rescheduled.of, timeout)
 
     @overload
-    async def lookup(self, task_id: int) -> TaskInfo: ...
+    async def lookup(self, task_id: int, *, timeout: Duration | None = None) -> TaskInfo: ...
 
     @overload
     async def lookup(
-        self, *, topic: str, key: str, newest: bool = False, not_after: datetime | None = None
+        self,
+        *,
+        topic: str,
+        key: str,
+        newest: bool = False,
+        not_after: datetime | None = None,
+        timeout: Duration | None = None,
     ) -> list[TaskInfo]: ...
 
     async def lookup(
@@ -536,38 +659,41 @@ class Client:
         key: str | None = None,
         newest: bool = False,
         not_after: datetime | None = None,
+        timeout: Duration | None = None,
     ) -> TaskInfo | list[TaskInfo]:
         """Where a task stands. By topic and key: every unfinished task with that key, the newest
         first (``newest``: only that one; ``not_after``: only what was enqueued then or earlier);
         when there is none, the one that finished last, as far as the daemon remembers."""
         if task_id is not None:
             _only_id(topic, key)
-            return (await self.lookup_many([task_id]))[0]
+            return (await self.lookup_many([task_id], timeout=timeout))[0]
         named = _topic_and_key(topic, key)
         until_ms = None if not_after is None else moment_ms(not_after, "not_after")
         options = {"newest": newest} | ({} if until_ms is None else {"until_ms": until_ms})
-        self._ready()
-        answer = await self._calls.call(FrameType.LOOKUP_KEY, *named, options)
+        until_s = self._until(timeout)
+        answer = await self._calls.call(FrameType.LOOKUP_KEY, *named, options, until_s=until_s)
         return read(lambda maps: [TaskInfo.of(one) for one in maps], answer)
 
-    async def lookup_many(self, ids: Iterable[int]) -> list[TaskInfo]:
+    async def lookup_many(
+        self, ids: Iterable[int], *, timeout: Duration | None = None
+    ) -> list[TaskInfo]:
         """``lookup`` of each, in order."""
-        self._ready()
-        wanted, found = _ids(ids), list[TaskInfo]()
+        until_s = self._until(timeout)
+        wanted, found = checked_ids(ids), list[TaskInfo]()
         for start in range(0, len(wanted), LOOKUP_IDS):
-            found += await self._lookup(wanted[start : start + LOOKUP_IDS])
+            found += await self._lookup(wanted[start : start + LOOKUP_IDS], until_s)
         return found
 
-    async def _lookup(self, ids: list[int]) -> list[TaskInfo]:
+    async def _lookup(self, ids: list[int], until_s: float | None) -> list[TaskInfo]:
         try:
-            answer = await self._calls.call(FrameType.LOOKUP, ids)
+            answer = await self._calls.call(FrameType.LOOKUP, ids, until_s=until_s)
         except LimitExceeded:
             # Their bodies are too large for one answer.
             if len(ids) == 1:
                 raise
             half = len(ids) // 2
-            return await self._lookup(ids[:half]) + await self._lookup(ids[half:])
-        return _list(answer, len(ids), TaskInfo.of)
+            return await self._lookup(ids[:half], until_s) + await self._lookup(ids[half:], until_s)
+        return list_of(answer, len(ids), TaskInfo.of)
 
     async def list_tasks(
         self,
@@ -578,10 +704,11 @@ class Client:
         not_after: datetime | None = None,
         newest_first: bool = False,
         limit: int | None = None,
+        timeout: Duration | None = None,
     ) -> AsyncIterator[TaskInfo]:
         """Stored tasks in the order of their ids (``newest_first``: the other way round), at most
         ``limit``, read page by page: those with that ``key``, enqueued at ``not_after`` or before.
-        A key has no index: the tasks are looked through."""
+        A key has no index: the tasks are looked through. ``timeout``: of each page."""
         options = {
             "topic": topic,
             "state": state,
@@ -589,11 +716,16 @@ class Client:
             "until_ms": None if not_after is None else moment_ms(not_after, "not_after"),
             "newest": newest_first or None,
         }
-        async for task in self._pages(FrameType.LIST, options, "tasks", limit):
+        async for task in self._pages(FrameType.LIST, options, "tasks", limit, timeout):
             yield read(TaskInfo.of, task)
 
     async def find(
-        self, key: str, *, topic: str | None = None, not_after: datetime | None = None
+        self,
+        key: str,
+        *,
+        topic: str | None = None,
+        not_after: datetime | None = None,
+        timeout: Duration | None = None,
     ) -> TaskInfo | None:
         """The newest task with that key that is stored (not finished; dead letters are), enqueued
         at ``not_after`` or before. With ``topic`` the index of keys says it; else the newest tasks
@@ -602,176 +734,70 @@ class Client:
         if topic is not None:
             # An older daemon, or one with very many of them, looks through all tasks.
             with suppress(UnknownType, LimitExceeded):
-                tasks = await self.lookup(topic=topic, key=key, newest=True, not_after=not_after)
+                tasks = await self.lookup(
+                    topic=topic, key=key, newest=True, not_after=not_after, timeout=timeout
+                )
                 return next((task for task in tasks if task.topic is not None), None)
         async for task in self.list_tasks(
-            topic=topic, key=key, not_after=not_after, newest_first=True, limit=1
+            topic=topic,
+            key=key,
+            not_after=not_after,
+            newest_first=True,
+            limit=1,
+            timeout=timeout,
         ):
             found = task
         return found
 
-    # --- dead letters ---------------------------------------------------------------------------
-
-    async def dead_list(
-        self,
-        *,
-        topic: str | None = None,
-        group: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        reason: str | None = None,
-        limit: int | None = None,
-    ) -> AsyncIterator[DeadLetter]:
-        """Dead letters in the order of their ids, at most ``limit``, read page by page: those
-        that died at ``since`` or later and before ``until``, with ``reason`` somewhere in the
-        text of the last failure (in whatever case)."""
-        options = {
-            "topic": topic,
-            "group": group,
-            "since_ms": None if since is None else moment_ms(since, "since"),
-            "until_ms": None if until is None else moment_ms(until, "until"),
-            "reason": reason,
-        }
-        async for letter in self._pages(FrameType.DEAD_LIST, options, "dead", limit):
-            yield read(DeadLetter.of, letter)
-
-    async def dead_requeue(self, pairs: Iterable[tuple[int, str]]) -> list[str]:
-        """Deliver dead letters, given as (id, group), again: "requeued" or "unknown" for each."""
-        return await self._each(FrameType.DEAD_REQUEUE, _pairs(pairs), str)
-
-    async def dead_delete(self, pairs: Iterable[tuple[int, str]]) -> list[str]:
-        """Delete dead letters, given as (id, group): "deleted" or "unknown" for each."""
-        return await self._each(FrameType.DEAD_DELETE, _pairs(pairs), str)
-
     # --- the daemon -----------------------------------------------------------------------------
 
-    async def stats(self) -> Stats:
+    async def stats(self, *, timeout: Duration | None = None) -> Stats:
         """Counts of now."""
-        self._ready()
-        return read(Stats.of, await self._calls.call(FrameType.STATS))
+        until_s = self._until(timeout)
+        return read(Stats.of, await self._calls.call(FrameType.STATS, until_s=until_s))
 
-    async def status(self) -> Status:
+    async def status(self, *, timeout: Duration | None = None) -> Status:
         """How the daemon is: its role and state, and since when. For one that is not active see
         ``status_at``."""
-        self._ready()
-        return read(Status.of, await self._calls.call(FrameType.STATUS))
+        until_s = self._until(timeout)
+        return read(Status.of, await self._calls.call(FrameType.STATUS, until_s=until_s))
 
-    async def put_schedule(
+    async def load(
         self,
-        name: str,
         *,
-        topic: str,
-        body: bytes = b"",
-        cron: str | None = None,
-        timezone: str | None = None,
-        every: Duration | None = None,
-        anchor: datetime | None = None,
-        jitter: Duration | None = None,
-        start: datetime | None = None,
-        end: datetime | None = None,
-        runs_max: int | None = None,
-        gap: str | None = None,
-        fold: str | None = None,
-        catch_up: str | None = None,
-        catch_up_window: Duration | None = None,
-        overlap: str | None = None,
-        key: str | None = None,
-        tag: str | None = None,
-        properties: Mapping[str, Value] | None = None,
-        priority: int = 0,
-        ttl: Duration | None = None,
-        retry: Retry | None = None,
-    ) -> ScheduleInfo:
-        """Make a schedule, or make the one of that name so; its ``outcome`` says which. Putting
-        the same again changes nothing.
+        step: Duration = 60,
+        steps: int = 60,
+        since: datetime | None = None,
+        timeout: Duration | None = None,
+    ) -> Load:
+        """How many tasks the wheel has for each of ``steps`` spans of ``step``, from ``since``
+        (now) on, which is rounded down to a whole ``step``. Raises BadRequest."""
+        until_s = self._until(timeout)
+        options: dict[str, Any] = {"step_ms": duration_ms(step, "step"), "steps": steps}
+        if since is not None:
+            options["from_ms"] = moment_ms(since, "since")
+        return read(Load.of, await self._calls.call(FrameType.LOAD, options, until_s=until_s))
 
-        ``cron`` (five fields, six with seconds first, ``@daily``, …) in ``timezone`` (IANA; UTC),
-        or ``every`` so long, counted from ``anchor``. ``jitter``: up to so much later, the same
-        for the same occurrence. ``gap`` ("after", "skip") and ``fold`` ("first", "second", "both"):
-        fixed times that a clock jumps over, or that come twice. ``catch_up`` ("last", "skip",
-        "all") of what was missed in the last ``catch_up_window`` (a day). ``overlap`` ("allow",
-        "skip", "queue_one", "cancel_previous"): while the task before is unfinished. The rest is
-        of its tasks, as ``enqueue`` has it. Raises BadRequest, LimitExceeded.
-        """
-        self._ready()
-        task = task_options(key, tag, properties, priority, ttl, retry)
-        options = put_options(
-            topic, body, task, cron=cron, timezone=timezone, every=every, anchor=anchor,
-            jitter=jitter, start=start, end=end, runs_max=runs_max, gap=gap, fold=fold,
-            catch_up=catch_up, catch_up_window=catch_up_window, overlap=overlap,
-        )  # fmt: skip
-        answer = await self._calls.call(FrameType.SCHEDULE_PUT, name, options)
-        return read(ScheduleInfo.of, answer)
-
-    async def list_schedules(self) -> AsyncIterator[ScheduleInfo]:
-        """All schedules, by name; page by page."""
-        self._ready()
-        after: str | None = None
-        while True:
-            options: dict[str, Any] = {"limit": PAGE}
-            if after is not None:
-                options["after"] = after
-            page = await self._calls.call(FrameType.SCHEDULE_LIST, options)
-            for one in page["schedules"]:
-                yield read(ScheduleInfo.of, one)
-            after = page["next"]
-            if after is None:
-                return
-
-    async def show_schedule(self, name: str, *, planned: int = 5) -> ScheduleInfo:
-        """One, with its next ``planned`` times and its newest runs. Raises NotFound."""
-        return await self._schedule(name, "show", {"next": planned})
-
-    async def pause_schedule(self, name: str) -> ScheduleInfo:
-        """Nothing of it fires until it is resumed. Raises NotFound."""
-        return await self._schedule(name, "pause")
-
-    async def resume_schedule(self, name: str) -> ScheduleInfo:
-        """What was missed meanwhile is for its catch-up. Raises NotFound."""
-        return await self._schedule(name, "resume")
-
-    async def delete_schedule(self, name: str) -> ScheduleInfo:
-        """It, as it was; its tasks stay. Raises NotFound."""
-        return await self._schedule(name, "delete", repeat=False)
-
-    async def run_schedule(self, name: str) -> int:
-        """A task of it at once, whatever is planned; its id. Raises NotFound, and ConnectionLost
-        when nobody knows whether it was made: it is not asked for twice."""
-        _, ids = await self._ask_schedule(name, "run", None, repeat=False)
-        return int(ids[0])
-
-    async def backfill_schedule(self, name: str, start: datetime, end: datetime) -> list[int]:
-        """A task for each occurrence from ``start`` up to, and without, ``end``; their ids. Raises
-        as ``run_schedule``."""
-        options = {"from_ms": moment_ms(start, "start"), "to_ms": moment_ms(end, "end")}
-        _, ids = await self._ask_schedule(name, "backfill", options, repeat=False)
-        return list(ids)
-
-    async def _schedule(
-        self, name: str, verb: str, options: Any = None, *, repeat: bool = True
-    ) -> ScheduleInfo:
-        answer = await self._ask_schedule(name, verb, options, repeat=repeat)
-        return read(ScheduleInfo.of, answer)
-
-    async def _ask_schedule(self, name: str, verb: str, options: Any, *, repeat: bool) -> Any:
-        self._ready()
-        return await self._calls.call(FrameType.SCHEDULE, name, verb, options, repeat=repeat)
-
-    async def backup(self, name: str) -> Backup:
+    async def backup(self, name: str, *, timeout: Duration | None = None) -> Backup:
         """Copy the store to a new file ``name`` in the daemon's backup folder, while it works."""
-        self._ready()
+        until_s = self._until(timeout)
         if not isinstance(name, str):
             raise BadRequest(f"name must be a file name, not {shown(name)}")
         answer = await self._calls.call(
-            FrameType.BACKUP, name, extra_s=BACKUP_S, prompt=False, repeat=False
+            FrameType.BACKUP,
+            name,
+            extra_s=BACKUP_S,
+            until_s=until_s,
+            prompt=False,
+            repeat=False,
         )
         return read(lambda raw: Backup(path=raw["path"], bytes=raw["bytes"]), answer)
 
-    async def ping(self) -> float:
+    async def ping(self, *, timeout: Duration | None = None) -> float:
         """How long the daemon takes to answer, in seconds."""
-        self._ready()
+        until_s = self._until(timeout)
         began_s = self._reconnector.loop.time()
-        await self._calls.call(FrameType.PING)
+        await self._calls.call(FrameType.PING, until_s=until_s)
         return self._reconnector.loop.time() - began_s
 
     @property
@@ -789,135 +815,22 @@ class Client:
         """Whether a connection stands right now; calls wait for the next one anyway."""
         return self._reconnector.connection is not None
 
-    # --- what they share ------------------------------------------------------------------------
-
     async def _of_key(
-        self, kind: FrameType, topic: str | None, key: str | None, *more: Any
+        self,
+        kind: FrameType,
+        topic: str | None,
+        key: str | None,
+        *more: Any,
+        timeout: Duration | None,
     ) -> list[KeyOutcome]:
-        self._ready()
-        answer = await self._calls.call(kind, *_topic_and_key(topic, key), *more)
+        until_s = self._until(timeout)
+        answer = await self._calls.call(kind, *_topic_and_key(topic, key), *more, until_s=until_s)
         return read(lambda outcomes: [KeyOutcome.of(one) for one in outcomes], answer)
 
-    async def _each(
-        self, kind: FrameType, items: Sequence[Any], parse: Callable[[Any], T]
-    ) -> list[T]:
-        self._ready()
-        found: list[T] = []
-        step = self._reconnector.limits.ids_per_frame_max
-        for start in range(0, len(items), step):
-            some = items[start : start + step]
-            found += _list(await self._calls.call(kind, some), len(some), parse)
-        return found
 
-    async def _pages(
-        self, kind: FrameType, options: Mapping[str, Any], field: str, limit: int | None
-    ) -> AsyncIterator[Any]:
-        self._ready()
-        if limit is not None and (type(limit) is not int or limit < 1):
-            raise BadRequest(f"limit must be an integer of 1 or more, not {shown(limit)}")
-        asked = {name: value for name, value in options.items() if value is not None}
-        left = limit
-        while left is None or left > 0:
-            asked["limit"] = PAGE if left is None else min(left, PAGE)
-            answer = await self._calls.call(kind, asked, prompt=False)
-            items, following = read(lambda raw: (tuple(raw[field]), raw["next"]), answer)
-            for item in items:
-                yield item
-            if following is None:
-                return
-            if left is not None:
-                left -= len(items)
-            asked["after"] = following
-
-    # --- groups ---------------------------------------------------------------------------------
-
-    async def create_group(
-        self,
-        topic: str,
-        group: str,
-        *,
-        start: str | datetime = "now",
-        retry: Retry | None = None,
-        rate: float | None = None,
-        burst: int | None = None,
-        paused: bool = False,
-    ) -> GroupSettings:
-        """Make a group before its first subscriber comes; one that exists stays as it is
-        (``created`` of the answer says which).
-
-        ``start``: it is owed what comes due from "now" on, from the "first" task that is still
-        there, or from a moment.
-        """
-        names = self._names(topic, group, group_needed=True)
-        options: dict[str, Any] = {"since": _since(start)}
-        if retry is not None:
-            options["retry"] = policy_wire(retry, "retry")
-        if rate is not None:
-            options["rate"] = _rate(rate)
-        if burst is not None:
-            options["burst"] = _burst(burst)
-        if _bool(paused, "paused"):
-            options["paused"] = True
-        answer = await self._calls.call(FrameType.GROUP_CREATE, *names, options)
-        return read(GroupSettings.of, answer)
-
-    async def delete_group(self, topic: str, group: str, *, force: bool = False) -> dict[str, int]:
-        """Delete a group; how many it held: ready, in_flight, waiting, dead.
-
-        Raises Conflict when it holds anything, unless ``force``: then that is gone for it.
-        """
-        names = self._names(topic, group, group_needed=True)
-        answer = await self._calls.call(
-            FrameType.GROUP_DELETE, *names, _bool(force, "force"), repeat=False
-        )
-        return read(lambda raw: {name: int(raw[name]) for name in HELD}, answer)
-
-    async def configure(
-        self,
-        topic: str,
-        group: str | None = None,
-        *,
-        paused: bool | Keep = KEEP,
-        rate: float | Keep | None = KEEP,
-        burst: int | Keep | None = KEEP,
-        retry: Retry | Keep | None = KEEP,
-    ) -> GroupSettings:
-        """Change settings of a group, or of the topic itself; what is not named stays. None
-        lifts a rate or a policy. Durable when it returns. Raises NotFound for a group."""
-        names = self._names(topic, group)
-        changed: dict[str, Any] = {}
-        if paused is not KEEP:
-            changed["paused"] = _bool(paused, "paused")
-        if rate is not KEEP:
-            changed["rate"] = None if rate is None else _rate(rate)
-        if burst is not KEEP:
-            changed["burst"] = None if burst is None else _burst(burst)
-        if retry is not KEEP:
-            changed["retry"] = None if retry is None else policy_wire(retry, "retry")
-        answer = await self._calls.call(FrameType.CONFIGURE, *names, changed)
-        return read(GroupSettings.of, answer)
-
-    async def pause(self, topic: str, group: str | None = None) -> GroupSettings:
-        """Deliver nothing until ``resume``; it outlasts restarts of the daemon."""
-        return await self.configure(topic, group, paused=True)
-
-    async def resume(self, topic: str, group: str | None = None) -> GroupSettings:
-        """Deliver again."""
-        return await self.configure(topic, group, paused=False)
-
-    def _names(
-        self, topic: str, group: str | None, *, group_needed: bool = False
-    ) -> tuple[str, str | None]:
-        self._ready()
-        topic = self._checker.name(topic, "topic")
-        if group is None and not group_needed:
-            return topic, None
-        return topic, self._checker.name(group, "group")
-
-
-def _slices(sizes: Sequence[int], limits: Limits) -> Iterable[tuple[int, int]]:
+def _slices(sizes: Sequence[int], limits: Limits, count_max: int) -> Iterable[tuple[int, int]]:
     """(start, end) of tasks that fit a frame each."""
-    bytes_max, count_max = limits.frame_bytes_max - FRAME_BYTES, limits.tasks_per_frame_max
+    bytes_max = limits.frame_bytes_max - FRAME_BYTES
     if 0 < len(sizes) <= count_max and sum(sizes) <= bytes_max:
         yield 0, len(sizes)
         return
@@ -929,12 +842,6 @@ def _slices(sizes: Sequence[int], limits: Limits) -> Iterable[tuple[int, int]]:
             start, size = index, one
     if start < len(sizes):
         yield start, len(sizes)
-
-
-def _list(answer: Any, count: int, parse: Callable[[Any], T]) -> list[T]:
-    if not isinstance(answer, tuple) or len(answer) != count:
-        raise ProtocolError(f"the daemon's answer is no list of {count}: {answer!r:.100}")
-    return [read(parse, item) for item in answer]
 
 
 def _topic_and_key(topic: str | None, key: str | None) -> tuple[str, str]:
@@ -949,56 +856,3 @@ def _topic_and_key(topic: str | None, key: str | None) -> tuple[str, str]:
 def _only_id(topic: str | None, key: str | None) -> None:
     if topic is not None or key is not None:
         raise BadRequest("name a task by its id, or by topic and key, not by both")
-
-
-def _id(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= ID_MAX:
-        raise BadRequest(f"id must be an integer of 0 to {ID_MAX}, not {shown(value)}")
-    return value
-
-
-def _ids(values: Iterable[int]) -> list[int]:
-    return [_id(value) for value in values]
-
-
-def _pairs(values: Iterable[tuple[int, str]]) -> list[tuple[int, str]]:
-    return [_pair(value) for value in values]
-
-
-def _pair(value: Any) -> tuple[int, str]:
-    if not isinstance(value, (tuple, list)) or len(value) != 2 or not isinstance(value[1], str):
-        raise BadRequest(f"a dead letter is (id, group), not {shown(value)}")
-    return _id(value[0]), value[1]
-
-
-def _since(start: Any) -> str | int:
-    if isinstance(start, datetime):
-        return moment_ms(start, "start")
-    if start not in STARTS:
-        raise BadRequest(f"start must be 'now', 'first' or a datetime, not {shown(start)}")
-    return str(start)
-
-
-def _rate(value: Any) -> float:
-    wrong = isinstance(value, bool) or not isinstance(value, (int, float))
-    if wrong or not math.isfinite(value) or value <= 0:
-        raise BadRequest(f"rate must be a number above 0 (deliveries a second), not {shown(value)}")
-    return float(value)
-
-
-def _burst(value: Any) -> int:
-    if type(value) is not int or value < 1:
-        raise BadRequest(f"burst must be an integer of 1 or more, not {shown(value)}")
-    return value
-
-
-def _bool(value: Any, field_name: str) -> bool:
-    if not isinstance(value, bool):
-        raise BadRequest(f"{field_name} must be True or False, not {shown(value)}")
-    return value
-
-
-def _seconds(value: Any, field: str) -> float:
-    if duration_ms(value, field) <= 0:
-        raise BadRequest(f"{field} must be more than 0 s, not {shown(value)}")
-    return float(value.total_seconds() if isinstance(value, timedelta) else value)

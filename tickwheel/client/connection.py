@@ -265,6 +265,18 @@ class Connection(asyncio.Protocol):
         if not any(request.prompt for request in self.requests.values()) and not self._out:
             self.close()
 
+    @property
+    def peer(self) -> str:
+        """The daemon's address, as the socket has it."""
+        found = None if self._transport is None else self._transport.get_extra_info("peername")
+        return f"{found[0]}:{found[1]}" if isinstance(found, tuple) else "a daemon"
+
+    def fileno(self) -> int:
+        """The socket's descriptor; -1 without one."""
+        if self._transport is None or self._transport.is_closing():
+            return -1
+        return int(self._transport.get_extra_info("socket").fileno())
+
     def close(self) -> None:
         """Close when what was written has left."""
         self.flush()

@@ -8,7 +8,8 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.client.tasks import Value
-from tickwheel.client.times import Duration, duration_ms, moment
+from tickwheel.client.times import Duration, duration_ms, moment, seconds
+from tickwheel.errors import SendTimeout
 from tickwheel.protocol.frames import FrameType
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class Finished:
     def add_unwatched(self, task_id: int, attempt: int) -> None:
         """Nobody wants the answer."""
 
-    async def call(self, kind: FrameType, *fields: Any) -> list[str]:
+    async def call(self, kind: FrameType, *fields: Any, until_s: float | None = None) -> list[str]:
         return [self.WORD]
 
 
@@ -71,20 +72,14 @@ class DeliveryBatch:
         self.extending = False
 
 
-class Delivery:
-    """One task, to be finished by ``ack``, or given back by ``nack``, ``reject``, ``release``.
+class Delivered:
+    """A task as it was delivered: what can be read of it."""
 
-    Each verb is answered when it is durable, by a word: "acked", "retrying", … or, when
-    something else came first, what became of the task ("stale", "cancelled", "gone", …).
-    """
-
-    __slots__ = ("_batch", "_item", "settled")
+    __slots__ = ("_batch", "_item")
 
     def __init__(self, batch: DeliveryBatch, item: Item) -> None:
         self._batch = batch
         self._item = item
-        self.settled = False
-        """Whether ack, nack, reject or release was called; not whether it was answered."""
 
     # --- the task -------------------------------------------------------------------------------
 
@@ -167,12 +162,45 @@ class Delivery:
         """When it was handed out: until when its lease holds for sure, by the loop's clock."""
         return self._batch.until_s
 
+    def __repr__(self) -> str:
+        key = "" if self.key is None else f" {self.key!r:.80}"
+        of = f"{self.topic}{key}, group {self.group}, attempt {self.attempt}"
+        return f"<Delivery {self.id} of {of}>"
+
+
+class Delivery(Delivered):
+    """One task, to be finished by ``ack``, or given back by ``nack``, ``reject``, ``release``.
+
+    Each verb is answered when it is durable, by a word: "acked", "retrying", … or, when
+    something else came first, what became of the task ("stale", "cancelled", "gone", …).
+    Each takes ``timeout``, as the client's calls do. An ack whose time is over is still sent on
+    for as long as any other; whatever is not settled comes again when its lease is over.
+    """
+
+    __slots__ = ("settled",)
+
+    def __init__(self, batch: DeliveryBatch, item: Item) -> None:
+        self._batch = batch
+        self._item = item
+        self.settled = False
+        """Whether ack, nack, reject or release was called; not whether it was answered."""
+
     # --- what becomes of it ---------------------------------------------------------------------
 
-    async def ack(self) -> str:
+    async def ack(self, *, timeout: Duration | None = None) -> str:
         """Done. "acked" when it is durable, or what else became of the task."""
+        if timeout is not None:
+            return await self._ack_within(_timeout_s(timeout))
         self.settled = True
         return await self._batch.acks.add(self._item[0], self._item[1])
+
+    async def _ack_within(self, time_s: float) -> str:
+        answer = self.ack_nowait()
+        done, _ = await asyncio.wait((answer,), timeout=time_s)
+        if not done:
+            answer.add_done_callback(_seen)
+            raise SendTimeout(f"ACK was not answered within {time_s:g} s; it is still being sent")
+        return answer.result()
 
     def ack_nowait(self) -> asyncio.Future[str]:
         """``ack`` as a future; acks of one step of the event loop share a frame."""
@@ -184,36 +212,44 @@ class Delivery:
         self.settled = True
         self._batch.acks.add_unwatched(self._item[0], self._item[1])
 
-    async def nack(self, delay: Duration | None = None, reason: str | None = None) -> str:
+    async def nack(
+        self,
+        delay: Duration | None = None,
+        reason: str | None = None,
+        *,
+        timeout: Duration | None = None,
+    ) -> str:
         """It failed: again after ``delay`` (default: the daemon's retry policy), or, when its
         retries are used up, to the dead letters. "retrying" or "dead"."""
         delay_ms = None if delay is None else duration_ms(delay, "delay")
-        item = (*self._receipt, delay_ms, reason)
+        item, until_s = (*self._receipt, delay_ms, reason), _until_s(timeout)
         self.settled = True
-        return await self._one(FrameType.NACK, [item])
+        return await self._one(FrameType.NACK, [item], until_s)
 
-    async def reject(self, reason: str | None = None) -> str:
+    async def reject(self, reason: str | None = None, *, timeout: Duration | None = None) -> str:
         """It can never succeed: to the dead letters at once. "dead"."""
+        until_s = _until_s(timeout)
         self.settled = True
-        return await self._one(FrameType.REJECT, [(*self._receipt, reason)])
+        return await self._one(FrameType.REJECT, [(*self._receipt, reason)], until_s)
 
-    async def extend(self, seconds: Duration) -> str:
+    async def extend(self, seconds: Duration, *, timeout: Duration | None = None) -> str:
         """The lease ends ``seconds`` from now. "extended", or why there is none."""
-        lease_ms = duration_ms(seconds, "seconds")
-        return await self._plain(FrameType.EXTEND, "extended", lease_ms)
+        lease_ms, until_s = duration_ms(seconds, "seconds"), _until_s(timeout)
+        return await self._plain(FrameType.EXTEND, "extended", until_s, lease_ms)
 
-    async def release(self) -> str:
+    async def release(self, *, timeout: Duration | None = None) -> str:
         """Back unstarted: ready at once, and the attempt does not count. "released"."""
+        until_s = _until_s(timeout)
         self.settled = True
-        return await self._plain(FrameType.RELEASE, "released")
+        return await self._plain(FrameType.RELEASE, "released", until_s)
 
-    async def snooze(self, delay: Duration) -> str:
+    async def snooze(self, delay: Duration, *, timeout: Duration | None = None) -> str:
         """Not now: again after ``delay``, and the attempt does not count. "snoozed"; "too_often"
         when the group has postponed the task as often as the daemon allows (``snoozes_max``): then
         the delivery is still yours to settle."""
-        item = (*self._receipt, duration_ms(delay, "delay"))
+        item, until_s = (*self._receipt, duration_ms(delay, "delay")), _until_s(timeout)
         self.settled = True
-        word = await self._one(FrameType.SNOOZE, [item])
+        word = await self._one(FrameType.SNOOZE, [item], until_s)
         self.settled = word != "too_often"
         return word
 
@@ -221,16 +257,31 @@ class Delivery:
     def _receipt(self) -> tuple[int, int, int]:
         return self._item[0], self._batch.epoch, self._item[1]
 
-    async def _one(self, kind: FrameType, items: list[tuple[Any, ...]]) -> str:
+    async def _one(
+        self, kind: FrameType, items: list[tuple[Any, ...]], until_s: float | None
+    ) -> str:
         batch = self._batch
-        words = await batch.calls.call(kind, batch.topic, batch.group, items)
+        words = await batch.calls.call(kind, batch.topic, batch.group, items, until_s=until_s)
         return str(words[0])
 
-    async def _plain(self, kind: FrameType, usual: str, *rest: Any) -> str:
+    async def _plain(self, kind: FrameType, usual: str, until_s: float | None, *rest: Any) -> str:
         batch, (task_id, epoch, attempt) = self._batch, self._receipt
         head = (batch.topic, batch.group, epoch, [task_id], [attempt])
-        words = await batch.calls.call(kind, *head, *rest)
+        words = await batch.calls.call(kind, *head, *rest, until_s=until_s)
         return usual if words is None else str(words[0])
 
-    def __repr__(self) -> str:
-        return f"<Delivery {self.id} of {self.topic}, group {self.group}, attempt {self.attempt}>"
+
+def _timeout_s(timeout: Duration) -> float:
+    return seconds(timeout, "timeout")
+
+
+def _until_s(timeout: Duration | None) -> float | None:
+    if timeout is None:
+        return None
+    return asyncio.get_running_loop().time() + _timeout_s(timeout)
+
+
+def _seen(answer: asyncio.Future[str]) -> None:
+    """Nobody waits for it any more: what went wrong was logged already."""
+    if not answer.cancelled():
+        answer.exception()

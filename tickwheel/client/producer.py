@@ -31,6 +31,7 @@ from tickwheel.client.tasks import (
     Receipt,
     Receipts,
     WireTask,
+    merged_receipts,
     receipts,
 )
 from tickwheel.errors import (
@@ -57,6 +58,9 @@ QUEUE_TASKS_MAX = 1_000_000
 QUEUE_BYTES_MAX = 256 * 1024 * 1024
 MERGE_BYTES_MAX = 512 * 1024
 """Callers share a frame up to this size: larger ones would only delay the first of them."""
+SHARED_TIME = 0.01
+"""Callers with the same time of their own share a frame, and its first one's deadline, when no
+larger share of that time has passed."""
 
 _ENQUEUE, _COLUMNS = int(FrameType.ENQUEUE), int(FrameType.ENQUEUE_COLUMNS)
 
@@ -73,6 +77,8 @@ class Producer:
         self._retries = retries
         self._open: Batch | None = None
         """Where the calls of this step of the loop go."""
+        self._timed: Batch | None = None
+        """The same for calls that named a time of their own. At most one of the two is there."""
         self._queue: deque[Batch] = deque()
         """Complete, without a number."""
         self._window: deque[Batch] = deque()
@@ -92,8 +98,9 @@ class Producer:
     def is_full(self) -> bool:
         """Whether a caller that can wait should: the window or half of the queue is in use."""
         tasks, size_bytes = self._tasks, self._bytes
-        if self._open is not None:
-            tasks, size_bytes = tasks + self._open.count, size_bytes + self._open.bytes
+        batch = self._open or self._timed
+        if batch is not None:
+            tasks, size_bytes = tasks + batch.count, size_bytes + batch.bytes
         return (
             len(self._queue) + len(self._window) >= self.reconnector.limits.window_max
             or tasks * 2 >= self.tasks_max
@@ -127,49 +134,91 @@ class Producer:
             batch = self._new_batch()
         return batch.put(tasks, len(tasks), size)
 
-    def add_columns(self, columns: Columns) -> asyncio.Future[Receipts]:
+    def add_ruled(
+        self, tasks: list[WireTask], count: int, size: int, time_s: float | None
+    ) -> asyncio.Future[Any]:
+        """Tasks with ``if_pending`` that fit a frame, which is theirs alone: so there are no more
+        than a daemon decides of at once. ``count`` 0: a single one, and its Receipt."""
+        self._check_room(len(tasks), size)
+        began_s = self.reconnector.loop.time()
+        deadline_s = began_s + (self._total_s if time_s is None else time_s)
+        batch = Batch(self, FRAME_BYTES, began_s, deadline_s)
+        future = batch.put(tasks, count, size)
+        self._wait_for(batch)
+        if time_s is not None:
+            self._time(batch)
+        self.reconnector.wake()
+        return future
+
+    def add_within(
+        self, time_s: float, tasks: list[WireTask], count: int, size: int
+    ) -> asyncio.Future[Any]:
+        """``add`` (``count`` 0) or ``add_many`` for callers that wait ``time_s`` at most."""
+        batch, now_s = self._timed, self.reconnector.loop.time()
+        if (
+            batch is None
+            or batch.deadline_s < now_s + (1 - SHARED_TIME) * time_s
+            or batch.deadline_s > now_s + time_s
+            or not batch.fits(len(tasks), size)
+        ):
+            self._check_room(len(tasks), size)
+            batch = self._timed = self._make_batch(time_s)
+            self._time(batch)
+        return batch.put(tasks, count, size)
+
+    def add_columns(
+        self, columns: Columns, time_s: float | None = None
+    ) -> asyncio.Future[Receipts]:
         """Tasks that fit a frame, which is theirs alone; the future of their Receipts."""
         size = sum(columns.sizes)
         self._check_room(len(columns.bodies), size)
         began_s = self.reconnector.loop.time()
         future: asyncio.Future[Receipts] = self.reconnector.loop.create_future()
-        self._wait_for(ColumnBatch(self, columns, size, future, began_s, began_s + self._total_s))
+        deadline_s = began_s + (self._total_s if time_s is None else time_s)
+        batch = ColumnBatch(self, columns, size, future, began_s, deadline_s)
+        self._wait_for(batch)
+        if time_s is not None:
+            self._time(batch)
         self.reconnector.wake()
         return future
 
-    async def wait_room(self) -> None:
+    async def wait_room(self, time_s: float | None = None) -> None:
         """Until there is room. Raises Overloaded or Unreachable when a call's time is over."""
+        limit_s = self._total_s if time_s is None else time_s
         try:
-            async with asyncio.timeout(self._total_s):
+            async with asyncio.timeout(limit_s):
                 while self.is_full and self._stopped is None:
                     await self._changed.wait()
         except TimeoutError:
             if self.reconnector.connection is None:
-                raise self.reconnector.unreachable(self._total_s) from None
+                raise self.reconnector.unreachable(limit_s) from None
             raise Overloaded(
                 f"{len(self._window)} frames are not answered, and none was for"
-                f" {self._total_s:g} s; the limit is"
+                f" {limit_s:g} s; the limit is"
                 f" {self.reconnector.limits.window_max} (window_max)"
             ) from None
 
     async def wait_idle(self) -> None:
         """Until every enqueue has its outcome."""
-        while self._unfinished or self._open is not None:
+        while self._unfinished or self._open is not None or self._timed is not None:
             await self._changed.wait()
 
     def _new_batch(self) -> Batch:
         """Opened for what has room, and for as much more as will have."""
+        batch = self._open = self._make_batch(self._total_s)
+        return batch
+
+    def _make_batch(self, time_s: float) -> Batch:
         limits, began_s = self.reconnector.limits, self.reconnector.loop.time()
-        batch = Batch(self, FRAME_BYTES, began_s, began_s + self._total_s)
+        batch = Batch(self, FRAME_BYTES, began_s, began_s + time_s)
         batch.tasks_max = min(limits.tasks_per_frame_max, self.tasks_max - self._tasks)
         room_bytes = self.bytes_max - self._bytes + FRAME_BYTES
         batch.bytes_max = min(MERGE_BYTES_MAX, limits.frame_bytes_max, room_bytes)
-        self._open = batch
         self.reconnector.wake()
         return batch
 
     def _check_room(self, count: int, size: int) -> None:
-        """Close the open frame. Raises Overloaded when so many more may not wait."""
+        """Close the open frames. Raises Overloaded when so many more may not wait."""
         if self._stopped is not None:
             raise self._stopped
         self._close_open()
@@ -185,9 +234,18 @@ class Producer:
             )
 
     def _close_open(self) -> None:
-        batch, self._open = self._open, None
+        batch = self._open or self._timed
         if batch is not None:
+            self._open = self._timed = None
             self._wait_for(batch)
+
+    def _time(self, batch: Batch) -> None:
+        """Its callers named a time: it is over then, not with the next sweep."""
+        batch.timer = self.reconnector.loop.call_at(batch.deadline_s, self._time_over, batch)
+
+    def _time_over(self, batch: Batch) -> None:
+        self._close_open()
+        self._expire((batch,))
 
     def _wait_for(self, batch: Batch) -> None:
         """It is complete, and counts."""
@@ -241,8 +299,10 @@ class Producer:
     def sweep(self, now_s: float) -> None:
         self._close_open()  # without a connection nobody else does
         over = [batch for batch in self._unfinished if batch.deadline_s <= now_s]
-        if not over:
-            return
+        if over:
+            self._expire(over)
+
+    def _expire(self, over: Sequence[Batch]) -> None:
         connection = self.reconnector.connection
         for batch in sorted(over, key=attrgetter("number")):
             if connection is not None:
@@ -320,6 +380,8 @@ class Producer:
         for part in reversed(split(batch, FRAME_BYTES)):
             self._unfinished.add(part)
             self._queue.appendleft(part)
+            if batch.timer is not None:
+                self._time(part)
             self._tasks += len(part.tasks)
             self._bytes += part.size - FRAME_BYTES
         self.finish(batch)
@@ -336,6 +398,8 @@ class Producer:
         if batch.done:
             return
         batch.done = True
+        if batch.timer is not None:
+            batch.timer.cancel()
         self._tasks -= batch.count
         self._bytes -= batch.bytes
         self._unfinished.discard(batch)
@@ -351,7 +415,7 @@ class Batch(Resendable):
     counts under its number only."""
 
     __slots__ = ("bytes_max", "counts", "done", "futures", "number", "producer", "size", "tasks",
-                 "tasks_max")  # fmt: skip
+                 "tasks_max", "timer")  # fmt: skip
 
     def __init__(self, producer: Producer, size: int, began_s: float, deadline_s: float) -> None:
         super().__init__(began_s, deadline_s)
@@ -366,6 +430,8 @@ class Batch(Resendable):
         """How far it may grow while it is open."""
         self.number = 0
         self.done = False
+        self.timer: asyncio.TimerHandle | None = None
+        """For callers that named a time of their own."""
 
     def add(self, task: WireTask, size: int) -> asyncio.Future[Any] | None:
         """``put`` of a single task, if it fits: the way of most."""
@@ -409,11 +475,16 @@ class Batch(Resendable):
         return all(future.cancelled() for future in self.futures)
 
     def answered(self, result: Any) -> None:
-        accepted_ms, ids = result
+        accepted_ms, ids, *more = result
         if type(accepted_ms) is not int or len(ids) != len(self.tasks):
             raise ValueError(f"{len(ids)} ids for {len(self.tasks)} tasks")
-        levels_ms = self.producer.reconnector.delay_levels_ms
-        found = receipts(self.tasks, ids, accepted_ms, levels_ms)
+        outcomes = more[0].get("outcomes") if more else None
+        if outcomes is not None:
+            found = merged_receipts(ids, outcomes)
+        else:
+            levels_ms = self.producer.reconnector.delay_levels_ms
+            chosen_ms = more[0].get("dues_ms", ()) if more else ()
+            found = receipts(self.tasks, ids, accepted_ms, levels_ms, chosen_ms)
         shares = self._shares(found) if any(self.counts) else found
         for future, share in zip(self.futures, shares, strict=True):
             if not future.done():

@@ -227,6 +227,7 @@ class Reconnector:
         while True:
             connection = await self._search.find()
             began_s = self.loop.time()
+            LOGGER.info("connected to %s", connection.peer)
             self._stand(connection)
             self.trouble = await asyncio.shield(connection.closed)
             LOGGER.info("connection ended: %s: %s", self.trouble.code, self.trouble.message)

@@ -94,13 +94,15 @@ class Calls:
         kind: FrameType,
         *fields: Any,
         extra_s: float = 0.0,
+        until_s: float | None = None,
         prompt: bool = True,
         repeat: bool = True,
         orphaned: Callable[[Any], None] | None = None,
     ) -> Any:
         """The result of a request. Raises the daemon's error, or why there is no answer.
 
-        ``extra_s``: how much longer than usual an answer may take. ``prompt``: whether silence
+        ``extra_s``: how much longer than usual an answer may take. ``until_s``: instead, when the
+        caller's own time is over, by the loop's clock. ``prompt``: whether silence
         after it means a dead connection. ``repeat``: whether it is asked again on a new one.
         ``orphaned`` gets a result that comes when the caller has been cancelled.
         """
@@ -109,6 +111,10 @@ class Calls:
         if self._count >= CALLS_MAX:
             raise Overloaded(f"{self._count} calls wait for an answer; the limit is {CALLS_MAX}")
         call = Call(self, kind, fields, self._total_s + extra_s)
+        timer = None
+        if until_s is not None:
+            call.deadline_s = until_s
+            timer = self.reconnector.loop.call_at(until_s, call.expired)
         call.prompt, call.repeat, call.orphaned = prompt, repeat, orphaned
         self._count += 1
         try:
@@ -117,6 +123,8 @@ class Calls:
         finally:
             self._count -= 1
             call.future.cancel()
+            if timer is not None:
+                timer.cancel()
 
     def again(self, call: Call, error: TickwheelError) -> None:
         """Refused, retryable: try again after a pause, or on the next connection."""

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 
 from tickwheel.client.addresses import DEFAULT_URL, Address, parse_url, shown
+from tickwheel.client.coalescing import IfPending
 from tickwheel.client.connection import Connection, Request, fail, hello
 from tickwheel.client.retry import Retry
 from tickwheel.client.times import moment
@@ -126,6 +127,9 @@ class TaskInfo:
     properties: Mapping[str, Value] = field(default_factory=dict)
     priority: int = 0
     ttl_ms: int | None = None
+    within_ms: int | None = None
+    """Any moment from ``asked_ms`` to so much later would do; ``due_ms`` was the emptiest."""
+    asked_ms: int | None = None
     slot: int | None = None
     cycles: int | None = None
     """Rotations of the wheel left."""
@@ -138,7 +142,10 @@ class TaskInfo:
     @classmethod
     def of(cls, raw: Map) -> TaskInfo:
         groups = {name: GroupInfo.of(group) for name, group in raw.get("groups", {}).items()}
-        names = ("topic", "body", "due_ms", "enqueued_ms", "key", "tag", "ttl_ms", "slot", "cycles")
+        names = (
+            "topic", "body", "due_ms", "enqueued_ms", "key", "tag", "ttl_ms", "within_ms",
+            "asked_ms", "slot", "cycles",
+        )  # fmt: skip
         return cls(
             int(raw["id"]),
             str(raw["state"]),
@@ -147,6 +154,29 @@ class TaskInfo:
             properties=raw.get("props") or {},
             priority=raw.get("priority", 0),
             groups=groups,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """How many tasks are due in each span of time, as they stand on the wheel."""
+
+    from_ms: int
+    step_ms: int
+    counts: tuple[int, ...]
+    exact: bool
+    """False: what is far away and very much was estimated from a part of it."""
+    scheduled: int
+    """All that is on the wheel."""
+
+    @classmethod
+    def of(cls, raw: Map) -> Load:
+        return cls(
+            int(raw["from_ms"]),
+            int(raw["step_ms"]),
+            tuple(map(int, raw["counts"])),
+            bool(raw["exact"]),
+            int(raw["scheduled"]),
         )
 
 
@@ -535,13 +565,16 @@ class GroupSettings:
     created: bool
     """Whether this very call made the group."""
     raw: Mapping[str, Any] = field(repr=False)
+    if_pending: IfPending | None = None
+    """Of a topic: what becomes of tasks whose key is pending and that do not say it themselves."""
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> GroupSettings:
-        retry = raw.get("retry")
+        retry, rule = raw.get("retry"), raw.get("if_pending")
         return cls(
             topic=str(raw["topic"]),
             group=raw.get("group") or None,
+            if_pending=None if rule is None else IfPending.of(rule),
             paused=bool(raw["paused"]),
             rate=raw.get("rate"),
             burst=raw.get("burst"),

@@ -130,6 +130,22 @@ class Retry:
         given = {name: getattr(self, name) for name in _NUMBERS}
         return {"kind": self.kind, **{n: v for n, v in given.items() if v is not None}}
 
+    def spec(self) -> str:
+        """As the command line's SPEC: ``fixed:delay=500ms,retries=3``."""
+        wire = self.to_wire()
+        if isinstance(wire, str):
+            return wire
+        if "delays_ms" in wire:
+            delays = ",".join(f"{delay_ms}ms" for delay_ms in wire["delays_ms"])
+            retries = wire.get("retries")
+            return f"table:{delays}" + ("" if retries is None else f";retries={retries}")
+        parts = [
+            f"{name.removesuffix('_ms')}={value}{'ms' * name.endswith('_ms')}"
+            for name, value in wire.items()
+            if name != "kind" and value is not None
+        ]
+        return f"{wire['kind']}:{','.join(parts)}" if parts else str(wire["kind"])
+
     def __repr__(self) -> str:
         given = [f"{name}={getattr(self, name)}" for name in ("name", *_NUMBERS)]
         known = ", ".join(text for text in given if not text.endswith("=None"))

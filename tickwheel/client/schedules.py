@@ -89,12 +89,14 @@ def task_options(
     priority: int,
     ttl: Duration | None,
     retry: Retry | None,
+    within: Duration | None = None,
 ) -> dict[str, Any]:
     """Of the tasks of a schedule. Raises BadRequest."""
     found: dict[str, Any] = {"key": key, "tag": tag, "priority": priority or None}
     found["props"] = dict(properties) if properties else None
     found["ttl_ms"] = None if ttl is None else duration_ms(ttl, "ttl")
     found["retry"] = None if retry is None else policy_wire(retry, "retry")
+    found["within_ms"] = None if within is None else duration_ms(within, "within")
     return {name: value for name, value in found.items() if value is not None}
 
 

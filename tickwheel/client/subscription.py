@@ -13,9 +13,10 @@ that: a worker extends what its handlers work on). Times are the event loop's, i
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Self
@@ -93,6 +94,8 @@ class Subscription:
         self._on = False
         self._closed = False
         self._error: TickwheelError | None = None
+        self._insists = True
+        """On ``retry``: a group that has another policy is a Conflict."""
         self._subscribing = False
         self._credit = prefetch
         """What the daemon was asked for; less than ``prefetch`` while an old buffer drains."""
@@ -314,26 +317,41 @@ class Subscription:
             tries += 1
 
     async def _subscribe(self) -> None:
-        self._subscribing, undone = True, False
+        self._subscribing, undone, wish = True, False, self._wish
         try:
             while not self._closed:
                 # What waits here from before counts: a flapping line must not pile up work.
                 self._credit = max(0, self._prefetch - len(self._buffer))
-                fields = self._wish.fields(self._number, self._credit)
+                fields = wish.fields(self._number, self._credit)
                 try:
                     # Not repeated by itself: whatever answers did so on the present connection.
                     answer = await self._call(FrameType.SUBSCRIBE, *fields, repeat=False)
                 except ConnectionLost:
                     continue
-                except Conflict:
-                    if undone or not await self._undo():
+                except Conflict as conflict:
+                    if not undone and await self._undo():
+                        undone = True
+                        continue
+                    if self._insists or wish.retry is None:
                         raise
-                    undone = True
+                    self._log_other_policy(conflict, wish.retry)
+                    wish = replace(wish, retry=None)
                     continue
                 self._set_lease(answer)
                 return
         finally:
             self._subscribing = False
+
+    def keep_the_groups_policy(self) -> None:
+        """``retry`` is for a group that has none: another policy stays, and is reported."""
+        self._insists = False
+
+    def _log_other_policy(self, conflict: Conflict, retry: Retry) -> None:
+        names = shlex.quote(self.topic), shlex.quote(retry.spec()), shlex.quote(self.group)
+        LOGGER.warning(
+            "%s. The group's own policy holds; this code's becomes the group's by:"
+            " tickwheel policy set %s %s --group %s", conflict.message.partition(";")[0], *names,
+        )  # fmt: skip
 
     async def _undo(self) -> bool:
         """Whether the number was taken: by a SUBSCRIBE that was done, but not answered in time.

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from functools import partial
+from itertools import repeat
 from math import isnan
 from typing import Any, NamedTuple, overload
 
+from tickwheel.client.coalescing import IfPending, task_rule_wire
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.times import Duration, duration_ms, moment, moment_ms
 from tickwheel.errors import BadRequest, BodyTooLarge, DueTooFar, LimitExceeded, shown
@@ -44,7 +46,10 @@ class Task:
     ``delay`` and ``ttl`` in seconds (or timedeltas), ``at`` an aware datetime, ``priority`` 0 to
     255 (higher first among what is due). ``ttl``: how long after its due time it is worth
     delivering. ``retry``: its own policy. ``delay_level``: instead of ``delay``, a number from 1 on
-    of the daemon's table of delays, over the highest the highest. Checked when it is enqueued.
+    of the daemon's table of delays, over the highest the highest. ``within``: any moment from then
+    to so much later will do; the daemon chooses the emptiest. ``if_pending``: what becomes of it
+    when a task with its key is pending: "keep", "replace", "reject", "add", or an IfPending.
+    Checked when it is enqueued.
     """
 
     topic: str
@@ -59,6 +64,8 @@ class Task:
     ttl: Duration | None = None
     retry: Retry | None = None
     delay_level: int | None = None
+    within: Duration | None = None
+    if_pending: str | IfPending | None = None
 
 
 class Receipt(NamedTuple):
@@ -67,6 +74,9 @@ class Receipt(NamedTuple):
     id: int
     due_ms: int
     """Milliseconds since 1970 by the daemon's clock."""
+    outcome: str = "stored"
+    """Of a task with ``if_pending`` also "kept", "replaced" or "rejected": then ``id`` and
+    ``due_ms`` are those of the task that is, or was, pending."""
 
     @property
     def due(self) -> datetime:
@@ -192,6 +202,8 @@ class TaskChecker:
                 and task.ttl is None
                 and task.retry is None
                 and task.delay_level is None
+                and task.within is None
+                and task.if_pending is None
                 and task.priority == 0
                 and type(task.priority) is int
                 and type(task.topic) is str
@@ -244,7 +256,7 @@ class TaskChecker:
             index = next(i for i, ms in enumerate(delays_ms) if ms > limits.delay_ms_max)
             raise DueTooFar(
                 f"delays[{index}] is {delays_ms[index]} ms; the limit is {limits.delay_ms_max}"
-                " (delay_ms_max)"
+                " ms (the daemon's delay_max_s)"
             )
         return Columns(name, found, delays_ms, lengths)
 
@@ -287,7 +299,10 @@ class TaskChecker:
         delay_ms = duration_ms(task.delay, f"{field}.delay")
         limit = self.limits.delay_ms_max
         if delay_ms > limit:
-            raise DueTooFar(f"{field} is due in {delay_ms} ms; the limit is {limit} (delay_ms_max)")
+            raise DueTooFar(
+                f"{field} is due in {delay_ms} ms; the limit is {limit} ms"
+                " (the daemon's delay_max_s)"
+            )
         return delay_ms
 
     def _options(self, task: Task, field: str) -> dict[str, Any]:
@@ -306,7 +321,18 @@ class TaskChecker:
             options["ttl_ms"] = _integer(ttl_ms, f"{field}.ttl in ms", 1, limits.delay_ms_max)
         if task.retry is not None:
             options["retry"] = policy_wire(task.retry, f"{field}.retry")
+        if task.within is not None:
+            options["within_ms"] = self._within(task.within, f"{field}.within")
+        if task.if_pending is not None:
+            rule = task_rule_wire(task.if_pending, task.key, f"{field}.if_pending")
+            options["if_pending"] = rule
         return options
+
+    def _within(self, within: Duration, field: str) -> int:
+        within_ms, limit = duration_ms(within, field), self.limits.within_ms_max
+        if within_ms > limit:
+            raise LimitExceeded(f"{field} is {within_ms} ms; the limit is {limit} (within_ms_max)")
+        return within_ms
 
     def _properties(self, given: Any, field: str) -> dict[str, Value]:
         limits = self.limits
@@ -343,16 +369,36 @@ def due_of(wire: WireTask, accepted_ms: int, levels_ms: Sequence[int]) -> int:
 
 
 def receipts(
-    tasks: Sequence[WireTask], ids: Sequence[int], accepted_ms: int, levels_ms: Sequence[int]
+    tasks: Sequence[WireTask],
+    ids: Sequence[int],
+    accepted_ms: int,
+    levels_ms: Sequence[int],
+    chosen_ms: Sequence[int | None] = (),
 ) -> list[Receipt]:
-    """What the daemon's answer to ``tasks`` means. Raises ValueError when they don't match."""
+    """What the daemon's answer to ``tasks`` means; ``chosen_ms``: when they are due, where the
+    daemon says so. Raises ValueError when they don't match."""
     dues = [
         accepted_ms + task[2] if task[2] is not None else due_of(task, accepted_ms, levels_ms)
         for task in tasks
     ]
-    return list(map(_new_receipt, zip(ids, dues, strict=True)))
+    if chosen_ms:
+        pairs = zip(dues, chosen_ms, strict=True)
+        dues = [due_ms if chosen is None else chosen for due_ms, chosen in pairs]
+    if len(ids) != len(dues):
+        raise ValueError(f"{len(ids)} ids for {len(dues)} tasks")
+    return list(map(_new_receipt, zip(ids, dues, _STORED, strict=False)))
 
 
+def merged_receipts(ids: Sequence[int], outcomes: Any) -> list[Receipt]:
+    """What the daemon's answer to tasks with ``if_pending`` means. Raises ValueError or TypeError
+    when it is none."""
+    return [
+        Receipt(task_id, int(due_ms), str(word))
+        for task_id, (word, due_ms) in zip(ids, outcomes, strict=True)
+    ]
+
+
+_STORED = repeat("stored")
 _new_receipt = partial(tuple.__new__, Receipt)
 _PLAIN_DELAYS = frozenset((type(None), int, float))
 

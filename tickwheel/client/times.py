@@ -36,6 +36,13 @@ def duration_ms(value: Any, field: str) -> int:
     return -(-micros // 1000)
 
 
+def seconds(value: Any, field: str) -> float:
+    """More than none of them. Raises BadRequest."""
+    if duration_ms(value, field) <= 0:
+        raise BadRequest(f"{field} must be more than 0 s, not {shown(value)}")
+    return float(value.total_seconds() if isinstance(value, timedelta) else value)
+
+
 def moment_ms(value: Any, field: str) -> int:
     """Milliseconds since 1970 of an aware datetime, rounded up. Raises BadRequest."""
     if not isinstance(value, datetime) or value.utcoffset() is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from tickwheel.engine.coalescing import Coalescer
 from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.delivery import Delivery
 from tickwheel.engine.enqueue import Intake
@@ -45,6 +46,7 @@ class Engine:
         self.delivery = Delivery(core, ownership, self.settlement)
         self.grouping = Grouping(core, ownership)
         self.closing = Closing(core, ownership, dead_letters, self.settlement, self.grouping)
+        self.coalescer = Coalescer(core, ownership, self.intake, self.control)
         self.schedules = Schedules(core, self.intake, self.control)
         self.recovery = Recovery(core, ownership, dead_letters, self.grouping)
 

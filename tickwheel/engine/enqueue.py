@@ -8,13 +8,14 @@ answer waits for (and fails with) the batch that holds the first.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
 from tickwheel.engine.sessions import Session, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, Staged, rejoin
-from tickwheel.model.records import ID_STEP, NewTask, TaskRow
+from tickwheel.model.records import ID_STEP, NewTask, TaskRow, task_bytes
+from tickwheel.wheel.windows import Windows
 
 _new_row = tuple.__new__
 _topic_of = itemgetter(0)
@@ -26,6 +27,7 @@ class Intake:
 
     def __init__(self, core: Core) -> None:
         self._core = core
+        self._windows = Windows(core.wheel, self._placed)
         self.inflight_bytes = 0
         """Bodies and overhead of tasks that are staged in either batch."""
 
@@ -42,29 +44,67 @@ class Intake:
         size_bytes: int,
         now_ms: int,
         source: object = None,
+        *,
+        placed: bool = False,
     ) -> int:
         """Stage the tasks of one request; ``address`` gets the outcome when they landed. Returns
         the first id; the others follow at steps of ``ID_STEP``.
 
-        ``source`` is whose they are, when nobody wants the outcome.
+        ``source`` is whose they are, when nobody wants the outcome; ``placed``: some have been.
         """
         core = self._core
-        count = len(new_tasks)
-        first = core.ids.take(count, now_ms)
-        ids = range(first, first + count * ID_STEP, ID_STEP)
-        self._stage(ids, new_tasks, size_bytes)
-        if any(map(_options_of, new_tasks)):
-            self._hash(ids, new_tasks)
-        if core.recorder is not None:
-            core.recorder.arrived(address or source, ids, new_tasks, now_ms)
-        answer = (request, first, count, now_ms)
+        ids = self.stage(new_tasks, size_bytes, now_ms, address or source)
+        first = ids[0]
+        answer = (request, first, len(ids), now_ms)
         if session is not None:
             session.remember({request: answer})
             session.last = max(session.last, request)
             session.seen_ms = now_ms
             core.dirty_sessions[session.key] = None
         core.open.staged.append((address, session, answer))
+        if placed:
+            core.open.chosen[first] = [new_task[1] for new_task in new_tasks]
         return first
+
+    def stage(
+        self, new_tasks: Sequence[NewTask], size_bytes: int, now_ms: int, source: object
+    ) -> range:
+        """The ids of new tasks, in the open batch; who waits for them is the caller's business."""
+        core, count = self._core, len(new_tasks)
+        first = core.ids.take(count, now_ms)
+        ids = range(first, first + count * ID_STEP, ID_STEP)
+        self._stage(ids, new_tasks, size_bytes)
+        if any(map(_options_of, new_tasks)):
+            self._hash(ids, new_tasks)
+        if core.recorder is not None:
+            core.recorder.arrived(source, ids, new_tasks, now_ms)
+        return ids
+
+    def place(self, new_tasks: Sequence[NewTask], now_ms: int) -> list[NewTask]:
+        """Those with a due window get the moment that is chosen for them."""
+        core, found = self._core, list(new_tasks)
+        alike: dict[tuple[int, int], list[int]] = {}
+        for index, (_, due_ms, _, options) in enumerate(found):
+            if options is not None and options.within_ms is not None:
+                asked_ms = due_ms if options.asked_ms is None else options.asked_ms
+                window = due_ms, max(due_ms, asked_ms + options.within_ms)
+                alike.setdefault(window, []).append(index)
+        self._windows.begin()
+        for (due_ms, end_ms), places in alike.items():
+            moments = self._windows.choose(due_ms, end_ms, len(places), now_ms)
+            core.totals.windows += len(places)
+            core.open.placed += [moment_ms // core.wheel.tick_ms for moment_ms in moments]
+            for index, moment_ms in zip(places, moments, strict=True):
+                topic, _, body, options = found[index]
+                found[index] = topic, moment_ms, body, options
+        return found
+
+    def _placed(self) -> Iterator[int]:
+        """Ticks that tasks were placed into which are not on the wheel yet."""
+        core = self._core
+        for batch in (core.landing, core.sealed, core.open):
+            if batch is not None:
+                yield from batch.placed
 
     def enqueue_singles(
         self,
@@ -109,14 +149,15 @@ class Intake:
         self.inflight_bytes += size_bytes
 
     def _hash(self, ids: range, new_tasks: Sequence[NewTask]) -> None:
-        hash_of = self._core.keys.hash
-        self._core.open.effects.hashes.update(
-            {
-                task_id: hash_of(topic, options[0])
-                for task_id, (topic, _, _, options) in zip(ids, new_tasks, strict=True)
-                if options is not None and options[0] is not None
-            }
-        )
+        keyed = [
+            (task_id, topic, options[0])
+            for task_id, (topic, _, _, options) in zip(ids, new_tasks, strict=True)
+            if options is not None and options[0] is not None
+        ]
+        if keyed:
+            keyed_ids, topics, keys = zip(*keyed, strict=True)
+            hashes = self._core.keys.hash.of_many(topics, keys)
+            self._core.open.effects.hashes.update(zip(keyed_ids, hashes, strict=True))
 
     def repeat(self, address: ReplySink, session: Session, answer: StoredAnswer) -> bool:
         """Answer a repeated request. True: durable already. False: staged, the address waits."""
@@ -149,6 +190,10 @@ class Intake:
         if rows:
             self._to_wheel(batch, rows, now_ms)
             core.wheel_id = max(core.wheel_id, batch.effects.id_mark)
+        if batch.replaced:
+            self._unhold(batch.replaced, now_ms)
+        for (name, what), count in batch.merged.items():
+            core.topic(name).merged[what] += count
         core.landing = None
         self.inflight_bytes -= batch.staged_bytes
         for subscriber, count in batch.credits.items():
@@ -181,6 +226,14 @@ class Intake:
             if row[1] <= horizon_ms and core.has_room:
                 core.keep(row)
 
+    def _unhold(self, replaced: dict[int, TaskRow], now_ms: int) -> None:
+        """Their new bodies are durable. One that was replaced again waits for that batch."""
+        core = self._core
+        for task_id, row in replaced.items():
+            if core.replaced.get(task_id) is row:
+                del core.replaced[task_id]
+                core.put_on_wheel(row, now_ms)
+
     def refused(self, batch: Batch) -> None:
         """The batch was certainly not applied: forget its tasks, keep all the rest for later.
 
@@ -188,21 +241,44 @@ class Intake:
         """
         core = self._core
         core.sealed = None
+        firm = self._firm(batch)
         self._forget(batch)
         rejoin(batch, core.open)
         if core.recorder is not None:
-            core.recorder.rejoin(batch.notes)
+            core.recorder.rejoin(batch.notes, firm)
+        self._restage(firm)
 
     def withdraw(self) -> list[Staged]:
         """Forget what is staged in the open batch, which no store has seen; the caller answers
         the addresses."""
         batch = self._core.open
+        firm = self._firm(batch)
         self._forget(batch)
         if self._core.recorder is not None:
-            self._core.recorder.forget_arrivals()
+            self._core.recorder.forget_arrivals(firm)
         batch.staged_bytes = 0
         staged, batch.staged = batch.staged, []
+        self._restage(firm)
         return staged
+
+    @staticmethod
+    def _firm(batch: Batch) -> dict[int, TaskRow]:
+        enqueued = batch.effects.enqueued
+        return {task_id: enqueued[task_id] for task_id in sorted(batch.firm)}
+
+    def _restage(self, firm: dict[int, TaskRow]) -> None:
+        """Tasks that a refused batch had, and that are to be durable with the next one."""
+        if not firm:
+            return
+        batch, effects = self._core.open, self._core.open.effects
+        size_bytes = sum(map(task_bytes, firm.values())) + len(firm) * ROW_OVERHEAD_BYTES
+        batch.staged_bytes += size_bytes
+        self.inflight_bytes += size_bytes
+        batch.firm |= firm.keys()
+        batch.topics.update(row.topic for row in firm.values())
+        # Ids ascend in a batch, and these are the oldest.
+        effects.enqueued = firm | effects.enqueued
+        effects.hashes = self._core.keys.hash.of_rows(firm.values()) | effects.hashes
 
     def _forget(self, batch: Batch) -> None:
         core = self._core
@@ -213,10 +289,12 @@ class Intake:
         for key in [k for k, row in batch.effects.sessions.items() if row is not None]:
             del batch.effects.sessions[key]
             core.dirty_sessions[key] = None
+        batch.placed, batch.chosen = [], {}
         self._undo_runs(batch)
         self.inflight_bytes -= batch.staged_bytes
         core.maybe_idle.update(dict.fromkeys(batch.topics.keys() & core.topics.keys()))
         batch.effects.enqueued, batch.effects.hashes, batch.topics = {}, {}, Counter()
+        batch.firm, batch.merged = set(), Counter()
 
     def _undo_runs(self, batch: Batch) -> None:
         """The tasks of schedules are forgotten with all the others, so their schedules have not

@@ -7,15 +7,17 @@ a recorder this costs one check whether there is one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
     from tickwheel.model.records import NewTask, TaskRow
+    from tickwheel.model.schedules import Run, ScheduleRow
 
 CANCELLED, EXPIRED, DELETED = "cancelled", "expired", "deleted"
+PUT, PAUSED, RESUMED = "put", "paused", "resumed"
 
 
 class Recorder(Protocol):
@@ -26,12 +28,13 @@ class Recorder(Protocol):
     def cut(self) -> object:
         """The notes of the batch that is being sealed; later ones belong to the next."""
 
-    def rejoin(self, notes: object) -> None:
-        """That batch was refused: its arrivals are forgotten, the rest comes before what has
-        been noted since."""
+    def rejoin(self, notes: object, firm: Container[int]) -> None:
+        """That batch was refused: its arrivals but those that are ``firm`` are forgotten, the rest
+        comes before what has been noted since."""
 
-    def forget_arrivals(self) -> None:
-        """The tasks staged in the open batch were withdrawn."""
+    def forget_arrivals(self, firm: Container[int]) -> None:
+        """The tasks staged in the open batch were withdrawn, runs of schedules among them, but
+        those that are ``firm``."""
 
     # --- tasks -------------------------------------------------------------------------------
 
@@ -39,6 +42,13 @@ class Recorder(Protocol):
         self, source: object, ids: range, new_tasks: Sequence[NewTask], now_ms: int
     ) -> None:
         """Tasks were staged for ``source``, the shard's producer."""
+
+    def replaced(self, source: object, row: TaskRow, now_ms: int) -> None:
+        """It has another body, other options and another due time."""
+
+    def merged(self, source: object, topic: str, what: str, task_id: int, now_ms: int) -> None:
+        """A task of ``source`` was not stored, because this one was pending: "kept" or
+        "rejected"."""
 
     def delivered(
         self, group: Group, subscriber: Subscriber, items: Sequence[Item], now_ms: int
@@ -89,3 +99,12 @@ class Recorder(Protocol):
 
     def configured(self, topic: Topic, group: Group | None) -> None:
         """Settings of a group, or of the topic itself, were changed."""
+
+    # --- schedules ---------------------------------------------------------------------------
+
+    def schedule_changed(self, row: ScheduleRow, what: str, *, same_body: bool = False) -> None:
+        """PUT, PAUSED, RESUMED or DELETED; ``same_body``: a put that left the body as it was."""
+
+    def occurred(self, row: ScheduleRow, runs: Sequence[Run], now_ms: int, *, staged: bool) -> None:
+        """Decided of occurrences; the schedule is as ``row`` says now. ``staged``: their tasks
+        are in the open batch, and it all is forgotten when these are."""

@@ -114,13 +114,20 @@ class Grouping:
             topic.bucket = changed(topic.bucket, settings.rate, settings.burst, mono_ms)
             for group in topic.groups.values():
                 core.throttled.pop(group, None)
-        topic.settings = settings
+        self._set_topic(topic, settings)
         core.open.effects.groups[topic.name, TOPIC_ITSELF] = topic.row()
         if core.recorder is not None:
             core.recorder.configured(topic, None)
         core.lost_task(topic)
         for group in topic.groups.values():
             core.wake(group)
+
+    def _set_topic(self, topic: Topic, settings: GroupSettings) -> None:
+        topic.settings = settings
+        if settings.if_pending is None:
+            self._core.ruled_topics.discard(topic.name)
+        else:
+            self._core.ruled_topics.add(topic.name)
 
     # --- forgotten -------------------------------------------------------------------------
 
@@ -160,7 +167,8 @@ class Grouping:
         topic, settings = self._core.topic(row.topic), row.settings or NOTHING_SET
         bucket = changed(None, settings.rate, settings.burst, 0)
         if row.group == TOPIC_ITSELF:
-            topic.settings, topic.bucket = settings, bucket
+            self._set_topic(topic, settings)
+            topic.bucket = bucket
             return
         group = topic.groups[row.group] = Group(topic, row.group, row.since_ms)
         self._core.group_count += 1

@@ -2,8 +2,8 @@
 
 What it holds of a task is 16 bytes, a hash and the id, in one of many small buckets. A bucket is a
 bytearray, which C searches and which gives back what it does not need; their number follows that
-of the tasks, one bucket at a time (linear hashing), so that no growth ever stops the loop. With
-all overhead that is about 26 bytes a task, and nothing for a task without a key.
+of the tasks, a few buckets at a time (linear hashing), so that no growth ever stops the loop. With
+all overhead that is 18 to 28 bytes a task, and nothing for a task without a key.
 
 A key that very many tasks have would make its bucket long: such a *crowd* has a table of its own,
 in which the ids are the places.
@@ -19,7 +19,9 @@ Of the keys of tasks that ended lately the index knows the newest id, within a b
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, deque
+from itertools import chain
+from operator import iconcat
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -30,9 +32,13 @@ if TYPE_CHECKING:
 
 ENTRY_BYTES = 16
 PLACE_BYTES = 8
-FILL = 64
-"""Entries of a bucket on average before there is one bucket more, and a quarter of it before
-there is one less. Each bucket costs 70 bytes beside its entries; a search looks at all of them."""
+FILL_MAX = 128
+"""Entries of a bucket on average when they begin to be divided. A search looks at all of them."""
+FILL_MIN = 8
+"""Entries of a bucket on average when they begin to be united. Each bucket costs 100 bytes beside
+its entries."""
+ADDS_PER_DIVISION = 16
+"""A bucket is divided for so many new entries: all are before they have an eighth more."""
 BUCKETS_MIN = 8
 LONG_BYTES = 1 << 14
 """A bucket of so many bytes, or a multiple, is looked through for a crowd: 1,024 entries."""
@@ -44,20 +50,22 @@ _MASK = 2**64 - 1
 assert array("Q", (1,)).tobytes()[0] == 1, "arrays are cut as they lie in memory"
 _entry = Struct("<QQ").pack
 _place = Struct("<Q").pack
+_entries = Struct(f"{ENTRY_BYTES}s").iter_unpack
 
 
 class Table:
     """Pairs (place, id) of 64 bits each; a place may have several ids. Places must be spread
     evenly in their low bits."""
 
-    __slots__ = ("_buckets", "_count", "_mask", "_next")
+    __slots__ = ("_count", "_directory", "_low", "_next")
 
     def __init__(self) -> None:
-        self._buckets = [bytearray() for _ in range(BUCKETS_MIN)]
-        self._mask = BUCKETS_MIN - 1
-        """Low bits of a place that say its bucket, or one more for those that were divided."""
+        self._low = BUCKETS_MIN
+        """Buckets, if none of them were divided: a power of two."""
         self._next = 0
-        """The bucket that is divided next; those before it are."""
+        """The bucket that is divided next; each of those before it is four by now."""
+        self._directory = [bytearray() for _ in range(BUCKETS_MIN)] * 4
+        """The low bits of a place → its bucket. One that is not divided is in it four times."""
         self._count = 0
 
     def __len__(self) -> int:
@@ -65,43 +73,26 @@ class Table:
 
     def add(self, places: Sequence[int], ids: Sequence[int]) -> list[bytearray]:
         """Pairs that are not here yet; the buckets that are long now."""
-        flat = [0] * (2 * len(ids))
-        flat[::2], flat[1::2] = places, ids
-        data, at = array("Q", flat).tobytes(), 0
-        buckets, mask, following = self._buckets, self._mask, self._next
-        long: list[bytearray] = []
-        left = len(buckets) * FILL - self._count
-        for place in places:
-            index = place & mask
-            if index < following:
-                index = place & (2 * mask + 1)
-            bucket = buckets[index]
-            end = at + ENTRY_BYTES
-            bucket += data[at:end]
-            at = end
-            if not len(bucket) % LONG_BYTES:
-                long.append(bucket)
-            left -= 1
-            if left < 0:
-                self._divide()
-                mask, following = self._mask, self._next
-                left += FILL
-        self._count += len(ids)
-        return long
+        mask = len(self._directory) - 1
+        buckets = map(self._directory.__getitem__, [place & mask for place in places])
+        grown: list[bytearray] = list(map(iconcat, buckets, map(_entry, places, ids)))
+        self._count += len(grown)
+        long = max(map(len, grown), default=0) >= LONG_BYTES
+        self._grow(len(grown))
+        return _passed_long(grown) if long else []
 
     def put(self, place: int, task_id: int) -> None:
         """``add`` of one pair, whose bucket nobody asks for."""
         bucket = self._bucket(place)
         bucket += _entry(place, task_id)
         self._count += 1
-        if self._count > len(self._buckets) * FILL:
-            self._divide()
+        self._grow(1)
 
     def take(self, place: int) -> list[int]:
         """``find``, and remove them."""
         bucket, taken = self._bucket(place), self.find(place)
         others = [at for at, other in enumerate(_words(bucket)[::2]) if other != place]
-        bucket[:] = _picked(bucket, others)
+        bucket[:] = b"".join([bucket[at * ENTRY_BYTES : (at + 1) * ENTRY_BYTES] for at in others])
         self._count -= len(taken)
         return taken
 
@@ -115,7 +106,7 @@ class Table:
         bucket[at : at + ENTRY_BYTES] = last
         del bucket[-ENTRY_BYTES:]
         self._count -= 1
-        if self._count * 4 < len(self._buckets) * FILL and len(self._buckets) > BUCKETS_MIN:
+        if self._count < (self._low + 3 * self._next) * FILL_MIN:
             self._unite()
         return True
 
@@ -132,34 +123,70 @@ class Table:
 
     def ids(self) -> Iterable[int]:
         """All of them, in no order."""
-        for bucket in self._buckets:
+        for bucket in self.buckets():
             yield from _words(bucket)[1::2]
 
+    def buckets(self) -> Iterable[bytearray]:
+        """Each of them once."""
+        low, directory = self._low, self._directory
+        starts = range(low, 4 * low, low)
+        return chain(directory[:low], *(directory[at : at + self._next] for at in starts))
+
     def _bucket(self, place: int) -> bytearray:
-        index = place & self._mask
-        return self._buckets[index if index >= self._next else place & (2 * self._mask + 1)]
+        return self._directory[place & len(self._directory) - 1]
+
+    def _grow(self, added: int) -> None:
+        """Divide some buckets when they are full on average, and go on until all are."""
+        steps = -(-added // ADDS_PER_DIVISION)
+        while True:
+            full = self._low * FILL_MAX
+            if self._count <= (full // 2 if self._next else full):
+                return
+            if steps <= 0 and self._count <= 2 * full:
+                return
+            self._divide()
+            steps -= 1
 
     def _divide(self) -> None:
-        """One bucket becomes two."""
-        bucket, bit = self._buckets[self._next], self._mask + 1
-        places = _words(bucket)[::2]
-        moves = [at for at, place in enumerate(places) if place & bit]
-        stays = [at for at, place in enumerate(places) if not place & bit]
-        self._buckets[self._next] = _picked(bucket, stays)
-        self._buckets.append(_picked(bucket, moves))
+        """One bucket becomes four."""
+        at, low, directory = self._next, self._low, self._directory
+        bucket = directory[at]
+        parts = [bytearray() for _ in range(4)]
+        shift = low.bit_length() - 1
+        goals = map(parts.__getitem__, [place >> shift & 3 for place in _words(bucket)[::2]])
+        deque(map(iconcat, goals, chain.from_iterable(_entries(bucket))), maxlen=0)
+        directory[at::low] = parts
         self._next += 1
-        if self._next > self._mask:
-            self._mask, self._next = 2 * self._mask + 1, 0
+        if self._next == low:
+            self._directory = directory * 4
+            self._low, self._next = 4 * low, 0
 
     def _unite(self) -> None:
-        """Two buckets become one: the reverse of the last division."""
+        """Four buckets become one: the reverse of the last division."""
         if self._next == 0:
-            self._mask >>= 1
-            self._next = self._mask + 1
+            if self._low == BUCKETS_MIN:
+                return
+            del self._directory[self._low :]
+            self._low //= 4
+            self._next = self._low
         self._next -= 1
-        last = self._buckets.pop()
-        if last:
-            self._buckets[self._next] += last
+        parts = self._directory[self._next :: self._low]
+        self._directory[self._next :: self._low] = [bytearray().join(parts)] * 4
+
+
+def _passed_long(grown: Iterable[bytearray]) -> list[bytearray]:
+    """Those of ``grown`` that have passed a multiple of ``LONG_BYTES``; each is in it as often as
+    an entry was added to it."""
+    buckets: dict[int, bytearray] = {}
+    added: Counter[int] = Counter()
+    for bucket in grown:
+        buckets[id(bucket)] = bucket
+        added[id(bucket)] += ENTRY_BYTES
+    return [
+        bucket
+        for key, bucket in buckets.items()
+        if len(bucket) // LONG_BYTES > (len(bucket) - added[key]) // LONG_BYTES
+    ]
 
 
 def _index(bucket: bytearray, wanted: bytes, start: int = 0) -> int:
@@ -172,11 +199,6 @@ def _index(bucket: bytearray, wanted: bytes, start: int = 0) -> int:
 
 def _words(bucket: bytearray) -> array[int]:
     return array("Q", bytes(bucket))
-
-
-def _picked(bucket: bytearray, indexes: Iterable[int]) -> bytearray:
-    size = ENTRY_BYTES
-    return bytearray().join([bucket[at * size : at * size + size] for at in indexes])
 
 
 def _place_of(task_id: int) -> int:

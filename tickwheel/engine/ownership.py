@@ -170,7 +170,12 @@ class Ownership:
     def unfired_ms(self) -> int:
         """Nothing that has not fired is due before this."""
         core = self._core
-        times = (core.wheel.first_ms(), self.unloaded_ms, min(core.firing.values(), default=None))
+        times = (
+            core.wheel.first_ms(),
+            self.unloaded_ms,
+            min(core.firing.values(), default=None),
+            min((row.due_ms for row in core.replaced.values()), default=None),
+        )
         return min((at_ms for at_ms in times if at_ms is not None), default=ID_MAX)
 
     def from_now_ms(self, now_ms: int) -> int:
@@ -399,7 +404,8 @@ class Ownership:
             return
         if not owes(group, row) or group.name in known.dead or is_done(known, group):
             return
-        if core.is_scheduled(row):
+        # What is durable and not on the wheel yet fires with the group there, too.
+        if row.id > core.wheel_id or core.is_scheduled(row):
             return
         if owed is None:
             owners = self.groups_of(known)

@@ -21,14 +21,17 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.agenda import Planned
+from tickwheel.engine.events import DELETED, PAUSED, PUT, RESUMED
 from tickwheel.engine.timetables import Timetable
 from tickwheel.model.records import ID_STEP, TaskOptions, size_of
 from tickwheel.model.schedules import (
+    BACKFILLED,
     FIRED,
     MISSED,
     NAME_PROPERTY,
     OVERLAPPED,
     PLANNED_PROPERTY,
+    QUEUED,
     RECENT_MAX,
     RUN,
     Run,
@@ -78,7 +81,7 @@ class Schedules:
         if known is None:
             row = ScheduleRow(schedule, next_ms=table.after(now_ms))
             planned = self._agenda.known[schedule.name] = Planned(row, table)
-            self._changed(planned, row)
+            self._changed(planned, row, PUT)
             return "created"
         before = known.row
         if before.schedule == schedule:
@@ -92,21 +95,23 @@ class Schedules:
         elif next_ms is None:
             next_ms = table.after(now_ms)
         queued_ms = before.queued_ms if schedule.overlap == "queue_one" else None
-        self._changed(
-            known, before._replace(schedule=schedule, next_ms=next_ms, queued_ms=queued_ms)
-        )
+        row = before._replace(schedule=schedule, next_ms=next_ms, queued_ms=queued_ms)
+        self._changed(known, row, PUT, same_body=schedule.body == before.schedule.body)
         return "updated"
 
     def pause(self, planned: Planned, *, paused: bool) -> None:
         """Decide of no occurrence until it is resumed; then the catch-up says what was missed."""
         if planned.row.paused != paused:
-            self._changed(planned, planned.row._replace(paused=paused))
+            row = planned.row._replace(paused=paused)
+            self._changed(planned, row, PAUSED if paused else RESUMED)
 
     def delete(self, planned: Planned) -> None:
         """Its tasks stay."""
         self._agenda.unwatch(planned)
         del self._agenda.known[planned.name]
         self._core.open.effects.schedules[planned.name] = None
+        if self._core.recorder is not None:
+            self._core.recorder.schedule_changed(planned.row, DELETED)
 
     def restore(self, row: ScheduleRow, table: Timetable) -> None:
         """A restart found it. Whether its newest task has ended is looked up: ``finished``."""
@@ -131,6 +136,8 @@ class Schedules:
         ``accepts``: tasks can be taken now; else they wait, and nothing is lost but time.
         """
         core, agenda = self._core, self._agenda
+        # A clock that was set back must not make that wait longer.
+        agenda.held_until_ms = min(agenda.held_until_ms, now_ms + HELD_MS)
         bytes_max = self._intake.inflight_bytes + FIRE_BYTES_MAX
         for _ in range(limit):
             if self._intake.inflight_bytes > bytes_max:
@@ -179,11 +186,13 @@ class Schedules:
         if fired:
             ids = self._stage(planned, row.schedule, fired, now_ms)
             for planned_ms, task_id in zip(fired, ids, strict=True):
-                row = _noted(row, Run(planned_ms, now_ms, FIRED, task_id))
-            row = row._replace(runs=row.runs + len(fired), last_id=ids[-1])
+                decision.note(Run(planned_ms, now_ms, FIRED, task_id))
+            row = decision.row._replace(runs=row.runs + len(fired), last_id=ids[-1])
             self.late_ms += [now_ms - planned_ms for planned_ms in fired]
             self._agenda.unwatch(planned)
         self._core.open.effects.schedules[planned.name] = planned.row = row
+        if self._core.recorder is not None and decision.happened:
+            self._core.recorder.occurred(row, decision.happened, now_ms, staged=bool(fired))
         if fired and row.schedule.overlap != "allow":
             self._agenda.watch(planned)
 
@@ -198,6 +207,8 @@ class Schedules:
     ) -> range:
         """The tasks of these occurrences, in the open batch; their ids."""
         tasks = [_task(schedule, planned_ms, now_ms) for planned_ms in times_ms]
+        if schedule.options is not None and schedule.options.within_ms is not None:
+            tasks = self._intake.place(tasks, now_ms)
         size_bytes = sum(size_of(task[2], task[3]) for task in tasks)
         source = _Source(f"schedule {schedule.name}")
         first = self._intake.enqueue(address, None, request, tasks, size_bytes, now_ms, source)
@@ -222,8 +233,11 @@ class Schedules:
         """One task more, at once, whatever is planned; ``address`` gets its id when it is there.
         What is planned takes no notice of it: it neither counts as a run nor overlaps."""
         (task_id,) = self._stage(planned, planned.row.schedule, [now_ms], now_ms, address, request)
-        row = _noted(planned.row, Run(now_ms, now_ms, RUN, task_id))
+        run = Run(now_ms, now_ms, RUN, task_id)
+        row = _noted(planned.row, run)
         self._core.open.effects.schedules[planned.name] = planned.row = row
+        if self._core.recorder is not None:
+            self._core.recorder.occurred(row, [run], now_ms, staged=True)
 
     def backfill(
         self,
@@ -234,10 +248,20 @@ class Schedules:
         now_ms: int,
     ) -> None:
         """A task for each of these occurrences, due at once; ``address`` gets their ids."""
-        self._stage(planned, planned.row.schedule, times_ms, now_ms, address, request)
+        ids = self._stage(planned, planned.row.schedule, times_ms, now_ms, address, request)
+        if self._core.recorder is not None:
+            runs = [
+                Run(planned_ms, now_ms, BACKFILLED, task_id)
+                for planned_ms, task_id in zip(times_ms, ids, strict=True)
+            ]
+            self._core.recorder.occurred(planned.row, runs, now_ms, staged=True)
 
-    def _changed(self, planned: Planned, row: ScheduleRow) -> None:
+    def _changed(
+        self, planned: Planned, row: ScheduleRow, what: str, *, same_body: bool = False
+    ) -> None:
         self._core.open.effects.schedules[planned.name] = planned.row = row
+        if self._core.recorder is not None:
+            self._core.recorder.schedule_changed(row, what, same_body=same_body)
         watches = row.last_id and row.schedule.overlap != "allow"
         if planned.unfinished and not watches:
             self._agenda.unwatch(planned)
@@ -250,6 +274,8 @@ class _Decision:
     def __init__(self, planned: Planned, now_ms: int) -> None:
         self.row = planned.row
         self.fired: list[int] = []
+        self.happened: list[Run] = []
+        """All that was decided, for the history."""
         self.missed = self.overlapped = 0
         self._unfinished = planned.unfinished
         self._now_ms = now_ms
@@ -270,7 +296,7 @@ class _Decision:
     def miss(self, newest_ms: int, count: int) -> None:
         """So many were missed."""
         self.missed += count
-        self._note(newest_ms, MISSED, count)
+        self.note(Run(newest_ms, self._now_ms, MISSED, occurrences=count))
 
     def take(self, planned_ms: int) -> bool:
         """One occurrence. False: its schedule's last task has to be cancelled before."""
@@ -286,16 +312,19 @@ class _Decision:
             self.fired.append(planned_ms)
         elif overlap == "queue_one" and self.row.queued_ms is None:
             self.row = self.row._replace(queued_ms=planned_ms)
+            self.happened.append(Run(planned_ms, self._now_ms, QUEUED))
         else:
             self._skip(planned_ms)
         return True
 
     def _skip(self, planned_ms: int) -> None:
         self.overlapped += 1
-        self._note(planned_ms, OVERLAPPED, 1)
+        self.note(Run(planned_ms, self._now_ms, OVERLAPPED))
 
-    def _note(self, planned_ms: int, outcome: str, count: int) -> None:
-        self.row = _noted(self.row, Run(planned_ms, self._now_ms, outcome, occurrences=count))
+    def note(self, run: Run) -> None:
+        """The schedule remembers it."""
+        self.row = _noted(self.row, run)
+        self.happened.append(run)
 
 
 def _current(
@@ -343,8 +372,11 @@ def _task(schedule: Schedule, planned_ms: int, now_ms: int) -> NewTask:
     properties = dict(options.properties or {})
     properties[NAME_PROPERTY] = schedule.name
     properties[PLANNED_PROPERTY] = planned_ms
-    due_ms = max(now_ms, planned_ms + jitter_of(schedule, planned_ms))
-    return schedule.topic, due_ms, schedule.body, options._replace(properties=properties)
+    asked_ms = planned_ms + jitter_of(schedule, planned_ms)
+    options = options._replace(properties=properties)
+    if options.within_ms is not None:
+        options = options._replace(asked_ms=asked_ms)
+    return schedule.topic, max(now_ms, asked_ms), schedule.body, options
 
 
 def jitter_of(schedule: Schedule, planned_ms: int) -> int:

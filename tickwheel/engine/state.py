@@ -40,6 +40,7 @@ from tickwheel.engine.topics import (
     Topic,
     ttl_end_ms,
 )
+from tickwheel.model.coalescing import Merging
 from tickwheel.model.effects import Effects
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.records import (
@@ -143,6 +144,8 @@ class Totals:
     schedules_fired: int = 0
     schedules_missed: int = 0
     schedules_overlapped: int = 0
+    windows: int = 0
+    """Moments that were chosen for tasks with a due window."""
     """Occurrences of schedules: those that became tasks, and those that did not."""
     dropped_once: int = 0
     """At-most-once deliveries whose consumer was gone when they could have been written."""
@@ -275,15 +278,34 @@ class Batch:
     handed: list[Dispatch] = field(default_factory=list)
     """At-most-once deliveries, to be written once their end is durable, before the replies."""
     handed_bytes: int = 0
+    placed: list[int] = field(default_factory=list)
+    """Ticks that were chosen for tasks with a due window."""
+    chosen: dict[int, list[int]] = field(default_factory=dict)
+    """First id of a request with such tasks → the due times of all of its tasks."""
     runs: dict[Planned, ScheduleRow] = field(default_factory=dict)
     """Schedules with tasks in ``effects.enqueued``, as they were before."""
+    firm: set[int] = field(default_factory=set)
+    """Those of ``effects.enqueued`` that stay when the batch is refused: something else was
+    replaced by their request, and that is never undone."""
+    replaced: dict[int, TaskRow] = field(default_factory=dict)
+    """Scheduled tasks with another body; they are off the wheel until the batch is durable."""
+    merged: Counter[tuple[str, Merging]] = field(default_factory=Counter)
+    """By topic, what became of those tasks of ``staged`` that were not stored."""
+    has_marks: bool = False
+    """Answers are remembered for resends that nothing else in the batch says."""
     replies: list[Reply] = field(default_factory=list)
     """Answers that rest on this batch, in order."""
     notes: object = None
     """What the recorder cut off for it, once it is sealed."""
 
     def is_empty(self) -> bool:
-        return not (self.staged or self.credits or self.replies or not self.effects.is_empty())
+        return not (
+            self.staged
+            or self.credits
+            or self.replies
+            or self.has_marks
+            or not self.effects.is_empty()
+        )
 
 
 def strip_ended(effects: Effects) -> None:
@@ -325,6 +347,8 @@ def rejoin(older: Batch, newer: Batch) -> None:
     newer.handed_bytes += older.handed_bytes
     newer.updated_bytes += older.updated_bytes
     newer.replies[:0] = older.replies
+    newer.replaced = older.replaced | newer.replaced
+    newer.has_marks |= older.has_marks
 
 
 ROW_OVERHEAD_BYTES = 250
@@ -389,6 +413,9 @@ class Core:
         """id → groups in which it waits for a retry."""
         self.firing: dict[int, int] = {}
         """id → due_ms of tasks whose handles fired before their rows were in memory."""
+        # Scheduled tasks that are off the wheel until their new bodies are durable; topics with a
+        # rule for tasks whose key is pending.
+        self.replaced, self.ruled_topics = dict[int, TaskRow](), set[str]()
         self.unsaved: deque[Lease] = deque()
         """Deliveries that no batch holds yet, oldest first."""
         self.dirty_sessions: dict[bytes, None] = {}
@@ -477,7 +504,14 @@ class Core:
         many to be searched."""
         lifetimes = self.lifetimes
         found: set[int] = set()
-        for holder in (self.firing, self.hot, self.retrying, self.owed, lifetimes.fired):
+        for holder in (
+            self.firing,
+            self.replaced,
+            self.hot,
+            self.retrying,
+            self.owed,
+            lifetimes.fired,
+        ):
             found |= ids & holder.keys()
         for topic in self.topics.values():
             for group in topic.groups.values():
@@ -568,6 +602,7 @@ class Core:
         return (
             row.due_ms > max(self.wheel.position_ms, self.acted_ms)
             or row.id in self.firing
+            or row.id in self.replaced
             or row.id in self.topic(row.topic).deferred
             or self.wheel.holds(row.id, row.due_ms)
         )
@@ -575,8 +610,12 @@ class Core:
     def unschedule(self, row: TaskRow) -> None:
         """Take a scheduled task off the wheel."""
         topic = self.topic(row.topic)
-        waits = self.firing.pop(row.id, None) is None and topic.deferred.pop(row.id, None) is None
-        if waits:
+        is_elsewhere = (
+            self.firing.pop(row.id, None) is not None
+            or topic.deferred.pop(row.id, None) is not None
+            or self.replaced.pop(row.id, None) is not None
+        )
+        if not is_elsewhere:
             self.wheel.cancel(row.id, row.due_ms)
         topic.scheduled -= 1
         self.scheduled -= 1
@@ -587,6 +626,12 @@ class Core:
         self.topic(row.topic).scheduled += 1
         self.scheduled += 1
         self.put_on_wheel(row, now_ms)
+
+    def hold(self, row: TaskRow) -> None:
+        """``schedule`` a task whose body is new as soon as the open batch is durable."""
+        self.topic(row.topic).scheduled += 1
+        self.scheduled += 1
+        self.replaced[row.id] = self.open.replaced[row.id] = row
 
     def put_on_wheel(self, row: TaskRow, now_ms: int) -> None:
         """One that is counted as scheduled."""

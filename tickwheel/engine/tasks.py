@@ -14,7 +14,14 @@ from tickwheel.engine.events import CANCELLED
 from tickwheel.engine.ownership import Ownership, keeps_place
 from tickwheel.engine.state import MOVE_BYTES, Core
 from tickwheel.engine.topics import Tries, key_of, priority_of
-from tickwheel.model.records import Failure, Outcome, ProgressState, TaskRow, TaskSnapshot
+from tickwheel.model.records import (
+    Failure,
+    Outcome,
+    ProgressState,
+    TaskOptions,
+    TaskRow,
+    TaskSnapshot,
+)
 from tickwheel.model.states import State
 
 __all__ = ["Control", "GroupView", "TaskSnapshot"]
@@ -144,16 +151,15 @@ class Control:
         state = self.state(known)
         if state in (State.IN_FLIGHT, State.DEAD):
             return state.value, None
-        if state is State.SCHEDULED or not self._has_history(known):
-            if state is State.SCHEDULED:
-                core.unschedule(known.row)
-            else:
-                self._take_out_everywhere(known)
-                self._ownership.forget(task_id)
-                core.drop(task_id)
+        if state is State.SCHEDULED or not self.has_history(known):
+            is_held = task_id in core.replaced
+            self._take_back(known, state)
             row = self._ownership.moved(known.row._replace(due_ms=due_ms), now_ms)
             core.write(row, is_moved=row.options is known.row.options)
-            core.schedule(row, now_ms)
+            if is_held:
+                core.hold(row)
+            else:
+                core.schedule(row, now_ms)
             if core.recorder is not None:
                 core.recorder.rescheduled(row, due_ms)
         else:
@@ -166,6 +172,44 @@ class Control:
                 core.recorder.rescheduled(known.row, due_ms)
         return "scheduled", due_ms
 
+    def replace(
+        self,
+        known: TaskSnapshot,
+        due_ms: int,
+        body: bytes,
+        options: TaskOptions | None,
+        source: object,
+        now_ms: int,
+    ) -> None:
+        """Give a task that nobody has had another body, other options and another due time, by
+        the will of ``source``. It is delivered when that is durable, and not before."""
+        core = self._core
+        self._take_back(known, self.state(known))
+        former = known.row.options
+        if former is not None and former.order_id is not None:
+            options = (options or TaskOptions())._replace(order_id=former.order_id)
+        row = TaskRow(known.row.id, due_ms, known.row.topic, body, options)
+        row = self._ownership.moved(row, now_ms)
+        core.write(row, is_moved=False)
+        core.hold(row)
+        if core.recorder is not None:
+            core.recorder.replaced(source, row, now_ms)
+
+    def next_ms(self, known: TaskSnapshot) -> int:
+        """When a task that some group has had, and nobody has now, comes next; at least."""
+        task_id = known.row.id
+        waits = (group.waiting.get(task_id) for group in self._ownership.groups_of(known))
+        return min((at_ms for at_ms in waits if at_ms is not None), default=known.row.due_ms)
+
+    def _take_back(self, known: TaskSnapshot, state: State) -> None:
+        """Out of where a task is that nobody has had, to be scheduled anew."""
+        if state is State.SCHEDULED:
+            self._core.unschedule(known.row)
+        else:
+            self._take_out_everywhere(known)
+            self._ownership.forget(known.row.id)
+            self._core.drop(known.row.id)
+
     def _is_far(self, known: TaskSnapshot) -> bool:
         """It has certainly not fired: it is on the wheel, and nowhere else. The usual case."""
         row, core = known.row, self._core
@@ -173,6 +217,7 @@ class Control:
             row.due_ms > core.wheel.position_ms
             and row.due_ms > core.acted_ms
             and row.id not in core.retrying
+            and row.id not in core.replaced
             and not known.progress
             and not known.dead
         )
@@ -245,7 +290,7 @@ class Control:
             return found
         return {i: at for i, at in found.items() if at > after_ms and i not in core.retrying}
 
-    def _has_history(self, known: TaskSnapshot) -> bool:
+    def has_history(self, known: TaskSnapshot) -> bool:
         """Some group has attempts, an ack or a dead letter to remember."""
         if known.dead or any(p.state is ProgressState.DONE for p in known.progress.values()):
             return True

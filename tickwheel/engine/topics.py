@@ -13,7 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.ready import ReadyQueue
@@ -31,6 +31,7 @@ from tickwheel.model.records import (
 if TYPE_CHECKING:
     from tickwheel.engine.rates import Bucket
     from tickwheel.engine.sinks import DeliverySink
+    from tickwheel.model.coalescing import Merging
     from tickwheel.model.retry import PolicyRef
 
 NOTHING_SET = GroupSettings()
@@ -267,6 +268,7 @@ class Topic:
         "enqueued",
         "groups",
         "made",
+        "merged",
         "name",
         "replays",
         "scheduled",
@@ -301,6 +303,8 @@ class Topic:
         """How many of ``delivered`` went to broadcasters."""
         self.acked = 0
         self.cancelled = 0
+        self.merged: Counter[Merging] = Counter()
+        """What became of tasks whose key was pending and that were not stored."""
 
     @property
     def first_group(self) -> Group | None:

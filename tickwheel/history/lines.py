@@ -55,6 +55,15 @@ class Kind(IntEnum):
     """time_ms, "started" | "stopped", details"""
     DROPPED = 13
     """time_ms, count[, reason]"""
+    REPLACED = 14
+    """time_ms, producer, ids, dues, topics (one | each), options {index: …}, bodies | nil,
+    places in the order | nil"""
+    MERGED = 15
+    """time_ms, producer, topic, "kept" | "rejected", ids"""
+    SCHEDULE = 16
+    """time_ms, topic, schedule, "put" | "paused" | "resumed" | "deleted", state, body | nil"""
+    OCCURRENCE = 17
+    """time_ms, topic, schedule, [[planned_ms, outcome, id, count], …], state"""
 
 
 ENDINGS = ("cancelled", "expired", "deleted")
@@ -62,18 +71,31 @@ GROUP_EVENTS = {
     "created": "group_created", "deleted": "group_deleted", "configured": "group_configured",
 }  # fmt: skip
 DAEMON_EVENTS = ("started", "stopped")
+SCHEDULE_EVENTS = {
+    "put": "schedule_put", "paused": "schedule_paused", "resumed": "schedule_resumed",
+    "deleted": "schedule_deleted",
+}  # fmt: skip
+OCCURRENCE_EVENTS = {
+    "fired": "occurrence_fired", "run": "occurrence_fired", "backfill": "occurrence_fired",
+    "missed": "occurrence_skipped", "overlap": "occurrence_skipped", "queued": "occurrence_queued",
+}  # fmt: skip
+"""By what was decided."""
 EVENTS = (
-    "enqueued", "rescheduled", "cancelled", "delivered", "acked", "nacked", "lease_over",
-    "released", "dead", "requeued", "expired", "deleted", *GROUP_EVENTS.values(), *DAEMON_EVENTS,
-    "dropped",
+    "enqueued", "replaced", "kept", "rejected", "rescheduled", "cancelled", "delivered", "acked",
+    "nacked", "lease_over", "released", "dead", "requeued", "expired", "deleted",
+    *GROUP_EVENTS.values(), *DAEMON_EVENTS, "dropped", *SCHEDULE_EVENTS.values(),
+    *dict.fromkeys(OCCURRENCE_EVENTS.values()),
 )  # fmt: skip
 FIELDS = (
     "v", "time_ms", "event", "task_id", "topic", "group", "key", "tag", "due_ms", "attempt",
     "lateness_ms", "ack_ms", "ended", "subscriber", "producer", "reason", "body", "priority",
-    "ttl_ms", "props", "retry", "since_ms", "since_id", "order_id", "settings", "clean",
-    "details", "count", "node", "shard", "epoch", "seq", "synthetic",
+    "ttl_ms", "within_ms", "asked_ms", "props", "retry", "since_ms", "since_id", "order_id",
+    "settings", "clean", "details", "count", "schedule", "planned_ms", "next_ms", "runs",
+    "queued_ms", "node", "shard", "epoch", "seq", "synthetic",
 )  # fmt: skip
-TASK_OPTIONS = ("key", "tag", "props", "priority", "ttl_ms", "retry")
+TASK_OPTIONS = (
+    "key", "tag", "props", "priority", "ttl_ms", "retry", "order_id", "within_ms", "asked_ms",
+)  # fmt: skip
 """The names of an enqueued task's options when they come as an array."""
 
 
@@ -111,6 +133,10 @@ class Renderer:
             Kind.GROUP: self._group,
             Kind.DAEMON: self._daemon,
             Kind.DROPPED: self._dropped,
+            Kind.REPLACED: self._replaced,
+            Kind.MERGED: self._merged,
+            Kind.SCHEDULE: self._schedule,
+            Kind.OCCURRENCE: self._occurrence,
         }
 
     def render(self, record: list[Any], seq: int) -> list[str]:
@@ -124,12 +150,30 @@ class Renderer:
 
     # --- producers ---------------------------------------------------------------------------
 
-    def _enqueued(self, record: list[Any], seq: int) -> Iterable[str]:
+    def _replaced(self, record: list[Any], seq: int) -> Iterable[str]:
+        *task, orders = record
+        return self._enqueued(task, seq, "replaced", orders)
+
+    def _merged(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, producer, topic, what, ids, *_ = record
+        if what not in ("kept", "rejected"):
+            raise ValueError(f"{what!r} is nothing that becomes of a task")
+        start, middle = self._task(time_ms, what, topic, None)
+        end = (f',"producer":{quote(producer)}' if producer else "") + self._end
+        return [f"{start}{i:d}{middle}{end}{n}}}\n" for n, i in enumerate(ids, seq)]
+
+    def _enqueued(
+        self,
+        record: list[Any],
+        seq: int,
+        event: str = "enqueued",
+        orders: Sequence[int] | None = None,
+    ) -> Iterable[str]:
         _, time_ms, producer, ids, dues, topics, options, bodies, *_ = record
         end = (f',"producer":{quote(producer)}' if producer else "") + self._end
-        start = f'{_start(time_ms, "enqueued")},"task_id":"'
+        start = f'{_start(time_ms, event)},"task_id":"'
         numbers = range(seq, seq + len(ids))
-        if not options and bodies is None and isinstance(topics, str):
+        if not (options or bodies is not None or orders) and isinstance(topics, str):
             middle = f'","topic":{quote(topics)},"due_ms":'
             return [
                 f"{start}{i:d}{middle}{due:d}{end}{n}}}\n"
@@ -142,6 +186,8 @@ class Renderer:
         if bodies is not None:
             for index, body in enumerate(bodies):
                 more[index] += f',"body":"{b64encode(body).decode()}"'
+        for index, place in enumerate(orders or ()):
+            more[index] += f',"order_id":"{place:d}"'
         return [
             f'{start}{i:d}","topic":{quoted[topic]},"due_ms":{due:d}{rest}{end}{n}}}\n'
             for i, topic, due, rest, n in zip(
@@ -309,6 +355,36 @@ class Renderer:
             text += f',"count":{count:d}'
         return [f"{text}{self._end}{seq}}}\n"]
 
+    # --- schedules -----------------------------------------------------------------------------
+
+    def _schedule(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, topic, name, what, state, *rest = record
+        text = _start(time_ms, SCHEDULE_EVENTS[what]) + _names(topic, None)
+        if (settings := state.get("settings")) is not None:
+            settings = dict(settings)
+            if (task := settings.pop("task", None)) is not None:
+                settings["task"] = options_map(task)
+            text += f',"settings":{to_json(settings)}'
+        if rest and rest[0] is not None:
+            text += f',"body":"{b64encode(rest[0]).decode()}"'
+        return [f"{text}{_state(name, state)}{self._end}{seq}}}\n"]
+
+    def _occurrence(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, topic, name, runs, state, *_ = record
+        end = _state(name, state) + self._end
+        lines = []
+        for number, (planned_ms, outcome, task, count) in enumerate(runs, seq):
+            event = OCCURRENCE_EVENTS[outcome]
+            text = _start(time_ms, event)
+            text += f',"task_id":"{task:d}"' if task else ""
+            text += f'{_names(topic, None)},"planned_ms":{planned_ms:d}'
+            if event == "occurrence_fired":
+                text += f',"lateness_ms":{max(0, time_ms - planned_ms)}'
+            text += "" if outcome in ("fired", "queued") else f',"reason":{quote(outcome)}'
+            text += f',"count":{count:d}' if count > 1 else ""
+            lines.append(f"{text}{end}{number}}}\n")
+        return lines
+
     def _task(self, time_ms: int, event: str, topic: str, group: str | None) -> tuple[str, str]:
         """What stands before a task's id, and what behind it."""
         return f'{_start(time_ms, event)},"task_id":"', f'"{_names(topic, group)}'
@@ -347,6 +423,23 @@ def _column(value: Any, count: int) -> list[Any]:
     return value if type(value) is list else [value] * count
 
 
+def _state(name: str, state: Mapping[str, Any]) -> str:
+    """How far a schedule has come."""
+    text = f',"schedule":{quote(name)}'
+    for field in ("next_ms", "runs", "queued_ms"):
+        if (value := state.get(field)) is not None:
+            text += f',"{field}":{value:d}'
+    return text
+
+
+def options_map(options: Any) -> dict[str, Any]:
+    """What is set of a task's options, by name."""
+    named = dict(zip(TASK_OPTIONS, options, strict=False)) if type(options) is list else options
+    return {
+        n: value for n, value in named.items() if value is not None and (value or n != "priority")
+    }
+
+
 def _options(options: Any) -> str:
     """The fields of an enqueued task that most tasks do not have."""
     if type(options) is list:
@@ -357,8 +450,9 @@ def _options(options: Any) -> str:
             text += f',"{name}":{quote(value)}'
     if priority := options.get("priority"):
         text += f',"priority":{priority:d}'
-    if (ttl_ms := options.get("ttl_ms")) is not None:
-        text += f',"ttl_ms":{ttl_ms:d}'
+    for name in ("ttl_ms", "within_ms", "asked_ms"):
+        if (value := options.get(name)) is not None:
+            text += f',"{name}":{value:d}'
     for name in ("props", "retry"):
         if (value := options.get(name)) is not None:
             text += f',"{name}":{to_json(value)}'

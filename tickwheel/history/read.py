@@ -35,6 +35,7 @@ class Query:
     key: str | None = None
     topic: str | None = None
     group: str | None = None
+    schedule: str | None = None
     events: frozenset[str] | None = None
     since_ms: int | None = None
     until_ms: int | None = None
@@ -48,12 +49,14 @@ class Query:
             and (self.events is None or event.get("event") in self.events)
             and (self.topic is None or event.get("topic") == self.topic)
             and (self.group is None or event.get("group") == self.group)
+            and (self.schedule is None or event.get("schedule") == self.schedule)
             and (self.ids is None or task_id(event) in self.ids)
         )
 
     def sieve(self) -> Callable[[bytes], bool]:
         """Whether a line can be wanted, by its bytes. Passes too much rather than too little."""
-        needles = [_spellings(name) for name in (self.topic, self.group) if name is not None]
+        names = (self.topic, self.group, self.schedule)
+        needles = [_spellings(name) for name in names if name is not None]
         if self.events is not None:
             needles.append([needle for name in self.events for needle in _spellings(name)])
         ids = None if self.ids is None else frozenset(str(i).encode() for i in self.ids)

@@ -7,16 +7,18 @@ request at a time, and become columns only then.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from tickwheel.engine.events import PUT
 from tickwheel.history.lines import Kind
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
     from tickwheel.model.records import GroupSettings, NewTask, TaskRow
+    from tickwheel.model.schedules import Run, ScheduleRow
 
 Record = list[Any]
 Arrival = tuple[int, object, range, "Sequence[NewTask]"]
@@ -25,7 +27,7 @@ REPEATS_MAX = 1_000_000
 """Events that may wait for a batch and come again and again while a store is away: deliveries,
 leases that end, retries. All else is bounded by the tasks there are. One that is noted alone takes
 about 300 bytes, and a nack's reason."""
-REPEATS = frozenset((Kind.DELIVERED, Kind.NACKED, Kind.LEASE_OVER, Kind.RELEASED))
+REPEATS = frozenset((Kind.DELIVERED, Kind.NACKED, Kind.LEASE_OVER, Kind.RELEASED, Kind.OCCURRENCE))
 Clock = Callable[[], tuple[int, int]]
 """(wall clock, steady clock) in ms."""
 
@@ -35,6 +37,8 @@ class Notes(NamedTuple):
 
     arrivals: list[Arrival]
     records: list[Record]
+    occurrences: list[Record]
+    """Of schedules whose tasks are among the arrivals: forgotten with them."""
 
 
 class Recorder:
@@ -50,6 +54,7 @@ class Recorder:
         self._bodies = bodies
         self._arrivals: list[Arrival] = []
         self._records: list[Record] = []
+        self._occurrences: list[Record] = []
         self.repeats_max = REPEATS_MAX
         self._repeats = 0
         """Events among the records of which there may be so many."""
@@ -65,28 +70,31 @@ class Recorder:
     def cut(self) -> Notes | None:
         if self.is_empty:
             return None
-        notes = Notes(self._arrivals, self._records)
-        self._arrivals, self._records = [], []
+        notes = Notes(self._arrivals, self._records, self._occurrences)
+        self._arrivals, self._records, self._occurrences = [], [], []
         self._repeats = 0
         return notes
 
-    def rejoin(self, notes: object) -> None:
+    def rejoin(self, notes: object, firm: Container[int] = ()) -> None:
         if isinstance(notes, Notes):
+            self._arrivals[:0] = _only(notes.arrivals, firm)
             self._records[:0] = notes.records
             # They wait again: a store that refuses over and over must not begin the count anew.
             self._repeats += sum(map(_events_of, filter(_is_repeat, notes.records)))
 
-    def forget_arrivals(self) -> None:
-        self._arrivals = []
+    def forget_arrivals(self, firm: Container[int] = ()) -> None:
+        self._arrivals, self._occurrences = _only(self._arrivals, firm), []
 
     def records(self, notes: Notes) -> list[Record]:
-        """The spool's records, arrivals first: nothing else can have happened to them yet."""
-        return [self._enqueued(*arrival) for arrival in notes.arrivals] + notes.records
+        """The spool's records, arrivals first: nothing else can have happened to them yet; and
+        last the runs of schedules, to which nothing else happens until they are durable."""
+        arrived = [self._enqueued(*arrival) for arrival in notes.arrivals]
+        return arrived + notes.records + notes.occurrences
 
     def _enqueued(
         self, time_ms: int, source: object, ids: range, new_tasks: Sequence[NewTask]
     ) -> Record:
-        producer = self._label(source) if source is not None else ""
+        producer = self._named(source)
         topics: Any = [new_task[0] for new_task in new_tasks]
         if topics.count(topics[0]) == len(topics):
             topics = topics[0]
@@ -113,6 +121,22 @@ class Recorder:
         self, source: object, ids: range, new_tasks: Sequence[NewTask], now_ms: int
     ) -> None:
         self._arrivals.append((now_ms, source, ids, new_tasks))
+
+    def replaced(self, source: object, row: TaskRow, now_ms: int) -> None:
+        options = {} if row.options is None else {0: row.options}
+        bodies = [row.body] if self._bodies else None
+        order_id = row.options.order_id if row.options is not None else None
+        orders = None if order_id is None else [order_id]
+        self._note(
+            Kind.REPLACED, now_ms, self._named(source), [row.id], [row.due_ms], row.topic, options,
+            bodies, orders,
+        )  # fmt: skip
+
+    def merged(self, source: object, topic: str, what: str, task_id: int, now_ms: int) -> None:
+        self._note(Kind.MERGED, now_ms, self._named(source), topic, what, [task_id])
+
+    def _named(self, source: object) -> str:
+        return self._label(source) if source is not None else ""
 
     def rescheduled(self, row: TaskRow, due_ms: int) -> None:
         order_id = row.options.order_id if row.options is not None else None
@@ -210,10 +234,36 @@ class Recorder:
         name = group.name if group is not None else None
         self._note(Kind.GROUP, self._clock()[0], topic.name, name, what, details)
 
+    # --- schedules ---------------------------------------------------------------------------
+
+    def schedule_changed(self, row: ScheduleRow, what: str, *, same_body: bool = False) -> None:
+        schedule, state, body = row.schedule, _state_of(row), None
+        if what == PUT:
+            state["settings"] = schedule_map(row) | ({"same_body": True} if same_body else {})
+            body = schedule.body if self._bodies else None
+        now_ms = self._clock()[0]
+        self._note(Kind.SCHEDULE, now_ms, schedule.topic, schedule.name, what, state, body)
+
+    def occurred(self, row: ScheduleRow, runs: Sequence[Run], now_ms: int, *, staged: bool) -> None:
+        topic, name = row.schedule.topic, row.schedule.name
+        found = [[run.planned_ms, run.outcome, run.id, run.occurrences] for run in runs]
+        if staged:
+            record = [Kind.OCCURRENCE, now_ms, topic, name, found, _state_of(row)]
+            self._occurrences.append(record)
+        else:
+            self._repeat(len(runs), Kind.OCCURRENCE, now_ms, topic, name, found, _state_of(row))
+
+
+def _only(arrivals: list[Arrival], firm: Container[int]) -> list[Arrival]:
+    """What is left of them when all tasks but those that are ``firm`` are forgotten. A request's
+    tasks are firm together."""
+    return [arrival for arrival in arrivals if arrival[2][0] in firm]
+
 
 def events_in(notes: Notes) -> int:
     """How many events the notes would become."""
-    return sum(len(arrival[2]) for arrival in notes.arrivals) + sum(map(_events_of, notes.records))
+    noted = (*notes.records, *notes.occurrences)
+    return sum(len(arrival[2]) for arrival in notes.arrivals) + sum(map(_events_of, noted))
 
 
 def _events_of(record: Record) -> int:
@@ -227,6 +277,23 @@ def _is_repeat(record: Record) -> bool:
 def settings_map(settings: GroupSettings) -> dict[str, Any]:
     """Of a group or a topic: what is set of it."""
     found = {name: getattr(settings, name) for name in ("paused", "rate", "burst", "retry")}
+    if settings.if_pending is not None:
+        found["if_pending"] = settings.if_pending.to_map()
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def schedule_map(row: ScheduleRow) -> dict[str, Any]:
+    """All that was asked for, but for the body: what is set of it."""
+    found = row.schedule._asdict() | {"paused": row.paused or None}
+    found["task"] = found.pop("options")
+    for name in ("name", "topic", "body"):
+        del found[name]
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _state_of(row: ScheduleRow) -> dict[str, Any]:
+    """How far it has come."""
+    found = {"next_ms": row.next_ms, "runs": row.runs, "queued_ms": row.queued_ms}
     return {name: value for name, value in found.items() if value is not None}
 
 

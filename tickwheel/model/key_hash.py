@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from tickwheel.model.records import TaskRow
 
@@ -41,22 +41,36 @@ class KeyHash:
 
     def __call__(self, topic: str, key: str) -> int:
         """From 1 to 2**64 - 1."""
-        term = self._topics.get(topic)
-        if term is None:
-            term = self._term(topic)
         # The byte in front tells keys apart that begin with NUL characters.
         number = int.from_bytes(b"\1" + key.encode("utf-8", "surrogatepass"), "big")
-        return (number % self._prime * self._factor + term) >> 64 & _MASK or 1
+        return (number % self._prime * self._factor + self._term(topic)) >> 64 & _MASK or 1
+
+    def of_many(self, topics: Sequence[str], keys: Sequence[str]) -> list[int]:
+        """The same of many pairs, in half the time of as many calls."""
+        terms = {topic: self._term(topic) for topic in set(topics)}
+        prime, factor, number_of = self._prime, self._factor, int.from_bytes
+        return [
+            (number_of(b"\1" + key.encode("utf-8", "surrogatepass"), "big") % prime * factor
+             + terms[topic]) >> 64 & _MASK or 1
+            for topic, key in zip(topics, keys, strict=True)
+        ]  # fmt: skip
 
     def of_rows(self, rows: Iterable[TaskRow]) -> dict[int, int]:
         """id → hash, of those that have a key."""
-        return {
-            row[0]: self(row[2], row[4].key)
+        keyed = [
+            (row[0], row[2], row[4].key)
             for row in rows
             if row[4] is not None and row[4].key is not None
-        }
+        ]
+        if not keyed:
+            return {}
+        ids, topics, keys = zip(*keyed, strict=True)
+        return dict(zip(ids, self.of_many(topics, keys), strict=True))
 
     def _term(self, topic: str) -> int:
+        term = self._topics.get(topic)
+        if term is not None:
+            return term
         if len(self._topics) >= TOPICS_MAX:
             self._topics.clear()
         name = topic.encode("utf-8", "surrogatepass")

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
+from tickwheel.model.coalescing import Coalescing, Merged
 from tickwheel.model.retry import PolicyRef
 
 SHARD_BITS = 10
@@ -43,6 +44,9 @@ class TaskOptions(NamedTuple):
     """The task's own retry policy; it wins over those of its group and topic."""
     order_id: int | None = None
     """Its place in the order when that is not its own id: see ``ownership.py``."""
+    within_ms: int | None = None
+    """Any moment from ``asked_ms`` to so much later would do; one was chosen."""
+    asked_ms: int | None = None
 
 
 NewTask = tuple[str, int, bytes, TaskOptions | None]
@@ -75,6 +79,8 @@ EXTRAS_BYTES = 64
 """Names and headers of all that ``TaskOptions`` can have, as a frame has them."""
 PROPERTY_BYTES = 8
 """Headers of a property's name and of its value."""
+WINDOW_BYTES = 40
+"""Names and numbers of a window."""
 NUMBER_BYTES = 9
 """The longest number of msgpack."""
 
@@ -91,8 +97,10 @@ def task_bytes(row: TaskRow) -> int:
 
 def options_bytes(options: TaskOptions) -> int:
     """At least what the extras take in a frame."""
-    key, tag, properties, _, _, retry, _ = options
+    key, tag, properties, _, _, retry, _, within_ms, _ = options
     size = EXTRAS_BYTES
+    if within_ms is not None:
+        size += WINDOW_BYTES
     if key is not None:
         size += text_bytes(key)
     if tag is not None:
@@ -181,6 +189,8 @@ class GroupSettings(NamedTuple):
     """The group is being deleted: everything that it holds is due by then,"""
     closed_id: int = 0
     """and was enqueued by then."""
+    if_pending: Coalescing | None = None
+    """Of a topic: the rule of tasks that have a key and none of their own."""
 
 
 class GroupRow(NamedTuple):
@@ -218,6 +228,8 @@ class SessionRow(NamedTuple):
     floor: int
     seen_ms: int
     answers: tuple[tuple[int, int, int, int], ...]
+    merged: tuple[tuple[int, Merged], ...] = ()
+    """(request, what became of each task) of those requests among them that had rules."""
 
 
 class Outcome(IntEnum):

@@ -28,6 +28,8 @@ PLANNED_PROPERTY = "tickwheel.planned_ms"
 OWN_PROPERTIES = 2
 
 FIRED, MISSED, OVERLAPPED, RUN = "fired", "missed", "overlap", "run"
+QUEUED, BACKFILLED = "queued", "backfill"
+"""Of events only: a schedule does not remember these as runs."""
 
 
 class Schedule(NamedTuple):

@@ -14,7 +14,11 @@ Invariants:
 Version 2: a task's own retry policy (extras, task), the settings of a group (group), who had the
 task when an attempt failed (failures, progress, dead letter). Version 3: a task's place in the
 order (extras, task), written for those few that have one; a group's place (group); how often a task
-was snoozed (failures, progress), written for those that were.
+was snoozed (failures, progress), written for those that were; a topic's rule for tasks with a key
+(settings; in a group it is version 4), written where there is one. Version 2 of sessions and their
+answers: what became of tasks that had such a rule, written where there are some. Version 4: a
+task's due window (extras, task), and version 2 of a schedule whose tasks have one, written for
+those alone.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 
+from tickwheel.model.coalescing import Coalescing, Merged, Merging
 from tickwheel.model.records import (
     DeadRow,
     Failure,
@@ -46,8 +51,9 @@ if TYPE_CHECKING:
 
 
 def settings_fields(settings: GroupSettings) -> tuple[object, ...]:
-    paused, rate, burst, retry, closed_ms, closed_id = settings
-    return paused, rate, burst, stored_fields(retry), closed_ms, closed_id
+    paused, rate, burst, retry, closed_ms, closed_id, if_pending = settings
+    fields = paused, rate, burst, stored_fields(retry), closed_ms, closed_id
+    return fields if if_pending is None else (*fields, tuple(if_pending))
 
 
 def settings_of(
@@ -57,8 +63,11 @@ def settings_of(
     retry: Any,
     closed_ms: int | None,
     closed_id: int,
+    if_pending: Iterable[Any] | None = None,
 ) -> GroupSettings:
-    return GroupSettings(paused, rate, burst, of_stored_fields(retry), closed_ms, closed_id)
+    policy = of_stored_fields(retry)
+    rule = None if if_pending is None else Coalescing(*if_pending)
+    return GroupSettings(paused, rate, burst, policy, closed_ms, closed_id, rule)
 
 
 VERSION = 1
@@ -66,13 +75,22 @@ VERSION = 1
 TASK_VERSION = 2
 PLACED_TASK_VERSION = 3
 """Of the few tasks with ``TaskOptions.order_id``."""
+WINDOW_TASK_VERSION = 4
+"""Of tasks with ``TaskOptions.within_ms``."""
+WINDOW_SCHEDULE_VERSION = 2
 SETTINGS_VERSION = 2
 GROUP_VERSION = 3
+RULED_SETTINGS_VERSION = 3
+RULED_GROUP_VERSION = 4
+"""Of the few topics with ``GroupSettings.if_pending``."""
+MERGED_VERSION = 2
+"""Of sessions, and of their answers, where some request had rules for its tasks."""
 FAILURES_VERSION = 2
 SNOOZED_VERSION = 3
 """Of the progress of tasks that were snoozed, and of the failures beside it."""
 
 Answers = tuple[tuple[int, int, int, int], ...]
+AllMerged = tuple[tuple[int, Merged], ...]
 
 _T = TypeVar("_T")
 _STATES = {int(state): state for state in ProgressState}
@@ -141,18 +159,23 @@ def decode_extras_of(data: bytes | str | None) -> TaskOptions | None:
 
 
 def decode_extras(data: bytes | None) -> TaskOptions | None:
-    return None if not data else _unpack("extras", data, _extras_1, _extras, _extras)
+    return None if not data else _unpack("extras", data, _extras_1, _extras, _extras, _extras)
 
 
 def _version_of(options: TaskOptions | None) -> int:
-    """Version 3 is written only where it says something: older releases read all the rest."""
-    if options is None or options.order_id is None:
+    """Newer ones are written only where they say something: older releases read all the rest."""
+    if options is None:
         return TASK_VERSION
-    return PLACED_TASK_VERSION
+    if options.within_ms is not None:
+        return WINDOW_TASK_VERSION
+    return TASK_VERSION if options.order_id is None else PLACED_TASK_VERSION
+
+
+_FIELDS_OF = {TASK_VERSION: 6, PLACED_TASK_VERSION: 7, WINDOW_TASK_VERSION: 9}
 
 
 def _extras_fields(options: TaskOptions) -> tuple[object, ...]:
-    fields = options if options.order_id is not None else options[:6]
+    fields = options[: _FIELDS_OF[_version_of(options)]]
     return (
         fields
         if options.retry is None
@@ -178,19 +201,25 @@ def _extras(
     ttl_ms: int | None,
     retry: Any,
     order_id: int | None = None,
+    within_ms: int | None = None,
+    asked_ms: int | None = None,
 ) -> TaskOptions:
-    return TaskOptions(key, tag, properties, priority, ttl_ms, of_stored_fields(retry), order_id)
+    policy = of_stored_fields(retry)
+    return TaskOptions(
+        key, tag, properties, priority, ttl_ms, policy, order_id, within_ms, asked_ms
+    )
 
 
 def encode_settings(settings: GroupSettings | None) -> bytes | None:
     """None when nothing was ever set, which most groups have."""
     if settings is None:
         return None
-    return _pack(*settings_fields(settings), version=SETTINGS_VERSION)
+    version = SETTINGS_VERSION if settings.if_pending is None else RULED_SETTINGS_VERSION
+    return _pack(*settings_fields(settings), version=version)
 
 
 def decode_settings(data: bytes | None) -> GroupSettings | None:
-    return None if not data else _unpack("settings", data, _settings_1, settings_of)
+    return None if not data else _unpack("settings", data, _settings_1, settings_of, settings_of)
 
 
 def _settings_1() -> GroupSettings:
@@ -236,16 +265,29 @@ def _failures(items: tuple[tuple[int, int, str, str], ...]) -> tuple[Failure, ..
     return tuple(Failure(attempt, at_ms, reason, who) for attempt, at_ms, reason, who in items)
 
 
-def encode_answers(answers: Answers) -> bytes:
-    return _pack(answers)
+def encode_answers(answers: Answers, merged: AllMerged = ()) -> bytes:
+    return _pack(answers, merged, version=MERGED_VERSION) if merged else _pack(answers)
 
 
-def decode_answers(data: bytes) -> Answers:
-    return _unpack("outcomes", data, _answers_of)
+def decode_answers(data: bytes) -> tuple[Answers, AllMerged]:
+    return _unpack("outcomes", data, _answers_and_merged, _answers_and_merged)
+
+
+def _answers_and_merged(
+    items: tuple[tuple[int, ...], ...], merged: Iterable[Any] = ()
+) -> tuple[Answers, AllMerged]:
+    return _answers_of(items), _merged_of(merged)
 
 
 def _answers_of(items: tuple[tuple[int, ...], ...]) -> Answers:
     return tuple((request, first, count, at_ms) for request, first, count, at_ms in items)
+
+
+def _merged_of(items: Iterable[Any]) -> AllMerged:
+    return tuple(
+        (request, tuple((int(Merging(what)), i, due_ms) for what, i, due_ms in merged))
+        for request, merged in items
+    )
 
 
 def encode_endings(ended: dict[int, Outcome]) -> bytes:
@@ -288,7 +330,7 @@ def encode_tasks(rows: Iterable[TaskRow]) -> list[bytes]:
 
 
 def decode_task(data: bytes) -> TaskRow:
-    return _unpack("task", data, _task_1, _task, _task)
+    return _unpack("task", data, _task_1, _task, _task, _task)
 
 
 def _task_1(
@@ -352,11 +394,13 @@ def _dead(
 
 def encode_group(row: GroupRow) -> bytes:
     settings = None if row.settings is None else settings_fields(row.settings)
-    return _pack(*row[:3], settings, row.since_id, version=GROUP_VERSION)
+    is_ruled = row.settings is not None and row.settings.if_pending is not None
+    version = RULED_GROUP_VERSION if is_ruled else GROUP_VERSION
+    return _pack(*row[:3], settings, row.since_id, version=version)
 
 
 def decode_group(data: bytes) -> GroupRow:
-    return _unpack("group", data, _group_1, _group, _group)
+    return _unpack("group", data, _group_1, _group, _group, _group)
 
 
 def _group_1(topic: str, group: str, since_ms: int) -> GroupRow:
@@ -375,25 +419,29 @@ def _group(
 
 
 def encode_session(row: SessionRow) -> bytes:
-    return _pack(*row)
+    return _pack(*row, version=MERGED_VERSION) if row.merged else _pack(*row[:4])
 
 
 def decode_session(data: bytes) -> SessionRow:
-    return _unpack("session", data, _session)
+    return _unpack("session", data, _session, _session)
 
 
-def _session(session: bytes, floor: int, seen_ms: int, answers: Any) -> SessionRow:
-    return SessionRow(session, floor, seen_ms, _answers_of(answers))
+def _session(
+    session: bytes, floor: int, seen_ms: int, answers: Any, merged: Iterable[Any] = ()
+) -> SessionRow:
+    return SessionRow(session, floor, seen_ms, _answers_of(answers), _merged_of(merged))
 
 
 def encode_schedule(row: ScheduleRow) -> bytes:
     schedule = row.schedule
     options = None if schedule.options is None else _extras_fields(schedule.options)
-    return _pack((*schedule[:3], options, *schedule[4:]), *row[1:])
+    has_window = schedule.options is not None and schedule.options.within_ms is not None
+    version = WINDOW_SCHEDULE_VERSION if has_window else VERSION
+    return _pack((*schedule[:3], options, *schedule[4:]), *row[1:], version=version)
 
 
 def decode_schedule(data: bytes) -> ScheduleRow:
-    return _unpack("schedule", data, _schedule)
+    return _unpack("schedule", data, _schedule, _schedule)
 
 
 def _schedule(

@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 
 from tickwheel.reports import journeys, schema
 from tickwheel.reports.metrics import compare, service, slowest, waiting
+from tickwheel.reports.metrics import schedules as recurring
 from tickwheel.reports.metrics import service as buckets
 from tickwheel.reports.settings import ReportSettings, pattern_regex
 from tickwheel.reports.table import Manifest, Table
@@ -51,6 +52,7 @@ def figures(
     by_day = service.service(days, [*buckets.BUCKET, *KEYS], columns).persist()
     objectives = targets.drop("target_ms")
     reasons, rates = (of_topics(part[name], settings) for name in ("reasons", "rates"))
+    occurrences = of_topics(part["occurrences"], settings)
     unfinished = of_topics(table.open_journeys(manifest), settings)
     known_ms = manifest.last_ms or 0
     horizon_ms = known_ms if settings.until_ms is None else min(known_ms, settings.until_ms)
@@ -79,6 +81,10 @@ def figures(
         "slo": compare.slo(by_day, by_hour, objectives),
         "slo_breaches": compare.breaches(by_day, targets),
         "day_against_day": compare.day_against_day(by_day),
+        "schedules": recurring.schedules(occurrences, []),
+        "schedules_by_day": recurring.schedules(
+            buckets.days(occurrences, settings.timezone), buckets.BUCKET
+        ),
         "daemon": daemon(facts),
         "quarantine": quarantine(table.quarantine(manifest)),
     }

@@ -242,6 +242,7 @@ class Loader:
             lambda: self._write(rollups.facts(added), "facts", run),
             lambda: self._write(rollups.reasons(added), "reasons", run),
             lambda: self._write(rollups.parties(added), "parties", run),
+            lambda: self._write(rollups.occurrences(added), "occurrences", run),
         ]
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for future in [pool.submit(job) for job in work]:

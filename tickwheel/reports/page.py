@@ -301,6 +301,10 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
                 ("at", "at_ms", moment)]),
         _table("Why deliveries failed", "", rows["reasons"],
                [*named, ("event", "event", text), ("reason", "reason", text), ("n", "n", count)]),
+        _table("Schedules", "Occurrences that were decided of, and how late those were that fired.",
+               rows["schedules"],
+               [("schedule", "schedule", text), ("topic", "topic", text), *_SCHEDULES],
+               lambda row: bool(row["missed"])),
         _table("The daemon", "", rows["daemon"], [("what", "what", text), ("n", "n", count)]),
         _table("Quarantine", "Lines of the history that are no events.", rows["quarantine"],
                [("reason", "reason", text), ("lines", "lines", count),
@@ -343,6 +347,14 @@ _PRODUCERS: list[Column] = [
 _SUBSCRIBERS: list[Column] = [
     ("delivered", "delivered", count), ("acked", "acked", count), ("failed", "failed", count),
     ("mean", "ack_mean_ms", duration), ("worst", "ack_max_ms", duration),
+]  # fmt: skip
+
+_SCHEDULES: list[Column] = [
+    ("planned", "planned", count), ("fired", "fired", count), ("share", "fired_share", percent),
+    ("missed", "missed", count), ("overlapped", "overlapped", count),
+    ("on demand", "on_demand", count), ("backfilled", "backfilled", count),
+    ("late p50", "late_p50_ms", duration), ("late p99", "late_p99_ms", duration),
+    ("late max", "late_max_ms", duration),
 ]  # fmt: skip
 
 

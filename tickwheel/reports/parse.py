@@ -116,6 +116,9 @@ def _verdict() -> Column:
     lacking |= of_task & c("task_id").isNull()
     lacking |= (c("event") == "delivered") & (c("due_ms").isNull() | c("attempt").isNull())
     lacking |= (c("event") == "enqueued") & c("due_ms").isNull()
+    of_schedule = c("event").isin(*schema.SCHEDULE_EVENTS, *schema.OCCURRENCE_EVENTS)
+    lacking |= of_schedule & c("schedule").isNull()
+    lacking |= c("event").isin(*schema.OCCURRENCE_EVENTS) & c("planned_ms").isNull()
     impossible = c("v") < 0
     for name in schema.TIMES:
         outside = (c(name) < 0) | (c(name) >= schema.TIME_MS_MAX)
@@ -137,4 +140,6 @@ def _lateness() -> Column:
     """As the daemon wrote it; from the two times where a line has none."""
     first = (F.col("event") == "delivered") & (F.col("attempt") == 1)
     reckoned = F.greatest(F.try_subtract("time_ms", "due_ms"), F.lit(0))
-    return F.when(first, F.coalesce(F.col("lateness_ms"), reckoned))
+    fired = (F.col("event") == "occurrence_fired") & F.col("reason").isNull()
+    late = F.when(first, F.coalesce(F.col("lateness_ms"), reckoned))
+    return late.when(fired, F.col("lateness_ms"))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from tickwheel.reports.schema import NO_TOPIC, REASON_MAX
+from tickwheel.reports.schema import NO_TOPIC, OCCURRENCE_EVENTS, REASON_MAX
 from tickwheel.reports.settings import QUARTER_MS
 
 RATED = ("enqueued", "delivered", "acked")
@@ -85,6 +85,24 @@ def parties(events: DataFrame) -> DataFrame:
             F.sum(took).alias("took_sum_ms"),
             F.max(took).alias("took_max_ms"),
         )
+    )
+
+
+def occurrences(events: DataFrame) -> DataFrame:
+    """What became of the occurrences of schedules, by how late those fired that were planned."""
+    event = F.col("event")
+    outcome = F.when(event == "occurrence_queued", "queued").otherwise(
+        F.coalesce("reason", F.lit("fired"))
+    )
+    return (
+        events.filter(event.isin(*OCCURRENCE_EVENTS))
+        .groupBy(
+            *_keys(),
+            "schedule",
+            outcome.alias("outcome"),
+            F.col("lateness_ms").alias("value_ms"),
+        )
+        .agg(F.sum(F.coalesce("count", F.lit(1))).cast("long").alias("n"))
     )
 
 

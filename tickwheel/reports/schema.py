@@ -16,9 +16,16 @@ TASK_EVENTS = (
 )  # fmt: skip
 """What happens to a task. The order decides between events of one millisecond: later wins."""
 GROUP_EVENTS = ("group_created", "group_deleted", "group_configured")
-OTHER_EVENTS = (*GROUP_EVENTS, "started", "stopped", "dropped")
+SCHEDULE_EVENTS = ("schedule_put", "schedule_paused", "schedule_resumed", "schedule_deleted")
+OCCURRENCE_EVENTS = ("occurrence_fired", "occurrence_skipped", "occurrence_queued")
+KEY_EVENTS = ("replaced", "kept", "rejected")
+"""What a task with a pending key did to that one: no figure counts them."""
+OTHER_EVENTS = (
+    *GROUP_EVENTS, *SCHEDULE_EVENTS, *OCCURRENCE_EVENTS, *KEY_EVENTS, "started", "stopped",
+    "dropped",
+)  # fmt: skip
 EVENTS = TASK_EVENTS + OTHER_EVENTS
-TOPIC_EVENTS = TASK_EVENTS + GROUP_EVENTS
+TOPIC_EVENTS = TASK_EVENTS + GROUP_EVENTS + SCHEDULE_EVENTS + OCCURRENCE_EVENTS
 FINAL = ("acked", "cancelled", "expired", "deleted")
 """After one of these nothing more becomes of a task in its group."""
 
@@ -30,7 +37,7 @@ NO_TOPIC = "~"
 TOPIC_PATTERN = r"^[A-Za-z0-9._:/-]{1,255}$"
 TIME_MS_MAX = 4_102_444_800_000
 """1 January 2100. A time beyond is a broken line, not a partition."""
-TIMES = ("time_ms", "due_ms", "lateness_ms", "ack_ms", "count")
+TIMES = ("time_ms", "due_ms", "lateness_ms", "ack_ms", "count", "planned_ms")
 """What is counted with; from 0 to below that bound."""
 REASON_MAX = 200
 """Characters of a reason that figures are kept by."""
@@ -39,7 +46,8 @@ LINE = """
     v LONG, time_ms LONG, event STRING, task_id STRING, topic STRING, `group` STRING, key STRING,
     tag STRING, due_ms LONG, attempt INT, lateness_ms LONG, ack_ms LONG, subscriber STRING,
     producer STRING, reason STRING, ended BOOLEAN, priority INT, ttl_ms LONG, clean BOOLEAN,
-    count LONG, node STRING, shard INT, epoch LONG, seq LONG, synthetic BOOLEAN
+    count LONG, node STRING, shard INT, epoch LONG, seq LONG, synthetic BOOLEAN, schedule STRING,
+    planned_ms LONG
 """
 """As it is parsed. Bodies, properties and retry policies are not for reports and are left out."""
 
@@ -47,7 +55,8 @@ ROW = """
     time_ms LONG, event STRING, task_id LONG, topic STRING, `group` STRING, key STRING,
     tag STRING, due_ms LONG, attempt INT, lateness_ms LONG, ack_ms LONG, subscriber STRING,
     producer STRING, reason STRING, ended BOOLEAN, priority INT, ttl_ms LONG, clean BOOLEAN,
-    count LONG, node STRING, shard INT, epoch LONG, seq LONG, synthetic BOOLEAN
+    count LONG, node STRING, shard INT, epoch LONG, seq LONG, synthetic BOOLEAN, schedule STRING,
+    planned_ms LONG
 """
 PARTITIONS = "date STRING, topic_part STRING"
 """Folders of the table: the UTC date, and the topic in a form that is fit for a path."""
@@ -72,10 +81,16 @@ SLOW = """
     quarter_ms LONG, topic STRING, `group` STRING, key STRING, task_id LONG, came_due_ms LONG,
     acked_ms LONG, took_ms LONG, deliveries LONG
 """
+OCCURRENCES = """
+    quarter_ms LONG, topic STRING, `group` STRING, schedule STRING, outcome STRING, value_ms LONG,
+    n LONG
+"""
 ROLLUPS = {
     "facts": FACTS, "reasons": REASONS, "parties": PARTIES, "rates": RATES, "slow": SLOW,
-    "waits": WAITS, "origins": PARTIES,
+    "waits": WAITS, "origins": PARTIES, "occurrences": OCCURRENCES,
 }  # fmt: skip
+LATER = ("occurrences",)
+"""Rollups that the runs of an older version did not write."""
 
 JOURNEY = """
     task_id LONG, topic STRING, `group` STRING, lead BOOLEAN, left_ms LONG, key STRING,

@@ -9,7 +9,7 @@ Layout below ``OUT/table/`` (``run=N``: what run N added)::
 
     _manifests/00000007.json                       which runs count
     events/run=7/date=2026-11-20/topic_part=…/     one row an event, without duplicates
-    facts, reasons, parties, rates, slow, waits, origins /run=7/
+    facts, reasons, parties, rates, slow, waits, origins, occurrences /run=7/
     journeys/run=7/closed=true|false/              one row a task and group
     quarantine/run=7/                              lines that are no events
 """
@@ -173,7 +173,11 @@ class Table:
 
     def rollup(self, name: str, manifest: Manifest) -> DataFrame:
         """One rollup over all runs. Its rows may still want adding up; figures add up anyway."""
-        found = self._runs(name, schema.ROLLUPS[name], manifest.rollups)
+        runs: Iterable[int] = manifest.rollups
+        if name in schema.LATER:
+            there = set(self._files.names(f"{self.root}/{name}"))
+            runs = [run for run in runs if f"run={run}" in there]
+        found = self._runs(name, schema.ROLLUPS[name], runs)
         return rollups.newest_rates(found) if name == "rates" else found
 
     def open_journeys(self, manifest: Manifest) -> DataFrame:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import gc
 import json
@@ -19,6 +20,7 @@ import signal
 import socket
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,11 +39,16 @@ from tickwheel.server.tcp.listener import Listener
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from tickwheel.server.http.api import Api
     from tickwheel.server.http.app import Http
     from tickwheel.server.metrics.exposition import Exposition
     from tickwheel.server.shard.shard import Shard
 
 
+API_NEEDS = ("msgspec", "offapi")
+"""What the HTTP API is made with, beside what health and metrics need."""
+M_ARENA_MAX = -8
+"""Of glibc's ``mallopt``."""
 GOODBYE_WAIT_S = 1.0
 """After GOODBYE, clients get this long to send what they still have."""
 
@@ -65,16 +72,16 @@ class Daemon:
             cut_off=self._cut_off,
             status=lambda: status_map(self),
         )
-        self.listener = Listener(
-            StandbyOperations(
-                settings,
-                settings.limits(),
-                self.roles.clock,
-                active=lambda: self.roles.other_leader,
-                status=lambda: status_map(self),
-                on_event=self.roles.on_event,
-            )
+        self._standby = StandbyOperations(
+            settings,
+            settings.limits(),
+            self.roles.clock,
+            active=lambda: self.roles.other_leader,
+            status=lambda: status_map(self),
+            on_event=self.roles.on_event,
         )
+        self.listener = Listener(self._standby)
+        self._api: Api | None = None
         self._http: Http | None = None
         self._exposition: Exposition | None = None
         self._probe: asyncio.Task[None] | None = None
@@ -125,8 +132,23 @@ class Daemon:
             self._exposition.render,
             connections_max=self.settings.http_connections_max,
             idle_s=self.settings.http_idle_timeout_s,
+            keep_alive_s=self.settings.heartbeat_interval_s,
+            api=self._make_api(),
         )
         await self._http.start()
+
+    def _make_api(self) -> Api | None:
+        """None without the extra ``http``."""
+        missing = [name for name in API_NEEDS if find_spec(name) is None]
+        if missing:
+            self.log.info(
+                "no_http_api", detail=f"{', '.join(missing)} is missing: install tickwheel[http]"
+            )
+            return None
+        from tickwheel.server.http.api import Api
+
+        self._api = Api(self.settings, self._standby, self.roles.observed)
+        return self._api
 
     @property
     def connection_count(self) -> int:
@@ -174,6 +196,8 @@ class Daemon:
         shard.draining = True
         if self._server is not None:
             self._server.close()
+        if self._api is not None:
+            self._api.drain()
         for connection in self.listener.connections:
             connection.say_goodbye("draining", "the daemon is shutting down")
         shard.pause()
@@ -187,6 +211,8 @@ class Daemon:
                 f"the store did not take the last batch within {timeout_s} s (drain_timeout_s);"
                 " what was not confirmed is not kept"
             ) from None
+        if self._api is not None:
+            self._api.stop()
         for connection in self.listener.connections:
             connection.close()
         await self._until_closed()
@@ -206,7 +232,10 @@ class Daemon:
     # --- connections -------------------------------------------------------------------------
 
     def _serving(self, shard: Shard) -> None:
-        self.listener.serve(Operations(shard, value_bytes))
+        operations = Operations(shard, value_bytes)
+        self.listener.serve(operations)
+        if self._api is not None:
+            self._api.serve(operations)
         if self._exposition is not None:
             self._exposition.serves(shard.core)
 
@@ -215,9 +244,13 @@ class Daemon:
 
     def _deposed(self) -> None:
         self.listener.stand_by()
+        if self._api is not None:
+            self._api.stand_by()
 
     def _cut_off(self) -> None:
         self.listener.abort()
+        if self._api is not None:
+            self._api.stand_by()
 
     async def _until_closed(self) -> None:
         deadline = time.monotonic() + GOODBYE_WAIT_S
@@ -273,8 +306,10 @@ SWITCH_INTERVAL_S = 0.000_1
 FILES_RESERVED = 64
 """Descriptors beside connections: the store and its backups, the history, logs, the loop."""
 NO_FILES_QUIET_S = 60.0
-HTTP_FILES_RESERVED = 64
-"""The same for HTTP, when it is on."""
+HTTP_FILES_MIN = 64
+"""HTTP, when it is on, has a sixteenth of the descriptors, and at least so many."""
+HTTP_FILES_EXTRA = 16
+"""Of them for health checks while all its other connections are busy."""
 
 
 def run(settings: Settings) -> int:
@@ -282,6 +317,7 @@ def run(settings: Settings) -> int:
     log = configure(settings.log_format, settings.log_level).bind(node=settings.node)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     gc.set_threshold(100_000, 50, 1_000)
+    use_one_arena()
     settings = within_file_limit(settings, log)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_serve(settings, log))
@@ -346,13 +382,26 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
+def use_one_arena() -> None:
+    """Let all threads share one heap, where the C library is glibc and ``MALLOC_ARENA_MAX`` does
+    not say how many it should have.
+
+    With a heap for each thread, what the store's threads have freed is of no use to the loop: a
+    tenth of the daemon's memory after many tasks have come, moved and gone. Threads that wait for
+    each other at it are not what limits a process with one interpreter lock.
+    """
+    if "MALLOC_ARENA_MAX" not in os.environ:
+        with contextlib.suppress(AttributeError, OSError):
+            ctypes.CDLL(None).mallopt(M_ARENA_MAX, 1)
+
+
 def within_file_limit(settings: Settings, log: Log) -> Settings:
     """As many descriptors as the system allows; fewer connections when those do not suffice.
 
     Connections must never be able to take the descriptors that the store needs.
     """
-    reserved = FILES_RESERVED + (HTTP_FILES_RESERVED if settings.http is not None else 0)
-    wanted = settings.connections_max + reserved
+    http = 0 if settings.http is None else settings.http_connections_max + HTTP_FILES_EXTRA
+    wanted = settings.connections_max + http + FILES_RESERVED
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = max(soft, wanted) if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < allowed:
@@ -361,10 +410,14 @@ def within_file_limit(settings: Settings, log: Log) -> Settings:
             soft = allowed
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return settings
-    connections_max = max(1, soft - reserved)
+    http = min(http, max(HTTP_FILES_MIN, soft // 16))
+    fewer = {"connections_max": max(1, min(settings.connections_max, soft - http - FILES_RESERVED))}
+    if http:
+        fewer["http_connections_max"] = max(1, http - HTTP_FILES_EXTRA)
+    changes = [f"{name} is {fewer[name]}, not {getattr(settings, name)}" for name in fewer]
     log.warning(
         "few_file_descriptors",
-        detail=f"{soft} are allowed, {reserved} of them kept for the daemon itself:"
-        f" connections_max is {connections_max}, not {settings.connections_max}",
+        detail=f"{soft} are allowed, {FILES_RESERVED} of them kept for the daemon itself:"
+        f" {', '.join(changes)}",
     )
-    return settings.model_copy(update={"connections_max": connections_max})
+    return settings.model_copy(update=fewer)

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from tickwheel.errors import BadRequest, LimitExceeded, shown
-from tickwheel.model import retry
+from tickwheel.model import coalescing, retry
+from tickwheel.model.coalescing import Coalescing
 from tickwheel.model.records import GroupSettings
 from tickwheel.model.retry import DEFAULT, InvalidPolicy, PolicyRef, RetryPolicy
 
@@ -44,6 +45,12 @@ def _refused() -> Iterator[None]:
     except InvalidPolicy as error:
         refusal = LimitExceeded if error.is_too_long else BadRequest
         raise refusal(error.message(shown)) from None
+
+
+def rule(value: Any, field: str) -> Coalescing:
+    """What becomes of a task whose key is pending, as a client gives it."""
+    with _refused():
+        return coalescing.checked(value, field)
 
 
 def policy_map(ref: PolicyRef | None, known: Mapping[str, RetryPolicy]) -> dict[str, Any] | None:
@@ -90,6 +97,10 @@ def settings(
     if "retry" in given:
         own = given["retry"]
         after = after._replace(retry=None if own is None else policy(own, "retry", known))
+    if given.get("if_pending") is not None:
+        after = after._replace(if_pending=rule(given["if_pending"], "if_pending"))
+    elif "if_pending" in given:
+        after = after._replace(if_pending=None)
     return after
 
 
@@ -97,6 +108,7 @@ def settings_map(
     topic: str, group: str | None, found: GroupSettings, known: Mapping[str, RetryPolicy]
 ) -> dict[str, Any]:
     """As CONFIGURE and GROUP_CREATE answer them."""
+    rule = {} if found.if_pending is None else {"if_pending": found.if_pending.to_map()}
     return {
         "topic": topic,
         "group": group,
@@ -104,4 +116,5 @@ def settings_map(
         "rate": found.rate,
         "burst": found.burst,
         "retry": policy_map(found.retry, known),
+        **rule,
     }

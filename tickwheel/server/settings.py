@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 import tomllib
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -71,6 +72,7 @@ class Settings(BaseSettings):
     tick_ms: int = Field(default=1000, ge=1, le=3_600_000)
     shard: int = Field(default=0, ge=0, le=1023)
     delay_max_s: float = Field(default=10 * 365.25 * 86_400, gt=0)
+    within_max_s: float = Field(default=86_400, gt=0)
     delay_levels: str = DELAY_LEVELS
     """The delays of level 1, 2, …, separated by spaces; units s, m, h, d."""
     clock_hold_over_s: float = Field(default=86_400.0, gt=0)
@@ -91,7 +93,7 @@ class Settings(BaseSettings):
     retry_jitter: float = Field(default=0.1, ge=0, le=1)
     retry_policies: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Policies by name, each as on the wire: {"kind": "fixed", "delay_ms": 5000, …}."""
-    dead_retention_s: float = Field(default=3 * 86_400.0, gt=0)
+    dead_retention_s: float = Field(default=14 * 86_400.0, gt=0)
     broadcast_tasks_max: int = Field(default=10_000, gt=0)
     broadcast_bytes_max: int = Field(default=32 * 1024 * 1024, gt=0)
     broadcasts_bytes_max: int = Field(default=256 * 1024 * 1024, gt=0)
@@ -119,7 +121,14 @@ class Settings(BaseSettings):
     property_value_bytes_max: int = Field(default=4_096, gt=0)
     tasks_per_frame_max: int = Field(default=16_384, gt=0)
     connections_max: int = Field(default=4_096, gt=0)
-    http_connections_max: int = Field(default=256, gt=0)
+    http_connections_max: int = Field(default=1_024, gt=0)
+    http_body_bytes_max: int | None = Field(default=None, gt=0)
+    """Of one request over HTTP, or of one line. None: twice the largest task."""
+    http_bodies_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
+    """Of all requests over HTTP that are being read or worked on."""
+    http_body_timeout_s: float = Field(default=30.0, gt=0)
+    http_wait_max_s: float = Field(default=60.0, ge=0)
+    """Of a pull over HTTP: what lies between gives up a request without an answer sooner."""
     http_idle_timeout_s: float = Field(default=5.0, gt=0)
     subscriptions_max: int = Field(default=1_024, gt=0)
     pulls_max: int = Field(default=1_024, gt=0)
@@ -276,6 +285,11 @@ class Settings(BaseSettings):
         asked = self.task_bytes_max or self.body_bytes_max + TASK_EXTRAS_BYTES
         return min(asked, self.frame_bytes_max - DELIVERY_BYTES - FRAME_HEAD_BYTES)
 
+    @property
+    def http_body_bytes(self) -> int:
+        """``http_body_bytes_max``, or room for the largest task as base64 in JSON."""
+        return self.http_body_bytes_max or 2 * self.largest_task_bytes
+
     def limits(self) -> Limits:
         """What a client gets in the answer to its HELLO."""
         return Limits(
@@ -286,6 +300,7 @@ class Settings(BaseSettings):
             tasks_per_frame_max=self.tasks_per_frame_max,
             ids_per_frame_max=self.tasks_per_frame_max,
             delay_ms_max=int(self.delay_max_s * 1000),
+            within_ms_max=int(self.within_max_s * 1000),
             window_max=self.window_max,
             pull_max=self.pull_max,
             prefetch_max=self.prefetch_max,
@@ -390,5 +405,10 @@ def _explain(error: ValidationError) -> str:
         name = ".".join(map(str, item["loc"])) or "settings"
         # Of what concerns several settings the message says all, and the input is all of them.
         got = f" (got {item['input']!r})" if item["loc"] else ""
+        if item["type"] == "extra_forbidden":
+            near = get_close_matches(name, Settings.model_fields, n=1)
+            meant = f"; did you mean {near[0]}?" if near else ""
+            parts.append(f"there is no setting {name}{meant}")
+            continue
         parts.append(f"setting {name}: {item['msg']}{got}")
     return "; ".join(parts)

@@ -23,9 +23,10 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
-from itertools import chain
+from itertools import chain, islice
 
 from tickwheel.wheel.buckets import ENTRY_BYTES, Handles, balance, compacted
 
@@ -35,6 +36,8 @@ ENTRIES_PER_TOMB_MAX = 5
 DENSE_PER_SLOT = 64
 CHUNK_ENTRIES = 1024  # of a rotation: 512 handles, 8 KiB
 
+Counts = dict[int, int]
+"""tick → handles"""
 Key = tuple[bool, int]
 """(whether a rotation, number of the tick or rotation)"""
 
@@ -320,6 +323,55 @@ class Ring:
         for tick, bucket in self._ticks.items():
             entries = (len(bucket) - self._moved.get(tick, 0)) // 2
             yield tick, entries - 2 * self._tombs.get((False, tick), 0)
+
+    def counts_between(
+        self, first: int, end: int, sample_max: int, without: AbstractSet[int] = frozenset()
+    ) -> tuple[Counts, bool]:
+        """How many handles the ticks from ``first`` to before ``end`` have, and whether that is
+        exact: of a later rotation with more than ``sample_max`` handles about so many are looked
+        at, each for those beside it. Rotations ``without`` are left out."""
+        ticks = self._ticks
+        near: Iterable[int] = range(first, end)
+        if first >= self.end * self._slots and not self._dense and not self._scattering:
+            near = ()
+        elif end - first > len(ticks):
+            near = [tick for tick in ticks if first <= tick < end]
+        counts: Counts = {}
+        for tick in near:
+            if (bucket := ticks.get(tick)) is not None:
+                entries = (len(bucket) - self._moved.get(tick, 0)) // 2
+                counts[tick] = entries - 2 * self._tombs.get((False, tick), 0)
+        exact = True
+        for rotation in set(self.rotations_between(first, end)) - without:
+            stride = -(-self.handles_in(rotation) // sample_max)
+            exact &= stride <= 1
+            self._sample(rotation, max(1, stride), first, end, counts)
+        return counts, exact
+
+    def rotations_between(self, first: int, end: int) -> list[int]:
+        """Those later ones with a bucket that have a tick from ``first`` to before ``end``."""
+        low, high = first // self._slots, (end - 1) // self._slots
+        if high - low < len(self._far):
+            return [r for r in range(low, high + 1) if r in self._far]
+        return sorted(r for r in self._far if low <= r <= high)
+
+    def handles_in(self, rotation: int) -> int:
+        """Of a later rotation, tombstones included."""
+        return (len(self._full.get(rotation, ())) * CHUNK_ENTRIES + len(self._far[rotation])) // 2
+
+    def live_in(self, rotation: int) -> int:
+        """Of a later rotation, less those withdrawn."""
+        return self.handles_in(rotation) - 2 * self._tombs.get((True, rotation), 0)
+
+    def _sample(self, rotation: int, stride: int, first: int, end: int, counts: Counts) -> None:
+        """Every ``stride``-th handle of a rotation, counted so often."""
+        tick_ms, get = self._tick_ms, counts.get
+        within = min(stride, CHUNK_ENTRIES // 2)
+        for chunk in islice(self._chunks(rotation), 0, None, stride // within):
+            step = 2 * within
+            for task_id, due_ms in zip(chunk[::step], chunk[1::step], strict=True):
+                if first <= (tick := due_ms // tick_ms) < end:
+                    counts[tick] = get(tick, 0) + (stride if task_id >= 0 else -stride)
 
     @property
     def memory_bytes(self) -> int:

@@ -49,6 +49,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 
 from tickwheel.wheel.buckets import Near
 from tickwheel.wheel.idqueue import IdQueue
@@ -61,6 +62,10 @@ AHEAD_MAX = 4_096
 PACE_MS = 2
 """Pause between two steps of work ahead, so that it takes only a part of the loop."""
 TIME_MS_MAX = 2**62
+SAMPLE_MAX = 4_096
+"""Handles of a later rotation that are looked at to say how full its ticks are (under 1 ms)."""
+LOAD_SAMPLE_MAX = 65_536
+"""Of all later rotations together, for ``load`` (about 10 ms)."""
 
 
 class TimingWheel:
@@ -287,6 +292,43 @@ class TimingWheel:
         for tick, count in self._ring.counts():
             counts[tick % self.slots] += count
         return [max(0, count) for count in counts]
+
+    def counts_between(
+        self, first: int, end: int, sample_max: int = SAMPLE_MAX
+    ) -> tuple[dict[int, int], bool]:
+        """How many handles each tick from ``first`` to before ``end`` has, those with none left
+        out; False: some of it is an estimate, see ``Ring.counts_between``."""
+        return self._counts(first, end, sample_max, frozenset())
+
+    def _counts(
+        self, first: int, end: int, sample_max: int, without: AbstractSet[int]
+    ) -> tuple[dict[int, int], bool]:
+        counts, exact = self._ring.counts_between(first, end, sample_max, without)
+        if first < self._opened_end:
+            for due_ms, count in self._near.counts():
+                if first <= (tick := due_ms // self.tick_ms) < end:
+                    counts[tick] = counts.get(tick, 0) + count
+        return {tick: count for tick, count in counts.items() if count > 0}, exact
+
+    def load(self, first_ms: int, step_ms: int, steps: int) -> tuple[list[int], bool]:
+        """How many handles are due in each of so many spans of ``step_ms`` from ``first_ms`` on,
+        both whole ticks; False: estimates are among them. A later rotation that lies within one
+        span is not looked into."""
+        found, ring, tick_ms = [0] * steps, self._ring, self.tick_ms
+        first, end = first_ms // tick_ms, (first_ms + steps * step_ms) // tick_ms
+        whole: set[int] = set()
+        rotations = ring.rotations_between(first, end)
+        for rotation in rotations:
+            begin_ms, length_ms = rotation * self.slots * tick_ms, self.slots * tick_ms
+            step = (begin_ms - first_ms) // step_ms
+            if 0 <= step == (begin_ms + length_ms - 1 - first_ms) // step_ms < steps:
+                found[step] += max(0, ring.live_in(rotation))
+                whole.add(rotation)
+        sample_max = max(1, LOAD_SAMPLE_MAX // max(1, len(rotations) - len(whole)))
+        counts, exact = self._counts(first, end, sample_max, whole)
+        for tick, count in counts.items():
+            found[(tick * tick_ms - first_ms) // step_ms] += count
+        return found, exact
 
     @property
     def memory_bytes(self) -> int:

@@ -102,6 +102,15 @@ async def test_what_was_enqueued_since_comes_with_all_it_had(tmp_path: Path) -> 
     assert report.exact and report.gaps == []
 
 
+async def test_a_due_window_comes_with_what_was_chosen(tmp_path: Path) -> None:
+    options = TaskOptions(within_ms=600_000, asked_ms=DUE - 7)
+    given = {0: [None, None, None, 0, None, None, None, 600_000, DUE - 7]}
+    write(tmp_path, [[STARTED, group()], [enqueued([B], DUE, options=given, bodies=[b"x"])],
+                     [stopped()]])  # fmt: skip
+    await run(tmp_path, await make_backup(tmp_path, [OLD]))
+    assert (await held(url(tmp_path))).rows[B] == TaskRow(B, DUE, "t", b"x", options)
+
+
 async def test_what_has_ended_does_not_come_back(tmp_path: Path) -> None:
     rows = [TaskRow(i, DUE, "t", b"x") for i in (A, B, C, D)]
     backup = await make_backup(tmp_path, rows)
@@ -211,6 +220,31 @@ async def test_dead_letters_are_made_deleted_and_requeued(tmp_path: Path) -> Non
     assert found.dead == {(A, "g"): DeadRow(A, "g", "t", t(9), 1, "w" * 200, (failure,))}
     assert found.progress == {}
     assert report.dead_letters == 1
+
+
+async def test_a_replaced_task_has_what_replaced_it(tmp_path: Path) -> None:
+    """One whose new body the history does not hold is not given the old one."""
+    backup = await make_backup(tmp_path, [TaskRow(i, DUE, "t", b"old") for i in (A, B, C)])
+    whole = [
+        Kind.REPLACED,
+        t(6),
+        "p",
+        [A],
+        [DUE + 1],
+        "t",
+        {0: ["k", None, None, 3]},
+        [b"new"],
+        None,
+    ]
+    placed = [Kind.REPLACED, t(6), "p", [B], [DUE + 2], "t", {}, [b"newer"], [D]]
+    bodiless = [Kind.REPLACED, t(6), "p", [C], [DUE + 3], "t", {}, None, None]
+    kept = [Kind.MERGED, t(7), "p", "t", "kept", [A]]
+    write(tmp_path, [[STARTED], [whole, placed, bodiless, kept], [stopped()]])
+    report = await run(tmp_path, backup, allow_missing_bodies=True)
+    found = await held(url(tmp_path))
+    assert found.rows[A] == TaskRow(A, DUE + 1, "t", b"new", TaskOptions("k", priority=3))
+    assert found.rows[B] == TaskRow(B, DUE + 2, "t", b"newer", TaskOptions(order_id=D))
+    assert C not in found.rows and report.without_body.count == 1
 
 
 async def test_each_group_owes_its_own_end(tmp_path: Path) -> None:

@@ -207,6 +207,9 @@ class Collides(KeyHash):
     def __call__(self, topic: str, key: str) -> int:
         return 7
 
+    def of_many(self, topics: Sequence[str], keys: Sequence[str]) -> list[int]:
+        return [7] * len(keys)
+
 
 async def test_keys_that_collide_never_meet(daemon: InProcess, peer: Peer) -> None:
     daemon.shard.core.keys.hash = Collides(b"")

@@ -20,7 +20,7 @@ from tickwheel.server.shard.operations.standby import StandbyOperations
 
 BORDER = {"begin", "contain", "survive", "fail"}
 ABOUT_A_CALLER = {
-    "opened", "join", "heard", "blocked", "unblocked", "closed", "is_behind", "handled",
+    "opened", "join", "heard", "blocked", "unblocked", "closed", "finished", "is_behind", "handled",
     "after_all", "mistake", "greeting",
 }  # fmt: skip
 

@@ -104,6 +104,7 @@ class Fuzzer:
             ),
             T.LIST: lambda: (self.listing(),),
             T.STATS: tuple,
+            T.LOAD: lambda: (self.pick((None, {"step_ms": 3_600_000, "steps": 24}, {"steps": 0})),),
             T.DEAD_LIST: lambda: (self.dead_listing(),),
             T.DEAD_REQUEUE: lambda: (self.pairs(),),
             T.DEAD_DELETE: lambda: (self.pairs(),),
@@ -175,9 +176,10 @@ class Fuzzer:
         elif frame[0] == T.OK and frame[1] in self.pulls:
             whose = self.pulls.pop(frame[1])
             # Another frame may have taken the number, too.
-            if type(frame[2]) is tuple and len(frame[2]) == 3:
+            is_pull = type(frame[2]) is tuple and len(frame[2]) == 3
+            if is_pull and type(frame[2][2]) is tuple:
                 self._delivered(whose, frame[2][0], frame[2][2])
-        elif frame[0] == T.OK and type(frame[2]) is tuple and len(frame[2]) == 2:
+        elif frame[0] == T.OK and type(frame[2]) is tuple and len(frame[2]) in (2, 3):
             ids = frame[2][1]
             if type(ids) is tuple:
                 self.ids.extend(one for one in ids if type(one) is int)
@@ -239,6 +241,7 @@ class Fuzzer:
                 "props": self.properties(),
                 "priority": self.pick((0, 1, 128, 255)),
                 "ttl_ms": self.pick((1, 5, 1_000, self.limits.delay_ms_max)),
+                "within_ms": self.pick((0, 5, 60_000, self.near(self.limits.within_ms_max))),
                 "retry": self.policy(),
             }
         )

@@ -119,8 +119,8 @@ async def test_an_error_in_the_middle_of_a_change_ends_the_daemon(
 def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess) -> None:
     table = command_table(Operations(daemon.shard, value_bytes)).handlers
     reads = {
-        T.LOOKUP, T.LOOKUP_KEY, T.LIST, T.SCHEDULE_LIST, T.STATS, T.DEAD_LIST, T.BACKUP, T.PING,
-        T.STATUS,
+        T.LOOKUP, T.LOOKUP_KEY, T.LIST, T.SCHEDULE_LIST, T.STATS, T.LOAD, T.DEAD_LIST, T.BACKUP,
+        T.PING, T.STATUS,
     }  # fmt: skip
     of_connections = {T.HELLO, T.BYE, T.PREFETCH, T.ALIVE}
     assert set(table) - reads - of_connections == {kind for kind, *_ in ACTS.values()}

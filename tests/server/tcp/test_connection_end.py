@@ -45,6 +45,19 @@ async def test_an_abort_after_the_peer_has_gone_does_nothing() -> None:
     await rig.stop()
 
 
+async def test_a_connection_that_begins_when_its_role_is_over_is_cut_off() -> None:
+    """The event loop makes its protocol first and gives it the connection later; a daemon may
+    be deposed in between. Nobody would ever answer the peer, or say goodbye to it."""
+    rig = await ShardRig().start()
+    connection, shared = rig.listener(), rig.listener._active
+    rig.listener.stand_by()
+    peer = Peer(connection)
+    await rig.settle()
+    assert peer.transport.aborted
+    assert shared is not None and not shared.connections
+    await rig.stop()
+
+
 @contextmanager
 def _without_collections() -> Iterator[None]:
     """As in a daemon that has too little to do for one."""

@@ -165,18 +165,25 @@ class Runner:
     async def _handle(self, delivery: Delivery) -> None:
         """In a thread, or with a limit."""
         self._limit = None
-        if self._route.timeout_s is None:
-            await self._start(delivery)
+        if not self._route.is_async:
+            await self._call(delivery)
         else:
             async with asyncio.timeout(self._route.timeout_s) as self._limit:
-                await self._start(delivery)
+                await cast("Any", self._route.handler(delivery))
 
-    async def _start(self, delivery: Delivery) -> None:
-        if self._route.is_async:
-            await cast("Any", self._route.handler(delivery))
-        else:
-            self.call = self._threads.start(self._route.handler, delivery)
-            await self.call.result
+    async def _call(self, delivery: Delivery) -> None:
+        """Until the function has returned, however long that takes: were its task given back
+        before, the same work would be done twice at a time."""
+        self.call = self._threads.start(self._route.handler, delivery)
+        timeout_s = self._route.timeout_s
+        if timeout_s is not None:
+            done, _ = await asyncio.wait((self.call.result,), timeout=timeout_s)
+            if not done:
+                LOGGER.warning(
+                    "%r takes longer than %g s; a function in a thread cannot be stopped, so its"
+                    " task stays here until it returns", delivery, timeout_s,
+                )  # fmt: skip
+        await self.call.result
 
     def _outcome(self, error: BaseException) -> Outcome:
         """Of a handler that raised."""
@@ -205,6 +212,9 @@ class Runner:
             return Outcome("nothing")
         if self._stopped:
             self.task.uncancel()
+            if self.call is not None and not self.call.ended.done():
+                LOGGER.warning("%r still runs in a thread; its lease ends by itself", self.delivery)
+                return Outcome("nothing")
             LOGGER.warning("%r was stopped before it was done", self.delivery)
             return Outcome("release")
         if self.task.cancelling():  # somebody else's doing: the event loop ends

@@ -21,7 +21,14 @@ from tickwheel.client.times import Duration
 from tickwheel.client.worker.ahead import AHEAD_MAX, Ahead
 from tickwheel.client.worker.job import LOGGER, Runner, Threads
 from tickwheel.client.worker.routes import CONCURRENCY_DEFAULT, Handler, Route, route, seconds
-from tickwheel.errors import BadRequest, ClientClosed, TickwheelError, shown
+from tickwheel.errors import (
+    BadRequest,
+    ClientClosed,
+    NotActive,
+    TickwheelError,
+    Unreachable,
+    shown,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -31,6 +38,8 @@ if TYPE_CHECKING:
     from tickwheel.client.retry import Retry
 
 GRACE_S = 30.0
+WAIT_S = 0.5
+"""Between two attempts to find a daemon; each takes the client's connect_timeout, too."""
 
 H = TypeVar("H", bound=Handler)
 
@@ -48,13 +57,15 @@ class Worker:
     ``raise Snooze(delay)``       postponed; the attempt does not count
     ``raise Reject("why")``       to the dead letters at once
     it takes over ``timeout``     cancelled; nack, "timed out after 30 s"
+    it does, in a thread          the task stays here until it returns; what it returns counts
     its lease is lost             cancelled; nothing: another one has the task by now
     it settled the delivery       nothing more
     ============================  ==========================================================
 
     Handlers share tasks of the event loop, one after the other; none finds what another one set
     in its context variables. While it runs its lease is kept up. A function in a thread cannot be
-    cancelled: its delivery is settled as above, its place stays taken until it returns.
+    stopped: when it takes over ``timeout`` that is logged, and the task stays leased, so that it
+    never runs a second time beside itself.
 
     ``client``: one that is not connected is connected, and closed at the end; one that is stays
     open. ``grace``: how long running handlers may take after ``stop``. ``signals``: whether
@@ -89,7 +100,8 @@ class Worker:
         At most ``concurrency`` of its handlers run at a time. ``prefetch``: deliveries that may
         be out here, running or waiting (default: ``concurrency``, and what the handlers start
         within 5 ms, so that none waits long here while another worker is idle). ``retry``: the
-        policy of a group that has none. ``lease``: after how long without a sign of life from
+        policy of a group that has none; another one that the group has stays, and the log says
+        how to change it. ``lease``: after how long without a sign of life from
         this worker others get the task (default: the daemon's 30 s); it is kept up while a
         handler runs.
         """
@@ -117,12 +129,19 @@ class Worker:
         if self._asked is not None:
             self._asked.set()
 
-    async def run(self, *, concurrency: int | None = None, grace: Duration | None = None) -> None:
+    async def run(
+        self,
+        *,
+        concurrency: int | None = None,
+        grace: Duration | None = None,
+        wait: bool = False,
+    ) -> None:
         """Work until ``stop`` or a signal; once. ``concurrency`` and ``grace``: instead of what
-        handlers and worker were made with.
+        handlers and worker were made with. ``wait``: for a daemon that is not there yet.
 
-        Raises what the daemon objects to when it subscribes, then or later (Conflict: the group
-        has another retry policy), and Unreachable when there is no connection at the start.
+        Raises what the daemon objects to when it subscribes, then or later (NotFound: the group
+        was deleted), and, unless it is to ``wait``, Unreachable when there is no connection at
+        the start.
         """
         if self._asked is not None:
             raise BadRequest("a worker runs once; make a new one")
@@ -135,8 +154,8 @@ class Worker:
         if self._stopping:
             return
         ours = self._client._state == "new"
-        if ours:
-            await self._client.connect()
+        if ours and not await self._connect(wait=wait):
+            return
         try:
             watched = on_signals(self.stop, self._hurry.set) if self._signals else nullcontext()
             with watched:
@@ -144,6 +163,24 @@ class Worker:
         finally:
             if ours:
                 await self._client.close()
+
+    async def _connect(self, *, wait: bool) -> bool:
+        """Whether there is a connection: stopped, it waits no longer."""
+        said = False
+        while not self._stopping:
+            try:
+                await self._client.connect()
+                return True
+            except (Unreachable, NotActive) as error:
+                if not wait:
+                    raise
+                if not said:
+                    LOGGER.warning("waits for a daemon: %s: %s", error.code, error.message)
+                    said = True
+            assert self._asked is not None, "it runs"
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._asked.wait(), WAIT_S)
+        return False
 
     async def _work(self, routes: Iterable[Route]) -> None:
         threads = Threads("tickwheel-worker")
@@ -248,7 +285,8 @@ class Lane:
         self._leases: Leases | None = None
 
     async def start(self) -> None:
-        """Subscribe. Raises what the daemon objects to."""
+        """Subscribe. Raises what the daemon objects to; a group's own policy is no reason."""
+        self._subscription.keep_the_groups_policy()
         subscription = await self._subscription.start()
         self._leases = subscription.keep_leases(self._in_hand)
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tickwheel.history.segments import Event
+from tickwheel.model.coalescing import Coalescing, checked
 from tickwheel.model.records import GroupSettings, TaskOptions
 from tickwheel.model.retry import of_history
 
@@ -31,8 +32,14 @@ def options_of(event: Event) -> TaskOptions | None:
         priority=event.get("priority", 0),
         ttl_ms=event.get("ttl_ms"),
         retry=of_history(event.get("retry")),
+        within_ms=event.get("within_ms"),
+        asked_ms=event.get("asked_ms"),
     )
     return None if found == TaskOptions() else found
+
+
+def _rule(given: Any) -> Coalescing | None:
+    return None if given is None else checked(given, "if_pending")
 
 
 def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:
@@ -44,5 +51,6 @@ def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:
         rate=given.get("rate"),
         burst=given.get("burst"),
         retry=of_history(given.get("retry")),
+        if_pending=_rule(given.get("if_pending")),
     )
     return None if found == GroupSettings() else found

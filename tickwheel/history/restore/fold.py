@@ -13,6 +13,7 @@ from typing import Any
 from tickwheel.history.read import task_id
 from tickwheel.history.restore.event_values import body_of, options_of
 from tickwheel.history.restore.owners import Owners
+from tickwheel.history.restore.schedules import Schedules
 from tickwheel.history.segments import Event
 from tickwheel.model.records import (
     FAILURES_MAX,
@@ -25,6 +26,7 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
 )
+from tickwheel.model.schedules import ScheduleRow
 
 ENDINGS_MAX = 100_000  # so many of the newest ends are remembered, as a store does
 
@@ -32,8 +34,11 @@ ENDINGS_MAX = 100_000  # so many of the newest ends are remembered, as a store d
 class Fold:
     """``apply`` event after event, having ``put`` the tasks that it ``needs``."""
 
-    def __init__(self, owners: Owners, id_mark: int, epoch: int) -> None:
+    def __init__(
+        self, owners: Owners, id_mark: int, epoch: int, schedules: Iterable[ScheduleRow] = ()
+    ) -> None:
         self.owners = owners
+        self.schedules = Schedules(schedules)
         self.tasks: dict[int, Task] = {}
         self.gone: set[int] = set()
         """Tasks of the backup that have ended since."""
@@ -45,6 +50,7 @@ class Fold:
         self.unusable = 0
         """Events that lack what they must have."""
         self._verbs: dict[str, Callable[[Task, Event], None]] = {
+            "replaced": self._replaced,
             "rescheduled": self._rescheduled,
             "cancelled": self._cancelled,
             "delivered": self._delivered,
@@ -75,8 +81,8 @@ class Fold:
         self.tasks[task.row.id] = task
 
     def apply(self, event: Event, *, is_old: bool = False) -> None:
-        """``is_old``: it had happened when the backup was made. What became of groups by then
-        the backup knows best, also of those that were deleted."""
+        """``is_old``: it had happened when the backup was made. What became of groups and schedules
+        by then the backup knows best, also of those that were deleted."""
         try:
             self._apply(event, is_old)
         except (KeyError, TypeError, ValueError):
@@ -86,6 +92,9 @@ class Fold:
         self.epoch = max(self.epoch, event["epoch"])
         kind = event["event"]
         named = task_id(event)
+        if not is_old and self.schedules.apply(event):
+            self.id_mark = max(self.id_mark, named or 0)
+            return
         if named is None:
             if not is_old:
                 self._of_group(kind, event)
@@ -119,6 +128,16 @@ class Fold:
         body = body_of(event)
         row = TaskRow(named, int(event["due_ms"]), event["topic"], body or b"", options_of(event))
         self.tasks[named] = Task(row, has_body=body is not None, is_new=True)
+
+    def _replaced(self, task: Task, event: Event) -> None:
+        """Nobody has had it yet."""
+        body, options = body_of(event), options_of(event)
+        if (place := event.get("order_id")) is not None:
+            options = (options or TaskOptions())._replace(order_id=int(place))
+            self.id_mark = max(self.id_mark, int(place))
+        row = task.row._replace(due_ms=int(event["due_ms"]), body=body or b"", options=options)
+        task.row, task.has_body = row, body is not None
+        task.progress.clear()
 
     def _rescheduled(self, task: Task, event: Event) -> None:
         due_ms = int(event["due_ms"])

@@ -84,7 +84,7 @@ class _Run:
         folders = [Path(folder) for folder in plan.history]
         self._replay = Replay(folders, self._shard, since_ms, backup.position_ms)
         owners, epoch = Owners(backup.small.groups), self._epoch_of_backup()
-        self._fold = Fold(owners, backup.id_mark, epoch)
+        self._fold = Fold(owners, backup.id_mark, epoch, backup.small.schedules)
         self._report = Report(
             dry_run=plan.dry_run,
             backup=plan.backup,
@@ -102,7 +102,8 @@ class _Run:
             await self._take_events()
         await self._look()
         report = self._report
-        report.refused = bool(report.without_body.count and not self._plan.allow_missing_bodies)
+        missing = report.without_body.count or report.schedules_without_body
+        report.refused = bool(missing and not self._plan.allow_missing_bodies)
         if not self._plan.dry_run and not report.refused:
             await self._fill()
         return report
@@ -200,6 +201,8 @@ class _Run:
         for named in sorted(left):
             report.not_found.add(named)
         report.ended_since = fold.ended
+        report.schedules = len(fold.schedules.rows())
+        report.schedules_without_body = fold.schedules.without_body()
         report.groups = sum(
             1
             for row in fold.owners.rows()
@@ -232,7 +235,7 @@ class _Run:
             min(position_ms, self._now_ms),
         )
         await filler.sessions(small.sessions)
-        await filler.schedules(small.schedules)
+        await filler.schedules(self._fold.schedules.rows())
 
     def _endings(self) -> list[tuple[int, Outcome]]:
         newer = self._fold.outcomes
@@ -345,13 +348,16 @@ class Report:
     waiting: int = 0
     dead_letters: int = 0
     groups: int = 0
+    schedules: int = 0
+    schedules_without_body: list[str] = field(default_factory=list)
+    """Names: put after the backup, and the history holds no bodies."""
     skipped_overdue: Listed = field(default_factory=Listed)
     without_body: Listed = field(default_factory=Listed)
     """Cannot be restored: enqueued after the backup, and the history holds no bodies."""
     not_found: Listed = field(default_factory=Listed)
     """Asked for by id, and not there."""
     refused: bool = False
-    """Nothing was written, because tasks without a body would be missing."""
+    """Nothing was written, because tasks or schedules without a body would be missing."""
     epoch: int = 0
     id_mark: str = "0"
 
@@ -359,7 +365,8 @@ class Report:
     def exact(self) -> bool:
         """The store is as it was when it was last written, as far as can be known, but for what
         was left out on demand."""
-        return self.history and self.clean_stop and not self.gaps and not self.without_body.count
+        missing = self.without_body.count or self.schedules_without_body
+        return self.history and self.clean_stop and not self.gaps and not missing
 
     @property
     def gaps(self) -> list[str]:

@@ -140,7 +140,6 @@ class Filler:
             await self._flush()
 
     async def schedules(self, rows: list[ScheduleRow]) -> None:
-        """As of the backup: the history knows their tasks, and not themselves."""
         for start in range(0, len(rows), SCHEDULES_A_BATCH):
             some = rows[start : start + SCHEDULES_A_BATCH]
             self._effects.schedules = {row.schedule.name: row for row in some}

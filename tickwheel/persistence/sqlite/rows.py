@@ -251,7 +251,7 @@ def group_values(rows: Iterable[GroupRow]) -> Iterator[Sequence[object]]:
 
 
 def session_values(rows: Iterable[SessionRow]) -> Iterator[Sequence[object]]:
-    return ((*row[:3], encode_answers(row.answers)) for row in rows)
+    return ((*row[:3], encode_answers(row.answers, row.merged)) for row in rows)
 
 
 def progress_row(
@@ -288,7 +288,7 @@ def schedule_row(name: str, data: bytes) -> ScheduleRow:
 
 
 def session_row(session: bytes, floor: int, seen_ms: int, answers: bytes) -> SessionRow:
-    return SessionRow(session, floor, seen_ms, decode_answers(answers))
+    return SessionRow(session, floor, seen_ms, *decode_answers(answers))
 
 
 def task_row(task_id: int, due_ms: int, topic: str, body: bytes, options: Any) -> TaskRow:

@@ -1,26 +1,37 @@
-"""HTTP: ``/healthz`` (the process answers), ``/readyz`` (it takes and gives), ``/metrics``.
+"""HTTP: ``/healthz`` (the process answers), ``/readyz`` (it takes and gives), ``/metrics``, and,
+where the extra ``http`` is installed, the API under ``/v1`` with its document and its page.
 
-Starlette on uvicorn, in the daemon's own event loop. Knows no engine: it asks two functions.
-Health checks must get through whatever others do, or a supervisor restarts a daemon that is well:
-a connection without a request is closed soon, and when there are too many, the one that has been
-without one for the longest makes room for the next.
+Starlette on uvicorn, in the daemon's own event loop. Knows no engine: it asks two functions and the
+API. Health checks must get through whatever others do, or a supervisor restarts a daemon that is
+well: a connection without a request is closed soon, and when there are too many, the one that has
+been without one for the longest makes room for the next, then the one that is slowest to send its
+own. When all wait for answers, a few more are let in, and get nothing but health and metrics.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from tickwheel.errors import BadRequest
+from tickwheel.server.tcp.heartbeats import keep_alive
+
+if TYPE_CHECKING:
+    from tickwheel.server.http.api import Api
 
 Readiness = Callable[[], tuple[bool, dict[str, Any]]]
 """(ready, details)"""
@@ -33,6 +44,9 @@ SCRAPES_MAX = 8
 REQUEST_S_MAX = 30.0
 """An answer that the peer does not read is given up after this."""
 HEADER_BYTES_MAX = 16 * 1024
+EXTRA_CONNECTIONS_MAX = 16
+"""Over ``connections_max``, for health checks while all others are busy."""
+API_PREFIX = "/v1/"
 _places = count()
 
 
@@ -40,30 +54,79 @@ class _Connection(H11Protocol):
     """uvicorn's, which would wait for a request as long as the peer likes, and which beyond a
     number of connections, idle ones included, answers everybody with 503."""
 
-    connections_max = 256
+    connections_max = 1_024
     idle_s = 5.0
+    keep_alive_s = 10.0
     _timer: asyncio.TimerHandle | None = None
     _since_s = 0.0
     _place = 0
     """In the order in which they came or were last seen with another request."""
+    _heard = 0
+    """The same, of its last bytes."""
+    _is_extra = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as theirs
         super().connection_made(transport)
+        sock = transport.get_extra_info("socket")
+        keep_alive(sock, self.keep_alive_s)
         self._since_s, self._place = self.loop.time(), next(_places)
         self._seen = self.cycle
         self._timer = self.loop.call_later(self.idle_s, self._look)
         if len(self.connections) > self.connections_max:
-            others = [one for one in self.connections if isinstance(one, _Connection)]
-            others.remove(self)
-            oldest = min(others, key=lambda one: (not one.is_idle, one._place))
-            # Out of the set at once: the next one must not choose it again.
-            self.connections.discard(oldest)
-            oldest.transport.abort()
+            self._make_room()
+        self.app_state = {"abort": transport.abort, "is_extra": self._is_extra}
+
+    def _make_room(self) -> None:
+        others = [one for one in self.connections if isinstance(one, _Connection)]
+        others.remove(self)
+        oldest = min(others, key=_Connection._standing)
+        if oldest._waits:
+            # Nobody who waits for tasks is sent away for a newcomer.
+            self._is_extra = True
+            extra = [one for one in others if one._is_extra]
+            if len(extra) < EXTRA_CONNECTIONS_MAX:
+                return
+            oldest = min(extra, key=lambda one: one._place)
+        # Out of the set at once: the next one must not choose it again.
+        self.connections.discard(oldest)
+        oldest.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP: as theirs, in the form of all errors here."""
+        error = BadRequest(msg)
+        said = {"type": f"urn:tickwheel:error:{error.code}", "title": "Bad request", "status": 400}
+        said |= {"detail": msg, "code": error.code, "retryable": error.retryable}
+        body = json.dumps(said).encode()
+        headers = [(b"content-type", b"application/problem+json")]
+        headers += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+        try:
+            head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        except h11.LocalProtocolError:
+            pass  # an answer was under way, and this cannot be said within it
+        self.transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        self._heard = next(_places)
+        super().data_received(data)
+
+    def _standing(self) -> tuple[bool, bool, int]:
+        """Who makes room first is least: without a request; with one that has not come to its end,
+        and that was silent for the longest."""
+        is_idle = self.is_idle
+        return self._waits, not is_idle, self._place if is_idle else self._heard
+
+    @property
+    def _waits(self) -> bool:
+        """Its whole request is here, and not answered."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return not self.is_idle and cycle is not None and not cycle.more_body
 
     @property
     def is_idle(self) -> bool:
@@ -71,11 +134,17 @@ class _Connection(H11Protocol):
         return cycle is None or cycle.response_complete
 
     def _look(self) -> None:
-        """Every now and then: has it asked for anything, and been answered?"""
+        """Every now and then: has it asked for anything, been answered, and read that?"""
         now_s = self.loop.time()
+        is_unread = self.transport.get_write_buffer_size() > 0
         if self.cycle is not self._seen:
             self._seen, self._since_s, self._place = self.cycle, now_s, next(_places)
-        elif self.is_idle or now_s - self._since_s >= REQUEST_S_MAX:
+        elif self.is_idle and not is_unread:
+            self.transport.abort()
+            return
+        elif not is_unread:
+            self._since_s = now_s  # its handler has its own limits
+        elif now_s - self._since_s >= REQUEST_S_MAX:
             self.transport.abort()
             return
         self._timer = self.loop.call_later(self.idle_s, self._look)
@@ -101,9 +170,16 @@ class Http:
         *,
         connections_max: int = _Connection.connections_max,
         idle_s: float = _Connection.idle_s,
+        keep_alive_s: float = _Connection.keep_alive_s,
+        api: Api | None = None,
     ) -> None:
         self._address = (host, port)
-        limits = {"connections_max": connections_max, "idle_s": idle_s}
+        limits = {
+            "connections_max": connections_max,
+            "idle_s": idle_s,
+            "keep_alive_s": keep_alive_s,
+        }
+        self.api = api
         self._protocol = type("Connection", (_Connection,), limits)
         self._scrapes = 0
         self._readiness = readiness
@@ -127,6 +203,8 @@ class Http:
         config = uvicorn.Config(
             self._application(),
             log_config=None,
+            # Its warnings are what strangers send: they could fill a disk with them.
+            log_level="error",
             access_log=False,
             lifespan="off",
             ws="none",
@@ -134,6 +212,7 @@ class Http:
             h11_max_incomplete_event_size=HEADER_BYTES_MAX,
             timeout_graceful_shutdown=1,
             server_header=False,
+            proxy_headers=False,
         )
         self._server = _Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
@@ -145,7 +224,7 @@ class Http:
         self._server.should_exit = True
         await serving
 
-    def _application(self) -> Starlette:
+    def _application(self) -> ASGIApp:
         async def healthz(request: Request) -> JSONResponse:
             return JSONResponse({"status": "alive"})
 
@@ -163,5 +242,18 @@ class Http:
                 self._scrapes -= 1
             return Response(body, headers={"content-type": content_type})
 
-        routes = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
-        return Starlette(routes=[Route(path, route) for path, route in routes.items()])
+        about = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
+        routes: list[BaseRoute] = [Route(path, route) for path, route in about.items()]
+        api = self.api
+        if api is None:
+            return Starlette(routes=routes)
+        # Nothing of the API is imported without its extra.
+        from tickwheel.server.http.pages import pages
+
+        rest = Starlette(routes=[*routes, *pages(api.routes, wait_ms_max=api.wait_ms_max)])
+
+        async def application(scope: Scope, receive: Receive, send: Send) -> None:
+            is_api = scope["type"] == "http" and scope["path"].startswith(API_PREFIX)
+            await (api if is_api else rest)(scope, receive, send)
+
+        return application

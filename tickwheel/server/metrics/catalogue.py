@@ -14,6 +14,7 @@ import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from tickwheel.model.coalescing import Merging
 from tickwheel.server.status import readiness
 
 if TYPE_CHECKING:
@@ -171,6 +172,21 @@ TOPIC: tuple[Metric[Topic], ...] = (
     Metric("tickwheel_broadcasters", "Open broadcast subscriptions.", lambda t, _: _listeners(t)),
     Metric("tickwheel_enqueued_total", "Tasks accepted.", lambda t, _: t.enqueued),
     Metric("tickwheel_cancelled_total", "Tasks cancelled.", lambda t, _: t.cancelled),
+    Metric(
+        "tickwheel_kept_total",
+        "Tasks not stored, because one with their key was pending.",
+        lambda t, _: t.merged[Merging.KEPT],
+    ),
+    Metric(
+        "tickwheel_replaced_total",
+        "Tasks that took the place of a pending one with their key.",
+        lambda t, _: t.merged[Merging.REPLACED],
+    ),
+    Metric(
+        "tickwheel_rejected_total",
+        "Tasks refused by their own rule, because one with their key was pending.",
+        lambda t, _: t.merged[Merging.REJECTED],
+    ),
     Metric("tickwheel_broadcast_total", "Broadcast deliveries.", lambda t, _: t.broadcast),
 )
 """By topic."""
@@ -230,6 +246,11 @@ ENGINE: tuple[Metric[Core], ...] = (
         "Occurrences that were skipped because the task before was unfinished.",
         lambda c, _: c.totals.schedules_overlapped,
     ),
+    Metric(
+        "tickwheel_windows_total",
+        "Tasks with a due window, for which a moment was chosen.",
+        lambda c, _: c.totals.windows,
+    ),
     Metric("tickwheel_sessions", "Producer sessions remembered.", lambda c, _: len(c.sessions)),
     Metric("tickwheel_topics", "Topics known.", lambda c, _: len(c.topics)),
     Metric("tickwheel_wheel_bytes", "Memory of the handles.", lambda c, _: c.wheel.memory_bytes),
@@ -270,6 +291,26 @@ DAEMON: tuple[Plain, ...] = (
     ),
     Plain("tickwheel_loaded_tasks", "Handles it loaded then.", lambda d: d.roles.loaded),
     Plain("tickwheel_connections", "Open connections.", lambda d: d.connection_count),
+    Plain(
+        "tickwheel_http_requests_total",
+        "Requests of the HTTP API that were answered.",
+        lambda d: _seen(d).http_requests,
+    ),
+    Plain(
+        "tickwheel_http_client_errors_total",
+        "The same with a status of 400 to 499.",
+        lambda d: _seen(d).http_client_errors,
+    ),
+    Plain(
+        "tickwheel_http_server_errors_total",
+        "The same with a status of 500 or more.",
+        lambda d: _seen(d).http_server_errors,
+    ),
+    Plain(
+        "tickwheel_http_under_way",
+        "Requests of the HTTP API that are not answered, streams included.",
+        lambda d: _seen(d).http_under_way,
+    ),
     Plain("tickwheel_store_up", "1: commits go through.", _store_up),
     Plain("tickwheel_store_full", "1: the store has no room.", _store_full),
     Plain(
@@ -301,6 +342,11 @@ DAEMON: tuple[Plain, ...] = (
         "tickwheel_backup_last_success_timestamp_seconds",
         "When the newest daily backup was begun (Unix time); 0: none is known.",
         lambda d: _seen(d).backup_s,
+    ),
+    Plain(
+        "tickwheel_dead_expire_timestamp_seconds",
+        "When the next dead letter is deleted, at the earliest (Unix time); 0: none is known.",
+        lambda d: _seen(d).dead_expire_s,
     ),
     Plain(
         "tickwheel_backup_failures_total",
@@ -360,9 +406,22 @@ HISTOGRAMS: tuple[Distribution, ...] = (
 
 STORE_ERRORS = "tickwheel_store_errors_total"
 STORE_ERRORS_HELP = "Commits (refused, full, unknown) and election calls that failed."
+LOAD = "tickwheel_load_tasks"
+LOAD_HELP = "Tasks on the wheel that are due in this hour (0), in the next (1), and so on."
+LOAD_HOURS = 24
 BUILD = "tickwheel_build_info"
 BUILD_HELP = "1; version of this daemon and of Python, kind of store, node."
 BUILD_LABELS = ("version", "python", "store", "node")
+HOUR_MS = 3_600_000
+
+
+def load(core: Core, now_ms: int) -> list[int]:
+    """Of each hour by the clock. Rotations are hours too, unless they are set otherwise, so that
+    later ones are not looked into."""
+    hour_ms = max(1, HOUR_MS // core.wheel.tick_ms) * core.wheel.tick_ms
+    return core.wheel.load(now_ms // hour_ms * hour_ms, hour_ms, LOAD_HOURS)[0]
+
+
 PROCESS = (
     "process_cpu_seconds_total",
     "process_max_fds",
@@ -383,5 +442,6 @@ def names() -> dict[str, tuple[str, ...]]:
         **{plain.name: () for plain in DAEMON},
         **{each.name: (each.label,) if each.label else () for each in HISTOGRAMS},
         STORE_ERRORS: ("kind",),
+        LOAD: ("hour",),
         BUILD: BUILD_LABELS,
     }

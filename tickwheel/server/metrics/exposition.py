@@ -155,6 +155,11 @@ class Exposition:
         labels: Key = ("kind",)
         texts = _texts(labels, keys)
         yield Family(name, "counter", about, labels, keys, texts, list(errors.values()))
+        if self._core is not None:
+            hours: list[Key] = [(str(hour),) for hour in range(metrics.LOAD_HOURS)]
+            counts = metrics.load(self._core, self._now_ms())
+            labels, name, about = ("hour",), metrics.LOAD, metrics.LOAD_HELP
+            yield Family(name, "gauge", about, labels, hours, _texts(labels, hours), counts)
         settings = self._daemon.settings
         store = settings.store.partition(":")[0]
         build = (__version__, platform.python_version(), store, settings.node)

@@ -56,8 +56,17 @@ class Observed:
         self.backup_s = 0.0
         """When the newest daily backup was begun, Unix time; 0: none is known."""
         self.backup_failures = 0
+        self.dead_expire_s = 0.0
+        """When the next dead letter will have been kept for long enough, Unix time; 0: none is
+        known."""
         self.internal_errors = 0
         """Unexpected exceptions of one request or one task, which the daemon survived."""
+        self.http_requests = 0
+        """Of the HTTP API that were answered."""
+        self.http_client_errors = 0
+        self.http_server_errors = 0
+        self.http_under_way = 0
+        """Streams and pulls that wait included."""
         self.schedule_late_ms = Histogram(BOUNDS_MS)
         self.scrape_s = 0.0
         """How long the last reading of ``/metrics`` took."""

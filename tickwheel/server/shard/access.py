@@ -52,6 +52,7 @@ TOKEN_HOLDER: Final = Principal("token")
 RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
     {
         "enqueue": Need(Right.PRODUCE, Of.EACH_TASK),
+        "enqueue_once": Need(Right.PRODUCE, Of.EACH_TASK),
         "enqueue_plain": Need(Right.PRODUCE, Of.EACH_TASK),
         "enqueue_columns": Need(Right.PRODUCE, Of.NAMED),
         "enqueue_unanswered": Need(Right.PRODUCE, Of.EACH_TASK),
@@ -72,8 +73,11 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
         "run_now_key": Need(Right.PRODUCE, Of.NAMED),
         "look_up_key": Need(Right.READ, Of.NAMED),
         "list_tasks": Need(Right.READ, Of.EACH_TASK),
+        "list_topics": Need(Right.READ, Of.ANY),
+        "show_topic": Need(Right.READ, Of.NAMED),
         "list_dead": Need(Right.READ, Of.EACH_TASK),
         "stats": Need(Right.READ, Of.ANY),
+        "load": Need(Right.READ, Of.ANY),
         "requeue_dead": Need(Right.OPERATE, Of.EACH_TASK),
         "delete_dead": Need(Right.OPERATE, Of.EACH_TASK),
         "create_group": Need(Right.OPERATE, Of.NAMED),

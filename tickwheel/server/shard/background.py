@@ -49,6 +49,9 @@ COMING_DUE_S = 0.05
 """A group that is being deleted waits for what it held before a restart to come due anew."""
 SWEEP_S_MIN = 1.0
 SWEEP_S_MAX = 600.0
+SOON, AGAIN = 0.25, 0.005
+"""In the last quarter of its retention the oldest dead letter is looked for each 200th of it (14
+days: every 1.7 hours)."""
 
 
 class Upkeep:
@@ -200,13 +203,18 @@ class Upkeep:
     # --- dead letters --------------------------------------------------------------------------
 
     async def _sweep_for_ever(self) -> None:
-        """Scan when the oldest letter can have become too old, and not otherwise."""
+        """Scan when the oldest letter can have become too old, and now and then in the time before
+        it does: it may have been requeued, and nobody is to be warned of its end."""
         pause_s = min(SWEEP_S_MAX, max(SWEEP_S_MIN, self._retention_ms / 10_000))
-        next_ms = 0
+        next_ms = looked_ms = 0
         while True:
             now_ms = self._clock.read().now_ms
-            if self._core.dead and now_ms >= next_ms:
+            soon = next_ms - now_ms < self._retention_ms * SOON
+            again = soon and now_ms - looked_ms >= self._retention_ms * AGAIN
+            if self._core.dead and (now_ms >= next_ms or again):
+                looked_ms = now_ms
                 next_ms = await self.sweep_dead(now_ms) + self._retention_ms
+            self._observed.dead_expire_s = next_ms / 1000 if self._core.dead else 0.0
             await asyncio.sleep(pause_s)
 
     async def sweep_dead(self, now_ms: int) -> int:

@@ -26,6 +26,7 @@ from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.state import Batch, Staged
 from tickwheel.engine.topics import Dispatch
 from tickwheel.errors import OutcomeUnknown, Refused, StoreFull, TickwheelError
+from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Store, WorksAhead
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.reads import Reader
@@ -322,7 +323,8 @@ class Committer:
 def release(batch: Batch) -> None:
     """Every answer that rests on the batch, in one piece for each sink."""
     accepted: dict[ReplySink, list[StoredAnswer]] = {}
-    for sink, _, stored in batch.staged:
+    staged = _without_chosen(batch, accepted) if batch.chosen else batch.staged
+    for sink, _, stored in staged:
         if sink is None:
             continue
         if sink in accepted:
@@ -337,6 +339,21 @@ def release(batch: Batch) -> None:
         sinks[sink] = None
     for sink in sinks:
         sink.flush()
+
+
+def _without_chosen(
+    batch: Batch, accepted: dict[ReplySink, list[StoredAnswer]]
+) -> Iterable[Staged]:
+    """Requests with due windows are answered with when their tasks are due; the others are left."""
+    for one in batch.staged:
+        sink, _, (request, first, count, accepted_ms) = one
+        dues_ms = batch.chosen.get(first)
+        if sink is None or dues_ms is None:
+            yield one
+            continue
+        ids = tuple(range(first, first + count * ID_STEP, ID_STEP))
+        sink.give(sink.answer_to(request, (accepted_ms, ids, {"dues_ms": dues_ms})))
+        accepted.setdefault(sink, [])
 
 
 def refuse(sink: ReplySink, request: int, error: TickwheelError) -> None:

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.errors import BacklogFull, BadRequest, BodyTooLarge, DueTooFar, LimitExceeded
 from tickwheel.limits import Limits, delay_of_level
-from tickwheel.model.records import EXTRAS_BYTES, TaskOptions, size_of, text_bytes
+from tickwheel.model.coalescing import ADD, Coalescing
+from tickwheel.model.records import EXTRAS_BYTES, ID_MAX, TaskOptions, size_of, text_bytes
 from tickwheel.server import checks, policies
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from tickwheel.engine.coalescing import Rules
     from tickwheel.engine.state import Core
     from tickwheel.model.records import NewTask
 
@@ -37,10 +39,14 @@ def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
     key = given.get("key")
     if type(key) is not str or len(key) > length_max:
         return None
-    return _new_options(TaskOptions, (key, None, None, 0, None, None, None))
+    return _new_options(TaskOptions, (key, None, None, 0, None, None, None, None, None))
 
 
-_OPTIONS = ("due_ms", "delay_level", "key", "tag", "props", "priority", "ttl_ms", "retry")
+_OPTIONS = (
+    "due_ms", "delay_level", "key", "tag", "props", "priority", "ttl_ms", "retry", "within_ms",
+)  # fmt: skip
+_RULE = "if_pending"
+_OPTIONS_AND_RULE = (*_OPTIONS, _RULE)
 LEVEL_MAX = 2**31 - 1
 
 
@@ -63,12 +69,17 @@ class NewTasks:
         fits = limits.body_bytes_max + longest_bytes <= limits.task_bytes_max
         self.key_alone_max = limits.key_length_max if fits else -1
         """Characters of a key beside which no other limit of the task need be looked at."""
+        self.has_windows = False
+        """Some of the tasks that were parsed last have a due window."""
 
-    def parse(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[NewTask], int]:
-        """(drafts, their bytes); raises what is wrong with the first bad task."""
+    def parse(self, tasks: Sequence[Any], now_ms: int) -> tuple[list[NewTask], int, Rules | None]:
+        """(drafts, their bytes, what becomes of those whose keys are pending); raises what is wrong
+        with the first bad task."""
+        rules: dict[int, Coalescing] = {}
+        self.has_windows = False
         if len(tasks) > 1 and (found := self._all_keyed(tasks, now_ms)) is not None:
-            self._check_room(found[0])
-            return found
+            self.check_room(found[0])
+            return *found, self._rules(found[0], rules)
         limits, topics = self._limits, self._topics
         body_max, delay_max = limits.body_bytes_max, limits.delay_ms_max
         new_tasks: list[NewTask] = []
@@ -88,17 +99,41 @@ class NewTasks:
                     new_tasks.append((topic, now_ms + delay_ms, body, None))
                     size += len(body)
                     continue
-            new_task = self._keyed(task, now_ms) or self.careful(task, f"tasks[{index}]", now_ms)
+            new_task = self._keyed(task, now_ms)
+            if new_task is None:
+                field = f"tasks[{index}]"
+                new_task = self.careful(task, field, now_ms, _OPTIONS_AND_RULE)
+                if len(task) == 4 and task[3] and task[3].get(_RULE) is not None:
+                    rules[index] = _rule(task[3][_RULE], new_task, f"{field}.{_RULE}")
             if new_task[0] not in topics:
                 new_topics[new_task[0]] = None
             new_tasks.append(new_task)
             size += size_of(new_task[2], new_task[3])
-        self._check_room(new_tasks)
+        self.check_room(new_tasks)
         if new_topics:
             self._make_topic_room(new_topics)
             for name in new_topics:
                 self._core.topic(name)
-        return new_tasks, size
+        return new_tasks, size, self._rules(new_tasks, rules)
+
+    def _rules(self, new_tasks: Sequence[NewTask], given: dict[int, Coalescing]) -> Rules | None:
+        """Of each task; None: all are to be stored, whatever is pending."""
+        ruled = self._core.ruled_topics
+        if ruled:
+            for index, (topic, _, _, options) in enumerate(new_tasks):
+                if topic in ruled and options is not None and options.key is not None:
+                    rule = self._topics[topic].settings.if_pending
+                    if rule is not None:
+                        given.setdefault(index, rule)
+        count = sum(rule.action != ADD for rule in given.values())
+        if not count:
+            return None
+        if count > self._limits.coalesced_tasks_max:
+            raise LimitExceeded(
+                f"{count} tasks have a rule for a pending key; the limit is"
+                f" {self._limits.coalesced_tasks_max} of one request (coalesced_tasks_max)"
+            )
+        return [given.get(index) for index in range(len(new_tasks))]
 
     def _keyed(self, task: Any, now_ms: int) -> NewTask | None:
         """One of which a key is all that it has beside topic, body and delay: the usual case of
@@ -168,7 +203,7 @@ class NewTasks:
             dues_ms = repeat(now_ms + self._delay(delays_ms, "delays_ms"))
         new_tasks: list[NewTask]
         new_tasks = list(zip(repeat(name), dues_ms, bodies, repeat(None)))
-        self._check_room(new_tasks)
+        self.check_room(new_tasks)
         if name not in self._topics:
             self._make_topic_room((name,))
             self._core.topic(name)
@@ -192,11 +227,13 @@ class NewTasks:
             checks.wrong(field, "a non-negative integer", delay_ms)
         if delay_ms > self._limits.delay_ms_max:
             raise DueTooFar(
-                f"{field} is {delay_ms} ms; the limit is {self._limits.delay_ms_max} (delay_ms_max)"
+                f"{field} is {delay_ms} ms; the limit is {self._limits.delay_ms_max} ms"
+                " (the daemon's delay_max_s)"
             )
         return delay_ms
 
-    def _check_room(self, new_tasks: list[NewTask]) -> None:
+    def check_room(self, new_tasks: Sequence[NewTask]) -> None:
+        """Raises BacklogFull when so many more are too many."""
         core = self._core
         if len(new_tasks) > core.room:
             count, limit = core.scheduled + core.staged, "pending_max"
@@ -214,8 +251,10 @@ class NewTasks:
                         " that are due (backlog_max)"
                     )
 
-    def careful(self, task: Any, field: str, now_ms: int) -> NewTask:
-        """Any task; raises what is wrong with it."""
+    def careful(
+        self, task: Any, field: str, now_ms: int, allowed: Sequence[str] = _OPTIONS
+    ) -> NewTask:
+        """Any task with options that are ``allowed``; raises what is wrong with it."""
         if type(task) is not tuple or len(task) not in (3, 4):
             raise BadRequest(
                 f"{field} must be an array [topic, body, delay_ms] or one with options,"
@@ -230,9 +269,12 @@ class NewTasks:
                 f"{field}.body has {len(body)} bytes; the limit is"
                 f" {self._limits.body_bytes_max} (body_bytes_max)"
             )
-        given = checks.options(task[3] if len(task) == 4 else None, _OPTIONS, field)
+        given = checks.options(task[3] if len(task) == 4 else None, allowed, field)
         due_ms = self._due(task[2], given, field, now_ms)
         task_options = self._options(given, field)
+        if task_options is not None and task_options.within_ms is not None:
+            self.has_windows = True
+            task_options = task_options._replace(asked_ms=due_ms)
         if task_options is not None and size_of(body, task_options) > self._limits.task_bytes_max:
             raise LimitExceeded(
                 f"{field} has {size_of(body, task_options)} bytes with all its fields; the limit is"
@@ -263,8 +305,19 @@ class NewTasks:
         retry = given.get("retry")
         if retry is not None:
             retry = policies.policy(retry, f"{field}.retry", self._core.policies)
-        task_options = TaskOptions(key, tag, properties, priority, ttl_ms, retry)
+        within_ms = self._within(given.get("within_ms"), f"{field}.within_ms")
+        task_options = TaskOptions(
+            key, tag, properties, priority, ttl_ms, retry, within_ms=within_ms
+        )
         return None if task_options == _NOTHING else task_options
+
+    def _within(self, value: object, field: str) -> int | None:
+        if value is None:
+            return None
+        within_ms, limit = checks.integer(value, field, 0, ID_MAX), self._limits.within_ms_max
+        if within_ms > limit:
+            raise LimitExceeded(f"{field} is {within_ms}; the limit is {limit} (within_ms_max)")
+        return within_ms or None
 
     def _properties(self, value: Any, field: str) -> dict[str, Any] | None:
         if not value and (value is None or type(value) is dict):
@@ -295,3 +348,11 @@ class NewTasks:
 
 
 _NOTHING = TaskOptions()
+
+
+def _rule(value: Any, new_task: NewTask, field: str) -> Coalescing:
+    rule = policies.rule(value, field)
+    options = new_task[3]
+    if rule.action != ADD and (options is None or options.key is None):
+        raise BadRequest(f"{field} is {rule.action}, which needs a key")
+    return rule

@@ -18,6 +18,7 @@ from tickwheel.persistence.contract import Fenced, Opened, Store, StoreBroken
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.background import Upkeep
 from tickwheel.server.shard.border import Border, OnEvent
+from tickwheel.server.shard.coalescing import Coalescing
 from tickwheel.server.shard.committer import Committer
 from tickwheel.server.shard.listings import Listings
 from tickwheel.server.shard.new_tasks import NewTasks
@@ -106,7 +107,7 @@ class Shard:
             self.border,
             settings.commands_max,
             settings.command_ids_max,
-            self._has_room,
+            self.has_room,
             self.committer.barrier,
         )
         if not opened.has_room:
@@ -115,6 +116,7 @@ class Shard:
         self.new_tasks = NewTasks(
             self.core, self.limits, self.make_topic_room, settings.delay_levels_ms
         )
+        self.coalescing = self._new_coalescing()
         self.upkeep = self._new_upkeep()
         self.callers: set[Caller] = set()
         self.on_landed: Callable[[], None] = lambda: None
@@ -145,6 +147,19 @@ class Shard:
             hand_over=self._delivering.hand_over,
             observed=self.observed,
             history=self.history,
+        )
+
+    def _new_coalescing(self) -> Coalescing:
+        return Coalescing(
+            self.engine,
+            self.reader,
+            self.border,
+            self.committer,
+            self.clock,
+            loaded=self.loaded,
+            has_room=self.has_room,
+            requests_max=self.settings.commands_max,
+            ids_max=self.limits.key_tasks_max,
         )
 
     def _new_upkeep(self) -> Upkeep:
@@ -178,6 +193,7 @@ class Shard:
         self.loaded.set()
         self.upkeep.start()
         self.wake()
+        self.spawn(self.coalescing.run())
         await self.commands.run()
 
     async def stop(self) -> None:
@@ -304,7 +320,7 @@ class Shard:
     def _takes_more(self, caller: Caller) -> bool:
         return not (caller.is_blocked or self.committer.is_behind(caller.replies))
 
-    def _has_room(self, caller: Caller) -> bool:
+    def has_room(self, caller: Caller) -> bool:
         """What commands have changed, and what this caller is answered, is not too much to wait for
         the store."""
         core = self.core

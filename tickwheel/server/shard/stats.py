@@ -7,6 +7,7 @@ from typing import Any
 from tickwheel.clock import Now
 from tickwheel.engine.state import Core
 from tickwheel.engine.topics import Group, Topic
+from tickwheel.model.coalescing import Merging
 from tickwheel.model.records import GroupSettings
 from tickwheel.server import policies
 from tickwheel.server.shard.shard import Shard
@@ -79,6 +80,9 @@ def _that_fit(
     return shown, len(topics) - len(shown)
 
 
+NOT_STORED = (Merging.KEPT, Merging.REPLACED, Merging.REJECTED)
+
+
 def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
     """One topic. What is due before any group exists counts as ready, and what a group that is
     being deleted still holds counts, though that group is not listed any more."""
@@ -95,6 +99,7 @@ def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
         "delivered": topic.delivered,
         "acked": topic.acked,
         "cancelled": topic.cancelled,
+        **{what.word: topic.merged[what] for what in NOT_STORED},
         "oldest_ready_ms": max(age_ms(group, now) for group in holders),
         "broadcasters": len(topic.broadcasters),
         **_settings(core, topic.settings),
@@ -142,4 +147,5 @@ def _settings(core: Core, settings: GroupSettings) -> dict[str, Any]:
         "rate": settings.rate,
         "burst": settings.burst,
         "retry": policies.policy_map(settings.retry, core.policies),
+        **({} if settings.if_pending is None else {"if_pending": settings.if_pending.to_map()}),
     }

@@ -30,6 +30,8 @@ def task_map(
         "props": options.properties or {},
         "priority": options.priority,
         "ttl_ms": options.ttl_ms,
+        "within_ms": options.within_ms,
+        "asked_ms": options.asked_ms,
         "slot": slot,
         "cycles": cycles,
         "groups": {

@@ -99,6 +99,10 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        if self._shared.is_over:
+            # It was accepted while the daemon led, and the event loop says so only now.
+            self.abort()
+            return
         self.open = True
         self.caller.address = _address(transport.get_extra_info("peername"))
         self.heard_mono_ms = self._clock.read().mono_ms

@@ -58,6 +58,8 @@ class Listener:
     def stand_by(self) -> None:
         """The daemon does not lead any more."""
         active, self._active = self._active, None
+        if active is not None:
+            active.is_over = True
         for connection in list(active.connections) if active is not None else ():
             connection.say_goodbye(NotActive.code, "this daemon is not the active one any more")
             connection.close()

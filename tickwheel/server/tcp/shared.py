@@ -97,6 +97,8 @@ class Shared(Generic[M]):
         self.connections: set[M] = set()
         self.held: dict[M, None] = {}
         """Those whose requests wait until others are answered."""
+        self.is_over = False
+        """The role has ended: nobody answers a connection that begins now."""
         self.unread_bytes = 0
         """Of frames of all connections that have not come to their ends."""
 

@@ -51,6 +51,7 @@ class Operations:
 
         produce = Producing(shard)
         self.enqueue = produce.enqueue
+        self.enqueue_once = produce.enqueue_once
         self.enqueue_plain = produce.enqueue_plain
         self.enqueue_columns = produce.enqueue_columns
         self.enqueue_unanswered = produce.enqueue_unanswered
@@ -90,10 +91,15 @@ class Operations:
 
         self._on_schedules(Scheduling(shard, value_bytes, produce.check_door))
 
-        show = Listing(shard, value_bytes)
+        self._on_what_is_there(Listing(shard, value_bytes))
+
+    def _on_what_is_there(self, show: Listing) -> None:
         self.list_tasks = show.list_tasks
+        self.list_topics = show.list_topics
+        self.show_topic = show.show_topic
         self.list_dead = show.list_dead
         self.stats = show.stats
+        self.load = show.load
         self.backup = show.backup
 
     def _on_schedules(self, schedule: Scheduling) -> None:
@@ -142,6 +148,19 @@ class Operations:
             self.shard.core.regained(subscriber)
         self.shard.wake()
         self.shard.begin_listings()
+
+    def finished(self, caller: Caller) -> None:
+        """It has its answers and asks no more. Unlike one that is gone, it keeps each lease to the
+        lease's end: it is somewhere, and may settle as another caller."""
+        caller.others.clear()
+        if caller.subscribers or caller.pulls:
+            self.closed(caller)
+            return
+        caller.close()
+        self.shard.callers.discard(caller)
+        session, caller.session = caller.session, None
+        if session is not None:
+            self.shard.leave_session(session)
 
     def closed(self, caller: Caller) -> None:
         """It is gone: its leases end soon, and what it waits for is not begun."""

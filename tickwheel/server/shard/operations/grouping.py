@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
-from tickwheel.errors import Conflict, LimitExceeded, NotFound, Refused
+from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Refused
 from tickwheel.server import checks, policies
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.shard import Shard
 
 SINCE_MS_MAX = 2**53 - 1
-SETTINGS = ("paused", "rate", "burst", "retry")
+SETTINGS = ("paused", "rate", "burst", "retry", "if_pending")
 
 
 class Grouping:
@@ -106,6 +106,8 @@ class Grouping:
                 self._grouping.set_topic(found_topic, after, now.mono_ms)
         else:
             found = self._found(topic_name, name)
+            if settings.get("if_pending") is not None:
+                raise BadRequest("if_pending is a setting of a topic, not of a group")
             after = policies.settings(settings, found.settings, core.policies)
             if after != found.settings:
                 self._grouping.set(found, after, now.mono_ms)

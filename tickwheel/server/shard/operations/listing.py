@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import heapq
 import os
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from tickwheel.errors import (
     BadRequest,
     Conflict,
     LimitExceeded,
+    NotFound,
     Overloaded,
     Refused,
     TickwheelError,
@@ -23,7 +25,7 @@ from tickwheel.model.records import DeadRow, id_floor, task_bytes
 from tickwheel.model.states import State
 from tickwheel.persistence.contract import StoreBusy, StoreError
 from tickwheel.server import checks
-from tickwheel.server.shard.stats import stats_map
+from tickwheel.server.shard.stats import stats_map, topic_map
 from tickwheel.server.shard.views import ValueBytes, dead_map, fitting
 
 if TYPE_CHECKING:
@@ -45,6 +47,11 @@ BACKUP_LIMITS = ("backups_max", "backups_max")
 BACKUP_NAME_BYTES_MAX = 200
 """File systems count bytes, usually to 255; a copy that is not complete has a longer name."""
 TASK_OPTIONS = ("topic", "state", "key", "until_ms", "newest", "after", "limit")
+LOAD_OPTIONS = ("from_ms", "step_ms", "steps")
+LOAD_STEPS_MAX = 1_440
+"""Spans of one answer: a day of minutes."""
+LOAD_STEP_MS_DEFAULT = 60_000
+LOAD_STEPS_DEFAULT = 60
 DEAD_OPTIONS = ("topic", "group", "after", "limit", "since_ms", "until_ms", "reason")
 _LIVE = (State.SCHEDULED, State.READY, State.IN_FLIGHT, State.WAITING, State.DEAD)
 
@@ -67,6 +74,72 @@ class Listing:
 
     async def _stats_when_loaded(self) -> dict[str, Any]:
         return stats_map(self._shard, self._shard.clock.read(), self._value_bytes)
+
+    def list_topics(self, caller: Caller, request: int, options: dict[str, Any]) -> None:
+        """A page of topics with their counts, by name; ``next`` of the answer is ``after`` of the
+        next page. ``options``: ``after``, ``limit``. Raises BadRequest, Overloaded."""
+        after = options.get("after")
+        if after is not None:
+            checks.name(after, "after")
+        limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
+        self._answer(caller, request, partial(self._topics, after or "", limit))
+
+    async def _topics(self, after: str, limit: int) -> dict[str, Any]:
+        shard = self._shard
+        core, now = shard.core, shard.clock.read()
+        names = heapq.nsmallest(limit + 1, (name for name in core.topics if name > after))
+        found: list[dict[str, Any]] = []
+        bytes_left = shard.limits.frame_bytes_max // 2
+        for name in names[:limit]:
+            topic = {"topic": name} | topic_map(core, core.topics[name], now)
+            bytes_left -= self._value_bytes(topic)
+            if found and bytes_left < 0:
+                break
+            found.append(topic)
+        is_all = len(found) == len(names)
+        return {"topics": found, "next": None if is_all else found[-1]["topic"]}
+
+    def show_topic(self, caller: Caller, request: int, topic: object) -> None:
+        """One topic's counts, settings and groups. Raises BadRequest, NotFound, Overloaded."""
+        name = checks.name(topic, "topic")
+        self._answer(caller, request, partial(self._topic, name))
+
+    async def _topic(self, name: str) -> dict[str, Any]:
+        core = self._shard.core
+        found = core.topics.get(name)
+        if found is None:
+            raise NotFound(f"there is no topic {name}")
+        return {"topic": name} | topic_map(core, found, self._shard.clock.read())
+
+    def load(self, caller: Caller, request: int, options: dict[str, Any], now: Now) -> None:
+        """How many tasks the wheel has for each of ``steps`` spans of ``step_ms`` from ``from_ms``
+        on, rounded down to whole spans. Raises BadRequest, Overloaded."""
+        tick_ms, delay_max_ms = self._shard.settings.tick_ms, self._shard.limits.delay_ms_max
+        steps = checks.integer(options.get("steps", LOAD_STEPS_DEFAULT), "steps", 1, LOAD_STEPS_MAX)
+        default_ms = max(tick_ms, LOAD_STEP_MS_DEFAULT // tick_ms * tick_ms)
+        step_ms = options.get("step_ms", default_ms)
+        checks.integer(step_ms, "step_ms", tick_ms, delay_max_ms // steps)
+        if step_ms % tick_ms:
+            raise BadRequest(f"step_ms is {step_ms}; it must be a multiple of tick_ms ({tick_ms})")
+        latest_ms = now.now_ms + delay_max_ms
+        at_ms = checks.integer(options.get("from_ms", now.now_ms), "from_ms", 0, latest_ms)
+        first_ms = at_ms // step_ms * step_ms
+
+        def answer() -> dict[str, Any]:
+            wheel = self._shard.core.wheel
+            counts, exact = wheel.load(first_ms, step_ms, steps)
+            return {
+                "from_ms": first_ms, "step_ms": step_ms, "counts": counts, "exact": exact,
+                "scheduled": len(wheel),
+            }  # fmt: skip
+
+        async def when_loaded() -> dict[str, Any]:
+            return answer()
+
+        if self._shard.loaded.is_set():
+            self._shard.committer.reply(caller.replies, request, answer())
+        else:
+            self._answer(caller, request, when_loaded)
 
     def list_tasks(self, caller: Caller, request: int, options: dict[str, Any]) -> None:
         """A page of live tasks; ``next`` of the answer is ``after`` of the next page. ``options``:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.errors import (
     BadRequest,
     Draining,
+    IdempotencyKeyReused,
     Overloaded,
     Refused,
     RequestForgotten,
@@ -16,12 +17,14 @@ from tickwheel.errors import (
 )
 from tickwheel.model.records import ID_STEP, size_of
 from tickwheel.server import checks
+from tickwheel.server.shard.coalescing import Waiting
 from tickwheel.server.shard.committer import STALLED
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
+    from tickwheel.engine.coalescing import Rules
     from tickwheel.engine.sessions import Session, StoredAnswer
-    from tickwheel.model.records import NewTask
+    from tickwheel.model.records import NewTask, TaskSnapshot
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
 
@@ -70,11 +73,51 @@ class Producing:
         caller has seen every answer. Raises BadRequest, LimitExceeded, BodyTooLarge, DueTooFar,
         BacklogFull, WindowFull, RequestForgotten, StoreFull, Refused, Overloaded, Draining.
         """
-        if self._was_answered(caller, request, floor, now):
+        if self._was_answered(caller, request, floor, now, tasks):
             return
-        new_tasks, size = self._parse(self._checked(tasks), now.now_ms)
-        intake = self._shard.border.act().intake
-        intake.enqueue(caller.replies, caller.session, request, new_tasks, size, now.now_ms)
+        new_tasks, size, rules = self._parse(self._checked(tasks), now.now_ms)
+        placed, intake = self._shard.new_tasks.has_windows, self._shard.border.act().intake
+        if placed:
+            new_tasks = intake.place(new_tasks, now.now_ms)
+        if rules is not None:
+            self._coalesce(caller, request, new_tasks, rules, size, answered=True)
+            return
+        sink, session = caller.replies, caller.session
+        intake.enqueue(sink, session, request, new_tasks, size, now.now_ms, placed=placed)
+
+    def enqueue_once(
+        self, caller: Caller, key: bytes, fingerprint: int, tasks: Sequence[Any], now: Now
+    ) -> None:
+        """``enqueue`` by a caller without a session of its own. ``key`` is the session of this one
+        request, ``fingerprint`` of its payload is its number: the same again is a resend. Raises
+        as ``enqueue``, and TooManySessions, IdempotencyKeyReused."""
+        caller.session = session = self._shard.join_session(key, now.now_ms)
+        if session.answers and fingerprint not in session.answers:
+            raise IdempotencyKeyReused("the key came before with another payload; choose a new one")
+        self.enqueue(caller, fingerprint, 0, tasks, now)
+
+    def _coalesce(
+        self,
+        caller: Caller,
+        request: int,
+        new_tasks: list[NewTask],
+        rules: Rules,
+        size_bytes: int,
+        *,
+        answered: bool,
+    ) -> None:
+        """Tasks with rules for pending keys."""
+        shard = self._shard
+
+        def check() -> None:
+            self._check_open()
+            shard.new_tasks.check_room(new_tasks)
+            if answered and caller.session is not None:
+                self._check_outcomes(shard.clock.read().now_ms, len(new_tasks))
+
+        shard.coalescing.put(
+            Waiting(caller, request, new_tasks, rules, size_bytes, check, answered=answered)
+        )
 
     def enqueue_columns(
         self,
@@ -95,7 +138,9 @@ class Producing:
         intake = self._shard.border.act().intake
         intake.enqueue(caller.replies, caller.session, request, new_tasks, size, now.now_ms)
 
-    def _was_answered(self, caller: Caller, request: int, floor: object, now: Now) -> bool:
+    def _was_answered(
+        self, caller: Caller, request: int, floor: object, now: Now, tasks: Sequence[Any] = ()
+    ) -> bool:
         """It is a resend, and was answered. Raises what keeps a new request out."""
         session = caller.session
         if session is not None:
@@ -103,7 +148,7 @@ class Producing:
                 raise BadRequest(
                     f"floor must be 0 to the request number {request}, not {checks.shown(floor)}"
                 )
-            if self._is_repeat(caller, session, request, floor):
+            if self._is_repeat(caller, session, request, floor, tasks):
                 return True
             self._check_outcomes(now.now_ms)
         self.check_door()
@@ -112,8 +157,13 @@ class Producing:
     def enqueue_unanswered(self, caller: Caller, tasks: Sequence[Any], now: Now) -> None:
         """Like ``enqueue`` without an answer and without a memory for resends."""
         self.check_door()
-        new_tasks, size = self._parse(self._checked(tasks), now.now_ms)
+        new_tasks, size, rules = self._parse(self._checked(tasks), now.now_ms)
         intake = self._shard.border.act().intake
+        if self._shard.new_tasks.has_windows:
+            new_tasks = intake.place(new_tasks, now.now_ms)
+        if rules is not None:
+            self._coalesce(caller, 0, new_tasks, rules, size, answered=False)
+            return
         intake.enqueue(None, None, 0, new_tasks, size, now.now_ms, caller.replies)
 
     def enqueue_plain(
@@ -135,6 +185,8 @@ class Producing:
         """
         session, core = caller.session, self._core
         if session is None or not self._is_clear():
+            return 0
+        if keyed and core.ruled_topics:
             return 0
         session.raise_floor(floor)
         room = self._window_max - len(session.answers)
@@ -169,17 +221,21 @@ class Producing:
 
     def check_door(self) -> None:
         """Raises what keeps every new task out."""
+        self._check_open()
+        if self._intake.inflight_bytes >= self._staged_bytes_max:
+            raise Overloaded(
+                f"{self._intake.inflight_bytes} bytes wait for the store; the limit is"
+                f" {self._staged_bytes_max} (staged_bytes_max)"
+            )
+
+    def _check_open(self) -> None:
+        """Raises what keeps also those out that have waited."""
         if self._shard.draining:
             raise Draining("the daemon is shutting down; nothing was kept")
         if self._committer.full:
             raise StoreFull(f"the store has no room: {self._committer.trouble}")
         if self._committer.stalled:
             raise Refused(f"{STALLED}: {self._committer.trouble}")
-        if self._intake.inflight_bytes >= self._staged_bytes_max:
-            raise Overloaded(
-                f"{self._intake.inflight_bytes} bytes wait for the store; the limit is"
-                f" {self._staged_bytes_max} (staged_bytes_max)"
-            )
 
     def _checked(self, tasks: object, field: str = "tasks") -> Sequence[Any]:
         if type(tasks) is not tuple or not 0 < len(tasks) <= self._tasks_max:
@@ -189,13 +245,20 @@ class Producing:
 
     # --- resends -------------------------------------------------------------------------------
 
-    def _is_repeat(self, caller: Caller, session: Session, request: int, floor: int) -> bool:
+    def _is_repeat(
+        self, caller: Caller, session: Session, request: int, floor: int, tasks: Sequence[Any]
+    ) -> bool:
         if floor > session.floor:
             session.raise_floor(floor)
         answer = session.answers.get(request)
         if answer is not None:
-            if self._shard.border.act().intake.repeat(caller.replies, session, answer):
-                self._answer_again(caller, answer)
+            if request in session.merged:
+                self._shard.coalescing.repeat(caller, session, answer)
+            elif self._shard.border.act().intake.repeat(caller.replies, session, answer):
+                if type(tasks) is tuple and any(map(_has_window, tasks)):
+                    self._answer_with_dues(caller, answer)
+                else:
+                    self._answer_again(caller, answer)
             return True
         if request < session.floor:
             raise RequestForgotten(
@@ -213,22 +276,44 @@ class Producing:
         ids = tuple(range(first, first + count * ID_STEP, ID_STEP))
         self._committer.reply(caller.replies, request, (accepted_ms, ids))
 
+    def _answer_with_dues(self, caller: Caller, answer: StoredAnswer) -> None:
+        """What was chosen stands in the tasks; of one that has ended nobody knows it any more."""
+        request, first, count, accepted_ms = answer
+        ids = tuple(range(first, first + count * ID_STEP, ID_STEP))
+        dues_ms: list[int | None] = [None] * count
+
+        def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
+            for index in some:
+                found = known.get(ids[index])
+                dues_ms[index] = None if found is None else found.row.due_ms
+
+        def done() -> None:
+            value = accepted_ms, ids, {"dues_ms": dues_ms}
+            self._committer.reply(caller.replies, request, value)
+
+        self._shard.commands.put(caller, request, ids, act, done)
+
     def _room_for_outcomes(self) -> int:
         core = self._core
         return core.config.session_outcomes_max - core.sessions.answers
 
-    def _check_outcomes(self, now_ms: int) -> None:
-        """One more must be remembered: a session that nobody is likely to resume makes room."""
+    def _check_outcomes(self, now_ms: int, count: int = 1) -> None:
+        """So many more must be remembered: a session that nobody is likely to resume makes room."""
         core = self._core
-        while self._room_for_outcomes() <= 0 and now_ms >= self._look_again_ms:
+        while self._room_for_outcomes() < count and now_ms >= self._look_again_ms:
             unused = core.sessions.make_room(now_ms, core.config.session_evict_idle_ms_min)
             if unused is None:
                 # All have to be looked at to find none.
                 self._look_again_ms = now_ms + LOOK_AGAIN_MS
                 break
             self._shard.engine.forget_session(unused)
-        if self._room_for_outcomes() <= 0:
+        if self._room_for_outcomes() < count:
             raise Overloaded(
                 f"{core.sessions.answers} answers are remembered for resends; the limit is"
                 f" {core.config.session_outcomes_max} (session_outcomes_max)"
             )
+
+
+def _has_window(task: Any) -> bool:
+    is_long = type(task) is tuple and len(task) == 4
+    return is_long and type(task[3]) is dict and "within_ms" in task[3]

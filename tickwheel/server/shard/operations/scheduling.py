@@ -89,6 +89,8 @@ class Scheduling:
         """Raises what is wrong with the first bad field."""
         task = (given.get("topic"), given.get("body", b""), 0, given.get("task"))
         topic, _, body, task_options = self._shard.new_tasks.careful(task, "schedule", now_ms)
+        if task_options is not None and task_options.within_ms is not None:
+            task_options = task_options._replace(asked_ms=None)  # each occurrence has its own
         self._check_size(body, task_options)
         cron, every_ms = given.get("cron"), given.get("every_ms")
         if (cron is None) == (every_ms is None):
@@ -335,6 +337,7 @@ class Scheduling:
             "props": options.properties,
             "priority": options.priority or None,
             "ttl_ms": options.ttl_ms,
+            "within_ms": options.within_ms,
             "retry": policies.policy_map(options.retry, self._core.policies),
         }
         return schedule | {

@@ -93,6 +93,9 @@ class StandbyOperations:
     def closed(self, caller: Caller) -> None:
         caller.close()
 
+    def finished(self, caller: Caller) -> None:
+        caller.close()
+
     def is_behind(self, caller: Caller) -> bool:
         return False
 

@@ -59,6 +59,7 @@ def command_table(operations: Operations) -> Table:
         FrameType.CONFIGURE: control.configure,
         FrameType.LIST: control.list_tasks,
         FrameType.STATS: control.stats,
+        FrameType.LOAD: control.load,
         FrameType.DEAD_LIST: control.list_dead,
         FrameType.BACKUP: control.backup,
         FrameType.SCHEDULE_PUT: schedules.put,

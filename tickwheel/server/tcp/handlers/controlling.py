@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tickwheel.server import checks
 from tickwheel.server.shard.operations.controlling import KEY_OPTIONS
 from tickwheel.server.shard.operations.grouping import SETTINGS
-from tickwheel.server.shard.operations.listing import DEAD_OPTIONS, TASK_OPTIONS
+from tickwheel.server.shard.operations.listing import DEAD_OPTIONS, LOAD_OPTIONS, TASK_OPTIONS
 from tickwheel.server.tcp import decode
 
 if TYPE_CHECKING:
@@ -111,6 +111,12 @@ class Controlling:
     def stats(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 0, "none")
         self._operations.stats(peer.caller, decode.request_number(frame[1]), now)
+
+    def load(self, peer: Peer, frame: Frame, now: Now) -> None:
+        decode.arity(frame, 1, "options")
+        request = decode.request_number(frame[1])
+        options = checks.options(frame[2], LOAD_OPTIONS)
+        self._operations.load(peer.caller, request, options, now)
 
     def backup(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 1, "name")

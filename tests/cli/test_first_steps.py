@@ -1,0 +1,201 @@
+"""What somebody meets who uses the command line for the first time."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.main import get_command
+
+from support.daemon import Daemon
+from tickwheel import Client, Worker
+from tickwheel.cli import completion
+from tickwheel.cli.app import app, run
+from tickwheel.cli.output import Grid, table_of
+from tickwheel.errors import BadRequest
+from tickwheel.server.settings import load
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 20.0
+TERMINAL = 80
+
+# --- 80 columns ----------------------------------------------------------------------------------
+
+COUNTS = ("pending", "ready", "in flight", "waiting", "dead", "oldest", "enqueued", "acked")
+LONG = "shop.eu-central.orders.close"
+
+
+def drawn(grid: Grid, width: int = TERMINAL) -> str:
+    out = io.StringIO()
+    shown, _ = grid.fitted(width)
+    Console(file=out, width=width, force_terminal=False).print(table_of(shown))
+    return out.getvalue()
+
+
+@pytest.fixture
+def wide() -> Grid:
+    grid = Grid(("topic", "group", *COUNTS), right=frozenset(COUNTS))
+    grid.rows.append((LONG, "billing", *["1,234,567"] * len(COUNTS)))
+    grid.rows.append(("a", "b", *["0"] * len(COUNTS)))
+    return grid
+
+
+def test_names_never_disappear(wide: Grid) -> None:
+    for width in (40, 60, TERMINAL, 100, 132, 200):
+        lines = drawn(wide, width).splitlines()
+        assert all(len(line) <= width for line in lines)
+        text = "".join(line[: line.find("  ")] if "  " in line else line for line in lines)
+        assert LONG[:20] in text, (width, lines)
+    assert "billing" in drawn(wide)
+
+
+def test_counts_that_have_no_room_are_left_out_from_the_right_and_named(wide: Grid) -> None:
+    shown, hidden = wide.fitted(TERMINAL)
+    assert list(shown.columns) + hidden == list(wide.columns)
+    assert hidden
+    assert hidden[-1] == "acked"
+    assert all(len(row) == len(shown.columns) for row in shown.rows)
+    assert "1,234,567" in drawn(wide), "what is shown is whole"
+    for width in range(50, 140, 7):
+        heads = drawn(wide, width).splitlines()[0]
+        assert all(head in heads for head in wide.fitted(width)[0].columns), width
+
+
+def test_what_fits_is_left_alone(wide: Grid) -> None:
+    assert wide.fitted(300) == (wide, [])
+
+
+def test_every_help_fits_and_is_grouped_by_what_one_wants_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(TERMINAL))
+    assert run(["--help"]) == 0
+    text = capsys.readouterr().out
+    for panel in ("A daemon and its store", "Tasks", "Topics and groups", "Look at what happens"):
+        assert f" {panel} " in text
+    first = [line.split()[1] for line in text.splitlines() if line.startswith("│ ")]
+    commands: Any = get_command(app)
+    assert set(commands.commands) <= set(first)
+    assert "─ Commands ─" not in text, "each command is in a panel with a name"
+
+
+# --- near misses and hints -----------------------------------------------------------------------
+
+
+def test_a_command_or_setting_that_nearly_is_one_is_suggested(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["enqeue", "t", "x"]) == 2
+    assert "enqueue" in capsys.readouterr().err
+    with pytest.raises(BadRequest, match=r"no setting retry_mx; did you mean retry_max\?"):
+        load(None, {"retry_mx": "3"})
+    with pytest.raises(BadRequest, match=r"no setting qwertyuiop$"):
+        load(None, {"qwertyuiop": "3"})
+
+
+def test_without_a_daemon_it_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--url", "tcp://127.0.0.1:1", "stats"]) == 3
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "`tickwheel serve`" in line
+
+
+# --- against a daemon ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("daemon")) as found:
+        yield found
+
+
+def said(daemon: Daemon, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tickwheel", "--url", daemon.url, *words],
+        capture_output=True, text=True, check=False, timeout=WAIT_S, cwd=ROOT,
+    )  # fmt: skip
+
+
+def test_a_limit_is_called_as_its_setting(daemon: Daemon) -> None:
+    done = said(daemon, "enqueue", "t", "x", "--delay", "9999d")
+    assert "delay_max_s" in done.stderr
+    assert "delay_ms_max" not in done.stderr
+
+
+def test_subscribe_says_that_it_makes_a_durable_group_and_once_only(daemon: Daemon) -> None:
+    said(daemon, "enqueue", "typo", "x")
+    said(daemon, "enqueue", "typo", "y")
+    first = said(daemon, "subscribe", "typo", "--group", "biling", "--max", "1")
+    assert first.returncode == 0
+    (line,) = first.stderr.splitlines()
+    assert "makes the group biling of topic typo" in line
+    assert "tickwheel groups delete typo biling" in line
+    again = said(daemon, "subscribe", "typo", "--group", "biling", "--max", "1")
+    assert again.stderr == ""
+
+
+def test_pause_of_a_topic_that_is_not_there_says_so(daemon: Daemon) -> None:
+    assert "no topic ordres yet" in said(daemon, "pause", "ordres").stderr
+    said(daemon, "enqueue", "orders", "x")
+    assert said(daemon, "pause", "orders").stderr == ""
+
+
+def test_topics_and_groups_are_completed(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    said(daemon, "groups", "create", "complete.me", "one")
+    said(daemon, "groups", "create", "complete.other", "two")
+    command: Any = get_command(app)
+    context = command.make_context("tickwheel", ["--url", daemon.url, "pause", "complete.me"])
+    assert completion.topics(context, "compl") == ["complete.me", "complete.other"]
+    pause = command.commands["pause"].make_context(
+        "pause", ["complete.me"], parent=context, resilient_parsing=True
+    )
+    assert completion.groups(pause, "") == ["one"]
+    assert {"one", "two"} <= set(completion.groups(context, ""))
+    daemonless = command.make_context("tickwheel", ["--url", "tcp://127.0.0.1:1", "pause"])
+    assert completion.topics(daemonless, "") == []
+
+
+def test_work_waits_for_a_daemon_that_is_not_there_yet(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(
+        "from tickwheel import Client, Worker\n"
+        "worker = Worker(Client(connect_timeout=0.1))\n"
+        "@worker.on('late')\n"
+        "async def handle(delivery):\n"
+        "    print('handled', delivery.body.decode(), flush=True)\n"
+        "    worker.stop()\n"
+    )
+    with Daemon(tmp_path) as daemon:
+        assert said(daemon, "enqueue", "late", "it").returncode == 0
+        daemon.terminate()
+        with subprocess.Popen(
+            [sys.executable, "-m", "tickwheel", "--url", daemon.url, "work", "late:worker"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        ) as process:  # fmt: skip
+            try:
+                assert process.stderr is not None
+                assert "waits for a daemon" in process.stderr.readline()
+                daemon.start()
+                out, err = process.communicate(timeout=WAIT_S)
+            finally:
+                process.kill()
+    assert (out, process.returncode) == ("handled it\n", 0), err
+    assert err.count("waits for a daemon") == 0, "once"
+    assert "connected to 127.0.0.1" in err
+
+
+async def test_a_worker_that_is_stopped_waits_no_longer() -> None:
+    worker = Worker(Client("tcp://127.0.0.1:1", connect_timeout=0.05), signals=False)
+
+    @worker.on("t")
+    async def handle(_: Any) -> None:
+        worker.stop()
+
+    worker.stop()
+    await worker.run(wait=True)

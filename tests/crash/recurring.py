@@ -1,0 +1,269 @@
+"""Schedules of a torture run: put before the first kill, paused after the last, judged by the tasks
+that came of them.
+
+Each task carries its schedule and its planned time; the schedule itself says in the end which
+planned time is the first that nothing was decided of, and how many fired. So every planned time
+before that one is known by arithmetic, however often the daemon was killed: the checker needs no
+clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from crash.link import Link, Lost, Numbers, now_ms
+from crash.plan import Plan
+from crash.records import Delivered
+from crash.rough_consumers import RoughConsumer
+from crash.settle import RETRYABLE, Receipt
+from tickwheel.model.schedules import NAME_PROPERTY, PLANNED_PROPERTY
+from tickwheel.protocol.codec import Frame
+from tickwheel.protocol.frames import FrameType
+
+TOPIC, GROUP = "recurring", "default"
+SETTINGS = {"schedule_interval_min_s": 0.1}
+AGAIN_S = 0.5
+SHOWN_MAX = 20
+_ALL = {"catch_up": "all", "catch_up_ms": 86_400_000}
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A schedule of the run. Its planned times are multiples of ``every_ms``: those of cron with
+    seconds too, because no zone is off by less than a minute."""
+
+    name: str
+    every_ms: int
+    options: dict[str, Any]
+
+    @property
+    def is_complete(self) -> bool:
+        """No occurrence may be left out."""
+        return self.options.get("catch_up") == "all" and "overlap" not in self.options
+
+
+def _every(name: str, every_ms: int, **options: Any) -> Asked:
+    return Asked(name, every_ms, {"every_ms": every_ms, "anchor_ms": 0, **options})
+
+
+def _cron(name: str, every_ms: int, cron: str, timezone: str, **options: Any) -> Asked:
+    return Asked(name, every_ms, {"cron": cron, "timezone": timezone, **options})
+
+
+ASKED = (
+    _every("every-all", 300, **_ALL),
+    _every("jittered", 400, jitter_ms=500, **_ALL),
+    _every("windowed", 350, task={"within_ms": 900}, **_ALL),
+    _every("few", 500, runs_max=12, **_ALL),
+    _cron("seconds", 1_000, "* * * * * *", "Europe/Berlin", **_ALL),
+    _cron("fixed", 2_000, "0-58/2 0-59 0-23 * * *", "America/New_York", fold="both", **_ALL),
+    _every("every-last", 300),
+    _every("every-skip", 700, catch_up="skip"),
+    _every("overlap-skip", 200, overlap="skip"),
+    _every("overlap-queue", 200, overlap="queue_one", **_ALL),
+    _every("overlap-cancel", 300, overlap="cancel_previous"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Occurred:
+    """A delivery of an occurrence's task."""
+
+    name: str
+    planned_ms: int
+    id: int
+    due_ms: int
+    order: int
+
+
+@dataclass(slots=True)
+class Life:
+    """One schedule from its put to its last look."""
+
+    asked: Asked
+    first_ms: int
+    """Its first planned time, as the put was answered."""
+    next_ms: int | None = None
+    """The first planned time that nothing was decided of, in the end."""
+    runs: int = 0
+    queued_ms: int | None = None
+    fired: dict[int, int] = field(default_factory=dict)
+    """Planned time → id, of the newest that fired: what ``show`` has."""
+
+
+class Recurring:
+    """What is done about schedules in a run: ``begin``, ``run`` as a producer, ``look``."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._rnd = plan.rnd("schedules")
+        self._numbers = Numbers()
+        self._odd: list[str] = []
+        self.lives: list[Life] = []
+        self.consumer = Occurrences(plan, "occurrences", TOPIC, GROUP)
+
+    async def begin(self) -> None:
+        """Before anything is killed; the group first, so that it is owed every task."""
+        link = await self._plan.link(self._numbers)
+        await _ok(link, FrameType.SUBSCRIBE, 1, TOPIC, GROUP, 0, {})
+        for asked in ASKED:
+            answer = await _ok(link, FrameType.SCHEDULE_PUT, asked.name, _options(asked))
+            self.lives.append(Life(asked, answer["next_ms"]))
+        link.abort()
+
+    async def run(self) -> None:
+        """Puts what is there again and again, which changes nothing; in the end pauses all, so
+        that nothing comes due any more."""
+        while self._plan.producing:
+            asked = self._rnd.choice(ASKED)
+            answer = await self._ask(FrameType.SCHEDULE_PUT, asked.name, _options(asked))
+            if answer["outcome"] != "unchanged":
+                self._odd.append(f"{asked.name} was put again and {answer['outcome']}")
+            await asyncio.sleep(AGAIN_S * self._rnd.random())
+        for life in self.lives:
+            await self._ask(FrameType.SCHEDULE, life.asked.name, "pause", {})
+
+    async def look(self) -> None:
+        """After everything was consumed."""
+        for life in self.lives:
+            name = life.asked.name
+            shown = await self._ask(FrameType.SCHEDULE, name, "show", {})
+            life.next_ms, life.runs = shown["next_ms"], shown["runs"]
+            life.queued_ms = shown["queued_ms"]
+            fired = [run for run in shown["recent"] if run["outcome"] == "fired"]
+            life.fired = {run["planned_ms"]: run["id"] for run in fired}
+
+    async def _ask(self, kind: FrameType, *fields: Any) -> dict[str, Any]:
+        """However often the connection breaks: each of these may be asked twice."""
+        while True:
+            link = await self._plan.link(self._numbers)
+            try:
+                return await _ok(link, kind, *fields)
+            except Lost:
+                continue
+            finally:
+                link.abort()
+
+    def text(self) -> str:
+        """What the run has seen of schedules."""
+        tasks = len({one.id for one in self.consumer.occurred})
+        runs = sum(life.runs for life in self.lives)
+        return f"schedules {len(self.lives)}, runs {runs}, tasks of them {tasks}"
+
+    def problems(self) -> list[str]:
+        """Call it after ``look``."""
+        requeued = {again.id for journal in self._plan.journals for again in journal.requeued}
+        found = [*self._odd, *judge(self.lives, self.consumer.occurred, requeued)]
+        more = [f"… and {len(found) - SHOWN_MAX} more of schedules"]
+        return found[:SHOWN_MAX] + (more if len(found) > SHOWN_MAX else [])
+
+
+class Occurrences(RoughConsumer):
+    """With all the manners of a rough consumer: many tasks are unfinished for long."""
+
+    def __init__(self, plan: Plan, name: str, topic: str, group: str) -> None:
+        super().__init__(plan, name, topic, group)
+        self.occurred: list[Occurred] = []
+
+    def _note(
+        self, link: Link, epoch: int, delivered_ms: int, items: tuple[tuple[Any, ...], ...]
+    ) -> None:
+        for task_id, attempt, due_ms, _, options in items:
+            name, planned_ms = (options["props"][k] for k in (NAME_PROPERTY, PLANNED_PROPERTY))
+            self._inbox.append(Receipt(TOPIC, GROUP, task_id, epoch, attempt))
+            delivered = Delivered(
+                task_id, GROUP, f"{name}/{planned_ms}", epoch, attempt, due_ms, delivered_ms,
+                now_ms(), link.name, Link.order(), link.opened_ms,
+            )  # fmt: skip
+            self._journal.delivered.append(delivered)
+            self.occurred.append(Occurred(name, planned_ms, task_id, due_ms, delivered.order))
+
+
+def _options(asked: Asked) -> dict[str, Any]:
+    return {"topic": TOPIC, "body": b"again", **asked.options}
+
+
+async def _ok(link: Link, kind: FrameType, *fields: Any) -> dict[str, Any]:
+    """Raises Lost, also when it is to be asked again."""
+    frame: Frame = await link.call(kind, *fields)
+    if frame[0] != FrameType.OK and frame[2] in RETRYABLE:
+        await asyncio.sleep(AGAIN_S / 5)
+        raise Lost(f"{kind.name} was answered {frame}")
+    assert frame[0] == FrameType.OK, frame
+    return frame[2]  # type: ignore[no-any-return]  # a field of a frame
+
+
+# --- the judge -----------------------------------------------------------------------------------
+
+
+def judge(
+    lives: Sequence[Life], occurred: Sequence[Occurred], requeued: Collection[int] = ()
+) -> list[str]:
+    """Which occurrences were missed, doubled or out of their time, and which runs were lost."""
+    by_name: dict[str, list[Occurred]] = defaultdict(list)
+    for one in occurred:
+        by_name[one.name].append(one)
+    wrong: list[str] = []
+    for life in lives:
+        wrong += _judge_one(life, by_name.pop(life.asked.name, []), requeued)
+    return [*wrong, *(f"schedule {name} was never put" for name in by_name)]
+
+
+def _judge_one(life: Life, came: list[Occurred], requeued: Collection[int]) -> list[str]:
+    asked, name = life.asked, life.asked.name
+    ids: dict[int, set[int]] = defaultdict(set)
+    for one in came:
+        ids[one.planned_ms].add(one.id)
+    wrong = [
+        f"doubled: {name} at {planned_ms} is several tasks: {sorted(found)}"
+        for planned_ms, found in sorted(ids.items())
+        if len(found) > 1
+    ]
+    wrong += [
+        f"early: {name} at {one.planned_ms} was due at {one.due_ms}"
+        for one in came
+        if one.due_ms < one.planned_ms
+    ]
+    decided = _decided(life, ids)
+    wrong += [f"unplanned: {name} at {ms}" for ms in sorted(ids.keys() - set(decided))]
+    if asked.is_complete:
+        wrong += [f"missed: {name} at {ms}" for ms in sorted(set(decided) - ids.keys())]
+    replaces = asked.options.get("overlap") == "cancel_previous"
+    if life.runs < len(ids) or (life.runs > len(ids) and not replaces):
+        wrong.append(f"lost: {name} fired {life.runs} times and {len(ids)} came")
+    wrong += [
+        f"doubled: {name} at {ms} was noted as task {task_id} and came as {sorted(ids[ms])}"
+        for ms, task_id in life.fired.items()
+        if ids.get(ms, {task_id}) != {task_id}
+    ]
+    if asked.options.get("overlap") in ("skip", "queue_one"):
+        wrong += _overlapping(name, came, requeued)
+    if not life.runs:
+        wrong.append(f"{name} fired {life.runs} times: the run shows nothing")
+    return wrong
+
+
+def _decided(life: Life, ids: Collection[int]) -> range:
+    """The planned times that something was decided of."""
+    asked = life.asked
+    if life.next_ms is not None:
+        return range(life.first_ms, life.next_ms, asked.every_ms)
+    runs_max = asked.options["runs_max"]
+    return range(life.first_ms, life.first_ms + runs_max * asked.every_ms, asked.every_ms)
+
+
+def _overlapping(name: str, came: list[Occurred], requeued: Collection[int]) -> list[str]:
+    """One that comes after a later occurrence came was unfinished when that one fired. There is
+    one consumer, on one connection after the other, so what it got is in its order. A dead letter
+    blocks nobody, and may be brought back."""
+    wrong = []
+    newest_ms = 0
+    for one in sorted(came, key=lambda one: one.order):
+        if one.planned_ms < newest_ms and one.id not in requeued:
+            wrong.append(f"overlap: {name} at {one.planned_ms} came after that at {newest_ms}")
+        newest_ms = max(newest_ms, one.planned_ms)
+    return wrong

@@ -1,0 +1,88 @@
+"""The OpenAPI document against a real daemon: whatever follows from it is tried, and nothing that
+comes back is a failure of the daemon, or is not in the document."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+
+from support.daemon import Daemon
+
+CHECKS = (
+    "not_a_server_error",
+    "status_code_conformance",
+    "content_type_conformance",
+    "response_headers_conformance",
+    "response_schema_conformance",
+    "negative_data_rejection",
+    "unsupported_method",
+    "allow_header_conformance",
+    "ignored_auth",
+)
+"""All but that what fits the document is accepted: no document says which receipts there are."""
+ENDLESS = "/v1/topics/{topic}/deliveries"
+"""A stream has no end to wait for; tests/server/http has it."""
+REFUSALS = """
+[checks]
+negative_data_rejection.expected-statuses = [400, 403, 404, 405, 409, 410, 413, 415, 422, 429]
+"""
+"""Too large is a refusal, too."""
+SHOWN_MAX = 1_000
+TOKEN = "from the document"
+
+
+@pytest.mark.parametrize(
+    ("phases", "examples", "timeout_s"),
+    [
+        ("examples,coverage,fuzzing", 3, 120),
+        pytest.param("examples,coverage,fuzzing,stateful", 100, 1_200, marks=pytest.mark.slow),
+    ],
+)
+def test_nothing_happens_that_the_document_does_not_say(
+    make_daemon: Callable[..., Daemon], phases: str, examples: int, timeout_s: float
+) -> None:
+    daemon = make_daemon(http=True, token=TOKEN, http_wait_max_s=0.02).start()
+    (daemon.folder / "schemathesis.toml").write_text(REFUSALS)
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "schemathesis.cli", "run", f"{daemon.http}/openapi.json",
+            "--phases", phases, "--max-examples", str(examples), "--checks", ",".join(CHECKS),
+            "--exclude-path", ENDLESS, "--header", f"Authorization: Bearer {TOKEN}",
+            "--max-response-time", "10", "--request-timeout", "30", "--no-color",
+            "--suppress-health-check", "all", "--generation-database", ":memory:",
+        ],
+        cwd=daemon.folder, capture_output=True, text=True, timeout=timeout_s, check=False,
+    )  # fmt: skip
+    # What it tries may have megabytes.
+    said = [line[:SHOWN_MAX] for line in (done.stdout + done.stderr).splitlines()]
+    assert done.returncode == 0, "\n".join(said)
+    assert daemon.alive
+    assert "internal_error" not in daemon.log_text(), daemon.log_text()
+    assert "Traceback" not in daemon.log_text(), daemon.log_text()
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/openapi.json", "application/json"),
+        ("/docs/", "text/html; charset=utf-8"),
+        ("/docs", "text/html; charset=utf-8"),
+        ("/docs/start.js", "text/javascript; charset=utf-8"),
+        ("/docs/swagger-ui.js", "text/javascript; charset=utf-8"),
+        ("/docs/swagger-ui.css", "text/css; charset=utf-8"),
+    ],
+)
+def test_the_page_of_the_document_needs_no_other_host(
+    path: str, kind: str, make_daemon: Callable[..., Daemon]
+) -> None:
+    daemon = make_daemon(http=True, token=TOKEN).start()
+    with urllib.request.urlopen(f"{daemon.http}{path}", timeout=30) as response:  # noqa: S310
+        assert response.headers["content-type"] == kind
+        text = response.read().decode()
+        if kind.startswith("text/html"):
+            assert "default-src 'none'" in response.headers["content-security-policy"]
+            assert "http" not in text.replace("http-", "").replace("HTTP", "")

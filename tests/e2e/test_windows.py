@@ -1,0 +1,96 @@
+"""Due windows of a real daemon: from client and command line, and over kills on each store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from math import ceil
+from pathlib import Path
+
+import pytest
+
+from e2e.cli_runner import Cli
+from support.daemon import Daemon
+from support.redis_server import RedisServer
+from tickwheel import Client, Task
+from tickwheel.errors import BadRequest, LimitExceeded
+
+NINE = datetime(2030, 1, 31, 9, tzinfo=UTC)
+NINE_MS = round(NINE.timestamp() * 1000)
+WITHIN_S = 600
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def killed(
+    request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> Iterator[Daemon]:
+    if request.param == "sqlite":
+        yield make_daemon()
+        return
+    server = RedisServer(tmp_path / "redis").start()
+    yield make_daemon(store=server.url(), leader_ttl_s=1)
+    server.stop()
+
+
+async def test_the_moments_survive_a_kill(killed: Daemon) -> None:
+    await killed.astart()
+    async with Client(killed.url, send_timeout=10) as client:
+        await client.enqueue_many([Task("t", b"plain", at=NINE)] * 50)
+        tasks = [Task("t", b"x", at=NINE, within=WITHIN_S) for _ in range(3_000)]
+        receipts = await client.enqueue_many(tasks)
+        dues = {receipt.id: receipt.due_ms for receipt in receipts}
+        each = Counter(due_ms // 1000 for due_ms in dues.values())
+        assert max(each.values()) <= ceil(3_000 / (WITHIN_S - 1))
+        assert NINE_MS // 1000 not in each, "there is a crowd"
+        assert min(dues.values()) > NINE_MS and max(dues.values()) <= NINE_MS + WITHIN_S * 1000
+        load = await client.load(since=NINE, step=60, steps=11)
+        await killed.arestart()
+        found = {task.id: task async for task in client.list_tasks() if task.body == b"x"}
+        assert {task_id: task.due_ms for task_id, task in found.items()} == dues
+        assert {(task.asked_ms, task.within_ms) for task in found.values()} == {
+            (NINE_MS, WITHIN_S * 1000)
+        }
+        assert await client.load(since=NINE, step=60, steps=11) == load
+        assert sum(load.counts) == 3_050 and load.exact and max(load.counts) <= 300 + 50 + 10
+        # What is there counts for what comes after a restart.
+        receipt = await client.enqueue("t", b"y", at=NINE, within=timedelta(seconds=WITHIN_S))
+        assert each[receipt.due_ms // 1000] == min(each.values())
+
+
+async def test_what_is_wrong_with_a_window(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon(within_max_s=60)
+    await daemon.astart()
+    async with Client(daemon.url) as client:
+        with pytest.raises(LimitExceeded, match=r"within is 60001 ms; the limit is 60000"):
+            await client.enqueue("t", b"x", within=60.001)
+        with pytest.raises(BadRequest, match="within"):
+            await client.enqueue("t", b"x", within=-1)
+        with pytest.raises(LimitExceeded, match="within_ms_max"):
+            await client.put_schedule("s", topic="t", every=60, within=61)
+        assert (await client.enqueue("t", b"x", delay=60, within=0)).id
+
+
+def test_from_the_command_line(make_daemon: Callable[..., Daemon]) -> None:
+    daemon = make_daemon()
+    daemon.start()
+    cli = Cli(daemon)
+    nine = "2030-01-31T09:00:00Z"
+    window = ("--at", nine, "--within", "10m")
+    first, second = (cli.one("enqueue", "t", "x", *window) for _ in range(2))
+    assert (first["due_ms"], second["due_ms"]) == (NINE_MS, NINE_MS + 1_000)
+    shown = cli.run("show", second["id"]).stdout.decode()
+    assert "10m, the emptiest" in shown and "asked for" in shown
+    cli.run("reschedule", second["id"], "--at", "2030-02-01T09:00:00Z")
+    assert "10m, rescheduled since" in cli.run("show", second["id"]).stdout.decode()
+    lines = b'{"body": "a", "within": "30s"}\n{"body": "b"}\n'
+    window = ("--at", "2030-01-31T09:01:00Z", "--within", "10m")
+    found = cli.json("enqueue", "u", "--from", "-", *window, stdin=lines)
+    assert [one["due_ms"] - NINE_MS for one in found] == [60_000, 61_000]
+    assert cli.one("load", "--from", nine, "--steps", "3")["counts"] == [1, 2, 0]
+    table = cli.run("load", "--from", nine, "--steps", "2", "--step", "1h")
+    assert b"3" in table.stdout
+    assert b"3 of 4 tasks on the wheel are due within 2h" in table.stderr
+    assert "within_ms_max" in cli.fails(2, "enqueue", "t", "x", "--within", "2d")
+    put = cli.one("schedule", "put", "s", "--topic", "t", "--every", "1h", "--within", "5m")
+    assert put["task"] == {"within_ms": 300_000}

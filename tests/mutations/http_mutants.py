@@ -1,0 +1,125 @@
+"""Seeded bugs of HTTP; each must be found by each of its tests."""
+
+from __future__ import annotations
+
+from mutations.mutants import Edit, Mutant
+
+PRODUCING = "tickwheel/server/shard/operations/producing.py"
+OPERATIONS = "tickwheel/server/shard/operations/__init__.py"
+HTTP = "tickwheel/server/http/"
+TASKS = "tests/server/http/test_tasks.py::"
+DELIVERIES = "tests/server/http/test_deliveries.py::"
+BULK = "tests/server/http/test_bulk.py::"
+API = "tests/server/http/test_api.py::"
+
+HTTP_MUTANTS = (
+    Mutant(
+        "any-payload-under-a-known-key",
+        "a request under a key that another payload came with is a new one",
+        (
+            Edit(
+                PRODUCING,
+                "        if session.answers and fingerprint not in session.answers:\n",
+                "        if False:\n",
+            ),
+        ),
+        (TASKS + "test_another_payload_under_the_same_key_is_refused",),
+    ),
+    Mutant(
+        "an-answered-pull-loses-its-leases",
+        "the end of a request ends the leases of what it was answered with",
+        (
+            Edit(
+                OPERATIONS,
+                "        caller.others.clear()\n        if caller.subscribers or caller.pulls:\n",
+                "        if True:\n",
+            ),
+        ),
+        (DELIVERIES + "test_the_lease_of_an_answered_pull_outlives_its_connection",),
+    ),
+    Mutant(
+        "a-lost-answer-keeps-its-leases",
+        "a client that has gone before its answer is taken for one that has it",
+        (Edit(HTTP + "api.py", "        if watch.is_gone:\n", "        if False:\n"),),
+        (DELIVERIES + "test_a_client_that_does_not_get_its_answer_loses_the_lease_soon",),
+    ),
+    Mutant(
+        "a-stream-shows-no-life",
+        "what is settled over other connections says nothing of a stream's consumer",
+        (
+            Edit(
+                HTTP + "handlers/settling.py",
+                "            self._streams.heard(number)\n",
+                "            pass\n",
+            ),
+        ),
+        (DELIVERIES + "test_a_consumer_that_let_a_lease_lapse_is_handed_more_when_it_shows_life",),
+    ),
+    Mutant(
+        "a-body-is-read-whatever-its-length",
+        "a length over the limit is found out by reading",
+        (
+            Edit(
+                HTTP + "bodies.py",
+                "        if self._announced > self._bytes_max:\n",
+                "        if 0:\n",
+            ),
+        ),
+        (API + "test_a_body_is_refused_by_its_length_before_it_is_read",),
+    ),
+    Mutant(
+        "bodies-are-not-counted-together",
+        "each request has the limit of all",
+        (
+            Edit(
+                HTTP + "bodies.py",
+                "        if self.bytes + count > self.bytes_max:\n",
+                "        if 0:\n",
+            ),
+        ),
+        (API + "test_all_bodies_together_have_a_limit",),
+    ),
+    Mutant(
+        "a-packed-bomb-is-unpacked",
+        "what a body unpacks to is not bounded",
+        (
+            Edit(
+                HTTP + "bodies.py",
+                "self._unpacked(part, self._bytes_max - self._taken + 1)",
+                "self._unpacked(part, 1 << 30)",
+            ),
+            Edit(
+                HTTP + "bodies.py",
+                "        if self._taken + count > self._bytes_max:\n",
+                "        if 0:\n",
+            ),
+        ),
+        (BULK + "test_a_packed_bomb_and_what_is_not_packed",),
+    ),
+    Mutant(
+        "a-wrong-line-takes-others-along",
+        "lines that came together with one that is refused are refused with it",
+        (
+            Edit(
+                HTTP + "bulk.py", " and len(given) > 1 and not answer.retryable:\n", " and False:\n"
+            ),
+        ),
+        (BULK + "test_a_wrong_line_is_answered_and_the_others_are_taken",),
+    ),
+    Mutant(
+        "any-page-may-ask",
+        "a browser's word about whose page asks is not looked at",
+        (Edit(HTTP + "api.py", "            _check_origin(headers)\n", ""),),
+        (API + "test_a_page_of_another_site_must_not_ask",),
+    ),
+    Mutant(
+        "no-token-is-asked-for",
+        "whoever comes may do all",
+        (
+            Edit(
+                HTTP + "api.py", "principal = self._principal(headers)", 'principal = Principal("")'
+            ),
+        ),
+        (API + "test_without_the_token_nothing_is_done",),
+    ),
+)

@@ -1,0 +1,187 @@
+"""Seeded bugs of keys and of what becomes of tasks whose key is pending; each must be found by each
+of its tests."""
+
+from __future__ import annotations
+
+from mutations.mutants import INTAKE, Edit, Mutant
+
+COALESCING = "tickwheel/engine/coalescing.py"
+STATE = "tickwheel/engine/state.py"
+TASKS = "tickwheel/engine/tasks.py"
+CONTROLLING = "tickwheel/server/shard/operations/controlling.py"
+QUEUE = "tickwheel/server/shard/coalescing.py"
+SESSIONS = "tickwheel/engine/sessions.py"
+SERVED = "tests/server/shard/test_coalescing.py::"
+BY_KEY = "tests/server/shard/test_keys.py::"
+LIFE = "tests/engine/test_coalescing_model.py::test_a_long_life[1-800]"
+
+KEY_MUTANTS = (
+    Mutant(
+        "equal-hashes-are-equal-keys",
+        "the key of a pending task is not compared, only its hash",
+        (
+            Edit(
+                COALESCING,
+                "            if found is not None and _key_of(found.row) == named and",
+                "            if found is not None and",
+            ),
+        ),
+        (SERVED + "test_keys_that_collide_never_meet", LIFE),
+    ),
+    Mutant(
+        "equal-hashes-are-equal-keys-on-their-way",
+        "the key of a staged task is not compared, only its hash",
+        (
+            Edit(
+                COALESCING,
+                "if _key_of(row) == named and _is_within(rule, row.id, now_ms))",
+                "if _is_within(rule, row.id, now_ms))",
+            ),
+        ),
+        (LIFE,),
+    ),
+    Mutant(
+        "a-command-by-key-meets-another-key",
+        "cancel by key does not compare the key",
+        (
+            Edit(
+                CONTROLLING,
+                "                if found is not None and _has_key(found, named):\n",
+                "                if found is not None:\n",
+            ),
+        ),
+        (BY_KEY + "test_keys_that_collide_never_meet",),
+    ),
+    Mutant(
+        "an-acked-key-stays-in-the-index",
+        "what a consumer has finished is not taken out of the index of keys",
+        (
+            Edit(
+                STATE,
+                "            if lease.traits.key is not None:\n",
+                "            if lease.traits.key is not None and not lease:\n",
+            ),
+        ),
+        (SERVED + "test_tasks_that_ended_block_nobody",),
+    ),
+    Mutant(
+        "a-decision-rests-on-what-may-be-refused",
+        "a task that is with the store counts as nothing: two of a key become pending",
+        (
+            Edit(
+                COALESCING,
+                "            waits = waits or staged is not None or self._is_landing("
+                "named, rule, now_ms)\n",
+                "            waits = waits or staged is not None\n",
+            ),
+            Edit(
+                COALESCING,
+                "        plan.waits |= self._is_landing(named, rule, now_ms)\n",
+                "",
+            ),
+        ),
+        (LIFE,),
+    ),
+    Mutant(
+        "what-was-replaced-is-refused",
+        "the new tasks of a request that replaced something are forgotten with a refused batch",
+        (
+            Edit(
+                COALESCING,
+                "                core.open.firm.update(ids)\n",
+                "                core.open.firm.update(())\n",
+            ),
+        ),
+        (SERVED + "test_what_was_replaced_stays_replaced_and_waits_for_the_store", LIFE),
+    ),
+    Mutant(
+        "a-firm-task-is-not-staged-again",
+        "what must not be refused is forgotten all the same",
+        (
+            Edit(
+                INTAKE,
+                "        effects.enqueued = firm | effects.enqueued\n",
+                "",
+            ),
+        ),
+        (LIFE,),
+    ),
+    Mutant(
+        "a-body-that-is-not-durable-is-delivered",
+        "a replaced task goes onto the wheel at once",
+        (
+            Edit(
+                TASKS,
+                "        core.write(row, is_moved=False)\n        core.hold(row)\n",
+                "        core.write(row, is_moved=False)\n        core.schedule(row, now_ms)\n",
+            ),
+        ),
+        (SERVED + "test_a_new_body_is_not_delivered_before_it_is_durable", LIFE),
+    ),
+    Mutant(
+        "a-late-ack-settles-the-new-body",
+        "what somebody has had is replaced under its id",
+        (
+            Edit(
+                COALESCING,
+                "if rule.replaces != DUE and not has_body and self._control.has_history(known):",
+                "if rule.replaces != DUE and not has_body and self._control.has_history is None:",
+            ),
+        ),
+        (SERVED + "test_what_somebody_has_had_is_replaced_by_a_new_id",),
+    ),
+    Mutant(
+        "dead-letters-block",
+        "a dead letter that nobody is owed is pending",
+        (
+            Edit(
+                COALESCING,
+                "        if not groups:\n            return False\n",
+                "        if not groups:\n            return True\n",
+            ),
+        ),
+        (SERVED + "test_tasks_that_ended_block_nobody", LIFE),
+    ),
+    Mutant(
+        "an-answer-without-its-mark",
+        "what became of tasks is answered before it is remembered durably",
+        (Edit(COALESCING, "            core.open.has_marks = True\n", ""),),
+        (SERVED + "test_what_was_answered_is_durable_before",),
+    ),
+    Mutant(
+        "a-resend-is-decided-anew",
+        "a restart forgets what became of tasks",
+        (
+            Edit(
+                SESSIONS,
+                "            session.merged[request] = merged\n            self.answers",
+                "            self.answers",
+            ),
+        ),
+        (SERVED + "test_a_resend_gets_the_first_answer",),
+    ),
+    Mutant(
+        "a-task-that-came-between-is-not-seen",
+        "a request is decided of with what was read, whatever has landed since",
+        (
+            Edit(
+                QUEUE,
+                "wanted.waits or not all(task_id in asked for task_id in wanted.ids):",
+                "wanted.waits:",
+            ),
+        ),
+        (SERVED + "test_a_task_that_lands_while_the_others_are_read_is_seen",),
+    ),
+    Mutant(
+        "a-plain-task-passes-the-rule-of-its-topic",
+        "the fast way of tasks with a key knows no rules of topics",
+        (
+            Edit(
+                "tickwheel/server/shard/operations/producing.py",
+                "        if keyed and core.ruled_topics:\n            return 0\n",
+                "",
+            ),
+        ),
+        (SERVED + "test_a_topic_has_a_rule_for_tasks_with_a_key",),
+    ),
+)

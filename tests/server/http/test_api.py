@@ -1,0 +1,284 @@
+"""Whatever the request is about: paths, tokens, origins, limits, roles, the document."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from server.http.rig import HttpRig
+from tickwheel import errors
+from tickwheel.limits import Limits
+from tickwheel.server.http import table
+from tickwheel.server.http.openapi import document
+from tickwheel.server.http.problems import problem
+from tickwheel.server.shard.access import RIGHTS
+from tickwheel.server.shard.operations.standby import StandbyOperations
+
+ROUTES = table.routes((1_000,), 10.0)
+ON_TCP_ONLY = {
+    "enqueue_plain", "enqueue_columns", "enqueue_unanswered", "ping", "set_prefetch",
+    "unsubscribe", "leave",
+}  # fmt: skip
+"""What TCP needs for its speed or its conversation; over HTTP each has another form."""
+
+
+@pytest.fixture
+async def locked() -> AsyncIterator[HttpRig]:
+    """One that wants a token."""
+    running = await HttpRig(token="secret").start()
+    yield running
+    await running.stop()
+
+
+# --- what every request goes through -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/", 404),
+        ("GET", "/v1/tasks/5/nothing", 404),
+        ("GET", "/v1/topics//keys/k", 404),
+        ("GET", "/v1/topics/%FF", 400),
+        ("PUT", "/v1/tasks", 405),
+        ("OPTIONS", "/v1/tasks", 405),
+        ("GET", "/v1/acks", 405),
+    ],
+)
+async def test_a_path_or_method_that_is_none(
+    rig: HttpRig, method: str, path: str, status: int
+) -> None:
+    response = await rig.call(method, path)
+    assert response.status == status
+    assert response.headers["content-type"] == "application/problem+json"
+    assert ("allow" in response.headers) == (status == 405)
+
+
+@pytest.mark.parametrize("path", ["/v1/topics", "/v1/schedules"])
+async def test_a_slash_at_the_end_changes_nothing(rig: HttpRig, path: str) -> None:
+    assert (await rig.call("GET", f"{path}/")).status == 200
+
+
+@pytest.mark.parametrize(
+    "given", ["", "Bearer", "Bearer wrong", "Basic secret", "secret", "Bearer sécret"]
+)
+async def test_without_the_token_nothing_is_done(locked: HttpRig, given: str) -> None:
+    headers = {"authorization": given} if given else {}
+    for route in ROUTES:
+        path = re.sub(r"{\w+}", "5", route.path)
+        response = await locked.call(route.method, path, {"topic": "t"}, **headers)
+        assert response.status == 401 and response.json["code"] == "unauthorized"
+        assert response.headers["www-authenticate"].startswith("Bearer")
+        assert response.headers["connection"] == "close"
+    assert locked.core.tasks == 0 and not locked.core.topics
+
+
+@pytest.mark.parametrize("given", ["Bearer secret", "bearer   secret "])
+async def test_with_the_token_it_is(locked: HttpRig, given: str) -> None:
+    response = await locked.call("POST", "/v1/tasks", {"topic": "t"}, authorization=given)
+    assert response.status == 201
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://evil.example", 403),
+        ("null", 403),
+        ("http://localhost:1", 403),
+        ("http://[", 403),
+        ("http://localhost:8080", 201),
+    ],
+)
+async def test_a_page_of_another_site_must_not_ask(rig: HttpRig, origin: str, status: int) -> None:
+    headers = {"origin": origin, "host": "localhost:8080", "content-type": "text/plain"}
+    response = await rig.call("POST", "/v1/topics/t/tasks", b"x", **headers)
+    assert response.status == status
+
+
+async def test_a_content_type_that_is_not_taken_is_named(rig: HttpRig) -> None:
+    for path in ("/v1/tasks", "/v1/acks"):
+        response = await rig.call("POST", path, b"a=b", content_type="text/plain")
+        assert response.status == 415 and "'text/plain'" in response.json["detail"]
+    fine = await rig.call(
+        "POST", "/v1/tasks", b'{"topic":"t"}', content_type="Application/JSON; charset=utf-8"
+    )
+    assert fine.status == 201
+
+
+async def test_a_query_where_there_is_none_is_refused(rig: HttpRig) -> None:
+    response = await rig.call("GET", "/v1/stats?all=true")
+    assert response.status == 400 and "unknown field `all`" in response.json["detail"]
+    many = "&".join(f"a{n}=1" for n in range(100))
+    assert (await rig.call("GET", f"/v1/tasks?{many}")).status == 400
+
+
+# --- limits --------------------------------------------------------------------------------------
+
+
+async def test_a_body_is_refused_by_its_length_before_it_is_read(rig: HttpRig) -> None:
+    limit = rig.settings.http_body_bytes
+    asked = rig.begin(
+        "POST", "/v1/tasks", b"", whole=False,
+        content_type="application/json", content_length=str(limit + 1),
+    )  # fmt: skip
+    response = await asked.done()
+    assert (response.status, response.json["code"]) == (413, "body_too_large")
+    assert f"the limit is {limit}" in response.json["detail"]
+    assert asked._messages.qsize() == 0
+    huge = await rig.begin("POST", "/v1/tasks", b"", whole=False, content_length="9" * 4_000).done()
+    assert huge.status == 413
+
+
+async def test_a_body_without_a_length_is_refused_when_it_has_grown_too_large(
+    rig: HttpRig,
+) -> None:
+    limit = rig.settings.http_body_bytes
+    for size, status in ((limit, 400), (limit + 1, 413)):
+        asked = rig.begin("POST", "/v1/tasks", b"", whole=False, content_type="application/json")
+        for start in range(0, size, 100_000):
+            asked.send(b" " * min(100_000, size - start))
+        if status == 400:
+            asked.send(b"", more=False)
+        assert (await asked.done()).status == status
+    assert rig.api._room.bytes == 0
+
+
+async def test_all_bodies_together_have_a_limit() -> None:
+    rig = await HttpRig(http_bodies_bytes_max=100).start()
+    asked = rig.begin("POST", "/v1/tasks", b" " * 60, whole=False)
+    await rig.settle()
+    second = rig.begin("POST", "/v1/tasks", b" " * 41, whole=False)
+    response = await second.done()
+    assert (response.status, response.headers["retry-after"]) == (429, "1")
+    assert "http_bodies_bytes_max" in response.json["detail"]
+    asked.send(b'{"topic":"t"}', more=False)
+    assert (await asked.done()).status == 201
+    assert rig.api._room.bytes == 0
+    await rig.stop()
+
+
+async def test_a_body_that_does_not_come_is_given_up() -> None:
+    """By a real clock: the time-out is asyncio's."""
+    rig = await HttpRig(http_body_timeout_s=0.05).start()
+    asked = rig.begin("POST", "/v1/tasks", b"{", whole=False)
+    stream = rig.begin("POST", "/v1/tasks", b"{", whole=False, content_type="application/x-ndjson")
+    await asyncio.wait([asked.task, stream.task], timeout=10)
+    assert (asked.response.status, asked.response.json["code"]) == (408, "request_timeout")
+    assert stream.response.lines[-1]["error"]["code"] == "request_timeout"
+    await rig.stop()
+
+
+async def test_so_many_ids_and_no_more(rig: HttpRig) -> None:
+    limit = Limits().ids_per_frame_max
+    fine = await rig.post("/v1/cancellations", {"ids": ["5"] * limit})
+    assert len(fine["results"]) == limit
+    more = await rig.call("POST", "/v1/cancellations", {"ids": ["5"] * (limit + 1)})
+    assert (more.status, more.json["code"]) == (400, "limit_exceeded")
+
+
+async def test_what_is_over_a_limit_of_the_shard_says_when_to_come_again() -> None:
+    rig = await HttpRig(pending_max=1).start()
+    await rig.post("/v1/tasks", {"topic": "t", "delay_ms": 9_000})
+    response = await rig.call("POST", "/v1/tasks", {"topic": "t"})
+    assert (response.status, response.json["code"]) == (429, "backlog_full")
+    assert response.headers["retry-after"] == "1" and response.json["retryable"]
+    await rig.stop()
+
+
+# --- errors and roles ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", sorted(errors.BY_CODE))
+def test_every_code_has_a_status_and_its_problem(code: str) -> None:
+    kind = errors.BY_CODE[code]
+    status, headers, body = problem(kind("what happened"))
+    assert 400 <= status <= 599 and status == kind.http_status
+    assert f'"code":"{code}"'.encode() in body and b"what happened" in body
+    assert (b"retry-after" in dict(headers)) == (
+        kind.retryable and code not in ("unreachable", "connection_lost", "send_timeout")
+    )
+
+
+async def test_what_should_not_happen_is_an_answer_and_is_logged(
+    rig: HttpRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError("on purpose")
+
+    monkeypatch.setattr(rig.operations, "look_up", broken)
+    response = await rig.call("GET", "/v1/tasks/5")
+    assert (response.status, response.json["code"]) == (500, "internal")
+    assert any("on purpose" in text for _, text in rig.notices)
+    assert not rig.shard.callers and not rig.shard.failed.done()
+
+
+async def test_a_daemon_that_stands_by_says_who_leads(rig: HttpRig) -> None:
+    asked = rig.begin("POST", "/v1/topics/t/pull", {"wait_ms": 60_000})
+    stream = rig.begin("GET", "/v1/topics/t/deliveries", accept="application/x-ndjson")
+    await stream.until(lambda response: response.body)
+    rig.store.stall()
+    enqueue = rig.begin("POST", "/v1/tasks", {"topic": "t"})
+    await rig.settle()
+    rig.api.stand_by()
+    response = await asked.done()
+    assert (response.status, response.json["code"]) == (503, "not_active")
+    assert response.json["active"] == "tcp://127.0.0.1:1"
+    assert (await stream.done()).lines[-1]["error"]["code"] == "not_active"
+    assert (await enqueue.done()).json["code"] == "outcome_unknown"
+    refused = await rig.call("POST", "/v1/tasks", {"topic": "t"})
+    assert (refused.status, refused.headers["retry-after"]) == (503, "1")
+    assert (await rig.call("GET", "/v1/status")).json == {"role": "standby"}
+    assert not rig.shard.callers
+
+
+async def test_a_daemon_that_shuts_down_ends_what_waits_for_tasks_only(rig: HttpRig) -> None:
+    asked = rig.begin("POST", "/v1/topics/t/pull", {"wait_ms": 60_000})
+    await rig.settle()
+    rig.store.stall()
+    enqueue = rig.begin("POST", "/v1/tasks", {"topic": "t"})
+    await rig.settle()
+    rig.api.drain()
+    assert (await asked.done()).json["code"] == "draining"
+    assert (await rig.call("POST", "/v1/tasks", {"topic": "t"})).json["code"] == "draining"
+    rig.store.go_on()
+    assert (await enqueue.done()).status == 201
+
+
+# --- the document --------------------------------------------------------------------------------
+
+
+def test_every_operation_has_a_path() -> None:
+    called = {name for route in ROUTES for name in route.operations}
+    assert called | ON_TCP_ONLY == set(RIGHTS)
+    assert not called & ON_TCP_ONLY
+
+
+def test_each_operation_of_the_document_has_a_name_of_its_own() -> None:
+    found = [
+        operation["operationId"]
+        for path in document(ROUTES)["paths"].values()
+        for operation in path.values()
+    ]
+    assert len(set(found)) == len(found) == len(ROUTES)
+
+
+def test_a_standby_has_what_the_routes_for_it_ask() -> None:
+    for route in ROUTES:
+        if route.standby:
+            assert all(hasattr(StandbyOperations, name) for name in route.operations)
+
+
+async def test_requests_are_counted(rig: HttpRig) -> None:
+    seen = rig.api._observed
+    waiting = rig.begin("POST", "/v1/topics/t/pull", {"wait_ms": 60_000})
+    await rig.settle()
+    await rig.call("GET", "/v1/stats")
+    await rig.call("GET", "/v1/tasks/x")
+    rig.api.drain()
+    await waiting.done()
+    counted = (seen.http_requests, seen.http_client_errors, seen.http_server_errors)
+    assert counted == (3, 1, 1) and seen.http_under_way == 0

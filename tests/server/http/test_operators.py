@@ -1,0 +1,167 @@
+"""Lists, counts, topics, groups, dead letters, schedules, backups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from server.http.rig import HttpRig
+from support.shard_rig import NOW_MS
+from tickwheel.server.http import types
+
+GROUP = "/v1/topics/t/groups/g"
+
+
+async def get(rig: HttpRig, target: str, kind: Any) -> Any:
+    """The answer, which must be of the documented type, without a field more."""
+    response = await rig.call("GET", target)
+    assert response.status == 200, response.body
+    msgspec.json.decode(response.body, type=kind)
+    return response.json
+
+
+async def dead(rig: HttpRig, count: int) -> list[str]:
+    """Ids of so many dead letters of group g."""
+    await rig.post("/v1/topics/t/pull", {"group": "g"})
+    tasks = [{"topic": "t", "body": str(n)} for n in range(count)]
+    await rig.post("/v1/tasks", {"tasks": tasks})
+    found = (await rig.post("/v1/topics/t/pull", {"group": "g", "max": count}))["deliveries"]
+    for one in found:
+        said = {"receipts": [one["receipt"]], "reason": f"bad {one['body']}"}
+        assert await rig.post("/v1/rejections", said) == {"results": ["dead"]}
+    return [one["id"] for one in found]
+
+
+async def test_a_list_of_tasks_has_pages_and_filters(rig: HttpRig) -> None:
+    tasks = [{"topic": f"t{n % 2}", "key": f"k{n}", "delay_ms": 9_000} for n in range(10)]
+    ids = [task["id"] for task in (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]]
+    seen: list[str] = []
+    target = "/v1/tasks?limit=3"
+    while True:
+        page = await get(rig, target, types.Tasks)
+        seen += [task["id"] for task in page["tasks"]]
+        if page["next"] is None:
+            break
+        target = f"/v1/tasks?limit=3&after={page['next']}"
+    assert seen == ids
+    newest = await get(rig, "/v1/tasks?newest=true&limit=1", types.Tasks)
+    assert newest["tasks"][0]["id"] == ids[-1]
+    assert len((await get(rig, "/v1/tasks?topic=t1", types.Tasks))["tasks"]) == 5
+    assert len((await get(rig, "/v1/tasks?key=k3", types.Tasks))["tasks"]) == 1
+    assert (await get(rig, "/v1/tasks?state=ready", types.Tasks))["tasks"] == []
+
+
+@pytest.mark.parametrize(
+    ("query", "text"),
+    [
+        ("limit=0", "limit must be an integer of 1 to 1000, not 0"),
+        ("limit=1001", "1 to 1000, not 1001"),
+        ("state=odd", "state must be one of"),
+        ("after=x", "after must be a whole number"),
+        ("topic=no%20topic", "topic must be"),
+        ("newest=maybe", "newest"),
+        ("until_ms=null", "until_ms has no value: 'null'"),
+    ],
+)
+async def test_a_filter_that_is_none_is_named(rig: HttpRig, query: str, text: str) -> None:
+    response = await rig.call("GET", f"/v1/tasks?{query}")
+    assert response.status == 400 and text in response.json["detail"], response.body
+
+
+async def test_topics_have_pages_by_name(rig: HttpRig) -> None:
+    await rig.post("/v1/tasks", {"tasks": [{"topic": name} for name in ("b", "a/x", "c")]})
+    first = await get(rig, "/v1/topics?limit=2", types.Topics)
+    assert ([one["topic"] for one in first["topics"]], first["next"]) == (["a/x", "b"], "b")
+    second = await get(rig, "/v1/topics?limit=2&after=b", types.Topics)
+    assert ([one["topic"] for one in second["topics"]], second["next"]) == (["c"], None)
+    one = await get(rig, "/v1/topics/a%2Fx", types.Topic)
+    assert (one["topic"], one["enqueued"]) == ("a/x", 1)
+    unknown = await rig.call("GET", "/v1/topics/nobody")
+    assert (unknown.status, unknown.json["code"]) == (404, "not_found")
+
+
+async def test_a_group_is_made_set_shown_and_deleted(rig: HttpRig) -> None:
+    made = await rig.call("PUT", GROUP, {"since": "first", "rate": 5, "paused": True})
+    assert (made.status, made.json["created"], made.json["rate"]) == (201, True, 5.0)
+    again = await rig.call("PUT", GROUP, {})
+    assert (again.status, again.json["created"], again.json["paused"]) == (200, False, True)
+    changed = await rig.call("PATCH", GROUP, {"rate": None, "retry": {"kind": "none"}})
+    assert (changed.json["rate"], changed.json["paused"]) == (None, True)
+    group = await get(rig, GROUP, types.Group)
+    assert (group["paused"], group["retry"]) == (True, {"kind": "none"})
+    assert list((await get(rig, "/v1/topics/t/groups", types.Groups))["groups"]) == ["g"]
+    topic = await rig.call("PATCH", "/v1/topics/t", {"paused": True})
+    msgspec.json.decode(topic.body, type=types.GroupSettings)
+    assert topic.json["group"] is None
+    held = await rig.call("DELETE", GROUP)
+    assert held.json == {"ready": 0, "in_flight": 0, "waiting": 0, "dead": 0}
+    assert (await rig.call("GET", GROUP)).status == 404
+    assert (await rig.call("DELETE", GROUP)).status == 404
+
+
+async def test_a_group_that_holds_tasks_is_deleted_by_force_only(rig: HttpRig) -> None:
+    await rig.call("PUT", GROUP, {})
+    await rig.post("/v1/tasks", {"topic": "t"})
+    await rig.settle()
+    kept = await rig.call("DELETE", GROUP)
+    assert (kept.status, kept.json["code"]) == (409, "conflict")
+    assert (await rig.call("DELETE", f"{GROUP}?force=true")).json["ready"] == 1
+
+
+async def test_dead_letters_are_listed_requeued_and_deleted(rig: HttpRig) -> None:
+    ids = await dead(rig, 3)
+    page = await get(rig, "/v1/dead-letters?limit=2", types.DeadLetters)
+    assert [letter["id"] for letter in page["dead"]] == ids[:2]
+    assert page["dead"][0]["failures"][0]["reason"] == "bad 0"
+    rest = await get(rig, f"/v1/dead-letters?after={page['next']}", types.DeadLetters)
+    assert ([letter["id"] for letter in rest["dead"]], rest["next"]) == (ids[2:], None)
+    found = await get(rig, "/v1/dead-letters?group=g&reason=bad%201", types.DeadLetters)
+    assert [letter["id"] for letter in found["dead"]] == [ids[1]]
+    items = {"items": [{"id": ids[0], "group": "g"}, {"id": "5", "group": "g"}]}
+    requeued = await rig.post("/v1/dead-letters/requeue", items)
+    assert [one["result"] for one in requeued["results"]] == ["requeued", "unknown"]
+    deleted = await rig.post("/v1/dead-letters/delete", {"items": [{"id": ids[1], "group": "g"}]})
+    assert deleted["results"] == [{"id": ids[1], "result": "deleted"}]
+    wrong = await rig.call("GET", "/v1/dead-letters?after=x")
+    assert wrong.status == 400
+
+
+async def test_a_schedule_from_its_making_to_its_end(rig: HttpRig) -> None:
+    path = "/v1/schedules/nightly"
+    asked = {
+        "topic": "t", "body": "go", "cron": "0 3 * * *", "timezone": "Europe/Berlin",
+        "task": {"key": "k", "properties": {"a": 1}, "retry": {"kind": "none"}},
+    }  # fmt: skip
+    made = await rig.call("PUT", path, asked)
+    assert (made.status, made.json["outcome"]) == (201, "created")
+    msgspec.json.decode(made.body, type=types.Schedule)
+    assert made.json["task"]["properties"] == {"a": 1}
+    assert (await rig.call("PUT", path, asked)).json["outcome"] == "unchanged"
+    assert [one["name"] for one in (
+        await get(rig, "/v1/schedules", types.Schedules)
+    )["schedules"]] == ["nightly"]  # fmt: skip
+    assert (await rig.call("POST", f"{path}/pause")).json["paused"] is True
+    assert (await rig.call("POST", f"{path}/resume")).json["paused"] is False
+    [task_id] = (await rig.post(f"{path}/run"))["ids"]
+    shown = await get(rig, f"{path}?next=3", types.Schedule)
+    assert (len(shown["next"]), shown["recent"][0]["id"]) == (3, task_id)
+    span = {"from_ms": NOW_MS - 3 * 86_400_000, "to_ms": NOW_MS}
+    assert len((await rig.post(f"{path}/backfill", span))["ids"]) == 3
+    assert (await rig.call("DELETE", path)).json["name"] == "nightly"
+    assert (await rig.call("GET", path)).status == 404
+    wrong = await rig.call("PUT", path, {"topic": "t", "cron": "often"})
+    assert wrong.status == 400 and "cron" in wrong.json["detail"]
+
+
+async def test_counts_status_and_limits_are_as_documented(rig: HttpRig) -> None:
+    await rig.call("PUT", GROUP, {})
+    await get(rig, "/v1/stats", types.Stats)
+    assert (await get(rig, "/v1/limits", dict[str, int]))["body_bytes_max"] == 1_048_576
+
+
+async def test_a_backup_is_made_or_its_name_refused(rig: HttpRig) -> None:
+    made = await rig.call("POST", "/v1/backups", {"name": "a.db"})
+    assert made.status == 201 and made.json["path"].endswith("a.db")
+    assert (await rig.call("POST", "/v1/backups", {"name": "../a.db"})).status == 400

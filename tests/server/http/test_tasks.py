@@ -1,0 +1,293 @@
+"""Enqueue, look up, cancel, reschedule, run now: by id and by key."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from server.http.rig import HttpRig
+from support.shard_rig import NOW_MS
+from tickwheel.server.http.new_tasks import Given, kept
+
+
+async def enqueue(rig: HttpRig, **task: Any) -> str:
+    found = await rig.post("/v1/tasks", {"topic": "t", **task})
+    return str(found["id"])
+
+
+async def test_a_task_is_answered_with_its_id_as_text_and_its_due_time(rig: HttpRig) -> None:
+    response = await rig.call("POST", "/v1/tasks", {"topic": "t", "body": "hé", "delay_ms": 5})
+    assert response.status == 201
+    assert response.json == {"id": response.json["id"], "due_ms": NOW_MS + 5}
+    assert isinstance(response.json["id"], str)
+    task = (await rig.call("GET", f"/v1/tasks/{response.json['id']}")).json
+    assert (task["body"], task["state"], task["due_ms"]) == ("hé", "scheduled", NOW_MS + 5)
+
+
+async def test_the_answer_waits_until_the_task_is_durable(rig: HttpRig) -> None:
+    rig.store.stall()
+    asked = rig.begin("POST", "/v1/tasks", {"topic": "t"})
+    await rig.settle()
+    assert not asked.task.done()
+    rig.store.go_on()
+    assert (await asked.done()).status == 201
+
+
+@pytest.mark.parametrize(
+    ("when", "due_ms"),
+    [
+        ({}, NOW_MS),
+        ({"delay_ms": 1_500}, NOW_MS + 1_500),
+        ({"due_ms": NOW_MS + 7}, NOW_MS + 7),
+        ({"due_ms": 5}, NOW_MS),
+        ({"at": "2027-01-15T09:00:00.0001+01:00"}, NOW_MS + 1),
+        ({"delay_level": 2}, NOW_MS + 5_000),
+        ({"delay_level": 99}, NOW_MS + 7_200_000),
+    ],
+)
+async def test_when_it_is_due(rig: HttpRig, when: dict[str, Any], due_ms: int) -> None:
+    found = await rig.post("/v1/tasks", {"topic": "t", **when})
+    assert found["due_ms"] == due_ms
+    [task] = (await rig.post("/v1/lookups", {"ids": [found["id"]]}))["tasks"]
+    assert task["due_ms"] == due_ms
+
+
+async def test_every_field_of_a_task_comes_back(rig: HttpRig) -> None:
+    given = {
+        "key": "k", "tag": "x", "properties": {"a": "b", "n": 3, "f": 1.5, "yes": True},
+        "priority": 7, "ttl_ms": 1_000, "retry": {"kind": "table", "delays_ms": [5, 6]},
+    }  # fmt: skip
+    body = base64.b64encode(b"\xff\x00").decode()
+    task_id = await enqueue(rig, body_base64=body, delay_ms=60_000, **given)
+    task = (await rig.call("GET", f"/v1/tasks/{task_id}")).json
+    assert task["body_base64"] == body
+    assert {name: task[name] for name in given if name != "retry"} == {
+        name: value for name, value in given.items() if name != "retry"
+    }
+
+
+async def test_a_due_window_is_answered_with_what_was_chosen(rig: HttpRig) -> None:
+    window = {"topic": "t", "delay_ms": 10_000, "within_ms": 60_000}
+    tasks = {"tasks": [window] * 20 + [{"topic": "t"}]}
+    first = await rig.post("/v1/tasks", tasks, idempotency_key="a")
+    dues_ms = [task["due_ms"] - NOW_MS for task in first["tasks"]]
+    assert dues_ms[-1] == 0 and all(10_000 <= due_ms <= 70_000 for due_ms in dues_ms[:-1])
+    assert len(set(dues_ms)) > 5
+    ids = [task["id"] for task in first["tasks"]]
+    found = (await rig.post("/v1/lookups", {"ids": ids}))["tasks"]
+    assert [task["due_ms"] - NOW_MS for task in found] == dues_ms
+    assert (found[0]["within_ms"], found[0]["asked_ms"]) == (60_000, NOW_MS + 10_000)
+    assert await rig.post("/v1/tasks", tasks, idempotency_key="a") == first
+    await rig.call("DELETE", f"/v1/tasks/{ids[0]}")
+    again = await rig.post("/v1/tasks", tasks, idempotency_key="a")
+    assert again["tasks"][0] == {"id": ids[0], "due_ms": None}
+    line = (json.dumps(window) + "\n").encode()
+    response = await rig.call("POST", "/v1/tasks", line, content_type="application/x-ndjson")
+    assert 10_000 <= response.lines[0]["due_ms"] - NOW_MS <= 70_000
+    load = (await rig.call("GET", "/v1/load?steps=2")).json
+    assert sum(load["counts"]) == load["scheduled"] == 20
+
+
+async def test_many_are_accepted_in_their_order_or_not_at_all(rig: HttpRig) -> None:
+    found = await rig.post(
+        "/v1/tasks",
+        {"tasks": [{"topic": "a", "body": "1", "delay_ms": 10}, {"topic": "b", "body": "2"}]},
+    )
+    assert [task["due_ms"] - NOW_MS for task in found["tasks"]] == [10, 0]
+    ids = [task["id"] for task in found["tasks"]]
+    tasks = (await rig.post("/v1/lookups", {"ids": ids}))["tasks"]
+    assert [(task["topic"], task["body"]) for task in tasks] == [("a", "1"), ("b", "2")]
+    wrong = {"tasks": [{"topic": "c"}, {"topic": "no topic"}]}
+    response = await rig.call("POST", "/v1/tasks", wrong)
+    assert (response.status, response.json["code"]) == (400, "bad_request")
+    assert "tasks[1].topic" in response.json["detail"]
+    assert "c" not in rig.core.topics
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "text"),
+    [
+        ({"topic": "t", "body": "a", "body_base64": "YQ=="}, 400, "one of body and body_base64"),
+        ({"topic": "t", "body": 5}, 400, "Expected `str | null`, got `int` - at `$.body`"),
+        ({"topic": "t", "boddy": ""}, 400, "unknown field `boddy`"),
+        ({"body": "x"}, 400, "must have a topic"),
+        ({"topic": "t", "tasks": [{"topic": "t"}]}, 400, "not both"),
+        ({"tasks": []}, 400, "at least 1"),
+        ({"topic": "t", "delay_ms": -1}, 400, "delay_ms must be a non-negative integer, not -1"),
+        ({"topic": "t", "delay_ms": 10**30}, 400, "the limit is 315576000000 ms"),
+        ({"topic": "t", "delay_ms": 1, "due_ms": 1}, 400, "either delay_ms or due_ms"),
+        ({"topic": "t", "delay_level": 0}, 400, "delay_level"),
+        ({"topic": "t", "at": "2027-01-15T09:00:00"}, 400, "at `$.at`"),
+        ({"topic": "t", "at": "2027-01-15T09:00:00Z", "due_ms": 5}, 400, "due_ms and at"),
+        ({"topic": "t", "body": "x" * 1_048_577}, 413, "body_bytes_max"),
+        ({"topic": "t", "retry": "unheard-of"}, 400, "is not known"),
+        ({"topic": "t", "priority": 256}, 400, "0 to 255, not 256"),
+        (b'{"topic": "\\ud800"}', 400, "no JSON"),
+        (b'{"topic": "t", "body": "\xff"}', 400, "no JSON"),
+        (b"{", 400, "no JSON"),
+        (b"", 400, "no JSON"),
+        (b'{"topic":"t","retry":{"a":' + b"[" * 50_000, 400, "nested too deeply"),
+    ],
+)
+async def test_what_is_wrong_with_a_task_is_said_and_nothing_is_kept(
+    rig: HttpRig, body: Any, status: int, text: str
+) -> None:
+    response = await rig.call("POST", "/v1/tasks", body)
+    assert (response.status, text in response.json["detail"]) == (status, True), response.body
+    assert response.headers["content-type"] == "application/problem+json"
+    assert rig.core.tasks == 0 and not rig.notices
+
+
+async def test_a_body_may_be_raw_with_its_fields_in_headers(rig: HttpRig) -> None:
+    headers = {
+        "tickwheel-delay-ms": "250", "tickwheel-key": "k", "tickwheel-tag": "é",
+        "tickwheel-priority": "3", "tickwheel-property-colour": "blue",
+        "tickwheel-retry": '{"kind":"fixed","delay_ms":5}', "content-type": "image/png",
+    }  # fmt: skip
+    response = await rig.call("POST", "/v1/topics/pictures%2Fbig/tasks", b"\x89PNG", **headers)
+    assert (response.status, response.json["due_ms"]) == (201, NOW_MS + 250)
+    task = (await rig.call("GET", f"/v1/tasks/{response.json['id']}")).json
+    assert (task["topic"], task["key"], task["tag"]) == ("pictures/big", "k", "é")
+    assert task["properties"] == {"colour": "blue"}
+    assert base64.b64decode(task["body_base64"]) == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("tickwheel-delay-ms", "soon", "must be a whole number, not 'soon'"),
+        ("tickwheel-dealy-ms", "5", "unknown field `dealy_ms`"),
+        ("tickwheel-body", "5", "not a header's"),
+        ("tickwheel-retry", "{", "no JSON"),
+        ("tickwheel-topic", "u", "but the path names t"),
+        ("tickwheel-at", "noon", "at"),
+    ],
+)
+async def test_a_wrong_header_is_named(rig: HttpRig, name: str, value: str, text: str) -> None:
+    response = await rig.call("POST", "/v1/topics/t/tasks", b"", **{name: value})
+    assert response.status == 400 and text in response.json["detail"], response.body
+
+
+async def test_a_task_is_cancelled_once_and_says_so_again(rig: HttpRig) -> None:
+    task_id = await enqueue(rig, delay_ms=10_000)
+    path = f"/v1/tasks/{task_id}"
+    assert (await rig.call("DELETE", path)).json == {"id": task_id, "result": "cancelled"}
+    assert (await rig.call("DELETE", path)).json["result"] == "already_cancelled"
+    assert (await rig.call("GET", path)).json["state"] == "cancelled"
+    moved = await rig.call("PATCH", path, {"delay_ms": 5})
+    assert (moved.status, moved.json["code"]) == (409, "conflict")
+
+
+async def test_a_task_is_rescheduled_and_run_now(rig: HttpRig) -> None:
+    task_id = await enqueue(rig, delay_ms=10_000)
+    path = f"/v1/tasks/{task_id}"
+    moved = await rig.call("PATCH", path, {"at": "2027-01-15T08:01:40Z"})
+    assert moved.json == {"id": task_id, "result": "scheduled", "due_ms": NOW_MS + 100_000}
+    assert (await rig.post(f"{path}/run"))["due_ms"] == NOW_MS
+    nothing = await rig.call("PATCH", path, {})
+    assert (nothing.status, "either delay_ms or due_ms" in nothing.json["detail"]) == (400, True)
+
+
+async def test_commands_on_many_have_a_word_for_each(rig: HttpRig) -> None:
+    one, two = await enqueue(rig, delay_ms=9_000), await enqueue(rig, delay_ms=9_000)
+    moved = await rig.post("/v1/reschedules", {"ids": [one, "7"], "delay_ms": 50})
+    assert moved["results"] == [
+        {"id": one, "result": "scheduled", "due_ms": NOW_MS + 50},
+        {"id": "7", "result": "unknown", "due_ms": None},
+    ]
+    assert (await rig.post("/v1/runs", {"ids": [one]}))["results"][0]["due_ms"] == NOW_MS
+    gone = await rig.post("/v1/cancellations", {"ids": [two, two, "7"]})
+    assert [each["result"] for each in gone["results"]] == ["cancelled", "cancelled", "unknown"]
+
+
+@pytest.mark.parametrize("task_id", ["x", "-1", "1.5", "99999999999999999999", "%00", "²"])
+async def test_an_id_that_is_none_is_refused(rig: HttpRig, task_id: str) -> None:
+    from urllib.parse import quote
+
+    quoted = task_id if task_id.startswith("%") else quote(task_id)
+    response = await rig.call("GET", f"/v1/tasks/{quoted}")
+    assert (response.status, response.json["code"]) == (400, "bad_request")
+
+
+async def test_tasks_are_found_and_changed_by_key(rig: HttpRig) -> None:
+    first = await enqueue(rig, key="order/42", delay_ms=5_000)
+    second = await enqueue(rig, key="order/42", delay_ms=6_000)
+    path = "/v1/topics/t/keys/order%2F42"
+    found = (await rig.call("GET", path)).json["tasks"]
+    assert [task["id"] for task in found] == [second, first]
+    assert len((await rig.call("GET", f"{path}?newest=true")).json["tasks"]) == 1
+    moved = (await rig.call("PATCH", path, {"delay_ms": 70})).json["results"]
+    assert [each["due_ms"] for each in moved] == [NOW_MS + 70] * 2
+    assert [each["id"] for each in (await rig.post(f"{path}/run"))["results"]] == [first, second]
+    gone = (await rig.call("DELETE", path)).json["results"]
+    assert [each["result"] for each in gone] == ["cancelled"] * 2
+    assert (await rig.call("DELETE", path)).json["results"][0]["result"] == "already_cancelled"
+    for method, rest, body in (
+        ("GET", "", None), ("DELETE", "", None), ("PATCH", "", {"delay_ms": 1}),
+        ("POST", "/run", None),
+    ):  # fmt: skip
+        unknown = await rig.call(method, f"/v1/topics/t/keys/other{rest}", body)
+        assert (unknown.status, unknown.json["code"]) == (404, "not_found"), method
+
+
+# --- resends -------------------------------------------------------------------------------------
+
+
+async def test_the_same_request_with_a_key_is_the_same_task(rig: HttpRig) -> None:
+    task = {"topic": "t", "body": "x", "delay_ms": 90_000}
+    first = await rig.post("/v1/tasks", task, idempotency_key="a")
+    rig.pass_time(5_000)
+    assert await rig.post("/v1/tasks", dict(reversed(task.items())), idempotency_key="a") == first
+    other = await rig.post("/v1/tasks", task, idempotency_key="b")
+    assert other["id"] != first["id"]
+    assert rig.core.tasks == 2
+
+
+async def test_another_payload_under_the_same_key_is_refused(rig: HttpRig) -> None:
+    await rig.post("/v1/tasks", {"topic": "t", "body": "x"}, idempotency_key="a")
+    again = await rig.call("POST", "/v1/tasks", {"topic": "t", "body": "y"}, idempotency_key="a")
+    assert (again.status, again.json["code"]) == (422, "idempotency_key_reused")
+    assert rig.core.tasks == 1
+
+
+async def test_a_resend_of_what_is_not_durable_yet_waits_with_it(rig: HttpRig) -> None:
+    rig.store.stall()
+    task = {"tasks": [{"topic": "t"}, {"topic": "t", "delay_ms": 5}]}
+    one = rig.begin("POST", "/v1/tasks", task, idempotency_key="a")
+    await rig.settle()
+    two = rig.begin("POST", "/v1/tasks", task, idempotency_key="a")
+    await rig.settle()
+    assert not one.task.done() and not two.task.done()
+    rig.store.go_on()
+    assert (await one.done()).json == (await two.done()).json
+    three = await rig.post("/v1/tasks", task, idempotency_key="a")
+    assert three == (await one.done()).json and rig.core.tasks == 2
+
+
+async def test_a_refused_request_leaves_its_key_free(rig: HttpRig) -> None:
+    wrong = await rig.call("POST", "/v1/tasks", {"topic": "no topic"}, idempotency_key="a")
+    assert wrong.status == 400
+    assert (await rig.post("/v1/tasks", {"topic": "t"}, idempotency_key="a"))["id"]
+    assert len(rig.core.sessions) == 1
+
+
+@pytest.mark.parametrize("key", ["", "x" * 256])
+async def test_a_key_has_a_length(rig: HttpRig, key: str) -> None:
+    response = await rig.call("POST", "/v1/tasks", {"topic": "t"}, idempotency_key=key)
+    assert response.status == 400 and "idempotency-key has" in response.json["detail"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "lines"),
+    [
+        ((100, 5, 1), [b'{"id":"5","due_ms":107}']),
+        ((100, (5,)), [b'{"id":"5","due_ms":107}']),
+        ((100, (5,), {"dues_ms": [None]}), [b'{"id":"5","due_ms":null}']),
+        ((100, (5,), {"outcomes": [("kept", 33)]}), [b'{"id":"5","due_ms":33}']),
+    ],
+)
+def test_every_form_of_an_answer_is_read(answer: tuple[Any, ...], lines: list[bytes]) -> None:
+    assert kept(answer, [Given(("t", b"", 7), 7, None)]).lines() == lines

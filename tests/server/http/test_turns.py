@@ -1,0 +1,36 @@
+"""A few pieces of work in one turn of the loop, in their order."""
+
+from __future__ import annotations
+
+import asyncio
+
+from tickwheel.server.http.turns import Turns
+
+
+async def test_so_many_in_one_turn_and_the_others_behind_them_in_order() -> None:
+    turns, done = Turns(2), list[int]()
+
+    async def work(number: int) -> None:
+        await turns.mine()
+        done.append(number)
+
+    tasks = [asyncio.create_task(work(number)) for number in range(7)]
+    counts = []
+    while len(done) < 7:
+        await asyncio.sleep(0)
+        counts.append(len(done))
+    assert done == list(range(7))
+    assert all(after - before <= 2 for before, after in zip([0, *counts], counts, strict=False))
+    await asyncio.gather(*tasks)
+    await asyncio.sleep(0)
+    await asyncio.wait_for(turns.mine(), 1)
+
+
+async def test_one_that_was_cut_off_takes_no_turn() -> None:
+    turns = Turns(1)
+    await turns.mine()
+    waiting = [asyncio.create_task(turns.mine()) for _ in range(3)]
+    await asyncio.sleep(0)
+    waiting[1].cancel()
+    await asyncio.wait(waiting, timeout=5)
+    assert waiting[1].cancelled() and all(task.done() for task in waiting)

@@ -1,0 +1,733 @@
+"""Tasks whose key is pending, with everything of a daemon but its sockets: stored, kept, replaced
+or rejected, and whose id that is, whatever comes between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.in_process import InProcess
+from support.shard_rig import Peer, ShardRig
+from tickwheel.limits import Limits
+from tickwheel.model.key_hash import KeyHash
+from tickwheel.persistence.contract import CommitRefused
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import FrameType as T
+
+FAR_MS = 3_600_000
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
+    async with InProcess(tmp_path) as running:
+        yield running
+        running.recount()
+
+
+@pytest.fixture
+async def peer(daemon: InProcess) -> Peer:
+    return daemon.connect()
+
+
+class Numbers:
+    request = 10
+
+
+def task(
+    rule: Any = None, delay_ms: int = FAR_MS, body: bytes = b"", topic: str = "t", **more: Any
+) -> tuple[Any, ...]:
+    options = {"key": "k", **more}
+    if rule is not None:
+        options["if_pending"] = rule
+    return topic, body, delay_ms, options
+
+
+def replace(**more: Any) -> dict[str, Any]:
+    return {"action": "replace", **more}
+
+
+async def send(daemon: InProcess, peer: Peer, *frames: tuple[Any, ...]) -> list[Any]:
+    """The answers of frames that arrive together, in their order."""
+    first = Numbers.request + 1
+    Numbers.request += len(frames)
+    peer.feed(b"".join(encode((int(f[0]), n, *f[1:])) for n, f in enumerate(frames, first)))
+    await daemon.settle()
+    found = {one[1]: one for one in peer.frames() if one[0] in (T.OK, T.ERROR)}
+    return [found[n][2:] for n in range(first, first + len(frames))]
+
+
+async def ask(daemon: InProcess, peer: Peer, *frame: Any) -> Any:
+    ((result, *error),) = await send(daemon, peer, frame)
+    assert not error, error
+    return result
+
+
+async def enqueue(daemon: InProcess, peer: Peer, *tasks: Any) -> list[tuple[str, int]]:
+    """(outcome, id) of each."""
+    return _pairs(await ask(daemon, peer, T.ENQUEUE, 0, tasks))
+
+
+def _pairs(answer: Any) -> list[tuple[str, int]]:
+    _, ids, *outcomes = answer
+    words = [word for word, _ in outcomes[0]["outcomes"]] if outcomes else ["stored"] * len(ids)
+    return list(zip(words, ids, strict=True))
+
+
+async def one(daemon: InProcess, peer: Peer, *given: Any, **more: Any) -> tuple[str, int]:
+    (found,) = await enqueue(daemon, peer, task(*given, **more))
+    return found
+
+
+async def shown(daemon: InProcess, peer: Peer, task_id: int) -> dict[str, Any]:
+    (found,) = await ask(daemon, peer, T.LOOKUP, (task_id,))
+    return dict(found)
+
+
+async def pull(daemon: InProcess, peer: Peer, group: str = "g", topic: str = "t") -> list[Any]:
+    _, _, deliveries = await ask(daemon, peer, T.PULL, topic, group, 10, 0, None)
+    return list(deliveries)
+
+
+async def settle_one(daemon: InProcess, peer: Peer, verb: int, delivery: Any, *more: Any) -> None:
+    epoch = daemon.shard.core.epoch
+    if verb == T.ACK:
+        await ask(daemon, peer, verb, "t", "g", epoch, (delivery[0],), (delivery[1],))
+    else:
+        await ask(daemon, peer, verb, "t", "g", ((delivery[0], epoch, delivery[1], *more),))
+
+
+# --- the four actions ----------------------------------------------------------------------------
+
+
+async def test_without_a_rule_the_answer_is_as_it_was(daemon: InProcess, peer: Peer) -> None:
+    answer = await ask(daemon, peer, T.ENQUEUE, 0, (task(), task("add")))
+    assert len(answer) == 2 and len(set(answer[1])) == 2
+
+
+async def test_keep_answers_with_the_pending_one_and_its_due_time(
+    daemon: InProcess, peer: Peer
+) -> None:
+    word, first = await one(daemon, peer, "keep", 5_000, b"first")
+    assert word == "stored"
+    accepted_ms, ids, more = await ask(
+        daemon, peer, T.ENQUEUE, 0, (task("keep", 9_000, b"second"),)
+    )
+    assert ids == (first,) and more["outcomes"] == (("kept", accepted_ms + 5_000),)
+    daemon.pass_time(5_000)
+    assert [(d[0], d[3]) for d in await pull(daemon, peer)] == [(first, b"first")]
+
+
+async def test_reject_stores_nothing(daemon: InProcess, peer: Peer) -> None:
+    _, first = await one(daemon, peer)
+    assert await one(daemon, peer, "reject") == ("rejected", first)
+    assert daemon.shard.core.tasks == 1
+
+
+async def test_replace_keeps_the_id_and_has_the_new_body_and_due_time(
+    daemon: InProcess, peer: Peer
+) -> None:
+    _, first = await one(daemon, peer, None, 5_000, b"old", tag="a", priority=3)
+    assert await one(daemon, peer, "replace", 9_000, b"new", tag="b") == ("replaced", first)
+    daemon.pass_time(5_000)
+    assert await pull(daemon, peer) == []
+    daemon.pass_time(4_000)
+    ((task_id, _, _, body, options),) = await pull(daemon, peer)
+    assert (task_id, body, options) == (first, b"new", {"key": "k", "tag": "b"})
+
+
+@pytest.mark.parametrize(
+    ("more", "delay_ms", "wanted"),
+    [
+        ({"replaces": "body"}, 1_000, (b"new", 5_000)),
+        ({"replaces": "due"}, 1_000, (b"old", 1_000)),
+        ({"due": "later"}, 1_000, (b"new", 5_000)),
+        ({"due": "later"}, 7_000, (b"new", 7_000)),
+        ({"due": "earlier"}, 1_000, (b"new", 1_000)),
+        ({"due": "earlier"}, 7_000, (b"new", 5_000)),
+        ({"max_wait_ms": 6_000}, 7_000, (b"new", 6_000)),
+        ({"max_wait_ms": 6_000, "due": "later", "replaces": "due"}, 9_000, (b"old", 6_000)),
+    ],
+)
+async def test_what_is_replaced(
+    daemon: InProcess, peer: Peer, more: dict[str, Any], delay_ms: int, wanted: tuple[bytes, int]
+) -> None:
+    _, first = await one(daemon, peer, None, 5_000, b"old")
+    began_ms = daemon.shard.clock.read().now_ms
+    answer = await ask(daemon, peer, T.ENQUEUE, 0, (task(replace(**more), delay_ms, b"new"),))
+    body, after_ms = wanted
+    assert answer[1:] == ((first,), {"outcomes": (("replaced", began_ms + after_ms),)})
+    daemon.pass_time(after_ms - 1)
+    assert await pull(daemon, peer) == []
+    daemon.pass_time(1)
+    assert [(d[0], d[3]) for d in await pull(daemon, peer)] == [(first, body)]
+
+
+async def test_debounce_moves_no_further_than_its_first_enqueue_and_the_longest_wait(
+    daemon: InProcess, peer: Peer
+) -> None:
+    rule = replace(max_wait_ms=1_000)
+    _, first = await one(daemon, peer, rule, 300)
+    for _ in range(4):
+        daemon.pass_time(200)
+        assert await one(daemon, peer, rule, 300) == ("replaced", first)
+        assert await pull(daemon, peer) == []
+    daemon.pass_time(199)
+    assert await pull(daemon, peer) == []
+    daemon.pass_time(1)
+    assert [d[0] for d in await pull(daemon, peer)] == [first]
+
+
+# --- what is pending -----------------------------------------------------------------------------
+
+
+async def test_in_flight_is_pending_until_finished_unless_said_otherwise(
+    daemon: InProcess, peer: Peer
+) -> None:
+    _, first = await one(daemon, peer, None, 0)
+    (delivery,) = await pull(daemon, peer)
+    started = {"action": "keep", "unique_until": "started"}
+    assert await one(daemon, peer, "keep") == ("kept", first)
+    assert await one(daemon, peer, "reject") == ("rejected", first)
+    word, second = await one(daemon, peer, started)
+    assert word == "stored" != first
+    assert await one(daemon, peer, started) == ("kept", second)
+    await settle_one(daemon, peer, T.ACK, delivery)
+    await ask(daemon, peer, T.CANCEL, (second,))
+    assert (await one(daemon, peer, "keep"))[0] == "stored"
+
+
+async def test_what_waits_for_a_retry_is_pending(daemon: InProcess, peer: Peer) -> None:
+    _, first = await one(daemon, peer, None, 0)
+    (delivery,) = await pull(daemon, peer)
+    await settle_one(daemon, peer, T.NACK, delivery, 5_000, "no")
+    for rule in ("keep", {"action": "keep", "unique_until": "started"}):
+        assert await one(daemon, peer, rule) == ("kept", first)
+
+
+async def test_ready_is_pending_and_is_replaced_where_it_is(daemon: InProcess, peer: Peer) -> None:
+    await ask(daemon, peer, T.GROUP_CREATE, "t", "g", None)
+    _, first = await one(daemon, peer, None, 0, b"old")
+    assert await one(daemon, peer, "keep") == ("kept", first)
+    assert await one(daemon, peer, "replace", 2_000, b"new") == ("replaced", first)
+    assert await pull(daemon, peer) == []
+    daemon.pass_time(2_000)
+    assert [(d[0], d[3]) for d in await pull(daemon, peer)] == [(first, b"new")]
+
+
+async def test_what_somebody_has_had_is_replaced_by_a_new_id(daemon: InProcess, peer: Peer) -> None:
+    """So that a late ack of the old body does not settle the new one."""
+    _, first = await one(daemon, peer, None, 0, b"old")
+    (delivery,) = await pull(daemon, peer)
+    await settle_one(daemon, peer, T.NACK, delivery, 5_000, "no")
+    word, second = await one(daemon, peer, "replace", 1_000, b"new")
+    assert word == "replaced" and second != first
+    assert (await shown(daemon, peer, first))["state"] == "cancelled"
+    await settle_one(daemon, peer, T.ACK, delivery)
+    daemon.pass_time(6_000)
+    assert [(d[0], d[1], d[3]) for d in await pull(daemon, peer)] == [(second, 1, b"new")]
+
+
+async def test_its_due_time_alone_is_replaced_where_it_is(daemon: InProcess, peer: Peer) -> None:
+    _, first = await one(daemon, peer, None, 0, b"old")
+    (delivery,) = await pull(daemon, peer)
+    await settle_one(daemon, peer, T.NACK, delivery, 5_000, "no")
+    assert await one(daemon, peer, replace(replaces="due"), 1_000) == ("replaced", first)
+    daemon.pass_time(1_000)
+    assert [(d[0], d[1], d[3]) for d in await pull(daemon, peer)] == [(first, 2, b"old")]
+
+
+async def test_so_it_is_when_its_due_time_alone_was_replaced_just_before(
+    daemon: InProcess, peer: Peer
+) -> None:
+    """In one frame; every outcome says where the work is then."""
+    _, first = await one(daemon, peer, None, 0, b"old")
+    (delivery,) = await pull(daemon, peer)
+    await settle_one(daemon, peer, T.NACK, delivery, 5_000, "no")
+    rules = ("keep", replace(replaces="due"), replace(due="later"))
+    found = await enqueue(daemon, peer, *[task(rule, 1_000, b"new") for rule in rules])
+    assert [word for word, _ in found] == ["kept", "replaced", "replaced"]
+    (second,) = {task_id for _, task_id in found}
+    assert second != first
+    assert (await shown(daemon, peer, first))["state"] == "cancelled"
+
+
+async def test_what_is_in_flight_is_not_replaced(daemon: InProcess, peer: Peer) -> None:
+    _, first = await one(daemon, peer, None, 0, b"old")
+    await pull(daemon, peer)
+    word, second = await one(daemon, peer, "replace", 1_000, b"new")
+    assert word == "stored" and second != first
+
+
+async def test_tasks_that_ended_block_nobody(daemon: InProcess, peer: Peer) -> None:
+    await ask(daemon, peer, T.GROUP_CREATE, "t", "g", None)
+    ended = [await one(daemon, peer, "reject", FAR_MS)]
+    await ask(daemon, peer, T.CANCEL_KEY, "t", "k")
+    ended.append(await one(daemon, peer, "reject", 0, ttl_ms=5))
+    daemon.pass_time(10)
+    await daemon.settle()
+    ended.append(await one(daemon, peer, "reject", 0))
+    await settle_one(daemon, peer, T.ACK, (await pull(daemon, peer))[0])
+    ended.append(await one(daemon, peer, "reject", 0))
+    await settle_one(daemon, peer, T.REJECT, (await pull(daemon, peer))[0], None)
+    dead = ended[-1][1]
+    assert (await shown(daemon, peer, dead))["state"] == "dead"
+    ended.append(await one(daemon, peer, "reject"))
+    assert [word for word, _ in ended] == ["stored"] * 5
+    # One that comes back counts again.
+    await ask(daemon, peer, T.CANCEL, (ended[-1][1],))
+    await ask(daemon, peer, T.DEAD_REQUEUE, ((dead, "g"),))
+    assert await one(daemon, peer, "keep") == ("kept", dead)
+    await ask(daemon, peer, T.CANCEL, (dead,))
+    assert (await one(daemon, peer, "keep"))[0] == "stored"
+
+
+async def test_a_task_of_several_groups_is_pending_until_all_have_finished_it(
+    daemon: InProcess, peer: Peer
+) -> None:
+    for group in ("g", "h"):
+        await ask(daemon, peer, T.GROUP_CREATE, "t", group, None)
+    _, first = await one(daemon, peer, None, 0)
+    (delivery,) = await pull(daemon, peer)
+    started = {"action": "keep", "unique_until": "started"}
+    word, second = await one(daemon, peer, started)
+    assert word == "stored", "one group has it"
+    await ask(daemon, peer, T.CANCEL, (second,))
+    await settle_one(daemon, peer, T.ACK, delivery)
+    assert await one(daemon, peer, "keep") == ("kept", first)
+    word, third = await one(daemon, peer, started)
+    assert word == "stored", "one group has had it, and would miss the new one"
+    await ask(daemon, peer, T.CANCEL, (third,))
+    (other,) = await pull(daemon, peer, "h")
+    await ask(daemon, peer, T.ACK, "t", "h", daemon.shard.core.epoch, (other[0],), (other[1],))
+    assert (await one(daemon, peer, "keep"))[0] == "stored"
+
+
+async def test_the_window_counts_from_when_the_pending_one_was_enqueued(
+    daemon: InProcess, peer: Peer
+) -> None:
+    rule = {"action": "keep", "window_ms": 1_000}
+    _, first = await one(daemon, peer, rule)
+    daemon.pass_time(999)
+    assert await one(daemon, peer, rule) == ("kept", first)
+    daemon.pass_time(1)
+    word, second = await one(daemon, peer, rule)
+    assert word == "stored"
+    daemon.pass_time(500)
+    assert await one(daemon, peer, rule) == ("kept", second)
+    assert await one(daemon, peer, "reject") == ("rejected", second), "the newest"
+
+
+async def test_after_the_clock_went_back_what_was_enqueued_is_pending_still(
+    daemon: InProcess, peer: Peer
+) -> None:
+    rule = {"action": "keep", "window_ms": 1_000}
+    _, first = await one(daemon, peer, rule)
+    daemon.pass_time(-500_000)
+    assert await one(daemon, peer, rule) == ("kept", first)
+    assert await one(daemon, peer, replace(max_wait_ms=100), 900) == ("replaced", first)
+
+
+# --- between producers, frames and batches -------------------------------------------------------
+
+
+async def test_within_one_frame(daemon: InProcess, peer: Peer) -> None:
+    found = await enqueue(
+        daemon, peer,
+        task("keep", body=b"1"), task("keep", body=b"2"), task("keep", topic="u"),
+        task("keep", key="l"), task("replace", body=b"3"), task("reject"), task("add", body=b"4"),
+        task("replace", 7_000, b"5"),
+    )  # fmt: skip
+    first, added = found[0][1], found[6][1]
+    assert [word for word, _ in found] == [
+        "stored", "kept", "stored", "stored", "replaced", "rejected", "stored", "replaced",
+    ]  # fmt: skip
+    assert [i for _, i in found][1::3] == [first, first, added]
+    assert found[5][1] == first
+    assert len({i for _, i in found}) == 4
+    await ask(daemon, peer, T.RUN_NOW_KEY, "t", "k")
+    bodies = {d[0]: d[3] for d in await pull(daemon, peer)}
+    assert bodies == {first: b"3", added: b"5"}
+
+
+async def test_a_pending_task_is_replaced_many_times_in_one_frame(
+    daemon: InProcess, peer: Peer
+) -> None:
+    _, first = await one(daemon, peer, None, FAR_MS, b"old")
+    rules = [replace(), replace(replaces="due"), replace(replaces="body"), replace(due="earlier")]
+    found = await enqueue(
+        daemon, peer, *[task(rule, 1_000 * n, b"%d" % n) for n, rule in enumerate(rules, 1)]
+    )
+    assert found == [("replaced", first)] * 4
+    daemon.pass_time(2_000)
+    assert [(d[0], d[3]) for d in await pull(daemon, peer)] == [(first, b"4")]
+
+
+async def test_two_producers_at_once_store_one(daemon: InProcess, peer: Peer) -> None:
+    """In frames that arrive before either is durable."""
+    other = daemon.connect()
+    for number in range(5, 45):
+        other.feed(encode((int(T.ENQUEUE), number, 0, (task("keep", key=f"k{number % 4}"),))))
+        peer.feed(encode((int(T.ENQUEUE), number, 0, (task("keep", key=f"k{number % 4}"),))))
+    await daemon.settle()
+    answers = [f for p in (peer, other) for f in p.frames() if f[0] == T.OK and f[1] >= 5]
+    assert len(answers) == 80
+    found = [_pairs(f[2])[0] for f in answers]
+    assert daemon.shard.core.tasks == 4 == len({i for _, i in found})
+    assert sum(word == "stored" for word, _ in found) == 4
+
+
+@pytest.mark.parametrize("rule", ["keep", "reject", "replace"])
+async def test_a_plain_task_on_its_way_to_the_store_is_pending(
+    daemon: InProcess, peer: Peer, rule: str
+) -> None:
+    plain, ruled, again = await send(
+        daemon, peer,
+        (T.ENQUEUE, 0, (task(),)), (T.ENQUEUE, 0, (task(rule),)), (T.ENQUEUE, 0, (task(rule),)),
+    )  # fmt: skip
+    ((_, first),) = _pairs(plain[0])
+    word = {"keep": "kept", "reject": "rejected", "replace": "replaced"}[rule]
+    assert [_pairs(answer[0]) for answer in (ruled, again)] == [[(word, first)]] * 2
+
+
+class Collides(KeyHash):
+    """All keys of all topics have one hash."""
+
+    def __call__(self, topic: str, key: str) -> int:
+        return 7
+
+    def of_many(self, topics: Sequence[str], keys: Sequence[str]) -> list[int]:
+        return [7] * len(keys)
+
+
+async def test_keys_that_collide_never_meet(daemon: InProcess, peer: Peer) -> None:
+    daemon.shard.core.keys.hash = Collides(b"")
+    for rule in ("keep", "replace", "reject"):
+        frames = [
+            (T.ENQUEUE, 0, (task(rule, topic=topic, key=key + rule),))
+            for topic in ("t", "u")
+            for key in ("k", "l")
+        ]
+        for answers in (await send(daemon, peer, *frames), await send(daemon, peer, *frames)):
+            assert len({_pairs(answer[0])[0][1] for answer in answers}) == 4
+    assert daemon.shard.core.tasks == 12
+
+
+async def test_a_resend_gets_the_first_answer(tmp_path: Path) -> None:
+    """Also of another daemon, and though the pending task has ended since."""
+    session = b"s" * 16
+    sent = [(T.ENQUEUE, 0, (task(rule), task(rule, key="l"))) for rule in ("keep", "replace")]
+    async with InProcess(tmp_path) as first:
+        peer = first.connect(session=session)
+        answers = await send(first, peer, *sent)
+        base = Numbers.request - 1
+        await ask(first, first.connect(), T.CANCEL_KEY, "t", "k")
+
+        async def again(daemon: InProcess) -> list[Any]:
+            peer = daemon.connect(session=session)
+            for n, frame in enumerate(sent):
+                peer.feed(encode((int(frame[0]), base + n, *frame[1:])))
+            await daemon.settle()
+            found = {f[1]: f[2:] for f in peer.frames()}
+            return [found[base + n] for n in range(len(sent))]
+
+        assert await again(first) == answers
+        first.recount()
+        store = first.store
+    async with InProcess(tmp_path, store=store) as second:
+        await second.settle()
+        assert await again(second) == answers
+        peer = second.connect(session=session)
+        peer.feed(encode((int(T.ENQUEUE), base + 2, base + 2, (task("keep"),))))
+        await second.settle()
+        assert [len(s.merged) for s in second.shard.core.sessions if s.merged] == [1]
+        second.recount()
+
+
+# --- refused batches, stalls, crashes ------------------------------------------------------------
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[ShardRig]:
+    running = await ShardRig().start()
+    yield running
+    await running.stop()
+
+
+def refuse_next(rig: ShardRig, count: int = 1) -> None:
+    commit = rig.store.commit
+    left = [count]
+
+    async def refusing(*given: Any) -> bool:
+        await rig.store.gate.wait()
+        if left[0]:
+            left[0] -= 1
+            raise CommitRefused("not now")
+        return await commit(*given)
+
+    rig.store.commit = refusing  # type: ignore[method-assign]
+
+
+async def test_what_is_kept_on_a_refused_task_is_refused_with_it(rig: ShardRig) -> None:
+    peer = await rig.peer()
+    refuse_next(rig)
+    first = peer.send(T.ENQUEUE, 0, (task(),))
+    second = peer.send(T.ENQUEUE, 0, (task("keep"),))
+    assert (await peer.answer(first))[2] == "refused"
+    assert (await peer.answer(second))[2] == "refused"
+    answer = await peer.call(T.ENQUEUE, 0, (task("keep"),))
+    assert answer[2][2]["outcomes"][0][0] == "stored"
+    assert rig.core.tasks == 1
+    topic = rig.core.topics["t"]
+    assert not topic.merged, "nothing was kept"
+
+
+async def test_what_waits_for_a_sealed_task_that_is_refused_is_decided_anew(
+    rig: ShardRig,
+) -> None:
+    peer = await rig.peer()
+    rig.store.stall()
+    refuse_next(rig)
+    first = peer.send(T.ENQUEUE, 0, (task(),))
+    await rig.until(lambda: rig.core.sealed is not None)
+    second = peer.send(T.ENQUEUE, 0, (task("keep"),))
+    await rig.settle()
+    rig.store.go_on()
+    assert (await peer.answer(first))[2] == "refused"
+    answer = await peer.answer(second)
+    assert answer[2][2]["outcomes"][0][0] == "stored"
+    assert rig.core.tasks == 1
+
+
+async def test_what_was_answered_is_durable_before(rig: ShardRig) -> None:
+    """Also where a request has changed nothing: a resend to the next daemon gets the same."""
+    session = b"s" * 16
+    peer = await rig.peer(session=session)
+    await peer.call(T.ENQUEUE, 0, (task(),))
+    rig.store.stall()
+    number = peer.send(T.ENQUEUE, 0, (task("keep"),))
+    await rig.settle()
+    assert not peer.frames()
+    rig.store.go_on()
+    await peer.answer(number)
+    (row,) = rig.store._sessions.values()
+    assert [request for request, _ in row.merged] == [number]
+
+
+async def test_a_task_that_lands_while_the_others_are_read_is_seen(rig: ShardRig) -> None:
+    peer = await rig.peer()
+    await peer.call(T.ENQUEUE, 0, (task(delay_ms=0),))
+    pulled = await peer.call(T.PULL, "t", None, 1, 60_000, None)
+    assert len(pulled[2][2]) == 1  # in flight: not pending for what follows
+    read, gate = rig.store.read_heads, asyncio.Event()
+
+    async def slow(ids: Any, bytes_max: int) -> Any:
+        await gate.wait()
+        return await read(ids, bytes_max)
+
+    rig.store.read_heads = slow  # type: ignore[method-assign]
+    ruled = peer.send(T.ENQUEUE, 0, (task({"action": "keep", "unique_until": "started"}),))
+    await rig.settle()
+    plain = await peer.call(T.ENQUEUE, 0, (task(),))
+    gate.set()
+    answer = await peer.answer(ruled)
+    assert answer[2][1] == plain[2][1] and answer[2][2]["outcomes"][0][0] == "kept"
+
+
+async def test_whoever_adds_tasks_all_the_time_keeps_no_other_from_deciding(
+    rig: ShardRig,
+) -> None:
+    """A request that never comes to rest is refused in the end, and may be sent again."""
+    peer, other = await rig.peer(), await rig.peer()
+    await peer.call(T.ENQUEUE, 0, (task(),))
+    ruled = {rule: peer.send(T.ENQUEUE, 0, (task(rule),)) for rule in ("keep", "replace", "reject")}
+    landed = rig.shard._landed
+
+    def again() -> None:
+        other.send(T.ENQUEUE, 0, (task(),))
+        landed()
+
+    rig.shard.committer._landed = again
+    other.send(T.ENQUEUE, 0, (task(),))
+    words = {}
+    for rule, number in ruled.items():
+        answer = await peer.answer(number)
+        words[rule] = answer[2] if answer[0] == T.ERROR else answer[2][2]["outcomes"][0][0]
+    rig.shard.committer._landed = landed
+    assert words["keep"] == "kept" and words["reject"] == "rejected"
+    assert words["replace"] in ("replaced", "overloaded")
+
+
+async def test_what_was_replaced_stays_replaced_and_waits_for_the_store(rig: ShardRig) -> None:
+    """With the other tasks of its request; a plain one beside it is refused."""
+    peer = await rig.peer()
+    stored = await peer.call(T.ENQUEUE, 0, (task(body=b"old"),))
+    refuse_next(rig)
+    number = peer.send(T.ENQUEUE, 0, (task("replace", 50, b"new"), task("keep", key="l")))
+    plain = peer.send(T.ENQUEUE, 0, (task(key="m"),))
+    rig.pass_time(50)
+    answer = await peer.answer(number)
+    assert (await peer.answer(plain))[2] == "refused"
+    assert [word for word, _ in answer[2][2]["outcomes"]] == ["replaced", "stored"]
+    assert answer[2][1][0] == stored[2][1][0]
+    await rig.until(lambda: rig.core.sealed is None)
+    assert rig.core.tasks == 2 and not rig.core.replaced
+    assert rig.engine.intake.inflight_bytes == 0
+    pulled = await peer.call(T.PULL, "t", None, 5, 0, None)
+    assert [d[3] for d in pulled[2][2]] == [b"new"]
+    assert {row.options.key for row in rig.store._tasks.values() if row.options} == {"k", "l"}
+
+
+async def test_a_new_body_is_not_delivered_before_it_is_durable(rig: ShardRig) -> None:
+    peer = await rig.peer()
+    await peer.call(T.ENQUEUE, 0, (task(body=b"old"),))
+    waits = peer.send(T.PULL, "t", None, 5, 60_000, None)
+    await rig.settle()
+    rig.store.stall()
+    number = peer.send(T.ENQUEUE, 0, (task("replace", 0, b"new"),))
+    rig.pass_time(10)
+    await rig.settle()
+    assert not rig.core.in_flight
+    rig.store.go_on()
+    await peer.answer(number)
+    answer = await peer.answer(waits)
+    assert [d[3] for d in answer[2][2]] == [b"new"]
+
+
+@pytest.mark.parametrize("verb", [T.CANCEL, T.RUN_NOW, T.CANCEL_KEY, T.RUN_NOW_KEY])
+async def test_a_command_meets_a_task_whose_new_body_is_on_its_way(rig: ShardRig, verb: T) -> None:
+    peer = await rig.peer()
+    stored = await peer.call(T.ENQUEUE, 0, (task(body=b"old"),))
+    rig.store.stall()
+    number = peer.send(T.ENQUEUE, 0, (task("replace", 60_000, b"new"),))
+    await rig.settle()
+    assert len(rig.core.replaced) == 1
+    ids = stored[2][1]
+    other = peer.send(verb, *((ids,) if verb in (T.CANCEL, T.RUN_NOW) else ("t", "k")))
+    await rig.settle()
+    rig.store.go_on()
+    await peer.answer(number)
+    await peer.answer(other)
+    pulled = await peer.call(T.PULL, "t", None, 5, 0, None)
+    is_run = verb in (T.RUN_NOW, T.RUN_NOW_KEY)
+    assert [d[3] for d in pulled[2][2]] == ([b"new"] if is_run else [])
+    assert not rig.core.replaced and rig.core.scheduled == 0
+    assert len(rig.core.wheel) == 0
+
+
+async def test_a_restart_finds_what_was_replaced(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as first:
+        peer = first.connect()
+        _, task_id = await one(first, peer, None, FAR_MS, b"old")
+        assert await one(first, peer, "replace", 5_000, b"new", tag="x") == ("replaced", task_id)
+        store = first.store
+    async with InProcess(tmp_path, store=store) as second:
+        peer = second.connect()
+        assert await one(second, peer, "keep") == ("kept", task_id)
+        second.pass_time(5_000)
+        ((got, _, _, body, options),) = await pull(second, peer)
+        assert (got, body, options["tag"]) == (task_id, b"new", "x")
+        second.recount()
+
+
+# --- defaults of a topic, one-way, limits, errors ------------------------------------------------
+
+
+async def test_a_topic_has_a_rule_for_tasks_with_a_key(tmp_path: Path) -> None:
+    rule = {"action": "keep", "window_ms": 60_000}
+    async with InProcess(tmp_path) as first:
+        peer = first.connect(session=b"s" * 16)
+        await one(first, peer, topic="u")
+        answer = await ask(first, peer, T.CONFIGURE, "t", None, {"if_pending": rule})
+        assert answer["if_pending"] == rule
+        _, task_id = await one(first, peer)
+        assert await one(first, peer) == ("kept", task_id)
+        frames = [(T.ENQUEUE, 0, (task(),))] * 3 + [(T.ENQUEUE, 0, (("t", b"", 0),))]
+        found = [_pairs(answer[0])[0] for answer in await send(first, peer, *frames)]
+        assert found[:3] == [("kept", task_id)] * 3 and found[3][0] == "stored"
+        assert await enqueue(first, peer, task(), task()) == [("kept", task_id)] * 2
+        assert (await one(first, peer, "reject")) == ("rejected", task_id)
+        assert (await one(first, peer, "add"))[1] != task_id
+        assert (await one(first, peer, topic="u"))[0] == "stored"
+        first.recount()
+        store = first.store
+    async with InProcess(tmp_path, store=store) as second:
+        peer = second.connect()
+        assert (await one(second, peer))[0] == "kept"
+        await ask(second, peer, T.CONFIGURE, "t", None, {"if_pending": None})
+        assert (await one(second, peer))[0] == "stored"
+        second.recount()
+
+
+async def test_one_way_tasks_follow_their_rules(daemon: InProcess, peer: Peer) -> None:
+    _, task_id = await one(daemon, peer)
+    peer.send(T.ONEWAY, (task("keep"), task("replace", 10, b"new"), task("keep", key="l")))
+    await daemon.settle()
+    daemon.pass_time(10)
+    assert daemon.shard.core.tasks == 2
+    assert [(d[0], d[3]) for d in await pull(daemon, peer)] == [(task_id, b"new")]
+
+
+@pytest.mark.parametrize("over", [0, 1])
+async def test_the_tasks_with_a_rule_of_one_enqueue(
+    daemon: InProcess, peer: Peer, over: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon.shard.new_tasks, "_limits", Limits(coalesced_tasks_max=3))
+    tasks = [task("keep", key=f"k{n}") for n in range(3 + over)]
+    (answer,) = await send(daemon, peer, (T.ENQUEUE, 0, (*tasks, task(), ("t", b"", 0))))
+    if over:
+        assert answer[0] == "limit_exceeded" and "4 tasks" in answer[1]
+        assert "the limit is 3 of one request (coalesced_tasks_max)" in answer[1]
+    assert daemon.shard.core.tasks == (0 if over else 5)
+
+
+async def test_so_many_tasks_with_the_keys_of_one_enqueue(
+    daemon: InProcess, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(daemon.shard.coalescing, "_ids_max", 3)
+    await enqueue(daemon, peer, *[task()] * 3)
+    assert (await one(daemon, peer, "keep"))[0] == "kept"
+    await enqueue(daemon, peer, task())
+    (answer,) = await send(daemon, peer, (T.ENQUEUE, 0, (task("keep"),)))
+    assert answer[0] == "limit_exceeded" and "the limit is 3 (key_tasks_max)" in answer[1]
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("merge", "tasks[0].if_pending must be one of add, keep, replace, reject, not 'merge'"),
+        (5, "tasks[0].if_pending must be one of add, keep, replace, reject, or a map, not 5"),
+        ({"window_ms": 5}, "if_pending must be one of add, keep, replace, reject, not None"),
+        ({"action": "keep", "window_ms": 0}, "if_pending.window_ms must be an integer of 1 to"),
+        ({"action": "add", "window_ms": 5}, "add has no 'window_ms'; known: nothing more"),
+        ({"action": "keep", "due": "new"}, "keep has no 'due'; known: window_ms, unique_until"),
+        (replace(unique_until="finished"), "replace has no 'unique_until'"),
+        (replace(due="sooner"), "if_pending.due must be one of new, later, earlier, not 'sooner'"),
+        (replace(replaces="body", max_wait_ms=5), "say nothing where the body alone is replaced"),
+    ],
+)
+async def test_what_is_wrong_is_said(daemon: InProcess, peer: Peer, rule: Any, said: str) -> None:
+    (answer,) = await send(daemon, peer, (T.ENQUEUE, 0, (task(rule),)))
+    assert answer[0] == "bad_request" and said in answer[1]
+    assert daemon.shard.core.tasks == 0
+
+
+async def test_a_rule_needs_a_key_and_a_task(daemon: InProcess, peer: Peer) -> None:
+    keyless = ("t", b"", 0, {"if_pending": "keep"})
+    (answer,) = await send(daemon, peer, (T.ENQUEUE, 0, (keyless,)))
+    assert answer == ("bad_request", "tasks[0].if_pending is keep, which needs a key")
+    (answer,) = await send(daemon, peer, (T.CONFIGURE, "t", "g", {"if_pending": "keep"}))
+    assert answer[0] in ("bad_request", "not_found")
+    options = {"topic": "t", "every_ms": 5_000, "task": {"key": "k", "if_pending": "keep"}}
+    (answer,) = await send(daemon, peer, (T.SCHEDULE_PUT, "s", options))
+    assert answer[0] == "bad_request" and "unknown key 'if_pending'" in answer[1]
+
+
+async def test_what_became_of_tasks_is_counted(daemon: InProcess, peer: Peer) -> None:
+    for rule in ("keep", "keep", "replace", "reject", "reject", "reject"):
+        await one(daemon, peer, rule)
+    counts = {what.word: n for what, n in daemon.shard.core.topics["t"].merged.items()}
+    assert counts == {"kept": 1, "replaced": 1, "rejected": 3}

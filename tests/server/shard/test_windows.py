@@ -1,0 +1,238 @@
+"""Due windows from the frame to the task: what is answered, kept, refused and shown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from server.shard.test_scheduling import Rig
+from support.in_process import InProcess
+from support.shard_rig import NOW_MS
+from tickwheel.errors import LimitExceeded
+from tickwheel.protocol.frames import FrameType as T
+
+DAY_MS = 86_400_000
+FLOOR = 0
+
+
+def windowed(delay_ms: int, within_ms: Any, **options: Any) -> tuple[Any, ...]:
+    return "t", b"x", delay_ms, {"within_ms": within_ms, **options}
+
+
+async def enqueue(rig: Rig, *tasks: tuple[Any, ...]) -> list[int]:
+    """Their due times, as they were answered."""
+    accepted_ms, ids, *more = await rig.ask(T.ENQUEUE, FLOOR, tasks)
+    assert accepted_ms == rig.daemon.sources.now_ms and len(ids) == len(tasks)
+    (said,) = more
+    assert list(said) == ["dues_ms"]
+    return list(said["dues_ms"])
+
+
+async def look(rig: Rig, *ids: int) -> list[dict[str, Any]]:
+    return list(await rig.ask(T.LOOKUP, list(ids)))
+
+
+async def test_a_crowd_spreads_and_the_answer_says_where(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        dues = [
+            due
+            for _ in range(4)
+            for due in await enqueue(rig, *[windowed(60_000, 600_000)] * 3_000)
+        ]
+        low_ms = NOW_MS + 60_000
+        assert min(dues) == low_ms and max(dues) <= low_ms + 600_000
+        each = Counter(due_ms // 1000 for due_ms in dues)
+        assert max(each.values()) <= ceil(12_000 / 600)
+        found = await rig.ask(T.LIST, {"limit": 1_000, "topic": "t"})
+        assert {task["due_ms"] for task in found["tasks"]} <= set(dues)
+        one = found["tasks"][0]
+        assert (one["asked_ms"], one["within_ms"]) == (low_ms, 600_000)
+
+
+async def test_plain_tasks_are_answered_as_ever_and_are_avoided(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        answer = await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", 60_000)] * 5)
+        assert len(answer) == 2
+        (due_ms,) = await enqueue(rig, windowed(60_000, 2_000))
+        assert due_ms == NOW_MS + 61_000
+        mixed = await enqueue(rig, ("t", b"x", 5), windowed(60_000, 0), windowed(60_000, 3_999))
+        assert mixed == [NOW_MS + 5, NOW_MS + 60_000, NOW_MS + 62_000]
+        found = await rig.tasks()
+        assert [task["within_ms"] for task in found] == [None] * 5 + [2_000, None, None, 3_999]
+
+
+async def test_what_is_staged_counts_before_it_is_stored(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        numbers = [rig.send(T.ENQUEUE, FLOOR, [windowed(60_000, 9_999)]) for _ in range(5)]
+        daemon.sources.now_ms += 5_000  # counts that were read are old by now
+        numbers += [rig.send(T.ENQUEUE, FLOOR, [windowed(55_000, 9_999)]) for _ in range(5)]
+        await daemon.settle()
+        answers = {f[1]: f for f in rig.peer.frames()}
+        dues = [answers[number][2][2]["dues_ms"][0] for number in numbers]
+        assert [(due_ms - NOW_MS - 60_000) // 1000 for due_ms in dues] == list(range(10))
+
+
+async def test_a_late_window_begins_now(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        tasks = [("t", b"x", None, {"due_ms": NOW_MS - 60_000, "within_ms": 5_000})] * 3
+        dues = await enqueue(rig, *tasks)
+        assert sorted(dues) == [NOW_MS, NOW_MS + 1_000, NOW_MS + 2_000]
+
+
+async def test_it_is_not_delivered_before_the_chosen_moment(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", 60_000)])
+        (due_ms,) = await enqueue(rig, windowed(60_000, 10_000))
+        await rig.ask(T.SUBSCRIBE, 1, "t", "g", 10, {})
+        await rig.pass_time(due_ms - NOW_MS - 1)
+        came = [item[2] for f in rig.peer.frames() if f[0] == T.DELIVER for item in f[4]]
+        assert came == [NOW_MS + 60_000]
+        await rig.pass_time(1)
+        came = [item[2] for f in rig.peer.frames() if f[0] == T.DELIVER for item in f[4]]
+        assert came == [due_ms]
+
+
+async def test_a_resend_is_answered_with_the_same_moments(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        rig.peer = daemon.connect(session=b"s" * 16)
+        tasks = [windowed(60_000, 600_000)] * 3
+        number = rig.send(T.ENQUEUE, FLOOR, tasks)
+        await daemon.settle()
+        first = rig.answer(number)
+        rig._number -= 1
+        assert rig.send(T.ENQUEUE, FLOOR, tasks) == number
+        await daemon.settle()
+        assert rig.answer(number) == first
+        await rig.ask(T.CANCEL, [first[1][1]])
+        rig._number = number - 1
+        rig.send(T.ENQUEUE, FLOOR, tasks)
+        await daemon.settle()
+        dues = first[2]["dues_ms"]
+        assert rig.answer(number)[2] == {"dues_ms": (dues[0], None, dues[2])}
+
+
+@pytest.mark.parametrize(
+    ("within", "code", "words"),
+    [
+        (-1, "bad_request", "tasks[0].within_ms"),
+        (True, "bad_request", "tasks[0].within_ms"),
+        ("10m", "bad_request", "tasks[0].within_ms"),
+        (1.5, "bad_request", "tasks[0].within_ms"),
+        (2**64 - 1, "bad_request", "tasks[0].within_ms"),
+        (DAY_MS + 1, LimitExceeded.code, f"is {DAY_MS + 1}; the limit is {DAY_MS} (within_ms_max)"),
+    ],
+)
+async def test_what_is_no_window_is_refused(
+    tmp_path: Path, within: Any, code: str, words: str
+) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        found = await rig.ask(T.ENQUEUE, FLOOR, [windowed(0, within)])
+        assert found[0] == code and words in found[1], found
+        assert await rig.tasks() == []
+        found = await rig.put(task={"within_ms": within})
+        assert found[0] == code and "schedule.within_ms" in found[1], found
+
+
+async def test_a_refused_batch_gives_its_moments_back(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        rig.send(T.ENQUEUE, FLOOR, [windowed(60_000, 9_999)] * 10)
+        intake = daemon.shard.engine.intake
+        assert len(daemon.shard.core.open.placed) == 10
+        intake.withdraw()
+        assert daemon.shard.core.open.placed == [] and daemon.shard.core.open.chosen == {}
+        daemon.sources.now_ms += 1_000
+        (due_ms,) = await enqueue(rig, windowed(59_000, 9_999))
+        assert due_ms == NOW_MS + 60_000
+
+
+async def test_every_occurrence_of_a_schedule_has_the_window(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        for name in ("one", "two", "three"):
+            made = await rig.put(name, task={"within_ms": 2_000})
+            assert made["task"] == {"within_ms": 2_000}
+        assert (await rig.put(task={"within_ms": 2_000}))["outcome"] == "created"
+        assert (await rig.put(task={"within_ms": 2_000}))["outcome"] == "unchanged"
+        planned_ms = NOW_MS + 10_000
+        await rig.pass_time(10_000)
+        found = await rig.tasks()
+        assert {(task["asked_ms"], task["within_ms"]) for task in found} == {(planned_ms, 2_000)}
+        after_ms = sorted(task["due_ms"] - planned_ms for task in found)
+        # The window's last tick is one of which it has the first millisecond only.
+        assert after_ms == [0, 617, 1_000, 1_617]
+
+
+async def test_a_reschedule_is_exact(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        (_, (task_id,), _) = await rig.ask(T.ENQUEUE, FLOOR, [windowed(60_000, 5_000)])
+        assert await rig.ask(T.RESCHEDULE, [(task_id, 90_000, None)]) == (
+            ("scheduled", NOW_MS + 90_000),
+        )  # fmt: skip
+        (task,) = await look(rig, task_id)
+        assert (task["due_ms"], task["asked_ms"]) == (NOW_MS + 90_000, NOW_MS + 60_000)
+
+
+async def test_the_load_is_what_stands_on_the_wheel(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        for delay_ms, count in ((5_000, 2), (65_000, 3), (DAY_MS, 4)):
+            await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", delay_ms)] * count)
+        found = await rig.ask(T.LOAD, {"steps": 3})
+        first_ms = NOW_MS // 60_000 * 60_000
+        assert found == {
+            "from_ms": first_ms, "step_ms": 60_000, "counts": (2, 3, 0), "exact": True,
+            "scheduled": 9,
+        }  # fmt: skip
+        found = await rig.ask(T.LOAD, {"step_ms": 3_600_000, "steps": 25})
+        assert (found["counts"][0], sum(found["counts"]), found["exact"]) == (5, 9, True)
+        found = await rig.ask(T.LOAD, {"from_ms": NOW_MS + DAY_MS, "step_ms": 1_000, "steps": 1})
+        assert found["counts"] == (4,)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"steps": 0}, "steps"),
+        ({"steps": 1_441}, "steps"),
+        ({"step_ms": 999}, "step_ms"),
+        ({"step_ms": 1_500}, "step_ms is 1500; it must be a multiple of tick_ms (1000)"),
+        ({"step_ms": 10**12, "steps": 1_000}, "step_ms"),
+        ({"from_ms": -1}, "from_ms"),
+        ({"from_ms": 2**62}, "from_ms"),
+        ({"hours": 3}, "hours"),
+    ],
+)
+async def test_a_load_that_cannot_be_asked_for(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    async with InProcess(tmp_path) as daemon:
+        code, message = await Rig(daemon).ask(T.LOAD, options)
+        assert code == "bad_request" and words in message
+
+
+async def test_a_task_with_a_rule_for_its_key_has_its_window_too(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as daemon:
+        rig = Rig(daemon)
+        await rig.ask(T.ENQUEUE, FLOOR, [("t", b"x", 60_000)] * 50)
+        task = windowed(60_000, 60_000, key="k", if_pending="keep")
+        first = await rig.ask(T.ENQUEUE, FLOOR, [task])
+        again = await rig.ask(T.ENQUEUE, FLOOR, [task])
+        (found,) = await look(rig, first[1][0])
+        low_ms = NOW_MS + 60_000
+        assert low_ms + 1_000 <= found["due_ms"] <= low_ms + 60_000
+        assert (found["asked_ms"], found["within_ms"]) == (low_ms, 60_000)
+        said = [(word, due_ms) for (word, due_ms) in (*first[2]["outcomes"], *again[2]["outcomes"])]
+        assert said == [("stored", found["due_ms"]), ("kept", found["due_ms"])]

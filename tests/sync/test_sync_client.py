@@ -1,0 +1,342 @@
+"""The synchronous client against a real daemon: threads, forks, and the daemon away."""
+
+from __future__ import annotations
+
+import inspect
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tickwheel
+from support.daemon import Daemon
+from tickwheel import Task, errors
+from tickwheel.sync import Client, Delivery
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT_S = 20.0
+NOWHERE = "tcp://127.0.0.1:1"
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("daemon")) as found:
+        yield found
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    with Client(daemon.url) as found:
+        yield found
+
+
+def test_from_an_enqueue_to_its_ack(client: Client) -> None:
+    receipt = client.enqueue("plain", b"x", delay=0.01, key="k", timeout=WAIT_S)
+    assert client.lookup(receipt.id).key == "k"
+    with client.subscribe("plain") as deliveries:
+        delivery = next(deliveries)
+        assert (delivery.id, delivery.body, delivery.key) == (receipt.id, b"x", "k")
+        assert delivery.attempt == 1
+        assert not delivery.settled
+        assert delivery.ack(timeout=WAIT_S) == "acked"
+        assert delivery.settled
+    assert client.lookup(receipt.id).state == "acked"
+    assert client.connected
+
+
+def test_every_verb_of_a_delivery_returns_the_daemons_word(client: Client) -> None:
+    client.enqueue_many([Task("words", b"x")] * 5)
+    with client.subscribe("words") as deliveries:
+        assert next(deliveries).nack(delay=60, reason="not now") == "retrying"
+        assert next(deliveries).reject("never") == "dead"
+        assert next(deliveries).snooze(60) == "snoozed"
+        held = next(deliveries)
+        assert held.extend(60) == "extended"
+        assert held.release() == "released"
+        assert next(deliveries).ack_nowait().result(WAIT_S) == "acked"
+    letters = list(client.dead_list(topic="words"))
+    assert [letter.group for letter in letters] == ["default"]
+
+
+def test_pull_and_its_deliveries(client: Client) -> None:
+    assert client.pull("pulled") == []
+    client.enqueue("pulled", b"x")
+    (delivery,) = client.pull("pulled", wait=WAIT_S)
+    assert isinstance(delivery, Delivery)
+    assert delivery.ack() == "acked"
+
+
+def test_a_listing_is_an_iterator_over_all_its_pages(client: Client) -> None:
+    receipts = client.enqueue_many([Task("listed", b"x", delay=60)] * 1_300)
+    assert [task.id for task in client.list_tasks(topic="listed")] == [r.id for r in receipts]
+    first = next(client.list_tasks(topic="listed", timeout=WAIT_S))
+    assert first.id == receipts[0].id
+    assert client.cancel_many(r.id for r in receipts) == ["cancelled"] * 1_300
+
+
+def test_schedules_groups_and_the_daemon(client: Client) -> None:
+    client.put_schedule("daily", topic="s", cron="@daily")
+    assert [one.name for one in client.list_schedules()] == ["daily"]
+    assert client.delete_schedule("daily").name == "daily"
+    assert client.create_group("s", "g").created
+    assert client.pause("s", "g").paused
+    assert not client.resume("s", "g").paused
+    assert client.ping() > 0
+    assert client.status().role == "active"
+    assert client.limits.window_max > 0
+    assert client.server_info["role"] == "active"
+
+
+def test_threads_share_one_client_and_its_frames(client: Client) -> None:
+    together = threading.Barrier(16)
+
+    def produce(number: int) -> list[int]:
+        together.wait(WAIT_S)
+        return [client.enqueue("threads", b"%d" % number, timeout=WAIT_S).id for _ in range(20)]
+
+    with ThreadPoolExecutor(16) as pool:
+        ids = {one for found in pool.map(produce, range(16)) for one in found}
+    assert len(ids) == 320
+
+    got: list[int] = []
+    deliveries = client.subscribe("threads")
+
+    def consume() -> None:
+        while (delivery := deliveries.get(timeout=0.5)) is not None:
+            delivery.ack()
+            got.append(delivery.id)
+
+    consumers = [threading.Thread(target=consume) for _ in range(4)]
+    for thread in consumers:
+        thread.start()
+    for thread in consumers:
+        thread.join(WAIT_S)
+    assert sorted(got) == sorted(ids)
+    deliveries.close()
+
+
+def test_auto_ack_is_by_coming_back_and_an_exception_is_a_nack(client: Client) -> None:
+    ids = [client.enqueue("auto", b"%d" % n).id for n in range(3)]
+    with (
+        pytest.raises(RuntimeError, match="as the test says"),
+        client.subscribe("auto", auto_ack=True) as deliveries,
+    ):
+        for delivery in deliveries:
+            if delivery.body == b"2":
+                raise RuntimeError("as the test says")
+    assert [task.state for task in client.lookup_many(ids)] == ["acked", "acked", "waiting"]
+
+
+def test_a_subscription_without_deliveries_says_none_and_closes_under_its_reader(
+    client: Client,
+) -> None:
+    deliveries = client.subscribe("nothing").start()
+    assert deliveries.get(timeout=0.01) is None
+    assert not deliveries.closed
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(list, deliveries)
+        deliveries.close()
+        assert reader.result(WAIT_S) == []
+    assert deliveries.closed
+
+
+# --- time and trouble ----------------------------------------------------------------------------
+
+
+def test_without_a_daemon_a_call_ends_in_the_time_that_its_caller_named() -> None:
+    client = Client(NOWHERE, connect_timeout=60)
+    began_s = time.monotonic()
+    with pytest.raises(errors.Unreachable, match=r"within 0\.1 s"):
+        client.enqueue("t", b"x", timeout=0.1)
+    assert time.monotonic() - began_s < WAIT_S
+    assert not client.connected
+    client.close()
+
+
+def test_the_daemon_may_come_after_the_first_failed_call(tmp_path: Path) -> None:
+    with Daemon(tmp_path) as daemon:
+        daemon.terminate()
+        client = Client(daemon.url, connect_timeout=0.05)
+        with pytest.raises(errors.Unreachable):
+            client.stats()
+        daemon.start()
+        assert client.enqueue("t", b"x", timeout=WAIT_S).id
+        daemon.kill()
+        with pytest.raises((errors.Unreachable, errors.OutcomeUnknown)):
+            client.enqueue("t", b"y", timeout=0.1)
+        daemon.start()
+        assert client.enqueue("t", b"z", timeout=WAIT_S).id
+        client.close()
+
+
+def test_wrong_arguments_are_refused_where_they_are_given() -> None:
+    for wrong in ({"url": "http://x"}, {"retries": -1}, {"send_timeout": 0}):
+        with pytest.raises(errors.BadRequest):
+            Client(**wrong)  # type: ignore[arg-type]
+
+
+def test_after_close_everything_says_closed(daemon: Daemon) -> None:
+    threads = threading.active_count()
+    client = Client(daemon.url)
+    deliveries = client.subscribe("closing").start()
+    with ThreadPoolExecutor(2) as pool:
+        reader = pool.submit(list, deliveries)
+        pulling = pool.submit(client.pull, "closing", group="other", wait=WAIT_S)
+        client.enqueue("elsewhere", b"x")
+        client.close()
+        assert reader.result(WAIT_S) == []
+        with pytest.raises((errors.ClientClosed, errors.ConnectionLost)):
+            pulling.result(WAIT_S)
+    client.close()
+    assert threading.active_count() == threads
+    for call in (lambda: client.enqueue("t", b"x"), deliveries.start, client.connect):
+        with pytest.raises(errors.ClientClosed):
+            call()
+
+
+def test_a_blocking_call_in_the_clients_own_thread_is_refused(client: Client) -> None:
+    found: list[BaseException | None] = []
+    over = threading.Event()
+
+    def chain(_: Any) -> None:
+        try:
+            client.enqueue("own", b"second")
+            found.append(None)
+        except errors.BadRequest as error:
+            found.append(error)
+        over.set()
+
+    client.enqueue_nowait("own", b"first").add_done_callback(chain)
+    assert over.wait(WAIT_S)
+    assert isinstance(found[0], errors.BadRequest)
+    assert "enqueue_nowait" in str(found[0])
+
+
+# --- processes -----------------------------------------------------------------------------------
+
+PROGRAM = """
+import os, pathlib, sys
+from tickwheel import errors
+from tickwheel.sync import Client
+client = Client(sys.argv[1])
+{}
+"""
+
+
+def run(daemon: Daemon, body: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", PROGRAM.format(body), daemon.url],
+        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+    )  # fmt: skip
+
+
+def test_a_child_of_a_fork_connects_anew_and_its_parent_goes_on(daemon: Daemon) -> None:
+    done = run(
+        daemon,
+        """
+first = client.enqueue("forked", b"parent")
+deliveries = client.subscribe("forked", prefetch=1).start()
+held = next(deliveries)
+read, write = os.pipe()
+pid = os.fork()
+if pid == 0:
+    said = []
+    said.append(str(client.enqueue("forked", b"child", timeout=20).id != first.id))
+    for call in (deliveries.get, held.ack):
+        try:
+            call()
+        except errors.ClientClosed as error:
+            said.append(str("fork" in str(error)))
+    os.write(write, " ".join(said).encode())
+    client.close()
+    os._exit(0)
+os.close(write)
+child = os.read(read, 100).decode()
+_, status = os.waitpid(pid, 0)
+print(child, status, held.ack(timeout=20), next(deliveries).body, client.ping() > 0)
+client.close()
+""",
+    )
+    assert done.stderr == ""
+    assert done.stdout.split() == ["True", "True", "True", "0", "acked", "b'child'", "True"]
+
+
+def test_a_child_does_not_hold_its_parents_connection(daemon: Daemon) -> None:
+    """What the parent leaves is given back at once, though the child lives on."""
+    done = run(
+        daemon,
+        """
+client.enqueue("held", b"x")
+deliveries = client.subscribe("held", prefetch=1).start()
+next(deliveries)
+pid = os.fork()
+if pid == 0:
+    port = int(sys.argv[1].rpartition(":")[2])
+    inodes = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            inodes.add(os.readlink(f"/proc/self/fd/{name}").removeprefix("socket:[").rstrip("]"))
+        except OSError:
+            pass
+    table = pathlib.Path("/proc/self/net/tcp").read_text().splitlines()[1:]
+    rows = [line.split() for line in table]
+    print(sum(row[9] in inodes and int(row[2].split(":")[1], 16) == port for row in rows))
+    sys.stdout.flush()
+    os._exit(0)
+os.waitpid(pid, 0)
+client.close()
+""",
+    )
+    assert (done.stdout.split(), done.stderr) == (["0"], "")
+
+
+def test_a_program_that_closes_nothing_ends_and_says_goodbye(daemon: Daemon) -> None:
+    began_s = time.monotonic()
+    done = run(daemon, 'print(client.enqueue("open", b"x").id > 0)')
+    assert (done.stdout.split(), done.stderr, done.returncode) == (["True"], "", 0)
+    assert time.monotonic() - began_s < WAIT_S
+
+
+def test_ctrl_c_ends_a_wait(daemon: Daemon) -> None:
+    waits = """
+deliveries = client.subscribe("silent").start()
+print("on", flush=True)
+next(deliveries)
+"""
+    command = [sys.executable, "-c", PROGRAM.format(waits), daemon.url]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "on\n"
+            process.send_signal(signal.SIGINT)
+            _, complaint = process.communicate(timeout=WAIT_S)
+        finally:
+            process.kill()
+    assert complaint.rstrip().endswith("KeyboardInterrupt")
+    assert process.returncode == -signal.SIGINT
+
+
+# --- the surface ---------------------------------------------------------------------------------
+
+
+def test_it_has_every_verb_of_the_asynchronous_client() -> None:
+    for name, method in inspect.getmembers(tickwheel.Client, inspect.isfunction):
+        if not name.startswith("_"):
+            assert hasattr(Client, name), f"{name} is missing in tickwheel.sync.Client"
+            ours, theirs = inspect.signature(getattr(Client, name)), inspect.signature(method)
+            if name not in {"close", "connect"}:
+                assert list(ours.parameters) == list(theirs.parameters), name
+    for name in dir(tickwheel.Delivery):
+        if not name.startswith("_") and name != "ack_unwatched":
+            assert hasattr(Delivery, name), name
+    given = list(inspect.signature(Client.__init__).parameters.values())
+    assert given[:-1] == list(inspect.signature(tickwheel.Client.__init__).parameters.values())[:-1]

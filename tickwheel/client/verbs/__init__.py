@@ -1,0 +1,1 @@
+"""The verbs of a client by what they are about. ``client.Client`` has them all."""

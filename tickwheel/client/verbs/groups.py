@@ -1,0 +1,145 @@
+"""The verbs of groups and topics: made, set, paused, deleted."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from typing import Any
+
+from tickwheel.client.coalescing import IfPending, rule_wire
+from tickwheel.client.results import KEEP, GroupSettings, Keep, read
+from tickwheel.client.retry import Retry, policy_wire
+from tickwheel.client.times import Duration, moment_ms
+from tickwheel.client.verbs.base import Verbs
+from tickwheel.errors import BadRequest, shown
+from tickwheel.protocol.frames import FrameType
+
+STARTS = ("now", "first")
+HELD = ("ready", "in_flight", "waiting", "dead")
+
+
+class GroupVerbs(Verbs):
+    """Groups and topics, and their settings."""
+
+    async def create_group(
+        self,
+        topic: str,
+        group: str,
+        *,
+        start: str | datetime = "now",
+        retry: Retry | None = None,
+        rate: float | None = None,
+        burst: int | None = None,
+        paused: bool = False,
+        timeout: Duration | None = None,
+    ) -> GroupSettings:
+        """Make a group before its first subscriber comes; one that exists stays as it is
+        (``created`` of the answer says which).
+
+        ``start``: it is owed what comes due from "now" on, from the "first" task that is still
+        there, or from a moment.
+        """
+        names = self._names(topic, group, group_needed=True)
+        options: dict[str, Any] = {"since": _since(start)}
+        if retry is not None:
+            options["retry"] = policy_wire(retry, "retry")
+        if rate is not None:
+            options["rate"] = _rate(rate)
+        if burst is not None:
+            options["burst"] = _burst(burst)
+        if _bool(paused, "paused"):
+            options["paused"] = True
+        answer = await self._calls.call(
+            FrameType.GROUP_CREATE, *names, options, until_s=self._until(timeout)
+        )
+        return read(GroupSettings.of, answer)
+
+    async def delete_group(
+        self, topic: str, group: str, *, force: bool = False, timeout: Duration | None = None
+    ) -> dict[str, int]:
+        """Delete a group; how many it held: ready, in_flight, waiting, dead.
+
+        Raises Conflict when it holds anything, unless ``force``: then that is gone for it.
+        """
+        names = self._names(topic, group, group_needed=True)
+        answer = await self._calls.call(
+            FrameType.GROUP_DELETE,
+            *names,
+            _bool(force, "force"),
+            repeat=False,
+            until_s=self._until(timeout),
+        )
+        return read(lambda raw: {name: int(raw[name]) for name in HELD}, answer)
+
+    async def configure(
+        self,
+        topic: str,
+        group: str | None = None,
+        *,
+        paused: bool | Keep = KEEP,
+        rate: float | Keep | None = KEEP,
+        burst: int | Keep | None = KEEP,
+        retry: Retry | Keep | None = KEEP,
+        if_pending: str | IfPending | Keep | None = KEEP,
+        timeout: Duration | None = None,
+    ) -> GroupSettings:
+        """Change settings of a group, or of the topic itself; what is not named stays. None
+        lifts a rate or a policy. ``if_pending``, of a topic: what becomes of its tasks whose key is
+        pending and that do not say it themselves. Durable when it returns. Raises NotFound for a
+        group."""
+        names = self._names(topic, group)
+        changed: dict[str, Any] = {}
+        if paused is not KEEP:
+            changed["paused"] = _bool(paused, "paused")
+        if rate is not KEEP:
+            changed["rate"] = None if rate is None else _rate(rate)
+        if burst is not KEEP:
+            changed["burst"] = None if burst is None else _burst(burst)
+        if retry is not KEEP:
+            changed["retry"] = None if retry is None else policy_wire(retry, "retry")
+        if if_pending is not KEEP:
+            rule = None if if_pending is None else rule_wire(if_pending, "if_pending")
+            changed["if_pending"] = rule
+        answer = await self._calls.call(
+            FrameType.CONFIGURE, *names, changed, until_s=self._until(timeout)
+        )
+        return read(GroupSettings.of, answer)
+
+    async def pause(
+        self, topic: str, group: str | None = None, *, timeout: Duration | None = None
+    ) -> GroupSettings:
+        """Deliver nothing until ``resume``; it outlasts restarts of the daemon."""
+        return await self.configure(topic, group, paused=True, timeout=timeout)
+
+    async def resume(
+        self, topic: str, group: str | None = None, *, timeout: Duration | None = None
+    ) -> GroupSettings:
+        """Deliver again."""
+        return await self.configure(topic, group, paused=False, timeout=timeout)
+
+
+def _since(start: Any) -> str | int:
+    if isinstance(start, datetime):
+        return moment_ms(start, "start")
+    if start not in STARTS:
+        raise BadRequest(f"start must be 'now', 'first' or a datetime, not {shown(start)}")
+    return str(start)
+
+
+def _rate(value: Any) -> float:
+    wrong = isinstance(value, bool) or not isinstance(value, (int, float))
+    if wrong or not math.isfinite(value) or value <= 0:
+        raise BadRequest(f"rate must be a number above 0 (deliveries a second), not {shown(value)}")
+    return float(value)
+
+
+def _burst(value: Any) -> int:
+    if type(value) is not int or value < 1:
+        raise BadRequest(f"burst must be an integer of 1 or more, not {shown(value)}")
+    return value
+
+
+def _bool(value: Any, field_name: str) -> bool:
+    if not isinstance(value, bool):
+        raise BadRequest(f"{field_name} must be True or False, not {shown(value)}")
+    return value

@@ -1,0 +1,288 @@
+"""The HTTP API of a daemon, role after role: an ASGI application under ``/v1``.
+
+Of each request: which route, who asks, the body within its limits, the handler, and whatever went
+wrong as a problem of the error table. Invariants:
+
+* A request is looked at in this order: path, token, origin, then its body. A stranger's body is
+  never read.
+* What a client sends ends in an answer, never in a traceback: an error that should not be is
+  ``internal``, logged by the border, and only one behind the border ends the daemon.
+* Leases of an answered pull go on when its connection ends; those of one that was never answered,
+  and of a stream, end soon, as on TCP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from tickwheel.errors import (
+    ConnectionLost,
+    Draining,
+    Forbidden,
+    NotActive,
+    OutcomeUnknown,
+    SlowReader,
+    TickwheelError,
+    TooManyConnections,
+)
+from tickwheel.server.http import types
+from tickwheel.server.http.bodies import Body, Message, Receive, Room, Send
+from tickwheel.server.http.call import Call
+from tickwheel.server.http.exchange import Exchange
+from tickwheel.server.http.problems import problem
+from tickwheel.server.http.routes import Route, Router, allowed_by
+from tickwheel.server.http.table import routes
+from tickwheel.server.http.turns import Turns
+from tickwheel.server.metrics.observed import Observed
+from tickwheel.server.shard.access import Principal, authenticate
+from tickwheel.server.shard.operations import Operations
+
+if TYPE_CHECKING:
+    from tickwheel.server.settings import Settings
+    from tickwheel.server.shard.operations.standby import StandbyOperations
+
+Scope = Message
+AT_A_TIME = 8
+"""Requests begun, and answers written, in one turn of the event loop."""
+_BEARER = b"bearer "
+
+
+class Api:
+    """``serve`` when the daemon leads, ``stand_by`` when it does not any more."""
+
+    def __init__(
+        self, settings: Settings, standby: StandbyOperations, observed: Observed | None = None
+    ) -> None:
+        """``observed``: where requests are counted."""
+        self._settings = settings
+        self._observed = observed or Observed()
+        self._standby = standby
+        self._operations: Operations | None = None
+        self._draining = False
+        self._exchanges: set[Exchange] = set()
+        self._turns = Turns(AT_A_TIME)
+        self._room = Room(settings.http_bodies_bytes_max)
+        self.routes = routes(settings.delay_levels_ms, settings.heartbeat_interval_s)
+        self.wait_ms_max = int(settings.http_wait_max_s * 1000)
+        self._router = Router(self.routes)
+
+    # --- roles -----------------------------------------------------------------------------------
+
+    def serve(self, operations: Operations) -> None:
+        """The daemon leads."""
+        self._operations = operations
+
+    def stand_by(self) -> None:
+        """It does not any more: what was asked may or may not have been kept."""
+        self._operations = None
+        self._end_all(NotActive("this daemon is not the active one any more"))
+
+    def drain(self) -> None:
+        """It shuts down: no new work, and what only waits for tasks ends. What waits for the store
+        is still answered."""
+        self._draining = True
+        error = Draining("the daemon is shutting down")
+        for exchange in list(self._exchanges):
+            if exchange.caller.pulls or exchange.caller.subscribers:
+                exchange.end(error)
+
+    def stop(self) -> None:
+        """Nothing is answered by the shard any more."""
+        self._operations = None
+        self._end_all(Draining("the daemon is shutting down"))
+
+    def _end_all(self, error: TickwheelError) -> None:
+        for exchange in list(self._exchanges):
+            waits = exchange.caller.pulls or exchange.caller.subscribers
+            exchange.end(error if waits else OutcomeUnknown(f"{error.message}; ask again"))
+
+    # --- a request -------------------------------------------------------------------------------
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = _Answering(send, receive, scope["state"])
+        self._observed.http_under_way += 1
+        try:
+            await self._turns.mine()
+            await self._answer(scope, receive, begun)
+        finally:
+            self._observed.http_under_way -= 1
+            self._count(begun.status)
+
+    def _count(self, status: int) -> None:
+        observed = self._observed
+        observed.http_requests += status > 0  # else nobody was there any more
+        observed.http_client_errors += 400 <= status <= 499
+        observed.http_server_errors += status >= 500
+
+    async def _answer(self, scope: Scope, receive: Receive, begun: _Answering) -> None:
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        try:
+            if scope["state"].get("is_extra"):
+                raise TooManyConnections(
+                    f"{self._settings.http_connections_max} connections are busy"
+                    " (http_connections_max)"
+                )
+            route, named = self._router.find(scope["method"], scope["raw_path"])
+            principal = self._principal(headers)
+            _check_origin(headers)
+            operations = self._for(route)
+        except TickwheelError as error:
+            await self._refuse(begun, error)
+            return
+        address = ":".join(map(str, scope.get("client") or ("?",)))
+        exchange = Exchange(operations, principal, address)
+        self._exchanges.add(exchange)
+        body: Body | None = None
+        watch = _Watch(receive)
+        try:
+            settings = self._settings
+            body = Body(
+                receive,
+                headers,
+                self._room,
+                bytes_max=settings.http_body_bytes,
+                timeout_s=settings.http_body_timeout_s,
+            )
+            call = Call(
+                route,
+                exchange,
+                named,
+                headers,
+                scope["query_string"],
+                body,
+                begun,
+                watch.gone,
+                self._turns,
+            )
+            if route.query is types.NoQuery and scope["query_string"]:
+                call.query(types.NoQuery)
+            await route.handler(call)
+            self._finished(exchange, watch)
+        except TickwheelError as error:
+            exchange.operations.closed(exchange.caller)
+            await self._fail(begun, error)
+        except Exception as error:
+            exchange.operations.closed(exchange.caller)
+            what = f"{scope['method']} {route.path} from {address}"
+            await self._fail(begun, operations.survive(what, error))
+        except BaseException:
+            exchange.operations.closed(exchange.caller)
+            raise
+        finally:
+            self._exchanges.discard(exchange)
+            watch.stop()
+            if body is not None:
+                body.close()
+
+    def _for(self, route: Route) -> Operations:
+        if self._draining:
+            raise Draining("the daemon is shutting down")
+        if self._operations is not None:
+            return self._operations
+        if route.standby:
+            standby: Any = self._standby
+            operations: Operations = standby  # these routes ask for what both have
+            return operations
+        raise self._standby.refusal()
+
+    def _principal(self, headers: dict[bytes, bytes]) -> Principal:
+        given = headers.get(b"authorization", b"")
+        token = None
+        if given[: len(_BEARER)].lower() == _BEARER:
+            token = given[len(_BEARER) :].strip().decode("utf-8", "replace")
+        return authenticate(self._settings.token, token)
+
+    @staticmethod
+    def _finished(exchange: Exchange, watch: _Watch) -> None:
+        if watch.is_gone:
+            exchange.operations.closed(exchange.caller)
+        else:
+            exchange.operations.finished(exchange.caller)
+
+    async def _fail(self, begun: _Answering, error: TickwheelError) -> None:
+        if begun.status or isinstance(error, (ConnectionLost, SlowReader)):
+            # Half an answer must not look like a whole one.
+            await begun.cut_off()
+        else:
+            await self._refuse(begun, error)
+
+    async def _refuse(self, send: Send, error: TickwheelError) -> None:
+        is_standby = isinstance(error, NotActive)
+        active = self._standby.greeting()["active"] if is_standby else None
+        status, headers, body = problem(error, active=active)
+        allowed = allowed_by(error)
+        if allowed is not None:
+            headers.append((b"allow", allowed))
+        # Not with 413: who still sends would see a reset, and not the answer. What comes is
+        # dropped, and soon the connection with it.
+        if status in (401, 408, 503) or error.closes_connection:
+            headers.append((b"connection", b"close"))
+        headers.append((b"content-length", b"%d" % len(body)))
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+
+class _Answering:
+    """``send`` that knows whether an answer has begun."""
+
+    def __init__(self, send: Send, receive: Receive, connection: dict[str, Any]) -> None:
+        self._send = send
+        self._receive = receive
+        self._connection = connection
+        self.status = 0
+        """0: none has begun."""
+
+    async def __call__(self, message: Message) -> None:
+        if not self.status:
+            self.status = message["status"]
+        await self._send(message)
+
+    async def cut_off(self) -> None:
+        """End the connection without the end of the answer."""
+        abort = self._connection.get("abort")
+        if abort is not None:
+            abort()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+
+class _Watch:
+    """Notices that the client has gone; only to be asked once the body has been read."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._task: asyncio.Task[None] | None = None
+
+    def gone(self) -> asyncio.Future[None]:
+        """Done when it has."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._until_gone())
+        return self._task
+
+    @property
+    def is_gone(self) -> bool:
+        return self._task is not None and self._task.done()
+
+    async def _until_gone(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+def _check_origin(headers: dict[bytes, bytes]) -> None:
+    """A browser says whose page asks. Without a token nothing else keeps a page of another site
+    from asking what runs on its visitor's machine."""
+    origin = headers.get(b"origin")
+    if origin is None:
+        return
+    try:
+        asked_by = urlsplit(origin.decode("latin-1")).netloc
+    except ValueError:
+        asked_by = ""
+    if not asked_by or asked_by.encode("latin-1") != headers.get(b"host"):
+        raise Forbidden("a page of another site must not ask this (Origin is not Host)")

@@ -1,0 +1,185 @@
+"""Reading what a client sends: never more than the limits say, and not for ever.
+
+A body is refused by its ``Content-Length`` before any of it is read, else as soon as it has grown
+over the limit; a packed one by what it unpacks to. All bodies in memory together have a limit, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from typing import Any
+
+from tickwheel.errors import (
+    BadRequest,
+    BodyTooLarge,
+    ConnectionLost,
+    Overloaded,
+    RequestTimeout,
+    UnsupportedMediaType,
+    shown,
+)
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+GZIP_WINDOW = 16 + zlib.MAX_WBITS
+PIECE_BYTES = 256 * 1024
+"""What a packed stream is unpacked to at a time."""
+
+
+class Room:
+    """For the bodies that are being read or worked on, of all requests."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+        self.bytes = 0
+
+    def take(self, count: int) -> None:
+        """Raises Overloaded."""
+        if self.bytes + count > self.bytes_max:
+            raise Overloaded(
+                f"{self.bytes} bytes of requests over HTTP are in memory, and {count} more would"
+                f" be too many; the limit is {self.bytes_max} (http_bodies_bytes_max)"
+            )
+        self.bytes += count
+
+    def give_back(self, count: int) -> None:
+        self.bytes -= count
+
+
+class Body:
+    """Of one request. ``close`` when the request is over."""
+
+    def __init__(
+        self,
+        receive: Receive,
+        headers: dict[bytes, bytes],
+        room: Room,
+        *,
+        bytes_max: int,
+        timeout_s: float,
+    ) -> None:
+        """Raises UnsupportedMediaType, BadRequest."""
+        self._receive = receive
+        self._room = room
+        self._bytes_max = bytes_max
+        self._timeout_s = timeout_s
+        self._taken = 0
+        self._unpack = _unpacker(headers.get(b"content-encoding", b"identity"))
+        length = headers.get(b"content-length", b"0")
+        # h11 lets only digits through; a number of a thousand of them is one, too.
+        self._announced = int(length) if length.isdigit() and len(length) < 20 else 1 << 62
+
+    def close(self) -> None:
+        """Its bytes are in nobody's way any more."""
+        self._room.give_back(self._taken)
+        self._taken = 0
+
+    async def read(self) -> bytes:
+        """All of it. Raises BodyTooLarge, RequestTimeout, Overloaded, BadRequest,
+        ConnectionLost."""
+        if self._announced > self._bytes_max:
+            raise self._too_large(self._announced)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                message = await self._receive()
+                first = self._part(message)
+                if not message.get("more_body", False):
+                    self._count(len(first))
+                    return first
+                parts = [first]
+                self._count(len(first))
+                while message.get("more_body", False):
+                    message = await self._receive()
+                    parts.append(self._part(message))
+                    self._count(len(parts[-1]))
+        except TimeoutError:
+            raise self._too_slow() from None
+        return b"".join(parts)
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """Piece by piece, however long it is in all; each piece must come in time."""
+        more = True
+        while more:
+            try:
+                async with asyncio.timeout(self._timeout_s):
+                    message = await self._receive()
+            except TimeoutError:
+                raise self._too_slow() from None
+            part = _content(message)
+            more = message.get("more_body", False)
+            if self._unpack is None:
+                if part:
+                    yield part
+                continue
+            while part:
+                unpacked, part = self._unpacked(part, PIECE_BYTES)
+                yield unpacked
+            if not more:
+                self._check_end()
+
+    def _part(self, message: Message) -> bytes:
+        part = _content(message)
+        if self._unpack is None:
+            return part
+        part, rest = self._unpacked(part, self._bytes_max - self._taken + 1)
+        if rest:
+            raise self._too_large(self._bytes_max + 1)
+        if not message.get("more_body", False):
+            self._check_end()
+        return part
+
+    def _unpacked(self, part: bytes, bytes_max: int) -> tuple[bytes, bytes]:
+        """(unpacked, what of ``part`` is still packed)"""
+        assert self._unpack is not None
+        try:
+            data = self._unpack.decompress(part, bytes_max)
+        except zlib.error as error:
+            raise BadRequest(f"the body is no gzip: {error}") from None
+        if self._unpack.unused_data:
+            raise BadRequest("the body is no gzip: it goes on behind its end")
+        return data, self._unpack.unconsumed_tail
+
+    def _check_end(self) -> None:
+        assert self._unpack is not None
+        if not self._unpack.eof:
+            raise BadRequest("the body is no gzip: it ends too early")
+
+    def _count(self, count: int) -> None:
+        if self._taken + count > self._bytes_max:
+            raise self._too_large(self._taken + count)
+        self._room.take(count)
+        self._taken += count
+
+    def _too_large(self, size: int) -> BodyTooLarge:
+        return BodyTooLarge(
+            f"the request's body has {size} bytes or more; the limit is {self._bytes_max}"
+            " (http_body_bytes_max)"
+        )
+
+    def _too_slow(self) -> RequestTimeout:
+        return RequestTimeout(
+            f"the request's body did not come within {self._timeout_s:g} s (http_body_timeout_s)"
+        )
+
+
+def _content(message: Message) -> bytes:
+    if message["type"] == "http.disconnect":
+        raise ConnectionLost("the client has gone")
+    content: bytes = message.get("body", b"")
+    return content
+
+
+def _unpacker(encoding: bytes) -> Any:
+    """None: it is not packed."""
+    word = encoding.strip().lower()
+    if word in (b"", b"identity"):
+        return None
+    if word in (b"gzip", b"x-gzip"):
+        return zlib.decompressobj(GZIP_WINDOW)
+    raise UnsupportedMediaType(
+        f"content-encoding must be gzip or identity, not {shown(encoding.decode('latin-1'))}"
+    )

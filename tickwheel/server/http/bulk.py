@@ -1,0 +1,179 @@
+"""Tasks as a stream of lines (NDJSON): each line is a task, and is answered by a line.
+
+Lines that came together are one request to the operations; the next ones are read while those are
+committed. The answers come in the order of the lines. When a line of a request is refused, its
+lines are asked for one by one, so that each has its own answer. Nothing waits for the end: a client
+may send for hours, and reads as it goes.
+
+Bounded: ``LINES_MAX`` lines a request and ``UNDER_WAY_MAX`` requests of which the answers are not
+written; a client that does not read its answers is not read from any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tickwheel.errors import BadRequest, BodyTooLarge, ConnectionLost, TickwheelError
+from tickwheel.server.http import types
+from tickwheel.server.http.call import decoded
+from tickwheel.server.http.encode import as_json
+from tickwheel.server.http.new_tasks import kept
+from tickwheel.server.http.problems import line as problem_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tickwheel.server.http.call import Call
+    from tickwheel.server.http.new_tasks import Given, Reader
+
+NDJSON = "application/x-ndjson"
+LINES_MAX = 500
+"""Of one request to the operations."""
+SLICE_BYTES = 32 * 1024
+"""What is decoded at a time, if it is no single line: the loop has tasks to deliver."""
+UNDER_WAY_MAX = 4
+_decoder = msgspec.json.Decoder(types.NewTask)
+_Future = asyncio.Future[Any]
+
+
+class Bulk:
+    """One such request."""
+
+    def __init__(self, call: Call, reader: Reader) -> None:
+        self._call = call
+        self._reader = reader
+        self._line_bytes_max = call.operations.settings.http_body_bytes
+        self._under_way: deque[tuple[list[Given], _Future | TickwheelError]] = deque()
+        self._rest = b""
+
+    async def run(self) -> None:
+        """Until the client has sent its last line, or what it sends cannot be read."""
+        call = self._call
+        await call.begin(NDJSON.encode(), 200)
+        failed: TickwheelError | None = None
+        try:
+            async for part in call.incoming.parts():
+                await self._take(part)
+            if self._rest.strip():
+                await self._lines(self._rest)
+        except ConnectionLost:
+            self._forget()
+            raise
+        except TickwheelError as error:
+            failed = error
+        await self._answer_all()
+        last = b"" if failed is None else as_json({"error": problem_line(failed)}) + b"\n"
+        await call.piece(last, more=False)
+
+    async def _take(self, part: bytes) -> None:
+        end = part.rfind(b"\n") + 1
+        if not end:
+            self._rest += part
+            if len(self._rest) > self._line_bytes_max:
+                raise BodyTooLarge(
+                    f"a line has {len(self._rest)} bytes or more; the limit is"
+                    f" {self._line_bytes_max} (http_body_bytes_max)"
+                )
+            return
+        data = self._rest + part[:end] if self._rest else part[:end]
+        self._rest = part[end:]
+        start = 0
+        while start < len(data):
+            stop = data.rfind(b"\n", start, start + SLICE_BYTES) + 1
+            if not stop:
+                stop = data.index(b"\n", start) + 1
+            await self._lines(data[start:stop])
+            start = stop
+            await asyncio.sleep(0)
+
+    async def _lines(self, data: bytes) -> None:
+        """Whole lines, as many requests as it takes."""
+        try:
+            found: Iterable[types.NewTask] = _decoder.decode_lines(data)
+            given = [self._reader.task(task, task.topic) for task in found]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TickwheelError):
+            await self._one_by_one(data)
+            return
+        for start in range(0, len(given), LINES_MAX):
+            await self._put(given[start : start + LINES_MAX])
+
+    async def _one_by_one(self, data: bytes) -> None:
+        """Some line is wrong. Those before and behind it are not."""
+        good: list[Given] = []
+        for line in data.splitlines():
+            if not line.strip():
+                continue
+            try:
+                task = decoded(line, _decoder)
+                good.append(self._reader.task(task, task.topic))
+                if len(good) < LINES_MAX:
+                    continue
+                wrong = None
+            except BadRequest as error:
+                wrong = error
+            if good:
+                await self._put(good)
+            if wrong is not None:
+                await self._add([], wrong)
+            good = []
+        if good:
+            await self._put(good)
+
+    async def _put(self, given: list[Given]) -> None:
+        """Ask for them, together if possible."""
+        answer = self._ask(given)
+        if isinstance(answer, TickwheelError) and len(given) > 1 and not answer.retryable:
+            for one in given:
+                await self._add([one], self._ask([one]))
+        else:
+            await self._add(given, answer)
+
+    def _ask(self, given: list[Given]) -> _Future | TickwheelError:
+        call = self._call
+        operations, exchange, now = call.operations, call.exchange, call.now
+        tasks = tuple(one.task for one in given)
+        try:
+            return exchange.ask(
+                lambda number: operations.enqueue(exchange.caller, number, 0, tasks, now)
+            )
+        except TickwheelError as error:
+            return error
+
+    async def _add(self, given: list[Given], answer: _Future | TickwheelError) -> None:
+        self._under_way.append((given, answer))
+        while len(self._under_way) >= UNDER_WAY_MAX or self._first_is_known():
+            await self._answer_first()
+
+    def _first_is_known(self) -> bool:
+        if not self._under_way:
+            return False
+        answer = self._under_way[0][1]
+        return isinstance(answer, TickwheelError) or answer.done()
+
+    async def _answer_all(self) -> None:
+        while self._under_way:
+            await self._answer_first()
+
+    async def _answer_first(self) -> None:
+        given, answer = self._under_way.popleft()
+        try:
+            if isinstance(answer, TickwheelError):
+                raise answer
+            found = kept(await answer, given)
+        except TickwheelError as error:
+            # One line for each task; without any task, for the line that was none.
+            said = as_json({"error": problem_line(error)}) + b"\n"
+            await self._call.piece(said * max(1, len(given)))
+            return
+        await self._call.piece(b"\n".join(found.lines()) + b"\n")
+
+    def _forget(self) -> None:
+        """Nobody waits for the answers any more."""
+        for _, answer in self._under_way:
+            if isinstance(answer, asyncio.Future):
+                answer.cancel()
+        self._under_way.clear()

@@ -1,0 +1,168 @@
+"""One request on its way through a handler: what it says, decoded, and how it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from tickwheel.errors import BadRequest, UnsupportedMediaType, shown
+from tickwheel.server.http.encode import JSON, JSON_TYPE, as_json
+
+if TYPE_CHECKING:
+    from tickwheel.clock import Now
+    from tickwheel.server.http.bodies import Body, Send
+    from tickwheel.server.http.exchange import Exchange
+    from tickwheel.server.http.problems import Headers
+    from tickwheel.server.http.routes import Route
+    from tickwheel.server.http.turns import Turns
+    from tickwheel.server.shard.operations import Operations
+
+T = TypeVar("T")
+GZIP_BYTES_MIN = 1_024
+"""A smaller answer does not get smaller by packing."""
+GZIP_THREAD_BYTES = 32 * 1024
+"""A larger one is packed in a thread: the loop has tasks to deliver."""
+GZIP_LEVEL = 1
+QUERY_FIELDS_MAX = 64
+
+
+class Call:
+    """``body``, ``query``, ``named`` in; ``answer`` out."""
+
+    def __init__(
+        self,
+        route: Route,
+        exchange: Exchange,
+        named: dict[str, str],
+        headers: dict[bytes, bytes],
+        query_string: bytes,
+        body: Body,
+        send: Send,
+        gone: Callable[[], asyncio.Future[None]],
+        turns: Turns,
+    ) -> None:
+        """``gone``: done when the client has gone."""
+        self.route = route
+        self.exchange = exchange
+        self.named = named
+        self.headers = headers
+        self.incoming = body
+        self.send = send
+        self.gone = gone
+        self._turns = turns
+        self._query_string = query_string
+
+    @property
+    def operations(self) -> Operations:
+        return self.exchange.operations
+
+    @property
+    def now(self) -> Now:
+        return self.exchange.operations.clock.read()
+
+    def header(self, name: bytes) -> str | None:
+        """By its lower-case name."""
+        found = self.headers.get(name)
+        return None if found is None else found.decode("latin-1")
+
+    @property
+    def content_type(self) -> str:
+        """Without its parameters; "" when there is none."""
+        return (self.header(b"content-type") or "").partition(";")[0].strip().lower()
+
+    # --- in --------------------------------------------------------------------------------------
+
+    def query(self, kind: type[T]) -> T:
+        """Raises BadRequest."""
+        try:
+            pairs = parse_qsl(
+                self._query_string.decode("ascii"),
+                keep_blank_values=True,
+                errors="strict",
+                max_num_fields=QUERY_FIELDS_MAX,
+            )
+        except ValueError as error:
+            raise BadRequest(f"the query cannot be read: {error}") from None
+        given = dict(pairs)
+        if len(given) != len(pairs):
+            raise BadRequest("the query has a field twice")
+        try:
+            found = msgspec.convert(given, kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"query: {error}") from None
+        for name, text in given.items():
+            if getattr(found, name) is None:  # the word null, for what is no text
+                raise BadRequest(f"query: {name} has no value: {shown(text)}")
+        return found
+
+    async def json(self, decoder: msgspec.json.Decoder[T]) -> T:
+        """The body. Raises BadRequest, UnsupportedMediaType and what reading it raises."""
+        if self.content_type not in (JSON, ""):
+            raise UnsupportedMediaType(
+                f"content-type must be {JSON}, not {shown(self.content_type)}"
+            )
+        return decoded(await self.incoming.read(), decoder)
+
+    # --- out -------------------------------------------------------------------------------------
+
+    async def answer(
+        self, value: Any, status: int | None = None, headers: Mapping[bytes, bytes] | None = None
+    ) -> None:
+        """``value``: JSON as bytes, or anything that becomes it."""
+        data = value if isinstance(value, bytes) else as_json(value)
+        found = [(b"content-type", JSON_TYPE), *(headers or {}).items()]
+        await self.reply(status or self.route.status, found, data)
+
+    async def reply(self, status: int, headers: Headers, data: bytes) -> None:
+        """The whole answer."""
+        if len(data) >= GZIP_BYTES_MIN and self.takes_gzip:
+            large = len(data) >= GZIP_THREAD_BYTES
+            data = await asyncio.to_thread(_gzip, data) if large else _gzip(data)
+            headers = [*headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+        headers.append((b"content-length", b"%d" % len(data)))
+        await self._turns.mine()
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": data})
+
+    async def begin(self, content_type: bytes, status: int = 200) -> None:
+        """An answer that comes piece by piece."""
+        headers = [
+            (b"content-type", content_type),
+            (b"cache-control", b"no-store"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def piece(self, data: bytes, *, more: bool = True) -> None:
+        await self.send({"type": "http.response.body", "body": data, "more_body": more})
+
+    @property
+    def takes_gzip(self) -> bool:
+        accepted = self.headers.get(b"accept-encoding", b"").lower()
+        for one in accepted.split(b","):
+            coding, _, weight = one.partition(b";")
+            if coding.strip() == b"gzip":
+                return weight.replace(b" ", b"") not in (b"q=0", b"q=0.0", b"q=0.00", b"q=0.000")
+        return False
+
+
+def decoded(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Raises BadRequest."""
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        raise BadRequest(str(error)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadRequest(f"the body is no JSON: {error}") from None
+    except RecursionError:
+        raise BadRequest("the body is nested too deeply") from None
+
+
+def _gzip(data: bytes) -> bytes:
+    packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, 16 + zlib.MAX_WBITS)
+    return packer.compress(data) + packer.flush()

@@ -1,0 +1,149 @@
+"""Plain values of operations as JSON: ids as text, bodies as text or base64, receipts opaque."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from tickwheel.engine.topics import Item
+from tickwheel.errors import BadRequest, shown
+from tickwheel.model.records import TaskOptions
+
+_encoder = msgspec.json.Encoder()
+as_json = _encoder.encode
+JSON = "application/json"
+JSON_TYPE = JSON.encode()
+
+
+# --- receipts ------------------------------------------------------------------------------------
+
+
+class Receipt(NamedTuple):
+    """What a delivery is settled with."""
+
+    topic: str
+    group: str
+    id: int
+    epoch: int
+    attempt: int
+    stream: int
+    """The stream that it came from; 0: a pull."""
+
+
+_pack = msgspec.msgpack.Encoder().encode
+_unpack = msgspec.msgpack.Decoder(Receipt).decode
+RECEIPT_LENGTH_MAX = 1_024
+
+
+def receipt_text(receipt: Receipt) -> str:
+    """Opaque, and safe in a URL."""
+    return base64.urlsafe_b64encode(_pack(receipt)).rstrip(b"=").decode()
+
+
+def read_receipt(text: str, field: str) -> Receipt:
+    """Raises BadRequest."""
+    if len(text) <= RECEIPT_LENGTH_MAX:
+        try:
+            data = base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)
+            return _unpack(data)
+        except (binascii.Error, ValueError, msgspec.DecodeError):
+            pass
+    raise BadRequest(f"{field} must be a receipt as a delivery has it, not {shown(text)}")
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+def put_body(into: dict[str, Any], body: bytes) -> None:
+    """As text if it is one."""
+    try:
+        into["body"] = body.decode()
+    except UnicodeDecodeError:
+        into["body_base64"] = body
+
+
+def task_view(task: Mapping[str, Any]) -> dict[str, Any]:
+    """A task as ``look_up`` and ``list_tasks`` answer it."""
+    view = dict(task)
+    view["id"] = str(view["id"])
+    body = view.pop("body", None)
+    if body is not None:
+        put_body(view, body)
+    if "props" in view:
+        view["properties"] = view.pop("props")
+    if "groups" in view:
+        view["groups"] = {
+            name: group | {"failures": failures(group["failures"])}
+            for name, group in view["groups"].items()
+        }
+    return view
+
+
+def failures(found: Iterable[Any]) -> list[dict[str, Any]]:
+    return [failure._asdict() for failure in found]
+
+
+def dead_view(letter: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        **letter,
+        "id": str(letter["id"]),
+        "failures": failures(letter["failures"]),
+    }
+
+
+def schedule_view(schedule: Mapping[str, Any]) -> dict[str, Any]:
+    view = dict(schedule)
+    put_body(view, view.pop("body"))
+    task = dict(view["task"])
+    if "props" in task:
+        task["properties"] = task.pop("props")
+    view["task"] = task
+    if "recent" in view:
+        view["recent"] = [
+            run | {"id": None if run["id"] is None else str(run["id"])} for run in view["recent"]
+        ]
+    return view
+
+
+# --- deliveries ----------------------------------------------------------------------------------
+
+
+def delivery_view(
+    item: Item, topic: str, group: str, epoch: int, now_ms: int, stream: int = 0
+) -> dict[str, Any]:
+    """One delivery, at ``now_ms``."""
+    row, attempt = item
+    receipt = Receipt(topic, group, row.id, epoch, attempt, stream)
+    view: dict[str, Any] = {
+        "id": str(row.id),
+        # A broadcast has no group, and nothing to settle.
+        "receipt": receipt_text(receipt) if group else "",
+        "due_ms": row.due_ms,
+        "delivered_ms": now_ms,
+        "attempt": attempt,
+    }
+    put_body(view, row.body)
+    if row.options is not None:
+        _put_options(view, row.options)
+    return view
+
+
+def _put_options(view: dict[str, Any], options: TaskOptions) -> None:
+    if options.key is not None:
+        view["key"] = options.key
+    if options.tag is not None:
+        view["tag"] = options.tag
+    if options.properties:
+        view["properties"] = options.properties
+    if options.priority:
+        view["priority"] = options.priority
+
+
+def deliveries(items: Sequence[Item], topic: str, group: str, epoch: int, now_ms: int) -> bytes:
+    """The answer to a pull."""
+    views = [delivery_view(item, topic, group, epoch, now_ms) for item in items]
+    return as_json({"deliveries": views})

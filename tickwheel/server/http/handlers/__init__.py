@@ -1,0 +1,1 @@
+"""Requests to operations: each handler decodes, calls one operation, and encodes its answer."""

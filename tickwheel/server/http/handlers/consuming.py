@@ -1,0 +1,258 @@
+"""Deliveries: pulls that may wait, and streams of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tickwheel.errors import (
+    BY_CODE,
+    ConnectionLost,
+    InternalError,
+    NotFound,
+    SlowReader,
+    TickwheelError,
+)
+from tickwheel.model.records import DEFAULT_GROUP
+from tickwheel.server import checks
+from tickwheel.server.http import types
+from tickwheel.server.http.bulk import NDJSON
+from tickwheel.server.http.encode import as_json, deliveries, delivery_view
+from tickwheel.server.http.problems import line as problem_line
+
+if TYPE_CHECKING:
+    from tickwheel.engine.topics import Item
+    from tickwheel.server.http.call import Call
+    from tickwheel.server.http.exchange import Exchange
+
+SSE = "text/event-stream"
+_SUBSCRIPTION = 1
+"""The only one of its exchange."""
+_pull = msgspec.json.Decoder(types.PullIn)
+
+
+class Streams:
+    """Those that are open, by their numbers: receipts name them."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Exchange] = {}
+        self._last = 0
+
+    def opened(self, exchange: Exchange) -> int:
+        self._last += 1
+        self._open[self._last] = exchange
+        return self._last
+
+    def closed(self, number: int) -> None:
+        del self._open[number]
+
+    def heard(self, number: int) -> None:
+        """Its consumer settles a delivery: it is there."""
+        exchange = self._open.get(number)
+        if exchange is not None and exchange.caller.presence.doubted:
+            exchange.operations.heard(exchange.caller)
+
+
+class Consuming:
+    """What consumers ask for to get tasks."""
+
+    def __init__(self, streams: Streams, *, keep_alive_s: float) -> None:
+        """``keep_alive_s``: a stream says something at least so often."""
+        self._streams = streams
+        self._keep_alive_s = keep_alive_s
+
+    async def pull(self, call: Call) -> None:
+        """Up to ``max`` deliveries, as soon as there is one, or none after ``wait_ms``."""
+        given = await call.json(_pull)
+        wait_ms_max = int(call.operations.settings.http_wait_max_s * 1000)
+        checks.integer(given.wait_ms, "wait_ms", 0, wait_ms_max)
+        topic, exchange, operations = call.named["topic"], call.exchange, call.operations
+        sink = _PullSink(exchange, topic, given.group or DEFAULT_GROUP)
+        answer = exchange.ask(
+            lambda number: operations.pull(
+                exchange.caller,
+                sink.numbered(number),
+                topic,
+                given.group,
+                given.max,
+                given.wait_ms,
+                given.lease_ms,
+                sink,
+                call.now,
+            ),
+            render=lambda nothing: as_json({"deliveries": []}),
+        )
+        if not answer.done():
+            gone = call.gone()
+            await asyncio.wait((answer, gone), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise ConnectionLost("the client has gone")
+        await call.answer(answer.result())
+
+    async def stream(self, call: Call) -> None:
+        """Deliveries as they come, until the client goes: server-sent events or lines."""
+        given = call.query(types.StreamQuery)
+        accepted = call.header(b"accept") or ""
+        is_lines = NDJSON in accepted or "application/json" in accepted
+        number = self._streams.opened(call.exchange)
+        try:
+            group = given.group or DEFAULT_GROUP
+            await Stream(call, given, number, group, is_lines=is_lines).run(self._keep_alive_s)
+        finally:
+            self._streams.closed(number)
+
+
+class _PullSink:
+    """Deliveries become the answer."""
+
+    def __init__(self, exchange: Exchange, topic: str, group: str) -> None:
+        self._exchange = exchange
+        self._topic = topic
+        self._group = group
+        self._number = 0
+
+    def numbered(self, number: int) -> int:
+        self._number = number
+        return number
+
+    def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
+        data = deliveries(items, self._topic, self._group, epoch, now_ms)
+        self._exchange.settle(self._number, data)
+
+    def check(self, item: Item) -> None:
+        deliveries([item], self._topic, self._group, 0, 0)
+
+    def ended(self, code: str, message: str) -> None:
+        self._exchange.caller.refuse(self._number, NotFound(message))
+
+    def closed(self) -> None:
+        """There is nothing to stop."""
+
+
+class Stream:
+    """One of them: the subscription's sink, and the writer of what it got."""
+
+    def __init__(
+        self, call: Call, given: types.StreamQuery, number: int, group: str, *, is_lines: bool
+    ) -> None:
+        self._call = call
+        self._given = given
+        self._number = number
+        self._topic = call.named["topic"]
+        self._group = "" if given.broadcast else group
+        self._is_lines = is_lines
+        self._settings = call.operations.settings
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+        """That are not written."""
+        self._blocked = False
+        self._wake = asyncio.Event()
+        self._end: TickwheelError | None = None
+
+    async def run(self, keep_alive_s: float) -> None:
+        """Until the client has gone, or the daemon has ended it."""
+        call = self._call
+        await self._subscribe()
+        await call.begin((NDJSON if self._is_lines else SSE).encode())
+        gone = call.gone()
+        gone.add_done_callback(lambda _: self._wake.set())
+        # The head is in the client's hands before the first delivery: it can tell that it is open.
+        await call.piece(self._idle())
+        while not gone.done():
+            if not self._pieces and self._end is None:
+                try:
+                    async with asyncio.timeout(keep_alive_s):
+                        await self._wake.wait()
+                except TimeoutError:
+                    await self._write(self._idle())
+            self._wake.clear()
+            await self._flush()
+            if self._end is not None:
+                await call.piece(self._last(self._end), more=False)
+                return
+        raise ConnectionLost("the client has gone")
+
+    async def _subscribe(self) -> None:
+        given, exchange = self._given, self._call.exchange
+        options: dict[str, Any] = {"ack": given.ack}
+        if given.lease_ms is not None:
+            options["lease_ms"] = given.lease_ms
+        if given.broadcast:
+            options["broadcast"] = True
+        exchange.on_end = self._ended
+        await exchange.ask(
+            lambda number: self._call.operations.subscribe(
+                exchange.caller,
+                number,
+                _SUBSCRIPTION,
+                self._topic,
+                given.group,
+                given.credit,
+                options,
+                self,
+                self._call.now,
+            )
+        )
+
+    # --- the shard's -----------------------------------------------------------------------------
+
+    def deliver(self, epoch: int, now_ms: int, items: Sequence[Item]) -> None:
+        pieces = [self._piece(item, epoch, now_ms) for item in items]
+        self._pieces += pieces
+        self._bytes += sum(map(len, pieces))
+        if self._bytes > self._settings.out_bytes_stop and not self._blocked:
+            self._blocked = True
+            self._call.operations.blocked(self._call.exchange.caller)
+        self._wake.set()
+
+    def check(self, item: Item) -> None:
+        self._piece(item, 0, 0)
+
+    def ended(self, code: str, message: str) -> None:
+        self._ended(BY_CODE.get(code, InternalError)(message))
+
+    def closed(self) -> None:
+        """Its end is known already."""
+
+    # --- the writer's ----------------------------------------------------------------------------
+
+    def _ended(self, error: TickwheelError) -> None:
+        self._end = error
+        self._wake.set()
+
+    async def _flush(self) -> None:
+        while self._pieces:
+            pieces, self._pieces = self._pieces, []
+            data = b"".join(pieces)
+            await self._write(data)
+            self._bytes -= len(data)
+            if self._blocked and not self._pieces:
+                self._blocked = False
+                if self._end is None:
+                    self._call.operations.unblocked(self._call.exchange.caller)
+
+    async def _write(self, data: bytes) -> None:
+        timeout_s = self._settings.slow_reader_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._call.piece(data)
+        except TimeoutError:
+            raise SlowReader(
+                f"it read too little for {timeout_s} s (slow_reader_timeout_s)"
+            ) from None
+
+    def _piece(self, item: Item, epoch: int, now_ms: int) -> bytes:
+        view = as_json(delivery_view(item, self._topic, self._group, epoch, now_ms, self._number))
+        if self._is_lines:
+            return view + b"\n"
+        return b"event: delivery\nid: %d\ndata: %b\n\n" % (item[0].id, view)
+
+    def _idle(self) -> bytes:
+        return b"\n" if self._is_lines else b": still here\n\n"
+
+    def _last(self, error: TickwheelError) -> bytes:
+        said = as_json({"error": problem_line(error)})
+        return said + b"\n" if self._is_lines else b"event: end\ndata: %b\n\n" % said

@@ -1,0 +1,100 @@
+"""Enqueues: one, many, raw bodies, CloudEvents, and streams of lines."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from tickwheel.errors import BadRequest, UnsupportedMediaType, shown
+from tickwheel.server.http import cloudevents, types
+from tickwheel.server.http.bulk import NDJSON, Bulk
+from tickwheel.server.http.encode import JSON
+from tickwheel.server.http.new_tasks import Reader, kept, once
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tickwheel.server.http.call import Call
+    from tickwheel.server.http.new_tasks import Given, Kept
+
+_one_or_many = msgspec.json.Decoder(types.OneOrMany)
+
+
+class Producing:
+    """What producers ask for."""
+
+    def __init__(self, delay_levels_ms: Sequence[int]) -> None:
+        self._reader = Reader(delay_levels_ms)
+
+    async def enqueue(self, call: Call) -> None:
+        """By its content type."""
+        kind = call.content_type
+        if kind == NDJSON:
+            _check_no_key(call)
+            await Bulk(call, self._reader).run()
+        elif kind in (JSON, "") and not cloudevents.is_binary(call):
+            await self._json(call)
+        elif cloudevents.is_any(call):
+            await self._cloudevents(call, "")
+        else:
+            raise UnsupportedMediaType(
+                f"content-type must be {JSON}, {NDJSON} or one of CloudEvents, not {shown(kind)};"
+                " a raw body goes to /v1/topics/TOPIC/tasks"
+            )
+
+    async def enqueue_raw(self, call: Call) -> None:
+        """The body is the task's body, whatever it is; its fields are in headers."""
+        topic = call.named["topic"]
+        if cloudevents.is_any(call):
+            await self._cloudevents(call, topic)
+            return
+        body = await call.incoming.read()
+        await self._one(call, self._reader.of_headers(topic, call.headers, body))
+
+    async def _json(self, call: Call) -> None:
+        given = await call.json(_one_or_many)
+        if given.tasks is None:
+            await self._one(call, self._reader.task(given, given.topic))
+            return
+        if given != types.OneOrMany(tasks=given.tasks):
+            raise BadRequest("a request has the fields of one task, or tasks, not both")
+        read = self._reader.task
+        many = [read(task, task.topic, f"tasks[{i}]") for i, task in enumerate(given.tasks)]
+        await self._many(call, many)
+
+    async def _cloudevents(self, call: Call, topic: str) -> None:
+        data = await call.incoming.read()
+        events, is_batch = cloudevents.read(call, topic, data, self._reader)
+        await (self._many(call, events) if is_batch else self._one(call, events[0]))
+
+    async def _one(self, call: Call, given: Given) -> None:
+        found = await self._enqueue(call, (given,))
+        await call.answer(found.lines()[0])
+
+    async def _many(self, call: Call, many: Sequence[Given]) -> None:
+        found = await self._enqueue(call, many)
+        await call.answer(b'{"tasks":[%b]}' % b",".join(found.lines()))
+
+    async def _enqueue(self, call: Call, many: Sequence[Given]) -> Kept:
+        exchange, operations, now = call.exchange, call.operations, call.now
+        caller, key = exchange.caller, call.header(b"idempotency-key")
+        tasks = tuple(given.task for given in many)
+        if key is None:
+            answer = await exchange.ask(
+                lambda number: operations.enqueue(caller, number, 0, tasks, now)
+            )
+        else:
+            session, fingerprint = once(key, caller.principal, tasks)
+            act = partial(operations.enqueue_once, caller, session)
+            answer = await exchange.ask(lambda number: act(number, tasks, now), number=fingerprint)
+        return kept(answer, many)
+
+
+def _check_no_key(call: Call) -> None:
+    if call.header(b"idempotency-key") is not None:
+        raise BadRequest(
+            "idempotency-key is for requests that are accepted as a whole, not for a stream of"
+            " lines; give its tasks a key, or send requests with up to tasks_per_frame_max tasks"
+        )

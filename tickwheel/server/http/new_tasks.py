@@ -1,0 +1,231 @@
+"""Tasks as HTTP clients say them: JSON, a raw body with headers, CloudEvents."""
+
+from __future__ import annotations
+
+import hashlib
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from tickwheel.errors import BadRequest, shown
+from tickwheel.limits import delay_of_level
+from tickwheel.model.records import ID_STEP
+from tickwheel.protocol.frames import REQUEST_MAX, SESSION_BYTES
+from tickwheel.server.http import types
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tickwheel.server.shard.access import Principal
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MILLISECOND = timedelta(milliseconds=1)
+HEADER = b"tickwheel-"
+PROPERTY_HEADER = b"tickwheel-property-"
+IDEMPOTENCY_KEY_LENGTH_MAX = 255
+_NUMBERS = ("delay_ms", "due_ms", "delay_level", "priority", "ttl_ms", "within_ms")
+
+
+class Given(NamedTuple):
+    """A task, as an operation takes it, and what its due time follows from."""
+
+    task: tuple[Any, ...]
+    delay_ms: int | None
+    due_ms: int | None
+
+    def due(self, accepted_ms: int) -> int:
+        """When it is due, if it was accepted then."""
+        if self.delay_ms is not None:
+            return accepted_ms + self.delay_ms
+        return max(accepted_ms, self.due_ms or 0)
+
+
+class Kept(NamedTuple):
+    """What an enqueue was answered."""
+
+    ids: Sequence[int]
+    dues_ms: Sequence[int | None]
+
+    def lines(self) -> list[bytes]:
+        """JSON of each task."""
+        return [
+            b'{"id":"%d","due_ms":%b}' % (task_id, b"null" if due_ms is None else b"%d" % due_ms)
+            for task_id, due_ms in zip(self.ids, self.dues_ms, strict=True)
+        ]
+
+
+def kept(answer: tuple[Any, ...], given: Sequence[Given]) -> Kept:
+    """``answer``: as ``Exchange`` has it of a new request; all ids, for a resend; all ids and when
+    they are due, where that was chosen."""
+    accepted_ms, first = answer[:2]
+    if isinstance(first, int):
+        ids: Sequence[int] = range(first, first + answer[2] * ID_STEP, ID_STEP)
+    else:
+        ids = first
+        more = answer[2] if len(answer) > 2 else {}
+        if "dues_ms" in more:
+            return Kept(ids, more["dues_ms"])
+        if "outcomes" in more:  # (word, due time) of each
+            return Kept(ids, [due_ms for _, due_ms in more["outcomes"]])
+    return Kept(ids, [one.due(accepted_ms) for one in given])
+
+
+def moment_ms(at: datetime) -> int:
+    """Milliseconds since 1970, the next whole one: never early."""
+    return -(-(at - _EPOCH) // _MILLISECOND)
+
+
+def body_of(given: types.TaskFields | types.ScheduleIn, field: str) -> bytes:
+    """Raises BadRequest."""
+    if given.body is not None:
+        if given.body_base64 is not None:
+            raise BadRequest(f"{field} must have one of body and body_base64")
+        return given.body.encode()
+    return given.body_base64 or b""
+
+
+def due_of(given: types.When, field: str) -> tuple[int | None, int | None]:
+    """(delay_ms, due_ms): one, or neither. Raises BadRequest."""
+    if given.at is None:
+        return given.delay_ms, given.due_ms
+    if given.due_ms is not None:
+        raise BadRequest(f"{field} must have one of delay_ms, due_ms and at")
+    return given.delay_ms, moment_ms(given.at)
+
+
+class Reader:
+    """Knows the daemon's table of delays."""
+
+    def __init__(self, delay_levels_ms: Sequence[int]) -> None:
+        self._levels_ms = delay_levels_ms
+
+    def task(self, given: types.TaskFields, topic: str | None, field: str = "task") -> Given:
+        """Raises BadRequest. The operation checks the rest."""
+        if topic is None:
+            raise BadRequest(f"{field} must have a topic")
+        body = body_of(given, field)
+        delay_ms, due_ms = due_of(given, field)
+        options = _options(given)
+        if due_ms is None and given.delay_level is None:
+            # The usual case: a delay, or none.
+            if delay_ms is None:
+                delay_ms = 0
+            task = (topic, body, delay_ms, options) if options else (topic, body, delay_ms)
+            return Given(task, delay_ms, None)
+        if due_ms is not None:
+            options["due_ms"] = due_ms
+        if given.delay_level is not None:
+            options["delay_level"] = given.delay_level
+            if given.delay_level > 0:
+                levelled_ms = delay_of_level(self._levels_ms, given.delay_level)
+                return Given((topic, body, delay_ms, options), levelled_ms, None)
+        return Given((topic, body, delay_ms, options), delay_ms, due_ms)
+
+    def of_headers(self, topic: str, headers: dict[bytes, bytes], body: bytes) -> Given:
+        """A raw body; the rest is in headers ``Tickwheel-…``. Raises BadRequest."""
+        fields: dict[str, Any] = {}
+        properties: dict[str, str] = {}
+        for name, value in headers.items():
+            if not name.startswith(HEADER):
+                continue
+            text = _header_text(name, value)
+            if name.startswith(PROPERTY_HEADER):
+                properties[name[len(PROPERTY_HEADER) :].decode("latin-1")] = text
+            else:
+                field = name[len(HEADER) :].decode("latin-1").replace("-", "_")
+                fields[field] = _number(name, text) if field in _NUMBERS else text
+        if properties:
+            fields["properties"] = properties
+        if "retry" in fields and fields["retry"].startswith("{"):
+            fields["retry"] = _json_header("tickwheel-retry", fields["retry"])
+        named = fields.pop("topic", topic)
+        if topic and named != topic:
+            raise BadRequest(f"tickwheel-topic is {shown(named)}, but the path names {topic}")
+        if fields.keys() & {"body", "body_base64"}:
+            raise BadRequest("the body is the request's, not a header's")
+        try:
+            given = msgspec.convert(fields, types.TaskFields)
+        except msgspec.ValidationError as error:
+            raise BadRequest(f"headers tickwheel-*: {error}") from None
+        given.body_base64 = body
+        return self.task(given, named, "the task")
+
+
+def _options(given: types.TaskFields) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    if given.key is not None:
+        options["key"] = given.key
+    if given.tag is not None:
+        options["tag"] = given.tag
+    if given.properties:
+        options["props"] = given.properties
+    if given.priority:
+        options["priority"] = given.priority
+    if given.ttl_ms is not None:
+        options["ttl_ms"] = given.ttl_ms
+    if given.retry is not None:
+        options["retry"] = policy(given.retry)
+    if given.within_ms is not None:
+        options["within_ms"] = given.within_ms
+    return options
+
+
+def policy(given: Any) -> Any:
+    """A policy with its arrays as operations take them."""
+    if isinstance(given, dict):
+        return {k: tuple(v) if isinstance(v, list) else v for k, v in given.items()}
+    return given
+
+
+def _header_text(name: bytes, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise BadRequest(f"{name.decode('latin-1')} is no UTF-8") from None
+
+
+def _number(name: bytes, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 19:
+        raise BadRequest(f"{name.decode('latin-1')} must be a whole number, not {shown(text)}")
+    return int(text)
+
+
+def _json_header(name: str, text: str) -> Any:
+    try:
+        return msgspec.json.decode(text.encode())
+    except (msgspec.DecodeError, RecursionError):
+        raise BadRequest(f"{name} is no JSON: {shown(text)}") from None
+
+
+# --- resends -------------------------------------------------------------------------------------
+
+
+class Once(NamedTuple):
+    """What makes a resend of a request harmless."""
+
+    session: bytes
+    fingerprint: int
+
+
+def once(key: str, principal: Principal, tasks: Sequence[Any]) -> Once:
+    """Of an ``Idempotency-Key``, which each principal has its own of, and the tasks that it is
+    for. Raises BadRequest."""
+    if not 0 < len(key) <= IDEMPOTENCY_KEY_LENGTH_MAX:
+        raise BadRequest(
+            f"idempotency-key has {len(key)} characters; 1 to {IDEMPOTENCY_KEY_LENGTH_MAX} are"
+            " allowed"
+        )
+    name = msgspec.msgpack.encode((principal.name, key))
+    session = hashlib.blake2b(name, digest_size=SESSION_BYTES, person=b"tw-http-once").digest()
+    payload = _encode_payload(tasks)
+    digest = hashlib.blake2b(payload, digest_size=8).digest()
+    return Once(session, 1 + int.from_bytes(digest, "big") % REQUEST_MAX)
+
+
+def _encode_payload(tasks: Sequence[Any]) -> bytes:
+    """The same for the same tasks, in whatever order their fields came."""
+    try:
+        return msgspec.msgpack.encode(tasks, order="sorted")
+    except (OverflowError, ValueError) as error:
+        raise BadRequest(f"a number is too large: {error}") from None

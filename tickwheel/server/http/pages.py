@@ -1,0 +1,103 @@
+"""The document of the API, and a page of it that needs no other host."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Awaitable, Callable, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Response
+from starlette.routing import Route as PageRoute
+
+from tickwheel.server.http.encode import JSON_TYPE, as_json
+from tickwheel.server.http.openapi import document
+from tickwheel.server.http.routes import Route
+
+SWAGGER_UI = {
+    "swagger-ui.css": ("swagger_style.css", "text/css"),
+    "swagger-ui.js": ("swagger_bundle.js", "text/javascript"),
+}
+"""Our name of a file of Swagger UI: the name in the package that it comes with, and its type."""
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Tickwheel: HTTP API</title>
+<link rel="icon" href="data:,">
+<link rel="stylesheet" href="swagger-ui.css">
+</head>
+<body>
+<div id="swagger-ui"></div>
+<noscript>The document itself: <a href="/openapi.json">openapi.json</a></noscript>
+<script src="swagger-ui.js"></script>
+<script src="start.js"></script>
+</body>
+</html>
+"""
+_START = """"use strict";
+window.onload = () => {
+  window.ui = SwaggerUIBundle({
+    url: "/openapi.json",
+    dom_id: "#swagger-ui",
+    deepLinking: true,
+    validatorUrl: null,
+  });
+};
+"""
+POLICY = (
+    "default-src 'none'; connect-src 'self'; script-src 'self'; img-src 'self' data:;"
+    " style-src 'self' 'unsafe-inline'; font-src 'self' data:; base-uri 'none';"
+    " form-action 'none'; frame-ancestors 'none'"
+)
+"""Swagger UI sets styles of its elements, and nothing else that is not in its files."""
+_HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
+
+def pages(routes: Sequence[Route], *, wait_ms_max: int) -> list[PageRoute]:
+    """``/openapi.json`` and ``/docs/``. They are public: they say nothing of any task."""
+    said = as_json(document(routes, wait_ms_max=wait_ms_max))
+    packed = gzip.compress(said)
+
+    async def openapi(request: Request) -> Response:
+        headers = {"content-type": JSON_TYPE.decode(), "vary": "accept-encoding"}
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(packed, headers=headers | {"content-encoding": "gzip"})
+        return Response(said, headers=headers)
+
+    async def to_page(request: Request) -> Response:
+        return RedirectResponse("/docs/")
+
+    async def page(request: Request) -> Response:
+        return HTMLResponse(_PAGE, headers=_HEADERS)
+
+    async def start(request: Request) -> Response:
+        return Response(_START, media_type="text/javascript", headers=_HEADERS)
+
+    return [
+        PageRoute("/openapi.json", openapi),
+        PageRoute("/docs", to_page),
+        PageRoute("/docs/", page),
+        PageRoute("/docs/start.js", start),
+        *(PageRoute(f"/docs/{name}", _file(*where)) for name, where in SWAGGER_UI.items()),
+    ]
+
+
+def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    async def serve(request: Request) -> Response:
+        return FileResponse(_folder() / name, media_type=kind, headers=_HEADERS)
+
+    return serve
+
+
+def _folder() -> Path:
+    """Where the package has its files. It is not imported: that would read nine megabytes."""
+    spec = find_spec("offapi")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent

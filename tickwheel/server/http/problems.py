@@ -1,0 +1,62 @@
+"""Errors as ``application/problem+json``: one row of the error table, one status.
+
+The table is ``errors.py``'s; here is only how an error looks over HTTP, and when to come again.
+"""
+
+from __future__ import annotations
+
+from tickwheel.errors import (
+    BY_CODE,
+    Overloaded,
+    SendTimeout,
+    StoreFull,
+    TickwheelError,
+    Unauthorized,
+    Unreachable,
+)
+from tickwheel.errors import ConnectionLost as _ConnectionLost
+from tickwheel.server.http import types
+from tickwheel.server.http.encode import as_json
+
+PROBLEM_TYPE = b"application/problem+json"
+RETRY_AFTER_S = 1
+RETRY_AFTER_FULL_S = 5
+"""Room on a disk comes back more slowly than room in a queue."""
+_OF_CLIENTS = (Unreachable, _ConnectionLost, SendTimeout)
+
+Headers = list[tuple[bytes, bytes]]
+
+
+def status_of(code: str) -> int:
+    """The HTTP status of a code of the table."""
+    return BY_CODE[code].http_status
+
+
+def problem(error: TickwheelError, *, active: str | None = None) -> tuple[int, Headers, bytes]:
+    """(status, headers, body). ``active``: the address of the daemon that leads."""
+    status = error.http_status
+    said = types.Problem(
+        type=f"urn:tickwheel:error:{error.code}",
+        title=(type(error).__doc__ or error.code).strip().partition("\n")[0],
+        status=status,
+        detail=error.message,
+        code=error.code,
+        retryable=error.retryable,
+        active=active,
+    )
+    headers: Headers = [(b"content-type", PROBLEM_TYPE)]
+    if error.retryable and not isinstance(error, _OF_CLIENTS):
+        full = isinstance(error, StoreFull)
+        after_s = RETRY_AFTER_FULL_S if full else RETRY_AFTER_S
+        headers.append((b"retry-after", b"%d" % after_s))
+    if isinstance(error, Unauthorized):
+        headers.append((b"www-authenticate", b'Bearer realm="tickwheel"'))
+    return status, headers, as_json(said)
+
+
+def line(error: TickwheelError) -> dict[str, object]:
+    """One that is said within a stream of lines."""
+    return {"code": error.code, "detail": error.message, "retryable": error.retryable}
+
+
+assert Overloaded.http_status == 429

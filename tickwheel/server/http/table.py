@@ -1,0 +1,216 @@
+"""Every path of the API: handler, types, rights, and what the document says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tickwheel.server.http import cloudevents, types
+from tickwheel.server.http.bulk import NDJSON
+from tickwheel.server.http.handlers.consuming import SSE, Consuming, Streams
+from tickwheel.server.http.handlers.controlling import Controlling
+from tickwheel.server.http.handlers.listing import Listing
+from tickwheel.server.http.handlers.producing import Producing
+from tickwheel.server.http.handlers.scheduling import Scheduling
+from tickwheel.server.http.handlers.settling import Settling
+from tickwheel.server.http.routes import Route
+
+KEEP_ALIVE_S_MAX = 15.0
+"""A stream of deliveries says something at least so often."""
+_ENDED = ("not_found", "gone", "conflict")
+_NEW = ("due_too_far", "store_full")
+_IDEMPOTENCY = ("Idempotency-Key", "The same key again is the same request, for 24 hours.")
+_TASK_HEADERS = (
+    ("Tickwheel-Delay-Ms", "Due after so many milliseconds."),
+    ("Tickwheel-Due-Ms", "Due then, in milliseconds since 1970."),
+    ("Tickwheel-At", "Due then, as RFC 3339."),
+    ("Tickwheel-Delay-Level", "Instead of a delay: a level."),
+    ("Tickwheel-Key", "The producer's own name for the task."),
+    ("Tickwheel-Tag", "The task's tag."),
+    ("Tickwheel-Priority", "0 to 255, higher first."),
+    ("Tickwheel-Ttl-Ms", "How long after it is due it is worth delivering."),
+    ("Tickwheel-Within-Ms", "Due up to so much later, where there is room."),
+    ("Tickwheel-Retry", "A named policy, or one as JSON."),
+    _IDEMPOTENCY,
+)
+_TOPIC_HEADER = ("Tickwheel-Topic", "CloudEvents: the topic.")
+
+
+def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[Route]:
+    """All of them; the document has them in this order."""
+    streams = Streams()
+    keep_alive_s = min(KEEP_ALIVE_S_MAX, heartbeat_interval_s)
+    consume = Consuming(streams, keep_alive_s=keep_alive_s)
+    return [
+        *_producing(Producing(delay_levels_ms)),
+        *_tasks(Controlling(), Listing()),
+        *_keys(Controlling()),
+        *_consuming(consume, Settling(streams)),
+        *_topics(Listing()),
+        *_dead(Controlling()),
+        *_schedules(Scheduling()),
+        *_daemon(Listing()),
+    ]
+
+
+def _producing(produce: Producing) -> list[Route]:
+    operations = ("enqueue", "enqueue_once")
+    codes = (*_NEW, "idempotency_key_reused", "request_forgotten")
+    return [
+        Route(
+            "POST", "/v1/tasks", produce.enqueue, "tasks",
+            "Enqueue one task or several; as NDJSON a stream of them, answered line by line",
+            operations, types.Accepted | types.AcceptedMany, 201,
+            body=types.NewTask | types.NewTasks,
+            headers=(_IDEMPOTENCY, _TOPIC_HEADER),
+            raw=(NDJSON,), streams=(NDJSON,),
+            codes=codes,
+        ),
+        Route(
+            "POST", "/v1/topics/{topic}/tasks", produce.enqueue_raw, "tasks",
+            "Enqueue a task whose body is the request's; CloudEvents, too, also in batches",
+            operations, types.Accepted | types.AcceptedMany, 201,
+            headers=_TASK_HEADERS,
+            # Batches are taken, too. Generated clients stumble over lists among other bodies.
+            raw=("application/octet-stream", "text/plain", cloudevents.STRUCTURED),
+            codes=codes,
+        ),
+    ]  # fmt: skip
+
+
+def _tasks(control: Controlling, show: Listing) -> list[Route]:
+    tag = "tasks"
+    return [
+        Route("GET", "/v1/tasks", show.list_tasks, tag, "List tasks that have not ended",
+              ("list_tasks",), types.Tasks, query=types.TasksQuery),
+        Route("GET", "/v1/tasks/{id}", control.look_up, tag, "Look a task up",
+              ("look_up",), types.Task, codes=_ENDED),
+        Route("DELETE", "/v1/tasks/{id}", control.cancel, tag, "Cancel a task",
+              ("cancel",), types.Result, codes=_ENDED),
+        Route("PATCH", "/v1/tasks/{id}", control.reschedule, tag, "Reschedule a task",
+              ("reschedule",), types.Result, body=types.When, codes=(*_ENDED, *_NEW)),
+        Route("POST", "/v1/tasks/{id}/run", control.run_now, tag, "Run a task now",
+              ("run_now",), types.Result, codes=_ENDED),
+        Route("POST", "/v1/lookups", control.look_up_many, tag, "Look several tasks up",
+              ("look_up",), types.TaskList, body=types.IdsIn),
+        Route("POST", "/v1/cancellations", control.cancel_many, tag, "Cancel several tasks",
+              ("cancel",), types.Results, body=types.IdsIn),
+        Route("POST", "/v1/reschedules", control.reschedule_many, tag,
+              "Reschedule several tasks", ("reschedule",), types.Results,
+              body=types.RescheduleIn, codes=_NEW),
+        Route("POST", "/v1/runs", control.run_now_many, tag, "Run several tasks now",
+              ("run_now",), types.Results, body=types.IdsIn),
+    ]  # fmt: skip
+
+
+def _keys(control: Controlling) -> list[Route]:
+    path, tag = "/v1/topics/{topic}/keys/{key}", "keys"
+    return [
+        Route("GET", path, control.look_up_key, tag, "Look up the tasks of a key",
+              ("look_up_key",), types.TaskList, query=types.KeyQuery, codes=_ENDED),
+        Route("DELETE", path, control.cancel_key, tag, "Cancel the tasks of a key",
+              ("cancel_key",), types.Results, codes=_ENDED),
+        Route("PATCH", path, control.reschedule_key, tag, "Reschedule the tasks of a key",
+              ("reschedule_key",), types.Results, body=types.When, codes=(*_ENDED, *_NEW)),
+        Route("POST", f"{path}/run", control.run_now_key, tag, "Run the tasks of a key now",
+              ("run_now_key",), types.Results, codes=_ENDED),
+    ]  # fmt: skip
+
+
+def _consuming(consume: Consuming, settle: Settling) -> list[Route]:
+    tag = "deliveries"
+    return [
+        Route("POST", "/v1/topics/{topic}/pull", consume.pull, tag,
+              "Get deliveries, waiting for them if need be", ("pull",), types.Deliveries,
+              body=types.PullIn, codes=("not_found",)),
+        Route("GET", "/v1/topics/{topic}/deliveries", consume.stream, tag,
+              "A stream of deliveries", ("subscribe",), None, query=types.StreamQuery,
+              streams=(SSE, NDJSON), codes=("conflict",)),
+        Route("POST", "/v1/acks", settle.ack, tag, "Ack: done",
+              ("ack",), types.Settled, body=types.AckIn),
+        Route("POST", "/v1/nacks", settle.nack, tag, "Nack: failed, try again",
+              ("nack",), types.Settled, body=types.NackIn),
+        Route("POST", "/v1/rejections", settle.reject, tag, "Reject: never again",
+              ("reject",), types.Settled, body=types.RejectIn),
+        Route("POST", "/v1/snoozes", settle.snooze, tag, "Snooze: later, and no attempt",
+              ("snooze",), types.Settled, body=types.SnoozeIn),
+        Route("POST", "/v1/extensions", settle.extend, tag, "Extend leases",
+              ("extend",), types.Settled, body=types.ExtendIn),
+        Route("POST", "/v1/releases", settle.release, tag, "Give back what was not started",
+              ("release",), types.Settled, body=types.AckIn),
+    ]  # fmt: skip
+
+
+def _topics(show: Listing) -> list[Route]:
+    tag, topic, group = "topics", "/v1/topics/{topic}", "/v1/topics/{topic}/groups/{group}"
+    return [
+        Route("GET", "/v1/topics", show.list_topics, tag, "List topics with their counts",
+              ("list_topics",), types.Topics, query=types.NamePage),
+        Route("GET", topic, show.show_topic, tag, "One topic", ("show_topic",), types.Topic,
+              codes=("not_found",)),
+        Route("PATCH", topic, show.configure_topic, tag,
+              "Set a topic's pause, rate or retry policy", ("configure",), types.GroupSettings,
+              body=types.SettingsIn),
+        Route("GET", f"{topic}/groups", show.list_groups, tag, "The groups of a topic",
+              ("show_topic",), types.Groups, codes=("not_found",)),
+        Route("GET", group, show.show_group, tag, "One group", ("show_topic",), types.Group,
+              codes=("not_found",)),
+        Route("PUT", group, show.create_group, tag, "Create a group", ("create_group",),
+              types.GroupSettings, 201, body=types.GroupIn),
+        Route("PATCH", group, show.configure_group, tag,
+              "Set a group's pause, rate or retry policy", ("configure",), types.GroupSettings,
+              body=types.SettingsIn, codes=("not_found",)),
+        Route("DELETE", group, show.delete_group, tag, "Delete a group", ("delete_group",),
+              types.GroupHeld, query=types.ForceQuery, codes=("not_found", "conflict")),
+    ]  # fmt: skip
+
+
+def _dead(control: Controlling) -> list[Route]:
+    tag = "dead letters"
+    return [
+        Route("GET", "/v1/dead-letters", control.list_dead, tag, "List dead letters",
+              ("list_dead",), types.DeadLetters, query=types.DeadQuery),
+        Route("POST", "/v1/dead-letters/requeue", control.requeue_dead, tag,
+              "Requeue dead letters", ("requeue_dead",), types.Results, body=types.DeadIn),
+        Route("POST", "/v1/dead-letters/delete", control.delete_dead, tag,
+              "Delete dead letters", ("delete_dead",), types.Results, body=types.DeadIn),
+    ]  # fmt: skip
+
+
+def _schedules(schedule: Scheduling) -> list[Route]:
+    tag, path, unknown = "schedules", "/v1/schedules/{name}", ("not_found",)
+    return [
+        Route("GET", "/v1/schedules", schedule.list_schedules, tag, "List schedules",
+              ("list_schedules",), types.Schedules, query=types.NamePage),
+        Route("GET", path, schedule.show_schedule, tag,
+              "One schedule, its next times and newest runs",
+              ("show_schedule",), types.Schedule, query=types.NextQuery, codes=unknown),
+        Route("PUT", path, schedule.put_schedule, tag, "Make a schedule, or make it so",
+              ("put_schedule",), types.Schedule, 201, body=types.ScheduleIn),
+        Route("DELETE", path, schedule.delete_schedule, tag, "Delete a schedule; its tasks stay",
+              ("delete_schedule",), types.Schedule, codes=unknown),
+        Route("POST", f"{path}/pause", schedule.pause_schedule, tag, "Pause", ("pause_schedule",),
+              types.Schedule, codes=unknown),
+        Route("POST", f"{path}/resume", schedule.resume_schedule, tag, "Resume",
+              ("pause_schedule",),
+              types.Schedule, codes=unknown),
+        Route("POST", f"{path}/run", schedule.run_schedule, tag, "A task of it at once",
+              ("run_schedule",), types.AcceptedIds, 201, codes=(*unknown, *_NEW)),
+        Route("POST", f"{path}/backfill", schedule.backfill_schedule, tag,
+              "A task for each occurrence of a time", ("backfill_schedule",),
+              types.AcceptedIds, 201, body=types.BackfillIn, codes=(*unknown, *_NEW)),
+    ]  # fmt: skip
+
+
+def _daemon(show: Listing) -> list[Route]:
+    tag = "daemon"
+    return [
+        Route("GET", "/v1/stats", show.stats, tag, "Counts", ("stats",), types.Stats),
+        Route("GET", "/v1/load", show.load, tag, "How many tasks are due when", ("load",),
+              types.Load, query=types.LoadQuery),
+        Route("GET", "/v1/status", show.status, tag, "Role, state, store", ("status",),
+              types.Status, standby=True),
+        Route("GET", "/v1/limits", show.limits, tag, "What the daemon accepts", ("status",),
+              dict[str, int], standby=True),
+        Route("POST", "/v1/backups", show.backup, tag, "Copy the store to a new file",
+              ("backup",), types.Backup, 201, body=types.BackupIn, codes=("conflict",)),
+    ]  # fmt: skip

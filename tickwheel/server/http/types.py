@@ -1,0 +1,654 @@
+"""What the HTTP API takes and answers, as types: decoding and the OpenAPI document follow them.
+
+The bounds in the schemas are documentation only (``extra_json_schema``): the operations check them,
+with the same messages as on TCP. What is left to the types is that a field has the right type and
+that no field is unknown.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+NAME_PATTERN = "^[A-Za-z0-9._:/-]{1,255}$"
+
+
+def _shape(description: str, **schema: Any) -> Meta:
+    return Meta(description=description, extra_json_schema=schema or None)
+
+
+Name = Annotated[str, _shape("1 to 255 of A-Z a-z 0-9 . _ : / -", pattern=NAME_PATTERN)]
+Id = Annotated[str, _shape("A task's id: a whole number as text.", pattern="^[0-9]{1,19}$")]
+Key = Annotated[str, _shape("The producer's own name for a task.", maxLength=255)]
+Receipt = Annotated[str, _shape("Opaque: from a delivery, to settle it with.")]
+Milliseconds = Annotated[int, _shape("Milliseconds.", minimum=0)]
+Moment = Annotated[int, _shape("Milliseconds since 1970 by the daemon's clock.")]
+At = Annotated[datetime, Meta(tz=True, description="RFC 3339, with its offset.")]
+Window = Annotated[int, _shape("Due up to so much later, where there is room.", minimum=0)]
+Property = str | int | float | bool
+Properties = Annotated[dict[str, Property], _shape("The producer's own fields.", maxProperties=64)]
+Retry = Annotated[
+    str | dict[str, Any],
+    _shape('A named policy, or one as a map: {"kind": "fixed", "delay_ms": 5000, "retries": 3}.'),
+]
+Text = Annotated[str, _shape("The body as text.")]
+Base64 = Annotated[bytes, Meta(description="The body, when it is no text.")]
+
+
+class In(Struct, kw_only=True, forbid_unknown_fields=True):
+    """Of requests: what is not known is a mistake."""
+
+
+class Out(Struct, kw_only=True):
+    """Of answers: a newer daemon may add fields."""
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+class When(In):
+    """When a task is due: one of the four; none: at once."""
+
+    delay_ms: Milliseconds | None = None
+    due_ms: Moment | None = None
+    at: At | None = None
+
+
+class TaskFields(When):
+    """All of a task but its topic."""
+
+    body: Text | None = None
+    body_base64: Base64 | None = None
+    delay_level: Annotated[int, _shape("Instead of a delay: a level.", minimum=1)] | None = None
+    key: Key | None = None
+    tag: Annotated[str, _shape("", maxLength=255)] | None = None
+    properties: Properties | None = None
+    priority: Annotated[int, _shape("Higher first.", minimum=0, maximum=255)] = 0
+    ttl_ms: Annotated[int, _shape("Worth delivering so long after due.", minimum=1)] | None = None
+    retry: Retry | None = None
+    within_ms: Window | None = None
+
+
+class NewTask(TaskFields, kw_only=True):
+    """A task to enqueue."""
+
+    topic: Name
+
+
+class NewTasks(In):
+    """Several at once: all of them or none."""
+
+    tasks: Annotated[list[NewTask], _shape("", minItems=1, maxItems=16_384)]
+
+
+class OneOrMany(TaskFields):
+    """What both forms of an enqueue decode to; the document has them apart."""
+
+    topic: Name | None = None
+    tasks: list[NewTask] | None = None
+
+
+class Accepted(Out):
+    """An enqueued task: it is stored durably, and delivered at ``due_ms`` or later."""
+
+    id: Id
+    due_ms: Moment | None
+    """Null: of the resend of a task with a due window that has ended meanwhile."""
+
+
+class AcceptedMany(Out):
+    """In the order asked."""
+
+    tasks: list[Accepted]
+
+
+class Failure(Out):
+    """Why one attempt did not end in an ack."""
+
+    attempt: int
+    at_ms: Moment
+    reason: str
+    subscriber: str
+
+
+class GroupOfTask(Out):
+    """One group's standing with a task."""
+
+    state: str
+    attempt: int
+    at_ms: Moment
+    failures: list[Failure]
+    retries_left: int
+    snoozes: int
+
+
+class Task(Out):
+    """A task. Of one that has ended only ``id`` and ``state`` are known."""
+
+    id: Id
+    state: str
+    topic: Name | None = None
+    body: Text | None = None
+    body_base64: Base64 | None = None
+    due_ms: Moment | None = None
+    enqueued_ms: Moment | None = None
+    key: str | None = None
+    tag: str | None = None
+    properties: Properties | None = None
+    priority: int | None = None
+    ttl_ms: int | None = None
+    within_ms: int | None = None
+    asked_ms: Moment | None = None
+    slot: int | None = None
+    cycles: int | None = None
+    groups: dict[str, GroupOfTask] | None = None
+
+
+class Tasks(Out):
+    """A page; ``next`` is ``after`` of the next one."""
+
+    tasks: list[Task]
+    next: Id | None = None
+
+
+class TaskList(Out):
+    """In the order asked."""
+
+    tasks: list[Task]
+
+
+class Result(Out):
+    """What became of a command on one task."""
+
+    id: Id | None
+    result: str
+    due_ms: Moment | None = None
+
+
+class Results(Out):
+    """In the order asked."""
+
+    results: list[Result]
+
+
+Ids = Annotated[list[Id], _shape("", minItems=1, maxItems=16_384)]
+
+
+class IdsIn(In):
+    """Tasks by their ids."""
+
+    ids: Ids
+
+
+class RescheduleIn(When, kw_only=True):
+    """A new due time for several tasks."""
+
+    ids: Ids
+
+
+class TasksQuery(In):
+    """Which tasks."""
+
+    topic: Name | None = None
+    state: str | None = None
+    key: Key | None = None
+    until_ms: Moment | None = None
+    newest: bool = False
+    after: Id | None = None
+    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
+
+
+class KeyQuery(In):
+    """Which tasks of a key."""
+
+    newest: bool = False
+    until_ms: Moment | None = None
+
+
+# --- deliveries ----------------------------------------------------------------------------------
+
+
+class PullIn(In):
+    """Up to ``max`` deliveries, as soon as there is one."""
+
+    group: Name | None = None
+    max: Annotated[int, _shape("", minimum=1)] = 1
+    wait_ms: Milliseconds = 0
+    lease_ms: Milliseconds | None = None
+
+
+class Delivery(Out):
+    """One hand-over of a task."""
+
+    id: Id
+    receipt: Receipt
+    due_ms: Moment
+    delivered_ms: Moment
+    attempt: int
+    body: Text | None = None
+    body_base64: Base64 | None = None
+    key: str | None = None
+    tag: str | None = None
+    properties: Properties | None = None
+    priority: int | None = None
+
+
+class Deliveries(Out):
+    """None when the time was over."""
+
+    deliveries: list[Delivery]
+
+
+class StreamQuery(In):
+    """A subscription."""
+
+    group: Name | None = None
+    credit: Annotated[int, _shape("Deliveries that may be unsettled.", minimum=0)] = 100
+    lease_ms: Milliseconds | None = None
+    ack: Annotated[str, _shape("", enum=["manual", "on_delivery"])] = "manual"
+    broadcast: bool = False
+
+
+Receipts = Annotated[list[Receipt], _shape("", minItems=1, maxItems=16_384)]
+
+
+class AckIn(In):
+    """Deliveries to settle."""
+
+    receipts: Receipts
+
+
+class NackIn(AckIn):
+    """Attempts that failed; ``delay_ms``: until the next one, instead of the policy's."""
+
+    delay_ms: Milliseconds | None = None
+    reason: str | None = None
+
+
+class RejectIn(AckIn):
+    """Tasks that will never succeed."""
+
+    reason: str | None = None
+
+
+class SnoozeIn(AckIn, kw_only=True):
+    """Tasks that are postponed, and that counts no attempt."""
+
+    delay_ms: Milliseconds
+
+
+class ExtendIn(AckIn, kw_only=True):
+    """Leases that shall last ``lease_ms`` from now."""
+
+    lease_ms: Milliseconds
+
+
+class Settled(Out):
+    """A word for each receipt, in the order asked."""
+
+    results: list[str]
+
+
+# --- topics and groups ---------------------------------------------------------------------------
+
+
+class SettingsIn(In):
+    """What is named is set; null takes a setting away."""
+
+    paused: bool | UnsetType = UNSET
+    rate: float | UnsetType | None = UNSET
+    burst: int | UnsetType | None = UNSET
+    retry: Retry | UnsetType | None = UNSET
+
+
+class GroupIn(SettingsIn):
+    """A new group; ``since``: "now", "first" or milliseconds since 1970."""
+
+    since: str | int = "now"
+
+
+class GroupSettings(Out):
+    """As they are."""
+
+    topic: Name
+    group: Name | None
+    paused: bool
+    rate: float | None
+    burst: int | None
+    retry: dict[str, Any] | None
+    created: bool | None = None
+
+
+class Replay(Out):
+    """How far the tasks from before a group have been looked at."""
+
+    looked_at: int
+    given: int
+    share: float | None
+
+
+class Group(Out):
+    """Counts and settings."""
+
+    ready: int
+    in_flight: int
+    waiting: int
+    retrying: int
+    dead: int
+    subscribers: int
+    delivered: int
+    acked: int
+    nacked: int
+    snoozed: int
+    expired: int
+    since_ms: Moment
+    replay: Replay | None
+    oldest_ready_ms: int
+    paused: bool
+    rate: float | None
+    burst: int | None
+    retry: dict[str, Any] | None
+
+
+class TopicCounts(Out):
+    """Counts and settings."""
+
+    pending: int
+    ready: int
+    in_flight: int
+    waiting: int
+    dead: int
+    enqueued: int
+    delivered: int
+    acked: int
+    cancelled: int
+    oldest_ready_ms: int
+    broadcasters: int
+    paused: bool
+    rate: float | None
+    burst: int | None
+    retry: dict[str, Any] | None
+    groups: dict[str, Group]
+
+
+class Topic(TopicCounts):
+    """One topic."""
+
+    topic: Name
+
+
+class Topics(Out):
+    """A page, by name."""
+
+    topics: list[Topic]
+    next: Name | None
+
+
+class NamePage(In):
+    """A page by name."""
+
+    after: Name | None = None
+    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
+
+
+class Groups(Out):
+    """Of one topic."""
+
+    groups: dict[str, Group]
+
+
+class ForceQuery(In):
+    """``force``: though it holds tasks."""
+
+    force: bool = False
+
+
+class GroupHeld(Out):
+    """What the deleted group held."""
+
+    ready: int
+    in_flight: int
+    waiting: int
+    dead: int
+
+
+class Stats(Out):
+    """Counts of the daemon; docs/protocol.md lists what they mean."""
+
+    node: str
+    version: str
+    epoch: int
+    now_ms: Moment
+    uptime_s: float
+    slots: int
+    tick_ms: int
+    slot: int
+    position_ms: int
+    pending: int
+    ready: int
+    in_flight: int
+    waiting: int
+    dead: int
+    enqueued: int
+    delivered: int
+    acked: int
+    store_ok: bool
+    lateness: dict[str, Any]
+    topics: dict[str, TopicCounts]
+    topics_left_out: int
+
+
+class LoadQuery(In):
+    """``steps`` spans of ``step_ms`` from ``from_ms`` on."""
+
+    from_ms: Moment | None = None
+    step_ms: Milliseconds | None = None
+    steps: Annotated[int, _shape("", minimum=1, maximum=1_440)] | None = None
+
+
+class Load(Out):
+    """How many tasks are due in each span; not ``exact``: estimates are among them."""
+
+    from_ms: Moment
+    step_ms: int
+    counts: list[int]
+    exact: bool
+    scheduled: int
+
+
+class Status(Out):
+    """What the daemon says of itself; one that stands by, too."""
+
+    node: str
+    version: str
+    role: str
+    state: str
+    detail: str | None
+    epoch: int
+    address: str | None
+    store_ok: bool
+    now_ms: Moment
+    uptime_s: float
+    active: dict[str, Any] | None = None
+
+
+# --- dead letters --------------------------------------------------------------------------------
+
+
+class DeadQuery(In):
+    """Which dead letters; ``after`` is ``next`` of the page before."""
+
+    topic: Name | None = None
+    group: Name | None = None
+    reason: str | None = None
+    since_ms: Moment | None = None
+    until_ms: Moment | None = None
+    after: str | None = None
+    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
+
+
+class DeadLetter(Out):
+    """What a group has given up on."""
+
+    id: Id
+    group: Name
+    topic: Name
+    died_ms: Moment
+    attempt: int
+    reason: str
+    failures: list[Failure]
+
+
+class DeadLetters(Out):
+    """A page."""
+
+    dead: list[DeadLetter]
+    next: str | None
+
+
+class DeadRef(In):
+    """One dead letter."""
+
+    id: Id
+    group: Name
+
+
+class DeadIn(In):
+    """Dead letters."""
+
+    items: Annotated[list[DeadRef], _shape("", minItems=1, maxItems=16_384)]
+
+
+# --- schedules, backups --------------------------------------------------------------------------
+
+
+class TaskOfSchedule(In):
+    """What each task of a schedule has beside its body."""
+
+    key: Key | None = None
+    tag: str | None = None
+    properties: Properties | None = None
+    priority: int | None = None
+    ttl_ms: int | None = None
+    retry: Retry | None = None
+    within_ms: int | None = None
+
+
+class ScheduleIn(In):
+    """A recurring schedule: ``cron`` with ``timezone``, or ``every_ms``."""
+
+    topic: Name
+    body: Text | None = None
+    body_base64: Base64 | None = None
+    task: TaskOfSchedule | None = None
+    cron: str | None = None
+    timezone: str | None = None
+    every_ms: Milliseconds | None = None
+    anchor_ms: Moment | None = None
+    jitter_ms: Milliseconds | None = None
+    start_ms: Moment | None = None
+    end_ms: Moment | None = None
+    runs_max: int | None = None
+    gap: str | None = None
+    fold: str | None = None
+    catch_up: str | None = None
+    catch_up_ms: Milliseconds | None = None
+    overlap: str | None = None
+
+
+class ScheduleRun(Out):
+    """What became of an occurrence."""
+
+    planned_ms: Moment
+    at_ms: Moment
+    outcome: str
+    id: Id | None
+    occurrences: int
+    state: str | None
+
+
+class Schedule(Out):
+    """A schedule, and how far it has come."""
+
+    name: Name
+    topic: Name
+    task: dict[str, Any]
+    cron: str | None
+    timezone: str
+    every_ms: int | None
+    anchor_ms: int
+    jitter_ms: int
+    start_ms: int | None
+    end_ms: int | None
+    runs_max: int | None
+    gap: str
+    fold: str
+    catch_up: str
+    catch_up_ms: int
+    overlap: str
+    paused: bool
+    next_ms: int | None
+    runs: int
+    queued_ms: int | None
+    body: Text | None = None
+    body_base64: Base64 | None = None
+    outcome: str | None = None
+    next: list[int] | None = None
+    recent: list[ScheduleRun] | None = None
+
+
+class Schedules(Out):
+    """A page, by name."""
+
+    schedules: list[Schedule]
+    next: Name | None
+
+
+class NextQuery(In):
+    """``next``: how many planned times."""
+
+    next: Annotated[int, _shape("", minimum=0, maximum=100)] = 5
+
+
+class BackfillIn(In):
+    """The occurrences from ``from_ms`` up to, and without, ``to_ms``."""
+
+    from_ms: Moment
+    to_ms: Moment
+
+
+class AcceptedIds(Out):
+    """The tasks that were made."""
+
+    ids: list[Id]
+
+
+class BackupIn(In):
+    """A file name without a folder."""
+
+    name: str
+
+
+class Backup(Out):
+    """A copy of the store."""
+
+    path: str
+    bytes: int
+
+
+class Problem(Out, omit_defaults=True):
+    """An error, as RFC 9457 has it; ``code`` is one of the error table of docs/protocol.md."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    retryable: bool
+    active: str | None = None
+
+
+class NoQuery(In):
+    """Nothing may be said in the query."""

@@ -1,0 +1,281 @@
+"""Enqueues whose tasks have a rule for a pending key: decided of in their order of arrival, each in
+one step of the loop in which everything is known that it rests on.
+
+What has the key is found in the index of keys, whose rows have to be read; so these requests wait
+in a queue of their own, and plain ones overtake them. One that needs no row, and has nobody before
+it, is decided of at once. When something came between a read and its decision the read is
+done again, and while a task with the key is on its way to the store its batch is waited for.
+Invariant: requests are counted in ``inflight_bytes`` from here on, as if they were staged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from tickwheel.engine.coalescing import Request
+from tickwheel.errors import (
+    LimitExceeded,
+    Overloaded,
+    RequestForgotten,
+    RowMissing,
+    TickwheelError,
+)
+from tickwheel.model.coalescing import Merged, Merging
+from tickwheel.server.shard.reads import NO_LIMIT
+
+if TYPE_CHECKING:
+    from tickwheel.clock import Clock
+    from tickwheel.engine.coalescing import Rules, Wanted
+    from tickwheel.engine.engine import Engine
+    from tickwheel.engine.sessions import Session, StoredAnswer
+    from tickwheel.engine.sinks import ReplySink
+    from tickwheel.model.records import NewTask, TaskSnapshot
+    from tickwheel.server.shard.border import Border
+    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.committer import Committer
+    from tickwheel.server.shard.reads import Reader, View
+
+IDS_PER_READ_MAX = 16_384
+REQUESTS_PER_READ_MAX = 1_024
+TRIES_MAX = 64
+"""Reads, or batches waited for, of one request: then whoever stores its keys is too quick."""
+_WORDS = {int(what): what.word for what in Merging}
+
+
+class MergedSink:
+    """Where one such request is answered: a sink that knows what became of the tasks."""
+
+    def __init__(self, sink: ReplySink, merged: Merged = ()) -> None:
+        self._sink = sink
+        self.merged = merged
+
+    @property
+    def label(self) -> str:
+        return self._sink.label
+
+    def accepted(self, answers: Sequence[StoredAnswer]) -> None:
+        for request, _, _, accepted_ms in answers:
+            self.give(self.answer_to(request, merged_answer(accepted_ms, self.merged)))
+
+    def answer_to(self, request: int, value: object) -> Sized:
+        return self._sink.answer_to(request, value)
+
+    def give(self, answer: Sized) -> None:
+        self._sink.give(answer)
+
+    def error(self, request: int, code: str, message: str) -> None:
+        self._sink.error(request, code, message)
+
+    def flush(self) -> None:
+        self._sink.flush()
+
+
+def merged_answer(accepted_ms: int, merged: Merged) -> tuple[object, ...]:
+    """(time, ids, a map with (word, due_ms) of each): what an enqueue with rules is answered."""
+    outcomes = tuple((_WORDS[what], due_ms) for what, _, due_ms in merged)
+    return accepted_ms, tuple(task_id for _, task_id, _ in merged), {"outcomes": outcomes}
+
+
+class Waiting:
+    """One request in the queue."""
+
+    __slots__ = ("answered", "caller", "check", "new_tasks", "number", "rules", "session",
+                 "size_bytes", "tries")  # fmt: skip
+
+    def __init__(
+        self,
+        caller: Caller,
+        number: int,
+        new_tasks: Sequence[NewTask],
+        rules: Rules,
+        size_bytes: int,
+        check: Callable[[], None],
+        *,
+        answered: bool,
+    ) -> None:
+        """``check`` raises what keeps new tasks out; ``answered``: somebody wants the outcome."""
+        self.caller = caller
+        self.session: Session | None = caller.session if answered else None
+        self.number = number
+        self.new_tasks = new_tasks
+        self.rules = rules
+        self.size_bytes = size_bytes
+        self.check = check
+        self.answered = answered
+        self.tries = 0
+
+
+class Coalescing:
+    """The queue; ``run`` is its life, once all keys are in memory."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        reader: Reader,
+        border: Border,
+        committer: Committer,
+        clock: Clock,
+        *,
+        loaded: asyncio.Event,
+        has_room: Callable[[Caller], bool],
+        requests_max: int,
+        ids_max: int,
+    ) -> None:
+        """``loaded``: all keys are in memory; ``has_room``: as of ``Commands``; ``ids_max``: tasks
+        that may have the keys of one request."""
+        self._core = engine.core
+        self._coalescer = engine.coalescer
+        self._intake = engine.intake
+        self._reader = reader
+        self._border = border
+        self._committer = committer
+        self._clock = clock
+        self._loaded = loaded
+        self._has_room = has_room
+        self._requests_max = requests_max
+        self._ids_max = ids_max
+        self._waiting: deque[Waiting] = deque()
+        self._wake = asyncio.Event()
+
+    def put(self, request: Waiting) -> None:
+        """Decide of it now or later. Raises Overloaded when too many wait, and what keeps it
+        out."""
+        if not self._waiting and self._loaded.is_set() and self._has_room(request.caller):
+            wanted = self._wanted(request)
+            if not wanted.waits and not wanted.ids and self._decide(request, _nothing):
+                return
+        if len(self._waiting) >= self._requests_max:
+            raise Overloaded(
+                f"{len(self._waiting)} enqueues wait for what their keys have pending; the limit is"
+                f" {self._requests_max} (commands_max)"
+            )
+        self._intake.inflight_bytes += request.size_bytes
+        self._waiting.append(request)
+        self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._waiting:
+                await self._some()
+
+    async def _some(self) -> None:
+        """One read, and all requests that can be decided of with it."""
+        head = self._waiting[0]
+        if not self._has_room(head.caller) or self._wanted(head).waits:
+            head.tries += 1
+            await self._committer.barrier()
+            if head.tries <= TRIES_MAX:
+                return
+        ids: dict[int, None] = {}
+        count = 0
+        for request in islice(self._waiting, REQUESTS_PER_READ_MAX):
+            more = self._wanted(request).ids
+            if len(more) > self._ids_max:
+                more = ()  # it will be refused
+            if count and len(ids) + len(more) > IDS_PER_READ_MAX:
+                break
+            ids.update(dict.fromkeys(more))
+            count += 1
+        async with self._reader.read_some(list(ids), NO_LIMIT, bodies=False) as (view, _):
+            for _ in range(count):
+                if not self._is_over(self._waiting[0], view, ids.keys()):
+                    self._waiting[0].tries += 1
+                    break
+                self._left(self._waiting.popleft())
+
+    def _left(self, request: Waiting) -> None:
+        self._intake.inflight_bytes -= request.size_bytes
+
+    def _wanted(self, request: Waiting) -> Wanted:
+        now_ms = self._clock.read().now_ms
+        return self._coalescer.wanted(request.new_tasks, request.rules, now_ms)
+
+    def _is_over(self, request: Waiting, view: View, asked: Collection[int]) -> bool:
+        """Whether it was decided of, or refused. ``view`` shows those that were ``asked`` for."""
+        self._border.begin()
+        try:
+            if request.tries > TRIES_MAX:
+                raise Overloaded(
+                    f"tasks with its keys are stored so quickly that {TRIES_MAX} times something"
+                    " came between; nothing was done"
+                )
+            wanted = self._wanted(request)
+            if len(wanted.ids) > self._ids_max:
+                raise LimitExceeded(
+                    f"{len(wanted.ids)} tasks have the keys of this request; the limit is"
+                    f" {self._ids_max} (key_tasks_max): nothing was done"
+                )
+            if wanted.waits or not all(task_id in asked for task_id in wanted.ids):
+                return False
+            missing = self._reader.missing(wanted.ids)
+            if missing:
+                raise RowMissing(f"the store has no row of {missing[0]}, which has not ended")
+            return self._decide(request, view)
+        except TickwheelError as error:
+            self._refuse(request, error)
+        except Exception as error:
+            answer = self._border.contain(f"an enqueue of {request.caller.address}", error)
+            self._refuse(request, answer)
+        return True
+
+    @staticmethod
+    def _refuse(request: Waiting, error: TickwheelError) -> None:
+        if request.answered:
+            request.caller.refuse(request.number, error)
+
+    def _decide(self, request: Waiting, view: View) -> bool:
+        """False: it has to wait after all. Raises what keeps it out."""
+        caller, session = request.caller, request.session
+        if session is not None:
+            # Its connection may have ended, and another one have taken the session over.
+            session = self._core.sessions.get(session.key)
+            if session is None or self._was_answered(request, session):
+                return True
+        request.check()
+        now_ms = self._clock.read().now_ms
+        sink = MergedSink(caller.replies) if request.answered else None
+        asked = Request(
+            sink, session, request.number, request.new_tasks, request.rules, caller.replies
+        )
+        answer = self._border.act().coalescer.decide(asked, view, now_ms)
+        if answer is None:
+            return False
+        if sink is not None:
+            sink.merged = answer.merged
+            if answer.is_certain:
+                value = merged_answer(answer.accepted_ms, answer.merged)
+                self._committer.reply(caller.replies, request.number, value)
+        self._committer.kick()
+        return True
+
+    def _was_answered(self, request: Waiting, session: Session) -> bool:
+        """It is a resend of one that came before it and was decided of meanwhile."""
+        answer = session.answers.get(request.number)
+        if answer is not None:
+            self.repeat(request.caller, session, answer)
+            return True
+        if request.number < session.floor:
+            raise RequestForgotten(
+                f"request {request.number} lies below the session's floor {session.floor}"
+            )
+        return False
+
+    def repeat(self, caller: Caller, session: Session, answer: StoredAnswer) -> None:
+        """Answer a repeated request as the first was answered."""
+        request, _, _, accepted_ms = answer
+        merged = session.merged.get(request, ())
+        sink = MergedSink(caller.replies, merged)
+        if self._border.act().intake.repeat(sink, session, answer):
+            value = merged_answer(accepted_ms, merged)
+            self._committer.reply(caller.replies, request, value)
+
+
+def _nothing(ids: Sequence[int]) -> Mapping[int, TaskSnapshot]:
+    """The view of a request that needs no records."""
+    return {}

@@ -1,0 +1,450 @@
+"""``Client``, ``Subscription`` and ``Delivery`` of the synchronous client.
+
+Each verb is the asynchronous one's, called in the client's thread (``runtime.py``); nothing about
+a verb is said here a second time. Invariants: every object may be used by every thread at once; a
+client that was there before a fork connects anew in the child, and what belongs to the parent's
+connection says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import functools
+import os
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+
+from tickwheel.client import Client as AsyncClient
+from tickwheel.client import Delivery as AsyncDelivery
+from tickwheel.client import Subscription as AsyncSubscription
+from tickwheel.client.autoack import reason_of
+from tickwheel.client.delivery import Delivered
+from tickwheel.client.reconnector import HEARTBEAT_S
+from tickwheel.client.retry import Retry
+from tickwheel.client.times import Duration, seconds
+from tickwheel.errors import ClientClosed, TickwheelError
+from tickwheel.limits import Limits
+from tickwheel.sync.runtime import Runtime
+from tickwheel.version import __version__
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+PART = 256
+"""Of a listing: so many items are fetched from the client's thread at once."""
+EXIT_S = 1.0
+"""How long a client that was never closed may take for its goodbye when the program ends."""
+
+
+def _blocking(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Client, P], R]:
+    """The verb as a function that returns when it is answered."""
+
+    @functools.wraps(method)
+    def call(self: Client, /, *arguments: P.args, **options: P.kwargs) -> R:
+        return self._runtime().call(method, *arguments, **options)
+
+    return call
+
+
+def _submitting(
+    method: Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Client, P], Future[R]]:
+    """The verb as a function that returns its future at once."""
+
+    @functools.wraps(method)
+    def submit(self: Client, /, *arguments: P.args, **options: P.kwargs) -> Future[R]:
+        return self._runtime().submit(method, *arguments, **options)
+
+    return submit
+
+
+def _iterating(
+    method: Callable[Concatenate[AsyncClient, P], AsyncIterator[R]],
+) -> Callable[Concatenate[Client, P], Iterator[R]]:
+    """The listing as an iterator."""
+
+    @functools.wraps(method)
+    def listed(self: Client, /, *arguments: P.args, **options: P.kwargs) -> Iterator[R]:
+        runtime = self._runtime()
+        source: AsyncIterator[R] | None = None
+
+        async def part(client: AsyncClient, **_: Any) -> list[R]:
+            nonlocal source
+            source = source or method(client, *arguments, **options)
+            found: list[R] = []
+            async for item in source:
+                found.append(item)
+                if len(found) == PART:
+                    break
+            return found
+
+        # Its time is for connecting here; each page has it anew.
+        timeout = options.get("timeout")
+        named: dict[str, Any] = {} if timeout is None else {"timeout": timeout}
+        while True:
+            found = runtime.call(part, **named)
+            yield from found
+            if len(found) < PART:
+                return
+
+    return listed
+
+
+def _settling(
+    method: Callable[Concatenate[AsyncDelivery, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Delivery, P], R]:
+    """A delivery's verb as a function that returns when it is answered."""
+
+    @functools.wraps(method)
+    def settle(self: Delivery, /, *arguments: P.args, **options: P.kwargs) -> R:
+        async def work(_: AsyncClient) -> R:
+            return await method(self._inner, *arguments, **options)
+
+        return self._runtime.call(work)
+
+    return settle
+
+
+class Delivery(Delivered):
+    """One task, to be finished by ``ack``, or given back by ``nack``, ``reject``, ``release``.
+    As the asynchronous one; every verb returns when it is durable."""
+
+    __slots__ = ("_inner", "_runtime")
+
+    def __init__(self, runtime: Runtime, inner: AsyncDelivery) -> None:
+        super().__init__(inner._batch, inner._item)
+        self._runtime = runtime
+        self._inner = inner
+
+    @property
+    def settled(self) -> bool:
+        """Whether ack, nack, reject or release was called; not whether it was answered."""
+        return self._inner.settled
+
+    ack = _settling(AsyncDelivery.ack)
+    nack = _settling(AsyncDelivery.nack)
+    reject = _settling(AsyncDelivery.reject)
+    extend = _settling(AsyncDelivery.extend)
+    release = _settling(AsyncDelivery.release)
+    snooze = _settling(AsyncDelivery.snooze)
+
+    def ack_nowait(self) -> Future[str]:
+        """``ack`` as a future; acks that come together share a frame."""
+
+        async def work(_: AsyncClient) -> str:
+            return await self._inner.ack()
+
+        return self._runtime.submit(work)
+
+
+class Subscription:
+    """``with client.subscribe(…) as deliveries: for delivery in deliveries: …``
+
+    Several threads may iterate over one subscription; each delivery goes to one of them. Without
+    ``with`` it starts at the first delivery asked for and ends with the client.
+    """
+
+    def __init__(self, runtime: Runtime, inner: AsyncSubscription, *, auto_ack: bool) -> None:
+        self.topic, self.group = inner.topic, inner.group
+        self._runtime = runtime
+        self._inner = inner
+        self._auto_ack = auto_ack
+        self._held: dict[int, Delivery] = {}
+        """With ``auto_ack``: by thread, what its body works on."""
+
+    def start(self) -> Self:
+        """Subscribe. Raises what the daemon objects to. Harmless when it is started."""
+        self._runtime.call(lambda _: self._inner.start())
+        return self
+
+    def close(self) -> None:
+        """No more deliveries; those not handed out go back. Harmless when it is closed."""
+        self._runtime.call(lambda _: self._inner.close())
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with suppress(ClientClosed):
+            self._finish(error)
+            self.close()
+
+    def __iter__(self) -> Iterator[Delivery]:
+        return self
+
+    def __next__(self) -> Delivery:
+        delivery = self.get()
+        if delivery is None:
+            raise StopIteration
+        return delivery
+
+    def get(self, timeout: Duration | None = None) -> Delivery | None:
+        """The next delivery; None when there is none for ``timeout`` seconds, or there will be
+        none any more (``closed``)."""
+        self._finish(None)
+        timeout_s = None if timeout is None else seconds(timeout, "timeout")
+        inner = self._runtime.call_or(self._give_back, self._take, timeout_s)
+        if inner is None:
+            return None
+        delivery = Delivery(self._runtime, inner)
+        if self._auto_ack:
+            self._held[threading.get_ident()] = delivery
+        return delivery
+
+    @property
+    def closed(self) -> bool:
+        """Whether no more deliveries will come."""
+        return self._inner._closed
+
+    async def _take(self, _: AsyncClient, timeout_s: float | None) -> AsyncDelivery | None:
+        with suppress(TimeoutError, StopAsyncIteration):
+            async with asyncio.timeout(timeout_s):
+                return await self._inner._take()
+        return None
+
+    def _give_back(self, inner: AsyncDelivery | None) -> None:
+        """The caller was interrupted before it got it."""
+        if inner is not None:
+            with suppress(TickwheelError):
+                self._runtime.submit(lambda _: inner.release())
+
+    def _finish(self, error: BaseException | None) -> None:
+        """With ``auto_ack``: this thread is done with what it got."""
+        held = self._held.pop(threading.get_ident(), None)
+        if held is None or held.settled:
+            return
+        if error is None:
+            held.ack_nowait()
+        else:
+            with suppress(TickwheelError):
+                if isinstance(error, Exception):
+                    held.nack(reason=reason_of(error))
+                else:
+                    held.release()
+
+
+class Client:
+    """The client for programs without an event loop; every thread may use it at once.
+
+    Arguments, verbs and errors are those of ``tickwheel.Client``; each call returns when it is
+    answered, and takes ``timeout``. It connects with its first call (or ``connect``), in a
+    thread of its own; a program needs one for each daemon, kept for as long as it runs. ``close``,
+    or ``with``, ends it; what a program leaves open is closed when it ends.
+
+    After a fork (gunicorn's ``preload_app``, multiprocessing) the child's first call makes a new
+    connection. Subscriptions and deliveries from before stay with the parent: here they raise
+    ClientClosed.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        token: str | None = None,
+        send_timeout: float = 3.0,
+        retries: int = 2,
+        connect_timeout: float = 3.0,
+        active_timeout: float = 10.0,
+        heartbeat: float = HEARTBEAT_S,
+        name: str = f"tickwheel-python-sync/{__version__}",
+    ) -> None:
+        self._make = functools.partial(
+            AsyncClient, url, token=token, send_timeout=send_timeout, retries=retries,
+            connect_timeout=connect_timeout, active_timeout=active_timeout, heartbeat=heartbeat,
+            name=name,
+        )  # fmt: skip
+        self._make()  # what is wrong with the arguments is said here
+        self._closed = False
+        self._lock = threading.Lock()
+        self._made: Runtime | None = None
+        _CLIENTS.add(self)
+
+    # --- life -----------------------------------------------------------------------------------
+
+    def connect(self) -> Self:
+        """Connect now rather than with the first call. Raises as the asynchronous one, and may be
+        called again."""
+
+        async def nothing(_: AsyncClient) -> None: ...
+
+        self._runtime().call(nothing)
+        return self
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush acks and enqueues, give back what was not handed out, and say goodbye. Calls that
+        other threads wait for end with ClientClosed. Harmless when it is closed."""
+        with self._lock:
+            self._closed = True
+            runtime, self._made = self._made, None
+        if runtime is not None:
+            runtime.close(timeout)
+
+    def __enter__(self) -> Self:
+        return self.connect()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _runtime(self) -> Runtime:
+        made = self._made
+        if made is None:
+            with self._lock:
+                if self._closed:
+                    raise ClientClosed("the client is closed; make a new one")
+                if self._made is None:
+                    self._made = Runtime(self._make)
+                made = self._made
+        return made
+
+    def _forked(self) -> None:
+        """In the child: the lock may be held by a thread that is not here."""
+        self._lock = threading.Lock()
+        made, self._made = self._made, None
+        if made is not None:
+            made.forget()
+            _PARENTS.append(made)
+
+    # --- consume --------------------------------------------------------------------------------
+
+    def subscribe(
+        self,
+        topic: str,
+        *,
+        group: str = "default",
+        prefetch: int = 256,
+        lease: Duration | None = None,
+        retry: Retry | None = None,
+        ack: str = "manual",
+        auto_ack: bool = False,
+        broadcast: bool = False,
+    ) -> Subscription:
+        """Deliveries as they come due, to one of the group's members each; arguments as the
+        asynchronous one's. ``auto_ack``: a delivery is acked when its thread asks for the next
+        one or leaves the ``with``; nacked when an exception leaves the ``with``."""
+        runtime = self._runtime()
+
+        async def make(client: AsyncClient) -> AsyncSubscription:
+            return client.subscribe(
+                topic, group=group, prefetch=prefetch, lease=lease, retry=retry, ack=ack,
+                auto_ack=auto_ack, broadcast=broadcast,
+            )  # fmt: skip
+
+        return Subscription(runtime, runtime.call(make), auto_ack=auto_ack)
+
+    def pull(
+        self,
+        topic: str,
+        *,
+        group: str = "default",
+        max: int = 32,  # noqa: A002  # the name of the published surface
+        wait: Duration = 0.0,
+        lease: Duration | None = None,
+        timeout: Duration | None = None,
+    ) -> list[Delivery]:
+        """Up to ``max`` deliveries; none after ``wait`` seconds without any. ``timeout`` is for
+        all of it, ``wait`` included."""
+        runtime, given = self._runtime(), {} if timeout is None else {"timeout": timeout}
+        found = runtime.call(
+            AsyncClient.pull, topic, group=group, max=max, wait=wait, lease=lease, **given
+        )
+        return [Delivery(runtime, one) for one in found]
+
+    # --- every other verb -----------------------------------------------------------------------
+
+    enqueue = _blocking(AsyncClient.enqueue)
+    enqueue_nowait = _submitting(AsyncClient.enqueue)
+    enqueue_many = _blocking(AsyncClient.enqueue_many)
+    enqueue_columns = _blocking(AsyncClient.enqueue_columns)
+    oneway = _blocking(AsyncClient.oneway)
+    cancel = _blocking(AsyncClient.cancel)
+    cancel_many = _blocking(AsyncClient.cancel_many)
+    reschedule = _blocking(AsyncClient.reschedule)
+    run_now = _blocking(AsyncClient.run_now)
+    run_now_many = _blocking(AsyncClient.run_now_many)
+    lookup = _blocking(AsyncClient.lookup)
+    lookup_many = _blocking(AsyncClient.lookup_many)
+    list_tasks = _iterating(AsyncClient.list_tasks)
+    find = _blocking(AsyncClient.find)
+    dead_list = _iterating(AsyncClient.dead_list)
+    dead_requeue = _blocking(AsyncClient.dead_requeue)
+    dead_delete = _blocking(AsyncClient.dead_delete)
+    load = _blocking(AsyncClient.load)
+    put_schedule = _blocking(AsyncClient.put_schedule)
+    list_schedules = _iterating(AsyncClient.list_schedules)
+    show_schedule = _blocking(AsyncClient.show_schedule)
+    pause_schedule = _blocking(AsyncClient.pause_schedule)
+    resume_schedule = _blocking(AsyncClient.resume_schedule)
+    delete_schedule = _blocking(AsyncClient.delete_schedule)
+    run_schedule = _blocking(AsyncClient.run_schedule)
+    backfill_schedule = _blocking(AsyncClient.backfill_schedule)
+    create_group = _blocking(AsyncClient.create_group)
+    delete_group = _blocking(AsyncClient.delete_group)
+    configure = _blocking(AsyncClient.configure)
+    pause = _blocking(AsyncClient.pause)
+    resume = _blocking(AsyncClient.resume)
+    stats = _blocking(AsyncClient.stats)
+    status = _blocking(AsyncClient.status)
+    backup = _blocking(AsyncClient.backup)
+    ping = _blocking(AsyncClient.ping)
+
+    @property
+    def server_info(self) -> Mapping[str, Any]:
+        """What the daemon said last in answer to HELLO: v, epoch, node, role, now_ms, limits."""
+
+        async def read(client: AsyncClient) -> Mapping[str, Any]:
+            return client.server_info
+
+        return self._runtime().call(read)
+
+    @property
+    def limits(self) -> Limits:
+        """What the daemon accepts."""
+
+        async def read(client: AsyncClient) -> Limits:
+            return client.limits
+
+        return self._runtime().call(read)
+
+    @property
+    def connected(self) -> bool:
+        """Whether a connection stands right now; calls make one, or wait for the next."""
+        made = self._made
+        return made is not None and made.connected
+
+
+_CLIENTS: weakref.WeakSet[Client] = weakref.WeakSet()
+_PARENTS: list[Runtime] = []
+"""In a child: what is its parent's. Kept, for its end would close what the parent uses."""
+
+
+def _after_fork() -> None:
+    for client in list(_CLIENTS):
+        client._forked()
+
+
+def _at_exit() -> None:
+    for client in list(_CLIENTS):
+        with suppress(Exception):
+            client.close(EXIT_S)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
