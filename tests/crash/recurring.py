@@ -10,6 +10,7 @@ clock.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,7 @@ from tickwheel.protocol.frames import FrameType
 TOPIC, GROUP = "recurring", "default"
 SETTINGS = {"schedule_interval_min_s": 0.1}
 AGAIN_S = 0.5
+FIRES_WITHIN_S = 60.0
 SHOWN_MAX = 20
 _ALL = {"catch_up": "all", "catch_up_ms": 86_400_000}
 
@@ -125,7 +127,17 @@ class Recurring:
                 self._odd.append(f"{asked.name} was put again and {answer['outcome']}")
             await asyncio.sleep(AGAIN_S * self._rnd.random())
         for life in self.lives:
+            await self._fired(life.asked.name)
             await self._ask(FrameType.SCHEDULE, life.asked.name, "pause", {})
+
+    async def _fired(self, name: str) -> None:
+        """Returns when it has fired at least once, or has had more than enough time for it."""
+        enough_s = time.monotonic() + FIRES_WITHIN_S
+        while time.monotonic() < enough_s:
+            shown = await self._ask(FrameType.SCHEDULE, name, "show", {})
+            if shown["runs"]:
+                return
+            await asyncio.sleep(AGAIN_S)
 
     async def look(self) -> None:
         """After everything was consumed."""

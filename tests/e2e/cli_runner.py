@@ -36,6 +36,10 @@ class Cli:
         assert b"Traceback" not in said, said.decode()
         return done
 
+    def code(self, *arguments: str) -> int:
+        """The exit code of a call that may fail."""
+        return _run(["--url", self._daemon.url, *arguments], b"").returncode
+
     def json(self, *arguments: str, stdin: bytes = b"", expect: int = 0) -> list[dict[str, Any]]:
         """The objects that a call prints with ``--json``."""
         done = self.run(*arguments, "--json", stdin=stdin, expect=expect)

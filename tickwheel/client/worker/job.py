@@ -283,14 +283,16 @@ class Call:
         """What it returned or raised; whoever waits for it may be cancelled."""
         self.ended: asyncio.Future[None] = self._loop.create_future()
 
-    def run(self) -> None:
-        """In the thread."""
+    def run(self, before_end: Callable[[], object]) -> None:
+        """In the thread. ``before_end`` is called when the function has returned, before anybody
+        hears of it: whoever does may count on what it did."""
         value: Any = None
         error: BaseException | None = None
         try:
             value = self._context.run(self._function, *self._arguments)
         except BaseException as problem:
             error = problem
+        before_end()
         with suppress(RuntimeError):  # the loop was closed: nobody waits any more
             self._loop.call_soon_threadsafe(self._finish, value, error)
 
@@ -335,9 +337,8 @@ class Threads:
 
     def _work(self) -> None:
         while (call := self._calls.get()) is not None:
-            call.run()
+            call.run(self._idle.release)
             del call
-            self._idle.release()
 
 
 def _awaitable(error: BaseException) -> BaseException:

@@ -1,0 +1,82 @@
+"""Two builds of the daemon in turn, so that a slow minute of the machine hits both.
+
+``python -m benchmarks.against COMMAND [--only CASE …] [--rounds N]`` runs each case of the embedded
+store with the daemon that COMMAND starts and with this tree's, and prints the medians of every
+figure side by side. The cases are those of ``python -m benchmarks``, without peers; a case that
+repeats its rounds by itself has one here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import shutil
+import statistics
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from benchmarks.cases import CASES
+from benchmarks.context import Context, Result
+from benchmarks.environment import choose_folder
+from benchmarks.scale import FULL, QUICK, Scale
+from benchmarks.servers import DAEMON_COMMAND
+
+USUAL = ("enqueue_frame", "enqueue_batched", "burst", "lateness", "memory")
+Figures = dict[str, list[float]]
+"""Every round's value of each metric."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """0, or 2 for bad usage."""
+    options = _parser().parse_args(arguments)
+    unknown = [name for name in options.only if name not in CASES["sqlite"]]
+    if unknown:
+        print(f"--only {unknown[0]}: not one of {', '.join(CASES['sqlite'])}", file=sys.stderr)
+        return 2
+    builds = {"old": shlex.split(options.old), "new": list(DAEMON_COMMAND)}
+    scale = replace(QUICK if options.quick else FULL, rounds=1)
+    folder = Path(tempfile.mkdtemp(prefix="tickwheel-against-", dir=choose_folder(None)))
+    try:
+        for name in options.only:
+            found: dict[str, Figures] = {build: {} for build in builds}
+            for number in range(options.rounds):
+                for build, command in builds.items():
+                    result = _round(folder / f"{name}-{build}-{number}", scale, command, name)
+                    for metric, value in result.metrics.items():
+                        found[build].setdefault(metric, []).append(value)
+            _show(found["old"], found["new"])
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.against", description=__doc__)
+    parser.add_argument("old", metavar="COMMAND", help="the other daemon: 'serve …' is appended")
+    parser.add_argument("--only", nargs="+", metavar="CASE", default=list(USUAL))
+    parser.add_argument("--rounds", type=int, metavar="N", default=5)
+    parser.add_argument("--quick", action="store_true", help="small counts")
+    return parser
+
+
+def _round(folder: Path, scale: Scale, command: Sequence[str], case: str) -> Result:
+    folder.mkdir()
+    context = Context(scale, folder, None, daemon_command=command, peers=False, quiet=True)
+    return CASES["sqlite"][case](context)
+
+
+def _show(old: Figures, new: Figures) -> None:
+    """One line a metric that both have: medians, their spread, and new / old."""
+    for metric in sorted(old.keys() & new.keys()):
+        middle = [statistics.median(side[metric]) for side in (old, new)]
+        spread = [f"({min(side[metric]):,.5g} to {max(side[metric]):,.5g})" for side in (old, new)]
+        ratio = f"{middle[1] / middle[0]:.3f}" if middle[0] else "-"
+        texts = [f"{value:,.5g} {found}" for value, found in zip(middle, spread, strict=True)]
+        print(f"{metric:45} old {texts[0]}; new {texts[1]}; new / old {ratio}", flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
