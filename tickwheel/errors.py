@@ -100,7 +100,7 @@ class Unauthorized(TickwheelError):
 
 
 class Forbidden(TickwheelError):
-    """HTTP: a page of another site must not ask this."""
+    """The caller has no right to this; or, over HTTP, a page of another site asks."""
 
     code = "forbidden"
     http_status = 403

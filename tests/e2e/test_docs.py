@@ -25,7 +25,7 @@ from tickwheel.cli.call import DEFAULT, ListByDefault
 
 ROOT = Path(__file__).parents[2]
 WAIT = """
-case "$1" in serve | check | init) ;; *)
+case "$1" in serve | check | init | token) ;; *)
     for _ in {{1..600}}; do (: < /dev/tcp/127.0.0.1/{port}) 2> /dev/null && break; sleep 0.1; done
 esac
 """
@@ -200,6 +200,18 @@ def test_the_page_of_the_python_client_works_as_it_stands(
     for word in ("durable: ", "ann attempt 1", "True", "20 tasks", "None", "sent to busy",
                  "states: acked acked dead waiting"):  # fmt: skip
         assert word in shown, (word, shown)
+
+
+def test_the_page_of_security_works_as_it_stands(
+    tmp_path: Path, forked_shell: dict[str, str]
+) -> None:
+    shown = run_as_it_stands("docs/security.md", tmp_path, forked_shell)
+    for pattern in (
+        "^no right for mails$", "^no right to read$", "order 1",
+        r"^\w{12} +shop +produce=orders\.\* read=orders\.\*",
+        r"^token \w{12} of shop is revoked$",
+    ):  # fmt: skip
+        assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
 
 
 DOCUMENTS = ("README.md", "docs/*.md", "docs/decisions/*.md", "grafana/*.md", "deploy/*.md")

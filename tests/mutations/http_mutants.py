@@ -117,7 +117,9 @@ HTTP_MUTANTS = (
         "whoever comes may do all",
         (
             Edit(
-                HTTP + "api.py", "principal = self._principal(headers)", 'principal = Principal("")'
+                HTTP + "api.py",
+                "principal = self._principal(headers)",
+                "from tickwheel.server.shard.access import ANONYMOUS as principal",
             ),
         ),
         (API + "test_without_the_token_nothing_is_done",),

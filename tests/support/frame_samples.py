@@ -12,7 +12,7 @@ OPTIONS = {"key": "k", "tag": "t", "props": {"a": 1, "b": "x", "c": 1.5, "d": Tr
 
 SAMPLES: dict[T, tuple[Any, ...]] = {
     T.HELLO: (1, {"v": 1, "session": bytes(16), "token": None, "client": "sample"}),
-    T.ENQUEUE_COLUMNS: (30, 3, 3, "t", (b"body", b""), (60_000, 0)),
+    T.ENQUEUE_COLUMNS: (30, 3, "t", (b"body", b""), (60_000, 0)),
     T.ENQUEUE: (2, 2, (("t", b"body", 60_000), ("t", b"", None, OPTIONS | {"due_ms": MOMENT_MS}))),
     T.ONEWAY: (0, (("t", b"body", 60_000),)),
     T.SUBSCRIBE: (3, 1, "t", "g", 10, {"lease_ms": 1000}),

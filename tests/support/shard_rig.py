@@ -17,6 +17,8 @@ from tickwheel.persistence.memory import MemoryStore
 from tickwheel.protocol.codec import Decoder, Frame, encode
 from tickwheel.protocol.frames import PROTOCOL_VERSION
 from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server.logins import Logins
+from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import load
 from tickwheel.server.shard.operations import Operations
 from tickwheel.server.shard.operations.standby import StandbyOperations
@@ -203,13 +205,15 @@ class ShardRig:
     """``await ShardRig(setting=…).start()``; ``await stop()`` at the end."""
 
     def __init__(self, **settings: Any) -> None:
-        self.settings = load(None, {"store": "memory:", **settings})
+        self.settings = load(None, {"store": "memory:", "login_delay_s": 0, **settings})
         self.sources = Sources()
         self.store = GatedStore()
         self.notices: list[tuple[str, str]] = []
         self.shard: Shard
         self.operations: Operations
         self.listener: Listener
+        self.logins: Logins
+        self.observed = Observed()
 
     async def start(self) -> ShardRig:
         opened = await self.store.open("me", NOW_MS)
@@ -223,15 +227,20 @@ class ShardRig:
             Clock(86_400_000, self.sources),
             owner="me",
             backup_folder=Path(os.devnull),
-            on_event=lambda event, text: self.notices.append((event, text)),
+            on_event=self.notice,
         )
         self.operations = Operations(self.shard, value_bytes)
         standby: Any = SimpleNamespace()
-        self.listener = Listener(cast(StandbyOperations, standby))
+        self.logins = Logins(self.settings, self.shard.clock, self.notice, self.observed)
+        await self.logins.start()
+        self.listener = Listener(cast(StandbyOperations, standby), self.logins)
         self.listener.serve(self.operations)
         self.shard.start(_nothing())
         await self.until(self.shard.loaded.is_set)
         return self
+
+    def notice(self, event: str, text: str) -> None:
+        self.notices.append((event, text))
 
     async def stop(self) -> None:
         self.store.go_on()

@@ -28,6 +28,7 @@ from tickwheel.cli import (
     serve,
     subscribe,
     tasks,
+    token,
     top,
     work,
 )
@@ -157,6 +158,14 @@ command(_schedule)(schedules.run)
 command(_schedule)(schedules.backfill)
 command(_schedule)(schedules.delete)
 command(_schedule)(schedules.apply)
+
+_token = nested(
+    app, "token", "Tokens with rights of their own: create, list, revoke; needs no daemon.",
+    panel=SERVE,
+)  # fmt: skip
+_token.command("create")(token.create)
+_token.command("list")(token.list_)
+_token.command("revoke")(token.revoke)
 
 _dead = nested(app, "dead", "Dead letters: look at them, requeue them, delete them.", panel=TASKS)
 command(_dead, "list")(dead.list_)

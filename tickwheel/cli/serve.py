@@ -95,6 +95,10 @@ def serve(
             metavar="DIR", help="Write there what happens to every task. Default: no history."
         ),
     ] = None,
+    tokens_file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Tokens with rights of their own: `tickwheel token`."),
+    ] = None,
     ready_file: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Written once it serves: its addresses, as JSON."),
@@ -126,6 +130,7 @@ def serve(
         "resident_bytes_max": resident_bytes_max,
         "accept_clock": accept_clock or None,
         "history_dir": history_dir,
+        "tokens_file": tokens_file,
         "ready_file": ready_file,
         "log_format": log_format,
         "log_level": log_level,

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.errors import TickwheelError
 from tickwheel.persistence.contract import Fenced, StoreBroken, StoreError
 from tickwheel.server.cluster.failover import Roles
+from tickwheel.server.logins import Logins
 from tickwheel.server.logs import Log, configure
 from tickwheel.server.metrics.observed import probe_loop
 from tickwheel.server.settings import Settings, split_address
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from tickwheel.server.http.api import Api
     from tickwheel.server.http.app import Http
     from tickwheel.server.metrics.exposition import Exposition
+    from tickwheel.server.shard.access import Principal
     from tickwheel.server.shard.shard import Shard
 
 
@@ -80,11 +82,13 @@ class Daemon:
             status=lambda: status_map(self),
             on_event=self.roles.on_event,
         )
-        self.listener = Listener(self._standby)
+        self._logins = Logins(settings, self.roles.clock, self.roles.on_event, self.roles.observed)
+        self.listener = Listener(self._standby, self._logins)
         self._api: Api | None = None
         self._http: Http | None = None
         self._exposition: Exposition | None = None
         self._probe: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
         self._server: asyncio.Server | None = None
         self._running: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
@@ -94,6 +98,7 @@ class Daemon:
     async def start(self) -> None:
         """Until it serves, or stands by. Raises StoreError, OSError (an address is taken)."""
         settings, roles = self.settings, self.roles
+        await self._logins.start()
         if settings.http is not None:
             await self._start_http(*split_address(settings.http, "http"))
         listener = bind(settings.listen)
@@ -115,6 +120,7 @@ class Daemon:
             http = self._http.url if self._http is not None else None
             write_ready_file(Path(settings.ready_file), self.url, http)
         self._running = asyncio.create_task(roles.run())
+        self._watching = asyncio.create_task(self._logins.run(self._present, self._dismiss))
 
     async def _start_http(self, host: str, port: int) -> None:
         # Neither is imported where nobody can scrape.
@@ -147,7 +153,7 @@ class Daemon:
             return None
         from tickwheel.server.http.api import Api
 
-        self._api = Api(self.settings, self._standby, self.roles.observed)
+        self._api = Api(self.settings, self._standby, self._logins, self.roles.observed)
         return self._api
 
     @property
@@ -224,6 +230,10 @@ class Daemon:
             await self.roles.close_shard(shard, clean)
         finally:
             await self.roles.close()
+            if self._watching is not None:
+                self._watching.cancel()
+                await asyncio.gather(self._watching, return_exceptions=True)
+                await self._logins.note()
             if self._probe is not None:
                 self._probe.cancel()
             if self._http is not None:
@@ -251,6 +261,16 @@ class Daemon:
         self.listener.abort()
         if self._api is not None:
             self._api.stand_by()
+
+    def _present(self) -> list[Principal]:
+        """Who is connected."""
+        found = [connection.caller.principal for connection in self.listener.connections]
+        return found + (self._api.principals if self._api is not None else [])
+
+    def _dismiss(self) -> None:
+        self.listener.dismiss()
+        if self._api is not None:
+            self._api.dismiss()
 
     async def _until_closed(self) -> None:
         deadline = time.monotonic() + GOODBYE_WAIT_S

@@ -52,6 +52,10 @@ class Settings(BaseSettings):
     http: str | None = None
     node: str = Field(default_factory=socket.gethostname)
     token: str | None = Field(default=None, repr=False)
+    tokens_file: str | None = None
+    """Tokens with rights of their own; None: there is ``token`` only."""
+    login_delay_s: float = Field(default=0.25, ge=0, le=10)
+    """Before a wrong token is answered."""
     backup_dir: str | None = None
     ready_file: str | None = None
     # failover

@@ -130,9 +130,9 @@ class HttpRig(ShardRig):
             self.shard.clock,
             active=lambda: "tcp://127.0.0.1:1",
             status=lambda: {"role": "standby"},
-            on_event=lambda event, text: self.notices.append((event, text)),
+            on_event=self.notice,
         )
-        self.api = Api(self.settings, standby)
+        self.api = Api(self.settings, standby, self.logins, self.observed)
         self.api.serve(self.operations)
         return self
 

@@ -14,6 +14,7 @@ wrong as a problem of the error table. Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -26,6 +27,7 @@ from tickwheel.errors import (
     SlowReader,
     TickwheelError,
     TooManyConnections,
+    Unauthorized,
 )
 from tickwheel.server.http import types
 from tickwheel.server.http.bodies import Body, Message, Receive, Room, Send
@@ -35,12 +37,14 @@ from tickwheel.server.http.problems import problem
 from tickwheel.server.http.routes import Route, Router, allowed_by
 from tickwheel.server.http.table import routes
 from tickwheel.server.http.turns import Turns
+from tickwheel.server.logins import REVOKED, Logins
 from tickwheel.server.metrics.observed import Observed
-from tickwheel.server.shard.access import Principal, authenticate
-from tickwheel.server.shard.operations import Operations
+from tickwheel.server.shard.guard import Guards
 
 if TYPE_CHECKING:
     from tickwheel.server.settings import Settings
+    from tickwheel.server.shard.access import Principal
+    from tickwheel.server.shard.operations import Operations
     from tickwheel.server.shard.operations.standby import StandbyOperations
 
 Scope = Message
@@ -53,13 +57,19 @@ class Api:
     """``serve`` when the daemon leads, ``stand_by`` when it does not any more."""
 
     def __init__(
-        self, settings: Settings, standby: StandbyOperations, observed: Observed | None = None
+        self,
+        settings: Settings,
+        standby: StandbyOperations,
+        logins: Logins,
+        observed: Observed | None = None,
     ) -> None:
         """``observed``: where requests are counted."""
         self._settings = settings
         self._observed = observed or Observed()
         self._standby = standby
-        self._operations: Operations | None = None
+        self._logins = logins
+        self._guards: Guards | None = None
+        """None: the daemon does not lead."""
         self._draining = False
         self._exchanges: set[Exchange] = set()
         self._turns = Turns(AT_A_TIME)
@@ -72,11 +82,11 @@ class Api:
 
     def serve(self, operations: Operations) -> None:
         """The daemon leads."""
-        self._operations = operations
+        self._guards = Guards(operations, self._logins.refused)
 
     def stand_by(self) -> None:
         """It does not any more: what was asked may or may not have been kept."""
-        self._operations = None
+        self._guards = None
         self._end_all(NotActive("this daemon is not the active one any more"))
 
     def drain(self) -> None:
@@ -90,11 +100,23 @@ class Api:
 
     def stop(self) -> None:
         """Nothing is answered by the shard any more."""
-        self._operations = None
+        self._guards = None
         self._end_all(Draining("the daemon is shutting down"))
 
-    def _end_all(self, error: TickwheelError) -> None:
-        for exchange in list(self._exchanges):
+    def dismiss(self) -> None:
+        """End the requests of those who may not stay: streams, and what is sent for long."""
+        error, is_valid = Unauthorized(REVOKED), self._logins.is_valid
+        self._end_all(error, lambda exchange: not is_valid(exchange.caller.principal))
+
+    @property
+    def principals(self) -> list[Principal]:
+        """Whose requests are under way."""
+        return [exchange.caller.principal for exchange in self._exchanges]
+
+    def _end_all(
+        self, error: TickwheelError, is_meant: Callable[[Exchange], bool] = lambda exchange: True
+    ) -> None:
+        for exchange in filter(is_meant, list(self._exchanges)):
             waits = exchange.caller.pulls or exchange.caller.subscribers
             exchange.end(error if waits else OutcomeUnknown(f"{error.message}; ask again"))
 
@@ -127,7 +149,13 @@ class Api:
             route, named = self._router.find(scope["method"], scope["raw_path"])
             principal = self._principal(headers)
             _check_origin(headers)
-            operations = self._for(route)
+            operations = self._for(route, principal)
+        except Unauthorized as error:
+            waited = asyncio.Event()
+            self._logins.later(waited.set)
+            await waited.wait()
+            await self._refuse(begun, error)
+            return
         except TickwheelError as error:
             await self._refuse(begun, error)
             return
@@ -176,11 +204,11 @@ class Api:
             if body is not None:
                 body.close()
 
-    def _for(self, route: Route) -> Operations:
+    def _for(self, route: Route, principal: Principal) -> Operations:
         if self._draining:
             raise Draining("the daemon is shutting down")
-        if self._operations is not None:
-            return self._operations
+        if self._guards is not None:
+            return self._guards.of(principal)
         if route.standby:
             standby: Any = self._standby
             operations: Operations = standby  # these routes ask for what both have
@@ -192,7 +220,7 @@ class Api:
         token = None
         if given[: len(_BEARER)].lower() == _BEARER:
             token = given[len(_BEARER) :].strip().decode("utf-8", "replace")
-        return authenticate(self._settings.token, token)
+        return self._logins.authenticate(token)
 
     @staticmethod
     def _finished(exchange: Exchange, watch: _Watch) -> None:

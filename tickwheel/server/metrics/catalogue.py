@@ -292,6 +292,21 @@ DAEMON: tuple[Plain, ...] = (
     Plain("tickwheel_loaded_tasks", "Handles it loaded then.", lambda d: d.roles.loaded),
     Plain("tickwheel_connections", "Open connections.", lambda d: d.connection_count),
     Plain(
+        "tickwheel_login_failures_total",
+        "Wrong or missing tokens, over TCP and HTTP.",
+        lambda d: _seen(d).login_failures,
+    ),
+    Plain(
+        "tickwheel_forbidden_total",
+        "Requests that were refused for want of a right.",
+        lambda d: _seen(d).forbidden,
+    ),
+    Plain(
+        "tickwheel_tokens_file_ok",
+        "1: the file of tokens could be read, or there is none.",
+        lambda d: _seen(d).tokens_file_ok,
+    ),
+    Plain(
         "tickwheel_http_requests_total",
         "Requests of the HTTP API that were answered.",
         lambda d: _seen(d).http_requests,

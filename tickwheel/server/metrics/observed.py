@@ -61,6 +61,10 @@ class Observed:
         known."""
         self.internal_errors = 0
         """Unexpected exceptions of one request or one task, which the daemon survived."""
+        self.login_failures = 0
+        self.forbidden = 0
+        """Requests of somebody known, for want of a right."""
+        self.tokens_file_ok = True
         self.http_requests = 0
         """Of the HTTP API that were answered."""
         self.http_client_errors = 0

@@ -1,22 +1,25 @@
 """Who asks, and which right each operation needs.
 
-For now there is one token for everything, or none: whoever has passed may do all. The table is
-what finer rights will be checked against; a test holds that every operation is in it.
+``RIGHTS`` is the one table: what is not in it, nobody with limited rights may do. ``guard`` checks
+it for every transport. A principal without limits is never checked: its transport calls the
+operations themselves.
 """
 
 from __future__ import annotations
 
-import hmac
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from tickwheel.errors import Unauthorized
+ALL_TOPICS: Final = "*"
+PRINCIPALS_KEPT_MAX: Final = 1_024
+"""So many are kept ready with what they may do; more tokens in use only cost time."""
 
 
 class Right(StrEnum):
-    """What a principal may be allowed to do."""
+    """What a principal may be allowed to do. No right includes another."""
 
     PRODUCE = "produce"
     CONSUME = "consume"
@@ -29,7 +32,8 @@ class Of(StrEnum):
     """Of which topics an operation needs its right."""
 
     NAMED = "the topic that is named"
-    EACH_TASK = "the topic of each task"
+    EACH_TASK = "the topic of each new task"
+    FOUND = "the topics of what is found: anything else is as if it were not there"
     ANY = "all topics"
 
 
@@ -40,14 +44,56 @@ class Need(NamedTuple):
     of: Of
 
 
+Only = Callable[[str], bool]
+"""Whether a topic, by its name, may be touched."""
+
+
+class Topics:
+    """Those that some patterns name: a whole name, the beginning of one and ``*``, or ``*``."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        found = frozenset(patterns)
+        self.are_all = ALL_TOPICS in found
+        self._names = frozenset(p for p in found if not p.endswith(ALL_TOPICS))
+        self._beginnings = tuple(sorted(p[:-1] for p in found - self._names))
+
+    def __call__(self, topic: str) -> bool:
+        return topic in self._names or topic.startswith(self._beginnings)
+
+
+Grants = tuple[tuple[Right, tuple[str, ...]], ...]
+"""Each right with the patterns of the topics that it is for."""
+
+
 class Principal(NamedTuple):
     """Somebody whose identity has been checked; ``name`` is "" for anonymous."""
 
     name: str
+    grants: Grants | None
+    """None: it may do all."""
+    token_id: str = ""
+    """Of a token in the file of tokens."""
+
+    @property
+    def is_limited(self) -> bool:
+        return self.grants is not None
+
+    def topics(self, right: Right) -> Topics:
+        """Those for which it has ``right``."""
+        return _topics(self, right)
 
 
-ANONYMOUS: Final = Principal("")
-TOKEN_HOLDER: Final = Principal("token")
+@lru_cache(maxsize=PRINCIPALS_KEPT_MAX * len(Right))
+def _topics(principal: Principal, right: Right) -> Topics:
+    if principal.grants is None:
+        return Topics((ALL_TOPICS,))
+    return Topics(p for held, patterns in principal.grants if held == right for p in patterns)
+
+
+NOBODY: Final = Principal("", ())
+"""Who has not said yet who it is."""
+ANONYMOUS: Final = Principal("", None)
+TOKEN_HOLDER: Final = Principal("token", None)
 
 RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
     {
@@ -64,32 +110,32 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
         "extend": Need(Right.CONSUME, Of.NAMED),
         "snooze": Need(Right.CONSUME, Of.NAMED),
         "release": Need(Right.CONSUME, Of.NAMED),
-        "cancel": Need(Right.PRODUCE, Of.EACH_TASK),
-        "reschedule": Need(Right.PRODUCE, Of.EACH_TASK),
-        "run_now": Need(Right.PRODUCE, Of.EACH_TASK),
-        "look_up": Need(Right.READ, Of.EACH_TASK),
+        "cancel": Need(Right.PRODUCE, Of.FOUND),
+        "reschedule": Need(Right.PRODUCE, Of.FOUND),
+        "run_now": Need(Right.PRODUCE, Of.FOUND),
+        "look_up": Need(Right.READ, Of.FOUND),
         "cancel_key": Need(Right.PRODUCE, Of.NAMED),
         "reschedule_key": Need(Right.PRODUCE, Of.NAMED),
         "run_now_key": Need(Right.PRODUCE, Of.NAMED),
         "look_up_key": Need(Right.READ, Of.NAMED),
-        "list_tasks": Need(Right.READ, Of.EACH_TASK),
-        "list_topics": Need(Right.READ, Of.ANY),
+        "list_tasks": Need(Right.READ, Of.FOUND),
+        "list_topics": Need(Right.READ, Of.FOUND),
         "show_topic": Need(Right.READ, Of.NAMED),
-        "list_dead": Need(Right.READ, Of.EACH_TASK),
+        "list_dead": Need(Right.READ, Of.FOUND),
         "stats": Need(Right.READ, Of.ANY),
         "load": Need(Right.READ, Of.ANY),
-        "requeue_dead": Need(Right.OPERATE, Of.EACH_TASK),
-        "delete_dead": Need(Right.OPERATE, Of.EACH_TASK),
+        "requeue_dead": Need(Right.OPERATE, Of.FOUND),
+        "delete_dead": Need(Right.OPERATE, Of.FOUND),
         "create_group": Need(Right.OPERATE, Of.NAMED),
         "delete_group": Need(Right.OPERATE, Of.NAMED),
         "configure": Need(Right.OPERATE, Of.NAMED),
-        "put_schedule": Need(Right.OPERATE, Of.NAMED),
-        "list_schedules": Need(Right.READ, Of.ANY),
-        "show_schedule": Need(Right.READ, Of.EACH_TASK),
-        "pause_schedule": Need(Right.OPERATE, Of.EACH_TASK),
-        "run_schedule": Need(Right.OPERATE, Of.EACH_TASK),
-        "backfill_schedule": Need(Right.OPERATE, Of.EACH_TASK),
-        "delete_schedule": Need(Right.OPERATE, Of.EACH_TASK),
+        "put_schedule": Need(Right.OPERATE, Of.FOUND),
+        "list_schedules": Need(Right.READ, Of.FOUND),
+        "show_schedule": Need(Right.READ, Of.FOUND),
+        "pause_schedule": Need(Right.OPERATE, Of.FOUND),
+        "run_schedule": Need(Right.OPERATE, Of.FOUND),
+        "backfill_schedule": Need(Right.OPERATE, Of.FOUND),
+        "delete_schedule": Need(Right.OPERATE, Of.FOUND),
         "backup": Need(Right.ADMIN, Of.ANY),
         # Whoever may speak at all may say these; they are about the caller itself.
         "ping": None,
@@ -100,13 +146,3 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
     }
 )
 """By the operation's name. None: it needs no right."""
-
-
-def authenticate(wanted: str | None, token: object) -> Principal:
-    """Who has ``token``, when the daemon's is ``wanted``. Raises Unauthorized."""
-    if wanted is None:
-        return ANONYMOUS
-    given = token if isinstance(token, str) else ""
-    if not hmac.compare_digest(given.encode(), wanted.encode()):
-        raise Unauthorized("the token is wrong" if token else "a token is required")
-    return TOKEN_HOLDER

@@ -28,10 +28,12 @@ from tickwheel.errors import (
     SlowReader,
     TickwheelError,
     TooManyConnections,
+    Unauthorized,
 )
 from tickwheel.model.records import ID_STEP
 from tickwheel.protocol.codec import Decoder, Frame, check_nesting, encode, encode_all
 from tickwheel.protocol.frames import REQUEST_MAX, FrameType
+from tickwheel.server.shard.access import NOBODY
 from tickwheel.server.shard.callers import Caller
 from tickwheel.server.tcp.greeting import hello_answer, read_hello
 from tickwheel.server.tcp.heartbeats import keep_alive, limit_unacknowledged
@@ -39,7 +41,7 @@ from tickwheel.server.tcp.heartbeats import keep_alive, limit_unacknowledged
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.sessions import StoredAnswer
-    from tickwheel.server.tcp.shared import Handler, Shared
+    from tickwheel.server.tcp.shared import Handler, Shared, Table
 
 BEFORE_HELLO_BYTES_MAX = 64 * 1024
 """Strangers may not make the daemon buffer more."""
@@ -73,7 +75,9 @@ class Connection(asyncio.Protocol):
         self._operations = shared.operations
         self._settings = shared.operations.settings
         self._clock = shared.operations.clock
-        self.caller = Caller(self)
+        self.caller = Caller(self, principal=NOBODY)
+        self._table: Table = shared.table_of(NOBODY)
+        """What it may ask for."""
         self.paused = False
         """More than ``out_bytes_soft`` wait for the peer."""
         self.heard_mono_ms = 0
@@ -168,7 +172,6 @@ class Connection(asyncio.Protocol):
     def _handle_all(self, frames: list[Frame]) -> None:
         if self._ending:
             return
-        handlers, otherwise = self._shared.handlers, self._shared.otherwise
         now = self._clock.read()
         index, count = 0, len(frames)
         while index < count:
@@ -181,8 +184,9 @@ class Connection(asyncio.Protocol):
                     break
             frame = frames[index]
             index += 1
-            handler = handlers.get(frame[0], otherwise) if self._greeted else Connection._hello
-            self._handle(handler, frame, now)
+            table = self._table  # another one behind HELLO
+            known = table.handlers.get(frame[0], table.otherwise)
+            self._handle(known if self._greeted else Connection._hello, frame, now)
             if self._ending:
                 break
         self._operations.handled()
@@ -196,7 +200,7 @@ class Connection(asyncio.Protocol):
 
     def _enqueue_plain(self, frames: list[Frame], index: int, now: Now) -> int:
         try:
-            return self._shared.enqueue_plain(self, frames, index, now)
+            return self._table.enqueue_plain(self, frames, index, now)
         except Exception as error:
             # Of many frames at once: which of them it has changed something for is not known.
             self._operations.fail(error)
@@ -320,6 +324,12 @@ class Connection(asyncio.Protocol):
     def say_goodbye(self, code: str, message: str) -> None:
         self.send(encode((int(FrameType.GOODBYE), code, message)))
 
+    def part(self, code: str, message: str) -> None:
+        """Say why, and close; nothing that it has sent is looked at any more."""
+        self._ending = True
+        self.say_goodbye(code, message)
+        self.close()
+
     def close(self) -> None:
         """Close when what was written is flushed."""
         if self.open and self._transport is not None:
@@ -338,10 +348,11 @@ class Connection(asyncio.Protocol):
     # --- HELLO ----------------------------------------------------------------------------------
 
     def _hello(self, frame: Frame, now: Now) -> None:
-        hello = read_hello(frame, self._settings)
+        hello = read_hello(frame, self._shared.logins)
         if hello.session is not None:
             self._operations.join(self.caller, hello.session, now.now_ms)
         self.caller.name, self.caller.principal = hello.name, hello.principal
+        self._table = self._shared.table_of(hello.principal)
         self._promised_heartbeats(hello.answers_heartbeats)
         self._greeted = True
         self._stop_timer()
@@ -379,6 +390,8 @@ class Connection(asyncio.Protocol):
 
         if self._greeted:
             self._operations.after_all(say_why)
+        elif isinstance(error, Unauthorized):
+            self._shared.logins.later(say_why)
         else:  # no request of it waits for the store, so no descriptor shall either
             say_why()
 

@@ -14,8 +14,9 @@ from tickwheel.protocol.frames import (
     FrameType,
 )
 from tickwheel.server import checks
+from tickwheel.server.logins import Logins
 from tickwheel.server.settings import Settings
-from tickwheel.server.shard.access import Principal, authenticate
+from tickwheel.server.shard.access import Principal
 from tickwheel.server.tcp import decode
 
 
@@ -29,7 +30,7 @@ class Hello(NamedTuple):
     answers_heartbeats: bool
 
 
-def read_hello(frame: Frame, settings: Settings) -> Hello:
+def read_hello(frame: Frame, logins: Logins) -> Hello:
     """Raises what forbids the conversation."""
     if frame[0] != FrameType.HELLO:
         raise HelloRequired("the first frame must be HELLO (1)")
@@ -42,7 +43,7 @@ def read_hello(frame: Frame, settings: Settings) -> Hello:
         raise VersionUnsupported(
             f"v {checks.shown(version)} is not spoken here; known: {PROTOCOL_VERSION}"
         )
-    principal = authenticate(settings.token, options.get("token"))
+    principal = logins.authenticate(options.get("token"))
     name = checks.text(options.get("client", ""), "client", 255)
     session = options.get("session")
     if session is not None and (type(session) is not bytes or len(session) != SESSION_BYTES):

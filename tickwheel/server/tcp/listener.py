@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from tickwheel.errors import NotActive
+from tickwheel.errors import NotActive, Unauthorized
+from tickwheel.server.logins import REVOKED
+from tickwheel.server.shard.access import PRINCIPALS_KEPT_MAX
+from tickwheel.server.shard.guard import Guards
 from tickwheel.server.tcp.connection import Connection
 from tickwheel.server.tcp.handlers import command_table, standby_table
 from tickwheel.server.tcp.heartbeats import Heartbeats
 from tickwheel.server.tcp.shared import Shared
 
 if TYPE_CHECKING:
+    from tickwheel.server.logins import Logins
+    from tickwheel.server.shard.access import Principal
     from tickwheel.server.shard.operations import Operations
     from tickwheel.server.shard.operations.standby import StandbyOperations
+    from tickwheel.server.tcp.shared import Table
 
 GOODBYE_WAIT_S = 1.0
 """For peers that do not read it."""
@@ -22,8 +29,10 @@ GOODBYE_WAIT_S = 1.0
 class Listener:
     """Makes the connections, and ends them when the daemon's role changes."""
 
-    def __init__(self, standby: StandbyOperations) -> None:
-        self._standby = Shared[Connection](standby, standby_table(standby))
+    def __init__(self, standby: StandbyOperations, logins: Logins) -> None:
+        table = standby_table(standby)
+        self._logins = logins
+        self._standby = Shared[Connection](standby, lambda _: table, logins)
         self._active: Shared[Connection] | None = None
 
     @property
@@ -39,7 +48,13 @@ class Listener:
     def serve(self, operations: Operations) -> None:
         """The daemon leads: connections get these operations from now on."""
         settings = operations.settings
-        self._active = shared = Shared[Connection](operations, command_table(operations))
+        guards = Guards(operations, self._logins.refused)
+
+        @lru_cache(maxsize=PRINCIPALS_KEPT_MAX)
+        def table_of(principal: Principal) -> Table:
+            return command_table(guards.of(principal))
+
+        self._active = shared = Shared[Connection](operations, table_of, self._logins)
         operations.shard.on_landed = shared.landed
         heartbeats = Heartbeats(
             shared.connections,
@@ -61,9 +76,20 @@ class Listener:
         if active is not None:
             active.is_over = True
         for connection in list(active.connections) if active is not None else ():
-            connection.say_goodbye(NotActive.code, "this daemon is not the active one any more")
-            connection.close()
-            asyncio.get_running_loop().call_later(GOODBYE_WAIT_S, connection.abort)
+            message = "this daemon is not the active one any more"
+            self._end(connection, NotActive.code, message)
+
+    def dismiss(self) -> None:
+        """End the connections of those who may not stay."""
+        for connection in self.connections:
+            if not self._logins.is_valid(connection.caller.principal):
+                self._end(connection, Unauthorized.code, REVOKED)
+
+    @staticmethod
+    def _end(connection: Connection, code: str, message: str) -> None:
+        """Whether it reads that or not."""
+        connection.part(code, message)
+        asyncio.get_running_loop().call_later(GOODBYE_WAIT_S, connection.abort)
 
     def abort(self) -> None:
         """Cut off what is connected to the daemon that leads."""

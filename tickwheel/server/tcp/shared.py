@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from tickwheel.errors import TickwheelError
     from tickwheel.limits import Limits
     from tickwheel.protocol.codec import Frame
+    from tickwheel.server.logins import Logins
     from tickwheel.server.settings import Settings
+    from tickwheel.server.shard.access import Principal
     from tickwheel.server.shard.callers import Caller
 
 
@@ -91,9 +93,13 @@ M = TypeVar("M", bound=Member)
 class Shared(Generic[M]):
     """One for each role that the daemon has had."""
 
-    def __init__(self, operations: Conversing, table: Table) -> None:
+    def __init__(
+        self, operations: Conversing, table_of: Callable[[Principal], Table], logins: Logins
+    ) -> None:
+        """``table_of``: what somebody with these rights can ask for."""
         self.operations = operations
-        self.handlers, self.otherwise, self.enqueue_plain = table
+        self.table_of = table_of
+        self.logins = logins
         self.connections: set[M] = set()
         self.held: dict[M, None] = {}
         """Those whose requests wait until others are answered."""

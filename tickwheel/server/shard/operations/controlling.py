@@ -3,6 +3,9 @@
 A command by key is about every task of the topic that has the key and has not ended when its turn
 comes: tasks that landed before it was sent are among them. Each gets its own word. When there is
 none, the answer is about the newest that ended lately, or says that none is known.
+
+``only``: a task of another topic is unknown, and so is whatever has ended, because nothing says any
+more which topic it was of.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from tickwheel.server.shard.views import ValueBytes, fitting
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.model.records import TaskSnapshot
+    from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
 
@@ -38,7 +42,9 @@ class Controlling:
         self._control = shard.engine.control
         self._value_bytes = value_bytes
 
-    def cancel(self, caller: Caller, request: int, ids: object) -> None:
+    def cancel(
+        self, caller: Caller, request: int, ids: object, *, only: Only | None = None
+    ) -> None:
         """Raises BadRequest, LimitExceeded, Overloaded."""
         checked = checks.task_ids(ids, self._shard.limits)
 
@@ -48,7 +54,7 @@ class Controlling:
         def cancel_many(topic: str, found: Mapping[int, int], now_ms: int) -> dict[int, str]:
             return dict.fromkeys(self._control.cancel_many(topic, found), "cancelled")
 
-        self._each(caller, request, checked, checked, cancel, cancel_many)
+        self._each(caller, request, checked, checked, cancel, cancel_many, only=only)
 
     def _each(
         self,
@@ -58,10 +64,13 @@ class Controlling:
         keys: Sequence[Any],
         verb: Callable[[Any, TaskSnapshot | None, int], Any],
         many: Callable[[str, Mapping[int, int], int], Mapping[int, Any]] | None = None,
+        *,
+        only: Only | None,
+        unknown: Any = UNKNOWN,
     ) -> None:
         """Answer with the word of ``verb`` for each of ``keys``, which are about ``ids``. It gets
         the key, the record of the task and the time. A key named twice is acted on once, and has
-        the same word twice.
+        the same word twice. ``unknown``: the word for what ``only`` leaves out.
 
         ``many``: for keys that are ids, the words of those that it can do at once. It gets a topic,
         due times by id, of tasks of which nothing else is recorded, and the time."""
@@ -72,13 +81,17 @@ class Controlling:
             now_ms = self._shard.clock.read().now_ms
             if many is not None and isinstance(known, Records):
                 for topic, found in known.plain.items():
+                    if only is not None and not only(topic):
+                        continue
                     if words:
                         found = {i: due_ms for i, due_ms in found.items() if i not in words}
                     words.update(many(topic, found, now_ms))
             for index in some:
                 key = keys[index]
-                if key not in words:
-                    words[key] = verb(key, known.get(ids[index]), now_ms)
+                if key in words:
+                    continue
+                task = known.get(ids[index])
+                words[key] = verb(key, task, now_ms) if _is_seen(task, only) else unknown
 
         def done() -> None:
             answer = [words[key] for key in keys]
@@ -87,7 +100,9 @@ class Controlling:
 
         self._shard.commands.put(caller, request, ids, act, done)
 
-    def reschedule(self, caller: Caller, request: int, items: object, now: Now) -> None:
+    def reschedule(
+        self, caller: Caller, request: int, items: object, now: Now, *, only: Only | None = None
+    ) -> None:
         """``items`` are ``(id, delay_ms or None, due_ms or None)``. Raises BadRequest,
         LimitExceeded, DueTooFar, Overloaded."""
         limits = self._shard.limits
@@ -96,7 +111,7 @@ class Controlling:
         if found is not None:
             ids, delays_ms = found
             dues = {i: now.now_ms + after for i, after in zip(ids, delays_ms, strict=True)}
-            self._reschedule(caller, request, ids, dues)
+            self._reschedule(caller, request, ids, dues, only)
             return
         dues = {}
         for index, item in enumerate(given):
@@ -105,15 +120,22 @@ class Controlling:
                 checks.wrong(field, "[id, delay_ms, due_ms]", item)
             task_id = checks.integer(item[0], f"{field}.id", 0, ID_MAX)
             dues[task_id] = checks.due(item[1], item[2], field, now.now_ms, limits)
-        self._reschedule(caller, request, [item[0] for item in given], dues)
+        self._reschedule(caller, request, [item[0] for item in given], dues, only)
 
-    def run_now(self, caller: Caller, request: int, ids: object, now: Now) -> None:
+    def run_now(
+        self, caller: Caller, request: int, ids: object, now: Now, *, only: Only | None = None
+    ) -> None:
         """Raises BadRequest, LimitExceeded, Overloaded."""
         checked = checks.task_ids(ids, self._shard.limits)
-        self._reschedule(caller, request, checked, dict.fromkeys(checked, now.now_ms))
+        self._reschedule(caller, request, checked, dict.fromkeys(checked, now.now_ms), only)
 
     def _reschedule(
-        self, caller: Caller, request: int, ids: Sequence[int], dues: dict[int, int]
+        self,
+        caller: Caller,
+        request: int,
+        ids: Sequence[int],
+        dues: dict[int, int],
+        only: Only | None,
     ) -> None:
         reschedule = self._control.reschedule
 
@@ -124,9 +146,12 @@ class Controlling:
             moved = self._control.reschedule_many(topic, found, dues, now_ms)
             return {task_id: ("scheduled", due_ms) for task_id, due_ms in moved.items()}
 
-        self._each(caller, request, ids, ids, verb, many)
+        unknown = (UNKNOWN, None)
+        self._each(caller, request, ids, ids, verb, many, only=only, unknown=unknown)
 
-    def look_up(self, caller: Caller, request: int, ids: object) -> None:
+    def look_up(
+        self, caller: Caller, request: int, ids: object, *, only: Only | None = None
+    ) -> None:
         """A map for each id. Raises BadRequest, LimitExceeded, Overloaded."""
         checked = checks.task_ids(ids, self._shard.limits)
         shard = self._shard
@@ -139,7 +164,9 @@ class Controlling:
             for index in some:
                 task_id = checked[index]
                 found = known.get(task_id)
-                if found is None:
+                if not _is_seen(found, only):
+                    task = {"id": task_id, "state": UNKNOWN}
+                elif found is None:
                     task = {"id": task_id, "state": self._control.absent(task_id)}
                 else:
                     task = shard.describe(found)
@@ -307,21 +334,25 @@ class Controlling:
 
     # --- dead letters --------------------------------------------------------------------------
 
-    def requeue_dead(self, caller: Caller, request: int, pairs: object) -> None:
+    def requeue_dead(
+        self, caller: Caller, request: int, pairs: object, *, only: Only | None = None
+    ) -> None:
         """``pairs`` are ``(id, group)``. Raises BadRequest, LimitExceeded, Overloaded."""
 
         def requeue(pair: tuple[int, str], found: TaskSnapshot | None, now_ms: int) -> str:
             return self._control.requeue(*pair, found, now_ms)
 
-        self._dead(caller, request, pairs, requeue)
+        self._dead(caller, request, pairs, requeue, only)
 
-    def delete_dead(self, caller: Caller, request: int, pairs: object) -> None:
+    def delete_dead(
+        self, caller: Caller, request: int, pairs: object, *, only: Only | None = None
+    ) -> None:
         """``pairs`` are ``(id, group)``. Raises BadRequest, LimitExceeded, Overloaded."""
 
         def delete(pair: tuple[int, str], found: TaskSnapshot | None, now_ms: int) -> str:
             return self._control.delete_dead(*pair, found)
 
-        self._dead(caller, request, pairs, delete)
+        self._dead(caller, request, pairs, delete, only)
 
     def _dead(
         self,
@@ -329,6 +360,7 @@ class Controlling:
         request: int,
         pairs: object,
         verb: Callable[[tuple[int, str], TaskSnapshot | None, int], str],
+        only: Only | None,
     ) -> None:
         given = checks.sequence(pairs, "pairs", self._shard.limits.ids_per_frame_max)
         for index, pair in enumerate(given):
@@ -337,7 +369,7 @@ class Controlling:
                 checks.wrong(field, "[id, group]", pair)
             checks.integer(pair[0], f"{field}.id", 0, ID_MAX)
             checks.name(pair[1], f"{field}.group")
-        self._each(caller, request, [pair[0] for pair in given], given, verb)
+        self._each(caller, request, [pair[0] for pair in given], given, verb, only=only)
 
 
 def _delays(items: Sequence[Any], delay_ms_max: int) -> tuple[Sequence[int], Sequence[int]] | None:
@@ -351,6 +383,11 @@ def _delays(items: Sequence[Any], delay_ms_max: int) -> tuple[Sequence[int], Seq
     if min(ids) < 0 or max(ids) > ID_MAX or min(delays_ms) < 0 or max(delays_ms) > delay_ms_max:
         return None
     return ids, delays_ms
+
+
+def _is_seen(task: TaskSnapshot | None, only: Only | None) -> bool:
+    """Whether what is known of it may be said."""
+    return only is None or (task is not None and only(task.row.topic))
 
 
 def _has_key(found: TaskSnapshot, named: tuple[str, str]) -> bool:

@@ -31,6 +31,7 @@ from tickwheel.server.shard.views import ValueBytes, dead_map, fitting
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.model.records import TaskSnapshot
+    from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.listings import Listings
     from tickwheel.server.shard.shard import Shard
@@ -75,19 +76,22 @@ class Listing:
     async def _stats_when_loaded(self) -> dict[str, Any]:
         return stats_map(self._shard, self._shard.clock.read(), self._value_bytes)
 
-    def list_topics(self, caller: Caller, request: int, options: dict[str, Any]) -> None:
+    def list_topics(
+        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
+    ) -> None:
         """A page of topics with their counts, by name; ``next`` of the answer is ``after`` of the
         next page. ``options``: ``after``, ``limit``. Raises BadRequest, Overloaded."""
         after = options.get("after")
         if after is not None:
             checks.name(after, "after")
         limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
-        self._answer(caller, request, partial(self._topics, after or "", limit))
+        self._answer(caller, request, partial(self._topics, after or "", limit, only))
 
-    async def _topics(self, after: str, limit: int) -> dict[str, Any]:
+    async def _topics(self, after: str, limit: int, only: Only | None) -> dict[str, Any]:
         shard = self._shard
         core, now = shard.core, shard.clock.read()
-        names = heapq.nsmallest(limit + 1, (name for name in core.topics if name > after))
+        seen = core.topics if only is None else filter(only, core.topics)
+        names = heapq.nsmallest(limit + 1, (name for name in seen if name > after))
         found: list[dict[str, Any]] = []
         bytes_left = shard.limits.frame_bytes_max // 2
         for name in names[:limit]:
@@ -141,11 +145,13 @@ class Listing:
         else:
             self._answer(caller, request, when_loaded)
 
-    def list_tasks(self, caller: Caller, request: int, options: dict[str, Any]) -> None:
+    def list_tasks(
+        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
+    ) -> None:
         """A page of live tasks; ``next`` of the answer is ``after`` of the next page. ``options``:
         ``topic``, ``state``, ``key``, ``until_ms``, ``newest``, ``after``, ``limit``. Raises
         BadRequest, LimitExceeded, Overloaded."""
-        wanted = _Wanted.of(options)
+        wanted = _Wanted.of(options, only)
         limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
         self._answer(caller, request, lambda: self._page(wanted, limit))
 
@@ -187,7 +193,9 @@ class Listing:
             step = min(4 * step, 1 + step * STEP_BYTES // (page_bytes + 1))
             step = min(step, SCANNED_PER_REQUEST_MAX - scanned)
 
-    def list_dead(self, caller: Caller, request: int, options: dict[str, Any]) -> None:
+    def list_dead(
+        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
+    ) -> None:
         """A page of dead letters. ``options``: ``topic``, ``group``, ``after``, ``limit``,
         ``since_ms``, ``until_ms``, ``reason``. Raises BadRequest, LimitExceeded, Overloaded."""
         topic, group = options.get("topic"), options.get("group")
@@ -207,7 +215,9 @@ class Listing:
         reason = checks.text(options.get("reason", ""), "reason", 255).casefold()
 
         def wanted(row: DeadRow) -> bool:
-            return since_ms <= row.died_ms <= until_ms and reason in row.reason.casefold()
+            is_seen = only is None or only(row.topic)
+            in_time = since_ms <= row.died_ms <= until_ms
+            return is_seen and in_time and reason in row.reason.casefold()
 
         page = partial(self._dead_page, after, limit, topic, group, wanted)
         self._answer(caller, request, page)
@@ -312,9 +322,10 @@ class _Wanted:
     """To go on after; below, when the newest come first."""
     end_id: int
     """No id from here on was enqueued in time."""
+    only: Only | None
 
     @classmethod
-    def of(cls, options: dict[str, Any]) -> _Wanted:
+    def of(cls, options: dict[str, Any], only: Only | None = None) -> _Wanted:
         """Raises BadRequest, LimitExceeded."""
         topic, state, key = (options.get(name) for name in ("topic", "state", "key"))
         if topic is not None:
@@ -337,11 +348,12 @@ class _Wanted:
             start_id = end_id if after_id is None else min(after_id, end_id)
         else:
             start_id = after_id or 0
-        return cls(topic, state, key, newest, start_id, end_id)
+        return cls(topic, state, key, newest, start_id, end_id, only)
 
     @property
     def is_selective(self) -> bool:
-        return self.key is not None or self.state is not None
+        is_partial = self.only is not None and self.topic is None
+        return self.key is not None or self.state is not None or is_partial
 
     @property
     def store_topic(self) -> str | None:
@@ -351,6 +363,8 @@ class _Wanted:
     def fits(self, known: TaskSnapshot) -> bool:
         """All but the state."""
         row = known.row
+        if self.only is not None and not self.only(row.topic):
+            return False
         if self.key is not None and (row.options is None or row.options.key != self.key):
             return False
         return self.topic is None or row.topic == self.topic

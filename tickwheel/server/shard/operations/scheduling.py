@@ -2,6 +2,8 @@
 
 A command on a schedule with a run that is not durable yet waits for that: a run may still be
 undone, and nothing may rest on it. That wait is one commit.
+
+``only``: a schedule of another topic is as if it were not there; but its name is taken.
 """
 
 from __future__ import annotations
@@ -10,7 +12,14 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.engine.timetables import CRON_LENGTH_MAX, BadTiming, Timetable
-from tickwheel.errors import BacklogFull, BadRequest, LimitExceeded, NotFound, TickwheelError
+from tickwheel.errors import (
+    BacklogFull,
+    BadRequest,
+    Forbidden,
+    LimitExceeded,
+    NotFound,
+    TickwheelError,
+)
 from tickwheel.model.records import TaskOptions, size_of
 from tickwheel.model.schedules import CATCH_UPS, FOLDS, GAPS, OVERLAPS, OWN_PROPERTIES, Schedule
 from tickwheel.server import checks, policies
@@ -23,6 +32,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.agenda import Planned
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.model.schedules import Run, ScheduleRow
+    from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
     from tickwheel.server.shard.views import ValueBytes
@@ -60,14 +70,34 @@ class Scheduling:
     # --- put -----------------------------------------------------------------------------------
 
     def put_schedule(
-        self, caller: Caller, request: int, name: object, options: dict[str, Any], now: Now
+        self,
+        caller: Caller,
+        request: int,
+        name: object,
+        options: dict[str, Any],
+        now: Now,
+        *,
+        only: Only | None = None,
     ) -> None:
         """Make it, or make it so; the answer has ``outcome``: "created", "updated" or "unchanged".
-        Raises BadRequest, LimitExceeded, BodyTooLarge."""
+        Raises BadRequest, LimitExceeded, BodyTooLarge, Forbidden."""
         checked = checks.name(name, "name")
-        self._when_settled(
-            caller, request, checked, lambda: self._put(caller, request, checked, options, now)
-        )
+
+        def put() -> None:
+            self._check_seen(checked, options.get("topic"), only)
+            self._put(caller, request, checked, options, now)
+
+        self._when_settled(caller, request, checked, put)
+
+    def _check_seen(self, name: str, topic: object, only: Only | None) -> None:
+        """Raises Forbidden when it is, or would be, of a topic that must not be touched."""
+        if only is None:
+            return
+        known = self._agenda.known.get(name)
+        if not only(checks.name(topic, "topic")):
+            raise Forbidden(f"schedules of topic {topic} are not this caller's to make")
+        if known is not None and not only(known.row.schedule.topic):
+            raise Forbidden(f"schedule {name} is not this caller's to change; choose another name")
 
     def _put(
         self, caller: Caller, request: int, name: str, options: dict[str, Any], now: Now
@@ -176,7 +206,9 @@ class Scheduling:
 
     # --- looking -------------------------------------------------------------------------------
 
-    def list_schedules(self, caller: Caller, request: int, options: dict[str, Any]) -> None:
+    def list_schedules(
+        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
+    ) -> None:
         """A page, by name; ``next`` of the answer is ``after`` of the next page. ``options``:
         ``after``, ``limit``. Raises BadRequest."""
         after = options.get("after")
@@ -187,7 +219,10 @@ class Scheduling:
         found: list[dict[str, Any]] = []
         following: str | None = None
         for name in sorted(n for n in self._agenda.known if after is None or n > after):
-            one = self._map(self._agenda.known[name].row)
+            row = self._agenda.known[name].row
+            if only is not None and not only(row.schedule.topic):
+                continue
+            one = self._map(row)
             bytes_left -= self._value_bytes(one)
             if len(found) >= limit or (found and bytes_left < 0):
                 following = found[-1]["name"]
@@ -197,11 +232,18 @@ class Scheduling:
         self._shard.committer.reply(caller.replies, request, answer)
 
     def show_schedule(
-        self, caller: Caller, request: int, name: object, options: dict[str, Any], now: Now
+        self,
+        caller: Caller,
+        request: int,
+        name: object,
+        options: dict[str, Any],
+        now: Now,
+        *,
+        only: Only | None = None,
     ) -> None:
         """It, its next planned times (``next``: how many) and its newest runs with what became of
         their tasks. Raises BadRequest, NotFound, Overloaded."""
-        row, table = self._found(name).row, self._found(name).table
+        row, table = self._found(name, only).row, self._found(name, only).table
         count = checks.integer(options.get("next", NEXT_DEFAULT), "next", 0, NEXT_MAX)
         first_ms = row.next_ms
         planned = [] if first_ms is None else list(islice(table.between(first_ms, MS_MAX), count))
@@ -228,7 +270,15 @@ class Scheduling:
 
     # --- changing ------------------------------------------------------------------------------
 
-    def pause_schedule(self, caller: Caller, request: int, name: object, *, paused: bool) -> None:
+    def pause_schedule(
+        self,
+        caller: Caller,
+        request: int,
+        name: object,
+        *,
+        paused: bool,
+        only: Only | None = None,
+    ) -> None:
         """Nothing of it fires until it is resumed. Raises BadRequest, NotFound."""
 
         def act(planned: Planned) -> None:
@@ -236,18 +286,22 @@ class Scheduling:
             self._shard.committer.reply(caller.replies, request, self._map(planned.row))
             self._shard.wake()
 
-        self._on(caller, request, name, act)
+        self._on(caller, request, name, only, act)
 
-    def delete_schedule(self, caller: Caller, request: int, name: object) -> None:
+    def delete_schedule(
+        self, caller: Caller, request: int, name: object, *, only: Only | None = None
+    ) -> None:
         """Its tasks stay. Raises BadRequest, NotFound."""
 
         def act(planned: Planned) -> None:
             self._shard.border.act().schedules.delete(planned)
             self._shard.committer.reply(caller.replies, request, self._map(planned.row))
 
-        self._on(caller, request, name, act)
+        self._on(caller, request, name, only, act)
 
-    def run_schedule(self, caller: Caller, request: int, name: object, now: Now) -> None:
+    def run_schedule(
+        self, caller: Caller, request: int, name: object, now: Now, *, only: Only | None = None
+    ) -> None:
         """A task of it at once; the sink's ``accepted`` gets its id. Raises as an enqueue, and
         NotFound."""
 
@@ -257,10 +311,17 @@ class Scheduling:
             schedules.run(planned, caller.replies, request, now.now_ms)
             self._shard.wake()
 
-        self._on(caller, request, name, act)
+        self._on(caller, request, name, only, act)
 
     def backfill_schedule(
-        self, caller: Caller, request: int, name: object, options: dict[str, Any], now: Now
+        self,
+        caller: Caller,
+        request: int,
+        name: object,
+        options: dict[str, Any],
+        now: Now,
+        *,
+        only: Only | None = None,
     ) -> None:
         """A task for each occurrence from ``from_ms`` up to, and without, ``to_ms``; the sink's
         ``accepted`` gets their ids. Raises as an enqueue, and NotFound."""
@@ -282,7 +343,7 @@ class Scheduling:
             schedules.backfill(planned, times_ms, caller.replies, request, now.now_ms)
             self._shard.wake()
 
-        self._on(caller, request, name, act)
+        self._on(caller, request, name, only, act)
 
     def _check_room(self, count: int) -> None:
         self._check_door()
@@ -291,19 +352,24 @@ class Scheduling:
 
     # --- what these have in common -------------------------------------------------------------
 
-    def _found(self, name: object) -> Planned:
+    def _found(self, name: object, only: Only | None) -> Planned:
         checked = checks.name(name, "name")
         found = self._agenda.known.get(checked)
-        if found is None:
+        if found is None or (only is not None and not only(found.row.schedule.topic)):
             raise NotFound(f"there is no schedule {checked}")
         return found
 
     def _on(
-        self, caller: Caller, request: int, name: object, act: Callable[[Planned], None]
+        self,
+        caller: Caller,
+        request: int,
+        name: object,
+        only: Only | None,
+        act: Callable[[Planned], None],
     ) -> None:
         """``act`` on a schedule that is there, when nothing of it is under way."""
-        found = self._found(name)
-        self._when_settled(caller, request, found.name, lambda: act(self._found(name)))
+        found = self._found(name, only)
+        self._when_settled(caller, request, found.name, lambda: act(self._found(name, only)))
 
     def _when_settled(
         self, caller: Caller, request: int, name: str, act: Callable[[], None]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.operations import Operations
     from tickwheel.server.tcp.shared import Peer
 
-_OPTIONS: dict[str, tuple[str, ...]] = {
+VERBS: dict[str, tuple[str, ...]] = {
     "show": ("next",),
     "pause": (),
     "resume": (),
@@ -48,9 +48,9 @@ class Scheduling:
         decode.arity(frame, 3, "name, verb, options")
         request = decode.request_number(frame[1])
         name, verb = frame[2], frame[3]
-        if type(verb) is not str or verb not in _OPTIONS:
-            checks.wrong("verb", f"one of {', '.join(_OPTIONS)}", verb)
-        options = checks.options(frame[4], _OPTIONS[verb])
+        if type(verb) is not str or verb not in VERBS:
+            checks.wrong("verb", f"one of {', '.join(VERBS)}", verb)
+        options = checks.options(frame[4], VERBS[verb])
         caller, operations = peer.caller, self._operations
         if verb == "show":
             operations.show_schedule(caller, request, name, options, now)

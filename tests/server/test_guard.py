@@ -1,0 +1,184 @@
+"""What a principal that is limited in topics sees and changes of what there is, and what it does
+not learn."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from server.access_rig import AccessRig
+from support.shard_rig import NOW_MS, Peer
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import FrameType as T
+
+HOUR_MS = 3_600_000
+NEVER = 5
+"""An id that no task had."""
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[AccessRig]:
+    running = await AccessRig().start()
+    assert isinstance(running, AccessRig)
+    yield running
+    await running.stop()
+
+
+async def two_tasks(rig: AccessRig) -> tuple[Peer, int, int]:
+    """Who may do all, and the ids of a task of ours and of another's."""
+    owner = await rig.peer_with("all")
+    answer = await owner.enqueue(("ours.a", b"1", HOUR_MS), ("theirs", b"2", HOUR_MS))
+    ours, theirs = answer[2][1]
+    return owner, ours, theirs
+
+
+async def words(peer: Peer, kind: T, *fields: Any) -> Any:
+    answer = await peer.call(kind, *fields)
+    assert answer[0] == T.OK, answer
+    return answer[2]
+
+
+async def test_ids_of_other_topics_are_unknown(rig: AccessRig) -> None:
+    owner, ours, theirs = await two_tasks(rig)
+    peer = await rig.peer_with("all=ours.*")
+    ids = (ours, theirs, NEVER)
+    found = await words(peer, T.LOOKUP, ids)
+    assert [task["state"] for task in found] == ["scheduled", "unknown", "unknown"]
+    assert found[1] == {"id": theirs, "state": "unknown"}
+    later = tuple((task_id, 2 * HOUR_MS, None) for task_id in ids)
+    moved = await words(peer, T.RESCHEDULE, later)
+    assert moved[0][0] == "scheduled" and moved[1:] == (("unknown", None), ("unknown", None))
+    dead = tuple((task_id, "g") for task_id in ids[1:])
+    assert await words(peer, T.DEAD_REQUEUE, dead) == ("unknown", "unknown")
+    assert await words(peer, T.DEAD_DELETE, dead) == ("unknown", "unknown")
+    ran = await words(peer, T.RUN_NOW, ids[1:])
+    assert [word for word, _ in ran] == ["unknown", "unknown"]
+    assert await words(peer, T.CANCEL, ids) == ("cancelled", "unknown", "unknown")
+    kept = await words(owner, T.LOOKUP, ids)
+    assert [task["state"] for task in kept] == ["cancelled", "scheduled", "unknown"]
+    assert kept[1]["due_ms"] == NOW_MS + HOUR_MS
+
+
+async def test_what_has_ended_is_unknown_too_whosever_it_was(rig: AccessRig) -> None:
+    owner, ours, theirs = await two_tasks(rig)
+    await words(owner, T.CANCEL, (ours, theirs))
+    peer = await rig.peer_with("all=ours.*")
+    assert await words(peer, T.CANCEL, (ours, theirs)) == ("unknown", "unknown")
+
+
+async def test_tasks_that_have_more_than_a_body_are_hidden_too(rig: AccessRig) -> None:
+    owner = await rig.peer_with("all")
+    answer = await owner.enqueue(("theirs", b"", HOUR_MS, {"key": "k", "tag": "x"}))
+    peer = await rig.peer_with("all=ours.*")
+    assert await words(peer, T.CANCEL, answer[2][1]) == ("unknown",)
+
+
+async def test_listings_show_what_may_be_read(rig: AccessRig) -> None:
+    _, ours, _ = await two_tasks(rig)
+    peer = await rig.peer_with("read=ours.*")
+    page = await words(peer, T.LIST, {})
+    assert [task["id"] for task in page["tasks"]] == [ours]
+    assert (await words(peer, T.LIST, {"topic": "theirs"}))["tasks"] == ()
+    token = await rig.token("read=ours.*")
+    topics = (await rig.http(token, "GET", "/v1/topics")).json
+    assert [topic["topic"] for topic in topics["topics"]] == ["ours.a"] and topics["next"] is None
+    assert (await rig.http(token, "GET", "/v1/topics/ours.a")).status == 200
+    there = await rig.http(token, "GET", "/v1/topics/theirs")
+    not_there = await rig.http(token, "GET", "/v1/topics/nothing")
+    assert there.status == not_there.status == 403
+
+
+async def test_dead_letters_of_other_topics_are_not_shown(rig: AccessRig) -> None:
+    owner = await rig.peer_with("all")
+    for topic in ("ours.a", "theirs"):
+        await words(owner, T.GROUP_CREATE, topic, "g", {"since": "first"})
+    await owner.enqueue(("ours.a", b"", 0), ("theirs", b"", 0))
+    for topic in ("ours.a", "theirs"):
+        epoch, _, [item] = await words(owner, T.PULL, topic, "g", 1, 0, None)
+        await words(owner, T.REJECT, topic, "g", ((item[0], epoch, item[1], None),))
+    assert len((await words(owner, T.DEAD_LIST, {}))["dead"]) == 2
+    peer = await rig.peer_with("all=ours.*")
+    shown = (await words(peer, T.DEAD_LIST, {}))["dead"]
+    assert [letter["topic"] for letter in shown] == ["ours.a"]
+    assert (await words(peer, T.DEAD_LIST, {"topic": "theirs"}))["dead"] == ()
+
+
+async def test_schedules_of_other_topics_are_not_there_but_keep_their_names(
+    rig: AccessRig,
+) -> None:
+    owner = await rig.peer_with("all")
+    every = {"every_ms": HOUR_MS, "body": b""}
+    await words(owner, T.SCHEDULE_PUT, "theirs", every | {"topic": "theirs"})
+    peer = await rig.peer_with("all=ours.*")
+    await words(peer, T.SCHEDULE_PUT, "ours", every | {"topic": "ours.a"})
+    page = await words(peer, T.SCHEDULE_LIST, {})
+    assert [one["name"] for one in page["schedules"]] == ["ours"]
+    for verb in ("show", "pause", "resume", "run", "delete"):
+        answers = [await peer.call(T.SCHEDULE, name, verb, {}) for name in ("theirs", "never")]
+        assert [answer[2] for answer in answers] == ["not_found", "not_found"], verb
+        assert answers[0][3] == answers[1][3].replace("never", "theirs")
+    # Neither taken over nor turned to another's topic.
+    for name, topic in (("theirs", "ours.a"), ("ours", "theirs"), ("new", "theirs")):
+        answer = await peer.call(T.SCHEDULE_PUT, name, every | {"topic": topic})
+        assert answer[2] == "forbidden", (name, topic)
+    known = rig.core.agenda.known
+    assert {n: known[n].row.schedule.topic for n in known} == {"theirs": "theirs", "ours": "ours.a"}
+    assert (await words(peer, T.SCHEDULE, "ours", "delete", {}))["name"] == "ours"
+
+
+async def test_one_topic_that_may_not_be_refuses_the_whole_request(rig: AccessRig) -> None:
+    peer = await rig.peer_with("produce=ours.*")
+    answer = await peer.enqueue(("ours.a", b"", 0), ("theirs", b"", 0))
+    assert answer[2] == "forbidden" and "theirs" in answer[3]
+    assert rig.core.tasks == 0 and not rig.core.topics
+
+
+async def test_many_plain_requests_at_once_are_checked_one_by_one(rig: AccessRig) -> None:
+    """The way of fast producers: frames of one task each, taken in one go."""
+    await two_tasks(rig)
+    peer = await rig.peer_with("produce=ours.*")
+    before = rig.core.tasks
+    topics = ("ours.a", "theirs", "ours.a", "ours.a", "theirs")
+    frames = [(int(T.ENQUEUE), 10 + n, 0, ((t, b"", HOUR_MS),)) for n, t in enumerate(topics)]
+    peer.request = 20
+    peer.feed(b"".join(map(encode, frames)))
+    answers = [await peer.answer(10 + n) for n in range(len(topics))]
+    assert [answer[0] == T.OK for answer in answers] == [t == "ours.a" for t in topics]
+    assert rig.core.tasks == before + 3
+
+
+async def test_lines_over_http_are_refused_one_by_one(rig: AccessRig) -> None:
+    token = await rig.token("produce=ours.*")
+    lines = b'{"topic":"ours.a"}\n{"topic":"theirs"}\n{"topic":"ours.b"}\n'
+    response = await rig.call(
+        "POST", "/v1/tasks", lines,
+        content_type="application/x-ndjson", authorization=f"Bearer {token}",
+    )  # fmt: skip
+    codes = [line.get("error", {}).get("code") for line in response.lines]
+    assert codes == [None, "forbidden", None]
+
+
+async def test_a_group_of_ours_does_not_settle_tasks_of_others(rig: AccessRig) -> None:
+    owner = await rig.peer_with("all")
+    for topic in ("ours.a", "theirs"):
+        await words(owner, T.GROUP_CREATE, topic, "g", {"since": "first"})
+    await owner.enqueue(("theirs", b"", 0))
+    epoch, _, [item] = await words(owner, T.PULL, "theirs", "g", 1, 0, None)
+    peer = await rig.peer_with("all=ours.*")
+    await peer.call(T.ACK, "ours.a", "g", epoch, (item[0],), (item[1],))
+    await peer.call(T.REJECT, "ours.a", "g", ((item[0], epoch, item[1], None),))
+    assert rig.core.tasks == 1
+    assert await words(owner, T.ACK, "theirs", "g", epoch, (item[0],), (item[1],)) is None
+
+
+async def test_frames_behind_hello_in_one_piece_have_its_rights(rig: AccessRig) -> None:
+    token = await rig.token("read")
+    peer = rig.stranger()
+    hello = (int(T.HELLO), 1, {"v": 1, "token": token, "client": "x"})
+    peer.feed(encode(hello) + encode((int(T.ENQUEUE), 2, 0, (("t", b"", 0),))))
+    assert (await peer.answer(1))[0] == T.OK
+    assert (await peer.answer(2))[2] == "forbidden"
+    peer.request = 2
+    assert (await peer.call(T.STATS))[0] == T.OK

@@ -1,0 +1,228 @@
+"""Who gets in, and who may stay: guesses, ends, rotation, and a file that changes or breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from server.access_rig import AccessRig, id_of
+from support.shard_rig import ShardRig
+from support.waiting import soon
+from tickwheel.errors import BadRequest
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server import logins, tokens
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[AccessRig]:
+    running = await AccessRig().start()
+    assert isinstance(running, AccessRig)
+    yield running
+    await running.stop()
+
+
+async def tcp_code(rig: AccessRig, token: object) -> str | None:
+    """Of the answer to HELLO; None: welcome."""
+    answer = await rig.stranger().hello(token=token)
+    return None if answer[0] == T.OK else str(answer[2])
+
+
+async def comes_in(rig: AccessRig, token: str) -> bool:
+    over_tcp = await tcp_code(rig, token) is None
+    over_http = (await rig.http(token, "GET", "/v1/status")).status == 200
+    assert over_tcp == over_http
+    return over_tcp
+
+
+async def test_guesses_are_refused_and_counted(rig: AccessRig) -> None:
+    right = await rig.token("all")
+    prefix, token_id, secret = right.split("_", 2)
+    other = await rig.token("all", name="other")
+    kept = tokens.read(rig.path)[token_id].sha256
+    guesses = (
+        "", " ", "tw", "tw_", "tw__", f"tw_{token_id}", f"tw_{token_id}_", secret, right[:-1],
+        right + "x", right.upper(), f"{prefix}_{token_id}_{other.split('_', 2)[2]}",
+        f"tw_{'0' * 12}_{secret}", f"xx_{token_id}_{secret}", "\ud800", "tw_é_é", "first",
+        kept, f"tw_{token_id}_{kept}",
+    )  # fmt: skip
+    for guess in guesses:
+        if guess != "\ud800":
+            assert await tcp_code(rig, guess) == "unauthorized", guess
+        with pytest.raises(Exception, match="token"):
+            rig.logins.authenticate(guess)
+    for odd in (None, 5, b"tw", ["x"], {"x": 1}, right.encode()):
+        assert await tcp_code(rig, odd) == "unauthorized"
+    assert rig.observed.login_failures == 2 * len(guesses) - 1 + 6
+    for header in ("", "Bearer", f"Basic {right}", right, "Bearer tw_x_y"):
+        answer = await rig.call("GET", "/v1/stats", authorization=header)
+        assert answer.status == 401 and answer.headers["www-authenticate"].startswith("Bearer")
+    assert await comes_in(rig, right) and await comes_in(rig, other)
+
+
+async def test_a_token_that_is_over_opens_nothing_and_ends_what_it_opened(rig: AccessRig) -> None:
+    token = await rig.token("all", ttl_ms=DAY_MS)
+    peer = await rig.peer(token=token)
+    stream = rig.begin("GET", "/v1/topics/t/deliveries", authorization=f"Bearer {token}")
+    await stream.until(lambda response: response.sent)
+    rig.pass_time(DAY_MS - 1)
+    await rig.reload()
+    assert await comes_in(rig, token) and not peer.closed
+    rig.pass_time(1)
+    assert not await comes_in(rig, token)
+    await rig.reload()
+    await rig.until(lambda: peer.closed)
+    assert peer.frames()[-1][:2] == (T.GOODBYE, "unauthorized")
+    assert b"unauthorized" in (await stream.done()).body
+
+
+async def test_a_revoked_token_ends_its_connections_and_no_others(rig: AccessRig) -> None:
+    gone, stays = await rig.token("all"), await rig.token("all")
+    peers = [await rig.peer(token=token) for token in (gone, stays)]
+    await peers[0].call(T.SUBSCRIBE, 1, "t", "g", 10, None)
+    pull = rig.begin(
+        "POST", "/v1/topics/t/pull", {"wait_ms": 60_000}, authorization=f"Bearer {gone}"
+    )
+    other = rig.begin(
+        "POST", "/v1/topics/t/pull", {"wait_ms": 60_000}, authorization=f"Bearer {stays}"
+    )
+    await rig.settle()
+    tokens.revoke(rig.path, id_of(gone))
+    await rig.reload()
+    await rig.until(lambda: peers[0].closed)
+    assert (await pull.done()).status == 401
+    assert not await comes_in(rig, gone)
+    assert not peers[1].closed and not other.task.done() and await comes_in(rig, stays)
+    other.leave()
+    await asyncio.wait([other.task])
+    assert rig.core.subscribers == 0
+
+
+async def test_what_came_before_the_end_of_a_connection_is_not_looked_at(rig: AccessRig) -> None:
+    token = await rig.token("all")
+    peer = await rig.peer(token=token)
+    tokens.revoke(rig.path, id_of(token))
+    await rig.logins.look()
+    rig.listener.dismiss()
+    peer.connection.data_received(encode((int(T.ENQUEUE), 5, 0, (("t", b"", 0),))))
+    await rig.settle()
+    assert rig.core.tasks == 0 and not rig.core.topics
+
+
+async def test_rotation_has_both_until_the_old_one_is_revoked(rig: AccessRig) -> None:
+    old, new = await rig.token("read", name="shop"), await rig.token("all", name="shop")
+    assert await comes_in(rig, old) and await comes_in(rig, new)
+    tokens.revoke(rig.path, id_of(old))
+    await rig.reload()
+    assert not await comes_in(rig, old) and await comes_in(rig, new)
+
+
+async def test_other_rights_for_the_same_token_end_its_connections(rig: AccessRig) -> None:
+    token = await rig.token("all")
+    peer = await rig.peer(token=token)
+    known = tokens.read(rig.path)
+    found = known[id_of(token)]._replace(grants=tokens.parse_scopes(["read"]))
+    tokens._write(rig.path, known | {found.id: found})
+    await rig.reload()
+    await rig.until(lambda: peer.closed)
+    assert (await (await rig.peer(token=token)).enqueue(("t", b"", 0)))[2] == "forbidden"
+
+
+@pytest.mark.parametrize("broken", [b"", b"{", b'{"version": 2, "tokens": []}', b"\xff", None])
+async def test_a_broken_file_keeps_the_tokens_of_before(
+    rig: AccessRig, broken: bytes | None
+) -> None:
+    token = await rig.token("all")
+    whole = rig.path.read_bytes()
+    rig.path.unlink()
+    if broken is not None:
+        rig.path.write_bytes(broken)
+    await rig.reload()
+    await rig.reload()
+    assert await comes_in(rig, token) and not rig.observed.tokens_file_ok
+    said = [text for event, text in rig.notices if event == "tokens_file_broken"]
+    assert len(said) == 1 and str(rig.path) in said[0]
+    rig.path.write_bytes(whole)
+    await rig.reload()
+    assert rig.observed.tokens_file_ok and rig.notices[-1][0] == "tokens_read"
+
+
+async def test_without_a_file_to_begin_with_it_does_not_start(tmp_path: Path) -> None:
+    for path, error in ((tmp_path / "none", OSError), (tmp_path / "bad", BadRequest)):
+        if error is BadRequest:
+            path.write_text("[]")
+        with pytest.raises(error):
+            await ShardRig(tokens_file=str(path)).start()
+
+
+async def test_the_one_token_may_do_all_beside_the_file() -> None:
+    running = await AccessRig(token="secret").start()
+    assert isinstance(running, AccessRig)
+    peer = await running.peer(token="secret")
+    assert (await peer.enqueue(("t", b"", 0)))[0] == T.OK
+    assert await comes_in(running, await running.token("read"))
+    assert await tcp_code(running, "wrong") == "unauthorized"
+    await running.stop()
+
+
+async def test_last_use_is_noted_beside_the_file(rig: AccessRig) -> None:
+    used, unused = await rig.token("all"), await rig.token("all")
+    await rig.peer(token=used)
+    rig.pass_time(5_000)
+    await rig.http(used, "GET", "/v1/status")
+    assert tokens.read_used(rig.path) == {}, "no request writes a file"
+    await rig.logins.note()
+    assert tokens.read_used(rig.path) == {id_of(used): rig.sources.now_ms}
+    assert tokens.used_path(rig.path).stat().st_mode & 0o777 == 0o600
+    tokens.revoke(rig.path, id_of(used))
+    await rig.reload()
+    await rig.http(unused, "GET", "/v1/status")
+    await rig.logins.note()
+    assert set(tokens.read_used(rig.path)) == {id_of(unused)}
+
+
+async def test_a_folder_that_cannot_be_written_costs_the_last_use_only(
+    rig: AccessRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "open", refuse)
+    for _ in range(2):
+        token = next(iter(tokens.read(rig.path)))
+        rig.logins._used[token] = 5
+        await rig.logins.note()
+    assert [event for event, _ in rig.notices].count("tokens_used_unwritable") == 1
+
+
+async def test_a_failure_waits_and_only_so_many_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = await AccessRig(login_delay_s=0.05).start()
+    assert isinstance(rig, AccessRig)
+    monkeypatch.setattr(logins, "WAITING_MAX", 2)
+    strangers = [rig.stranger() for _ in range(4)]
+    for stranger in strangers:
+        stranger.say_hello(token="wrong")
+    assert rig.logins.waiting == 2
+    assert [bool(stranger.frames()) for stranger in strangers] == [False, False, True, True]
+    strangers[0].lose()
+    welcome = await rig.peer(token=await rig.token("all"))
+    assert rig.logins.waiting == 2 and not welcome.closed, "a right one does not wait"
+    asked = rig.begin("GET", "/v1/stats", authorization="Bearer wrong")
+    assert (await asked.done()).status == 401
+    last = asyncio.Event()  # timers of one delay end in their order
+    monkeypatch.setattr(logins, "WAITING_MAX", 3)
+    rig.logins.later(last.set)
+    await soon(last.wait())
+    assert strangers[1].frames()[-1][2] == "unauthorized" and not strangers[0].frames()
+    slow = rig.begin("GET", "/v1/stats", authorization="Bearer wrong")
+    await rig.settle()
+    assert rig.logins.waiting == 1 and not slow.response.status
+    await asyncio.wait([slow.task])
+    assert slow.response.status == 401
+    await rig.stop()

@@ -1,0 +1,276 @@
+"""Every operation with every right, over both transports: what is not allowed is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from server.access_rig import AccessRig
+from support.frame_samples import SAMPLES
+from support.shard_rig import Peer
+from tickwheel.errors import Forbidden
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server.http import table
+from tickwheel.server.http.encode import Receipt, receipt_text
+from tickwheel.server.shard.access import (
+    NOBODY,
+    RIGHTS,
+    Need,
+    Of,
+    Principal,
+    Right,
+    Topics,
+)
+from tickwheel.server.shard.guard import CONVERSATION, FACTS, Guards
+from tickwheel.server.tcp.handlers import command_table
+from tickwheel.server.tcp.handlers.scheduling import VERBS as SCHEDULE_VERBS
+
+OURS, OTHER = "t", "u"
+"""What the samples are about, and what they are not."""
+ROUTES = table.routes((1_000,), 10.0)
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[AccessRig]:
+    running = await AccessRig().start()
+    assert isinstance(running, AccessRig)
+    yield running
+    await running.stop()
+
+
+def is_allowed(operation: str, right: Right, pattern: str) -> bool:
+    """What the table says, of requests about OURS."""
+    need = RIGHTS[operation]
+    if need is None or pattern == "*":
+        return need is None or need.right == right
+    is_named = need.of in (Of.NAMED, Of.EACH_TASK)
+    fits = need.of is Of.FOUND or (is_named and pattern == OURS)
+    return need.right == right and fits
+
+
+SCOPES = [(right, pattern) for right in Right for pattern in ("*", OURS, OTHER)]
+SCOPE_IDS = [f"{right}={pattern}" for right, pattern in SCOPES]
+
+# --- TCP -----------------------------------------------------------------------------------------
+
+BACKFILL = {"from_ms": 0, "to_ms": 10}
+ABOUT_THE_CONVERSATION = {T.HELLO, T.ALIVE}
+
+
+class Spy:
+    """Notes which operation a frame is for."""
+
+    plain_tasks = (), 0, 0, 0
+
+    def __init__(self) -> None:
+        self.called: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args, **named: self.called.append(name)
+
+
+def requests() -> list[tuple[T, str, tuple[Any, ...]]]:
+    """Each frame that a client sends, with its operation and fields."""
+    spy: Any = Spy()
+    handlers = command_table(spy).handlers
+    frames = [(T(kind), SAMPLES[T(kind)][1:]) for kind in handlers if kind != T.SCHEDULE]
+    for verb in SCHEDULE_VERBS:
+        frames.append((T.SCHEDULE, ("daily", verb, BACKFILL if verb == "backfill" else {})))
+    peer, now = SimpleNamespace(caller=None, send=None), None
+    for kind, fields in frames:
+        if kind not in ABOUT_THE_CONVERSATION:
+            handlers[kind](peer, (int(kind), 1, *fields), now)  # type: ignore[arg-type]
+    wanted = [frame for frame in frames if frame[0] not in ABOUT_THE_CONVERSATION]
+    return [(kind, name, fields) for (kind, fields), name in zip(wanted, spy.called, strict=True)]
+
+
+def test_the_walks_are_over_all_operations() -> None:
+    over_tcp = {name for _, name, _ in requests()}
+    over_http = {name for route in ROUTES for name in route.operations}
+    assert over_tcp | over_http | {"enqueue_plain"} == set(RIGHTS)
+
+
+async def ask(peer: Peer, kind: T, fields: tuple[Any, ...]) -> str | None:
+    """The code of the error that is the answer."""
+    if kind is T.ONEWAY:
+        peer.feed(encode((int(kind), 0, *fields)))
+        kind, fields = T.PING, ()
+    answer = await peer.call(kind, *fields)
+    return str(answer[2]) if answer[0] == T.ERROR else None
+
+
+@pytest.mark.parametrize(("right", "pattern"), SCOPES, ids=SCOPE_IDS)
+async def test_tcp(rig: AccessRig, right: Right, pattern: str) -> None:
+    peer = await rig.peer_with(f"{right}={pattern}")
+    for kind, operation, fields in requests():
+        code = await ask(peer, kind, fields)
+        said = (operation, right, pattern, code)
+        if operation == "put_schedule" and pattern == OTHER:
+            assert code == "forbidden", said  # its topic is not this one's
+        else:
+            assert (code != "forbidden") == is_allowed(operation, right, pattern), said
+        assert code != "internal", said
+
+
+async def test_without_a_right_nothing_is_done_over_tcp(rig: AccessRig) -> None:
+    peer = await rig.peer_with("produce=nothing-here")
+    changes = rig.core.open.is_empty()
+    for kind, operation, fields in requests():
+        code = await ask(peer, kind, fields)
+        need = RIGHTS[operation]
+        if need is not None and need.right is not Right.PRODUCE:
+            assert code == "forbidden", operation
+    assert rig.core.tasks == 0 and not rig.core.topics and not rig.core.agenda.known
+    assert rig.core.open.is_empty() == changes
+    assert rig.observed.forbidden > 20
+
+
+# --- HTTP ----------------------------------------------------------------------------------------
+
+RECEIPT = receipt_text(Receipt(OURS, "g", 5, 1, 1, 0))
+RECEIPTS = {"receipts": [RECEIPT]}
+ONE_ID = {"ids": ["5"]}
+SCHEDULE = {"topic": OURS, "every_ms": 60_000}
+KEY = f"/v1/topics/{OURS}/keys/k"
+DEAD = {"items": [{"id": "5", "group": "g"}]}
+BODIES: dict[tuple[str, str], Any] = {
+    ("POST", "/v1/tasks"): {"topic": OURS},
+    ("PATCH", "/v1/tasks/{id}"): {"delay_ms": 5},
+    ("POST", "/v1/lookups"): ONE_ID,
+    ("POST", "/v1/cancellations"): ONE_ID,
+    ("POST", "/v1/reschedules"): ONE_ID | {"delay_ms": 5},
+    ("POST", "/v1/runs"): ONE_ID,
+    ("PATCH", "/v1/topics/{topic}/keys/{key}"): {"delay_ms": 5},
+    ("POST", "/v1/topics/{topic}/pull"): {},
+    ("POST", "/v1/acks"): RECEIPTS,
+    ("POST", "/v1/nacks"): RECEIPTS,
+    ("POST", "/v1/rejections"): RECEIPTS,
+    ("POST", "/v1/snoozes"): RECEIPTS | {"delay_ms": 5},
+    ("POST", "/v1/extensions"): RECEIPTS | {"lease_ms": 5_000},
+    ("POST", "/v1/releases"): RECEIPTS,
+    ("PATCH", "/v1/topics/{topic}"): {"paused": False},
+    ("PUT", "/v1/topics/{topic}/groups/{group}"): {},
+    ("PATCH", "/v1/topics/{topic}/groups/{group}"): {"paused": False},
+    ("POST", "/v1/dead-letters/requeue"): DEAD,
+    ("POST", "/v1/dead-letters/delete"): DEAD,
+    ("PUT", "/v1/schedules/{name}"): SCHEDULE,
+    ("POST", "/v1/schedules/{name}/backfill"): {"from_ms": 0, "to_ms": 10},
+    ("POST", "/v1/backups"): {"name": "copy.db"},
+}
+NAMED = {"{topic}": OURS, "{group}": "g", "{id}": "5", "{key}": "k", "{name}": "daily"}
+
+
+def target(path: str) -> str:
+    for name, value in NAMED.items():
+        path = path.replace(name, value)
+    return path
+
+
+async def http_status(rig: AccessRig, token: str, method: str, path: str) -> int:
+    """Of the answer's head: a stream goes on."""
+    body = BODIES.get((method, path))
+    asked = rig.begin(method, target(path), body, authorization=f"Bearer {token}")
+    response = await asked.until(lambda response: response.status)
+    asked.leave()
+    await asyncio.wait([asked.task])
+    return response.status
+
+
+@pytest.mark.parametrize(("right", "pattern"), SCOPES, ids=SCOPE_IDS)
+async def test_http(rig: AccessRig, right: Right, pattern: str) -> None:
+    token = await rig.token(f"{right}={pattern}")
+    for route in ROUTES:
+        status = await http_status(rig, token, route.method, route.path)
+        said = (route.method, route.path, right, pattern, status)
+        assert status not in (400, 401, 500), said
+        operation = route.operations[0]
+        if operation == "put_schedule" and pattern == OTHER:
+            assert status == 403, said
+        else:
+            assert (status != 403) == is_allowed(operation, right, pattern), said
+
+
+# --- the guard -----------------------------------------------------------------------------------
+
+
+def guarded(rig: AccessRig, *grants: tuple[Right, tuple[str, ...]]) -> Any:
+    return Guards(rig.operations, lambda: None).of(Principal("p", grants))
+
+
+def test_what_the_table_does_not_name_is_refused(rig: AccessRig) -> None:
+    everything = guarded(rig, *((right, ("*",)) for right in Right))
+    rig.operations.format_the_disk = lambda *args: None  # type: ignore[attr-defined]
+    with pytest.raises(Forbidden, match="no table"):
+        everything.format_the_disk(1, 2)
+
+
+def test_every_operation_is_checked_by_its_row(rig: AccessRig) -> None:
+    nobody = Guards(rig.operations, lambda: None).of(NOBODY)
+    for name, need in RIGHTS.items():
+        if need is None:
+            assert getattr(nobody, name) == getattr(rig.operations, name)
+            continue
+        with pytest.raises(Forbidden):
+            getattr(nobody, name)()
+        parameters = inspect.signature(getattr(rig.operations, name)).parameters
+        assert (need.of is Of.FOUND) == ("only" in parameters), name
+        if need.of is Of.NAMED:
+            assert "topic" in parameters, name
+        if need.of is Of.EACH_TASK:
+            assert "tasks" in parameters or "new_tasks" in parameters, name
+
+
+def test_a_conversation_and_its_facts_are_the_same_for_all(rig: AccessRig) -> None:
+    nobody = Guards(rig.operations, lambda: None).of(NOBODY)
+    for name in (*CONVERSATION, *FACTS):
+        assert getattr(nobody, name) == getattr(rig.operations, name)
+    assert not set(CONVERSATION) & set(RIGHTS)
+
+
+def test_who_may_do_all_has_the_operations_themselves(rig: AccessRig) -> None:
+    guards = Guards(rig.operations, lambda: None)
+    assert guards.of(Principal("p", None)) is rig.operations
+    assert guards.of(NOBODY) is guards.of(NOBODY)
+    everything = guarded(rig, *((right, ("*",)) for right in Right))
+    assert all(getattr(everything, name) == getattr(rig.operations, name) for name in RIGHTS)
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [None, "t", {"t": 1}, ("t",), ({0: "t"},), (["t", b"", 0],), ((),), ((b"t", b"", 0),), (5,)],
+)
+def test_what_has_not_the_shape_of_tasks_never_gets_past(rig: AccessRig, tasks: object) -> None:
+    def enqueue(caller: object, request: int, floor: int, tasks: object, now: object) -> None:
+        pytest.fail(f"{tasks} did")
+
+    rig.operations.enqueue = enqueue  # type: ignore[method-assign, assignment]
+    with pytest.raises(Exception, match="must be"):
+        guarded(rig, (Right.PRODUCE, ("t",))).enqueue(None, 1, 0, tasks, None)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "fits", "does_not"),
+    [
+        ("orders", ("orders",), ("orders.eu", "order", "Orders", "")),
+        ("orders.*", ("orders.eu", "orders.eu.x", "orders."), ("orders", "ordersX", "x.orders.")),
+        ("o*", ("o", "orders"), ("p", "")),
+    ],
+)
+def test_patterns(pattern: str, fits: tuple[str, ...], does_not: tuple[str, ...]) -> None:
+    topics = Topics((pattern,))
+    assert all(map(topics, fits)) and not any(map(topics, does_not)) and not topics.are_all
+    assert Topics(("*",)).are_all
+
+
+def test_no_patterns_are_no_topics() -> None:
+    assert not Topics(())("") and not Topics(())("t")
+
+
+def test_a_need_says_what_it_is_of() -> None:
+    assert all(need is None or isinstance(need, Need) for need in RIGHTS.values())

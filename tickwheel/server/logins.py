@@ -1,0 +1,169 @@
+"""Who may come in: tokens checked, failures slowed down, the file of tokens read when it changes.
+
+For every transport: ``authenticate`` what was shown, answer a failure by ``later``, end whoever
+``is_valid`` no more. Invariants:
+
+* A file that cannot be read changes nothing: the tokens that were read before stay, and that is
+  logged and shown by a metric.
+* No request waits for a file: it is looked at beside the work, about once a second.
+* Whoever has a right token never waits for those who have not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tickwheel.errors import TickwheelError, Unauthorized
+from tickwheel.server import tokens as files
+from tickwheel.server.shard.access import ANONYMOUS, TOKEN_HOLDER, Principal
+
+if TYPE_CHECKING:
+    from tickwheel.clock import Clock
+    from tickwheel.server.metrics.observed import Observed
+    from tickwheel.server.settings import Settings
+    from tickwheel.server.shard.border import OnEvent
+    from tickwheel.server.tokens import Token
+
+LOOK_S = 1.0
+"""Between two looks at the file."""
+NOTE_S = 60.0
+"""Between two notes of what was used."""
+WAITING_MAX = 256
+"""Failures that wait for their answers; more are answered at once."""
+REVOKED = "the token was revoked, changed or has expired"
+
+
+class Logins:
+    """``look`` once before the first connection; ``run`` beside the work."""
+
+    def __init__(
+        self, settings: Settings, clock: Clock, on_event: OnEvent, observed: Observed
+    ) -> None:
+        self._wanted = settings.token
+        self._path = None if settings.tokens_file is None else Path(settings.tokens_file)
+        self._delay_s = settings.login_delay_s
+        self._clock = clock
+        self._on_event = on_event
+        self._observed = observed
+        self._tokens: dict[str, Token] = {}
+        self._stamp: object = None
+        self._used: dict[str, int] = {}
+        """By id, since the last note."""
+        self._unwritable = False
+        self.waiting = 0
+        """Failures that are not answered yet."""
+
+    # --- a stranger ------------------------------------------------------------------------------
+
+    def authenticate(self, shown: object) -> Principal:
+        """Who has shown this. Raises Unauthorized."""
+        if self._wanted is None and self._path is None:
+            return ANONYMOUS
+        text = shown if isinstance(shown, str) else ""
+        if self._wanted is not None and hmac.compare_digest(_bytes(text), _bytes(self._wanted)):
+            return TOKEN_HOLDER
+        token = files.find(self._tokens, text)
+        now_ms = self._clock.read().now_ms
+        if token is None or token.is_over(now_ms):
+            self._observed.login_failures += 1
+            expired = "the token has expired" if token is not None else "the token is wrong"
+            raise Unauthorized(expired if text else "a token is required")
+        self._used[token.id] = now_ms
+        return token.principal
+
+    def later(self, answer: Callable[[], None]) -> None:
+        """Call it when a failure may be answered: guessing shall be slow."""
+        if not self._delay_s or self.waiting >= WAITING_MAX:
+            answer()
+            return
+        self.waiting += 1
+
+        def over() -> None:
+            self.waiting -= 1
+            answer()
+
+        asyncio.get_running_loop().call_later(self._delay_s, over)
+
+    def is_valid(self, principal: Principal) -> bool:
+        """Whether it may stay."""
+        if not principal.token_id:
+            return True
+        token = self._tokens.get(principal.token_id)
+        is_same = token is not None and token.principal == principal
+        return is_same and token is not None and not token.is_over(self._clock.read().now_ms)
+
+    def refused(self) -> None:
+        """A request of somebody known, for want of a right."""
+        self._observed.forbidden += 1
+
+    # --- the file --------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Raises OSError, BadRequest: there is nothing to go on with yet."""
+        if self._path is not None:
+            await asyncio.to_thread(self._read, self._path)
+
+    async def run(
+        self, present: Callable[[], Iterable[Principal]], ended: Callable[[], None]
+    ) -> None:
+        """For ever. ``present``: who is connected; ``ended`` is called when some of them may not
+        stay."""
+        path = self._path
+        if path is None:
+            return
+        loop = asyncio.get_running_loop()
+        note_s = loop.time() + NOTE_S
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+            there = set(present())
+            if not all(map(self.is_valid, there)):
+                ended()
+            if loop.time() >= note_s:
+                note_s = loop.time() + NOTE_S
+                now_ms = self._clock.read().now_ms
+                self._used |= {p.token_id: now_ms for p in there if p.token_id in self._tokens}
+                await self.note()
+
+    async def look(self) -> None:
+        """Read it again, if it has changed."""
+        if self._path is None:
+            return
+        try:
+            is_new = await asyncio.to_thread(self._read, self._path)
+        except (OSError, TickwheelError) as error:
+            if self._observed.tokens_file_ok:
+                self._on_event("tokens_file_broken", f"{error}; the tokens of before stay")
+            self._observed.tokens_file_ok = False
+            return
+        if is_new or not self._observed.tokens_file_ok:
+            self._on_event("tokens_read", f"{self._path}: {len(self._tokens)} tokens")
+        self._observed.tokens_file_ok = True
+
+    def _read(self, path: Path) -> bool:
+        stamp = files.stamp(path)
+        if stamp == self._stamp:
+            return False
+        found = files.read(path)
+        self._tokens, self._stamp = found, stamp
+        return True
+
+    async def note(self) -> None:
+        """Keep what was used since the last time, if that can be written."""
+        used, self._used = self._used, {}
+        if self._path is None or not used:
+            return
+        try:
+            await asyncio.to_thread(files.write_used, self._path, used, self._tokens)
+        except OSError as error:
+            if not self._unwritable:
+                self._on_event("tokens_used_unwritable", f"{error}; `token list` will not show it")
+            self._unwritable = True
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogatepass")
