@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from mutations.access_mutants import ACCESS_MUTANTS
 from mutations.client_mutants import CLIENT_MUTANTS
 from mutations.delivery_mutants import DELIVERY_MUTANTS
 from mutations.filter_mutants import FILTER_MUTANTS
@@ -26,9 +27,9 @@ from mutations.reading_mutants import READING_MUTANTS
 from mutations.schedule_mutants import SCHEDULE_MUTANTS
 
 MUTANTS = (
-    *OTHER_MUTANTS, *CLIENT_MUTANTS, *DELIVERY_MUTANTS, *FILTER_MUTANTS, *HISTORY_MUTANTS,
-    *HTTP_MUTANTS, *INPUT_MUTANTS, *KEY_MUTANTS, *LIMITS_MUTANTS, *OWNERSHIP_MUTANTS,
-    *READING_MUTANTS, *SCHEDULE_MUTANTS,
+    *OTHER_MUTANTS, *ACCESS_MUTANTS, *CLIENT_MUTANTS, *DELIVERY_MUTANTS, *FILTER_MUTANTS,
+    *HISTORY_MUTANTS, *HTTP_MUTANTS, *INPUT_MUTANTS, *KEY_MUTANTS, *LIMITS_MUTANTS,
+    *OWNERSHIP_MUTANTS, *READING_MUTANTS, *SCHEDULE_MUTANTS,
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
 
 from server.access_rig import AccessRig, id_of
 from support.shard_rig import ShardRig
-from support.waiting import soon
 from tickwheel.errors import BadRequest
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
@@ -154,11 +153,10 @@ async def test_a_broken_file_keeps_the_tokens_of_before(
 
 
 async def test_without_a_file_to_begin_with_it_does_not_start(tmp_path: Path) -> None:
-    for path, error in ((tmp_path / "none", OSError), (tmp_path / "bad", BadRequest)):
-        if error is BadRequest:
-            path.write_text("[]")
-        with pytest.raises(error):
-            await ShardRig(tokens_file=str(path)).start()
+    (tmp_path / "bad").write_text("[]")
+    for name in ("none", "bad"):
+        with pytest.raises(BadRequest, match=name):
+            await ShardRig(tokens_file=str(tmp_path / name)).start()
 
 
 async def test_the_one_token_may_do_all_beside_the_file() -> None:
@@ -202,27 +200,26 @@ async def test_a_folder_that_cannot_be_written_costs_the_last_use_only(
 
 
 async def test_a_failure_waits_and_only_so_many_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    rig = await AccessRig(login_delay_s=0.05).start()
+    rig = await AccessRig(login_delay_s=0.5).start()
     assert isinstance(rig, AccessRig)
-    monkeypatch.setattr(logins, "WAITING_MAX", 2)
-    strangers = [rig.stranger() for _ in range(4)]
-    for stranger in strangers:
-        stranger.say_hello(token="wrong")
-    assert rig.logins.waiting == 2
-    assert [bool(stranger.frames()) for stranger in strangers] == [False, False, True, True]
-    strangers[0].lose()
-    welcome = await rig.peer(token=await rig.token("all"))
-    assert rig.logins.waiting == 2 and not welcome.closed, "a right one does not wait"
-    asked = rig.begin("GET", "/v1/stats", authorization="Bearer wrong")
-    assert (await asked.done()).status == 401
-    last = asyncio.Event()  # timers of one delay end in their order
+    timers: list[tuple[float, Callable[[], None]]] = []
+    monkeypatch.setattr(rig.logins, "_call_later", lambda *timer: timers.append(timer))
     monkeypatch.setattr(logins, "WAITING_MAX", 3)
-    rig.logins.later(last.set)
-    await soon(last.wait())
-    assert strangers[1].frames()[-1][2] == "unauthorized" and not strangers[0].frames()
-    slow = rig.begin("GET", "/v1/stats", authorization="Bearer wrong")
+    strangers = [rig.stranger() for _ in range(4)]
+    for stranger in strangers[:2]:
+        stranger.say_hello(token="wrong")
+    asked = rig.begin("GET", "/v1/stats", authorization="Bearer wrong")
     await rig.settle()
-    assert rig.logins.waiting == 1 and not slow.response.status
-    await asyncio.wait([slow.task])
-    assert slow.response.status == 401
+    assert rig.logins.waiting == len(timers) == 3 and timers[0][0] == 0.5
+    assert not strangers[0].frames() and not asked.response.status
+    for stranger in strangers[2:]:
+        stranger.say_hello(token="wrong")
+        assert stranger.frames()[-1][2] == "unauthorized", "no queue of strangers grows"
+    welcome = await rig.peer(token=await rig.token("all"))
+    assert rig.logins.waiting == 3 and not welcome.closed, "a right one does not wait"
+    strangers[0].lose()
+    for _, over in timers:
+        over()
+    assert (await asked.done()).status == 401 and rig.logins.waiting == 0
+    assert strangers[1].frames()[-1][2] == "unauthorized" and not strangers[0].frames()
     await rig.stop()

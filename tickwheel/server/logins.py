@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tickwheel.errors import TickwheelError, Unauthorized
+from tickwheel.errors import BadRequest, TickwheelError, Unauthorized
 from tickwheel.server import tokens as files
 from tickwheel.server.shard.access import ANONYMOUS, TOKEN_HOLDER, Principal
 
@@ -54,6 +54,7 @@ class Logins:
         self._used: dict[str, int] = {}
         """By id, since the last note."""
         self._unwritable = False
+        self._call_later: Callable[[float, Callable[[], None]], object] = _call_later
         self.waiting = 0
         """Failures that are not answered yet."""
 
@@ -86,7 +87,7 @@ class Logins:
             self.waiting -= 1
             answer()
 
-        asyncio.get_running_loop().call_later(self._delay_s, over)
+        self._call_later(self._delay_s, over)
 
     def is_valid(self, principal: Principal) -> bool:
         """Whether it may stay."""
@@ -103,9 +104,13 @@ class Logins:
     # --- the file --------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Raises OSError, BadRequest: there is nothing to go on with yet."""
-        if self._path is not None:
+        """Raises BadRequest: there is nothing to go on with yet."""
+        if self._path is None:
+            return
+        try:
             await asyncio.to_thread(self._read, self._path)
+        except OSError as error:
+            raise BadRequest(f"tokens_file {self._path}: {error.strerror}") from None
 
     async def run(
         self, present: Callable[[], Iterable[Principal]], ended: Callable[[], None]
@@ -163,6 +168,10 @@ class Logins:
             if not self._unwritable:
                 self._on_event("tokens_used_unwritable", f"{error}; `token list` will not show it")
             self._unwritable = True
+
+
+def _call_later(delay_s: float, act: Callable[[], None]) -> object:
+    return asyncio.get_running_loop().call_later(delay_s, act)
 
 
 def _bytes(text: str) -> bytes:

@@ -1,0 +1,124 @@
+"""Tokens with rights against real daemons: made, used, revoked while it runs, and broken."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e.cli_runner import Cli
+from support.daemon import Daemon, DaemonFailed
+from support.raw import Raw
+from support.waiting import soon
+from tickwheel import Client, errors
+from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server import tokens
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("tokens") / "tokens.json"
+    create(found, "first", "all")
+    return found
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, path: Path) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("daemon"), http=True, tokens_file=str(path)) as daemon:
+        yield daemon
+        assert "Traceback" not in daemon.log_text()
+
+
+def create(path: Path, name: str, *scopes: str) -> str:
+    return tokens.create(path, name, tokens.parse_scopes(scopes), 1, None)[1]
+
+
+def known(daemon: Daemon, token: str) -> Raw:
+    """A connection with a token, as soon as the daemon has read it."""
+    while True:
+        raw = Raw(daemon.port, hello=False)
+        if raw.hello(token=token)[0] == T.OK:
+            return raw
+        raw.socket.close()  # the wrong one has waited already
+
+
+def made(cli: Cli, path: Path, *arguments: str) -> str:
+    return str(cli.one("token", "create", *arguments, "--file", str(path))["token"])
+
+
+async def test_a_revoked_token_ends_what_it_opened(running: Daemon, path: Path) -> None:
+    cli = Cli(running)
+    token = made(cli, path, "leaver", "--scope", "all")
+    with known(running, token) as raw:
+        async with Client(running.url, token=token) as client:
+            await client.enqueue("t", b"1", delay=3600)
+            cli.run("token", "revoke", "leaver", "--file", str(path))
+            frame = await asyncio.to_thread(raw.next)
+            assert frame[:2] == (T.GOODBYE, "unauthorized")
+            with pytest.raises(EOFError):
+                raw.next()
+            with pytest.raises(errors.TickwheelError):
+                await soon(client.enqueue("t", b"2", delay=3600, timeout=1))
+        with pytest.raises(errors.Unauthorized):
+            await soon(Client(running.url, token=token).connect())
+    assert cli.fails(1, "--token", token, "stats").startswith("tickwheel: unauthorized: ")
+
+
+def test_ids_of_other_topics_are_unknown_in_packs_too(running: Daemon, path: Path) -> None:
+    """Tasks with nothing but a body are stored many to a row, and looked at many at once."""
+    owner = known(running, create(path, "owner", "all"))
+    guest = known(running, create(path, "guest", "all=ours.*"))
+    with owner, guest:
+        many = tuple(("ours.a" if n % 2 else "theirs", b"", HOUR_MS) for n in range(200))
+        ids = owner.enqueue(*many)[2][1]
+        moved = guest.call(T.RESCHEDULE, tuple((i, 2 * HOUR_MS, None) for i in ids))[2]
+        assert {word for word, _ in moved[::2]} == {"unknown"}
+        assert {word for word, _ in moved[1::2]} == {"scheduled"}
+        words = guest.call(T.CANCEL, ids)[2]
+        assert set(words[::2]) == {"unknown"} and set(words[1::2]) == {"cancelled"}
+        states = [task["state"] for task in owner.call(T.LOOKUP, ids)[2]]
+        assert states == ["scheduled", "cancelled"] * 100
+        listed = guest.call(T.LIST, {})[2]["tasks"]
+        assert listed == ()
+
+
+def test_the_command_line_names_the_right_that_is_missing(running: Daemon, path: Path) -> None:
+    cli = Cli(running)
+    token = made(cli, path, "producer", "--scope", "produce=orders.*")
+    known(running, token).socket.close()
+    cli.run("--token", token, "enqueue", "orders.eu", "x", "--delay", "1h")
+    said = cli.fails(1, "--token", token, "enqueue", "mails", "x")
+    assert said == (
+        "tickwheel: forbidden: token producer may not do this: there is no right produce for"
+        " topic 'mails'\n"
+    )
+    assert "needs the right read" in cli.fails(1, "--token", token, "stats")
+    shown = {one["name"]: one for one in cli.json("token", "list", "--file", str(path))}
+    assert shown["producer"]["scopes"] == {"produce": ["orders.*"]}
+    assert token.rsplit("_", 1)[1] not in json.dumps(shown)
+
+
+@pytest.mark.parametrize("content", [None, "{"])
+def test_a_start_needs_a_file_that_is_right(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "tokens.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(DaemonFailed, match="tokens.json") as raised:
+        Daemon(tmp_path, tokens_file=str(path)).start()
+    assert "Traceback" not in str(raised.value)
+
+
+def test_last_use_is_noted_at_a_stop(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    token = create(path, "somebody", "all")
+    with Daemon(tmp_path / "daemon", tokens_file=str(path)) as daemon:
+        Raw(daemon.port, token=token).socket.close()
+        assert daemon.terminate() == 0
+    (token_id,) = tokens.read_used(path)
+    assert token.startswith(f"tw_{token_id}_")
+    assert tokens.read_used(path)[token_id] > 1_600_000_000_000

@@ -1,0 +1,179 @@
+"""Seeded bugs of tokens and rights; each must be found by each of its tests."""
+
+from __future__ import annotations
+
+from mutations.mutants import Edit, Mutant
+
+GUARD = "tickwheel/server/shard/guard.py"
+LOGINS = "tickwheel/server/logins.py"
+TOKENS = "tickwheel/server/tokens.py"
+OPERATIONS = "tickwheel/server/shard/operations/"
+RIGHTS = "tests/server/test_rights.py::"
+HIDDEN = "tests/server/test_guard.py::"
+ENTRY = "tests/server/test_logins.py::"
+
+ACCESS_MUTANTS = (
+    Mutant(
+        "a-right-that-is-not-checked",
+        "whoever has some right for a topic has every right for it",
+        (
+            Edit(
+                GUARD,
+                "        if not self._has(need.right):\n",
+                "        if not self._principal.grants:\n",
+            ),
+            Edit(
+                GUARD,
+                "        topics = self._principal.topics(need.right)\n",
+                "        topics = self._principal.topics(self._principal.grants[0][0])\n",
+            ),
+        ),
+        (RIGHTS + "test_tcp[read=*]", RIGHTS + "test_http[consume=t]"),
+    ),
+    Mutant(
+        "the-topic-is-not-checked",
+        "a right for one topic is one for all",
+        (Edit(GUARD, "            if not topics(topic):\n", "            if False:\n"),),
+        (
+            RIGHTS + "test_tcp[produce=u]",
+            RIGHTS + "test_http[consume=u]",
+            HIDDEN + "test_one_topic_that_may_not_be_refuses_the_whole_request",
+        ),
+    ),
+    Mutant(
+        "only-the-first-task-is-checked",
+        "the others of a request may be of any topic",
+        (
+            Edit(
+                GUARD,
+                "    for index, task in enumerate(tasks):\n",
+                "    for index, task in enumerate(tasks[:1]):\n",
+            ),
+        ),
+        (HIDDEN + "test_one_topic_that_may_not_be_refuses_the_whole_request",),
+    ),
+    Mutant(
+        "what-is-in-no-table-is-done",
+        "a new operation is open to everybody until somebody thinks of its right",
+        (
+            Edit(
+                GUARD,
+                '        return partial(self._refuse, f"{name} is in no table of rights")\n',
+                "        return getattr(self.begin.__self__._operations, name)\n",
+            ),
+        ),
+        (RIGHTS + "test_what_the_table_does_not_name_is_refused",),
+    ),
+    Mutant(
+        "the-rights-of-a-token-are-not-used",
+        "whoever has a token may do all",
+        (
+            Edit(
+                "tickwheel/server/tcp/connection.py",
+                "        self._table = self._shared.table_of(hello.principal)\n",
+                "        self._table = self._shared.table_of(hello.principal._replace(grants=None)"
+                ")\n",
+            ),
+        ),
+        (HIDDEN + "test_frames_behind_hello_in_one_piece_have_its_rights",),
+    ),
+    Mutant(
+        "ids-of-other-topics-are-found",
+        "what is named by an id is not asked for its topic",
+        (
+            Edit(
+                OPERATIONS + "controlling.py",
+                "    return only is None or (task is not None and only(task.row.topic))\n",
+                "    return True\n",
+            ),
+            Edit(
+                OPERATIONS + "controlling.py",
+                "                    if only is not None and not only(topic):\n",
+                "                    if False:\n",
+            ),
+        ),
+        (HIDDEN + "test_ids_of_other_topics_are_unknown",),
+    ),
+    Mutant(
+        "many-ids-at-once-are-found",
+        "tasks of which nothing but a body is recorded are not asked for their topics",
+        (
+            Edit(
+                OPERATIONS + "controlling.py",
+                "                    if only is not None and not only(topic):\n",
+                "                    if False:\n",
+            ),
+        ),
+        ("tests/e2e/test_tokens_daemon.py::test_ids_of_other_topics_are_unknown_in_packs_too",),
+    ),
+    Mutant(
+        "a-schedule-of-others-is-taken-over",
+        "a schedule that is there is not asked for its topic",
+        (
+            Edit(
+                OPERATIONS + "scheduling.py",
+                "        if known is not None and not only(known.row.schedule.topic):\n",
+                "        if False:\n",
+            ),
+        ),
+        (HIDDEN + "test_schedules_of_other_topics_are_not_there_but_keep_their_names",),
+    ),
+    Mutant(
+        "an-expired-token-passes",
+        "the end of a token is only shown",
+        (
+            Edit(
+                LOGINS,
+                "        if token is None or token.is_over(now_ms):\n",
+                "        if token is None:\n",
+            ),
+        ),
+        (ENTRY + "test_a_token_that_is_over_opens_nothing_and_ends_what_it_opened",),
+    ),
+    Mutant(
+        "any-secret-of-a-known-id",
+        "who knows the id of a token needs no secret",
+        (Edit(TOKENS, "    return found if is_right else None\n", "    return found\n"),),
+        (ENTRY + "test_guesses_are_refused_and_counted",),
+    ),
+    Mutant(
+        "a-revoked-token-stays-connected",
+        "a token is asked for at the beginning only",
+        (
+            Edit(
+                "tickwheel/server/tcp/listener.py",
+                "            if not self._logins.is_valid(connection.caller.principal):\n",
+                "            if False:\n",
+            ),
+        ),
+        (
+            ENTRY + "test_a_revoked_token_ends_its_connections_and_no_others",
+            "tests/e2e/test_tokens_daemon.py::test_a_revoked_token_ends_what_it_opened",
+        ),
+    ),
+    Mutant(
+        "a-broken-file-locks-everybody-out",
+        "a file that cannot be read has no tokens",
+        (
+            Edit(
+                LOGINS,
+                "            self._observed.tokens_file_ok = False\n            return\n",
+                "            self._observed.tokens_file_ok = False\n            self._tokens = {}\n"
+                "            return\n",
+            ),
+        ),
+        (ENTRY + "test_a_broken_file_keeps_the_tokens_of_before",),
+    ),
+    Mutant(
+        "the-secret-is-kept",
+        "the file has what opens the door",
+        (
+            Edit(
+                TOKENS,
+                '    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()\n',
+                "    return secret\n",
+            ),
+        ),
+        ("tests/server/test_tokens.py::test_the_secret_is_in_no_file",),
+    ),
+)
