@@ -127,6 +127,30 @@ async def test_a_group_that_holds_something_is_kept_when_nobody_can_be_asked() -
         )
 
 
+async def test_deleting_a_topic_says_what_it_held(capsys: pytest.CaptureFixture[str]) -> None:
+    held = {"pending": 1_500, "ready": 0, "in_flight": 1, "waiting": 0, "dead": 2, "groups": 3}
+    asked = await _ask(
+        lambda call: groups.delete_topic(call, "orders", force=True), T.TOPIC_DELETE, held
+    )
+    assert asked == ("orders", True)
+    said = capsys.readouterr().out
+    assert said == "orders  deleted with 1,500 pending, 1 in flight, 2 dead, 3 groups\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("it holds 3 ready", "it holds 3 ready; --force deletes it with them"),
+        ("schedules enqueue to it: s; delete them first", "s; delete them first$"),
+    ],
+)
+async def test_a_topic_is_kept_when_nobody_can_be_asked(message: str, shown: str) -> None:
+    with pytest.raises(Conflict, match=shown):
+        await _ask(
+            lambda call: groups.delete_topic(call, "orders"), T.TOPIC_DELETE, Conflict(message)
+        )
+
+
 @pytest.mark.parametrize(
     ("text", "start"),
     [

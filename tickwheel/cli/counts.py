@@ -82,7 +82,15 @@ def replay(group: Map) -> str:
 
 
 OLDEST = Column("oldest", lambda row: age(row.get("oldest_ready_ms")))
-PAUSED = Column("paused", lambda row: "paused" if row.get("paused") else "-", number=False)
+
+
+def _held_up(row: Map) -> str:
+    if row.get("deleting"):
+        return "deleting"
+    return "paused" if row.get("paused") else "-"
+
+
+PAUSED = Column("paused", _held_up, number=False)
 RATE = Column("rate", rate_limit, number=False)
 RETRY = Column("retry", lambda row: short_policy(row.get("retry")), number=False)
 GROUPS = Column("groups", lambda row: format_count(len(row.get("groups") or {})))

@@ -514,6 +514,12 @@ class Delivery:
             group.able.pop(subscriber, None)
             self._core.subscribers -= 1
 
+    def end_broadcasts(self, topic: Topic, message: str) -> None:
+        """Of a topic that is gone."""
+        for one in list(topic.broadcasters):
+            self.unsubscribe(one)
+            self._core.cut.append((one, "not_found", message))
+
     def heard(self, presence: Presence, subscribers: Iterable[Subscriber]) -> None:
         """Its consumer has shown life: it is handed tasks again."""
         presence.doubted = False

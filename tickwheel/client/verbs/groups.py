@@ -16,6 +16,7 @@ from tickwheel.protocol.frames import FrameType
 
 STARTS = ("now", "first")
 HELD = ("ready", "in_flight", "waiting", "dead")
+TOPIC_HELD = ("pending", *HELD, "groups")
 
 
 class GroupVerbs(Verbs):
@@ -70,6 +71,26 @@ class GroupVerbs(Verbs):
             until_s=self._until(timeout),
         )
         return read(lambda raw: {name: int(raw[name]) for name in HELD}, answer)
+
+    async def delete_topic(
+        self, topic: str, *, force: bool = False, timeout: Duration | None = None
+    ) -> dict[str, int]:
+        """Delete a topic with its groups, settings and dead letters; what it held: pending, ready,
+        in_flight, waiting, dead, groups. Durable when it returns; its tasks end as deleted in the
+        background, and until then the topic takes no new ones (Refused).
+
+        Raises Conflict when it holds tasks or has subscribers, unless ``force``, and always when a
+        schedule enqueues to it; NotFound.
+        """
+        name, _ = self._names(topic, None)
+        answer = await self._calls.call(
+            FrameType.TOPIC_DELETE,
+            name,
+            _bool(force, "force"),
+            repeat=False,
+            until_s=self._until(timeout),
+        )
+        return read(lambda raw: {what: int(raw[what]) for what in TOPIC_HELD}, answer)
 
     async def configure(
         self,

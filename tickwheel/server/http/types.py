@@ -352,7 +352,7 @@ class Group(Out):
     retry: dict[str, Any] | None
 
 
-class TopicCounts(Out):
+class TopicCounts(Out, kw_only=True):
     """Counts and settings."""
 
     pending: int
@@ -371,6 +371,7 @@ class TopicCounts(Out):
     burst: int | None
     retry: dict[str, Any] | None
     groups: dict[str, Group]
+    deleting: bool | None = None
 
 
 class Topic(TopicCounts):
@@ -412,6 +413,17 @@ class GroupHeld(Out):
     in_flight: int
     waiting: int
     dead: int
+
+
+class TopicHeld(Out):
+    """What the deleted topic held."""
+
+    pending: int
+    ready: int
+    in_flight: int
+    waiting: int
+    dead: int
+    groups: int
 
 
 class Stats(Out):

@@ -104,6 +104,7 @@ def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
         "broadcasters": len(topic.broadcasters),
         **_settings(core, topic.settings),
         "groups": {group.name: group_map(core, group, now) for group in topic.live_groups},
+        **({} if topic.settings.closed_ms is None else {"deleting": True}),
     }
 
 

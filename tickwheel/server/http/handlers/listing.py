@@ -118,6 +118,15 @@ class Listing:
         """What is set for all its groups."""
         await self._configure(call, None)
 
+    async def delete_topic(self, call: Call) -> None:
+        """With all that it holds."""
+        force = call.query(types.ForceQuery).force
+        caller, operations, now = call.exchange.caller, call.operations, call.now
+        answer = await call.exchange.ask(
+            lambda number: operations.delete_topic(caller, number, call.named["topic"], force, now)
+        )
+        await call.answer(answer)
+
     async def configure_group(self, call: Call) -> None:
         """What is set for one."""
         await self._configure(call, call.named["group"])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Refused
 from tickwheel.server import checks, policies
+from tickwheel.server.shard.new_tasks import check_stays
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.shard import Shard
 
 SINCE_MS_MAX = 2**53 - 1
+HELD = ("pending", "ready", "in_flight", "waiting", "dead")
+NAMED_MAX = 5
+"""Schedules that one message names."""
 SETTINGS = ("paused", "rate", "burst", "retry", "if_pending")
 
 
@@ -85,6 +89,57 @@ class Grouping:
         self._shard.committer.reply(caller.replies, request, held)
         self._shard.wake()
 
+    def delete_topic(
+        self, caller: Caller, request: int, topic: object, force: object, now: Now
+    ) -> None:
+        """It goes with its groups, settings, dead letters and tasks, which end as deleted; the
+        answer counts them. Raises BadRequest, NotFound, Refused, Overloaded; Conflict when it holds
+        tasks or has subscribers, unless ``force``, and always when a schedule enqueues to it."""
+        name = checks.name(topic, "topic")
+        if not isinstance(force, bool):
+            checks.wrong("force", "true or false", force)
+
+        def done() -> None:
+            held = self._delete_topic(name, now, force=force)
+            self._shard.committer.reply(caller.replies, request, held)
+            self._shard.wake()
+
+        # Behind other commands, whose turn comes when every stored task is in memory and counted.
+        self._shard.commands.put(caller, request, (), lambda some, known: None, done)
+
+    def _delete_topic(self, name: str, now: Now, *, force: bool) -> dict[str, int]:
+        topic = self._core.topics.get(name)
+        if topic is None:
+            raise NotFound(f"there is no topic {name}")
+        check_stays(self._core, name)
+        self._check_unscheduled(name)
+        closing = self._shard.engine.topic_closing
+        held = closing.held(topic)
+        subscribers = sum(len(group.subscribers) for group in topic.groups.values())
+        subscribers += len(topic.broadcasters)
+        if not force and (subscribers or any(held[state] for state in HELD)):
+            counts = ", ".join(f"{held[state]} {state}" for state in HELD)
+            raise Conflict(
+                f"topic {name} holds {counts}, and has {subscribers} subscribers; delete it by"
+                " force if that may go"
+            )
+        self._shard.border.act()
+        for group in closing.close(topic, now.now_ms):
+            self._shard.upkeep.drain(group)
+        self._shard.upkeep.withdraw(topic)
+        return held
+
+    def _check_unscheduled(self, topic: str) -> None:
+        """Raises Conflict when schedules enqueue to it: the next run would make it anew."""
+        known = self._core.agenda.known
+        names = sorted(n for n, planned in known.items() if planned.row.schedule.topic == topic)
+        if names:
+            more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+            raise Conflict(
+                f"schedules enqueue to topic {topic}: {', '.join(names[:NAMED_MAX])}{more};"
+                " delete them first"
+            )
+
     def configure(
         self,
         caller: Caller,
@@ -125,9 +180,10 @@ class Grouping:
 def find_room(shard: Shard, topic_name: str, name: str | None) -> tuple[Topic, Group | None]:
     """The topic, made if there is room for another; the group, or None when there is room for it.
 
-    Raises LimitExceeded, or Refused while the group is being deleted.
+    Raises LimitExceeded, or Refused while the topic or the group is being deleted.
     """
     core = shard.core
+    check_stays(core, topic_name)
     config, topic = core.config, core.topics.get(topic_name)
     if topic is None:
         shard.make_topic_room((topic_name,))
