@@ -33,7 +33,10 @@ TOPIC = {
     "retry": {**POLICY, "name": "own"},
     "groups": {
         "billing": GROUP,
-        "mail": {**GROUP, "retry": None, "replay": {"looked_at": 8, "given": 7, "share": 0.256}},
+        "mail": {
+            **GROUP, "retry": None, "unused_ms": 691_200_000,
+            "replay": {"looked_at": 8, "given": 7, "share": 0.256},
+        },
     },
 }  # fmt: skip
 STATS = {
@@ -180,7 +183,8 @@ async def test_topics_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     head, row = _lines(capsys)
     assert "oldest" in head
     assert row.split() == [
-        "orders", "1,234", "0", "0", "0", "0", "1m", "30s", "-", "-", "2", "3", "0", "0",
+        "orders", "1,234", "0", "0", "0", "0", "1m", "30s", "-", "-", "2", "1", "3", "0",
+        "0",
     ]  # fmt: skip
 
 
@@ -196,6 +200,7 @@ async def test_groups_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str])
     assert [line.split()[1] for line in lines[1:]] == ["billing", "mail"]
     assert "paused  5/s burst 9  fixed x2" in lines[1]
     assert [line.split()[-2] for line in lines] == ["replay", "-", "26%"]
+    assert "unused" in lines[0] and "8d" in lines[2] and "8d" not in lines[1]
     await _ask(lambda call: groups.list_groups(call, "orders"), T.STATS, STATS, as_json=True)
     found = [json.loads(line) for line in _lines(capsys)]
     assert [(g["topic"], g["group"], g["subscribers"]) for g in found] == [

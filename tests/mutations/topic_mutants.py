@@ -8,7 +8,7 @@ NEW_TASKS = "tickwheel/server/shard/new_tasks.py"
 UPKEEP = "tickwheel/server/shard/background.py"
 GROUPING = "tickwheel/server/shard/operations/grouping.py"
 TOPICS = "tests/server/shard/test_topic_deletion.py::"
-KILLED = "tests/e2e/test_groups_daemon.py::"
+UNUSED = "tests/server/shard/test_unused_groups.py::"
 
 TOPIC_MUTANTS = (
     Mutant(
@@ -64,5 +64,17 @@ TOPIC_MUTANTS = (
             ),
         ),
         (TOPICS + "test_all_that_it_held_ends_and_nothing_else",),
+    ),
+    Mutant(
+        "a-group-with-subscribers-is-unused",
+        "a group ends under its subscribers",
+        (
+            Edit(
+                "tickwheel/server/shard/unused.py",
+                "if group.was_used or group.subscribers or group.flight:",
+                "if group.was_used:",
+            ),
+        ),
+        (UNUSED + "test_they_end_by_setting_with_what_they_hold",),
     ),
 )

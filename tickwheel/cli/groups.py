@@ -24,6 +24,8 @@ from tickwheel.cli.counts import (
     RETRY,
     STATES,
     TOTALS,
+    UNUSED,
+    UNUSED_GROUPS,
     count_columns,
     counts_grid,
     head,
@@ -61,7 +63,8 @@ async def topics(call: Call) -> None:
         for name, topic in sorted(found.items()):
             call.out.record({"topic": name, **topic})
         return
-    columns = (*count_columns(STATES), OLDEST, PAUSED, RATE, GROUPS, *count_columns(TOTALS))
+    counts, totals = count_columns(STATES), count_columns(TOTALS)
+    columns = (*counts, OLDEST, PAUSED, RATE, GROUPS, UNUSED_GROUPS, *totals)
     rows = (((name,), topic) for name, topic in sorted(found.items()))
     call.out.grid(counts_grid(("topic",), columns, rows))
 
@@ -230,7 +233,7 @@ async def list_groups(
     ]
     if not call.out.as_json:
         states, acked = count_columns(GROUP_STATES), count_columns(["acked"])
-        columns = (*states, OLDEST, MEMBERS, PAUSED, RATE, RETRY, REPLAY, *acked)
+        columns = (*states, OLDEST, MEMBERS, UNUSED, PAUSED, RATE, RETRY, REPLAY, *acked)
         call.out.grid(counts_grid(("topic", "group"), columns, found))
         return
     for (name, group), of_group in found:

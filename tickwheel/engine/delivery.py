@@ -500,6 +500,7 @@ class Delivery:
             self._broadcasts.join(subscriber)
             return
         subscriber.group.subscribers[subscriber] = None
+        subscriber.group.was_used = True
         self._core.subscribers += 1
         self._core.regained(subscriber)
 

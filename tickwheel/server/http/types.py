@@ -344,6 +344,7 @@ class Group(Out):
     snoozed: int
     expired: int
     since_ms: Moment
+    unused_ms: int | None
     replay: Replay | None
     oldest_ready_ms: int
     paused: bool

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.history.writer.retention import write_last_backup
 from tickwheel.persistence.contract import StoreAway, StoreError
+from tickwheel.server.shard.unused import UnusedGroups
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -93,6 +94,7 @@ class Upkeep:
         self._reads = asyncio.Semaphore(READS_AT_A_TIME)
         self._drains: dict[Group, asyncio.Task[None]] = {}
         self._retention_ms = int(settings.dead_retention_s * 1000)
+        self.unused = UnusedGroups(settings, engine.core, clock, on_event, observed, self.end_group)
 
     def start(self) -> None:
         """Go on with what was under way when the daemon ended last."""
@@ -103,6 +105,8 @@ class Upkeep:
             if topic.settings.closed_ms is not None:
                 self.withdraw(topic)
         self._spawn(self._sweep_for_ever())
+        self._observed.groups_unused = 0
+        self._spawn(self.unused.run())
         if self._history is not None:
             self._spawn(self._history.flush_for_ever(self._core))
         if self._settings.backup_daily_hour is not None:
@@ -126,6 +130,16 @@ class Upkeep:
         )
 
     # --- deleting a group ----------------------------------------------------------------------
+
+    def end_group(self, group: Group) -> None:
+        """Delete it, whatever it holds."""
+        closing = self._engine.closing
+        closing.close(group)
+        if closing.is_drained(group):
+            closing.finish(group)
+        else:
+            self.drain(group)
+        self._committer.kick()
 
     def drain(self, group: Group) -> None:
         """``group`` was closed: let go of what it holds, then of the group."""

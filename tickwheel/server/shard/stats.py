@@ -122,6 +122,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
         "snoozed": group.snoozed,
         "expired": group.expired,
         "since_ms": group.since_ms,
+        "unused_ms": group.unused_ms(now.mono_ms),
         "replay": replay_map(group),
         "oldest_ready_ms": age_ms(group, now),
         **_settings(core, group.settings),

@@ -80,12 +80,8 @@ class Grouping:
                 f"group {name} of topic {topic_name} holds {counts}, and has"
                 f" {len(found.subscribers)} subscribers; delete it by force if that may go"
             )
-        closing = self._shard.border.act().closing
-        closing.close(found)
-        if closing.is_drained(found):
-            closing.finish(found)
-        else:
-            self._shard.upkeep.drain(found)
+        self._shard.border.act()
+        self._shard.upkeep.end_group(found)
         self._shard.committer.reply(caller.replies, request, held)
         self._shard.wake()
 
