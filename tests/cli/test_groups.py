@@ -76,6 +76,8 @@ async def _ask(run: Run, kind: T, answer: Answer, *, as_json: bool = False) -> t
     [
         (lambda call: groups.pause(call, "orders"), {"paused": True}),
         (lambda call: groups.resume(call, "orders"), {"paused": False}),
+        (lambda call: groups.broadcast_topic(call, "orders"), {"broadcast_only": True}),
+        (lambda call: groups.broadcast_topic(call, "orders", off=True), {"broadcast_only": False}),
         (lambda call: groups.rate(call, "orders", "7.5"), {"rate": 7.5}),
         (lambda call: groups.rate(call, "orders", "7", None, 3), {"rate": 7.0, "burst": 3}),
         (lambda call: groups.rate(call, "orders", "none"), {"rate": None, "burst": None}),

@@ -191,6 +191,17 @@ async def test_stats_of_groups_and_topics() -> None:
     assert old.replay is None
 
 
+async def test_a_topic_is_for_broadcasts_only() -> None:
+    answer = SETTINGS | {"group": None, "broadcast_only": True}
+    sent, found = await asked(
+        T.CONFIGURE, answer, lambda client: client.configure("t", broadcast_only=True)
+    )
+    assert sent == ("t", None, {"broadcast_only": True})
+    assert found.broadcast_only
+    _, found = await asked(T.CONFIGURE, SETTINGS, lambda client: client.configure("t", rate=5))
+    assert not found.broadcast_only
+
+
 async def test_a_topic_is_deleted() -> None:
     held = {"pending": 5, "ready": 1, "in_flight": 0, "waiting": 2, "dead": 0, "groups": 1}
     sent, found = await asked(

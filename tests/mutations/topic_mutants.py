@@ -8,6 +8,7 @@ NEW_TASKS = "tickwheel/server/shard/new_tasks.py"
 UPKEEP = "tickwheel/server/shard/background.py"
 GROUPING = "tickwheel/server/shard/operations/grouping.py"
 TOPICS = "tests/server/shard/test_topic_deletion.py::"
+ALONE = "tests/server/shard/test_broadcast_only.py::"
 UNUSED = "tests/server/shard/test_unused_groups.py::"
 
 TOPIC_MUTANTS = (
@@ -64,6 +65,18 @@ TOPIC_MUTANTS = (
             ),
         ),
         (TOPICS + "test_all_that_it_held_ends_and_nothing_else",),
+    ),
+    Mutant(
+        "a-topic-for-broadcasts-keeps-what-comes-due",
+        "a backlog grows for a first group that can never be made",
+        (
+            Edit(
+                "tickwheel/engine/delivery.py",
+                "            self.expire(topic.unowned, row)\n            return\n",
+                "            self.expire(topic.unowned, row) if row.due_ms < 0 else None\n",
+            ),
+        ),
+        (ALONE + "test_what_comes_due_is_broadcast_and_ends[1]",),
     ),
     Mutant(
         "a-group-with-subscribers-is-unused",

@@ -122,11 +122,12 @@ command(app, panel=TASKS)(work.work)
 bench.register(app, WATCH)
 
 _topics = nested(
-    app, "topics", "Topics: list them (by default), delete them.", panel=TOPICS,
-    list_by_default=True,
+    app, "topics", "Topics: list them (by default), delete them, keep one for broadcasts only.",
+    panel=TOPICS, list_by_default=True,
 )  # fmt: skip
 command(_topics, "list")(groups.topics)
 command(_topics, "delete")(groups.delete_topic)
+command(_topics, "broadcast")(groups.broadcast_topic)
 
 _groups = nested(
     app, "groups", "Groups of a topic: list them (by default), create them, delete them.",

@@ -69,6 +69,21 @@ async def topics(call: Call) -> None:
     call.out.grid(counts_grid(("topic",), columns, rows))
 
 
+async def broadcast_topic(
+    call: Call,
+    topic: TopicArgument,
+    off: Annotated[
+        bool, typer.Option("--off", help="It keeps what comes due for its first group again.")
+    ] = False,
+) -> None:
+    """Keep a topic for broadcasts only: what comes due goes to whoever listens, and ends.
+
+    It has no groups then, and keeps nothing for one. What is waiting for a group ends, too.
+    """
+    async with call.client() as client:
+        show_settings(call, await client.configure(topic, broadcast_only=not off))
+
+
 async def delete_topic(
     call: Call,
     topic: TopicArgument,
@@ -194,7 +209,8 @@ def settings_line(settings: Mapping[str, Any]) -> str:
     retried = "" if policy is None else f"  retry {describe_policy(policy)}"
     rule = settings.get("if_pending")
     merged = "" if rule is None else f"  if pending: {describe_rule(rule)}"
-    return f"{whom}  {state}  {limited}{retried}{merged}"
+    alone = "  broadcasts only" if settings.get("broadcast_only") else ""
+    return f"{whom}  {state}  {limited}{retried}{merged}{alone}"
 
 
 # --- groups --------------------------------------------------------------------------------------

@@ -570,6 +570,8 @@ class GroupSettings:
     raw: Mapping[str, Any] = field(repr=False)
     if_pending: IfPending | None = None
     """Of a topic: what becomes of tasks whose key is pending and that do not say it themselves."""
+    broadcast_only: bool = False
+    """Of a topic: it has no groups, and what comes due is broadcast and ends."""
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> GroupSettings:
@@ -584,4 +586,5 @@ class GroupSettings:
             retry=None if retry is None else Retry.of(retry),
             created=bool(raw.get("created", False)),
             raw=raw,
+            broadcast_only=bool(raw.get("broadcast_only", False)),
         )

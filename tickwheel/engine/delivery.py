@@ -134,6 +134,10 @@ class Delivery:
             return
         topic.scheduled -= 1
         core.scheduled -= 1
+        if topic.settings.broadcast_only and topic.unowned is not None:
+            self._broadcasts.offer(topic, row, now_ms)
+            self.expire(topic.unowned, row)
+            return
         self.make_ready(topic, row, now_ms)
         if topic.broadcasters:
             self._broadcasts.offer(topic, row, now_ms)
@@ -211,6 +215,14 @@ class Delivery:
                     if tries is not None:
                         group.tries[task_id] = tries
                     self.expire(group, found.row)
+
+    def let_go(self, known: TaskSnapshot) -> None:
+        """A task of a topic for broadcasts alone, that had come due before it was that."""
+        topic = self._core.topic(known.row.topic)
+        if topic.unowned is None or self._core.is_scheduled(known.row):
+            return
+        self._core.leave(topic.unowned, known.row)
+        self.expire(topic.unowned, known.row)
 
     def expire(self, group: Group, row: TaskRow) -> None:
         """Nobody in ``group``, which it was taken out of, wants it any more."""

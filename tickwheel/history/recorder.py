@@ -280,6 +280,8 @@ def settings_map(settings: GroupSettings) -> dict[str, Any]:
     found = {name: getattr(settings, name) for name in names}
     if settings.if_pending is not None:
         found["if_pending"] = settings.if_pending.to_map()
+    if settings.broadcast_only:
+        found["broadcast_only"] = True
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -102,12 +102,15 @@ class GroupVerbs(Verbs):
         burst: int | Keep | None = KEEP,
         retry: Retry | Keep | None = KEEP,
         if_pending: str | IfPending | Keep | None = KEEP,
+        broadcast_only: bool | Keep = KEEP,
         timeout: Duration | None = None,
     ) -> GroupSettings:
         """Change settings of a group, or of the topic itself; what is not named stays. None
         lifts a rate or a policy. ``if_pending``, of a topic: what becomes of its tasks whose key is
-        pending and that do not say it themselves. Durable when it returns. Raises NotFound for a
-        group."""
+        pending and that do not say it themselves. ``broadcast_only``, of a topic without groups:
+        its tasks go to the broadcast subscriptions that are connected when they come due, and end;
+        nobody is owed them. Durable when it returns. Raises NotFound for a group, Conflict for
+        ``broadcast_only`` of a topic with groups."""
         names = self._names(topic, group)
         changed: dict[str, Any] = {}
         if paused is not KEEP:
@@ -121,6 +124,8 @@ class GroupVerbs(Verbs):
         if if_pending is not KEEP:
             rule = None if if_pending is None else rule_wire(if_pending, "if_pending")
             changed["if_pending"] = rule
+        if broadcast_only is not KEEP:
+            changed["broadcast_only"] = _bool(broadcast_only, "broadcast_only")
         answer = await self._calls.call(
             FrameType.CONFIGURE, *names, changed, until_s=self._until(timeout)
         )

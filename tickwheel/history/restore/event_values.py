@@ -53,5 +53,6 @@ def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:
         retry=of_history(given.get("retry")),
         closed_ms=given.get("closed_ms"),
         if_pending=_rule(given.get("if_pending")),
+        broadcast_only=bool(given.get("broadcast_only", False)),
     )
     return None if found == GroupSettings() else found

@@ -309,6 +309,7 @@ class SettingsIn(In):
     rate: float | UnsetType | None = UNSET
     burst: int | UnsetType | None = UNSET
     retry: Retry | UnsetType | None = UNSET
+    broadcast_only: bool | UnsetType = UNSET
 
 
 class GroupIn(SettingsIn):
@@ -327,6 +328,7 @@ class GroupSettings(Out):
     burst: int | None
     retry: dict[str, Any] | None
     created: bool | None = None
+    broadcast_only: bool | None = None
 
 
 class Replay(Out):
@@ -381,6 +383,7 @@ class TopicCounts(Out, kw_only=True):
     retry: dict[str, Any] | None
     groups: dict[str, Group]
     deleting: bool | None = None
+    broadcast_only: bool | None = None
 
 
 class Topic(TopicCounts):

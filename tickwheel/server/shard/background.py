@@ -104,6 +104,8 @@ class Upkeep:
                     self.drain(group)
             if topic.settings.closed_ms is not None:
                 self.withdraw(topic)
+            elif topic.settings.broadcast_only:
+                self.let_go(topic)
         self._spawn(self._sweep_for_ever())
         self._observed.groups_unused = 0
         self._spawn(self.unused.run())
@@ -194,6 +196,24 @@ class Upkeep:
         closing.finish(topic)
         self._observed.lateness.forget([topic.name])
         self._committer.kick()
+
+    # --- topics for broadcasts only ------------------------------------------------------------
+
+    def let_go(self, topic: Topic) -> None:
+        """It is for broadcasts only from now on: what has come due and waits for a group ends."""
+        if topic.unowned is not None and topic.unowned.ready_count:
+            self._spawn(self._let_go(topic))
+
+    async def _let_go(self, topic: Topic) -> None:
+        await self._loaded.wait()
+        after: int | None = 0
+        while after is not None and topic.settings.broadcast_only:
+            page, after = await self._page(after, topic.name)
+            for known in page:
+                if topic.settings.broadcast_only:
+                    self._engine.delivery.let_go(known)
+            self._committer.kick()
+            await self._committer.barrier()
 
     async def _page(self, after: int, topic: str) -> tuple[list[TaskSnapshot], int | None]:
         """The next stored tasks of a topic, and where to go on."""

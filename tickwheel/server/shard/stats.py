@@ -149,5 +149,5 @@ def _settings(core: Core, settings: GroupSettings) -> dict[str, Any]:
         "rate": settings.rate,
         "burst": settings.burst,
         "retry": policies.policy_map(settings.retry, core.policies),
-        **({} if settings.if_pending is None else {"if_pending": settings.if_pending.to_map()}),
+        **policies.of_topic_alone(settings),
     }

@@ -168,7 +168,8 @@ class Listing:
 
 def _named_settings(given: types.SettingsIn) -> dict[str, Any]:
     """Those that the request names."""
-    found = {name: getattr(given, name) for name in ("paused", "rate", "burst", "retry")}
+    names = ("paused", "rate", "burst", "retry", "broadcast_only")
+    found = {name: getattr(given, name) for name in names}
     return {k: policy(v) for k, v in found.items() if v is not msgspec.UNSET}
 
 

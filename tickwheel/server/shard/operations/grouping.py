@@ -19,7 +19,8 @@ SINCE_MS_MAX = 2**53 - 1
 HELD = ("pending", "ready", "in_flight", "waiting", "dead")
 NAMED_MAX = 5
 """Schedules that one message names."""
-SETTINGS = ("paused", "rate", "burst", "retry", "if_pending")
+SETTINGS = ("paused", "rate", "burst", "retry", "if_pending", "broadcast_only")
+OF_TOPICS = ("if_pending", "broadcast_only")
 
 
 class Grouping:
@@ -47,6 +48,7 @@ class Grouping:
         topic_name, name = checks.name(topic, "topic"), checks.name(group, "group")
         since_ms = _since(options.get("since", "now"))
         core = self._core
+        _check_of_group(options)
         settings = policies.settings(options, NOTHING_SET, core.policies)
         found, known = find_room(self._shard, topic_name, name)
         created = known is None
@@ -153,12 +155,18 @@ class Grouping:
         if name is None:
             found_topic, _ = find_room(self._shard, topic_name, None)
             after = policies.settings(settings, found_topic.settings, core.policies)
+            if after.broadcast_only and found_topic.groups:
+                raise Conflict(
+                    f"topic {topic_name} has {len(found_topic.groups)} groups, which are owed its"
+                    " tasks; delete them before it is for broadcasts only"
+                )
             if after != found_topic.settings:
                 self._grouping.set_topic(found_topic, after, now.mono_ms)
+                if after.broadcast_only:
+                    self._shard.upkeep.let_go(found_topic)
         else:
             found = self._found(topic_name, name)
-            if settings.get("if_pending") is not None:
-                raise BadRequest("if_pending is a setting of a topic, not of a group")
+            _check_of_group(settings)
             after = policies.settings(settings, found.settings, core.policies)
             if after != found.settings:
                 self._grouping.set(found, after, now.mono_ms)
@@ -176,7 +184,8 @@ class Grouping:
 def find_room(shard: Shard, topic_name: str, name: str | None) -> tuple[Topic, Group | None]:
     """The topic, made if there is room for another; the group, or None when there is room for it.
 
-    Raises LimitExceeded, or Refused while the topic or the group is being deleted.
+    Raises LimitExceeded, Conflict when the topic is for broadcasts only, or Refused while it or the
+    group is being deleted.
     """
     core = shard.core
     check_stays(core, topic_name)
@@ -193,6 +202,10 @@ def find_room(shard: Shard, topic_name: str, name: str | None) -> tuple[Topic, G
         return core.topic(topic_name), None
     if name is None:
         return topic, None
+    if topic.settings.broadcast_only:
+        raise Conflict(
+            f"topic {topic_name} is for broadcasts only and has no groups; CONFIGURE changes that"
+        )
     if group is None and len(topic.groups) >= config.groups_per_topic_max:
         raise LimitExceeded(
             f"group {name} is new and topic {topic_name} has {len(topic.groups)} groups; the"
@@ -210,6 +223,12 @@ def begin_group(
     if since_ms is None:
         return grouping.create_now(topic, name, now_ms)
     return grouping.create(topic, name, since_ms, by_due=since_ms > now_ms)
+
+
+def _check_of_group(settings: dict[str, Any]) -> None:
+    for name in OF_TOPICS:
+        if settings.get(name):
+            raise BadRequest(f"{name} is a setting of a topic, not of a group")
 
 
 def _since(value: object) -> int | None:
