@@ -212,6 +212,22 @@ def test_a_deleted_topic_ends_with_all_it_held_over_a_kill(daemon: Daemon) -> No
         assert (fresh["rate"], fresh["retry"], fresh.get("if_pending")) == (None, None, None)
 
 
+def test_a_topic_for_broadcasts_keeps_nothing_over_a_kill(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer:
+        kept = peer.put("t", b"1", b"2")
+        until(lambda: peer.topic("t")["ready"] == 2)
+        peer.do(T.CONFIGURE, "t", None, {"broadcast_only": True})
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        until(lambda: peer.words(*kept) == ["expired"] * 2)
+        peer.do(T.SUBSCRIBE, 3, "t", None, 1, {"broadcast": True})
+        (task_id,) = peer.put("t", b"3")
+        ((_, item),) = peer.deliveries(1)
+        assert (item[0], item[3]) == (task_id, b"3")
+        until(lambda: peer.words(task_id) == ["expired"])
+        assert peer.refused(T.GROUP_CREATE, "t", "g", {})[0] == "conflict"
+
+
 # --- retries -------------------------------------------------------------------------------------
 
 
