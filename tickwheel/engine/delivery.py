@@ -512,9 +512,9 @@ class Delivery:
             self._broadcasts.join(subscriber)
             return
         subscriber.group.subscribers[subscriber] = None
-        subscriber.group.was_used = True
         self._core.subscribers += 1
         self._core.regained(subscriber)
+        subscriber.group.was_used = True
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """No more deliveries; its leases go on."""
