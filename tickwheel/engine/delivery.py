@@ -134,7 +134,7 @@ class Delivery:
             return
         topic.scheduled -= 1
         core.scheduled -= 1
-        if topic.settings.broadcast_only and topic.unowned is not None:
+        if topic.unowned is not None and topic.settings.broadcast_only:
             self._broadcasts.offer(topic, row, now_ms)
             self.expire(topic.unowned, row)
             return
