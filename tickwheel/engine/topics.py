@@ -29,6 +29,7 @@ from tickwheel.model.records import (
 )
 
 if TYPE_CHECKING:
+    from tickwheel.engine.lateness import Causes, Spells
     from tickwheel.engine.rates import Bucket
     from tickwheel.engine.sinks import DeliverySink
     from tickwheel.model.coalescing import Merging
@@ -62,6 +63,7 @@ class Group:
         "since_id",
         "since_ms",
         "snoozed",
+        "spells",
         "stale",
         "stale_count",
         "subscribers",
@@ -100,6 +102,8 @@ class Group:
         """Stands for consumers of leases taken over from before a restart."""
         self.expiry_mono_ms: int | None = None
         """No lease ends before this; found again by a scan when it has come."""
+        self.spells: Spells | None = None
+        """What held it back; None: nothing ever did."""
         self.dead = 0
         """Dead letters that it has; what follows counts since the start."""
         self.delivered = 0
@@ -353,6 +357,8 @@ class Dispatch(NamedTuple):
     items: list[Item]
     taken_ms: int = 0
     """When they were taken, by the wall clock, if they may be written later than that."""
+    causes: Causes | None = None
+    """Why those that are late are late; None: none was when they were taken."""
 
 
 def priority_of(row: TaskRow) -> int:
