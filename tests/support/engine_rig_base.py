@@ -281,6 +281,8 @@ class RigBase:
     def take(self, dispatches: list[Dispatch]) -> list[Got]:
         got: list[Got] = []
         for subscriber, items, _, causes in dispatches:
+            if causes is None:
+                causes = self.core.ledger.causes(subscriber.group, items, self.now_ms)
             each = causes if isinstance(causes, list) else [causes] * len(items)
             for (row, attempt), cause in zip(items, each, strict=True):
                 self.causes[row.id] = cause

@@ -314,8 +314,9 @@ class Delivery:
         if not items:
             return 0, back
         self._count_delivered(group, subscriber, len(items), mono_ms + subscriber.lease_ms)
-        causes = core.ledger.causes(group, items, now_ms)
+        causes = None
         if core.recorder is not None:
+            causes = core.ledger.causes(group, items, now_ms)
             core.recorder.delivered(group, subscriber, items, now_ms, causes)
         if subscriber.at_most_once:
             size_bytes = bytes_before - self._bytes_left
@@ -629,8 +630,9 @@ class Broadcasts:
         for one in [one for one in self._waiting if one.is_open]:
             while one.buffer and total_bytes < bytes_max:
                 items, size_bytes = self._frame(one)
-                causes = self._core.ledger.causes(one.group, items, now_ms)
+                causes = None
                 if self._core.recorder is not None:
+                    causes = self._core.ledger.causes(one.group, items, now_ms)
                     self._core.recorder.delivered(one.group, one, items, now_ms, causes)
                 out.append(Dispatch(one, items, one.offered_ms, causes))
                 total_bytes += size_bytes

@@ -6,7 +6,7 @@ end. The daemon has spells of its own: it was down, its store was slow, its loop
 delivery gets the cause whose spell covers most of its wait. Where spells overlap, the order of
 ``Cause`` decides; what no spell covers is the loop's.
 
-Costs: one comparison a delivery that is in time, two looks at the spells a frame with late ones.
+Costs: nothing for a delivery that is in time, two looks at the spells for a frame of late ones.
 
 A cause has one spell, the last one. It goes on through a gap in which the group still had some of
 what it held back, so that a backlog is one spell, however long it takes to be handed out.
@@ -194,22 +194,27 @@ class Ledger:
 
     # --- causes of deliveries ------------------------------------------------------------------
 
-    def causes(self, group: Group, items: Sequence[Item], now_ms: int) -> Causes | None:
+    def causes(
+        self, group: Group, items: Sequence[Item], now_ms: int, *, all_late: bool = False
+    ) -> Causes | None:
         """Of the deliveries of a frame, at least one; None: all of them are in time. What lies
-        between two of one cause has that cause, too."""
-        dues_ms, due_before_ms = [row[1] for row, _ in items], now_ms - LATE_MS
-        if min(dues_ms) >= due_before_ms:
-            return None
+        between two of one cause has that cause, too. ``all_late``: the caller knows that all of
+        them are, and all are first ones."""
+        due_before_ms = now_ms - LATE_MS
+        if not all_late:
+            dues_ms = [row[1] for row, _ in items]
+            if min(dues_ms) >= due_before_ms:
+                return None
+            all_late = max(dues_ms) < due_before_ms and all(n == 1 for _, n in items)
         all_spells = [self.daemon] if group.spells is None else [group.spells, self.daemon]
 
         def cause_of(index: int) -> Cause:
-            by_cause = shares(dues_ms[index], now_ms, all_spells)
+            by_cause = shares(items[index][0][1], now_ms, all_spells)
             return max(by_cause, key=by_cause.__getitem__)
 
-        is_plain = not group.snoozed and [n for _, n in items].count(1) == len(items)
-        if is_plain and max(dues_ms) < due_before_ms:
+        if all_late and not group.snoozed:
             cause = cause_of(0)
-            if cause is cause_of(len(items) - 1):
+            if items[0][0][1] == items[-1][0][1] or cause is cause_of(len(items) - 1):
                 return cause
         found: list[Cause | None] = [None] * len(items)
         fresh: list[int] = []

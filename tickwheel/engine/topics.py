@@ -358,7 +358,7 @@ class Dispatch(NamedTuple):
     taken_ms: int = 0
     """When they were taken, by the wall clock, if they may be written later than that."""
     causes: Causes | None = None
-    """Why those that are late are late; None: none was when they were taken."""
+    """Why those that are late are late, if a history has asked already."""
 
 
 def priority_of(row: TaskRow) -> int:

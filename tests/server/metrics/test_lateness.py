@@ -60,18 +60,16 @@ def counted(lateness: Lateness) -> dict[Cause, int]:
 
 def test_late_deliveries_are_counted_by_cause() -> None:
     lateness = Lateness()
-    lateness.note("t", [LATE, 5_000], Cause.PAUSED)
-    lateness.note("t", [0, LATE, 7_000])
-    lateness.note_causes(rows(0, LATE, 7_000), [None, Cause.RATE, Cause.NO_CREDIT], 0)
-    assert counted(lateness) == {Cause.PAUSED: 2, Cause.RATE: 1, Cause.NO_CREDIT: 1}
-    assert lateness.by_cause[Cause.PAUSED].sum == LATE + 5_000
+    causes = [None, Cause.RATE, Cause.NO_CREDIT, Cause.RATE]
+    lateness.note_causes(rows(0, LATE, 7_000, LATE), causes, 0)
+    assert counted(lateness) == {Cause.RATE: 2, Cause.NO_CREDIT: 1}
+    assert lateness.by_cause[Cause.RATE].sum == 2 * LATE
     assert lateness.by_cause[Cause.NO_CREDIT].sum == 7_000
 
 
 def test_what_was_in_time_when_it_was_taken_has_waited_for_the_store() -> None:
     lateness = Lateness()
-    lateness.note("t", [LATE_MS, LATE])
-    lateness.note_causes(rows(LATE_MS, LATE), None, 0)
+    lateness.note_causes(rows(LATE_MS, LATE), [None, None], 0)
     assert counted(lateness) == {Cause.STORE: 1}
 
 

@@ -167,9 +167,9 @@ class Lateness:
         self.count = 0
         self.max_ms = 0
 
-    def note(self, topic: str, late_ms: list[int], cause: Cause | None = None) -> int:
-        """First deliveries of one frame, at least one, none of them negative; the latest. All of
-        them were late for ``cause``, or (None) ``note_causes`` has to be told.
+    def note(self, topic: str, late_ms: list[int]) -> tuple[int, int]:
+        """First deliveries of one frame, at least one, none of them negative; the least and the
+        greatest.
 
         What came due together is equally late, and costs as much as one task does.
         """
@@ -186,17 +186,15 @@ class Lateness:
         if high > self.max_ms:
             self.max_ms = high
         (self.by_topic.get(topic) or self._histogram(topic)).observe_all(late_ms, low, high)
-        if cause is not None:
-            self.by_cause[cause].observe_all(late_ms, low, high)
-        return high
+        return low, high
 
     def note_causes(
-        self, items: Sequence[Item], causes: list[Cause | None] | None, now_ms: int
+        self, items: Sequence[Item], causes: Sequence[Cause | None], now_ms: int
     ) -> None:
         """Deliveries of one frame, some of them late. What was in time when it was taken (None)
         has waited for the store since, because only at-most-once deliveries wait after that."""
         found: dict[Cause, list[int]] = {}
-        for (row, attempt), cause in zip(items, causes or [None] * len(items), strict=True):
+        for (row, attempt), cause in zip(items, causes, strict=True):
             late_ms = now_ms - row[1]
             if attempt == 1 and late_ms > LATE_MS:
                 found.setdefault(cause or Cause.STORE, []).append(late_ms)

@@ -468,7 +468,7 @@ class Delivering:
         self._lateness = lateness
 
     def write(self, dispatch: Dispatch, now_ms: int) -> None:
-        subscriber, items, taken_ms, causes = dispatch
+        subscriber, items, taken_ms, _ = dispatch
         # They were due when they were taken; the clock may have gone back since.
         now_ms = max(now_ms, taken_ms)
         late_ms = [
@@ -478,10 +478,7 @@ class Delivering:
             self._core.totals.early += sum(late < 0 for late in late_ms)
             late_ms = [late for late in late_ms if late >= 0]
         if late_ms:
-            cause = causes if isinstance(causes, Cause) else None
-            high = self._lateness.note(subscriber.group.topic.name, late_ms, cause)
-            if high > LATE_MS and not isinstance(causes, Cause):
-                self._lateness.note_causes(items, causes, now_ms)
+            self._note(dispatch, late_ms, now_ms)
         sink = subscriber.sink
         assert sink is not None
         try:
@@ -492,6 +489,20 @@ class Delivering:
                 raise  # it is not about a task
             if fit or subscriber.once:
                 sink.deliver(self._core.epoch, now_ms, fit)
+
+    def _note(self, dispatch: Dispatch, late_ms: list[int], now_ms: int) -> None:
+        subscriber, items, _, causes = dispatch
+        group, lateness = subscriber.group, self._lateness
+        low, high = lateness.note(group.topic.name, late_ms)
+        if high <= LATE_MS:
+            return
+        if causes is None:
+            all_late = low > LATE_MS and len(late_ms) == len(items)
+            causes = self._core.ledger.causes(group, items, now_ms, all_late=all_late)
+        if isinstance(causes, Cause):
+            lateness.by_cause[causes].observe_all(late_ms, low, high)
+        elif causes is not None:
+            lateness.note_causes(items, causes, now_ms)
 
     def _is_fit(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
         """Whether it can be written; if not, its task goes to the dead letters, unless it ended
