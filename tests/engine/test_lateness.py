@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from support.engine_rig import CONFIG, LEASE_MS, Rig
 from tickwheel.engine.delivery import Broadcaster
-from tickwheel.engine.lateness import STARTING_MS, Spells, shares
+from tickwheel.engine.lateness import STARTING_MS
+from tickwheel.engine.spells import Spells, shares
 from tickwheel.model.lateness import LATE_MS, Cause
 from tickwheel.model.records import GroupSettings
 

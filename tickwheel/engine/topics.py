@@ -29,9 +29,9 @@ from tickwheel.model.records import (
 )
 
 if TYPE_CHECKING:
-    from tickwheel.engine.lateness import Causes, Spells
     from tickwheel.engine.rates import Bucket
     from tickwheel.engine.sinks import DeliverySink
+    from tickwheel.engine.spells import Causes, Spells
     from tickwheel.model.coalescing import Merging
     from tickwheel.model.retry import PolicyRef
 

@@ -16,7 +16,7 @@ from tickwheel.engine.events import PUT
 from tickwheel.history.lines import Kind
 
 if TYPE_CHECKING:
-    from tickwheel.engine.lateness import Causes
+    from tickwheel.engine.spells import Causes
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
     from tickwheel.model.records import GroupSettings, NewTask, TaskRow
     from tickwheel.model.schedules import Run, ScheduleRow

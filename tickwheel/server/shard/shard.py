@@ -128,11 +128,15 @@ class Shard:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._swept_mono_ms = clock.read().mono_ms
-        self._jumps, self._held = clock.jumps, clock.held
+        self._begin_ledger(opened)
+
+    def _begin_ledger(self, opened: Opened) -> None:
+        """From now on it is noted what holds the whole daemon back."""
+        self._jumps, self._held = self.clock.jumps, self.clock.held
         self._barred_ms: int | None = None
         """Since when the leader's lease forbids deliveries."""
         if not opened.created:
-            self.core.ledger.began(opened.position_ms, clock.read().now_ms)
+            self.core.ledger.began(opened.position_ms, self.clock.read().now_ms)
         self.observed.loop_busy = self._held_up
 
     def _new_committer(self, owner: str, opened: Opened) -> Committer:
