@@ -18,7 +18,8 @@ from support.steering import WallClock
 from tickwheel import Client
 from tickwheel.model.lateness import LATE_MS, Cause
 
-ENOUGH_S = 1.5 * LATE_MS / 1000
+ENOUGH_S = 5 * LATE_MS / 1000
+"""So much more than a busy machine adds that the cause is certain."""
 NAME = "tickwheel_lateness_cause_seconds_count"
 AGE = "tickwheel_oldest_ready_age_seconds t g"
 
@@ -39,15 +40,17 @@ async def has_passed(due_s: float) -> None:
 
 
 async def blamed(daemon: Daemon, cause: Cause, count: int = 1) -> None:
-    """``cause`` has been counted so often, and no other; when the daemon is over, its history says
-    the same."""
+    """``cause`` has been counted so often, and no other but what a busy machine adds; when the
+    daemon is over, its history says the same."""
     counts = {one: scraped(daemon)[f"{NAME} {one}"] for one in Cause}
-    assert {one: n for one, n in counts.items() if n} == {cause: count}
+    busy = set() if cause is Cause.LOOP_BUSY else {Cause.LOOP_BUSY}
+    assert {one: n for one, n in counts.items() if n and one not in busy} == {cause: count}
     assert await daemon.aterminate() == 0
     history = Path(daemon.settings["history_dir"])
     await taken_up(history)
     events = [e for e in read_all(history) if e["event"] == "delivered" and e["attempt"] == 1]
-    assert [e["cause"] for e in events if e["lateness_ms"] > LATE_MS] == [cause.value] * count
+    causes = [e["cause"] for e in events if e["lateness_ms"] > LATE_MS]
+    assert [one for one in causes if one not in busy] == [cause.value] * count
     assert not any("cause" in e for e in events if e["lateness_ms"] <= LATE_MS)
 
 
@@ -77,7 +80,7 @@ async def test_it_was_paused(daemon: Daemon) -> None:
 
 async def test_a_rate_held_it_back(daemon: Daemon) -> None:
     async with daemon, Client(daemon.url) as client:
-        await client.create_group("t", "g", rate=4.0, burst=1)
+        await client.create_group("t", "g", rate=1.5, burst=1)
         subscription = client.subscribe("t", group="g")
         for _ in range(2):
             await client.enqueue("t", b"x")
