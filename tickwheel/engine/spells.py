@@ -10,6 +10,8 @@ Causes = Cause | list[Cause | None]
 """Of the deliveries of a frame: one for all, or one for each; None: it is in time, or not the
 first one."""
 _ONGOING_MS = 1 << 62
+_BY_RANK = list(Cause)
+_RANKS = {cause: rank for rank, cause in enumerate(_BY_RANK)}
 
 
 class Spells:
@@ -54,18 +56,28 @@ class Spells:
         start_ms = self._starts_ms.get(cause)
         return None if start_ms is None else (start_ms, self._ends_ms[cause])
 
+    def within(self, from_ms: int, until_ms: int) -> list[tuple[int, int, int]]:
+        """(place of the cause in their order, first ms, ms after the last) of those spells that
+        have a part of this time."""
+        ends_ms = self._ends_ms
+        return [
+            (_RANKS[cause], start_ms, end_ms)
+            for cause, start_ms in self._starts_ms.items()
+            if start_ms < until_ms and (end_ms := ends_ms[cause]) > from_ms
+        ]
+
 
 def shares(from_ms: int, until_ms: int, all_spells: Sequence[Spells]) -> dict[Cause, int]:
     """The milliseconds of a wait by cause; their sum is the wait."""
+    overlapping = [spell for spells in all_spells for spell in spells.within(from_ms, until_ms)]
+    if not overlapping:
+        return {Cause.LOOP_BUSY: until_ms - from_ms}
     found: dict[Cause, int] = {}
     left = [(from_ms, until_ms)]
-    for cause in Cause:
-        for spells in all_spells:
-            spell = spells.of(cause)
-            if spell is None or spell[1] <= from_ms or spell[0] >= until_ms:
-                continue
-            covered_ms, left = _cut(left, *spell)
-            found[cause] = found.get(cause, 0) + covered_ms
+    for rank, start_ms, end_ms in sorted(overlapping):
+        covered_ms, left = _cut(left, start_ms, end_ms)
+        cause = _BY_RANK[rank]
+        found[cause] = found.get(cause, 0) + covered_ms
     rest_ms = sum(end - start for start, end in left)
     found[Cause.LOOP_BUSY] = found.get(Cause.LOOP_BUSY, 0) + rest_ms
     return found
