@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 from tickwheel.reports.settings import HOUR_MS, ReportSettings
 
 if TYPE_CHECKING:
-    from tickwheel.reports.table import Manifest
+    from tickwheel.reports.manifest import Manifest
 
 HOURS_MAX = 24 * 15
 """More buckets than this are no picture; days are drawn instead."""
