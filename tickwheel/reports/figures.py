@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
 from tickwheel.reports import journeys, rollups, schema
 from tickwheel.reports.grain import Grain, grain
@@ -26,7 +27,6 @@ from tickwheel.reports.settings import ReportSettings, pattern_regex
 
 if TYPE_CHECKING:
     from pyspark.sql import Row
-    from pyspark.sql.types import StructType
 
     from tickwheel.reports.manifest import Manifest
     from tickwheel.reports.table import Table
@@ -86,6 +86,8 @@ def figures(
     found |= compared(found["by_day"].rows, found["by_hour"].rows, settings)
     if not found["all"].rows:
         found["all"] = Figure([_nothing(found["all"])], found["all"].shape)
+    for name in ("by_topic", "all"):
+        found[name] = with_undelivered(found[name], found["stuck_by_group"].rows)
     counts = found.pop("counts").rows
     topics = {row["topic"] for row in counts} - {schema.NO_TOPIC}
     chosen = sorted(filter(settings.wants, topics))
@@ -246,6 +248,24 @@ def of_topics(rows: DataFrame, settings: ReportSettings) -> DataFrame:
         return rows
     patterns = map(pattern_regex, settings.topics)
     return rows.filter(rows.topic.rlike("^(?:" + "|".join(patterns) + ")$"))
+
+
+def with_undelivered(of: Figure, stuck: Rows) -> Figure:
+    """With ``undelivered``, the tasks that are overdue and were never delivered, and
+    ``kept_share``: the share on time of all that should have been delivered by now."""
+    shape: Any = of.shape
+    wider = StructType([*shape.fields, StructField("undelivered", LongType()),
+                        StructField("kept_share", DoubleType())])  # fmt: skip
+    rows = []
+    for row in of.rows:
+        same = (one for one in stuck if row.get("topic") in {None, one["topic"]})
+        lost = sum(one["tasks"] for one in same if one["state"] == waiting.NEVER)
+        # Nobody got these, so they are the topic's and not a group's; with nothing delivered at
+        # all the topic's own row says so.
+        due = row["first_deliveries"] + lost
+        share = row["on_time"] / due if due else None
+        rows.append({**row, "undelivered": lost, "kept_share": share})
+    return Figure(rows, wider)
 
 
 def totals(counts: Rows, topics: set[str]) -> Figure:

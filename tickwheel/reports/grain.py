@@ -13,7 +13,7 @@ from tickwheel.reports.settings import HOUR_MS, QUARTER_MS, ReportSettings
 if TYPE_CHECKING:
     from tickwheel.reports.manifest import Manifest
 
-STEPS_MS = (1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 120_000, 300_000, QUARTER_MS)
+STEPS_MS = (1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000, 180_000, 300_000, QUARTER_MS)
 """Each divides a quarter of an hour, so none crosses the border of a local hour."""
 BUCKETS_MAX = 240
 HOURS_MAX = 24 * 15
