@@ -196,6 +196,25 @@ def test_the_choice_changes_everything_on_the_page(
     assert re.findall(r"<b>([^<]+)</b>", cards)[:4] == ["2", "2", "100.0 %", "0"]
 
 
+def test_a_click_on_a_heading_sorts_by_it(made: Report, browser: Browser, tmp_path: Path) -> None:
+    """Numbers as numbers, the largest first; what is unknown comes last; again: the other way."""
+    text = Path(made.page).read_text()
+
+    def seen(clicks: int) -> list[str]:
+        name = "[...document.querySelectorAll('.tables th')].find((h) => h.textContent === 'max')"
+        script = f"<script>{f'{name}.click();' * clicks}</script></body>"
+        place = tmp_path / "report.html"
+        place.write_text(text.replace("</body>", script))
+        table = browser.dom(place).split("<h2>Topics and groups</h2>")[1].split("</table>")[0]
+        return re.findall(r'data-group="(\w*)"', table)
+
+    late = {r["group"]: r["late_max_ms"] for r in made.rows["by_topic"] if r["group"]}
+    assert len(set(late.values())) == len(late) == 3
+    downwards = sorted(late, key=lambda group: -late[group])
+    assert seen(1) == downwards
+    assert seen(2) == downwards[::-1]
+
+
 def test_on_time_counts_what_was_never_delivered(made: Report) -> None:
     """Task 5 is overdue and nobody got it: a share of what was delivered alone would hide it."""
     (whole,) = made.rows["all"]

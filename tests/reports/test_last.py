@@ -155,6 +155,23 @@ def test_any_other_version_makes_another(
         assert holds(settings)
 
 
+def test_a_run_that_fails_while_it_writes_leaves_no_report_that_holds(
+    settings: ReportSettings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of its figures are there, some are those of the report before."""
+    from tickwheel.reports import job
+
+    def failing(*arguments: object) -> None:
+        raise OSError("no space left on the device")
+
+    assert holds(settings)
+    monkeypatch.setattr(job, "csv_text", failing)
+    with pytest.raises(session.ReportError, match="no space"):
+        job.run(spark, settings)
+    assert not (Path(settings.table) / last.NAME).exists()
+    assert holds(settings) is None
+
+
 def test_what_lies_elsewhere_is_left_to_spark(settings: ReportSettings) -> None:
     assert holds(ReportSettings(f"file://{settings.history}", settings.out, **CHOSEN)) is None  # type: ignore[arg-type]  # both kinds
 
