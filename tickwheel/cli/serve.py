@@ -63,6 +63,13 @@ AcceptClockOption = Annotated[
         help="The clock is right, however long nobody served: fire what is due.",
     ),
 ]
+TokensFileOption = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Tokens with rights of their own: `tickwheel token`."),
+]
+ReadyFileOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Written once it serves: its addresses, as JSON.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 
@@ -95,14 +102,8 @@ def serve(
             metavar="DIR", help="Write there what happens to every task. Default: no history."
         ),
     ] = None,
-    tokens_file: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Tokens with rights of their own: `tickwheel token`."),
-    ] = None,
-    ready_file: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Written once it serves: its addresses, as JSON."),
-    ] = None,
+    tokens_file: TokensFileOption = None,
+    ready_file: ReadyFileOption = None,
     log_format: Annotated[
         str | None, typer.Option(metavar="console|json", help="Default: console.")
     ] = None,

@@ -31,6 +31,7 @@ from tickwheel.model.records import (
 if TYPE_CHECKING:
     from tickwheel.engine.rates import Bucket
     from tickwheel.engine.sinks import DeliverySink
+    from tickwheel.engine.spells import Causes, Spells
     from tickwheel.model.coalescing import Merging
     from tickwheel.model.retry import PolicyRef
 
@@ -53,6 +54,7 @@ class Group:
         "expired",
         "expiry_mono_ms",
         "flight",
+        "is_unused",
         "loading",
         "nacked",
         "name",
@@ -62,13 +64,16 @@ class Group:
         "since_id",
         "since_ms",
         "snoozed",
+        "spells",
         "stale",
         "stale_count",
         "subscribers",
         "topic",
         "tries",
+        "used_mono_ms",
         "waiting",
         "was_restored",
+        "was_used",
     )
 
     def __init__(self, topic: Topic, name: str, since_ms: int) -> None:
@@ -80,6 +85,11 @@ class Group:
         self.settings = NOTHING_SET
         self.was_restored = False
         """Its deletion began before this start of the engine."""
+        self.was_used = True
+        """Since it was looked at last somebody has subscribed, or it was made."""
+        self.used_mono_ms = 0
+        """When it was known to be used last; and whether that is reported to be long ago."""
+        self.is_unused = False
         self.bucket: Bucket | None = None
         """Its rate limit."""
         self.ready = ReadyQueue()
@@ -100,6 +110,8 @@ class Group:
         """Stands for consumers of leases taken over from before a restart."""
         self.expiry_mono_ms: int | None = None
         """No lease ends before this; found again by a scan when it has come."""
+        self.spells: Spells | None = None
+        """What held it back; None: nothing ever did."""
         self.dead = 0
         """Dead letters that it has; what follows counts since the start."""
         self.delivered = 0
@@ -127,6 +139,12 @@ class Group:
     def row(self) -> GroupRow:
         settings = None if self.settings == NOTHING_SET else self.settings
         return GroupRow(self.topic.name, self.name, self.since_ms, settings, self.since_id)
+
+    def unused_ms(self, mono_ms: int) -> int | None:
+        """For how long nobody has used it; None unless that is to be reported."""
+        if not self.is_unused or self.was_used or self.subscribers:
+            return None
+        return mono_ms - self.used_mono_ms
 
     def oldest_since_ms(self) -> int | None:
         """Since when the ready task waits that has waited longest; None when none is ready."""
@@ -353,6 +371,8 @@ class Dispatch(NamedTuple):
     items: list[Item]
     taken_ms: int = 0
     """When they were taken, by the wall clock, if they may be written later than that."""
+    causes: Causes | None = None
+    """Why those that are late are late, if a history has asked already."""
 
 
 def priority_of(row: TaskRow) -> int:

@@ -364,6 +364,11 @@ DAEMON: tuple[Plain, ...] = (
         lambda d: _seen(d).dead_expire_s,
     ),
     Plain(
+        "tickwheel_groups_unused",
+        "Groups that nobody has used for `group_unused_report_s`.",
+        lambda d: _seen(d).groups_unused,
+    ),
+    Plain(
         "tickwheel_backup_failures_total",
         "Daily backups that failed.",
         lambda d: _seen(d).backup_failures,
@@ -390,6 +395,13 @@ HISTOGRAMS: tuple[Distribution, ...] = (
         "First deliveries: from the due time until the frame was written.",
         "topic",
         lambda seen: list(seen.lateness.by_topic.items()),
+        1000,
+    ),
+    Distribution(
+        "tickwheel_lateness_cause_seconds",
+        "First deliveries later than 100 ms, by what they waited for.",
+        "cause",
+        lambda seen: [(cause.value, each) for cause, each in seen.lateness.by_cause.items()],
         1000,
     ),
     Distribution(
