@@ -119,6 +119,18 @@ ACCESS_MUTANTS = (
         (HIDDEN + "test_schedules_of_other_topics_are_not_there_but_keep_their_names",),
     ),
     Mutant(
+        "any-session-is-resumed",
+        "who names the session of another is taken for it",
+        (
+            Edit(
+                "tickwheel/server/tcp/greeting.py",
+                "    if session is not None and principal.is_limited:\n",
+                "    if False:\n",
+            ),
+        ),
+        (HIDDEN + "test_nobody_gets_into_the_session_of_another",),
+    ),
+    Mutant(
         "an-expired-token-passes",
         "the end of a token is only shown",
         (

@@ -12,6 +12,8 @@ from server.access_rig import AccessRig
 from support.shard_rig import NOW_MS, Peer
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server.http.new_tasks import once
+from tickwheel.server.shard.access import Principal
 
 HOUR_MS = 3_600_000
 NEVER = 5
@@ -171,6 +173,30 @@ async def test_a_group_of_ours_does_not_settle_tasks_of_others(rig: AccessRig) -
     await peer.call(T.REJECT, "ours.a", "g", ((item[0], epoch, item[1], None),))
     assert rig.core.tasks == 1
     assert await words(owner, T.ACK, "theirs", "g", epoch, (item[0],), (item[1],)) is None
+
+
+async def test_nobody_gets_into_the_session_of_another(rig: AccessRig) -> None:
+    """Else a request of somebody else would be taken for a resend, and its tasks for stored."""
+    token = await rig.token("produce=ours.*", name="shop")
+    session = once("order-42", Principal("token shop", None), ()).session
+    for thief in (await rig.token("all=theirs", name="thief"), token):
+        peer = await rig.peer(token=thief, session=session)
+        await peer.enqueue(("theirs", b"", HOUR_MS))
+    headers = {"authorization": f"Bearer {token}", "idempotency-key": "order-42"}
+    stored = await rig.call("POST", "/v1/tasks", {"topic": "ours.a"}, **headers)
+    assert stored.status == 201
+    peers = [await rig.peer(token=await rig.token("all", name=n), session=b"s" * 16) for n in "ab"]
+    answers = [await peer.enqueue((f"of.{n}", b"", HOUR_MS)) for n, peer in enumerate(peers)]
+    assert answers[0][2][1] != answers[1][2][1] and "of.1" in rig.core.topics
+
+
+async def test_a_resend_is_known_again_also_with_a_newer_token_of_the_name(rig: AccessRig) -> None:
+    answers = []
+    for _ in range(2):
+        token = await rig.token("produce", name="shop")
+        peer = await rig.peer(token=token, session=b"s" * 16)
+        answers.append(await peer.enqueue(("t", b"", HOUR_MS)))
+    assert answers[0] == answers[1] and rig.core.tasks == 1
 
 
 async def test_frames_behind_hello_in_one_piece_have_its_rights(rig: AccessRig) -> None:

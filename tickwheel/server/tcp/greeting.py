@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any, NamedTuple
 
 from tickwheel.errors import BadRequest, HelloRequired, VersionUnsupported
@@ -51,7 +52,16 @@ def read_hello(frame: Frame, logins: Logins) -> Hello:
     heartbeat = options.get("heartbeat", False)
     if type(heartbeat) is not bool:
         raise BadRequest(f"heartbeat must be true or false, not {checks.shown(heartbeat)}")
+    if session is not None and principal.is_limited:
+        session = _own(principal, session)
     return Hello(request, principal, name, session, heartbeat)
+
+
+def _own(principal: Principal, session: bytes) -> bytes:
+    """The session that it calls so. Without that, somebody with few rights could name the session
+    of another, be it one that HTTP made of an idempotency key, and answer for it."""
+    named = principal.name.encode() + session
+    return hashlib.blake2b(named, digest_size=SESSION_BYTES, person=b"tw-tcp-session").digest()
 
 
 def hello_answer(
