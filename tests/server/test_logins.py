@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -191,7 +190,7 @@ async def test_a_folder_that_cannot_be_written_costs_the_last_use_only(
     def refuse(*args: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(os, "open", refuse)
+    monkeypatch.setattr(tokens, "write_used", refuse)
     for _ in range(2):
         token = next(iter(tokens.read(rig.path)))
         rig.logins._used[token] = 5

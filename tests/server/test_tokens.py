@@ -154,7 +154,7 @@ def test_a_write_that_fails_leaves_what_was_there(
     def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(tokens, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         tokens.create(path, "second", ALL, 5, None)
     assert path.read_bytes() == before and os.listdir(path.parent) == [path.name]

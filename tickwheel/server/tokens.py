@@ -21,6 +21,7 @@ import os
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from os import fsync
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -275,14 +276,14 @@ def _replace(path: Path, value: object) -> None:
         with open(fd, "w", encoding="utf-8") as file:
             file.write(json.dumps(value, indent=1) + "\n")
             file.flush()
-            os.fsync(fd)
+            fsync(fd)
         fresh.replace(path)
     except BaseException:
         fresh.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(folder)
+        fsync(folder)
     finally:
         os.close(folder)
 
