@@ -270,7 +270,15 @@ class KeyIndex:
 
     def ended(self, topic: str, key: str, task_id: int) -> None:
         """The task has left for good."""
-        hashed = self.hash(topic, key)
+        self._ended(self.hash(topic, key), task_id)
+
+    def ended_many(self, topic: str, keys: Mapping[int, str]) -> None:
+        """``ended`` of tasks of one topic; ``keys``: id → key."""
+        hashes = self.hash.of_many([topic] * len(keys), list(keys.values()))
+        for task_id, hashed in zip(keys, hashes, strict=True):
+            self._ended(hashed, task_id)
+
+    def _ended(self, hashed: int, task_id: int) -> None:
         crowd = self._crowds.get(hashed)
         if crowd is None:
             was_here = self._table.remove(hashed, task_id)

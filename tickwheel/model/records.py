@@ -49,6 +49,14 @@ class TaskOptions(NamedTuple):
     asked_ms: int | None = None
 
 
+_KEY_ALONE = TaskOptions()[1:]
+
+
+def is_key_alone(options: TaskOptions) -> bool:
+    """It has a key, and no other option."""
+    return options[0] is not None and options[1:] == _KEY_ALONE
+
+
 NewTask = tuple[str, int, bytes, TaskOptions | None]
 """(topic, due_ms, body, extras) of a task that has no id yet; due_ms is not in the past."""
 

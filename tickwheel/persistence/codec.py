@@ -41,6 +41,7 @@ from tickwheel.model.records import (
     SessionRow,
     TaskOptions,
     TaskRow,
+    is_key_alone,
 )
 from tickwheel.model.retry import of_stored_fields, stored_fields
 from tickwheel.model.schedules import Run, Schedule, ScheduleRow
@@ -130,9 +131,6 @@ def _unpack(what: str, data: bytes, *builds: Callable[..., _T]) -> _T:
 # --- parts of a row, for stores that keep the other fields in columns ------------------------
 
 
-_KEY_ALONE = TaskOptions()[1:]
-
-
 def encode_extras(options: TaskOptions | None) -> bytes | None:
     if options is None:
         return None
@@ -147,7 +145,7 @@ def encode_extras_of(many: Iterable[TaskOptions | None]) -> list[bytes | str | N
         options
         if options is None
         else options[0]
-        if options[1:] == _KEY_ALONE and options[0] is not None
+        if is_key_alone(options)
         else pack((_version_of(options), *_extras_fields(options)))
         for options in many
     ]
