@@ -42,13 +42,14 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
     is_key_alone,
+    keys_alone,
 )
 from tickwheel.model.retry import of_stored_fields, stored_fields
 from tickwheel.model.schedules import Run, Schedule, ScheduleRow
 from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 
 def settings_fields(settings: GroupSettings) -> tuple[object, ...]:
@@ -137,9 +138,12 @@ def encode_extras(options: TaskOptions | None) -> bytes | None:
     return _pack(*_extras_fields(options), version=_version_of(options))
 
 
-def encode_extras_of(many: Iterable[TaskOptions | None]) -> list[bytes | str | None]:
+def encode_extras_of(many: Collection[TaskOptions | None]) -> Sequence[bytes | str | None]:
     """For a column of many: as ``encode_extras`` gives each, but a key that is all there is stands
     as text. ``decode_extras_of`` reads either."""
+    keys = keys_alone(many)
+    if keys is not None:
+        return keys
     pack = msgpack.Packer().pack
     return [
         options
