@@ -434,7 +434,7 @@ async def _handles(store: Store, chunk: int) -> list[tuple[int, int, str]]:
 
 async def _keys(store: Store) -> list[tuple[int, int]]:
     return sorted(
-        [pair async for keyed in store.recover_keys() for pair in zip(*keyed, strict=True)]
+        [pair async for keyed in store.recover_keys() for pair in zip(*keyed[:2], strict=True)]
     )
 
 

@@ -162,6 +162,8 @@ class Keyed(NamedTuple):
 
     ids: Sequence[int]
     hashes: Sequence[int]
+    expected: int = 0
+    """How many there are altogether, at most; 0: that is not known."""
 
 
 @dataclass(slots=True)
