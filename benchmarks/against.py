@@ -72,10 +72,16 @@ def _show(old: Figures, new: Figures) -> None:
     """One line a metric that both have: medians, their spread, and new / old."""
     for metric in sorted(old.keys() & new.keys()):
         middle = [statistics.median(side[metric]) for side in (old, new)]
-        spread = [f"({min(side[metric]):,.5g} to {max(side[metric]):,.5g})" for side in (old, new)]
         ratio = f"{middle[1] / middle[0]:.3f}" if middle[0] else "-"
-        texts = [f"{value:,.5g} {found}" for value, found in zip(middle, spread, strict=True)]
+        texts = [
+            f"{_figure(value)} ({_figure(min(side[metric]))} to {_figure(max(side[metric]))})"
+            for value, side in zip(middle, (old, new), strict=True)
+        ]
         print(f"{metric:45} old {texts[0]}; new {texts[1]}; new / old {ratio}", flush=True)
+
+
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1_000 else f"{value:.4g}"
 
 
 if __name__ == "__main__":

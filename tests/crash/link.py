@@ -93,7 +93,8 @@ class Link:
         link = cls(reader, writer, numbers, delivered)
         said = {"v": PROTOCOL_VERSION, "session": session, "token": None, "client": "torture"}
         try:
-            answer = await asyncio.wait_for(link.call(FrameType.HELLO, said), HELLO_TIMEOUT_S)
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                answer = await link.call(FrameType.HELLO, said)
         except TimeoutError as error:  # accepted by a daemon that is on its way down
             link.abort()
             raise Lost("no answer to HELLO") from error
@@ -136,7 +137,9 @@ class Link:
 
     async def wait(self, answer: asyncio.Future[Frame]) -> Frame:
         try:
-            return await asyncio.wait_for(answer, self.answer_timeout_s)
+            # Python 3.11's wait_for may swallow a cancellation: who is to end would go on.
+            async with asyncio.timeout(self.answer_timeout_s):
+                return await answer
         except TimeoutError:
             raise Unanswered(
                 f"no answer within {self.answer_timeout_s} s: connection {self.name} of"

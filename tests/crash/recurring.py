@@ -110,12 +110,10 @@ class Recurring:
 
     async def begin(self) -> None:
         """Before anything is killed; the group first, so that it is owed every task."""
-        link = await self._plan.link(self._numbers)
-        await _ok(link, FrameType.SUBSCRIBE, 1, TOPIC, GROUP, 0, {})
+        await self._ask(FrameType.SUBSCRIBE, 1, TOPIC, GROUP, 0, {})
         for asked in ASKED:
-            answer = await _ok(link, FrameType.SCHEDULE_PUT, asked.name, _options(asked))
+            answer = await self._ask(FrameType.SCHEDULE_PUT, asked.name, _options(asked))
             self.lives.append(Life(asked, answer["next_ms"]))
-        link.abort()
 
     async def run(self) -> None:
         """Puts what is there again and again, which changes nothing; in the end pauses all, so

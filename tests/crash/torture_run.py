@@ -21,7 +21,7 @@ from crash.groups import Caller, GroupFaults
 from crash.http_clients import HttpConsumer, HttpProducer, HttpStreamer
 from crash.keyed import GROUP, KEYED, KeyedProducer, judge
 from crash.killer import Killer
-from crash.link import Link, Numbers, now_ms
+from crash.link import now_ms
 from crash.network import Frozen, Net, NetworkFaults
 from crash.plan import BRIEF, GROUPS, ONCE, SETTINGS, Plan
 from crash.records import Looked, Requeued
@@ -444,39 +444,40 @@ class Run:
 
     async def _make_groups(self) -> None:
         """Before the first task, so that all of them are owed every task."""
-        link = await self.plan.link(Numbers())
+        caller = Caller(self.plan)
         pairs = [(topic, group) for topic, groups in GROUPS.items() for group in groups]
         pairs += [(KEYED, GROUP)] if self._keyed else []
         for number, (topic, group) in enumerate(pairs):
-            frame = await link.call(FrameType.SUBSCRIBE, number, topic, group, 0, {})
+            frame = await caller.ask(FrameType.SUBSCRIBE, number, topic, group, 0, {})
             assert frame[0] == FrameType.OK, frame
-        link.abort()
+        caller.close()
         if self._recurring is not None:
             await self._recurring.begin()
 
     # --- the end ---------------------------------------------------------------------------
 
     async def _drain(self) -> None:
-        """Until the daemon says that nothing is left; dead letters are brought back."""
+        """Until the daemon says that nothing is left; dead letters are brought back. Who leads may
+        change meanwhile: a standby takes over from one that a busy machine was slow to run."""
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
         journal = self.plan.journal("operator")
-        link = await self.plan.link(Numbers())
+        caller = Caller(self.plan)
         while True:
             if self._groups is not None:
                 await self._groups.sweep()
             if self._resources is not None:
                 await self._resources.sweep()
-            counts = await self._counts(link)
+            counts = await self._counts(caller)
             if not any(counts.values()):
-                return link.abort()
+                return caller.close()
             if time.monotonic() > deadline:
                 self.problems.append(f"still there after {DRAIN_TIMEOUT_S} s: {counts}")
-                return link.abort()
+                return caller.close()
             if counts["dead"]:
-                listed = await link.call(FrameType.DEAD_LIST, {"limit": 1000})
+                listed = await caller.ask(FrameType.DEAD_LIST, {"limit": 1000})
                 letters = [(letter["id"], letter["group"]) for letter in listed[2]["dead"]]
                 journal.requeued += [Requeued(i, group, now_ms()) for i, group in letters]
-                await link.call(FrameType.DEAD_REQUEUE, letters)
+                await caller.ask(FrameType.DEAD_REQUEUE, letters)
             await asyncio.sleep(LOOK_S)
 
     async def _look_up(self) -> None:
@@ -485,24 +486,24 @@ class Run:
         topics = (BRIEF, ONCE, *groups.TOPICS)
         accepted = [a for j in self.plan.journals for a in j.accepted if a.topic in topics]
         ids = sorted({task_id for a in accepted for task_id in a.ids})
-        link = await self.plan.link(Numbers())
+        caller = Caller(self.plan)
         for at in range(0, len(ids), ASKED_ABOUT):
-            frame = await link.call(FrameType.LOOKUP, ids[at : at + ASKED_ABOUT])
+            frame = await caller.ask(FrameType.LOOKUP, ids[at : at + ASKED_ABOUT])
             assert frame[0] == FrameType.OK, frame
             journal.looked += [Looked(task["id"], task["state"], now_ms()) for task in frame[2]]
-        link.abort()
+        caller.close()
 
-    async def _counts(self, link: Link) -> dict[str, int]:
-        found = (await link.call(FrameType.STATS))[2]
+    async def _counts(self, caller: Caller) -> dict[str, int]:
+        found = (await caller.ask(FrameType.STATS))[2]
         if found["early"]:
             self.problems.append(f"the daemon held back {found['early']} early deliveries")
         return {name: found[name] for name in COUNTS}
 
     async def _look_at_what_is_left(self) -> None:
         """Still nothing after everything was settled, after a stop, and in the file itself."""
-        link = await self.plan.link(Numbers())
-        counts = await self._counts(link)
-        link.abort()
+        caller = Caller(self.plan)
+        counts = await self._counts(caller)
+        caller.close()
         if any(counts.values()):
             self.problems.append(f"left in the daemon at the end: {counts}")
         for daemon in self.daemons:

@@ -21,7 +21,7 @@ async def enqueue(rig: HttpRig, **task: Any) -> str:
 async def test_a_task_is_answered_with_its_id_as_text_and_its_due_time(rig: HttpRig) -> None:
     response = await rig.call("POST", "/v1/tasks", {"topic": "t", "body": "hé", "delay_ms": 5})
     assert response.status == 201
-    assert response.json == {"id": response.json["id"], "due_ms": NOW_MS + 5}
+    assert response.json == {"id": response.json["id"], "due_ms": NOW_MS + 5, "outcome": "stored"}
     assert isinstance(response.json["id"], str)
     task = (await rig.call("GET", f"/v1/tasks/{response.json['id']}")).json
     assert (task["body"], task["state"], task["due_ms"]) == ("hé", "scheduled", NOW_MS + 5)
@@ -83,12 +83,40 @@ async def test_a_due_window_is_answered_with_what_was_chosen(rig: HttpRig) -> No
     assert await rig.post("/v1/tasks", tasks, idempotency_key="a") == first
     await rig.call("DELETE", f"/v1/tasks/{ids[0]}")
     again = await rig.post("/v1/tasks", tasks, idempotency_key="a")
-    assert again["tasks"][0] == {"id": ids[0], "due_ms": None}
+    assert again["tasks"][0] == {"id": ids[0], "due_ms": None, "outcome": "stored"}
     line = (json.dumps(window) + "\n").encode()
     response = await rig.call("POST", "/v1/tasks", line, content_type="application/x-ndjson")
     assert 10_000 <= response.lines[0]["due_ms"] - NOW_MS <= 70_000
     load = (await rig.call("GET", "/v1/load?steps=2")).json
     assert sum(load["counts"]) == load["scheduled"] == 20
+
+
+async def test_a_key_that_is_pending_is_answered_with_what_became_of_the_new_task(
+    rig: HttpRig,
+) -> None:
+    task = {"topic": "t", "delay_ms": 10_000, "key": "k"}
+    bodies = [
+        {"body": "1"}, {"body": "2", "if_pending": "keep"},
+        {"body": "3", "if_pending": {"action": "replace", "replaces": "body"}},
+        {"body": "4", "if_pending": "reject"},
+    ]  # fmt: skip
+    tasks = {"tasks": [task | body for body in bodies]}
+    first = await rig.post("/v1/tasks", tasks, idempotency_key="a")
+    outcomes = ["stored", "kept", "replaced", "rejected"]
+    assert [one["outcome"] for one in first["tasks"]] == outcomes
+    (task_id,) = {one["id"] for one in first["tasks"]}
+    assert {one["due_ms"] for one in first["tasks"]} == {NOW_MS + 10_000}
+    assert (await rig.call("GET", f"/v1/tasks/{task_id}")).json["body"] == "3"
+    assert await rig.post("/v1/tasks", tasks, idempotency_key="a") == first
+    response = await rig.call(
+        "POST", "/v1/topics/t/tasks", b"5",
+        tickwheel_key="k", tickwheel_if_pending='{"action": "replace"}',
+    )  # fmt: skip
+    assert (response.status, response.json["outcome"]) == (201, "replaced")
+    assert (await rig.call("GET", f"/v1/tasks/{task_id}")).json["body"] == "5"
+    wrong = await rig.call("POST", "/v1/tasks", task | {"if_pending": {"action": "later"}})
+    assert (wrong.status, wrong.json["code"]) == (400, "bad_request")
+    assert "if_pending must be one of add, keep, replace, reject" in wrong.json["detail"]
 
 
 async def test_many_are_accepted_in_their_order_or_not_at_all(rig: HttpRig) -> None:
@@ -283,10 +311,10 @@ async def test_a_key_has_a_length(rig: HttpRig, key: str) -> None:
 @pytest.mark.parametrize(
     ("answer", "lines"),
     [
-        ((100, 5, 1), [b'{"id":"5","due_ms":107}']),
-        ((100, (5,)), [b'{"id":"5","due_ms":107}']),
-        ((100, (5,), {"dues_ms": [None]}), [b'{"id":"5","due_ms":null}']),
-        ((100, (5,), {"outcomes": [("kept", 33)]}), [b'{"id":"5","due_ms":33}']),
+        ((100, 5, 1), [b'{"id":"5","due_ms":107,"outcome":"stored"}']),
+        ((100, (5,)), [b'{"id":"5","due_ms":107,"outcome":"stored"}']),
+        ((100, (5,), {"dues_ms": [None]}), [b'{"id":"5","due_ms":null,"outcome":"stored"}']),
+        ((100, (5,), {"outcomes": [("kept", 33)]}), [b'{"id":"5","due_ms":33,"outcome":"kept"}']),
     ],
 )
 def test_every_form_of_an_answer_is_read(answer: tuple[Any, ...], lines: list[bytes]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from datetime import UTC, datetime, timedelta
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -24,6 +25,8 @@ _MILLISECOND = timedelta(milliseconds=1)
 HEADER = b"tickwheel-"
 PROPERTY_HEADER = b"tickwheel-property-"
 IDEMPOTENCY_KEY_LENGTH_MAX = 255
+_MAPS = ("retry", "if_pending")
+"""Fields that are a word or a map, in a header as JSON."""
 _NUMBERS = ("delay_ms", "due_ms", "delay_level", "priority", "ttl_ms", "within_ms")
 
 
@@ -46,12 +49,16 @@ class Kept(NamedTuple):
 
     ids: Sequence[int]
     dues_ms: Sequence[int | None]
+    words: Sequence[str] | None = None
+    """What became of each; None: all are stored."""
 
     def lines(self) -> list[bytes]:
         """JSON of each task."""
+        words = repeat("stored") if self.words is None else self.words
         return [
-            b'{"id":"%d","due_ms":%b}' % (task_id, b"null" if due_ms is None else b"%d" % due_ms)
-            for task_id, due_ms in zip(self.ids, self.dues_ms, strict=True)
+            b'{"id":"%d","due_ms":%b,"outcome":"%b"}'
+            % (task_id, b"null" if due_ms is None else b"%d" % due_ms, word.encode())
+            for task_id, due_ms, word in zip(self.ids, self.dues_ms, words, strict=False)
         ]
 
 
@@ -67,7 +74,8 @@ def kept(answer: tuple[Any, ...], given: Sequence[Given]) -> Kept:
         if "dues_ms" in more:
             return Kept(ids, more["dues_ms"])
         if "outcomes" in more:  # (word, due time) of each
-            return Kept(ids, [due_ms for _, due_ms in more["outcomes"]])
+            words, dues_ms = zip(*more["outcomes"], strict=True)
+            return Kept(ids, dues_ms, words)
     return Kept(ids, [one.due(accepted_ms) for one in given])
 
 
@@ -137,8 +145,10 @@ class Reader:
                 fields[field] = _number(name, text) if field in _NUMBERS else text
         if properties:
             fields["properties"] = properties
-        if "retry" in fields and fields["retry"].startswith("{"):
-            fields["retry"] = _json_header("tickwheel-retry", fields["retry"])
+        for field in _MAPS:
+            if fields.get(field, "").startswith("{"):
+                header = f"tickwheel-{field.replace('_', '-')}"
+                fields[field] = _json_header(header, fields[field])
         named = fields.pop("topic", topic)
         if topic and named != topic:
             raise BadRequest(f"tickwheel-topic is {shown(named)}, but the path names {topic}")
@@ -168,6 +178,8 @@ def _options(given: types.TaskFields) -> dict[str, Any]:
         options["retry"] = policy(given.retry)
     if given.within_ms is not None:
         options["within_ms"] = given.within_ms
+    if given.if_pending is not None:
+        options["if_pending"] = given.if_pending
     return options
 
 

@@ -30,6 +30,7 @@ _TASK_HEADERS = (
     ("Tickwheel-Ttl-Ms", "How long after it is due it is worth delivering."),
     ("Tickwheel-Within-Ms", "Due up to so much later, where there is room."),
     ("Tickwheel-Retry", "A named policy, or one as JSON."),
+    ("Tickwheel-If-Pending", "When its key is pending: a word, or a rule as JSON."),
     _IDEMPOTENCY,
 )
 _TOPIC_HEADER = ("Tickwheel-Topic", "CloudEvents: the topic.")

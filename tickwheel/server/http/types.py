@@ -33,6 +33,10 @@ Retry = Annotated[
     str | dict[str, Any],
     _shape('A named policy, or one as a map: {"kind": "fixed", "delay_ms": 5000, "retries": 3}.'),
 ]
+IfPending = Annotated[
+    str | dict[str, Any],
+    _shape('keep, replace, reject or add, or a map: {"action": "replace", "due": "later"}.'),
+]
 Text = Annotated[str, _shape("The body as text.")]
 Base64 = Annotated[bytes, Meta(description="The body, when it is no text.")]
 
@@ -69,6 +73,7 @@ class TaskFields(When):
     ttl_ms: Annotated[int, _shape("Worth delivering so long after due.", minimum=1)] | None = None
     retry: Retry | None = None
     within_ms: Window | None = None
+    if_pending: IfPending | None = None
 
 
 class NewTask(TaskFields, kw_only=True):
@@ -96,6 +101,9 @@ class Accepted(Out):
     id: Id
     due_ms: Moment | None
     """Null: of the resend of a task with a due window that has ended meanwhile."""
+    outcome: str = "stored"
+    """Or kept, replaced or rejected, by its ``if_pending`` or its topic's: ``id`` and ``due_ms``
+    are then those of the task that is pending."""
 
 
 class AcceptedMany(Out):
