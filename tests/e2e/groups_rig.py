@@ -23,7 +23,7 @@ SETTINGS = {
     "retry_factor": 1,
     "retry_jitter": 0,
     "retry_max": 3,
-    "leader_ttl_s": 0.5,
+    "leader_ttl_s": 1.0,
 }
 """Of every daemon here, unless a test says otherwise."""
 

@@ -41,7 +41,7 @@ SETTINGS = {
     "history_bodies": "true",
     "history_segment_bytes": 48 * 1024,
     "lease_checkpoint_s": 0,
-    "leader_ttl_s": 0.5,
+    "leader_ttl_s": 1.0,
 }
 """Of the daemon that writes a sample, and of those that open it: nothing becomes too old."""
 COUNTS = ("pending", "ready", "in_flight", "waiting", "dead")
