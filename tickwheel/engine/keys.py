@@ -335,7 +335,7 @@ class KeyIndex:
         many will be loaded altogether, at most; 0: nobody knows."""
         self._table.reserve(expected)
         ended = self._ended_early or frozenset[int]()
-        if without.isdisjoint(ids) and ended.isdisjoint(ids):
+        if not (without or ended) or (without.isdisjoint(ids) and ended.isdisjoint(ids)):
             self._add(ids, hashes)
             return
         gone = ended | without
