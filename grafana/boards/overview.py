@@ -113,6 +113,7 @@ OVERVIEW = Dashboard(
                     [
                         (total("tickwheel_connections"), "connections"),
                         (total("tickwheel_subscribers"), "subscriptions"),
+                        (total("tickwheel_groups_unused"), "groups that nobody uses"),
                         (total("tickwheel_broadcasters"), "broadcast subscriptions"),
                         (total("tickwheel_sessions"), "producer sessions remembered"),
                         (total("tickwheel_http_under_way"), "HTTP requests under way"),

@@ -33,7 +33,10 @@ TOPIC = {
     "retry": {**POLICY, "name": "own"},
     "groups": {
         "billing": GROUP,
-        "mail": {**GROUP, "retry": None, "replay": {"looked_at": 8, "given": 7, "share": 0.256}},
+        "mail": {
+            **GROUP, "retry": None, "unused_ms": 691_200_000,
+            "replay": {"looked_at": 8, "given": 7, "share": 0.256},
+        },
     },
 }  # fmt: skip
 STATS = {
@@ -73,6 +76,8 @@ async def _ask(run: Run, kind: T, answer: Answer, *, as_json: bool = False) -> t
     [
         (lambda call: groups.pause(call, "orders"), {"paused": True}),
         (lambda call: groups.resume(call, "orders"), {"paused": False}),
+        (lambda call: groups.broadcast_topic(call, "orders"), {"broadcast_only": True}),
+        (lambda call: groups.broadcast_topic(call, "orders", off=True), {"broadcast_only": False}),
         (lambda call: groups.rate(call, "orders", "7.5"), {"rate": 7.5}),
         (lambda call: groups.rate(call, "orders", "7", None, 3), {"rate": 7.0, "burst": 3}),
         (lambda call: groups.rate(call, "orders", "none"), {"rate": None, "burst": None}),
@@ -127,6 +132,30 @@ async def test_a_group_that_holds_something_is_kept_when_nobody_can_be_asked() -
         )
 
 
+async def test_deleting_a_topic_says_what_it_held(capsys: pytest.CaptureFixture[str]) -> None:
+    held = {"pending": 1_500, "ready": 0, "in_flight": 1, "waiting": 0, "dead": 2, "groups": 3}
+    asked = await _ask(
+        lambda call: groups.delete_topic(call, "orders", force=True), T.TOPIC_DELETE, held
+    )
+    assert asked == ("orders", True)
+    said = capsys.readouterr().out
+    assert said == "orders  deleted with 1,500 pending, 1 in flight, 2 dead, 3 groups\n"
+
+
+@pytest.mark.parametrize(
+    ("message", "shown"),
+    [
+        ("it holds 3 ready", "it holds 3 ready; --force deletes it with them"),
+        ("schedules enqueue to it: s; delete them first", "s; delete them first$"),
+    ],
+)
+async def test_a_topic_is_kept_when_nobody_can_be_asked(message: str, shown: str) -> None:
+    with pytest.raises(Conflict, match=shown):
+        await _ask(
+            lambda call: groups.delete_topic(call, "orders"), T.TOPIC_DELETE, Conflict(message)
+        )
+
+
 @pytest.mark.parametrize(
     ("text", "start"),
     [
@@ -156,7 +185,8 @@ async def test_topics_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
     head, row = _lines(capsys)
     assert "oldest" in head
     assert row.split() == [
-        "orders", "1,234", "0", "0", "0", "0", "1m", "30s", "-", "-", "2", "3", "0", "0",
+        "orders", "1,234", "0", "0", "0", "0", "1m", "30s", "-", "-", "2", "1", "3", "0",
+        "0",
     ]  # fmt: skip
 
 
@@ -172,6 +202,7 @@ async def test_groups_as_a_table_and_as_json(capsys: pytest.CaptureFixture[str])
     assert [line.split()[1] for line in lines[1:]] == ["billing", "mail"]
     assert "paused  5/s burst 9  fixed x2" in lines[1]
     assert [line.split()[-2] for line in lines] == ["replay", "-", "26%"]
+    assert "unused" in lines[0] and "8d" in lines[2] and "8d" not in lines[1]
     await _ask(lambda call: groups.list_groups(call, "orders"), T.STATS, STATS, as_json=True)
     found = [json.loads(line) for line in _lines(capsys)]
     assert [(g["topic"], g["group"], g["subscribers"]) for g in found] == [

@@ -6,8 +6,19 @@ from typing import Any
 
 import pytest
 
+from tickwheel.cli.keyboard import DOWN, END, ENTER, ESCAPE, HOME, PAGE_DOWN, UP, keys_of
 from tickwheel.cli.output import Output
-from tickwheel.cli.top import NOTHING, SORTS, Frame, Meter, frame_text, rows_grid, stats_topics_grid
+from tickwheel.cli.top import (
+    NOTHING,
+    SORTS,
+    Controls,
+    Frame,
+    Meter,
+    arranged,
+    frame_text,
+    rows_grid,
+    stats_topics_grid,
+)
 
 
 def _group(**counts: Any) -> dict[str, Any]:
@@ -124,6 +135,79 @@ def test_json_has_topics_with_their_groups() -> None:
     assert topic["groups"][0]["group"] == "g"
     assert topic["groups"][0]["dead"] == 1
     assert "pending" not in topic["groups"][0]
+
+
+# --- keys ----------------------------------------------------------------------------------------
+
+
+def test_keys_come_by_their_names_and_what_has_none_is_left_out() -> None:
+    assert keys_of("s/é\r") == ["s", "/", "é", ENTER]
+    assert keys_of("\x1b[A\x1bOB\x1b[6~\x1b[1~\x1b[F\x1b") == [
+        UP, DOWN, PAGE_DOWN, HOME, END, ESCAPE,
+    ]  # fmt: skip
+    assert keys_of("\x1b[15~\x1b[1;5C\x01x") == ["x"]
+
+
+def test_keys_choose_the_order_and_the_end() -> None:
+    controls = Controls("busy")
+    assert controls.press(["s"]) is False
+    assert (controls.sort, "sort: name" in controls.line) == ("name", True)
+    controls.press(["S", "S"])
+    assert controls.sort == SORTS[-1]
+    assert controls.press(["s", "q"]) is True
+    assert controls.sort == "busy"
+
+
+def test_a_filter_is_typed_kept_and_cleared() -> None:
+    controls = Controls()
+    assert controls.press(["/", "q", "s", "x"]) is False
+    controls.press([*keys_of("\x7f"), UP])
+    assert (controls.wanted, controls.is_typing) == ("qs", True)
+    assert controls.line.startswith("filter: qs_")
+    controls.press([ENTER])
+    assert (controls.wanted, controls.is_typing, controls.sort) == ("qs", False, "busy")
+    assert "/ filter: qs" in controls.line
+    controls.press([ESCAPE])
+    assert controls.wanted == ""
+    controls.press(["/", "a", ESCAPE])
+    assert (controls.wanted, controls.is_typing) == ("", False)
+    controls.press(["/", *"x" * 300])
+    assert len(controls.wanted) == 255
+
+
+def test_keys_scroll_and_stop_at_both_ends() -> None:
+    controls = Controls()
+    assert controls.place(50, 10) == 0
+    seen = []
+    for key in (UP, DOWN, "j", PAGE_DOWN, "k", END, DOWN, HOME):
+        controls.press([key])
+        seen.append(controls.first)
+    assert seen == [0, 1, 2, 12, 11, 40, 40, 0]
+    controls.press([END])
+    assert "41 of 50" in controls.line
+    assert controls.place(45, 10) == 35, "some have gone"
+    assert controls.place(3, 10) == 0
+    assert "of 3" not in controls.line, "all are shown"
+
+
+def test_a_filter_keeps_topics_for_their_groups() -> None:
+    groups = {"Mail": _group(ready=1), "bills": _group(ready=2)}
+    frame = Meter().read(_stats(orders=_topic(groups=groups), mailing=_topic(), x=_topic(ready=9)))
+    found = arranged(frame, "name", "mail")
+    shown = [(topic.topic, [group.group for group in of]) for topic, of in found.topics]
+    assert shown == [("mailing", []), ("orders", ["Mail"])]
+    assert [topic.topic for topic, _ in arranged(frame, "ready", "").topics] == [
+        "x", "mailing", "orders",
+    ]  # fmt: skip
+    (whole,) = arranged(frame, "ready", "ORDER").topics
+    assert [group.group for group in whole[1]] == ["bills", "Mail"]
+
+
+def test_a_screen_that_begins_among_groups_names_their_topic() -> None:
+    groups = {name: _group() for name in "abc"}
+    frame = Meter("name").read(_stats(t=_topic(groups=groups), u=_topic()))
+    assert [row[:2] for row in rows_grid(frame, 10, 2).rows] == [("t", "b"), ("", "c"), ("u", "")]
+    assert [row[:2] for row in rows_grid(frame, 2, 1).rows] == [("t", "a"), ("… 3 more", "")]
 
 
 # --- stats ---------------------------------------------------------------------------------------

@@ -189,3 +189,24 @@ async def test_stats_of_groups_and_topics() -> None:
     old = of_topic.groups["old"]
     assert (old.nacked, old.paused, old.rate, old.retry) == (0, False, None, None)
     assert old.replay is None
+
+
+async def test_a_topic_is_for_broadcasts_only() -> None:
+    answer = SETTINGS | {"group": None, "broadcast_only": True}
+    sent, found = await asked(
+        T.CONFIGURE, answer, lambda client: client.configure("t", broadcast_only=True)
+    )
+    assert sent == ("t", None, {"broadcast_only": True})
+    assert found.broadcast_only
+    _, found = await asked(T.CONFIGURE, SETTINGS, lambda client: client.configure("t", rate=5))
+    assert not found.broadcast_only
+
+
+async def test_a_topic_is_deleted() -> None:
+    held = {"pending": 5, "ready": 1, "in_flight": 0, "waiting": 2, "dead": 0, "groups": 1}
+    sent, found = await asked(
+        T.TOPIC_DELETE, held, lambda client: client.delete_topic("t", force=True)
+    )
+    assert (sent, found) == (("t", True), held)
+    sent, _ = await asked(T.TOPIC_DELETE, held, lambda client: client.delete_topic("t"))
+    assert sent == ("t", False)

@@ -104,8 +104,12 @@ class Peer(Raw):
     def words(self, *ids: int) -> list[str]:
         return [found["state"] for found in self.do(T.LOOKUP, list(ids))]
 
+    def topics(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.do(T.STATS)["topics"]
+        return found
+
     def topic(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.do(T.STATS)["topics"][name]
+        found: dict[str, Any] = self.topics()[name]
         return found
 
     def dead(self, **options: Any) -> list[dict[str, Any]]:

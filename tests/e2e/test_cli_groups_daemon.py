@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import subprocess
 import time
@@ -323,6 +324,45 @@ def test_top_once_is_one_picture_with_rates(cli: Cli) -> None:
     text = cli.run("top", "--once", "--interval", "50ms").stdout.decode()
     assert "active" in text.splitlines()[0]
     assert "late p50 / p99" in text
+
+
+def test_top_is_sorted_filtered_scrolled_and_ended_by_keys(cli: Cli) -> None:
+    for number in range(30):
+        cli.one("groups", "create", f"topic-{number:02d}", "g")
+    cli.one("enqueue", "topic-17", "x")
+    with Terminal(cli.command("top", "--interval", "100ms", "--sort", "name"), lines=24) as shown:
+        picture = shown.read_until("q quit")
+        assert "topic-00" in picture and "topic-17" not in picture
+        shown.read_until("1 of 60")
+        shown.type("ss")
+        shown.read_until("sort: ready")
+        shown.read_until("topic-17")
+        shown.type("S")
+        shown.read_until("sort: pending")
+        shown.type("G")
+        picture = shown.read_until("of 60")
+        while "46 of 60" not in picture:
+            picture = shown.read_until("of 60")
+        assert "topic-29" in picture and "topic-00" not in picture
+        shown.type("/topic-2")
+        shown.read_until("filter: topic-2_")
+        shown.type("5\r")
+        picture = ""
+        while "/ filter: topic-25" not in picture:
+            picture = shown.read_until("scroll")
+        assert "topic-25" in picture and "topic-24" not in picture
+        shown.type("\x1b")
+        shown.read_until("1 of 60")
+        shown.type("q")
+        assert shown.end() == 0
+
+
+def test_top_without_a_keyboard_is_ended_by_a_signal(cli: Cli) -> None:
+    cli.one("enqueue", "orders", "x")
+    command = f"{shlex.join(cli.command('top', '--interval', '100ms'))} < /dev/null"
+    with Terminal(["sh", "-c", f"exec {command}"]) as shown:
+        assert "q quit" not in shown.read_until("orders") + shown.read_until("orders")
+        assert shown.end(signal.SIGINT) == 0
 
 
 def test_top_lives_through_a_restart_of_the_daemon(cli: Cli, daemon: Daemon) -> None:

@@ -180,6 +180,54 @@ def test_subscribers_of_a_deleted_group_get_an_error(daemon: Daemon) -> None:
         until(lambda: peer.call(T.SUBSCRIBE, 7, "t", "g", 1, None)[0] == T.OK)
 
 
+# --- topics --------------------------------------------------------------------------------------
+
+
+def test_a_deleted_topic_ends_with_all_it_held_over_a_kill(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer:
+        peer.do(T.CONFIGURE, "t", None, {"rate": 1e6, "retry": "none", "if_pending": "keep"})
+        peer.sub(0, "t", "g", prefetch=2)
+        ids = peer.put("t", b"1", b"2")
+        (_, one), _ = peer.deliveries(2)
+        assert peer.nack("t", "g", one) == "dead"
+        ids += peer.put("t", *(b"%d" % n for n in range(1_200)), delay_ms=60_000)
+        ids += peer.put("t", b"keyed", key="k", delay_ms=60_000)
+        (other,) = peer.put("other", b"stays", delay_ms=60_000)
+        code, message = peer.refused(T.TOPIC_DELETE, "t", False)
+        assert code == "conflict"
+        assert "1201 pending, 0 ready, 1 in_flight, 0 waiting, 1 dead" in message
+        held = peer.do(T.TOPIC_DELETE, "t", True)
+        assert (held["pending"], held["in_flight"], held["dead"]) == (1_201, 1, 1)
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        until(lambda: "t" not in peer.topics())
+        assert set(peer.words(*ids)) == {"deleted"}
+        assert peer.words(other) == ["scheduled"]
+        assert peer.dead() == []
+        assert peer.do(T.LOOKUP_KEY, "t", "k", None)[0]["state"] == "deleted"
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        assert "t" not in peer.topics()
+        fresh = peer.do(T.CONFIGURE, "t", None, {})
+        assert (fresh["rate"], fresh["retry"], fresh.get("if_pending")) == (None, None, None)
+
+
+def test_a_topic_for_broadcasts_keeps_nothing_over_a_kill(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer:
+        kept = peer.put("t", b"1", b"2")
+        until(lambda: peer.topic("t")["ready"] == 2)
+        peer.do(T.CONFIGURE, "t", None, {"broadcast_only": True})
+    daemon.restart()
+    with Peer(daemon.port) as peer:
+        until(lambda: peer.words(*kept) == ["expired"] * 2)
+        peer.do(T.SUBSCRIBE, 3, "t", None, 1, {"broadcast": True})
+        (task_id,) = peer.put("t", b"3")
+        ((_, item),) = peer.deliveries(1)
+        assert (item[0], item[3]) == (task_id, b"3")
+        until(lambda: peer.words(task_id) == ["expired"])
+        assert peer.refused(T.GROUP_CREATE, "t", "g", {})[0] == "conflict"
+
+
 # --- retries -------------------------------------------------------------------------------------
 
 

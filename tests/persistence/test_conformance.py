@@ -9,6 +9,7 @@ import pytest
 
 from persistence.store_subject import OWNER, Subject
 from support.store_rows import (
+    BROADCAST_TOPICS,
     DEAD,
     GROUPS,
     ID_MAX,
@@ -314,12 +315,13 @@ class TestReading:
     async def test_rules_of_topics_and_what_became_of_tasks_come_back(
         self, subject: Subject
     ) -> None:
-        groups = {(row.topic, row.group): row for row in RULED_TOPICS}
+        topics = (*RULED_TOPICS, *BROADCAST_TOPICS)
+        groups = {(row.topic, row.group): row for row in topics}
         sessions = {MERGED_SESSION.session: MERGED_SESSION}
         await subject.commit(Effects(groups=groups, sessions=sessions))
         await subject.reopen()
         small = await subject.small()
-        assert {row.topic: row for row in small.groups} == {row.topic: row for row in RULED_TOPICS}
+        assert {row.topic: row for row in small.groups} == {row.topic: row for row in topics}
         assert small.sessions == [MERGED_SESSION]
 
     async def test_types_are_those_of_the_records(self, subject: Subject) -> None:

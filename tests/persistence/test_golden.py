@@ -13,6 +13,7 @@ import pytest
 from persistence.store_subject import Subject
 from support.golden import (
     GOLDEN,
+    broadcast_cases,
     cases,
     coalescing_cases,
     content,
@@ -39,6 +40,7 @@ RECORDS_V1: dict[str, str] = json.loads((GOLDEN / "v1" / "records.json").read_te
 RECORDS_V3: dict[str, str] = json.loads((GOLDEN / "v3" / "records.json").read_text("utf-8"))
 RECORDS_V6: dict[str, str] = json.loads((GOLDEN / "v6" / "records.json").read_text("utf-8"))
 RECORDS_V7: dict[str, str] = json.loads((GOLDEN / "v7" / "records.json").read_text("utf-8"))
+RECORDS_OF_BROADCASTS: dict[str, str] = json.loads((GOLDEN / "broadcasts.json").read_text("utf-8"))
 RECORDS_OF_WINDOWS: dict[str, str] = json.loads((GOLDEN / "windows.json").read_text("utf-8"))
 RECORDS_V4: dict[str, str] = json.loads((GOLDEN / "v4" / "records.json").read_text("utf-8"))
 
@@ -59,6 +61,14 @@ def test_records_of_layout_3(name: str) -> None:
 def test_records_of_tasks_with_a_due_window(name: str) -> None:
     value, encode, decode = window_cases()[name]
     data = bytes.fromhex(RECORDS_OF_WINDOWS[name])
+    _is_read(value, decode(data))
+    assert encode(value) == data, "a version is written as it was"
+
+
+@pytest.mark.parametrize("name", sorted(broadcast_cases()))
+def test_records_of_topics_for_broadcasts_only(name: str) -> None:
+    value, encode, decode = broadcast_cases()[name]
+    data = bytes.fromhex(RECORDS_OF_BROADCASTS[name])
     _is_read(value, decode(data))
     assert encode(value) == data, "a version is written as it was"
 

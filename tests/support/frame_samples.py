@@ -55,6 +55,7 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
     T.BYE: (23,),
     T.GROUP_CREATE: (24, "t", "g", {"since": "first", "rate": 2.5, "retry": "rocketmq"}),
     T.GROUP_DELETE: (25, "t", "g", True),
+    T.TOPIC_DELETE: (31, "t", False),
     T.CONFIGURE: (26, "t", None, {"paused": False, "retry": {"kind": "fixed", "delay_ms": 5}}),
     T.STATUS: (24,),
     T.SCHEDULE_PUT: (28, "daily", {"topic": "t", "body": b"hi", "cron": "0 9 * * *"}),

@@ -10,11 +10,12 @@ import asyncio
 import json
 import sqlite3
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from support.store_rows import (
+    BROADCAST_TOPICS,
     DEAD,
     FAILURES,
     FORMER_GROUPS,
@@ -38,7 +39,7 @@ from support.store_rows import (
     everything,
 )
 from tickwheel.model.effects import Effects
-from tickwheel.model.records import ID_STEP, Outcome, TaskOptions, TaskRow
+from tickwheel.model.records import ID_STEP, GroupRow, Outcome, TaskOptions, TaskRow
 from tickwheel.persistence import codec
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, writer
 
@@ -128,7 +129,17 @@ def coalescing_cases() -> dict[str, Case]:
             codec.decode_answers,
         ),
     }
-    for row in RULED_TOPICS:
+    return found | _settings_cases(RULED_TOPICS)
+
+
+def broadcast_cases() -> dict[str, Case]:
+    """What came with topics for broadcasts only."""
+    return _settings_cases(BROADCAST_TOPICS)
+
+
+def _settings_cases(rows: Iterable[GroupRow]) -> dict[str, Case]:
+    found: dict[str, Case] = {}
+    for row in rows:
         found[f"group-{row.topic}"] = (row, codec.encode_group, codec.decode_group)
         found[f"settings-{row.topic}"] = (
             row.settings,

@@ -117,6 +117,7 @@ class InProcess:
             busy = core.sealed is not None or not core.open.is_empty() or core.firing
             # Backups are written by threads; a group that is deleted is looked at now and then.
             slow = self.shard.backups.count or any(t.closing for t in core.topics.values())
+            slow = slow or core.closing_topics
             busy = busy or self.shard.listings.count or self.shard.commands._waiting
             busy = busy or self.shard.coalescing._waiting
             if not (busy or slow or core.runnable):

@@ -152,6 +152,15 @@ MERGED_SESSION = SessionRow(
     ((6, ((1, ID_MAX, MS_MAX), (2, 3, -5))), (7, ((4, ID_MAX, 0),))),
 )
 """Of a producer some of whose requests had rules for pending keys."""
+BROADCAST_TOPICS = (
+    GroupRow("alone", "", 0, GroupSettings(broadcast_only=True)),
+    GroupRow(
+        "alone too",
+        "",
+        0,
+        GroupSettings(rate=0.5, if_pending=Coalescing("keep"), broadcast_only=True),
+    ),
+)
 RULED_TOPICS = (
     GroupRow("ruled", "", 0, GroupSettings(if_pending=Coalescing("keep"))),
     GroupRow(

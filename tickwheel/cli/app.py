@@ -111,7 +111,6 @@ command(app, "list", panel=TASKS)(tasks.list_)
 command(app, panel=SERVE)(serve.status)
 command(app, panel=WATCH)(top.stats)
 command(app, panel=SERVE)(serve.backup)
-command(app, panel=TOPICS)(groups.topics)
 command(app, panel=WATCH)(load.load)
 command(app, panel=TOPICS)(groups.pause)
 command(app, panel=TOPICS)(groups.resume)
@@ -121,6 +120,14 @@ app.command(rich_help_panel=WATCH)(report.report)
 command(app, panel=WATCH)(top.top)
 command(app, panel=TASKS)(work.work)
 bench.register(app, WATCH)
+
+_topics = nested(
+    app, "topics", "Topics: list them (by default), delete them, keep one for broadcasts only.",
+    panel=TOPICS, list_by_default=True,
+)  # fmt: skip
+command(_topics, "list")(groups.topics)
+command(_topics, "delete")(groups.delete_topic)
+command(_topics, "broadcast")(groups.broadcast_topic)
 
 _groups = nested(
     app, "groups", "Groups of a topic: list them (by default), create them, delete them.",

@@ -82,9 +82,28 @@ def replay(group: Map) -> str:
 
 
 OLDEST = Column("oldest", lambda row: age(row.get("oldest_ready_ms")))
-PAUSED = Column("paused", lambda row: "paused" if row.get("paused") else "-", number=False)
+
+
+def _held_up(row: Map) -> str:
+    if row.get("deleting"):
+        return "deleting"
+    return "paused" if row.get("paused") else "-"
+
+
+PAUSED = Column("paused", _held_up, number=False)
 RATE = Column("rate", rate_limit, number=False)
 RETRY = Column("retry", lambda row: short_policy(row.get("retry")), number=False)
 GROUPS = Column("groups", lambda row: format_count(len(row.get("groups") or {})))
 MEMBERS = Column("members", lambda row: format_count(row.get("subscribers")))
 REPLAY = Column("replay", replay)
+UNUSED = Column("unused", lambda row: age(row.get("unused_ms")))
+
+
+def _unused_groups(topic: Map) -> str:
+    """How many groups nobody has used for long; a dash: none."""
+    groups = (topic.get("groups") or {}).values()
+    found = sum(group.get("unused_ms") is not None for group in groups)
+    return format_count(found) if found else "-"
+
+
+UNUSED_GROUPS = Column("unused", _unused_groups)

@@ -6,7 +6,7 @@ wins, then the group's, the topic's, the daemon's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Annotated, Any
 
@@ -24,6 +24,8 @@ from tickwheel.cli.counts import (
     RETRY,
     STATES,
     TOTALS,
+    UNUSED,
+    UNUSED_GROUPS,
     count_columns,
     counts_grid,
     head,
@@ -45,6 +47,8 @@ from tickwheel.errors import BadRequest, Conflict, NotFound
 # --- topics --------------------------------------------------------------------------------------
 
 NONE = "none"
+FIRST = "delete them first"
+"""Ends the daemon's message when force does not help."""
 BurstOption = Annotated[
     int | None,
     typer.Option(min=1, metavar="N", help="So many at once after a pause. Default: the rate."),
@@ -59,9 +63,75 @@ async def topics(call: Call) -> None:
         for name, topic in sorted(found.items()):
             call.out.record({"topic": name, **topic})
         return
-    columns = (*count_columns(STATES), OLDEST, PAUSED, RATE, GROUPS, *count_columns(TOTALS))
+    counts, totals = count_columns(STATES), count_columns(TOTALS)
+    columns = (*counts, OLDEST, PAUSED, RATE, GROUPS, UNUSED_GROUPS, *totals)
     rows = (((name,), topic) for name, topic in sorted(found.items()))
     call.out.grid(counts_grid(("topic",), columns, rows))
+
+
+async def broadcast_topic(
+    call: Call,
+    topic: TopicArgument,
+    off: Annotated[
+        bool, typer.Option("--off", help="It keeps what comes due for its first group again.")
+    ] = False,
+) -> None:
+    """Keep a topic for broadcasts only: what comes due goes to whoever listens, and ends.
+
+    It has no groups then, and keeps nothing for one. What is waiting for a group ends, too.
+    """
+    async with call.client() as client:
+        show_settings(call, await client.configure(topic, broadcast_only=not off))
+
+
+async def delete_topic(
+    call: Call,
+    topic: TopicArgument,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also when it holds tasks; they end as deleted.")
+    ] = False,
+) -> int:
+    """Delete a topic with its groups, settings and dead letters.
+
+    What it still holds is shown and asked about first. A schedule that enqueues to it has to be
+    deleted before.
+    """
+    return await _delete(
+        call, force, lambda by_force: _delete_topic(call, topic, by_force), f"topic {topic}"
+    )
+
+
+async def _delete_topic(call: Call, topic: str, force: bool) -> None:
+    async with call.client() as client:
+        held: Mapping[str, Any] = await client.delete_topic(topic, force=force)
+    if call.out.as_json:
+        call.out.record({"topic": topic, "deleted": True, **held})
+        return
+    call.out.line(f"{topic}  deleted{_with(held, (*STATES, 'groups'))}")
+
+
+def _with(held: Mapping[str, Any], names: Sequence[str]) -> str:
+    what = ", ".join(f"{held[n]:,} {head(n)}" for n in names if held.get(n))
+    return f" with {what}" if what else ""
+
+
+async def _delete(
+    call: Call, force: bool, delete: Callable[[bool], Awaitable[None]], what: str
+) -> int:
+    """Delete it; at a terminal ask first when it holds anything, and then do it by force."""
+    try:
+        await delete(force)
+    except Conflict as conflict:
+        if force or conflict.message.endswith(FIRST):
+            raise
+        if not can_ask(call):
+            raise Conflict(f"{conflict.message}; --force deletes it with them") from None
+        call.out.remark(conflict.message)
+        if not ask(f"Delete {what} and what it holds?"):
+            call.out.remark("nothing was deleted")
+            return EXIT_FAILED
+        await delete(True)
+    return 0
 
 
 async def pause(call: Call, topic: TopicArgument, group: MaybeGroup = None) -> None:
@@ -139,7 +209,8 @@ def settings_line(settings: Mapping[str, Any]) -> str:
     retried = "" if policy is None else f"  retry {describe_policy(policy)}"
     rule = settings.get("if_pending")
     merged = "" if rule is None else f"  if pending: {describe_rule(rule)}"
-    return f"{whom}  {state}  {limited}{retried}{merged}"
+    alone = "  broadcasts only" if settings.get("broadcast_only") else ""
+    return f"{whom}  {state}  {limited}{retried}{merged}{alone}"
 
 
 # --- groups --------------------------------------------------------------------------------------
@@ -178,7 +249,7 @@ async def list_groups(
     ]
     if not call.out.as_json:
         states, acked = count_columns(GROUP_STATES), count_columns(["acked"])
-        columns = (*states, OLDEST, MEMBERS, PAUSED, RATE, RETRY, REPLAY, *acked)
+        columns = (*states, OLDEST, MEMBERS, UNUSED, PAUSED, RATE, RETRY, REPLAY, *acked)
         call.out.grid(counts_grid(("topic", "group"), columns, found))
         return
     for (name, group), of_group in found:
@@ -235,17 +306,12 @@ async def delete_group(
     ] = False,
 ) -> int:
     """Delete a group. What it still holds is shown and asked about first."""
-    try:
-        await _delete_group(call, topic, group, force)
-    except Conflict as conflict:
-        if force or not can_ask(call):
-            raise Conflict(f"{conflict.message}; --force deletes it with them") from None
-        call.out.remark(conflict.message)
-        if not ask(f"Delete group {group} of {topic} and what it holds?"):
-            call.out.remark("nothing was deleted")
-            return EXIT_FAILED
-        await _delete_group(call, topic, group, force=True)
-    return 0
+    return await _delete(
+        call,
+        force,
+        lambda by_force: _delete_group(call, topic, group, by_force),
+        f"group {group} of {topic}",
+    )
 
 
 async def _delete_group(call: Call, topic: str, group: str, force: bool) -> None:
@@ -254,8 +320,7 @@ async def _delete_group(call: Call, topic: str, group: str, force: bool) -> None
     if call.out.as_json:
         call.out.record({"topic": topic, "group": group, "deleted": True, **held})
         return
-    what = ", ".join(f"{held[n]:,} {head(n)}" for n in GROUP_STATES if held.get(n))
-    call.out.line(f"{topic}  {group}  deleted" + (f" with {what}" if what else ""))
+    call.out.line(f"{topic}  {group}  deleted{_with(held, GROUP_STATES)}")
 
 
 # --- policies ------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -29,6 +29,18 @@ from tickwheel.cli.counts import (
     count_columns,
     counts_grid,
     head,
+)
+from tickwheel.cli.keyboard import (
+    BACKSPACE,
+    DOWN,
+    END,
+    ENTER,
+    ESCAPE,
+    HOME,
+    PAGE_DOWN,
+    PAGE_UP,
+    UP,
+    Keyboard,
 )
 from tickwheel.cli.options import typed
 from tickwheel.cli.output import Grid, Output, facts_grid
@@ -72,7 +84,7 @@ async def top(
 ) -> None:
     """Watch topics and groups: rates, ready, in flight, waiting for a retry, dead, lateness.
 
-    Ctrl-C ends it.
+    Keys: q quits, s and S choose what it is sorted by, / filters by name, arrows and pages scroll.
 
     "busy" is by deliveries a second. With --json every picture is one object a line.
     """
@@ -98,13 +110,22 @@ async def _read(client: Client, meter: Meter) -> Frame:
 
 
 async def _watch(call: Call, client: Client, meter: Meter, interval_s: float) -> None:
-    """Until SIGINT or SIGTERM."""
+    """Until SIGINT or SIGTERM, or the key for it."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stop.set)
     frame = NOTHING
-    with View(call.out) as view:
+
+    def pressed(keys: list[str]) -> None:
+        if view.controls.press(keys):
+            stop.set()
+        else:
+            view.show(frame)
+
+    with View(call.out, sort=meter.sort) as view, contextlib.ExitStack() as stack:
+        if view.is_drawn:
+            view.has_keys = stack.enter_context(Keyboard(pressed)).is_there
         while not stop.is_set():
             frame = await _next(client, meter, frame)
             view.show(frame)
@@ -306,6 +327,20 @@ def _row(topic: str, group: str | None, raw: Map, before: Map | None, took_s: fl
     )
 
 
+def arranged(frame: Frame, sort: str, wanted: str) -> Frame:
+    """The topics and groups of ``frame`` with ``wanted`` in their names, in whatever case; a topic
+    stays for one of its groups. Sorted as ``Meter`` does it."""
+    kept: list[tuple[Row, tuple[Row, ...]]] = []
+    for topic, groups in frame.topics:
+        if wanted.lower() not in topic.topic.lower():
+            groups = tuple(g for g in groups if wanted.lower() in (g.group or "").lower())
+            if not groups:
+                continue
+        kept.append((topic, tuple(sorted(groups, key=lambda row: _order(row, sort)))))
+    kept.sort(key=lambda found: _order(found[0], sort))
+    return replace(frame, topics=tuple(kept))
+
+
 def _order(row: Row, sort: str) -> tuple[float, str, str]:
     """Largest first; what is equal by name."""
     value = 0.0 if sort == "name" else getattr(row, _SORT_FIELDS.get(sort, sort)) or 0
@@ -315,7 +350,8 @@ def _order(row: Row, sort: str) -> tuple[float, str, str]:
 # --- views: how it is drawn ----------------------------------------------------------------------
 
 CHROME_LINES = 8
-"""Of the screen, beside the rows."""
+"""Of the screen, beside the rows and the line of keys."""
+FILTER_LENGTH_MAX = 255
 
 
 def head_lines(frame: Frame) -> list[str]:
@@ -335,14 +371,19 @@ def head_lines(frame: Frame) -> list[str]:
     ]
 
 
-def rows_grid(frame: Frame, rows_max: int | None = None) -> Grid:
-    """Topics and their groups; the last line says how many did not fit."""
-    rows: list[tuple[tuple[str, str], Map]] = []
-    for topic, groups in frame.topics:
-        rows.append(((topic.topic, ""), _row_fields(topic)))
-        rows += ((("", group.group or ""), _row_fields(group)) for group in groups)
+def rows_grid(frame: Frame, rows_max: int | None = None, first: int = 0) -> Grid:
+    """Topics and their groups, from the row number ``first`` on; the last line says how many did
+    not fit."""
+    rows = [row for topic, groups in frame.topics for row in (topic, *groups)][first:]
     shown = rows if rows_max is None or len(rows) <= rows_max else rows[: max(rows_max - 1, 1)]
-    grid = counts_grid(("topic", "group"), _COLUMNS, shown)
+    # A topic is named where it begins, and where the screen does.
+    named = [
+        ("" if row.group is not None and index else row.topic, row.group or "")
+        for index, row in enumerate(shown)
+    ]
+    grid = counts_grid(
+        ("topic", "group"), _COLUMNS, zip(named, map(_row_fields, shown), strict=True)
+    )
     if len(shown) < len(rows):
         grid.rows.append((f"… {len(rows) - len(shown)} more", *[""] * (len(grid.columns) - 1)))
     return grid
@@ -374,10 +415,73 @@ _COLUMNS = (
 )
 
 
+@dataclass
+class Controls:
+    """What the keys have chosen: order, filter and place. Pure."""
+
+    sort: str = "busy"
+    wanted: str = ""
+    """In the names of what is shown."""
+    first: int = 0
+    """The row at the top."""
+    is_typing: bool = False
+    """Keys are letters of the filter."""
+    rows: int = 0
+    page: int = 1
+    """How many rows there are, and how many the screen shows."""
+
+    def press(self, keys: Iterable[str]) -> bool:
+        """Do what they say, one after the other. True: to end."""
+        return any(self._typed(key) if self.is_typing else self._chosen(key) for key in keys)
+
+    def place(self, rows: int, page: int) -> int:
+        """The first row to show when there are so many and the screen has room for ``page``."""
+        self.rows, self.page = rows, max(page, 1)
+        self.first = max(0, min(self.first, rows - self.page))
+        return self.first
+
+    @property
+    def line(self) -> str:
+        """What the keys do, and what they have chosen."""
+        if self.is_typing:
+            return f"filter: {printable(self.wanted)}_  (enter keeps it, esc clears it)"
+        filtered = f": {printable(self.wanted)}" if self.wanted else ""
+        place = f"  {self.first + 1} of {self.rows}" if self.rows > self.page else ""
+        return f"q quit  s sort: {self.sort}  / filter{filtered}  ↑↓ scroll{place}"
+
+    def _chosen(self, key: str) -> bool:
+        moves = {
+            UP: -1, "k": -1, DOWN: 1, "j": 1, PAGE_UP: -self.page, PAGE_DOWN: self.page,
+            " ": self.page, HOME: -self.rows, "g": -self.rows, END: self.rows, "G": self.rows,
+        }  # fmt: skip
+        if key in moves:
+            self.first += moves[key]
+            self.place(self.rows, self.page)
+        elif key in ("s", "S"):
+            step = 1 if key == "s" else -1
+            self.sort = SORTS[(SORTS.index(self.sort) + step) % len(SORTS)]
+        elif key == "/":
+            self.is_typing, self.first = True, 0
+        elif key == ESCAPE:
+            self.wanted = ""
+        return key == "q"
+
+    def _typed(self, key: str) -> bool:
+        if key in (ENTER, ESCAPE):
+            self.is_typing = False
+            if key == ESCAPE:
+                self.wanted = ""
+        elif key == BACKSPACE:
+            self.wanted = self.wanted[:-1]
+        elif len(key) == 1:
+            self.wanted = (self.wanted + key)[:FILTER_LENGTH_MAX]
+        return False
+
+
 class View:
     """``show`` frames one after the other."""
 
-    def __init__(self, out: Output, *, live: bool = True) -> None:
+    def __init__(self, out: Output, *, live: bool = True, sort: str = "busy") -> None:
         from rich.console import Console
         from rich.live import Live
 
@@ -385,6 +489,9 @@ class View:
         self._console = Console()
         drawn = live and self._console.is_terminal and not out.as_json
         self._live = Live(console=self._console, screen=True, auto_refresh=False) if drawn else None
+        self.controls = Controls(sort)
+        self.has_keys = False
+        """Somebody can press them."""
 
     def __enter__(self) -> Self:
         if self._live is not None:
@@ -394,6 +501,11 @@ class View:
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
+
+    @property
+    def is_drawn(self) -> bool:
+        """On a terminal, each picture over the one before."""
+        return self._live is not None
 
     def show(self, frame: Frame) -> None:
         if self._out.as_json:
@@ -411,11 +523,16 @@ class View:
 
         lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in head_lines(frame)]
         trouble = Text(frame.trouble or " ", style="bold red", no_wrap=True, overflow="ellipsis")
-        grid = rows_grid(frame, max(self._console.height - CHROME_LINES, 1))
+        room = max(self._console.height - CHROME_LINES - self.has_keys, 1)
+        controls, frame = self.controls, arranged(frame, self.controls.sort, self.controls.wanted)
+        count = sum(1 + len(groups) for _, groups in frame.topics)
+        grid = rows_grid(frame, room, controls.place(count, room))
         shown, hidden = grid.fitted(self._console.width)
         parts: list[RenderableType] = [trouble, *lines, table_of(shown, dim=bool(frame.trouble))]
         if hidden:
             parts.append(Text(hidden_text(hidden), style="dim", no_wrap=True, overflow="ellipsis"))
+        if self.has_keys:
+            parts.append(Text(controls.line, style="reverse", no_wrap=True, overflow="ellipsis"))
         return Group(*parts)
 
 

@@ -230,6 +230,8 @@ class GroupStats:
     replay: float | None
     """It begins in the past: how much (0 to 1) of what was there before it has been looked at;
     None: all of it."""
+    unused_ms: int | None
+    """For how long nobody has used it, once that is longer than the daemon waits with saying so."""
     paused: bool
     rate: float | None
     burst: int | None
@@ -247,7 +249,8 @@ class GroupStats:
         newer = _newer(raw, "nacked", "expired", "since_ms", "oldest_ready_ms")
         replay = raw.get("replay")
         share = None if replay is None else float(replay["share"])
-        return cls(**_counts(raw, names), **newer, replay=share, **_settings(raw), raw=raw)
+        newer |= {"replay": share, "unused_ms": raw.get("unused_ms")}
+        return cls(**_counts(raw, names), **newer, **_settings(raw), raw=raw)
 
 
 _COUNTS = ("pending", "ready", "in_flight", "waiting", "dead", "enqueued", "delivered", "acked")
@@ -567,6 +570,8 @@ class GroupSettings:
     raw: Mapping[str, Any] = field(repr=False)
     if_pending: IfPending | None = None
     """Of a topic: what becomes of tasks whose key is pending and that do not say it themselves."""
+    broadcast_only: bool = False
+    """Of a topic: it has no groups, and what comes due is broadcast and ends."""
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> GroupSettings:
@@ -581,4 +586,5 @@ class GroupSettings:
             retry=None if retry is None else Retry.of(retry),
             created=bool(raw.get("created", False)),
             raw=raw,
+            broadcast_only=bool(raw.get("broadcast_only", False)),
         )

@@ -134,6 +134,10 @@ class Delivery:
             return
         topic.scheduled -= 1
         core.scheduled -= 1
+        if topic.unowned is not None and topic.settings.broadcast_only:
+            self._broadcasts.offer(topic, row, now_ms)
+            self.expire(topic.unowned, row)
+            return
         self.make_ready(topic, row, now_ms)
         if topic.broadcasters:
             self._broadcasts.offer(topic, row, now_ms)
@@ -211,6 +215,14 @@ class Delivery:
                     if tries is not None:
                         group.tries[task_id] = tries
                     self.expire(group, found.row)
+
+    def let_go(self, known: TaskSnapshot) -> None:
+        """A task of a topic for broadcasts alone, that had come due before it was that."""
+        topic = self._core.topic(known.row.topic)
+        if topic.unowned is None or self._core.is_scheduled(known.row):
+            return
+        self._core.leave(topic.unowned, known.row)
+        self.expire(topic.unowned, known.row)
 
     def expire(self, group: Group, row: TaskRow) -> None:
         """Nobody in ``group``, which it was taken out of, wants it any more."""
@@ -502,6 +514,7 @@ class Delivery:
         subscriber.group.subscribers[subscriber] = None
         self._core.subscribers += 1
         self._core.regained(subscriber)
+        subscriber.group.was_used = True
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
         """No more deliveries; its leases go on."""
@@ -513,6 +526,12 @@ class Delivery:
             del group.subscribers[subscriber]
             group.able.pop(subscriber, None)
             self._core.subscribers -= 1
+
+    def end_broadcasts(self, topic: Topic, message: str) -> None:
+        """Of a topic that is gone."""
+        for one in list(topic.broadcasters):
+            self.unsubscribe(one)
+            self._core.cut.append((one, "not_found", message))
 
     def heard(self, presence: Presence, subscribers: Iterable[Subscriber]) -> None:
         """Its consumer has shown life: it is handed tasks again."""

@@ -21,6 +21,7 @@ from tickwheel.engine.schedules import Schedules
 from tickwheel.engine.settlement import Settlement
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, EngineConfig, strip_ended
 from tickwheel.engine.tasks import Control
+from tickwheel.engine.topic_closing import TopicClosing
 from tickwheel.model.records import ProgressRow, ProgressState
 
 
@@ -46,6 +47,9 @@ class Engine:
         self.delivery = Delivery(core, ownership, self.settlement)
         self.grouping = Grouping(core, ownership)
         self.closing = Closing(core, ownership, dead_letters, self.settlement, self.grouping)
+        self.topic_closing = TopicClosing(
+            core, self.grouping, self.closing, self.control, self.delivery
+        )
         self.coalescer = Coalescer(core, ownership, self.intake, self.control)
         self.schedules = Schedules(core, self.intake, self.control)
         self.recovery = Recovery(core, ownership, dead_letters, self.grouping)

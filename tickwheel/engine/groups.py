@@ -114,7 +114,7 @@ class Grouping:
             topic.bucket = changed(topic.bucket, settings.rate, settings.burst, mono_ms)
             for group in topic.groups.values():
                 core.throttled.pop(group, None)
-        self._set_topic(topic, settings)
+        self.set_settings(topic, settings)
         core.open.effects.groups[topic.name, TOPIC_ITSELF] = topic.row()
         if core.recorder is not None:
             core.recorder.configured(topic, None)
@@ -122,12 +122,17 @@ class Grouping:
         for group in topic.groups.values():
             core.wake(group)
 
-    def _set_topic(self, topic: Topic, settings: GroupSettings) -> None:
-        topic.settings = settings
-        if settings.if_pending is None:
-            self._core.ruled_topics.discard(topic.name)
-        else:
-            self._core.ruled_topics.add(topic.name)
+    def set_settings(self, topic: Topic, settings: GroupSettings) -> None:
+        """In memory alone, with what enqueues look at."""
+        core, topic.settings = self._core, settings
+        for holds, names in (
+            (settings.if_pending is not None, core.ruled_topics),
+            (settings.closed_ms is not None, core.closing_topics),
+        ):
+            if holds:
+                names.add(topic.name)
+            else:
+                names.discard(topic.name)
 
     # --- forgotten -------------------------------------------------------------------------
 
@@ -143,19 +148,25 @@ class Grouping:
             del core.maybe_idle[name]
             topic = core.topics.get(name)
             if topic is not None and self.is_idle(topic):
-                del core.topics[name]
-                core.full_topics.pop(name, None)
+                self.forget(topic)
                 forgotten.append(name)
         return forgotten
 
+    def forget(self, topic: Topic) -> None:
+        """One that is idle."""
+        del self._core.topics[topic.name]
+        self._core.full_topics.pop(topic.name, None)
+
     def is_idle(self, topic: Topic) -> bool:
         """It holds nothing, nothing was set for it, and nobody listens to it."""
+        return topic.settings == NOTHING_SET and self.is_empty(topic)
+
+    def is_empty(self, topic: Topic) -> bool:
+        """It holds nothing, and nobody listens to it."""
         core, unowned = self._core, topic.unowned
         if topic.groups or topic.broadcasters or topic.scheduled or topic.deferred:
             return False
         if unowned is not None and (unowned.ready_count or unowned.waiting):
-            return False
-        if topic.settings != NOTHING_SET:
             return False
         batches = (core.open, core.sealed, core.landing)
         return not any(batch is not None and topic.name in batch.topics for batch in batches)
@@ -167,7 +178,7 @@ class Grouping:
         topic, settings = self._core.topic(row.topic), row.settings or NOTHING_SET
         bucket = changed(None, settings.rate, settings.burst, 0)
         if row.group == TOPIC_ITSELF:
-            self._set_topic(topic, settings)
+            self.set_settings(topic, settings)
             topic.bucket = bucket
             return
         group = topic.groups[row.group] = Group(topic, row.group, row.since_ms)

@@ -414,14 +414,13 @@ class Core:
         self.firing: dict[int, int] = {}
         """id → due_ms of tasks whose handles fired before their rows were in memory."""
         # Scheduled tasks that are off the wheel until their new bodies are durable; topics with a
-        # rule for tasks whose key is pending.
+        # rule for tasks whose key is pending; topics that are being deleted.
         self.replaced, self.ruled_topics = dict[int, TaskRow](), set[str]()
+        self.closing_topics: set[str] = set()
         self.unsaved: deque[Lease] = deque()
         """Deliveries that no batch holds yet, oldest first."""
-        self.dirty_sessions: dict[bytes, None] = {}
-        """Sessions whose row the next batch writes."""
-        self.runnable: dict[Group, None] = {}
-        """Groups that may be able to deliver."""
+        self.dirty_sessions, self.runnable = dict[bytes, None](), dict[Group, None]()
+        """Sessions whose row the next batch writes; groups that may be able to deliver."""
         self.missing: dict[int, None] = {}
         """Tasks that have not ended and whose rows the store does not have: they stay where they
         are, and the shard goes on looking for their rows."""
@@ -453,6 +452,11 @@ class Core:
         """Tasks that are not on the wheel yet."""
         batches = (self.open, self.sealed, self.landing)
         return sum(len(batch.effects.enqueued) for batch in batches if batch is not None)
+
+    def staged_on(self, topic: str) -> int:
+        """``staged`` of one topic."""
+        batches = (self.open, self.sealed, self.landing)
+        return sum(batch.topics[topic] for batch in batches if batch is not None)
 
     @property
     def room(self) -> int:

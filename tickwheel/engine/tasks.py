@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from tickwheel.engine.dead_letters import DeadLetters
-from tickwheel.engine.events import CANCELLED
+from tickwheel.engine.events import CANCELLED, DELETED
 from tickwheel.engine.ownership import Ownership, keeps_place
 from tickwheel.engine.state import MOVE_BYTES, Core
 from tickwheel.engine.topics import Tries, key_of, priority_of
@@ -120,22 +120,33 @@ class Control:
         if known is None:
             state = self.absent(task_id)
             return "already_cancelled" if state == "cancelled" else state
+        kept = self._end(known, Outcome.CANCELLED, CANCELLED)
+        if kept is not None:
+            return kept.value
+        self._core.totals.cancelled += 1
+        self._core.topic(known.row.topic).cancelled += 1
+        return "cancelled"
+
+    def delete(self, known: TaskSnapshot) -> bool:
+        """A task of a topic that is being deleted ends, unless somebody has it."""
+        return self._end(known, Outcome.DELETED, DELETED) is None
+
+    def _end(self, known: TaskSnapshot, outcome: Outcome, how: str) -> State | None:
+        """The task leaves, from wherever it is; else the state that it is too late in."""
         core, topic = self._core, self._core.topic(known.row.topic)
         state = State.SCHEDULED if self._is_far(known) else self.state(known)
         if state in (State.IN_FLIGHT, State.DEAD):
-            return state.value
+            return state
         if state is State.SCHEDULED:
             core.unschedule(known.row)
         else:
             self._take_out_everywhere(known)
         self._dead_letters.task_ends(known)
-        core.end(task_id, Outcome.CANCELLED, topic.name, key_of(known.row))
-        core.totals.cancelled += 1
-        topic.cancelled += 1
+        core.end(known.row.id, outcome, topic.name, key_of(known.row))
         core.lost_task(topic)
         if core.recorder is not None:
-            core.recorder.ended(topic.name, None, CANCELLED, task_id, last=True)
-        return "cancelled"
+            core.recorder.ended(topic.name, None, how, known.row.id, last=True)
+        return None
 
     def reschedule(
         self, task_id: int, due_ms: int, known: TaskSnapshot | None, now_ms: int

@@ -53,6 +53,7 @@ class Group:
         "expired",
         "expiry_mono_ms",
         "flight",
+        "is_unused",
         "loading",
         "nacked",
         "name",
@@ -67,8 +68,10 @@ class Group:
         "subscribers",
         "topic",
         "tries",
+        "used_mono_ms",
         "waiting",
         "was_restored",
+        "was_used",
     )
 
     def __init__(self, topic: Topic, name: str, since_ms: int) -> None:
@@ -80,6 +83,11 @@ class Group:
         self.settings = NOTHING_SET
         self.was_restored = False
         """Its deletion began before this start of the engine."""
+        self.was_used = True
+        """Since it was looked at last somebody has subscribed, or it was made."""
+        self.used_mono_ms = 0
+        """When it was known to be used last; and whether that is reported to be long ago."""
+        self.is_unused = False
         self.bucket: Bucket | None = None
         """Its rate limit."""
         self.ready = ReadyQueue()
@@ -127,6 +135,12 @@ class Group:
     def row(self) -> GroupRow:
         settings = None if self.settings == NOTHING_SET else self.settings
         return GroupRow(self.topic.name, self.name, self.since_ms, settings, self.since_id)
+
+    def unused_ms(self, mono_ms: int) -> int | None:
+        """For how long nobody has used it; None unless that is to be reported."""
+        if not self.is_unused or self.was_used or self.subscribers:
+            return None
+        return mono_ms - self.used_mono_ms
 
     def oldest_since_ms(self) -> int | None:
         """Since when the ready task waits that has waited longest; None when none is ready."""

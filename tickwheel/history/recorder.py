@@ -275,10 +275,13 @@ def _is_repeat(record: Record) -> bool:
 
 
 def settings_map(settings: GroupSettings) -> dict[str, Any]:
-    """Of a group or a topic: what is set of it."""
-    found = {name: getattr(settings, name) for name in ("paused", "rate", "burst", "retry")}
+    """Of a group or a topic: what is set of it; ``closed_ms``: the topic is being deleted."""
+    names = ("paused", "rate", "burst", "retry", "closed_ms")
+    found = {name: getattr(settings, name) for name in names}
     if settings.if_pending is not None:
         found["if_pending"] = settings.if_pending.to_map()
+    if settings.broadcast_only:
+        found["broadcast_only"] = True
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -218,6 +218,8 @@ class GroupSettings(NamedTuple):
     """and was enqueued by then."""
     if_pending: Coalescing | None = None
     """Of a topic: the rule of tasks that have a key and none of their own."""
+    broadcast_only: bool = False
+    """Of a topic: it has no groups, and a task ends when it has come due and was broadcast."""
 
 
 class GroupRow(NamedTuple):

@@ -18,7 +18,8 @@ was snoozed (failures, progress), written for those that were; a topic's rule fo
 (settings; in a group it is version 4), written where there is one. Version 2 of sessions and their
 answers: what became of tasks that had such a rule, written where there are some. Version 4: a
 task's due window (extras, task), and version 2 of a schedule whose tasks have one, written for
-those alone.
+those alone. A topic that is for broadcasts only: version 4 (settings), 5 (group), written where it
+is.
 """
 
 from __future__ import annotations
@@ -53,8 +54,10 @@ if TYPE_CHECKING:
 
 
 def settings_fields(settings: GroupSettings) -> tuple[object, ...]:
-    paused, rate, burst, retry, closed_ms, closed_id, if_pending = settings
+    paused, rate, burst, retry, closed_ms, closed_id, if_pending, broadcast_only = settings
     fields = paused, rate, burst, stored_fields(retry), closed_ms, closed_id
+    if broadcast_only:
+        return (*fields, None if if_pending is None else tuple(if_pending), True)
     return fields if if_pending is None else (*fields, tuple(if_pending))
 
 
@@ -66,10 +69,11 @@ def settings_of(
     closed_ms: int | None,
     closed_id: int,
     if_pending: Iterable[Any] | None = None,
+    broadcast_only: bool = False,
 ) -> GroupSettings:
     policy = of_stored_fields(retry)
     rule = None if if_pending is None else Coalescing(*if_pending)
-    return GroupSettings(paused, rate, burst, policy, closed_ms, closed_id, rule)
+    return GroupSettings(paused, rate, burst, policy, closed_ms, closed_id, rule, broadcast_only)
 
 
 VERSION = 1
@@ -82,9 +86,8 @@ WINDOW_TASK_VERSION = 4
 WINDOW_SCHEDULE_VERSION = 2
 SETTINGS_VERSION = 2
 GROUP_VERSION = 3
-RULED_SETTINGS_VERSION = 3
-RULED_GROUP_VERSION = 4
-"""Of the few topics with ``GroupSettings.if_pending``."""
+"""Of the few topics with ``GroupSettings.if_pending`` it is the next one, of those with
+``broadcast_only`` the one after that."""
 MERGED_VERSION = 2
 """Of sessions, and of their answers, where some request had rules for its tasks."""
 FAILURES_VERSION = 2
@@ -216,12 +219,19 @@ def encode_settings(settings: GroupSettings | None) -> bytes | None:
     """None when nothing was ever set, which most groups have."""
     if settings is None:
         return None
-    version = SETTINGS_VERSION if settings.if_pending is None else RULED_SETTINGS_VERSION
-    return _pack(*settings_fields(settings), version=version)
+    return _pack(*settings_fields(settings), version=SETTINGS_VERSION + _newer_by(settings))
+
+
+def _newer_by(settings: GroupSettings | None) -> int:
+    """Newer versions are written only where they say something."""
+    if settings is None:
+        return 0
+    return 2 if settings.broadcast_only else int(settings.if_pending is not None)
 
 
 def decode_settings(data: bytes | None) -> GroupSettings | None:
-    return None if not data else _unpack("settings", data, _settings_1, settings_of, settings_of)
+    builds = (_settings_1, settings_of, settings_of, settings_of)
+    return None if not data else _unpack("settings", data, *builds)
 
 
 def _settings_1() -> GroupSettings:
@@ -396,13 +406,12 @@ def _dead(
 
 def encode_group(row: GroupRow) -> bytes:
     settings = None if row.settings is None else settings_fields(row.settings)
-    is_ruled = row.settings is not None and row.settings.if_pending is not None
-    version = RULED_GROUP_VERSION if is_ruled else GROUP_VERSION
+    version = GROUP_VERSION + _newer_by(row.settings)
     return _pack(*row[:3], settings, row.since_id, version=version)
 
 
 def decode_group(data: bytes) -> GroupRow:
-    return _unpack("group", data, _group_1, _group, _group, _group)
+    return _unpack("group", data, _group_1, _group, _group, _group, _group)
 
 
 def _group_1(topic: str, group: str, since_ms: int) -> GroupRow:

@@ -53,6 +53,7 @@ class FrameType(IntEnum):
     RESCHEDULE_KEY = 32
     RUN_NOW_KEY = 33
     LOOKUP_KEY = 34
+    TOPIC_DELETE = 35
     LOAD = 59
     SNOOZE = 60
     SCHEDULE_PUT = 61

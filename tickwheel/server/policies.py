@@ -97,6 +97,11 @@ def settings(
     if "retry" in given:
         own = given["retry"]
         after = after._replace(retry=None if own is None else policy(own, "retry", known))
+    if "broadcast_only" in given:
+        if not isinstance(given["broadcast_only"], bool):
+            found = shown(given["broadcast_only"])
+            raise BadRequest(f"broadcast_only must be true or false, not {found}")
+        after = after._replace(broadcast_only=given["broadcast_only"])
     if given.get("if_pending") is not None:
         after = after._replace(if_pending=rule(given["if_pending"], "if_pending"))
     elif "if_pending" in given:
@@ -108,7 +113,6 @@ def settings_map(
     topic: str, group: str | None, found: GroupSettings, known: Mapping[str, RetryPolicy]
 ) -> dict[str, Any]:
     """As CONFIGURE and GROUP_CREATE answer them."""
-    rule = {} if found.if_pending is None else {"if_pending": found.if_pending.to_map()}
     return {
         "topic": topic,
         "group": group,
@@ -116,5 +120,11 @@ def settings_map(
         "rate": found.rate,
         "burst": found.burst,
         "retry": policy_map(found.retry, known),
-        **rule,
+        **of_topic_alone(found),
     }
+
+
+def of_topic_alone(found: GroupSettings) -> dict[str, Any]:
+    """What only a topic can have, where it has it."""
+    rule = {} if found.if_pending is None else {"if_pending": found.if_pending.to_map()}
+    return rule | ({"broadcast_only": True} if found.broadcast_only else {})

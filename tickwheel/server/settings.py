@@ -94,6 +94,9 @@ class Settings(BaseSettings):
     retry_policies: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Policies by name, each as on the wire: {"kind": "fixed", "delay_ms": 5000, …}."""
     dead_retention_s: float = Field(default=14 * 86_400.0, gt=0)
+    group_unused_report_s: float = Field(default=7 * 86_400.0, gt=0)
+    group_unused_end_s: float | None = Field(default=None, gt=0)
+    """None: never."""
     broadcast_tasks_max: int = Field(default=10_000, gt=0)
     broadcast_bytes_max: int = Field(default=32 * 1024 * 1024, gt=0)
     broadcasts_bytes_max: int = Field(default=256 * 1024 * 1024, gt=0)
@@ -238,6 +241,16 @@ class Settings(BaseSettings):
                 f"out_bytes_max ({self.out_bytes_max}) must be at least"
                 f" {8 * largest} for tasks of {self.largest_task_bytes} bytes"
                 " (body_bytes_max, task_bytes_max, frame_bytes_max)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _unused_groups(self) -> Self:
+        end_s, report_s = self.group_unused_end_s, self.group_unused_report_s
+        if end_s is not None and end_s < report_s:
+            raise ValueError(
+                f"group_unused_end_s ({end_s:g}) must not be below group_unused_report_s"
+                f" ({report_s:g}): a group is reported before it ends"
             )
         return self
 

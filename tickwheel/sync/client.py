@@ -397,6 +397,7 @@ class Client:
     backfill_schedule = _blocking(AsyncClient.backfill_schedule)
     create_group = _blocking(AsyncClient.create_group)
     delete_group = _blocking(AsyncClient.delete_group)
+    delete_topic = _blocking(AsyncClient.delete_topic)
     configure = _blocking(AsyncClient.configure)
     pause = _blocking(AsyncClient.pause)
     resume = _blocking(AsyncClient.resume)

@@ -278,6 +278,8 @@ async def test_groups_of_the_history(tmp_path: Path) -> None:
          [[Kind.GROUP, t(4), "u", "first", "created"]],
          [[Kind.GROUP, t(4), "u", "second", "created"]],
          [[Kind.GROUP, t(5), "t", None, "configured", {"paused": True}]],
+         [[Kind.GROUP, t(5), "u", None, "configured", {"rate": 5, "closed_ms": t(5)}]],
+         [[Kind.GROUP, t(5), "v", None, "configured", {"broadcast_only": True}]],
          [delivered([A, B], group=name, time_ms=t(6)) for name in ("g", "h")],
          [[Kind.GROUP, t(8), "t", "g", "deleted"], [Kind.ENDED, t(9), "t", "g", "deleted", [A, B]]],
          [acked([A], group="h")], [stopped()]],
@@ -288,6 +290,8 @@ async def test_groups_of_the_history(tmp_path: Path) -> None:
     deleted = GroupSettings(closed_ms=t(8), closed_id=B)
     assert found.groups == {
         ("t", ""): GroupRow("t", "", 0, GroupSettings(paused=True)),
+        ("v", ""): GroupRow("v", "", 0, GroupSettings(broadcast_only=True)),
+        ("u", ""): GroupRow("u", "", 0, GroupSettings(rate=5, closed_ms=t(5))),
         ("t", "g"): GroupRow("t", "g", 0, deleted),
         ("t", "h"): GroupRow("t", "h", t(3), GroupSettings(rate=2.5, retry=BUILT_IN["none"])),
         ("u", "first"): GroupRow("u", "first", 0),

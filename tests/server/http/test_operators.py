@@ -110,6 +110,33 @@ async def test_a_group_that_holds_tasks_is_deleted_by_force_only(rig: HttpRig) -
     assert (await rig.call("DELETE", f"{GROUP}?force=true")).json["ready"] == 1
 
 
+async def test_a_topic_is_for_broadcasts_only(rig: HttpRig) -> None:
+    made = await rig.call("PATCH", "/v1/topics/t", {"broadcast_only": True})
+    msgspec.json.decode(made.body, type=types.GroupSettings)
+    assert (made.status, made.json["broadcast_only"]) == (200, True)
+    assert (await get(rig, "/v1/topics/t", types.Topic))["broadcast_only"] is True
+    assert (await rig.call("PUT", GROUP, {})).status == 409
+    assert (await rig.call("POST", "/v1/topics/t/pull", {"group": "g"})).status == 409
+    await rig.call("PATCH", "/v1/topics/t", {"broadcast_only": False})
+    assert (await rig.call("PUT", GROUP, {})).status == 201
+
+
+async def test_a_topic_is_deleted(rig: HttpRig) -> None:
+    topic = "/v1/topics/t"
+    await rig.call("PUT", GROUP, {})
+    await rig.post("/v1/tasks", {"topic": "t", "delay_ms": 60_000})
+    await rig.settle()
+    kept = await rig.call("DELETE", topic)
+    assert (kept.status, kept.json["code"]) == (409, "conflict")
+    assert "1 pending" in kept.json["detail"]
+    held = await rig.call("DELETE", f"{topic}?force=true")
+    msgspec.json.decode(held.body, type=types.TopicHeld)
+    assert (held.status, held.json["pending"], held.json["groups"]) == (200, 1, 1)
+    await rig.settle()
+    assert (await rig.call("GET", topic)).status == 404
+    assert (await rig.call("DELETE", topic)).status == 404
+
+
 async def test_dead_letters_are_listed_requeued_and_deleted(rig: HttpRig) -> None:
     ids = await dead(rig, 3)
     page = await get(rig, "/v1/dead-letters?limit=2", types.DeadLetters)

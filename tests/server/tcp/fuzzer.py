@@ -113,6 +113,8 @@ class Fuzzer:
             T.BYE: tuple,
             T.GROUP_CREATE: lambda: (self.topic(), self.group() or "g", self.creation()),
             T.GROUP_DELETE: lambda: (self.topic(), self.group() or "g", self.random.random() < 0.5),
+            # Not the one that others work on: they are not refused.
+            T.TOPIC_DELETE: lambda: (self.pick(NAMES[1:]), self.random.random() < 0.5),
             T.CONFIGURE: lambda: (self.topic(), self.group(), self.settings()),
             T.STATUS: tuple,
             T.ALIVE: tuple,
@@ -122,6 +124,7 @@ class Fuzzer:
         }
         assert set(self._makers) == {kind for kind in T if kind < T.OK}
         rare = {T.BACKUP: 1, T.HELLO: 1, T.BYE: 2, T.STATS: 3, T.GROUP_DELETE: 4, T.CONFIGURE: 5}
+        rare[T.TOPIC_DELETE] = 2
         often = {
             T.ENQUEUE: 50,
             T.ENQUEUE_COLUMNS: 10,

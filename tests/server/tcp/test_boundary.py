@@ -86,6 +86,7 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "delete": (T.DEAD_DELETE, "control", "delete_dead", lambda i: (((i, "g"),),)),
     "create": (T.GROUP_CREATE, "grouping", "create", lambda i: ("t", "h", None)),
     "close": (T.GROUP_DELETE, "closing", "close", lambda i: ("t", "g", True)),
+    "close topic": (T.TOPIC_DELETE, "topic_closing", "close", lambda i: ("other", True)),
     "set": (T.CONFIGURE, "grouping", "set", lambda i: ("t", "g", {"paused": True})),
     "put": (T.SCHEDULE_PUT, "schedules", "put", lambda i: ("new", EVERY)),
     "pause": (T.SCHEDULE, "schedules", "pause", lambda i: ("s", "pause", None)),

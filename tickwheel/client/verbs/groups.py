@@ -16,6 +16,7 @@ from tickwheel.protocol.frames import FrameType
 
 STARTS = ("now", "first")
 HELD = ("ready", "in_flight", "waiting", "dead")
+TOPIC_HELD = ("pending", *HELD, "groups")
 
 
 class GroupVerbs(Verbs):
@@ -71,6 +72,26 @@ class GroupVerbs(Verbs):
         )
         return read(lambda raw: {name: int(raw[name]) for name in HELD}, answer)
 
+    async def delete_topic(
+        self, topic: str, *, force: bool = False, timeout: Duration | None = None
+    ) -> dict[str, int]:
+        """Delete a topic with its groups, settings and dead letters; what it held: pending, ready,
+        in_flight, waiting, dead, groups. Durable when it returns; its tasks end as deleted in the
+        background, and until then the topic takes no new ones (Refused).
+
+        Raises Conflict when it holds tasks or has subscribers, unless ``force``, and always when a
+        schedule enqueues to it; NotFound.
+        """
+        name, _ = self._names(topic, None)
+        answer = await self._calls.call(
+            FrameType.TOPIC_DELETE,
+            name,
+            _bool(force, "force"),
+            repeat=False,
+            until_s=self._until(timeout),
+        )
+        return read(lambda raw: {what: int(raw[what]) for what in TOPIC_HELD}, answer)
+
     async def configure(
         self,
         topic: str,
@@ -81,12 +102,15 @@ class GroupVerbs(Verbs):
         burst: int | Keep | None = KEEP,
         retry: Retry | Keep | None = KEEP,
         if_pending: str | IfPending | Keep | None = KEEP,
+        broadcast_only: bool | Keep = KEEP,
         timeout: Duration | None = None,
     ) -> GroupSettings:
         """Change settings of a group, or of the topic itself; what is not named stays. None
         lifts a rate or a policy. ``if_pending``, of a topic: what becomes of its tasks whose key is
-        pending and that do not say it themselves. Durable when it returns. Raises NotFound for a
-        group."""
+        pending and that do not say it themselves. ``broadcast_only``, of a topic without groups:
+        its tasks go to the broadcast subscriptions that are connected when they come due, and end;
+        nobody is owed them. Durable when it returns. Raises NotFound for a group, Conflict for
+        ``broadcast_only`` of a topic with groups."""
         names = self._names(topic, group)
         changed: dict[str, Any] = {}
         if paused is not KEEP:
@@ -100,6 +124,8 @@ class GroupVerbs(Verbs):
         if if_pending is not KEEP:
             rule = None if if_pending is None else rule_wire(if_pending, "if_pending")
             changed["if_pending"] = rule
+        if broadcast_only is not KEEP:
+            changed["broadcast_only"] = _bool(broadcast_only, "broadcast_only")
         answer = await self._calls.call(
             FrameType.CONFIGURE, *names, changed, until_s=self._until(timeout)
         )

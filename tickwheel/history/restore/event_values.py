@@ -51,6 +51,8 @@ def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:
         rate=given.get("rate"),
         burst=given.get("burst"),
         retry=of_history(given.get("retry")),
+        closed_ms=given.get("closed_ms"),
         if_pending=_rule(given.get("if_pending")),
+        broadcast_only=bool(given.get("broadcast_only", False)),
     )
     return None if found == GroupSettings() else found

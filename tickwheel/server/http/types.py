@@ -309,6 +309,7 @@ class SettingsIn(In):
     rate: float | UnsetType | None = UNSET
     burst: int | UnsetType | None = UNSET
     retry: Retry | UnsetType | None = UNSET
+    broadcast_only: bool | UnsetType = UNSET
 
 
 class GroupIn(SettingsIn):
@@ -327,6 +328,7 @@ class GroupSettings(Out):
     burst: int | None
     retry: dict[str, Any] | None
     created: bool | None = None
+    broadcast_only: bool | None = None
 
 
 class Replay(Out):
@@ -352,6 +354,7 @@ class Group(Out):
     snoozed: int
     expired: int
     since_ms: Moment
+    unused_ms: int | None
     replay: Replay | None
     oldest_ready_ms: int
     paused: bool
@@ -360,7 +363,7 @@ class Group(Out):
     retry: dict[str, Any] | None
 
 
-class TopicCounts(Out):
+class TopicCounts(Out, kw_only=True):
     """Counts and settings."""
 
     pending: int
@@ -379,6 +382,8 @@ class TopicCounts(Out):
     burst: int | None
     retry: dict[str, Any] | None
     groups: dict[str, Group]
+    deleting: bool | None = None
+    broadcast_only: bool | None = None
 
 
 class Topic(TopicCounts):
@@ -420,6 +425,17 @@ class GroupHeld(Out):
     in_flight: int
     waiting: int
     dead: int
+
+
+class TopicHeld(Out):
+    """What the deleted topic held."""
+
+    pending: int
+    ready: int
+    in_flight: int
+    waiting: int
+    dead: int
+    groups: int
 
 
 class Stats(Out):

@@ -349,6 +349,11 @@ DAEMON: tuple[Plain, ...] = (
         lambda d: _seen(d).dead_expire_s,
     ),
     Plain(
+        "tickwheel_groups_unused",
+        "Groups that nobody has used for `group_unused_report_s`.",
+        lambda d: _seen(d).groups_unused,
+    ),
+    Plain(
         "tickwheel_backup_failures_total",
         "Daily backups that failed.",
         lambda d: _seen(d).backup_failures,

@@ -59,6 +59,8 @@ class Observed:
         self.dead_expire_s = 0.0
         """When the next dead letter will have been kept for long enough, Unix time; 0: none is
         known."""
+        self.groups_unused = 0
+        """Groups that are reported because nobody has used them for long."""
         self.internal_errors = 0
         """Unexpected exceptions of one request or one task, which the daemon survived."""
         self.http_requests = 0

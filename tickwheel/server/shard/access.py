@@ -82,6 +82,7 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
         "delete_dead": Need(Right.OPERATE, Of.EACH_TASK),
         "create_group": Need(Right.OPERATE, Of.NAMED),
         "delete_group": Need(Right.OPERATE, Of.NAMED),
+        "delete_topic": Need(Right.OPERATE, Of.NAMED),
         "configure": Need(Right.OPERATE, Of.NAMED),
         "put_schedule": Need(Right.OPERATE, Of.NAMED),
         "list_schedules": Need(Right.READ, Of.ANY),

@@ -1,5 +1,5 @@
-"""What the daemon does beside its work, in bounded steps: deleting groups, handing stored tasks
-to a new group, sweeping dead letters whose retention is over, daily backups.
+"""What the daemon does beside its work, in bounded steps: deleting groups and topics, handing
+stored tasks to a new group, sweeping dead letters whose retention is over, daily backups.
 
 Each runs as a task of its own, a chunk at a time with a commit between, so that nothing of it
 makes a large batch or holds a delivery up for long. All of it can be cut off anywhere: what a
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.history.writer.retention import write_last_backup
 from tickwheel.persistence.contract import StoreAway, StoreError
+from tickwheel.server.shard.unused import UnusedGroups
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine
@@ -28,9 +29,10 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.engine.agenda import Planned
     from tickwheel.engine.engine import Engine
-    from tickwheel.engine.topics import Group, Replay
+    from tickwheel.engine.topics import Group, Replay, Topic
     from tickwheel.history.daemon import History
     from tickwheel.model.effects import ProgressKey
+    from tickwheel.model.records import TaskSnapshot
     from tickwheel.persistence.contract import Store
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
@@ -67,7 +69,7 @@ class Upkeep:
         clock: Clock,
         *,
         loaded: asyncio.Event,
-        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        spawn: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
         wake: Callable[[], None],
         on_event: OnEvent,
         observed: Observed,
@@ -90,7 +92,9 @@ class Upkeep:
         self._history = history
         self._backup_folder = backup_folder
         self._reads = asyncio.Semaphore(READS_AT_A_TIME)
+        self._drains: dict[Group, asyncio.Task[None]] = {}
         self._retention_ms = int(settings.dead_retention_s * 1000)
+        self.unused = UnusedGroups(settings, engine.core, clock, on_event, observed, self.end_group)
 
     def start(self) -> None:
         """Go on with what was under way when the daemon ended last."""
@@ -98,7 +102,13 @@ class Upkeep:
             for group in topic.groups.values():
                 if group.is_closed:
                     self.drain(group)
+            if topic.settings.closed_ms is not None:
+                self.withdraw(topic)
+            elif topic.settings.broadcast_only:
+                self.let_go(topic)
         self._spawn(self._sweep_for_ever())
+        self._observed.groups_unused = 0
+        self._spawn(self.unused.run())
         if self._history is not None:
             self._spawn(self._history.flush_for_ever(self._core))
         if self._settings.backup_daily_hour is not None:
@@ -123,9 +133,19 @@ class Upkeep:
 
     # --- deleting a group ----------------------------------------------------------------------
 
+    def end_group(self, group: Group) -> None:
+        """Delete it, whatever it holds."""
+        closing = self._engine.closing
+        closing.close(group)
+        if closing.is_drained(group):
+            closing.finish(group)
+        else:
+            self.drain(group)
+        self._committer.kick()
+
     def drain(self, group: Group) -> None:
         """``group`` was closed: let go of what it holds, then of the group."""
-        self._spawn(self._drain(group))
+        self._drains[group] = self._spawn(self._drain(group))
 
     async def _drain(self, group: Group) -> None:
         closing = self._engine.closing
@@ -146,8 +166,62 @@ class Upkeep:
             self._committer.kick()
             await self._committer.barrier()
         closing.finish(group)
+        del self._drains[group]
         self._committer.kick()
         self._wake()
+
+    # --- deleting a topic ----------------------------------------------------------------------
+
+    def withdraw(self, topic: Topic) -> None:
+        """``topic`` was closed, and its groups: when these are gone, end its tasks, then forget
+        it."""
+        self._spawn(self._withdraw(topic))
+
+    async def _withdraw(self, topic: Topic) -> None:
+        closing, grouping = self._engine.topic_closing, self._engine.grouping
+        await self._loaded.wait()
+        await asyncio.gather(*(self._drains[group] for group in topic.groups.values()))
+        seen = 1
+        while seen and not grouping.is_empty(topic):
+            # What was staged when it was closed is stored then.
+            await self._committer.barrier()
+            seen = 0
+            after: int | None = 0
+            while after is not None:
+                page, after = await self._page(after, topic.name)
+                seen += len(page)
+                closing.withdraw(page)
+                self._committer.kick()
+                await self._committer.barrier()
+        closing.finish(topic)
+        self._observed.lateness.forget([topic.name])
+        self._committer.kick()
+
+    # --- topics for broadcasts only ------------------------------------------------------------
+
+    def let_go(self, topic: Topic) -> None:
+        """It is for broadcasts only from now on: what has come due and waits for a group ends."""
+        if topic.unowned is not None and topic.unowned.ready_count:
+            self._spawn(self._let_go(topic))
+
+    async def _let_go(self, topic: Topic) -> None:
+        await self._loaded.wait()
+        after: int | None = 0
+        while after is not None and topic.settings.broadcast_only:
+            page, after = await self._page(after, topic.name)
+            for known in page:
+                if topic.settings.broadcast_only:
+                    self._engine.delivery.let_go(known)
+            self._committer.kick()
+            await self._committer.barrier()
+
+    async def _page(self, after: int, topic: str) -> tuple[list[TaskSnapshot], int | None]:
+        """The next stored tasks of a topic, and where to go on."""
+        while True:
+            try:
+                return await self._reader.scan(after, CHUNK, topic)
+            except StoreAway:
+                await asyncio.sleep(AWAY_RETRY_S)
 
     async def _some_dead(self, group: Group, after: ProgressKey) -> list[int]:
         """Ids of its next dead letters, which only the store knows."""
@@ -173,11 +247,7 @@ class Upkeep:
         topic = replay.group.topic
         await self._loaded.wait()
         while topic.replays.get(replay.group) is replay:
-            try:
-                page, following = await self._reader.scan(replay.reached, CHUNK, topic.name)
-            except StoreAway:
-                await asyncio.sleep(AWAY_RETRY_S)
-                continue
+            page, following = await self._page(replay.reached, topic.name)
             now_ms = self._clock.read().now_ms
             self._engine.ownership.replayed(replay, page, following, now_ms)
             self._wake()

@@ -11,7 +11,14 @@ from itertools import repeat
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.errors import BacklogFull, BadRequest, BodyTooLarge, DueTooFar, LimitExceeded
+from tickwheel.errors import (
+    BacklogFull,
+    BadRequest,
+    BodyTooLarge,
+    DueTooFar,
+    LimitExceeded,
+    Refused,
+)
 from tickwheel.limits import Limits, delay_of_level
 from tickwheel.model.coalescing import ADD, Coalescing
 from tickwheel.model.records import (
@@ -57,6 +64,12 @@ _OPTIONS = (
 _RULE = "if_pending"
 _OPTIONS_AND_RULE = (*_OPTIONS, _RULE)
 LEVEL_MAX = 2**31 - 1
+
+
+def check_stays(core: Core, topic: str) -> None:
+    """Raises Refused when the topic is being deleted."""
+    if topic in core.closing_topics:
+        raise Refused(f"topic {topic} is being deleted; try again soon")
 
 
 class NewTasks:
@@ -245,7 +258,7 @@ class NewTasks:
         return delay_ms
 
     def check_room(self, new_tasks: Sequence[NewTask]) -> None:
-        """Raises BacklogFull when so many more are too many."""
+        """Raises BacklogFull when so many more are too many, Refused when a topic is going."""
         core = self._core
         if len(new_tasks) > core.room:
             count, limit = core.scheduled + core.staged, "pending_max"
@@ -255,6 +268,9 @@ class NewTasks:
                 f"there are {count} tasks, and {len(new_tasks)} more would be too many;"
                 f" the limit is {getattr(core.config, limit)} ({limit})"
             )
+        if core.closing_topics:
+            for name in dict.fromkeys(new_task[0] for new_task in new_tasks):
+                check_stays(core, name)
         if core.full_topics:
             for new_task in new_tasks:
                 if new_task[0] in core.full_topics:

@@ -104,6 +104,7 @@ def topic_map(core: Core, topic: Topic, now: Now) -> dict[str, Any]:
         "broadcasters": len(topic.broadcasters),
         **_settings(core, topic.settings),
         "groups": {group.name: group_map(core, group, now) for group in topic.live_groups},
+        **({} if topic.settings.closed_ms is None else {"deleting": True}),
     }
 
 
@@ -121,6 +122,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
         "snoozed": group.snoozed,
         "expired": group.expired,
         "since_ms": group.since_ms,
+        "unused_ms": group.unused_ms(now.mono_ms),
         "replay": replay_map(group),
         "oldest_ready_ms": age_ms(group, now),
         **_settings(core, group.settings),
@@ -147,5 +149,5 @@ def _settings(core: Core, settings: GroupSettings) -> dict[str, Any]:
         "rate": settings.rate,
         "burst": settings.burst,
         "retry": policies.policy_map(settings.retry, core.policies),
-        **({} if settings.if_pending is None else {"if_pending": settings.if_pending.to_map()}),
+        **policies.of_topic_alone(settings),
     }

@@ -118,6 +118,15 @@ class Listing:
         """What is set for all its groups."""
         await self._configure(call, None)
 
+    async def delete_topic(self, call: Call) -> None:
+        """With all that it holds."""
+        force = call.query(types.ForceQuery).force
+        caller, operations, now = call.exchange.caller, call.operations, call.now
+        answer = await call.exchange.ask(
+            lambda number: operations.delete_topic(caller, number, call.named["topic"], force, now)
+        )
+        await call.answer(answer)
+
     async def configure_group(self, call: Call) -> None:
         """What is set for one."""
         await self._configure(call, call.named["group"])
@@ -159,7 +168,8 @@ class Listing:
 
 def _named_settings(given: types.SettingsIn) -> dict[str, Any]:
     """Those that the request names."""
-    found = {name: getattr(given, name) for name in ("paused", "rate", "burst", "retry")}
+    names = ("paused", "rate", "burst", "retry", "broadcast_only")
+    found = {name: getattr(given, name) for name in names}
     return {k: policy(v) for k, v in found.items() if v is not msgspec.UNSET}
 
 

@@ -87,6 +87,7 @@ class Operations:
         groups = Grouping(shard)
         self.create_group = groups.create_group
         self.delete_group = groups.delete_group
+        self.delete_topic = groups.delete_topic
         self.configure = groups.configure
 
         self._on_schedules(Scheduling(shard, value_bytes, produce.check_door))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Refused
 from tickwheel.server import checks, policies
+from tickwheel.server.shard.new_tasks import check_stays
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
@@ -15,7 +16,11 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.shard import Shard
 
 SINCE_MS_MAX = 2**53 - 1
-SETTINGS = ("paused", "rate", "burst", "retry", "if_pending")
+HELD = ("pending", "ready", "in_flight", "waiting", "dead")
+NAMED_MAX = 5
+"""Schedules that one message names."""
+SETTINGS = ("paused", "rate", "burst", "retry", "if_pending", "broadcast_only")
+OF_TOPICS = ("if_pending", "broadcast_only")
 
 
 class Grouping:
@@ -43,6 +48,7 @@ class Grouping:
         topic_name, name = checks.name(topic, "topic"), checks.name(group, "group")
         since_ms = _since(options.get("since", "now"))
         core = self._core
+        _check_of_group(options)
         settings = policies.settings(options, NOTHING_SET, core.policies)
         found, known = find_room(self._shard, topic_name, name)
         created = known is None
@@ -76,14 +82,61 @@ class Grouping:
                 f"group {name} of topic {topic_name} holds {counts}, and has"
                 f" {len(found.subscribers)} subscribers; delete it by force if that may go"
             )
-        closing = self._shard.border.act().closing
-        closing.close(found)
-        if closing.is_drained(found):
-            closing.finish(found)
-        else:
-            self._shard.upkeep.drain(found)
+        self._shard.border.act()
+        self._shard.upkeep.end_group(found)
         self._shard.committer.reply(caller.replies, request, held)
         self._shard.wake()
+
+    def delete_topic(
+        self, caller: Caller, request: int, topic: object, force: object, now: Now
+    ) -> None:
+        """It goes with its groups, settings, dead letters and tasks, which end as deleted; the
+        answer counts them. Raises BadRequest, NotFound, Refused, Overloaded; Conflict when it holds
+        tasks or has subscribers, unless ``force``, and always when a schedule enqueues to it."""
+        name = checks.name(topic, "topic")
+        if not isinstance(force, bool):
+            checks.wrong("force", "true or false", force)
+
+        def done() -> None:
+            held = self._delete_topic(name, now, force=force)
+            self._shard.committer.reply(caller.replies, request, held)
+            self._shard.wake()
+
+        # Behind other commands, whose turn comes when every stored task is in memory and counted.
+        self._shard.commands.put(caller, request, (), lambda some, known: None, done)
+
+    def _delete_topic(self, name: str, now: Now, *, force: bool) -> dict[str, int]:
+        topic = self._core.topics.get(name)
+        if topic is None:
+            raise NotFound(f"there is no topic {name}")
+        check_stays(self._core, name)
+        self._check_unscheduled(name)
+        closing = self._shard.engine.topic_closing
+        held = closing.held(topic)
+        subscribers = sum(len(group.subscribers) for group in topic.groups.values())
+        subscribers += len(topic.broadcasters)
+        if not force and (subscribers or any(held[state] for state in HELD)):
+            counts = ", ".join(f"{held[state]} {state}" for state in HELD)
+            raise Conflict(
+                f"topic {name} holds {counts}, and has {subscribers} subscribers; delete it by"
+                " force if that may go"
+            )
+        self._shard.border.act()
+        for group in closing.close(topic, now.now_ms):
+            self._shard.upkeep.drain(group)
+        self._shard.upkeep.withdraw(topic)
+        return held
+
+    def _check_unscheduled(self, topic: str) -> None:
+        """Raises Conflict when schedules enqueue to it: the next run would make it anew."""
+        known = self._core.agenda.known
+        names = sorted(n for n, planned in known.items() if planned.row.schedule.topic == topic)
+        if names:
+            more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+            raise Conflict(
+                f"schedules enqueue to topic {topic}: {', '.join(names[:NAMED_MAX])}{more};"
+                " delete them first"
+            )
 
     def configure(
         self,
@@ -102,12 +155,18 @@ class Grouping:
         if name is None:
             found_topic, _ = find_room(self._shard, topic_name, None)
             after = policies.settings(settings, found_topic.settings, core.policies)
+            if after.broadcast_only and found_topic.groups:
+                raise Conflict(
+                    f"topic {topic_name} has {len(found_topic.groups)} groups, which are owed its"
+                    " tasks; delete them before it is for broadcasts only"
+                )
             if after != found_topic.settings:
                 self._grouping.set_topic(found_topic, after, now.mono_ms)
+                if after.broadcast_only:
+                    self._shard.upkeep.let_go(found_topic)
         else:
             found = self._found(topic_name, name)
-            if settings.get("if_pending") is not None:
-                raise BadRequest("if_pending is a setting of a topic, not of a group")
+            _check_of_group(settings)
             after = policies.settings(settings, found.settings, core.policies)
             if after != found.settings:
                 self._grouping.set(found, after, now.mono_ms)
@@ -125,9 +184,11 @@ class Grouping:
 def find_room(shard: Shard, topic_name: str, name: str | None) -> tuple[Topic, Group | None]:
     """The topic, made if there is room for another; the group, or None when there is room for it.
 
-    Raises LimitExceeded, or Refused while the group is being deleted.
+    Raises LimitExceeded, Conflict when the topic is for broadcasts only, or Refused while it or the
+    group is being deleted.
     """
     core = shard.core
+    check_stays(core, topic_name)
     config, topic = core.config, core.topics.get(topic_name)
     if topic is None:
         shard.make_topic_room((topic_name,))
@@ -141,6 +202,10 @@ def find_room(shard: Shard, topic_name: str, name: str | None) -> tuple[Topic, G
         return core.topic(topic_name), None
     if name is None:
         return topic, None
+    if topic.settings.broadcast_only:
+        raise Conflict(
+            f"topic {topic_name} is for broadcasts only and has no groups; CONFIGURE changes that"
+        )
     if group is None and len(topic.groups) >= config.groups_per_topic_max:
         raise LimitExceeded(
             f"group {name} is new and topic {topic_name} has {len(topic.groups)} groups; the"
@@ -158,6 +223,12 @@ def begin_group(
     if since_ms is None:
         return grouping.create_now(topic, name, now_ms)
     return grouping.create(topic, name, since_ms, by_due=since_ms > now_ms)
+
+
+def _check_of_group(settings: dict[str, Any]) -> None:
+    for name in OF_TOPICS:
+        if settings.get(name):
+            raise BadRequest(f"{name} is a setting of a topic, not of a group")
 
 
 def _since(value: object) -> int | None:

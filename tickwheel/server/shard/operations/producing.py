@@ -216,6 +216,7 @@ class Producing:
             or self._committer.full
             or self._committer.stalled
             or core.full_topics
+            or core.closing_topics
             or self._intake.inflight_bytes >= self._staged_bytes_max
         )
 

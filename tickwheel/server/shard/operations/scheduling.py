@@ -14,6 +14,7 @@ from tickwheel.errors import BacklogFull, BadRequest, LimitExceeded, NotFound, T
 from tickwheel.model.records import TaskOptions, size_of
 from tickwheel.model.schedules import CATCH_UPS, FOLDS, GAPS, OVERLAPS, OWN_PROPERTIES, Schedule
 from tickwheel.server import checks, policies
+from tickwheel.server.shard.new_tasks import check_stays
 from tickwheel.server.shard.operations.grouping import SINCE_MS_MAX as MS_MAX
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Scheduling:
                 f" {limit} (schedules_max)"
             )
         schedule = self._checked(name, options, now.now_ms)
+        check_stays(self._core, schedule.topic)
         table = self._timetable(schedule, now.now_ms)
         outcome = self._shard.border.act().schedules.put(schedule, table, now.now_ms)
         answer = self._map(known[name].row) | {"outcome": outcome}

@@ -88,6 +88,11 @@ class Controlling:
         request = decode.request_number(frame[1])
         self._operations.delete_group(peer.caller, request, frame[2], frame[3], frame[4])
 
+    def delete_topic(self, peer: Peer, frame: Frame, now: Now) -> None:
+        decode.arity(frame, 2, "topic, force")
+        request = decode.request_number(frame[1])
+        self._operations.delete_topic(peer.caller, request, frame[2], frame[3], now)
+
     def configure(self, peer: Peer, frame: Frame, now: Now) -> None:
         decode.arity(frame, 3, "topic, group, settings")
         request = decode.request_number(frame[1])
