@@ -8,12 +8,14 @@ Grafana, may lie beside them.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
+from grafana.boards.events import ANNOTATIONS, HELP
 from grafana.boards.late import WHY
 from grafana.boards.overview import OVERVIEW
-from grafana.boards.parts import Dashboard, Panel
+from grafana.boards.parts import Dashboard, Panel, most
 from grafana.boards.store import STORE
 from grafana.boards.topic import TOPICS
 
@@ -55,7 +57,21 @@ def as_json(dashboard: Dashboard) -> dict[str, Any]:
             }
         ],
         "templating": {"list": _variables(dashboard)},
+        "annotations": {"list": [_annotation(*event) for event in ANNOTATIONS]},
         "panels": panels,
+    }
+
+
+def _annotation(name: str, expression: str, text: str, colour: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "datasource": SOURCE,
+        "enable": True,
+        "expr": expression,
+        "iconColor": colour,
+        "step": "60s",
+        "titleFormat": name,
+        "textFormat": text,
     }
 
 
@@ -93,7 +109,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         {
             "refId": chr(ord("A") + number),
             "datasource": SOURCE,
-            "expr": expression,
+            "expr": _bounded(panel, expression, legend),
             "legendFormat": legend or "__auto",
             "instant": at_once,
             "range": not at_once,
@@ -109,19 +125,59 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "fieldConfig": {"defaults": _defaults(panel), "overrides": []},
         "options": _options(panel),
     }
-    if panel.about:
-        made["description"] = panel.about
+    made["description"] = _description(panel)
     if panel.kind == "table":
         hidden = {"excludeByName": {"Time": True, "__name__": True, "job": True}}
         made["transformations"] = [{"id": "organize", "options": hidden}]
     return made
 
 
+def _bounded(panel: Panel, expression: str, legend: str) -> str:
+    """A line for each topic or group may be a thousand lines: only the highest."""
+    if "{{topic}}" not in legend or panel.kind == "table":
+        return expression
+    return most(expression)
+
+
+def _description(panel: Panel) -> str:
+    """What stands in the table of the dashboard, and what each of its metrics means."""
+    named = " ".join(expression for expression, _ in panel.queries)
+    names = dict.fromkeys(re.findall(r"(?:\w+:)?(?:tickwheel|process)_\w+(?::\w+)?", named))
+    plain = dict.fromkeys(re.sub(r"_(bucket|sum|count)$", "", name) for name in names)
+    meanings = [f"`{name}`: {HELP[name]}" for name in plain]
+    return "\n\n".join(filter(None, [panel.about, *meanings]))
+
+
+def _mappings(panel: Panel) -> list[dict[str, Any]]:
+    options = {
+        str(value): {"text": word, "color": colour, "index": index}
+        for index, (value, word, colour) in enumerate(panel.states)
+    }
+    return [{"type": "value", "options": options}]
+
+
+def _links(panel: Panel) -> list[dict[str, Any]]:
+    """From a line of a topic to the dashboard of that topic."""
+    if not any("{{topic}}" in legend for _, legend in panel.queries):
+        return []
+    url = (
+        "/d/tickwheel-topic?var-job=${job}&var-topic=${__field.labels.topic}"
+        "&var-group=${__field.labels.group:percentencode}&${__url_time_range}"
+    )
+    return [{"title": "This topic", "url": url}]
+
+
 def _defaults(panel: Panel) -> dict[str, Any]:
     defaults: dict[str, Any] = {"unit": panel.unit, "color": PALETTE}
+    if panel.states:
+        defaults["mappings"] = _mappings(panel)
+    if links := _links(panel):
+        defaults["links"] = links
     steps = _steps(panel)
     if steps:
         defaults["thresholds"] = {"mode": "absolute", "steps": steps}
+    if panel.kind == "state-timeline":
+        defaults["custom"] = {"fillOpacity": 70, "lineWidth": 0}
     if panel.kind == "stat":
         defaults["color"] = {"mode": "thresholds"}
         defaults.setdefault(
@@ -138,11 +194,14 @@ def _defaults(panel: Panel) -> dict[str, Any]:
 
 
 def _steps(panel: Panel) -> list[dict[str, Any]]:
-    if panel.red_above is not None:
-        return [{"color": "green", "value": None}, {"color": "red", "value": panel.red_above}]
+    if panel.red_above is None and panel.red_below is None:
+        return []
+    steps: list[dict[str, Any]] = [{"color": "green", "value": None}]
     if panel.red_below is not None:
-        return [{"color": "red", "value": None}, {"color": "green", "value": panel.red_below}]
-    return []
+        steps = [{"color": "red", "value": None}, {"color": "green", "value": panel.red_below}]
+    if panel.red_above is not None:
+        steps.append({"color": "red", "value": panel.red_above})
+    return steps
 
 
 def _options(panel: Panel) -> dict[str, Any]:
@@ -157,6 +216,8 @@ def _options(panel: Panel) -> dict[str, Any]:
             "yAxis": {"unit": panel.unit},
             "tooltip": {"show": True, "yHistogram": True},
         }
+    if panel.kind == "state-timeline":
+        return {"showValue": "auto", "mergeValues": True, "legend": {"showLegend": False}}
     if panel.kind == "table":
         return {"showHeader": True, "sortBy": [{"displayName": "Value", "desc": True}]}
     return {

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from grafana.boards.parts import (
+    ACTIVE,
+    CAUSE,
+    HELD,
     JOB,
     LATE,
     PAIR,
     RATE,
+    YES,
     Dashboard,
     Panel,
     Row,
@@ -14,19 +18,21 @@ from grafana.boards.parts import (
     quantiles,
     rate,
     stat,
+    states,
     total,
 )
 
 GUIDE = """\
-**Late** is the time from a task's due millisecond until the frame of its first delivery was
-written. Look from above to below; the first row that is not quiet is the cause.
+**Lateness** is the time from a task's due millisecond until the frame of its first delivery was
+written. More than 100 ms is late, and has a **cause**. Look at the causes first, then at the row
+of the cause.
 
-1. **Nobody takes it**: ready tasks, no credit. More consumers, or quicker ones.
-2. **It is held on purpose**: paused, or at its rate.
-3. **Consumers die or hang**: leases end, tasks come again.
-4. **The daemon is busy**: its loop lags, its processor is full.
-5. **The store is slow or away**: commits take long, bodies are being read.
-6. **It was not there**: a failover, a recovery, a clock that was held.
+1. **Nobody takes it** (`no_subscriber`, `no_credit`): more consumers, or quicker ones.
+2. **It is held on purpose** (`paused`, `rate`).
+3. **Consumers die or hang** (`lease_over`): leases end, tasks come again.
+4. **The daemon is busy** (`loop_busy`): its loop lags, its processor is full.
+5. **The store is slow or away** (`store`): commits take long, bodies are being read.
+6. **It was not there** (`daemon_down`, `clock`): a failover, a recovery, a clock that jumped.
 """
 
 WHY = Dashboard(
@@ -48,8 +54,32 @@ WHY = Dashboard(
         ),
         Row(
             [
+                Panel(
+                    "Late deliveries by cause",
+                    [(rate(f"{CAUSE}_count", JOB, "cause"), "{{cause}}")],
+                    "ops",
+                    about="A second, later than 100 ms. The daemon is to blame for daemon_down,"
+                    " clock, store and loop_busy.",
+                    stacked=True,
+                ),
+                Panel(
+                    "Seconds of lateness by cause",
+                    [(rate(f"{CAUSE}_sum", JOB, "cause"), "{{cause}}")],
+                    "s",
+                    about="Of late deliveries, for each second.",
+                    stacked=True,
+                ),
+                Panel(
+                    "How quickly the budget is spent, in 1 h",
+                    [("job:tickwheel_lateness_budget:burn1h{" + JOB + "}", "1 h")],
+                    red_above=1,
+                ),
+            ]
+        ),
+        Row(
+            [
                 stat(
-                    "Later than 100 ms in 5 min",
+                    "Late through the daemon in 5 min",
                     "job:tickwheel_deliveries_late:ratio_rate5m{" + JOB + "}",
                     "percentunit",
                     red_above=0.001,
@@ -105,23 +135,25 @@ WHY = Dashboard(
         ),
         Row(
             [
-                Panel(
-                    "2. Paused (1)",
+                states(
+                    "2. Paused",
                     [
                         (
                             f"max by (topic, group) (tickwheel_paused{{{PAIR}}})",
                             "{{topic}}/{{group}}",
                         )
                     ],
+                    HELD,
                 ),
-                Panel(
-                    "2. Held back by a rate (1)",
+                states(
+                    "2. Held back by a rate",
                     [
                         (
                             f"max by (topic, group) (tickwheel_throttled{{{PAIR}}})",
                             "{{topic}}/{{group}}",
                         )
                     ],
+                    HELD,
                 ),
                 Panel(
                     "3. Leases that ended, retries, nacks",
@@ -173,24 +205,21 @@ WHY = Dashboard(
         ),
         Row(
             [
-                Panel(
-                    "6. Active, and serving",
-                    [
-                        (f"tickwheel_leader{{{JOB}}}", "{{instance}} active"),
-                        (f"tickwheel_serving{{{JOB}}}", "{{instance}} serving"),
-                    ],
-                ),
+                states("6. Active", [(f"tickwheel_leader{{{JOB}}}", "{{instance}}")], ACTIVE),
+                states("6. Serving", [(f"tickwheel_serving{{{JOB}}}", "{{instance}}")], YES),
                 Panel(
                     "6. The last recovery",
                     [(f"tickwheel_recovery_seconds{{{JOB}}}", "{{instance}}")],
                     "s",
                 ),
                 Panel(
-                    "6. The clock",
-                    [
-                        (f"tickwheel_clock_jumps_total{{{JOB}}}", "{{instance}} jumps"),
-                        (f"tickwheel_clock_held{{{JOB}}}", "{{instance}} held"),
-                    ],
+                    "6. Jumps of the clock",
+                    [(f"tickwheel_clock_jumps_total{{{JOB}}}", "{{instance}}")],
+                ),
+                states(
+                    "6. The clock is held",
+                    [(f"tickwheel_clock_held{{{JOB}}}", "{{instance}}")],
+                    HELD,
                 ),
             ]
         ),

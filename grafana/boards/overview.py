@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from grafana.boards.parts import (
+    CAUSE,
     JOB,
     LATE,
+    LEADERS,
     RATE,
+    YES,
     Dashboard,
     Panel,
     Row,
@@ -24,8 +27,16 @@ OVERVIEW = Dashboard(
     [
         Row(
             [
-                stat("Active daemons", total("tickwheel_leader"), red_below=1),
-                stat("Serving", total("tickwheel_serving"), red_below=1),
+                stat(
+                    "Active daemons",
+                    total("tickwheel_leader"),
+                    about="One of each shard (job). A second one has not noticed that it was"
+                    " deposed.",
+                    states=LEADERS,
+                    red_below=1,
+                    red_above=2,
+                ),
+                stat("Serving", f"max(tickwheel_serving{{{JOB}}})", states=YES, red_below=1),
                 stat("Early, must be 0", total("tickwheel_early_total"), red_above=1),
                 stat("Pending", total("tickwheel_pending_tasks")),
                 stat("Ready", total("tickwheel_ready_tasks")),
@@ -56,10 +67,18 @@ OVERVIEW = Dashboard(
             [
                 heat("Lateness", LATE, JOB),
                 Panel(
-                    "Later than 100 ms, share of the last hour (allowed: 0.1 %)",
+                    "Late through the daemon, share of the last hour (allowed: 0.1 %)",
                     [("job:tickwheel_deliveries_late:ratio_rate1h{" + JOB + "}", "1 h")],
                     "percentunit",
                     red_above=0.001,
+                ),
+                Panel(
+                    "Late, and why",
+                    [(rate(f"{CAUSE}_count", JOB, "cause"), "{{cause}}")],
+                    "ops",
+                    about="First deliveries a second that were later than 100 ms. The daemon is to"
+                    " blame for daemon_down, clock, store and loop_busy.",
+                    stacked=True,
                 ),
             ]
         ),

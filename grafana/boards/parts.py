@@ -10,10 +10,25 @@ NODE = 'job="$job",instance=~"$instance"'
 TOPIC = 'job="$job",topic=~"$topic"'
 PAIR = 'job="$job",topic=~"$topic",group=~"$group"'
 LATE = "tickwheel_delivery_lateness_seconds"
+CAUSE = "tickwheel_lateness_cause_seconds"
 RATE = "$__rate_interval"
 
 Query = tuple[str, str]
 """(expression, legend)"""
+
+
+State = tuple[int, str, str]
+"""(value, word, colour)"""
+ACTIVE: Sequence[State] = ((0, "standby", "blue"), (1, "active", "green"))
+YES: Sequence[State] = ((0, "no", "red"), (1, "yes", "green"))
+TROUBLE: Sequence[State] = ((0, "no", "green"), (1, "yes", "red"))
+HELD: Sequence[State] = ((0, "goes on", "green"), (1, "held", "yellow"))
+LEADERS: Sequence[State] = (
+    (0, "none", "red"), (1, "one", "green"), (2, "TWO", "red"), (3, "THREE", "red"),
+)  # fmt: skip
+"""Of one shard: a second one has not noticed that it was deposed."""
+MOST = 20
+"""So many lines of a panel with one for each group; there may be thousands of them."""
 
 
 @dataclass
@@ -27,6 +42,8 @@ class Panel:
     about: str = ""
     red_above: float | None = None
     red_below: float | None = None
+    states: Sequence[State] = ()
+    """Words and colours for the values of a state, instead of numbers."""
     stacked: bool = False
 
 
@@ -56,6 +73,11 @@ def total(name: str, where: str = JOB, by: str = "") -> str:
     return f"sum by ({by}) ({name}{{{where}}})" if by else f"sum({name}{{{where}}})"
 
 
+def most(expression: str) -> str:
+    """The highest of the series."""
+    return f"topk({MOST}, {expression})"
+
+
 def quantiles(name: str, where: str, *shares: float) -> list[Query]:
     return [
         (
@@ -71,5 +93,20 @@ def heat(title: str, name: str, where: str, unit: str = "s") -> Panel:
     return Panel(title, [(expression, "{{le}}")], unit, "heatmap")
 
 
-def stat(title: str, expression: str, unit: str = "short", **colours: float) -> Panel:
-    return Panel(title, [(expression, "")], unit, "stat", **colours)  # type: ignore[arg-type]
+def stat(
+    title: str,
+    expression: str,
+    unit: str = "short",
+    about: str = "",
+    *,
+    states: Sequence[State] = (),
+    red_above: float | None = None,
+    red_below: float | None = None,
+) -> Panel:
+    colours = {"red_above": red_above, "red_below": red_below}
+    return Panel(title, [(expression, "")], unit, "stat", about, states=states, **colours)
+
+
+def states(title: str, queries: Sequence[Query], words: Sequence[State], about: str = "") -> Panel:
+    """What each was when."""
+    return Panel(title, queries, kind="state-timeline", about=about, states=words)

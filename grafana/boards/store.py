@@ -2,7 +2,23 @@
 
 from __future__ import annotations
 
-from grafana.boards.parts import JOB, NODE, RATE, Dashboard, Panel, Row, heat, quantiles, rate, stat
+from grafana.boards.parts import (
+    ACTIVE,
+    JOB,
+    LEADERS,
+    NODE,
+    RATE,
+    TROUBLE,
+    YES,
+    Dashboard,
+    Panel,
+    Row,
+    heat,
+    quantiles,
+    rate,
+    stat,
+    states,
+)
 
 STORE = Dashboard(
     "tickwheel-store",
@@ -12,7 +28,14 @@ STORE = Dashboard(
     [
         Row(
             [
-                stat("Active daemons", f"sum(tickwheel_leader{{{JOB}}})", red_below=1),
+                stat(
+                    "Active daemons",
+                    f"sum(tickwheel_leader{{{JOB}}})",
+                    about="A second one has not noticed that it was deposed.",
+                    states=LEADERS,
+                    red_below=1,
+                    red_above=2,
+                ),
                 stat("Epoch", f"max(tickwheel_epoch{{{JOB}}})"),
                 stat(
                     "The active one is so since",
@@ -21,22 +44,34 @@ STORE = Dashboard(
                     "s",
                 ),
                 stat(
-                    "Store",
+                    "Store takes commits",
                     f"min(tickwheel_store_up{{{JOB}}} and tickwheel_leader{{{JOB}}} == 1)",
+                    states=YES,
                     red_below=1,
                 ),
-                stat("Store full", f"max(tickwheel_store_full{{{JOB}}})", red_above=1),
+                stat(
+                    "Store full",
+                    f"max(tickwheel_store_full{{{JOB}}})",
+                    states=TROUBLE,
+                    red_above=1,
+                ),
                 stat("Rows missing", f"max(tickwheel_missing_tasks{{{JOB}}})", red_above=1),
-                stat("Clock held", f"max(tickwheel_clock_held{{{JOB}}})", red_above=1),
+                stat(
+                    "Clock held",
+                    f"max(tickwheel_clock_held{{{JOB}}})",
+                    states=TROUBLE,
+                    red_above=1,
+                ),
             ],
             4,
         ),
         Row(
             [
-                Panel(
-                    "Active (1) or standing by (0)",
+                states(
+                    "Active, or standing by",
                     [(f"tickwheel_leader{{{NODE}}}", "{{instance}}")],
-                    about="With several daemons on one Redis exactly one line is at 1.",
+                    ACTIVE,
+                    "With several daemons on one Redis exactly one is active.",
                 ),
                 Panel(
                     "Taken over, stepped down",

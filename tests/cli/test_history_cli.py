@@ -52,6 +52,13 @@ def objects(lines: list[str]) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def test_it_says_why_a_delivery_was_late(tmp_path: Path, capsys: Capture) -> None:
+    late = [*delivered([A], time_ms=NOW_MS + 60_000), "no_credit"]
+    write(tmp_path, [[STARTED, group()], [enqueued([A])], [late]])
+    _, lines, _ = call(capsys, "history", "--dir", str(tmp_path))
+    assert "+1m 0s (no_credit), by w@1" in lines[1]
+
+
 def test_it_lists_the_newest_first(folder: Path, capsys: Capture) -> None:
     code, lines, err = call(capsys, "history", "--dir", str(folder))
     assert (code, err) == (0, "")

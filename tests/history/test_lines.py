@@ -81,6 +81,25 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         ],
     ),
     (
+        [Kind.DELIVERED, T, "t", "g", "", [5, 5], 1, [T - 400, T - 300], "no_credit"],
+        [
+            {"event": "delivered", **TASK, "group": "g", "due_ms": T - late, "attempt": 1,
+             "lateness_ms": late, "cause": "no_credit"}
+            for late in (400, 300)
+        ],
+    ),
+    (
+        [Kind.DELIVERED, T, "t", "g", "", [5, 5, 5], [1, 1, 2], [T - 400, T, T - 400],
+         ["paused", None, None]],
+        [
+            {"event": "delivered", **TASK, "group": "g", "due_ms": T - 400, "attempt": 1,
+             "lateness_ms": 400, "cause": "paused"},
+            {"event": "delivered", **TASK, "group": "g", "due_ms": T, "attempt": 1,
+             "lateness_ms": 0},
+            {"event": "delivered", **TASK, "group": "g", "due_ms": T - 400, "attempt": 2},
+        ],
+    ),
+    (
         [Kind.ACKED, T, "t", "g", "w", 9, [5], [2], [T - 7]],
         [
             {

@@ -6,6 +6,9 @@ from mutations.mutants import DELIVERY, SETTLEMENT, Edit, Mutant
 
 OWNERSHIP = "tickwheel/engine/ownership.py"
 READY = "tickwheel/engine/ready.py"
+LATENESS = "tickwheel/engine/lateness.py"
+SHARD = "tickwheel/server/shard/shard.py"
+CAUSES = "tests/engine/test_lateness.py::"
 COMMITTER = "tickwheel/server/shard/committer.py"
 KINDS = "tests/engine/test_engine_kinds.py::"
 SETTINGS = "tests/engine/test_engine_settings.py::"
@@ -46,6 +49,18 @@ DELIVERY_MUTANTS = (
         "deliveries take no tokens",
         (Edit(DELIVERY, "                bucket.take(items)\n", "                pass\n"),),
         (SETTINGS + "test_a_rate_lets_a_burst_go_and_then_one_after_the_other",),
+    ),
+    Mutant(
+        "a-pause-is-the-daemons-fault",
+        "what a pause held back counts as late through the daemon",
+        (Edit(LATENESS, "        if group.is_held:\n            return Cause.PAUSED\n", ""),),
+        (CAUSES + "test_a_pause_counts_while_nobody_has_subscribed",),
+    ),
+    Mutant(
+        "a-late-delivery-has-no-cause",
+        "the causes of a frame whose deliveries differ are not counted",
+        (Edit(SHARD, "        elif causes is not None:\n", "        elif False:\n"),),
+        ("tests/server/shard/test_delivering.py::test_each_late_delivery_is_counted_by_cause",),
     ),
     Mutant(
         "low-priorities-starve",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,19 +133,14 @@ def test_the_page_draws_its_charts_and_needs_no_network(made: Report, browser: B
         name: int(dom.split(f'id="{name}"')[1].split('data-marks="')[1].split('"')[0])
         for name in ("lateness", "volume", "attempts", "reasons", "heat", "backlog")
     }
+    assert dom.count("<canvas") == 3
     assert drawn == {
-        # Four lines; two hours; two attempts; one reason; one cell a topic and hour; two lines.
-        "lateness": 4, "volume": 2, "attempts": 2, "reasons": 1, "heat": 3, "backlog": 2,
+        # Four lines; four steps in which something ended; two attempts; one reason; one cell a
+        # topic and hour; two lines.
+        "lateness": 4, "volume": 4, "attempts": 2, "reasons": 1, "heat": 3, "backlog": 2,
     }  # fmt: skip
-    assert dom.count('<path class="line"') == 6
     for name in ("Lateness of first deliveries", "Volume by outcome", "Backlog"):
         assert f'aria-label="{name}, a chart' in dom
-    # The worst was 150 ms late: marks that people have names for; and no part of a task.
-    lateness, rest = dom.split('id="lateness"')[1].split('id="volume"')
-    assert all(f">{mark}</text>" in lateness for mark in ("0 ms", "1 ms", "100 ms", "1 s"))
-    marks = re.findall(r'text-anchor="end">([\d.]+)</text>', rest)
-    assert marks
-    assert all(mark.isdecimal() for mark in marks)
     assert "Synthetic data" in dom
     assert "7 events are missing" in dom
     # What came from history is text, whatever it holds.
@@ -151,31 +148,100 @@ def test_the_page_draws_its_charts_and_needs_no_network(made: Report, browser: B
     assert "<b></td>" not in dom
 
 
-def test_a_page_of_days_shows_the_backlog_of_each_days_end(
+def test_a_topic_without_a_group_can_be_chosen_on_a_page_of_days(
     made: Report, browser: Browser, tmp_path: Path
 ) -> None:
-    """And a topic that has no group, as when it is only broadcast, can be chosen."""
+    """As when it is only broadcast; and the address of the page keeps the choice."""
     from tickwheel.reports import page
 
-    day_ms, at_ms = 24 * 3_600_000, ms("2026-11-01T00:00:00")
+    day_ms, at_ms = 24 * 3_600_000, ms("2026-10-31T23:00:00")  # midnight in Berlin
     row = {**made.rows["by_hour"][0], "topic": "news", "group": "", "delivered": 1}
     days = [{**row, "start_ms": at_ms + n * day_ms, "local": f"2026-11-{n + 1:02d}"}
-            for n in range(20)]  # fmt: skip
-    hours = [{**row, "start_ms": at_ms + n * 3_600_000, "local": f"2026-11-01 {n % 24:02d}:00"}
-             for n in range(page.HOURS_MAX + 1)]  # fmt: skip
-    waits = {"kind": "due", "topic": "news", "group": "", "most": 8}
-    backlog = [{**waits, "start_ms": at_ms + 19 * day_ms + 9 * 3_600_000, "at_end": 8}]
-    rows = {**made.rows, "by_hour": hours, "by_day": days, "all_by_day": days, "backlog": backlog}
+            for n in (0, 19)]  # fmt: skip
+    manifest = replace(made.loaded.manifest, first_ms=at_ms, last_ms=at_ms + 20 * day_ms)
+    rows = {**made.rows, "by_day": days, "all_by_day": days}
     place = tmp_path / "report.html"
-    place.write_text(page.render(rows, ["news"], made.loaded.manifest, made.settings))
+    place.write_text(page.render(rows, ["news"], manifest, made.settings))
+    assert "tasks at the end of each day" in place.read_text()
+    assert data_of(place)["buckets"] == [at_ms + n * day_ms for n in range(20)]
+    assert '<option value="news\n">news</option>' in browser.dom(place)
+
+
+def data_of(place: Path) -> dict[str, Any]:
+    text = place.read_text().split('<script id="data" type="application/json">')[1]
+    found: dict[str, Any] = json.loads(text.split("</script")[0])
+    return found
+
+
+def test_the_choice_changes_everything_on_the_page(
+    made: Report, browser: Browser, tmp_path: Path
+) -> None:
+    """Cards, charts and tables; the address names the choice."""
+    place = tmp_path / "report.html"
+    chosen = f"location.hash = '#' + encodeURIComponent('{ORDERS}\\naudit');"
+    text = Path(made.page).read_text()
+    place.write_text(
+        text.replace('<script id="data"', f'<script>{chosen}</script><script id="data"')
+    )
     dom = browser.dom(place)
-    assert "tasks at the end of each day" in dom
-    assert "11-20" in dom
-    (due,) = re.findall(r'<path class="line" d="([^"]+)" stroke="var\(--bad\)"', dom)
-    *before, last = [float(y) for _, y in re.findall(r"[ML]([\d.]+) ([\d.]+)", due)]
-    assert len(set(before)) == 1
-    assert last < before[0]
-    assert '<option value="news\n">news</option>' in dom
+    assert f'data-drawn="{ORDERS}\naudit"' in dom
+    shown = [row for row in dom.split("<tr ")[1:] if not re.match(r"[^>]*hidden", row)]
+    assert shown
+    assert {
+        re.findall(r'data-topic="([^"]*)"', row)[0] for row in shown if "data-topic" in row
+    } == {ORDERS}
+    assert "billing" not in "".join(shown)
+    cards = dom.split('id="cards"')[1].split("</section>")[0]
+    # Enqueued is the topic's; the group has two deliveries, both in time.
+    assert re.findall(r"<b>([^<]+)</b>", cards)[:4] == ["2", "2", "100.0 %", "0"]
+
+
+def test_a_click_on_a_heading_sorts_by_it(made: Report, browser: Browser, tmp_path: Path) -> None:
+    """Numbers as numbers, the largest first; what is unknown comes last; again: the other way."""
+    text = Path(made.page).read_text()
+
+    def seen(clicks: int) -> list[str]:
+        name = "[...document.querySelectorAll('.tables th')].find((h) => h.textContent === 'max')"
+        script = f"<script>{f'{name}.click();' * clicks}</script></body>"
+        place = tmp_path / "report.html"
+        place.write_text(text.replace("</body>", script))
+        table = browser.dom(place).split("<h2>Topics and groups</h2>")[1].split("</table>")[0]
+        return re.findall(r'data-group="(\w*)"', table)
+
+    late = {r["group"]: r["late_max_ms"] for r in made.rows["by_topic"] if r["group"]}
+    assert len(set(late.values())) == len(late) == 3
+    downwards = sorted(late, key=lambda group: -late[group])
+    assert seen(1) == downwards
+    assert seen(2) == downwards[::-1]
+
+
+def test_on_time_counts_what_was_never_delivered(made: Report) -> None:
+    """Task 5 is overdue and nobody got it: a share of what was delivered alone would hide it."""
+    (whole,) = made.rows["all"]
+    assert whole["undelivered"] == 1
+    assert whole["kept_share"] == whole["on_time"] / (whole["first_deliveries"] + 1)
+    mail = only(made.rows["by_topic"], topic=MAIL, group="default")
+    assert mail["undelivered"] == 1
+    assert mail["kept_share"] == mail["on_time"] / (mail["first_deliveries"] + 1)
+    assert only(made.rows["by_topic"], topic=ORDERS, group="audit")["undelivered"] == 0
+    assert [tuple(row.values())[:4] for row in made.rows["stuck_by_group"]] == [
+        (MAIL, "", "never delivered", 1), (MAIL, "default", "in flight", 1),
+    ]  # fmt: skip
+
+
+def test_steps_say_the_same_as_hours(made: Report) -> None:
+    """The finest figures, counted from the events, add up to those that are kept by the quarter."""
+    for name in ("enqueued", "delivered", "acked", "dead", "first_deliveries", "on_time"):
+        steps = sum(row[name] for row in made.rows["by_step"])
+        assert steps == sum(row[name] for row in made.rows["by_hour"]), name
+        assert sum(row[name] for row in made.rows["all_by_step"]) == made.rows["all"][0][name]
+    ends: dict[str, dict[tuple[str, ...], int]] = {"backlog": {}, "backlog_by_step": {}}
+    for table, found in ends.items():
+        for row in made.rows[table]:
+            found[row["kind"], row["topic"], row["group"]] = row["at_end"]
+    assert ends["backlog"] == ends["backlog_by_step"]
+    longest = only(made.rows["examples"], task_id=2, group="billing")
+    assert (longest["took_ms"], longest["start_ms"] % 1000) == (10_042, 0)
 
 
 def test_the_heat_map_has_the_busiest_of_many_topics(made: Report) -> None:
@@ -196,7 +262,7 @@ def test_the_data_in_the_page_is_the_figures(made: Report) -> None:
     data = json.loads(
         text.split('<script id="data" type="application/json">')[1].split("</script")[0]
     )
-    assert [bucket["local"] for bucket in data["buckets"]] == [
-        "2026-11-20 11:00+01:00", "2026-11-20 12:00+01:00",
-    ]  # fmt: skip
+    assert data["step"] == 60_000
+    assert data["buckets"][0] == ms("2026-11-20T10:00:00")
+    assert {b - a for a, b in itertools.pairwise(data["buckets"])} == {60_000}
     assert data["names"] == [[MAIL, "default"], [ORDERS, "audit"], [ORDERS, "billing"]]

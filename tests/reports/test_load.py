@@ -19,7 +19,8 @@ from tickwheel.reports import load as compact
 from tickwheel.reports import load as segments
 from tickwheel.reports.files import Files
 from tickwheel.reports.load import Lock
-from tickwheel.reports.table import Manifest, Manifests, Table
+from tickwheel.reports.manifest import Manifest, Manifests
+from tickwheel.reports.table import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from support.story import ms
-from tickwheel.reports import journeys, rollups, schema
+from tickwheel.reports import Slo, journeys, rollups, schema
 from tickwheel.reports.metrics import compare, service, slowest, waiting
 from tickwheel.reports.metrics import service as buckets
 
@@ -75,10 +75,8 @@ def test_lateness_is_of_first_deliveries_and_exact(spark: SparkSession) -> None:
         {"time_ms": T0, "event": "delivered", "attempt": 2, "group": "g", "due_ms": T0 - 9_000},
         {"time_ms": T0, "event": "acked", "attempt": 1, "ack_ms": 123_456, "group": "g"},
     ]  # fmt: skip
-    targets = spark.createDataFrame(
-        [("t", 10, 0.9)], "topic STRING, target_ms LONG, objective DOUBLE"
-    )
-    counted = service.with_targets(rollups.facts(events(spark, *made)), targets)
+    slos = [Slo("t*", 10), Slo("*", 99)]
+    counted = service.with_targets(rollups.facts(events(spark, *made)), slos)
     (found,) = service.lateness(counted, ["topic"]).collect()
     for share, name in ((50, "p50"), (90, "p90"), (99, "p99")):
         assert found[f"late_{name}_ms"] == pytest.approx(np.percentile(late, share), abs=1e-9)
@@ -349,26 +347,24 @@ def test_objectives_breaches_and_days(spark: SparkSession) -> None:
         (24, "a", "g", "acked", 1, 50, 12),
     )
     keys = [*buckets.BUCKET, "topic", "group"]
-    by_hour = service.service(buckets.hours(counted, "UTC"), keys)
-    by_day = service.service(buckets.days(counted, "UTC"), keys).persist()
-    targets = spark.createDataFrame(
-        [("a", 10, 0.9)], "topic STRING, target_ms LONG, objective DOUBLE"
+    by_hour, by_day = (
+        [row.asDict() for row in service.service(split(counted, "UTC"), keys).collect()]
+        for split in (buckets.hours, buckets.days)
     )
-    (found,) = compare.slo(by_day, by_hour, targets.drop("target_ms")).collect()
-    assert (found.days, found.days_missed, found.hours, found.hours_missed) == (2, 1, 3, 2)
-    assert found.met is False
-    assert found.on_time_share == pytest.approx(13 / 20)
-    assert found.budget_used == pytest.approx(0.35 / 0.1)
-    assert rows(compare.breaches(by_day, targets), "local", "on_time_share") == [
-        ("2026-11-21", pytest.approx(0.4))
-    ]
-    days = rows(compare.day_against_day(by_day), "local", "delivered", "delivered_change",
-                "acked_change", "on_time_change")  # fmt: skip
-    assert days == [
+    objective = {"a": 0.9}.__getitem__
+    (found,) = compare.slo(by_day, by_hour, objective)
+    assert (found["days"], found["days_missed"]) == (2, 1)
+    assert (found["hours"], found["hours_missed"]) == (3, 2)
+    assert found["met"] is False
+    assert found["on_time_share"] == pytest.approx(13 / 20)
+    assert found["budget_used"] == pytest.approx(0.35 / 0.1)
+    (missed,) = compare.breaches(by_day, objective)
+    assert (missed["local"], missed["on_time_share"]) == ("2026-11-21", pytest.approx(0.4))
+    names = ("local", "delivered", "delivered_change", "acked_change", "on_time_change")
+    assert [tuple(row[name] for name in names) for row in compare.day_against_day(by_day)] == [
         ("2026-11-20", 10, None, None, None),
         ("2026-11-21", 10, 0.0, None, pytest.approx(-0.5)),
     ]
-    by_day.unpersist()
 
 
 @pytest.mark.parametrize(

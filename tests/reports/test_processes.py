@@ -26,6 +26,7 @@ from support.story import story, write
 from tickwheel.cli import report as cli_report
 from tickwheel.cli.app import app
 from tickwheel.reports import ReportSettings
+from tickwheel.reports.manifest import Loaded, Manifest
 from tickwheel.reports.session import LITTLE_BYTES, LITTLE_ROWS, little_to_do
 
 if TYPE_CHECKING:
@@ -61,7 +62,8 @@ def test_a_run_killed_half_way_leaves_nothing_that_counts(
 ) -> None:  # fmt: skip
     """SIGKILL while the second run is writing; then the same run again."""
     from tickwheel.reports.files import Files
-    from tickwheel.reports.table import Manifests, Table
+    from tickwheel.reports.manifest import Manifests
+    from tickwheel.reports.table import Table
 
     events = story().events
     write(history, events[:12], number=1)
@@ -233,11 +235,12 @@ def test_how_java_compiles_depends_on_what_there_is_to_do(
     hour, manifests = tmp_path / "h/dt=2026-11-21/hour=10", tmp_path / "out/table/_manifests"
     hour.mkdir(parents=True)
     manifests.mkdir(parents=True)
-    loaded = 1_000
-    with (hour / "node-1-s0-e1-000001.jsonl.gz").open("wb") as file:
-        file.truncate(loaded + new_bytes)  # no block of the disk is taken
-    held = {"rows": rows, "segments": {"a": {"bytes": loaded}}}
-    (manifests / "00000002.json").write_text(json.dumps(held))
+    held, size = "dt=2026-11-21/hour=10/node-1-s0-e1-000001.jsonl", 1_000
+    for number, length in ((1, size), (2, new_bytes)):
+        with (hour / f"node-1-s0-e1-00000{number}.jsonl.gz").open("wb") as file:
+            file.truncate(length)  # no block of the disk is taken
+    manifest = Manifest(run=2, rows=rows, segments={held: Loaded(size, True, 2)})
+    (manifests / "00000002.json").write_text(manifest.to_text())
     assert little_to_do(ReportSettings(str(tmp_path / "h"), str(tmp_path / "out"))) is little
     assert not little_to_do(ReportSettings("s3a://h", str(tmp_path / "out")))
 

@@ -71,7 +71,7 @@ def test_what_was_planned_against_what_became_of_it(spark: SparkSession, tmp_pat
     (bad,) = made.rows["quarantine"]
     assert (bad["reason"], bad["lines"]) == ("missing", 2)
     page = Path(made.page).read_text()
-    assert "<h2>Schedules</h2>" in page and '<td class="n bad">5</td>' in page
+    assert "<h2>Schedules</h2>" in page and '<td class="n bad" data-v="5">5</td>' in page
 
 
 def test_a_table_of_a_version_without_schedules_goes_on(

@@ -15,6 +15,7 @@ from tickwheel.engine.sessions import Session
 from tickwheel.engine.state import Batch, EngineConfig
 from tickwheel.engine.timetables import Timetable
 from tickwheel.engine.topics import Group, Subscriber
+from tickwheel.model.lateness import Cause
 from tickwheel.model.records import ID_STEP, TaskOptions, TaskSnapshot, size_of
 from tickwheel.model.retry import PolicyRef, RetryPolicy
 
@@ -57,6 +58,8 @@ class RigBase:
         """Consumers that show no life after a lease of theirs has ended; all others do."""
         self.handed: list[Got] = []
         """At-most-once deliveries that were written."""
+        self.causes: dict[int, Cause | None] = {}
+        """Why the last delivery of each task was late."""
         self._start(clean=True)
 
     # --- life and time -----------------------------------------------------------------------
@@ -276,11 +279,15 @@ class RigBase:
         raise AssertionError("dispatch always says that there is more")
 
     def take(self, dispatches: list[Dispatch]) -> list[Got]:
-        return [
-            Got(subscriber, row.id, self.epoch, attempt, row.due_ms, row.body)
-            for subscriber, items, _ in dispatches
-            for row, attempt in items
-        ]
+        got: list[Got] = []
+        for subscriber, items, _, causes in dispatches:
+            if causes is None:
+                causes = self.core.ledger.causes(subscriber.group, items, self.now_ms)
+            each = causes if isinstance(causes, list) else [causes] * len(items)
+            for (row, attempt), cause in zip(items, each, strict=True):
+                self.causes[row.id] = cause
+                got.append(Got(subscriber, row.id, self.epoch, attempt, row.due_ms, row.body))
+        return got
 
     def tick(self) -> list[Got]:
         self.fire()

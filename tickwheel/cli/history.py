@@ -253,7 +253,8 @@ def _what(event: Event, *, with_attempt: bool) -> str:
     if with_attempt and event.get("attempt", 1) != 1:
         parts.append(f"attempt {event['attempt']}")
     if "lateness_ms" in event:
-        parts.append(f"+{format_duration(event['lateness_ms'] / 1000)}")
+        late = f"+{format_duration(event['lateness_ms'] / 1000)}"
+        parts.append(f"{late} ({_text(event, 'cause')})" if "cause" in event else late)
     if "ack_ms" in event:
         parts.append(f"in {format_duration(event['ack_ms'] / 1000)}")
     if "due_ms" in event and event.get("event") != "delivered":

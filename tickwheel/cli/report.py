@@ -19,7 +19,7 @@ from tickwheel.cli.output import Grid, Output, remark
 from tickwheel.cli.values import format_duration, parse_duration, printable
 
 if TYPE_CHECKING:
-    from tickwheel.reports.job import Report
+    from tickwheel.reports.last import Summary
     from tickwheel.reports.settings import ReportSettings
 
 STUCK_AFTER = "1h"
@@ -68,7 +68,8 @@ def report(
 ) -> int:
     """Make a report of the delivery history: an HTML page, CSV and Parquet.
 
-    Only what is new since the last report into the same folder is loaded.
+    Only what is new since the last report into the same folder is loaded; when nothing is, and the
+    options are the same, the last report still holds and is not made again.
     """
     options = dict(locals())
     return _report(Output(as_json=as_json or shared_of(ctx).as_json), options)
@@ -76,45 +77,56 @@ def report(
 
 def _report(output: Output, options: dict[str, Any]) -> int:
     """``options`` by their names."""
-    from tickwheel.reports.session import little_to_do, missing_part, started
+    from tickwheel.reports.last import holds
+    from tickwheel.reports.session import missing_part
+    from tickwheel.reports.settings import ReportError
 
     missing = missing_part()
     if missing is not None:
         remark(f"missing: {missing}")
         return EXIT_FAILED
-    from tickwheel.reports.job import at_ms, run
-    from tickwheel.reports.settings import ReportError, ReportSettings, Slo
-
-    timezone = options["timezone"]
+    began_s = time.monotonic()
     try:
-        settings = ReportSettings(
-            history=options["history"],
-            out=options["out"],
-            since_ms=at_ms(options["since"], timezone),
-            until_ms=at_ms(options["until"], timezone),
-            topics=tuple(options["topic"] or ()),
-            timezone=timezone,
-            slos=tuple(Slo.parse(text) for text in options["slo"] or ()),
-            stuck_after_ms=round(_seconds(options["stuck_after"]) * 1000),
-            open_segments=not options["sealed_only"],
-            batch_bytes=options["batch_mb"] << 20,
-            top=options["top"],
-        )
-        began_s = time.monotonic()
-        with _progress(quiet=output.as_json) as progress:
-            progress("starting", 0, 1)
-            little = little_to_do(settings)
-            session = started(
-                options["master"], memory=options["memory"], quiet=True, little=little
-            )
-            with session as spark:
-                progress("starting", 1, 1)
-                found = run(spark, settings, progress)
+        settings = _settings(options)
+        found = holds(settings) or _made(output, settings, options)
     except ReportError as error:
         remark(f"report_failed: {' '.join(str(error).split())}")
         return EXIT_FAILED
     _show(output, found, settings, time.monotonic() - began_s)
     return 0
+
+
+def _settings(options: dict[str, Any]) -> ReportSettings:
+    from tickwheel.reports.settings import ReportSettings, Slo, at_ms
+
+    timezone = options["timezone"]
+    return ReportSettings(
+        history=options["history"],
+        out=options["out"],
+        since_ms=at_ms(options["since"], timezone),
+        until_ms=at_ms(options["until"], timezone),
+        topics=tuple(options["topic"] or ()),
+        timezone=timezone,
+        slos=tuple(Slo.parse(text) for text in options["slo"] or ()),
+        stuck_after_ms=round(_seconds(options["stuck_after"]) * 1000),
+        open_segments=not options["sealed_only"],
+        batch_bytes=options["batch_mb"] << 20,
+        top=options["top"],
+    )
+
+
+def _made(output: Output, settings: ReportSettings, options: dict[str, Any]) -> Summary:
+    """A new report, with a Spark of its own."""
+    from tickwheel.reports.job import run
+    from tickwheel.reports.session import little_to_do, started
+
+    with _progress(quiet=output.as_json) as progress:
+        progress("starting", 0, 1)
+        little = little_to_do(settings)
+        session = started(options["master"], memory=options["memory"], quiet=True, little=little)
+        with session as spark:
+            progress("starting", 1, 1)
+            return run(spark, settings, progress).summary()
 
 
 def _seconds(text: str) -> float:
@@ -167,38 +179,35 @@ def _progress(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
         yield bar
 
 
-def _show(output: Output, found: Report, settings: ReportSettings, took_s: float) -> None:
-    loaded, whole = found.loaded, (found.rows["all"] or [{}])[0]
+def _show(output: Output, found: Summary, settings: ReportSettings, took_s: float) -> None:
     if output.as_json:
         output.record(
             {
                 "page": found.page,
-                "new_events": loaded.rows,
-                "events": loaded.manifest.rows,
-                "duplicates": loaded.manifest.duplicates,
-                "quarantined": sum(row["lines"] for row in found.rows["quarantine"]),
-                "synthetic": bool(loaded.manifest.synthetic),
-                "stuck": len(found.rows["stuck"]),
-                "slo_missed": sum(row["met"] is False for row in found.rows["slo"]),
+                "new_events": found.new_events,
+                "events": found.events,
+                "duplicates": found.duplicates,
+                "quarantined": sum(row["lines"] for row in found.quarantine),
+                "synthetic": bool(found.synthetic),
+                "stuck": found.stuck,
+                "slo_missed": sum(row["met"] is False for row in found.slo),
                 "load_s": round(found.load_s, 3),
                 "figures_s": round(found.figures_s, 3),
-                "all": whole,
-                "topics": found.rows["by_topic"],
+                "all": found.all,
+                "topics": found.topics,
             }
         )
         return
-    output.grid(grid(found.rows["by_topic"], found.rows["slo"]))
-    new, every = loaded.rows, loaded.manifest.rows
+    output.grid(grid(found.topics, found.slo))
+    new, every = found.new_events, found.events
     output.line("")
     output.line(f"{new:,} new events, {every:,} in all, {format_duration(took_s)}: {found.page}")
-    if loaded.manifest.synthetic:
+    if found.synthetic:
         output.remark("synthetic data: no figure here was measured")
-    for row in found.rows["quarantine"]:
+    for row in found.quarantine:
         output.remark(f"quarantine: {row['lines']:,} lines {row['reason']}")
-    if found.rows["stuck"]:
-        output.remark(
-            f"stuck: {len(found.rows['stuck']):,} tasks, see {settings.out}/csv/stuck.csv"
-        )
+    if found.stuck:
+        output.remark(f"stuck: {found.stuck:,} tasks, see {settings.out}/csv/stuck.csv")
 
 
 def grid(topics: list[dict[str, Any]], slos: list[dict[str, Any]]) -> Grid:

@@ -60,6 +60,7 @@ class DeadLetters:
             return "unknown"
         self._take_out(group, row.id, owes_it=True)
         group.ready.push(row.id, priority_of(row), now_ms)
+        core.ledger.came_back(group, row.due_ms, now_ms)
         core.lifetimes.begin(row)
         core.wake(group)
         if core.recorder is not None:

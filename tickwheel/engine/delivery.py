@@ -155,6 +155,8 @@ class Delivery:
             core.lifetimes.begin(row)
         if topic.unowned is not None:
             topic.unowned.ready.push(row.id, priority, now_ms)
+            if topic.unowned.spells is None:
+                core.ledger.judge(topic.unowned, now_ms)
             if topic.unowned.ready_count >= core.config.backlog_max:
                 core.full_topics[topic.name] = None
             return
@@ -165,6 +167,8 @@ class Delivery:
             group.ready.push(row.id, priority, now_ms)
             if group.able:
                 core.runnable[group] = None
+            elif group.spells is None or group.spells.current is None:
+                core.ledger.judge(group, now_ms)
 
     def _retry_due(self, task_id: int, at_ms: int, now_ms: int) -> bool:
         """A handle fired: the group whose wait it ends, if there is one, gets the task again."""
@@ -245,6 +249,8 @@ class Delivery:
         out: list[Dispatch] = []
         looked_at = 0
         self._bytes_left = core.config.dispatch_bytes_max
+        if core.ledger.changed:
+            core.ledger.judge_changed(now_ms)
         if core.throttled:
             self._unthrottle(mono_ms)
         self._bytes_left -= self._broadcasts.flush(out, self._bytes_left, now_ms)
@@ -253,9 +259,12 @@ class Delivery:
             # To the end of the line, so that no group waits for another's backlog.
             del core.runnable[group]
             count = self._dispatch_group(group, now_ms, mono_ms, out)
+            if not count or (group.spells is not None and not len(group.ready)):
+                core.ledger.judge(group, now_ms)
             if count:
                 looked_at += count
                 core.wake(group)
+        core.ledger.could_go_on(core.runnable, now_ms)
         unfinished = bool(core.runnable) and self._may_lease
         return out, unfinished or self._broadcasts.can_go_on
 
@@ -312,35 +321,34 @@ class Delivery:
     ) -> tuple[int, int]:
         """One frame; how many deliveries are in it, and how many of ``ids`` were put back."""
         bytes_before = self._bytes_left
+        core = self._core
         items, back = self._lease_all(group, subscriber, ids, now_ms, mono_ms)
         if not items:
             return 0, back
+        self._count_delivered(group, subscriber, len(items), mono_ms + subscriber.lease_ms)
+        causes = None
+        if core.recorder is not None:
+            causes = core.ledger.causes(group, items, now_ms)
+            core.recorder.delivered(group, subscriber, items, now_ms, causes)
         if subscriber.at_most_once:
             size_bytes = bytes_before - self._bytes_left
-            self._finish_now(group, subscriber, items, size_bytes, now_ms)
+            self._finish_now(group, Dispatch(subscriber, items, now_ms, causes), size_bytes)
         else:
-            out.append(Dispatch(subscriber, items))
+            out.append(Dispatch(subscriber, items, causes=causes))
         if subscriber.once:
             self.unsubscribe(subscriber)
         return len(items), back
 
-    def _finish_now(
-        self,
-        group: Group,
-        subscriber: Subscriber,
-        items: list[Item],
-        size_bytes: int,
-        now_ms: int,
-    ) -> None:
+    def _finish_now(self, group: Group, dispatch: Dispatch, size_bytes: int) -> None:
         """At most once: the end is committed first, and the frame is written behind it."""
         core = self._core
         core.handed_bytes += size_bytes
         core.open.handed_bytes += size_bytes
-        ids = [row.id for row, _ in items]
-        unresolved = self._settlement.ack(group, core.epoch, ids, [n for _, n in items])
+        ids = [row.id for row, _ in dispatch.items]
+        unresolved = self._settlement.ack(group, core.epoch, ids, [n for _, n in dispatch.items])
         if unresolved:
             raise AssertionError("a delivery of this very call is not in flight")
-        core.open.handed.append(Dispatch(subscriber, items, now_ms))
+        core.open.handed.append(dispatch)
 
     def _unthrottle(self, mono_ms: int) -> None:
         """Groups whose next token has come may deliver again, longest waiting first."""
@@ -410,10 +418,6 @@ class Delivery:
         else:
             index = len(ids)
         self._bytes_left -= core.config.delivery_frame_bytes_max - size_left
-        if items:
-            self._count_delivered(group, subscriber, len(items), deadline_ms)
-            if core.recorder is not None:
-                core.recorder.delivered(group, subscriber, items, now_ms)
         return items, len(ids) - index
 
     def _count_delivered(
@@ -512,6 +516,7 @@ class Delivery:
             self._broadcasts.join(subscriber)
             return
         subscriber.group.subscribers[subscriber] = None
+        self._core.ledger.changed[subscriber.group] = None
         self._core.subscribers += 1
         self._core.regained(subscriber)
         subscriber.group.was_used = True
@@ -525,6 +530,7 @@ class Delivery:
         if subscriber in group.subscribers:
             del group.subscribers[subscriber]
             group.able.pop(subscriber, None)
+            self._core.ledger.changed[group] = None
             self._core.subscribers -= 1
 
     def end_broadcasts(self, topic: Topic, message: str) -> None:
@@ -615,6 +621,8 @@ class Broadcasts:
             one.size_bytes += size_bytes
             self.waiting_bytes += size_bytes
             self._waiting[one] = None
+            if not one.is_open:
+                self._core.ledger.waits_for_connection(one.group, now_ms)
             if len(one.buffer) > config.broadcast_tasks_max:
                 self._cut(one, f"{len(one.buffer)} tasks wait for it", "broadcast_tasks_max")
             elif one.size_bytes > config.broadcast_bytes_max and len(one.buffer) > 1:
@@ -641,10 +649,14 @@ class Broadcasts:
         for one in [one for one in self._waiting if one.is_open]:
             while one.buffer and total_bytes < bytes_max:
                 items, size_bytes = self._frame(one)
+                causes = None
                 if self._core.recorder is not None:
-                    self._core.recorder.delivered(one.group, one, items, now_ms)
-                out.append(Dispatch(one, items, one.offered_ms))
+                    causes = self._core.ledger.causes(one.group, items, now_ms)
+                    self._core.recorder.delivered(one.group, one, items, now_ms, causes)
+                out.append(Dispatch(one, items, one.offered_ms, causes))
                 total_bytes += size_bytes
+            if not one.buffer:
+                self._core.ledger.sent(one.group, now_ms)
             # The others first the next time, if the bytes did not suffice for all.
             del self._waiting[one]
             if one.buffer:

@@ -12,6 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from tickwheel.engine.spells import Causes
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
     from tickwheel.model.records import NewTask, TaskRow
     from tickwheel.model.schedules import Run, ScheduleRow
@@ -51,9 +52,15 @@ class Recorder(Protocol):
         "rejected"."""
 
     def delivered(
-        self, group: Group, subscriber: Subscriber, items: Sequence[Item], now_ms: int
+        self,
+        group: Group,
+        subscriber: Subscriber,
+        items: Sequence[Item],
+        now_ms: int,
+        causes: Causes | None = None,
     ) -> None:
-        """Handed out; a broadcast has a group without a name."""
+        """Handed out; a broadcast has a group without a name. ``causes``: of those that are
+        late; None: none is."""
 
     def acked(self, group: Group, leases: Sequence[Lease], kept: AbstractSet[int]) -> None:
         """Finished by their consumer. Tasks in ``kept`` other groups still have."""

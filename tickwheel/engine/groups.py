@@ -103,6 +103,7 @@ class Grouping:
             group.bucket = changed(group.bucket, settings.rate, settings.burst, mono_ms)
             core.throttled.pop(group, None)
         group.settings = settings
+        core.ledger.changed[group] = None
         core.open.effects.groups[group.topic.name, group.name] = group.row()
         if core.recorder is not None:
             core.recorder.configured(group.topic, group)
@@ -120,6 +121,7 @@ class Grouping:
             core.recorder.configured(topic, None)
         core.lost_task(topic)
         for group in topic.groups.values():
+            core.ledger.changed[group] = None
             core.wake(group)
 
     def set_settings(self, topic: Topic, settings: GroupSettings) -> None:

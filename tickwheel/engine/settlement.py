@@ -345,6 +345,8 @@ class Settlement:
             )
         core.open.effects.progress[task_id, group.name] = progress
         self._keep_tries(lease, attempt, failures)
+        if attempt == 0:
+            core.ledger.came_back(group, lease.due_ms, now_ms)
         if front:
             group.ready.push_front(task_id, lease.traits.priority)
         else:

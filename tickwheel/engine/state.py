@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.engine.agenda import Agenda, Planned
 from tickwheel.engine.keys import KeyIndex
+from tickwheel.engine.lateness import Ledger
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.topics import (
@@ -443,7 +444,7 @@ class Core:
         self.faults: list[tuple[str, Exception]] = []
         """What could not be processed, see ``fault``, for the shard to report."""
         self.policies = {**BUILT_IN, **config.policies, DEFAULT: config.retry}
-        self.totals = Totals()
+        self.totals, self.ledger = Totals(), Ledger(self.throttled)
         self.held_back: dict[Group, None] = {}
         """Groups that could deliver but for those."""
 

@@ -31,6 +31,7 @@ from tickwheel.model.records import (
 if TYPE_CHECKING:
     from tickwheel.engine.rates import Bucket
     from tickwheel.engine.sinks import DeliverySink
+    from tickwheel.engine.spells import Causes, Spells
     from tickwheel.model.coalescing import Merging
     from tickwheel.model.retry import PolicyRef
 
@@ -63,6 +64,7 @@ class Group:
         "since_id",
         "since_ms",
         "snoozed",
+        "spells",
         "stale",
         "stale_count",
         "subscribers",
@@ -108,6 +110,8 @@ class Group:
         """Stands for consumers of leases taken over from before a restart."""
         self.expiry_mono_ms: int | None = None
         """No lease ends before this; found again by a scan when it has come."""
+        self.spells: Spells | None = None
+        """What held it back; None: nothing ever did."""
         self.dead = 0
         """Dead letters that it has; what follows counts since the start."""
         self.delivered = 0
@@ -367,6 +371,8 @@ class Dispatch(NamedTuple):
     items: list[Item]
     taken_ms: int = 0
     """When they were taken, by the wall clock, if they may be written later than that."""
+    causes: Causes | None = None
+    """Why those that are late are late, if a history has asked already."""
 
 
 def priority_of(row: TaskRow) -> int:

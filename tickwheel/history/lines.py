@@ -31,7 +31,7 @@ class Kind(IntEnum):
     ENQUEUED = 1
     """time_ms, producer, ids, dues, topics (one | each), options {index: …}, bodies | nil"""
     DELIVERED = 2
-    """time_ms, topic, group, subscriber, ids, attempts, dues"""
+    """time_ms, topic, group, subscriber, ids, attempts, dues[, causes of lateness (one | each)]"""
     ACKED = 3
     """time_ms, topic, group, subscriber, epoch, ids, attempts, delivered_ms[, ended]; ``ended``:
     one or each, whether that ended the task (no other group has it any more)"""
@@ -88,10 +88,10 @@ EVENTS = (
 )  # fmt: skip
 FIELDS = (
     "v", "time_ms", "event", "task_id", "topic", "group", "key", "tag", "due_ms", "attempt",
-    "lateness_ms", "ack_ms", "ended", "subscriber", "producer", "reason", "body", "priority",
-    "ttl_ms", "within_ms", "asked_ms", "props", "retry", "since_ms", "since_id", "order_id",
-    "settings", "clean", "details", "count", "schedule", "planned_ms", "next_ms", "runs",
-    "queued_ms", "node", "shard", "epoch", "seq", "synthetic",
+    "lateness_ms", "cause", "ack_ms", "ended", "subscriber", "producer", "reason", "body",
+    "priority", "ttl_ms", "within_ms", "asked_ms", "props", "retry", "since_ms", "since_id",
+    "order_id", "settings", "clean", "details", "count", "schedule", "planned_ms", "next_ms",
+    "runs", "queued_ms", "node", "shard", "epoch", "seq", "synthetic",
 )  # fmt: skip
 TASK_OPTIONS = (
     "key", "tag", "props", "priority", "ttl_ms", "retry", "order_id", "within_ms", "asked_ms",
@@ -210,23 +210,26 @@ class Renderer:
     # --- consumers ---------------------------------------------------------------------------
 
     def _delivered(self, record: list[Any], seq: int) -> Iterable[str]:
-        _, time_ms, topic, group, subscriber, ids, attempts, dues, *_ = record
+        _, time_ms, topic, group, subscriber, ids, attempts, dues, *more = record
         start, middle = self._task(time_ms, "delivered", topic, group)
         middle += ',"due_ms":'
         end = _who(subscriber) + self._end
         attempts = _column(attempts, len(ids))
-        if attempts.count(1) == len(ids):
+        if not more and attempts.count(1) == len(ids):
             first = ',"attempt":1,"lateness_ms":'
             lates = [time_ms - due if time_ms > due else 0 for due in dues]
             return [
                 f"{start}{i:d}{middle}{due:d}{first}{late}{end}{n}}}\n"
                 for n, (i, due, late) in enumerate(zip(ids, dues, lates, strict=True), seq)
             ]
+        causes = _column(more[0] if more else None, len(ids))
+        columns = zip(ids, attempts, dues, causes, strict=True)
         return [
             f'{start}{i:d}{middle}{due:d},"attempt":{attempt:d}'
             + (f',"lateness_ms":{max(0, time_ms - due)}' if attempt == 1 else "")
+            + (f',"cause":{quote(cause)}' if cause else "")
             + f"{end}{n}}}\n"
-            for n, (i, attempt, due) in enumerate(zip(ids, attempts, dues, strict=True), seq)
+            for n, (i, attempt, due, cause) in enumerate(columns, seq)
         ]
 
     def _acked(self, record: list[Any], seq: int) -> Iterable[str]:

@@ -16,6 +16,7 @@ from tickwheel.engine.events import PUT
 from tickwheel.history.lines import Kind
 
 if TYPE_CHECKING:
+    from tickwheel.engine.spells import Causes
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
     from tickwheel.model.records import GroupSettings, NewTask, TaskRow
     from tickwheel.model.schedules import Run, ScheduleRow
@@ -149,8 +150,14 @@ class Recorder:
     # --- consumers ---------------------------------------------------------------------------
 
     def delivered(
-        self, group: Group, subscriber: Subscriber, items: Sequence[Item], now_ms: int
+        self,
+        group: Group,
+        subscriber: Subscriber,
+        items: Sequence[Item],
+        now_ms: int,
+        causes: Causes | None = None,
     ) -> None:
+        more = () if causes is None else (_one_cause_or_each(causes),)
         self._repeat(
             len(items),
             Kind.DELIVERED,
@@ -161,6 +168,7 @@ class Recorder:
             [row[0] for row, _ in items],
             _one_or_each([attempt for _, attempt in items]),
             [row[1] for row, _ in items],
+            *more,
         )
 
     def acked(self, group: Group, leases: Sequence[Lease], kept: AbstractSet[int]) -> None:
@@ -304,6 +312,14 @@ def _whose(lease: Lease) -> tuple[str, str, str, list[int], int]:
     """topic, group, subscriber, ids, attempt"""
     group = lease.group
     return group.topic.name, group.name, lease.subscriber.label, [lease.id], lease.attempt
+
+
+def _one_cause_or_each(causes: Causes) -> str | list[str | None] | None:
+    """As text: what waits for the spool is packed as it is."""
+    if not isinstance(causes, list):
+        return causes.value
+    words = [None if cause is None else cause.value for cause in causes]
+    return words[0] if words.count(words[0]) == len(words) else words
 
 
 def _one_or_each(column: list[int]) -> int | list[int]:

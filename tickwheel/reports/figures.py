@@ -1,107 +1,236 @@
-"""All figures of one report, by the names of the files they are written to."""
+"""All figures of one report, by the names of the files they are written to.
+
+Spark is asked as little as can be, because with a small history each plan costs more than its rows:
+a kind of figure is one plan for all its tables (:class:`~service.Cube`), and what follows from
+tables that are there is reckoned from their rows, on the driver. The figures are the same for every
+size of history.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType, LongType, StructField, StructType
 
-from tickwheel.reports import journeys, schema
+from tickwheel.reports import journeys, rollups, schema
+from tickwheel.reports.grain import Grain, grain
 from tickwheel.reports.metrics import compare, service, slowest, waiting
 from tickwheel.reports.metrics import schedules as recurring
-from tickwheel.reports.metrics import service as buckets
+from tickwheel.reports.metrics.service import BUCKET, DAY, HOUR, STEP, Cube
 from tickwheel.reports.settings import ReportSettings, pattern_regex
-from tickwheel.reports.table import Manifest, Table
+
+if TYPE_CHECKING:
+    from pyspark.sql import Row
+
+    from tickwheel.reports.manifest import Manifest
+    from tickwheel.reports.table import Table
 
 KEYS = ("topic", "group")
 STUCK_LISTED_MAX = 10_000
+AT_ONCE = 3
+"""Plans that run side by side: their jobs are short and leave gaps."""
+
+STEPPED = {"by_step": "by_hour", "all_by_step": "all_by_hour", "backlog_by_step": "backlog"}
+"""Tables by the step of the charts, and the tables whose columns they have; without rows where the
+charts are by the hour or day."""
+
+Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Figures:
-    """DataFrames by name, and what has to be let go of when they are written."""
+class Figure:
+    """One table: its rows in order, and the columns they have when it is written."""
 
-    frames: dict[str, DataFrame]
-    held: list[DataFrame]
-    topics: list[str]
+    rows: Rows
+    shape: StructType | str
 
-    def release(self) -> None:
-        for frame in self.held:
-            frame.unpersist()
+
+Order = Callable[[dict[str, Any]], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What Spark is asked at once, and what becomes of its rows."""
+
+    frame: DataFrame
+    tables: Callable[[list[Row]], Mapping[str, Figure]]
 
 
 def figures(
-    spark: SparkSession, table: Table, manifest: Manifest, settings: ReportSettings
-) -> Figures:
-    """What the report says, computed from the table as ``manifest`` describes it."""
-    whole = {name: table.rollup(name, manifest) for name in schema.ROLLUPS}
-    part = {name: wanted(frame, settings) for name, frame in whole.items()}
-    facts = part["facts"].persist()
-    topics = sorted(
-        row.topic
-        for row in facts.select("topic").distinct().collect()
-        if row.topic != schema.NO_TOPIC and settings.wants(row.topic)
+    table: Table, manifest: Manifest, settings: ReportSettings
+) -> tuple[dict[str, Figure], list[str]]:
+    """What the report says, computed from the table as ``manifest`` describes it; its topics."""
+    buckets = grain(manifest, settings)
+    facts = wanted(_facts(table, manifest, buckets), settings).persist()
+    try:
+        plans = [
+            *_of_facts(facts, buckets, settings),
+            *_of_rollups(table, manifest, settings),
+            *_of_tasks(table, manifest, buckets, settings),
+        ]
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            asked = [pool.submit(plan.frame.collect) for plan in plans]
+            found: dict[str, Figure] = {}
+            for plan, rows in zip(plans, asked, strict=True):
+                found |= plan.tables(rows.result())
+    finally:
+        facts.unpersist()
+    found |= {name: found.get(name) or Figure([], found[like].shape)
+              for name, like in STEPPED.items()}  # fmt: skip
+    found |= compared(found["by_day"].rows, found["by_hour"].rows, settings)
+    if not found["all"].rows:
+        found["all"] = Figure([_nothing(found["all"])], found["all"].shape)
+    for name in ("by_topic", "all"):
+        found[name] = with_undelivered(found[name], found["stuck_by_group"].rows)
+    counts = found.pop("counts").rows
+    topics = {row["topic"] for row in counts} - {schema.NO_TOPIC}
+    chosen = sorted(filter(settings.wants, topics))
+    found["totals"] = totals(counts, {*chosen, schema.NO_TOPIC})
+    found["daemon"] = daemon(counts)
+    return found, chosen
+
+
+def _facts(table: Table, manifest: Manifest, buckets: Grain) -> DataFrame:
+    """As they are kept, or counted anew where the charts have shorter buckets."""
+    if buckets.is_fine:
+        return rollups.facts(table.events(manifest), buckets.step_ms)
+    return table.rollup("facts", manifest)
+
+
+def _of_facts(facts: DataFrame, buckets: Grain, settings: ReportSettings) -> list[Plan]:
+    counted = service.with_targets(
+        of_topics(facts.filter(facts.topic != schema.NO_TOPIC), settings), settings.slos
     )
-    targets = _targets(spark, topics, settings)
-    counted = service.with_targets(facts, targets)
-    columns = service.everything()
-    hours = buckets.hours(counted, settings.timezone)
-    days = buckets.days(counted, settings.timezone)
-    by_hour = service.service(hours, [*buckets.BUCKET, *KEYS], columns).persist()
-    by_day = service.service(days, [*buckets.BUCKET, *KEYS], columns).persist()
-    objectives = targets.drop("target_ms")
-    reasons, rates = (of_topics(part[name], settings) for name in ("reasons", "rates"))
-    occurrences = of_topics(part["occurrences"], settings)
+    every: dict[str, tuple[str, ...]] = {
+        "by_hour": (HOUR, *KEYS), "by_day": (DAY, *KEYS), "by_topic": KEYS,
+        "all_by_hour": (HOUR,), "all_by_day": (DAY,), "all": (),
+    }  # fmt: skip
+    if buckets.name == "step":
+        every |= {"by_step": (STEP, *KEYS), "all_by_step": (STEP,)}
+    cube = Cube(every, settings.timezone, buckets.step_ms)
+    attempts = over_time("attempts", settings)
+    unclean = (facts.attempt == -1).alias("unclean")
+    counts = facts.groupBy("topic", "event", unclean).agg(F.sum("n").alias("n"))
+    return [
+        cubed(cube, service.service(counted, cube)),
+        cubed(attempts, service.attempts(counted, attempts), "attempt"),
+        alone("counts", counts),
+    ]
+
+
+def _of_rollups(table: Table, manifest: Manifest, settings: ReportSettings) -> list[Plan]:
+    def rollup(name: str) -> DataFrame:
+        return of_topics(wanted(table.rollup(name, manifest), settings), settings)
+
+    reasons, peaks = over_time("reasons", settings), over_time("peaks", settings)
+    recurred = Cube({"schedules": (), "schedules_by_day": (DAY,)}, settings.timezone)
+    parties = rollup("parties")
+    return [
+        cubed(reasons, service.reasons(rollup("reasons"), reasons, settings.top), "event",
+              "reason", first=lambda row: (row["event"], -row["n"])),
+        cubed(peaks, service.peaks(rollup("rates"), peaks), "event"),
+        alone("slowest_keys", slowest.keys(rollup("slow"), settings.top)),
+        alone("producers", slowest.producers(parties, rollup("origins"), settings.top)),
+        alone("subscribers", slowest.subscribers(parties, settings.top)),
+        cubed(recurred, recurring.schedules(rollup("occurrences"), recurred), "schedule", "topic"),
+        alone("quarantine", quarantine(table.quarantine(manifest))),
+    ]  # fmt: skip
+
+
+def _of_tasks(
+    table: Table, manifest: Manifest, buckets: Grain, settings: ReportSettings
+) -> list[Plan]:
+    """What waits, what is stuck, which tasks took long."""
     unfinished = of_topics(table.open_journeys(manifest), settings)
     known_ms = manifest.last_ms or 0
     horizon_ms = known_ms if settings.until_ms is None else min(known_ms, settings.until_ms)
-    waits = of_topics(whole["waits"], settings).unionByName(journeys.waits(unfinished, known_ms))
-    frames = {
-        "totals": service.totals(facts.filter(facts.topic.isin(*topics, schema.NO_TOPIC))),
-        "by_hour": by_hour,
-        "by_day": by_day,
-        "by_topic": service.service(counted, KEYS, columns),
-        "all_by_hour": service.service(hours, buckets.BUCKET, columns),
-        "all_by_day": service.service(days, buckets.BUCKET, columns),
-        "all": service.service(counted, [], columns),
-        "attempts": service.attempts(counted, KEYS),
-        "reasons": service.reasons(reasons, KEYS, settings.top),
-        "peaks": service.peaks(rates, KEYS),
-        **over_time(counted, reasons, rates, settings),
-        "backlog": waiting.backlog(waits, settings.timezone, settings.since_ms, settings.until_ms),
-        "slowest_keys": slowest.keys(of_topics(part["slow"], settings), settings.top),
-        "producers": slowest.producers(
-            of_topics(part["parties"], settings), of_topics(part["origins"], settings), settings.top
-        ),
-        "subscribers": slowest.subscribers(of_topics(part["parties"], settings), settings.top),
-        "stuck": waiting.stuck(unfinished, horizon_ms, settings.stuck_after_ms).limit(
-            STUCK_LISTED_MAX
-        ),
-        "slo": compare.slo(by_day, by_hour, objectives),
-        "slo_breaches": compare.breaches(by_day, targets),
-        "day_against_day": compare.day_against_day(by_day),
-        "schedules": recurring.schedules(occurrences, []),
-        "schedules_by_day": recurring.schedules(
-            buckets.days(occurrences, settings.timezone), buckets.BUCKET
-        ),
-        "daemon": daemon(facts),
-        "quarantine": quarantine(table.quarantine(manifest)),
+    waits = of_topics(table.rollup("waits", manifest), settings)
+    slow = of_topics(wanted(table.rollup("slow", manifest), settings), settings)
+    span = settings.since_ms, settings.until_ms
+    stepped = waits.unionByName(journeys.waits(unfinished, known_ms))
+    hourly = waiting.backlog(stepped, settings.timezone, *span)
+    if buckets.is_fine:
+        ended = of_topics(table.closed_journeys(manifest.journeys), settings)
+        slow = wanted(ended.withColumn("quarter_ms", F.col("acked_ms")), settings)
+        stepped = journeys.waits(ended, None, buckets.step_ms).unionByName(
+            journeys.waits(unfinished, known_ms, buckets.step_ms)
+        )
+    plans = []
+    if buckets.name == "step":
+        backlog = waiting.backlog(stepped, settings.timezone, *span, buckets.step_ms)
+        plans.append(alone("backlog_by_step", backlog))
+    stuck = waiting.stuck(unfinished, horizon_ms, settings.stuck_after_ms)
+    splits = {
+        "step": lambda rows: service.steps(rows, settings.timezone, buckets.step_ms),
+        "hour": lambda rows: service.hours(rows, settings.timezone),
+        "day": lambda rows: service.days(rows, settings.timezone),
     }
-    return Figures(frames, [facts, by_hour, by_day], topics)
+    return [
+        *plans,
+        alone("backlog", hourly),
+        alone("stuck", stuck.limit(STUCK_LISTED_MAX)),
+        alone("stuck_by_group", waiting.stuck_by_group(stuck)),
+        alone("examples", slowest.examples(slow, splits[buckets.name])),
+    ]
 
 
-def over_time(
-    counted: DataFrame, reasons: DataFrame, rates: DataFrame, settings: ReportSettings
-) -> dict[str, DataFrame]:
-    """Attempts, reasons and peak rates by hour and by day."""
-    keys, found = [*buckets.BUCKET, *KEYS], {}
-    for name, split in (("hour", buckets.hours), ("day", buckets.days)):
-        said, seen, fast = (split(rows, settings.timezone) for rows in (counted, reasons, rates))
-        found[f"attempts_by_{name}"] = service.attempts(said, keys)
-        found[f"reasons_by_{name}"] = service.reasons(seen, keys, settings.top)
-        found[f"peaks_by_{name}"] = service.peaks(fast, keys)
-    return found
+def over_time(name: str, settings: ReportSettings) -> Cube:
+    """By topic and group: over all, by hour and by day."""
+    return Cube(
+        {
+            name: KEYS,
+            f"{name}_by_hour": (HOUR, *KEYS),
+            f"{name}_by_day": (DAY, *KEYS),
+        },
+        settings.timezone,
+    )
+
+
+def alone(name: str, frame: DataFrame) -> Plan:
+    """A plan that is one table."""
+    return Plan(frame, lambda rows: {name: Figure([row.asDict() for row in rows], frame.schema)})
+
+
+def cubed(cube: Cube, frame: DataFrame, *more: str, first: Order | None = None) -> Plan:
+    """A plan of several tables, sorted by their keys and ``more`` (or ``first``, then those)."""
+    columns = {name: cube.columns(name, frame.columns) for name in cube.tables}
+    levels = cube.levels(more)
+
+    def order(row: dict[str, Any]) -> tuple[Any, ...]:
+        keys = tuple(row[name] for name in (*BUCKET[:1], *cube.keys, *more) if name in row)
+        begins = tuple(row[name] for name in (*BUCKET[:1], *KEYS) if name in row)
+        return keys if first is None else (*begins, *first(row), *keys)
+
+    def tables(found: list[Row]) -> dict[str, Figure]:
+        apart: dict[str, Rows] = {name: [] for name in cube.tables}
+        for row in found:
+            name = levels[row.level]
+            apart[name].append({column: row[column] for column in columns[name]})
+        return {
+            name: Figure(sorted(rows, key=order), frame.select(*columns[name]).schema)
+            for name, rows in apart.items()
+        }
+
+    return Plan(frame, tables)
+
+
+def compared(by_day: Rows, by_hour: Rows, settings: ReportSettings) -> dict[str, Figure]:
+    """Against the objectives, and each day against the one before."""
+
+    def objective(topic: str) -> float:
+        return settings.slo_of(topic).objective
+
+    return {
+        "slo": Figure(compare.slo(by_day, by_hour, objective), compare.SLO),
+        "slo_breaches": Figure(compare.breaches(by_day, objective), compare.BREACHES),
+        "day_against_day": Figure(compare.day_against_day(by_day), compare.DAY_AGAINST_DAY),
+    }
 
 
 def wanted(rows: DataFrame, settings: ReportSettings) -> DataFrame:
@@ -121,15 +250,38 @@ def of_topics(rows: DataFrame, settings: ReportSettings) -> DataFrame:
     return rows.filter(rows.topic.rlike("^(?:" + "|".join(patterns) + ")$"))
 
 
-def daemon(facts: DataFrame) -> DataFrame:
-    """Starts (``attempt`` -1: after an unclean end), stops, and history that was dropped."""
-    name = F.when(F.col("attempt") == -1, "started after a crash").otherwise(F.col("event"))
+def with_undelivered(of: Figure, stuck: Rows) -> Figure:
+    """With ``undelivered``, the tasks that are overdue and were never delivered, and
+    ``kept_share``: the share on time of all that should have been delivered by now."""
+    shape: Any = of.shape
+    wider = StructType([*shape.fields, StructField("undelivered", LongType()),
+                        StructField("kept_share", DoubleType())])  # fmt: skip
+    rows = []
+    for row in of.rows:
+        same = (one for one in stuck if row.get("topic") in {None, one["topic"]})
+        lost = sum(one["tasks"] for one in same if one["state"] == waiting.NEVER)
+        # Nobody got these, so they are the topic's and not a group's; with nothing delivered at
+        # all the topic's own row says so.
+        due = row["first_deliveries"] + lost
+        share = row["on_time"] / due if due else None
+        rows.append({**row, "undelivered": lost, "kept_share": share})
+    return Figure(rows, wider)
+
+
+def totals(counts: Rows, topics: set[str]) -> Figure:
+    """How many of each event."""
+    chosen = ((row["event"], row["n"]) for row in counts if row["topic"] in topics)
+    return Figure(_summed("event", chosen), "event STRING, n LONG")
+
+
+def daemon(counts: Rows) -> Figure:
+    """Starts, those after an unclean end apart, stops, and history that was dropped."""
     found = (
-        facts.filter(F.col("event").isin("started", "stopped", "dropped"))
-        .groupBy(name.alias("what"))
-        .agg(F.sum("n").alias("n"))
+        ("started after a crash" if row["unclean"] else row["event"], row["n"])
+        for row in counts
+        if row["event"] in {"started", "stopped", "dropped"}
     )
-    return buckets.ordered(found, "what")
+    return Figure(_summed("what", found), "what STRING, n LONG")
 
 
 def quarantine(lines: DataFrame) -> DataFrame:
@@ -140,13 +292,16 @@ def quarantine(lines: DataFrame) -> DataFrame:
         F.min("segment").alias("segment"),
         F.min_by("line", "segment").alias("example"),
     )
-    return buckets.ordered(found, "reason")
+    return service.ordered(found, "reason")
 
 
-def _targets(spark: SparkSession, topics: list[str], settings: ReportSettings) -> DataFrame:
-    rows = [
-        (topic, slo.target_ms, slo.objective)
-        for topic in topics
-        for slo in (settings.slo_of(topic),)
-    ]
-    return spark.createDataFrame(rows, "topic STRING, target_ms LONG, objective DOUBLE")
+def _summed(column: str, counts: Iterable[tuple[str, int]]) -> Rows:
+    same = groupby(sorted(counts), lambda pair: pair[0])
+    return [{column: name, "n": sum(n for _, n in pairs)} for name, pairs in same]
+
+
+def _nothing(whole: Figure) -> dict[str, Any]:
+    """The figures of no events: counts are 0, and what is measured is not known."""
+    counts = {*schema.TASK_EVENTS, "redelivered", "first_deliveries", "on_time"}
+    shape: Any = whole.shape
+    return {name: 0 if name in counts else None for name in shape.names}

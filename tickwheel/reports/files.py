@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 import uuid
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
+
+from tickwheel.reports.local import ASIDE, Found
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,18 +56,6 @@ def _causes(error: BaseException) -> list[str]:
         causes.append(str(found.toString()))
         found = found.getCause()
     return causes
-
-
-ASIDE = ".tmp-"
-"""Begins the names of files that are not whole yet."""
-
-
-@dataclass(frozen=True)
-class Found:
-    """One file: its full path as Spark reads it, and its size."""
-
-    path: str
-    bytes: int
 
 
 class Files:

@@ -1,9 +1,8 @@
 """The whole job: bring the table up to date, compute the figures, write them and the page.
 
 ``tickwheel report`` runs it on one machine, spark-submit on a cluster (through submit.py). Paths
-are Hadoop's throughout. Every figure is written as Parquet and CSV, all of them as one page; they
-are computed once, into Parquet, and read back for the rest. A new report replaces the last one's
-figures. See docs/reports.md.
+are Hadoop's throughout. Every figure is written as Parquet and CSV, all of them as one page. A
+new report replaces the last one's figures. See docs/reports.md.
 """
 
 from __future__ import annotations
@@ -16,21 +15,19 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
-from zoneinfo import ZoneInfo
 
 from pyspark.sql import SparkSession
 
-from tickwheel.reports import page
-from tickwheel.reports.figures import figures
+from tickwheel.reports import last, page
+from tickwheel.reports.figures import AT_ONCE, Figure, figures
 from tickwheel.reports.files import FAILED, Files, in_short
 from tickwheel.reports.load import Loader, Outcome
 from tickwheel.reports.session import started
-from tickwheel.reports.settings import HOUR_MS, ReportError, ReportSettings, Slo
+from tickwheel.reports.settings import HOUR_MS, ReportError, ReportSettings, Slo, at_ms
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 
 Progress = Callable[[str, int, int], None]
@@ -49,6 +46,24 @@ class Report:
     figures_s: float
     settings: ReportSettings = field(repr=False)
 
+    def summary(self) -> last.Summary:
+        """What is shown of it, and kept for the next run."""
+        manifest, rows = self.loaded.manifest, self.rows
+        return last.Summary(
+            page=self.page,
+            new_events=self.loaded.rows,
+            events=manifest.rows,
+            duplicates=manifest.duplicates,
+            synthetic=manifest.synthetic,
+            stuck=len(rows["stuck"]),
+            all=(rows["all"] or [{}])[0],
+            topics=rows["by_topic"],
+            slo=rows["slo"],
+            quarantine=rows["quarantine"],
+            load_s=self.load_s,
+            figures_s=self.figures_s,
+        )
+
 
 def run(spark: SparkSession, settings: ReportSettings, progress: Progress | None = None) -> Report:
     """One report. Raises ReportError for whatever keeps it from being made."""
@@ -66,27 +81,25 @@ def _run(spark: SparkSession, settings: ReportSettings, progress: Progress) -> R
         begun_s = time.monotonic()
         loaded = loader.load_within(lock)
         loaded_s = time.monotonic()
-        found = figures(spark, loader.table, loaded.manifest, settings)
-        count = len(found.frames)
+        progress("figures", 0, 1)
+        found, topics = figures(loader.table, loaded.manifest, settings)
         ready: list[str] = []
 
         def done(name: str) -> None:
             ready.append(name)
-            progress("figures", len(ready), count)
+            progress("figures", len(ready), len(found))
 
-        progress("figures", 0, count)
-        try:
-            rows = write_figures(spark, found.frames, settings.out, done)
-        finally:
-            found.release()
         lock.refresh()
-        place = f"{settings.out.rstrip('/')}/report.html"
-        text = page.render(rows, found.topics, loaded.manifest, settings)
+        last.forget(settings)
+        write_figures(spark, found, settings.out, done)
+        rows = {name: figure.rows for name, figure in found.items()}
+        place = last.page(settings)
+        text = page.render(rows, topics, loaded.manifest, settings)
         Files(spark).write(place, text)
-    ended_s = time.monotonic()
-    return Report(
-        place, loaded, found.topics, rows, loaded_s - begun_s, ended_s - loaded_s, settings
-    )
+        figures_s = time.monotonic() - loaded_s
+        made = Report(place, loaded, topics, rows, loaded_s - begun_s, figures_s, settings)
+        last.keep(settings, loaded.manifest.run, made.summary())
+    return made
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -138,45 +151,27 @@ def parse(arguments: Sequence[str] | None) -> tuple[ReportSettings, str | None]:
     return settings, given.master
 
 
-def at_ms(text: str | None, timezone: str) -> int | None:
-    """ISO-8601; without an offset it is the report's zone's time, as its hours and days are."""
-    if text is None:
-        return None
-    try:
-        found = datetime.fromisoformat(text.strip())
-        if found.tzinfo is None:
-            found = found.replace(tzinfo=ZoneInfo(timezone))
-        return round(found.timestamp() * 1000)
-    except (ValueError, OverflowError, KeyError):
-        raise ReportError(
-            f"{text!r} is no ISO-8601 time; write for example 2030-01-31 or 2030-01-31T09:00"
-        ) from None
-
-
-AT_ONCE = 3
-
 Rows = list[dict[str, Any]]
 
 
 def write_figures(
-    spark: SparkSession, frames: dict[str, DataFrame], out: str, done: Callable[[str], None]
-) -> dict[str, Rows]:
-    """Write each as ``metrics/NAME.parquet`` and ``csv/NAME.csv``; their rows by name."""
+    spark: SparkSession, found: dict[str, Figure], out: str, done: Callable[[str], None]
+) -> None:
+    """Write each as ``metrics/NAME.parquet`` and ``csv/NAME.csv``."""
     files = Files(spark)
     root = out.rstrip("/")
 
-    def write(name: str) -> tuple[str, Rows]:
-        place = f"{root}/metrics/{name}.parquet"
-        frame = frames[name]
-        frame.coalesce(1).write.mode("overwrite").parquet(place)
-        found = spark.read.schema(frame.schema).parquet(place)
-        rows = [row.asDict() for row in found.collect()]
-        files.write(f"{root}/csv/{name}.csv", csv_text(found.columns, rows))
+    def write(name: str) -> None:
+        figure = found[name]
+        rows = [tuple(row.values()) for row in figure.rows]
+        # Its rows come from Spark, or have the types that are named beside them.
+        frame = spark.createDataFrame(rows, figure.shape, verifySchema=False)
+        frame.coalesce(1).write.mode("overwrite").parquet(f"{root}/metrics/{name}.parquet")
+        files.write(f"{root}/csv/{name}.csv", csv_text(frame.columns, figure.rows))
         done(name)
-        return name, rows
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        return dict(pool.map(write, frames))
+        list(pool.map(write, found))
 
 
 def csv_text(columns: list[str], rows: Rows) -> str:

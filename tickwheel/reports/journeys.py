@@ -18,6 +18,7 @@ from pyspark.sql import functions as F
 from tickwheel.reports import schema
 from tickwheel.reports.rollups import quarter
 from tickwheel.reports.schema import FINAL, TASK_EVENTS
+from tickwheel.reports.settings import QUARTER_MS
 
 DAY_MS = 86_400_000
 UNTAKEN = "untaken"
@@ -178,7 +179,7 @@ def slow(closed: DataFrame, kept: int = SLOW_KEPT) -> DataFrame:
     )
 
 
-def waits(found: DataFrame, horizon_ms: int | None = None) -> DataFrame:
+def waits(found: DataFrame, horizon_ms: int | None = None, span_ms: int = QUARTER_MS) -> DataFrame:
     """How many began and ceased to wait, by quarter: additive, so backlogs are running sums.
 
     ``scheduled``: a task from its enqueue until it comes due (or is cancelled). ``due``: a task
@@ -209,7 +210,7 @@ def waits(found: DataFrame, horizon_ms: int | None = None) -> DataFrame:
     changes = F.array(
         *(
             F.struct(
-                F.when(which, quarter(at)).alias("quarter_ms"),
+                F.when(which, quarter(at, span_ms)).alias("quarter_ms"),
                 F.lit(kind).alias("kind"),
                 F.lit(step).alias("step"),
             )

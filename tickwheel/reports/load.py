@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -30,8 +29,10 @@ from pyspark.sql import functions as F
 
 from tickwheel.reports import journeys, parse, rollups, schema
 from tickwheel.reports.files import FAILED, Files
+from tickwheel.reports.manifest import Loaded, Manifest, Manifests
+from tickwheel.reports.segments import SEGMENT_SQL, Segment, batches, listed, new
 from tickwheel.reports.settings import ReportError, ReportSettings
-from tickwheel.reports.table import Loaded, Manifest, Manifests, Table
+from tickwheel.reports.table import Table
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -301,72 +302,6 @@ def _least(one: int | None, other: int | None) -> int | None:
 
 def _most(one: int | None, other: int | None) -> int | None:
     return max((x for x in (one, other) if x is not None), default=None)
-
-
-_SEGMENT = re.compile(r"(dt=(\d{4}-\d\d-\d\d)/hour=\d\d/([^/._][^/]*)\.jsonl)(\.gz)?$")
-SEGMENT_SQL = r"(dt=[^/]+/hour=[^/]+/[^/]+\.jsonl)(\.gz)?$"
-"""The same for Spark, to name a line's segment from its file's path."""
-
-
-@dataclass(frozen=True)
-class Segment:
-    """One file of history."""
-
-    path: str
-    name: str
-    """Relative to the root and without ``.gz``: a segment keeps its name when it is sealed."""
-    date: str
-    bytes: int
-    sealed: bool
-
-
-def listed(files: Files, settings: ReportSettings) -> list[Segment]:
-    """All segments, oldest first; of one that is open and sealed at once the sealed one."""
-    root = settings.history.rstrip("/")
-    if not files.exists(root):
-        raise ReportError(f"{root}: there is no such folder; is it the daemon's history_dir?")
-    found: dict[str, Segment] = {}
-    for file in files.matching(f"{root}/dt=*/hour=*/*.jsonl*"):
-        match = _SEGMENT.search(file.path)
-        if match is None:
-            continue
-        name, date, _, gz = match.groups()
-        sealed = gz is not None
-        if not sealed and (not settings.open_segments or (name in found and found[name].sealed)):
-            continue
-        found[name] = Segment(file.path, name, date, file.bytes, sealed)
-    return sorted(found.values(), key=lambda segment: segment.name)
-
-
-def new(
-    segments: Sequence[Segment], manifest: Manifest, again: Collection[str] = ()
-) -> list[Segment]:
-    """What the table does not hold yet: unknown, grown, or sealed since; and what ``again`` names.
-
-    (The table knows events that it has read before, so to read a segment again is no risk.)
-    """
-
-    def is_new(segment: Segment) -> bool:
-        known = manifest.segments.get(segment.name)
-        if known is None or segment.name in again:
-            return True
-        return (known.bytes, known.sealed) != (segment.bytes, segment.sealed)
-
-    return [segment for segment in segments if is_new(segment)]
-
-
-def batches(segments: Sequence[Segment], bytes_max: int) -> Iterator[list[Segment]]:
-    """In order, at least one segment each, not more bytes than ``bytes_max`` where possible."""
-    batch: list[Segment] = []
-    size = 0
-    for segment in segments:
-        if batch and size + segment.bytes > bytes_max:
-            yield batch
-            batch, size = [], 0
-        batch.append(segment)
-        size += segment.bytes
-    if batch:
-        yield batch
 
 
 _HELD: set[object] = set()

@@ -9,23 +9,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from zoneinfo import ZoneInfo
 
-from tickwheel.reports.settings import HOUR_MS, ReportSettings
+from tickwheel.reports.grain import Grain, grain
+from tickwheel.reports.settings import ReportSettings
 
 if TYPE_CHECKING:
-    from tickwheel.reports.table import Manifest
-
-HOURS_MAX = 24 * 15
-"""More buckets than this are no picture; days are drawn instead."""
+    from tickwheel.reports.manifest import Manifest
 
 Rows = list[dict[str, Any]]
 HEAT_TOPICS_MAX = 60
 """The busiest; more rows than this are no picture."""
+
+EXAMPLES_MAX = 3_000
+"""Tasks behind the buckets of the charts."""
 
 _SHORT = {
     "p50": "late_p50_ms", "p90": "late_p90_ms", "p99": "late_p99_ms", "max": "late_max_ms",
@@ -39,22 +40,23 @@ def render(
     rows: Mapping[str, Rows], topics: Sequence[str], manifest: Manifest, settings: ReportSettings
 ) -> str:
     """The page's text."""
-    by_hour, grain = rows["by_hour"], "hour"
-    if len({row["start_ms"] for row in by_hour}) > HOURS_MAX:
-        grain = "day"
+    buckets = grain(manifest, settings)
     assets = files("tickwheel.reports") / "assets"
     filled = {
         "css": (assets / "report.css").read_text("utf-8"),
+        "library": (assets / "uplot.min.js").read_text("utf-8"),
         "charts": (assets / "charts.js").read_text("utf-8"),
         "script": (assets / "report.js").read_text("utf-8"),
         "span": escape(_span(rows, topics, settings)),
-        "grain": grain,
+        "grain": escape(buckets.text),
         "busiest": f", the {HEAT_TOPICS_MAX} busiest" if len(topics) > HEAT_TOPICS_MAX else "",
         "notices": _notices(rows, manifest),
-        "cards": _cards(rows),
+        "cards": _cards(
+            rows["all"][0] if rows["by_topic"] else {}, rows["stuck_by_group"], rows["slo"]
+        ),
         "tables": tables(rows, settings),
         "footer": _footer(manifest, settings),
-        "data": _json(_data(rows, grain, settings.timezone)),
+        "data": _json(_data(rows, buckets, settings.timezone)),
     }
     text = (assets / "report.html").read_text("utf-8")
     head, *parts = text.split("@@")
@@ -63,27 +65,29 @@ def render(
     return head + "".join(found)
 
 
-def _data(rows: Mapping[str, Rows], grain: str, timezone: str) -> dict[str, Any]:
+def _data(rows: Mapping[str, Rows], buckets: Grain, timezone: str) -> dict[str, Any]:
     """What the script needs and no more."""
-    chosen = rows["by_hour"] if grain == "hour" else rows["by_day"]
-    buckets = {row["start_ms"]: row["local"] for row in chosen}
-    if grain == "hour" and buckets:
-        buckets = _hours(min(buckets), max(buckets), timezone) | buckets
-    everything = rows["all_by_hour"] if grain == "hour" else rows["all_by_day"]
+    chosen = rows[f"by_{buckets.name}"]
     names = _names(chosen)
     return {
-        "buckets": [
-            {"at": at, "local": local, "short": local[5:16] if grain == "hour" else local[5:]}
-            for at, local in sorted(buckets.items())
-        ],
+        "zone": timezone,
+        "step": buckets.step_ms,
+        "grain": buckets.name,
+        "buckets": _times({row["start_ms"] for row in chosen}, buckets, timezone),
         "names": names,
-        "all": [_slim(row) for row in everything],
+        "cards": {f"{topic}\n{group}": _cards_of(rows, topic, group) for topic, group in names},
+        "all": [_slim(row) for row in rows[f"all_by_{buckets.name}"]],
         "rows": [{"topic": row["topic"], "group": row["group"], **_slim(row)} for row in chosen],
         "attempts": rows["attempts"],
         "reasons": rows["reasons"],
         "heat": _heat(rows["by_hour"]),
-        "backlog": _backlog(rows["backlog"]),
-    }
+        "backlog": _backlog(rows["backlog_by_step" if buckets.name == "step" else "backlog"]),
+        "examples": [
+            {"at": row["start_ms"], "topic": row["topic"], "group": row["group"],
+             "task": str(row["task_id"]), "key": row["key"], "took": row["took_ms"]}
+            for row in rows["examples"][:EXAMPLES_MAX]
+        ],
+    }  # fmt: skip
 
 
 def _names(rows: Rows) -> list[tuple[str, str]]:
@@ -94,13 +98,18 @@ def _names(rows: Rows) -> list[tuple[str, str]]:
     return sorted(found | {(row["topic"], "") for row in rows if row["topic"] not in grouped})
 
 
-def _hours(first_ms: int, last_ms: int, timezone: str) -> dict[int, str]:
-    """All hours of a time, so that those without events leave a gap and do not close up."""
-    zone = ZoneInfo(timezone)
-    return {
-        at: datetime.fromtimestamp(at / 1000, zone).isoformat(" ", "minutes")
-        for at in range(first_ms, last_ms, HOUR_MS)
-    }
+def _times(found: set[int], buckets: Grain, timezone: str) -> list[int]:
+    """The starts of all buckets of a time, so that those without events leave a gap."""
+    if not found:
+        return []
+    if buckets.name != "day":
+        return sorted(found | set(range(min(found), max(found), buckets.step_ms)))
+    zone, day = ZoneInfo(timezone), timedelta(days=1)
+    at = datetime.fromtimestamp(min(found) / 1000, zone)
+    while (start_ms := round(at.timestamp() * 1000)) < max(found):
+        found = found | {start_ms}
+        at += day  # on the wall's clock: a day of 23 hours is one, too
+    return sorted(found)
 
 
 def _slim(row: dict[str, Any]) -> dict[str, Any]:
@@ -159,25 +168,54 @@ def _span(rows: Mapping[str, Rows], topics: Sequence[str], settings: ReportSetti
     return f"{min(starts)[:16]} to {max(starts)[:13]}:59, {settings.timezone}, {some}"
 
 
-def _cards(rows: Mapping[str, Rows]) -> str:
-    whole = rows["all"][0] if rows["all"] else {}
-    if not whole:
+def _cards_of(rows: Mapping[str, Rows], topic: str, group: str) -> str:
+    """Those of one choice; of a group with what is its topic's."""
+    same = {"topic": topic, "group": group}
+    row = next((row for row in whole(rows["by_topic"]) if same.items() <= row.items()), {})
+    stuck = [one for one in rows["stuck_by_group"]
+             if one["topic"] == topic and one["group"] in {"", group}]  # fmt: skip
+    return _cards(row, stuck, [one for one in rows["slo"] if same.items() <= one.items()])
+
+
+def _cards(row: Row, stuck_by_group: Rows, objectives: Rows) -> str:
+    if not row:
         return ""
-    missed = sum(1 for row in rows["slo"] if row["met"] is False)
+    stuck = sum(one["tasks"] for one in stuck_by_group)
+    missed = any(one["met"] is False for one in objectives) or row["undelivered"]
     cards = [
-        ("tasks enqueued", count(whole["enqueued"]), ""),
-        ("deliveries", count(whole["delivered"]), ""),
-        ("on time", percent(whole["on_time_share"]), "bad" if missed else "good"),
-        ("lateness p50", duration(whole["late_p50_ms"]), ""),
-        ("lateness p99", duration(whole["late_p99_ms"]), ""),
-        ("acked at the first try", percent(whole["first_try_share"]), ""),
-        ("dead letters", count(whole["dead"]), "bad" if whole["dead"] else ""),
-        ("stuck tasks", count(len(rows["stuck"])), "bad" if rows["stuck"] else "good"),
+        ("tasks enqueued", count(row["enqueued"]), ""),
+        ("deliveries", count(row["delivered"]), ""),
+        ("on time, of all that were due", percent(row["kept_share"]), "bad" if missed else "good"),
+        ("never delivered", count(row["undelivered"]), "bad" if row["undelivered"] else "good"),
+        ("lateness p50", duration(row["late_p50_ms"]), ""),
+        ("lateness p99", duration(row["late_p99_ms"]), ""),
+        ("acked at the first try", percent(row["first_try_share"]), ""),
+        ("dead letters", count(row["dead"]), "bad" if row["dead"] else ""),
+        ("stuck tasks", count(stuck), "bad" if stuck else "good"),
     ]
     return "".join(
         f'<div class="card {kind}"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
         for name, value, kind in cards
     )
+
+
+OF_TOPIC = ("enqueued", "rescheduled", "cancelled", "expired")
+"""What may happen to a task as a whole, before any group got it."""
+
+
+def whole(by_topic: Rows) -> Rows:
+    """A row for each group, with what is counted for its topic alone; a topic's own row only where
+    it has no group."""
+    own = {row["topic"]: row for row in by_topic if not row["group"]}
+    grouped = {row["topic"] for row in by_topic if row["group"]}
+    found = []
+    for row in by_topic:
+        if row["group"]:
+            more = own.get(row["topic"], {})
+            found.append({**row, **{name: row[name] + more.get(name, 0) for name in OF_TOPIC}})
+        elif row["topic"] not in grouped:
+            found.append(row)
+    return found
 
 
 def _notices(rows: Mapping[str, Rows], manifest: Manifest) -> str:
@@ -216,8 +254,8 @@ def _json(data: Any) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-LISTED_MAX = 40
-"""Rows of one table on the page; the CSV beside it has all."""
+LISTED_MAX = 500
+"""Rows of one table on the page, which scrolls; the CSV beside it has all."""
 
 Row = dict[str, Any]
 Column = tuple[str, str, Callable[[Any], str]]
@@ -260,6 +298,13 @@ def times(value: float | None) -> str:
     return "–" if value is None else f"{value:.2f}×"
 
 
+def newest(days: list[Row]) -> list[Row]:
+    """The rows of the last day that can be compared, the largest changes first."""
+    last = max((row["local"] for row in days), default="")
+    known = [row for row in days if row["local"] == last and row["delivered_change"] is not None]
+    return sorted(known, key=lambda row: -abs(row["delivered_change"]))
+
+
 def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
     """All tables; one without rows is left out."""
     zone = ZoneInfo(settings.timezone)
@@ -272,18 +317,25 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
     days = rows["day_against_day"]
     named: list[Column] = [("topic", "topic", text), ("group", "group", text)]
     parts = [
-        _table("Topics and groups", "Lateness of first deliveries; time to the ack.",
-               rows["by_topic"], [*named, *_SERVICE]),
+        _table("Topics and groups", "Lateness of first deliveries; time to the ack. Enqueued, "
+               "cancelled and expired are the topic’s.", whole(rows["by_topic"]),
+               [*named, *_SERVICE], bad=lambda row: bool(row["undelivered"])),
         _table("Objectives", "Share of first deliveries that are on time. Budget: the lateness "
                "there was, as a multiple of what the objective allows.",
                rows["slo"], [*named, *_SLO], bad=lambda row: row["met"] is False),
         _table("Days that missed an objective", "", rows["slo_breaches"],
                [("day", "local", text), *named, *_BREACH]),
-        _table("Day against day", "Changes against the day before.",
-               days if len({row["local"] for row in days}) > 1 else [],
+        _table("What has changed", "The newest day against the one before it.",
+               newest(days), [("day", "local", text), *named, *_DAYS]),
+        _table("Day against day", "Each day, and its changes against the day before.",
+               days if len({row["local"] for row in days}) > 2 else [],
                [("day", "local", text), *named, *_DAYS]),
-        _table("Stuck tasks", f"Not ended {duration(settings.stuck_after_ms)} after they should "
-               "have been.", rows["stuck"],
+        _table("Stuck tasks in short", f"Not ended {duration(settings.stuck_after_ms)} after they "
+               "should have been.", rows["stuck_by_group"],
+               [*named, ("state", "state", text), ("tasks", "tasks", count),
+                ("longest overdue", "overdue_ms", duration), ("since", "expected_ms", moment),
+                ("for example", "task_id", text)]),
+        _table("Stuck tasks", "Examples: the longest overdue first.", rows["stuck"],
                [("task", "task_id", text), *named, ("state", "state", text), ("key", "key", text),
                 ("expected", "expected_ms", moment), ("overdue", "overdue_ms", duration),
                 ("attempts", "attempts", count)]),
@@ -315,7 +367,9 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
 
 _SERVICE: list[Column] = [
     ("enqueued", "enqueued", count), ("delivered", "delivered", count), ("acked", "acked", count),
-    ("retried", "nacked", count), ("dead", "dead", count), ("on time", "on_time_share", percent),
+    ("cancelled", "cancelled", count), ("expired", "expired", count),
+    ("retried", "nacked", count), ("dead", "dead", count),
+    ("never delivered", "undelivered", count), ("on time", "kept_share", percent),
     ("p50", "late_p50_ms", duration), ("p90", "late_p90_ms", duration),
     ("p99", "late_p99_ms", duration), ("max", "late_max_ms", duration),
     ("ack p50", "ack_p50_ms", duration), ("ack p99", "ack_p99_ms", duration),
@@ -374,20 +428,34 @@ def _table(
         return ""
     kinds = ["text" if write in {text, _cut} else "n" for _, _, write in columns]
     heads = "".join(
-        f'<th class="{kind}">{escape(name)}</th>'
+        f'<th class="{kind}"><button type="button">{escape(name)}</button></th>'
         for (name, _, _), kind in zip(columns, kinds, strict=True)
     )
     lines = []
     for row in rows[:LISTED_MAX]:
         mark = " bad" if bad(row) else ""
         cells = "".join(
-            f'<td class="{kind}{mark if kind == "n" else ""}">{escape(write(row[name]))}</td>'
+            f'<td class="{kind}{mark if kind == "n" else ""}"{_sorts(row[name], kind)}>'
+            f"{escape(write(row[name]))}</td>"
             for (_, name, write), kind in zip(columns, kinds, strict=True)
         )
-        lines.append(f"<tr>{cells}</tr>")
+        lines.append(f"<tr{_of(row)}>{cells}</tr>")
     if len(rows) > LISTED_MAX:
         remark += f" The first {LISTED_MAX} of {len(rows):,}; the CSV has all."
     return (
         f'<div class="table"><h2>{escape(title)}</h2><p>{escape(remark.strip())}</p>'
-        f"<table><thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(title)}"><table>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></div>"
+    )
+
+
+def _sorts(value: Any, kind: str) -> str:
+    """What a cell is sorted by, where that is not its text."""
+    return "" if kind == "text" or value is None else f' data-v="{float(value):.17g}"'
+
+
+def _of(row: Row) -> str:
+    """Whose a row is, for the choice of topic and group."""
+    return "".join(
+        f' data-{name}="{escape(str(row[name]))}"' for name in ("topic", "group") if name in row
     )

@@ -27,17 +27,18 @@ def quarter(time_ms: Column, span_ms: int = QUARTER_MS) -> Column:
     return time_ms - F.pmod(time_ms, F.lit(span_ms))
 
 
-def _keys() -> list[Column]:
+def _keys(span_ms: int = QUARTER_MS) -> list[Column]:
     return [
-        quarter(F.col("time_ms")).alias("quarter_ms"),
+        quarter(F.col("time_ms"), span_ms).alias("quarter_ms"),
         F.coalesce("topic", F.lit(NO_TOPIC)).alias("topic"),
         F.coalesce("group", F.lit("")).alias("group"),
     ]
 
 
-def facts(events: DataFrame) -> DataFrame:
+def facts(events: DataFrame, span_ms: int = QUARTER_MS) -> DataFrame:
     """How often what happened, by attempt and by the value measured.
 
+    What is kept is by the quarter of an hour; another ``span_ms`` divides it.
     ``value_ms`` is the lateness of a first delivery, the time to the ack of an ack, else null.
     """
     measured = F.when(F.col("event") == "delivered", F.col("lateness_ms")).when(
@@ -46,7 +47,7 @@ def facts(events: DataFrame) -> DataFrame:
     counted = F.when(F.col("event") == "dropped", F.coalesce("count", F.lit(1))).otherwise(1)
     unclean = (F.col("event") == "started") & (F.col("clean") == F.lit(False))
     return events.groupBy(
-        *_keys(),
+        *_keys(span_ms),
         "event",
         # A start has no attempt; here it says whether the daemon had ended cleanly before.
         F.when(unclean, -1).otherwise(F.coalesce("attempt", F.lit(0))).alias("attempt"),

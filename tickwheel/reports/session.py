@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import json
 import os
 import re
 import shutil
@@ -16,8 +15,11 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tickwheel.reports import manifest as manifests
+from tickwheel.reports.local import LocalFiles, is_local
+from tickwheel.reports.segments import listed, new
 from tickwheel.reports.settings import ReportError, ReportSettings
 
 if TYPE_CHECKING:
@@ -115,19 +117,15 @@ def started(
 
 def little_to_do(settings: ReportSettings) -> bool:
     """A guess, from local files alone and only for :func:`started`; False where it cannot know."""
-    history = Path(settings.history)
-    if "://" in settings.history or not history.is_dir():
+    there = LocalFiles()
+    if not is_local(settings.history, settings.out):
         return False
-    there = sum(path.stat().st_size for path in history.glob("dt=*/hour=*/*.jsonl*"))
-    manifests = sorted(Path(settings.table).glob("_manifests/*.json"))
     try:
-        empty: dict[str, Any] = {"segments": {}, "rows": 0}
-        held = json.loads(manifests[-1].read_text()) if manifests else empty
-        loaded = sum(segment["bytes"] for segment in held["segments"].values())
-        rows = int(held["rows"])
-    except (OSError, ValueError, KeyError, TypeError):
+        held = manifests.newest(there, settings.table)
+        news = new(listed(there, settings), held)
+    except (OSError, ReportError):
         return False
-    return bool(there - loaded < LITTLE_BYTES) and rows < LITTLE_ROWS
+    return sum(segment.bytes for segment in news) < LITTLE_BYTES and held.rows < LITTLE_ROWS
 
 
 def _cores(master: str) -> int:

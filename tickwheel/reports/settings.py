@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from datetime import datetime
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 QUARTER_MS = 900_000
@@ -107,3 +108,18 @@ class ReportSettings:
             if _matches(topic, slo.pattern):
                 return slo
         return Slo(topic, TARGET_MS)
+
+
+def at_ms(text: str | None, timezone: str) -> int | None:
+    """ISO-8601; without an offset it is the report's zone's time, as its hours and days are."""
+    if text is None:
+        return None
+    try:
+        found = datetime.fromisoformat(text.strip())
+        if found.tzinfo is None:
+            found = found.replace(tzinfo=ZoneInfo(timezone))
+        return round(found.timestamp() * 1000)
+    except (ValueError, OverflowError, KeyError):
+        raise ReportError(
+            f"{text!r} is no ISO-8601 time; write for example 2030-01-31 or 2030-01-31T09:00"
+        ) from None

@@ -96,6 +96,8 @@ class Daemon:
         settings, roles = self.settings, self.roles
         if settings.http is not None:
             await self._start_http(*split_address(settings.http, "http"))
+        if settings.http is not None or settings.history_dir is not None:
+            self._probe = asyncio.create_task(probe_loop(roles.observed))
         listener = bind(settings.listen)
         try:
             self.url = url_of(listener)
@@ -124,7 +126,6 @@ class Daemon:
         observed = self.roles.observed
         self._exposition = Exposition(self)
         observed.ended = self._exposition.ended
-        self._probe = asyncio.create_task(probe_loop(observed.loop_lag_s))
         self._http = Http(
             host,
             port,

@@ -1,13 +1,20 @@
-"""The table of counts behind p50, p99 and max."""
+"""The table of counts behind p50, p99 and max, and the counts by cause."""
 
 from __future__ import annotations
 
+import asyncio
 import random
+import re
+import time
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tickwheel.server.metrics.observed import Lateness
+from tickwheel.engine.topics import Item
+from tickwheel.model.lateness import DAEMONS_CAUSES, LATE_MS, SLOW_MS, Cause
+from tickwheel.model.records import TaskRow
+from tickwheel.server.metrics.observed import PROBE_S, Lateness, Observed, probe_loop
 
 
 def noted(values: list[int]) -> Lateness:
@@ -38,3 +45,55 @@ def test_a_percentile_is_an_upper_bound_within_a_factor_of_two(values: list[int]
         assert true <= measured
         assert measured <= max(true, 2 * true)
     assert lateness.max_ms == ordered[-1]
+
+
+LATE = LATE_MS + 1
+
+
+def rows(*late_ms: int) -> list[Item]:
+    return [(TaskRow(1, -late, "t", b""), 1) for late in late_ms]
+
+
+def counted(lateness: Lateness) -> dict[Cause, int]:
+    return {cause: sum(one.counts) for cause, one in lateness.by_cause.items() if any(one.counts)}
+
+
+def test_late_deliveries_are_counted_by_cause() -> None:
+    lateness = Lateness()
+    causes = [None, Cause.RATE, Cause.NO_CREDIT, Cause.RATE]
+    lateness.note_causes(rows(0, LATE, 7_000, LATE), causes, 0)
+    assert counted(lateness) == {Cause.RATE: 2, Cause.NO_CREDIT: 1}
+    assert lateness.by_cause[Cause.RATE].sum == 2 * LATE
+    assert lateness.by_cause[Cause.NO_CREDIT].sum == 7_000
+
+
+def test_what_was_in_time_when_it_was_taken_has_waited_for_the_store() -> None:
+    lateness = Lateness()
+    lateness.note_causes(rows(LATE_MS, LATE), [None, None], 0)
+    assert counted(lateness) == {Cause.STORE: 1}
+
+
+def test_a_retry_is_not_counted() -> None:
+    lateness = Lateness()
+    lateness.note_causes([(rows(LATE)[0][0], 2)], [None], 0)
+    assert counted(lateness) == {}
+
+
+def test_every_cause_is_in_the_manual_and_whose_it_is() -> None:
+    manual = (Path(__file__).parents[3] / "docs/metrics.md").read_text()
+    table = manual.partition("| cause | whose |")[2].partition("\n\n")[0]
+    documented = re.findall(r"^\| `(\w+)` \| (.*?) ?\|", table, re.MULTILINE)
+    assert [word for word, _ in documented] == [cause.value for cause in Cause]
+    assert {word for word, whose in documented if whose == "daemon's"} == set(DAEMONS_CAUSES)
+
+
+async def test_the_probe_tells_of_a_loop_that_is_busy() -> None:
+    observed, told = Observed(), asyncio.get_running_loop().create_future()
+    observed.loop_busy = told.set_result
+    probe = asyncio.create_task(probe_loop(observed))
+    await asyncio.sleep(0)
+    until_s = time.monotonic() + PROBE_S + SLOW_MS / 1000
+    while time.monotonic() < until_s:
+        pass  # the loop is busy with this
+    assert await told >= PROBE_S * 1000 + SLOW_MS
+    probe.cancel()

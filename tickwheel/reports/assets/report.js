@@ -3,11 +3,12 @@
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const { number, duration, percent } = Charts;
+  const cards = document.getElementById("cards"), allCards = cards.innerHTML;
   const root = document.documentElement, which = document.getElementById("which");
   const heatOf = document.getElementById("heat-of");
   const plot = (id) => document.querySelector(`#${id} .plot`);
 
-  function theme(name) { root.dataset.theme = name; }
+  function theme(name) { root.dataset.theme = name; if (document.body.dataset.drawn) draw(); }
   const dark = matchMedia("(prefers-color-scheme: dark)");
   theme(dark.matches ? "dark" : "light");
   dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
@@ -23,7 +24,12 @@
     option.textContent = name;
     which.appendChild(option);
   }
-  const labels = data.buckets.map((bucket) => ({ short: bucket.short, long: bucket.local }));
+  const times = data.buckets;
+  const day = { year: "numeric", month: "2-digit", day: "2-digit" };
+  const clock = { hour: "2-digit", minute: "2-digit", second: data.step < 60000 ? "2-digit" : undefined, hourCycle: "h23" };
+  const named = new Intl.DateTimeFormat("sv-SE", { timeZone: data.zone, ...day, ...(data.grain === "day" ? {} : { ...clock, timeZoneName: "shortOffset" }) });
+  const long = (i) => named.format(new Date(times[i]));
+  const over = { zone: data.zone, step: data.step, long };
 
   // The rows of the choice, one a bucket or null. A group's own figures, and its topic's where
   // events (enqueues, cancels) belong to no group.
@@ -34,18 +40,18 @@
       if (topic === null || (row.topic === topic && row.group === group)) own.set(row.at, row);
       if (topic !== null && row.topic === topic && row.group === "") whole.set(row.at, row);
     }
-    return { topic, group, own: data.buckets.map((b) => own.get(b.at) || null), whole: data.buckets.map((b) => whole.get(b.at) || null) };
+    return { topic, group, own: times.map((at) => own.get(at) || null), whole: times.map((at) => whole.get(at) || null) };
   }
   const of = (rows, name) => rows.map((row) => (row === null || row[name] === undefined ? null : row[name]));
   const sum = (...lists) => lists[0].map((_, i) => lists.reduce((total, list) => total + (list[i] || 0), 0));
 
   function drawLateness(choice) {
     const series = [["max", "--grey"], ["p99", "--warn"], ["p90", "--violet"], ["p50", "--blue"]].map(([name, color]) => ({
-      name, color: `var(${color})`, values: of(choice.own, name),
+      name, color, values: of(choice.own, name),
     }));
     const targets = choice.topic === null ? [] : of(choice.own, "target").filter((v) => v !== null);
-    Charts.lines(plot("lateness"), labels, series, {
-      log: true, format: duration, target: targets[0], height: 270,
+    Charts.lines(plot("lateness"), times, series, {
+      ...over, open: (i) => behind(choice, i), log: true, format: duration, target: targets[0], height: 270,
       more: (i) => choice.own[i] ? [`on time: ${percent(choice.own[i].share)}`, `first deliveries: ${number(choice.own[i].first)}`] : [],
     });
   }
@@ -57,8 +63,8 @@
       ["dead letters", "--bad", of(choice.own, "dead")],
       ["expired", "--violet", choice.group ? sum(of(choice.own, "expired"), of(rest, "expired")) : of(rest, "expired")],
       ["cancelled", "--grey", of(rest, "cancelled")],
-    ].map(([name, color, values]) => ({ name, color: `var(${color})`, values }));
-    Charts.stacks(plot("volume"), labels, series, {});
+    ].map(([name, color, values]) => ({ name, color, values }));
+    Charts.stacks(plot("volume"), times, series, { ...over, open: (i) => behind(choice, i) });
   }
   function matching(rows, choice) {
     return rows.filter((row) => choice.topic === null || (row.topic === choice.topic && row.group === choice.group));
@@ -73,12 +79,12 @@
     const rows = [...found].sort((a, b) => a[0] - b[0]).slice(0, 12).map(([attempt, at]) => {
       const ended = at.acked + at.failed, share = ended ? at.acked / ended : null;
       return {
-        label: `attempt ${attempt}`, value: at.delivered, color: attempt === 1 ? "var(--good)" : "var(--blue)",
+        label: `attempt ${attempt}`, value: at.delivered, color: attempt === 1 ? "--good" : "--blue",
         text: `${number(at.delivered)} · ${percent(share)}`,
         tip: `attempt ${attempt}\ndelivered: ${at.delivered.toLocaleString("en")}\nacked: ${at.acked.toLocaleString("en")}\nfailed: ${at.failed.toLocaleString("en")}, of these dead: ${at.dead.toLocaleString("en")}`,
       };
     });
-    Charts.bars(plot("attempts"), rows, { log: true, left: 90 });
+    Charts.bars(plot("attempts"), rows, { log: true });
   }
   function drawReasons(choice) {
     const found = new Map();
@@ -87,48 +93,113 @@
       found.set(row.reason, (found.get(row.reason) || 0) + row.n);
     }
     const rows = [...found].sort((a, b) => b[1] - a[1]).slice(0, 10).map(([reason, n]) => ({
-      label: reason, value: n, color: "var(--bad)", text: number(n), tip: `${reason}\n${n.toLocaleString("en")} dead letters`,
+      label: reason, value: n, color: "--bad", text: number(n), tip: `${reason}\n${n.toLocaleString("en")} dead letters`,
     }));
     Charts.bars(plot("reasons"), rows, { none: "no dead letters" });
   }
-  function drawHeat() {
+  function drawHeat(choice = chosen()) {
     const columns = [...Array(24).keys()].map((hour) => String(hour).padStart(2, "0"));
     const name = heatOf.value;
-    const rows = data.heat.map((row) => ({ label: row.topic, values: row[name] }));
+    const rows = data.heat.filter((row) => choice.topic === null || row.topic === choice.topic).map((row) => ({ label: row.topic, values: row[name] }));
     const unit = name === "late" ? "" : " a day";
     Charts.heat(plot("heat"), columns, rows, name === "late" ? duration : number, unit);
   }
   function drawBacklog(choice) {
     const names = [["scheduled", "--accent"], ["due", "--bad"]];
     const series = names.map(([kind, color]) => {
-      const values = data.buckets.map(() => 0);
+      const values = times.map(() => 0);
       for (const row of data.backlog) {
         if (row.kind !== kind || (choice.topic !== null && (row.topic !== choice.topic || (kind === "due" && row.group !== choice.group)))) continue;
         // A level holds until it changes.
         let level = 0, next = 0;
-        data.buckets.forEach((bucket, i) => {
-          const end = i + 1 < data.buckets.length ? data.buckets[i + 1].at : Infinity;
+        times.forEach((_, i) => {
+          const end = i + 1 < times.length ? times[i + 1] : Infinity;
           while (next < row.at.length && row.at[next] < end) level = row.level[next++];
           values[i] += level;
         });
       }
-      return { name: kind, color: `var(${color})`, values, fill: true };
+      return { name: kind, color, values, fill: true };
     });
-    Charts.lines(plot("backlog"), labels, series, { format: number, height: 210 });
+    Charts.lines(plot("backlog"), times, series, { ...over, open: (i) => behind(choice, i), format: number, height: 220 });
+  }
+  // The tasks behind a bucket: those that took longest.
+  function behind(choice, i) {
+    const box = document.getElementById("behind"), end = i + 1 < times.length ? times[i + 1] : Infinity;
+    const rows = data.examples.filter((row) => row.at >= times[i] && row.at < end && (choice.topic === null || (row.topic === choice.topic && row.group === choice.group)));
+    box.replaceChildren();
+    box.hidden = false;
+    const add = (parent, name, text) => { const found = document.createElement(name); if (text !== undefined) found.textContent = text; parent.appendChild(found); return found; };
+    add(box, "h2", `Tasks behind ${long(i)}`);
+    add(box, "p", rows.length ? "Those that took longest from due to the ack. tickwheel show ID --flow says what happened to one." : "No task was acked then.");
+    if (rows.length) {
+      const table = add(box, "table");
+      const heads = add(add(table, "thead"), "tr"), body = add(table, "tbody");
+      for (const name of ["task", "took", "key", "topic", "group"]) add(heads, "th", name);
+      rows.sort((a, b) => b.took - a.took);
+      for (const row of rows.slice(0, 20)) {
+        const line = add(body, "tr");
+        for (const value of [row.task, duration(row.took), row.key || "–", row.topic, row.group]) add(line, "td", value);
+      }
+    }
+    box.scrollIntoView({ block: "nearest", behavior: "smooth" });
+  }
+  // Tables: the rows of the choice; a click on a heading sorts by it, another the other way round.
+  function filterTables(choice) {
+    for (const table of document.querySelectorAll(".tables .table")) {
+      let shown = 0;
+      for (const row of table.querySelectorAll("tbody tr")) {
+        const { topic, group } = row.dataset;
+        const other = topic !== undefined && choice.topic !== null && (topic !== choice.topic || (group && group !== choice.group));
+        row.hidden = Boolean(other);
+        shown += other ? 0 : 1;
+      }
+      table.hidden = !shown;
+    }
+  }
+  for (const head of document.querySelectorAll(".tables th")) {
+    head.addEventListener("click", () => {
+      const body = head.closest("table").tBodies[0], at = head.cellIndex, down = head.getAttribute("aria-sort") !== "descending";
+      const key = (row) => { const cell = row.cells[at]; return cell.dataset.v === undefined ? cell.textContent : Number(cell.dataset.v); };
+      const isNumber = head.classList.contains("n"), empty = (v) => isNumber && typeof v !== "number";
+      const sorted = [...body.rows].sort((one, other) => {
+        const a = key(one), b = key(other);
+        if (empty(a) || empty(b)) return empty(a) - empty(b);
+        const order = isNumber ? a - b : a.localeCompare(b, "en", { numeric: true });
+        return down ? -order : order;
+      });
+      for (const other of head.parentNode.cells) other.removeAttribute("aria-sort");
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      body.append(...sorted);
+    });
   }
   function draw() {
     const choice = chosen();
+    cards.innerHTML = choice.topic === null ? allCards : data.cards[which.value] || "";
     drawLateness(choice);
     drawVolume(choice);
     drawAttempts(choice);
     drawReasons(choice);
-    drawHeat();
+    drawHeat(choice);
     drawBacklog(choice);
+    filterTables(choice);
     document.body.dataset.drawn = which.value || "all";
   }
-  which.addEventListener("change", draw);
-  heatOf.addEventListener("change", drawHeat);
-  let later = 0;
-  addEventListener("resize", () => { clearTimeout(later); later = setTimeout(draw, 120); });
+  which.addEventListener("change", () => {
+    document.getElementById("behind").hidden = true;
+    draw();
+    // A link to the page keeps the choice.
+    history.replaceState(null, "", which.value ? "#" + encodeURIComponent(which.value) : location.pathname);
+  });
+  heatOf.addEventListener("change", () => drawHeat());
+  // Charts are as wide as their place; a phone's address bar changes its height only.
+  let width = innerWidth, asked = 0;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    cancelAnimationFrame(asked);
+    asked = requestAnimationFrame(draw);
+  });
+  const wanted = decodeURIComponent(location.hash.slice(1));
+  if ([...which.options].some((option) => option.value === wanted)) which.value = wanted;
   draw();
 })();

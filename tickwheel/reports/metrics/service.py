@@ -11,36 +11,149 @@ are whole quarters of an hour off UTC, and so is the data, so nothing is split.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from tickwheel.reports.rollups import quarter
 from tickwheel.reports.schema import TASK_EVENTS
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from tickwheel.reports.settings import QUARTER_MS, TARGET_MS, Slo, pattern_regex
 
 BUCKET = ("start_ms", "local")
 
 
 def hours(rows: DataFrame, timezone: str) -> DataFrame:
     """``rows`` (with ``quarter_ms``) with the local hour each belongs to."""
-    wall = _wall(timezone)
-    start = F.col("quarter_ms") - F.minute(wall).cast("long") * 60_000
-    offset_min = ((F.unix_millis(wall) - F.col("quarter_ms")) / 60_000).cast("int")
-    sign = F.when(offset_min < 0, "-").otherwise("+")
-    size = F.abs(offset_min)
-    zone = F.format_string("%s%02d:%02d", sign, F.floor(size / 60), F.pmod(size, F.lit(60)))
-    local = F.concat(F.date_format(wall, "yyyy-MM-dd HH:'00'"), zone)
-    return rows.withColumns({"start_ms": start, "local": local, "hour": F.hour(wall)})
+    return rows.withColumns(
+        {"start_ms": _hour_ms(timezone), "local": _hour_name(F.col("quarter_ms"), timezone)}
+    )
 
 
 def days(rows: DataFrame, timezone: str) -> DataFrame:
     """``rows`` (with ``quarter_ms``) with the local day each belongs to."""
-    wall = _wall(timezone)
-    start = F.unix_millis(F.to_utc_timestamp(F.date_trunc("day", wall), timezone))
-    return rows.withColumns({"start_ms": start, "local": F.date_format(wall, "yyyy-MM-dd")})
+    return rows.withColumns(
+        {"start_ms": _day_ms(timezone), "local": _day_name(F.col("quarter_ms"), timezone)}
+    )
+
+
+def steps(rows: DataFrame, timezone: str, step_ms: int) -> DataFrame:
+    """``rows`` (with ``quarter_ms``) with the step of ``step_ms`` each belongs to."""
+    start = quarter(F.col("quarter_ms"), step_ms)
+    return rows.withColumns({"start_ms": start, "local": _second_name(start, timezone)})
+
+
+def _hour_ms(timezone: str) -> Column:
+    at = F.col("quarter_ms")
+    return at - F.minute(_wall(at, timezone)).cast("long") * 60_000 - F.pmod(at, F.lit(60_000))
+
+
+def _day_ms(timezone: str) -> Column:
+    wall = _wall(F.col("quarter_ms"), timezone)
+    return F.unix_millis(F.to_utc_timestamp(F.date_trunc("day", wall), timezone))
+
+
+def _hour_name(quarter_ms: Column, timezone: str) -> Column:
+    return _named(quarter_ms, timezone, "yyyy-MM-dd HH:'00'")
+
+
+def _second_name(at_ms: Column, timezone: str) -> Column:
+    return _named(at_ms, timezone, "yyyy-MM-dd HH:mm:ss")
+
+
+def _named(quarter_ms: Column, timezone: str, pattern: str) -> Column:
+    wall = _wall(quarter_ms, timezone)
+    offset_min = ((F.unix_millis(wall) - quarter_ms) / 60_000).cast("int")
+    sign = F.when(offset_min < 0, "-").otherwise("+")
+    size = F.abs(offset_min)
+    zone = F.format_string("%s%02d:%02d", sign, F.floor(size / 60), F.pmod(size, F.lit(60)))
+    return F.concat(F.date_format(wall, pattern), zone)
+
+
+def _day_name(quarter_ms: Column, timezone: str) -> Column:
+    return F.date_format(_wall(quarter_ms, timezone), "yyyy-MM-dd")
+
+
+def _wall(ms: Column, timezone: str) -> Column:
+    """The time that a clock on a wall shows, as if it were UTC (the session's zone is UTC)."""
+    return F.from_utc_timestamp(F.timestamp_millis(ms), timezone)
+
+
+STEP, HOUR, DAY = "step_ms", "hour_ms", "day_ms"
+"""Keys of a :class:`Cube`: a step of its own length, the local hour, the local day."""
+TIMES = frozenset({STEP, HOUR, DAY})
+
+
+@dataclass(frozen=True)
+class Cube:
+    """Several groupings of the same rows, by the names of the tables they become.
+
+    All of them are one pass with grouping sets: one plan for Spark, where each alone is a plan of
+    its own. In a table ``STEP``, ``HOUR`` and ``DAY`` become ``start_ms`` and ``local``.
+    """
+
+    tables: Mapping[str, Sequence[str]]
+    timezone: str
+    step_ms: int = QUARTER_MS
+
+    @property
+    def keys(self) -> list[str]:
+        return list(dict.fromkeys(key for keys in self.tables.values() for key in keys))
+
+    def aggregate(
+        self, rows: DataFrame, more: Sequence[str], values: Sequence[Column]
+    ) -> DataFrame:
+        """``values`` of each group; ``more`` are further keys of every table."""
+        names = [*self.keys, *more]
+        zone = self.timezone
+        times = {STEP: quarter(F.col("quarter_ms"), self.step_ms), HOUR: _hour_ms(zone),
+                 DAY: _day_ms(zone)}  # fmt: skip
+        placed = rows.withColumns({name: times[name] for name in names if name in times})
+        sets = [[F.col(name) for name in (*keys, *more)] for keys in self.tables.values()]
+        found = placed.groupingSets(sets, *names).agg(
+            F.grouping_id().alias("level"), F.max("quarter_ms").alias("quarter_ms"), *values
+        )
+        local = {STEP: _second_name(F.col(STEP), zone) if STEP in names else F.lit(None),
+                 HOUR: _hour_name(F.col("quarter_ms"), zone),
+                 DAY: _day_name(F.col("quarter_ms"), zone)}  # fmt: skip
+        there = [name for name in times if name in names]
+        named = {
+            "start_ms": F.coalesce(*there, F.lit(None)),
+            "local": F.coalesce(
+                *(F.when(F.col(name).isNotNull(), local[name]) for name in there), F.lit(None)
+            ),
+        }
+        return found.withColumns(named).drop("quarter_ms", *there)
+
+    def columns(self, table: str, found: Sequence[str]) -> list[str]:
+        """The columns of a table, in order, of ``found``: those that :meth:`aggregate` made."""
+        keys = self.tables[table]
+        timed = BUCKET if TIMES & set(keys) else ()
+        chosen = [*timed, *(key for key in keys if key not in TIMES)]
+        left = {*chosen, *self.keys, *BUCKET, "level"}
+        return [*chosen, *(name for name in found if name not in left)]
+
+    def levels(self, more: Sequence[str] = ()) -> dict[int, str]:
+        """What ``level`` is of each table: a bit for each key that it is not grouped by."""
+        names = [*self.keys, *more]
+        return {
+            int("".join(str(int(name not in {*keys, *more})) for name in names) or "0", 2): table
+            for table, keys in self.tables.items()
+        }
+
+
+Keys = Sequence[str] | Cube
+"""What a figure is grouped by: columns, or several sets of them at once."""
+
+
+def grouped(
+    rows: DataFrame, keys: Keys, more: Sequence[str], values: Sequence[Column]
+) -> DataFrame:
+    """``values`` by ``keys`` and ``more``. Of a cube every table, in no order; else in order."""
+    if isinstance(keys, Cube):
+        return keys.aggregate(rows, more, values)
+    return rows.groupBy(*keys, *more).agg(*values)
 
 
 def ordered(rows: DataFrame, *by: str | Column) -> DataFrame:
@@ -49,49 +162,47 @@ def ordered(rows: DataFrame, *by: str | Column) -> DataFrame:
     return rows.repartition(1).sortWithinPartitions(*by) if by else rows
 
 
-def _wall(timezone: str) -> Column:
-    """The time that a clock on a wall shows, as if it were UTC (the session's zone is UTC)."""
-    return F.from_utc_timestamp(F.timestamp_millis("quarter_ms"), timezone)
+def _ordered(found: DataFrame, keys: Keys, *more: str | Column) -> DataFrame:
+    """A cube's tables are sorted when they are apart."""
+    return found if isinstance(keys, Cube) else ordered(found, *keys, *more)
 
 
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
-def with_targets(facts: DataFrame, targets: DataFrame) -> DataFrame:
-    """Facts with ``target_ms`` and ``objective`` of their topics."""
-    return facts.join(F.broadcast(targets), "topic")
+def with_targets(facts: DataFrame, slos: Sequence[Slo]) -> DataFrame:
+    """Facts with ``target_ms`` of their topics: of the first objective that matches."""
+    target = F.lit(TARGET_MS)
+    for slo in reversed(slos):
+        matches = F.col("topic").rlike(f"^(?:{pattern_regex(slo.pattern)})$")
+        target = F.when(matches, F.lit(slo.target_ms)).otherwise(target)
+    return facts.withColumn("target_ms", target.cast("long"))
 
 
-def volumes(facts: DataFrame, keys: Sequence[str]) -> DataFrame:
+def volumes(facts: DataFrame, keys: Keys) -> DataFrame:
     """How many of each event; ``redelivered`` are deliveries after the first."""
-    return _ordered(facts.groupBy(*keys).agg(*_volumes()), keys)
+    return _ordered(grouped(facts, keys, (), _volumes()), keys)
 
 
-def lateness(facts: DataFrame, keys: Sequence[str]) -> DataFrame:
+def lateness(facts: DataFrame, keys: Keys) -> DataFrame:
     """First deliveries: share on time (facts with targets), percentiles and maximum."""
-    return _ordered(facts.groupBy(*keys).agg(*_lateness()), keys)
+    return _ordered(grouped(facts, keys, (), _lateness()), keys)
 
 
-def ack_times(facts: DataFrame, keys: Sequence[str]) -> DataFrame:
+def ack_times(facts: DataFrame, keys: Keys) -> DataFrame:
     """From a delivery to its ack."""
-    return _ordered(facts.groupBy(*keys).agg(*_ack_times()), keys)
+    return _ordered(grouped(facts, keys, (), _ack_times()), keys)
 
 
-def outcomes(facts: DataFrame, keys: Sequence[str]) -> DataFrame:
+def outcomes(facts: DataFrame, keys: Keys) -> DataFrame:
     """First-try success, dead-letter rate, share of redeliveries."""
-    return _ordered(facts.groupBy(*keys).agg(*_outcomes()), keys)
+    return _ordered(grouped(facts, keys, (), _outcomes()), keys)
 
 
-def everything() -> list[Column]:
-    """All of the above. Made once for several :func:`service`: each column costs round trips."""
-    return [*_volumes(), *_lateness(), *_ack_times(), *_outcomes()]
-
-
-def service(
-    facts: DataFrame, keys: Sequence[str], columns: Sequence[Column] | None = None
-) -> DataFrame:
-    """All of the above in one pass; ``columns`` are :func:`everything`."""
-    return _ordered(facts.groupBy(*keys).agg(*(columns or everything())), keys)
+def service(facts: DataFrame, keys: Keys) -> DataFrame:
+    """All of the above in one pass."""
+    values = [*_volumes(), *_lateness(), *_ack_times(), *_outcomes()]
+    return _ordered(grouped(facts, keys, (), values), keys)
 
 
 def totals(facts: DataFrame) -> DataFrame:
@@ -99,7 +210,7 @@ def totals(facts: DataFrame) -> DataFrame:
     return ordered(facts.groupBy("event").agg(F.sum("n").alias("n")), "event")
 
 
-def attempts(facts: DataFrame, keys: Sequence[str]) -> DataFrame:
+def attempts(facts: DataFrame, keys: Keys) -> DataFrame:
     """By attempt: deliveries, how they ended, and the share that succeeded."""
     event = F.col("event")
     counted = facts.filter(
@@ -109,36 +220,35 @@ def attempts(facts: DataFrame, keys: Sequence[str]) -> DataFrame:
     # `dead` is written: every delivery ends in one of the three.
     failed = _count(event.isin("nacked", "lease_over", "dead"))
     ended = _count(event.isin("acked", "nacked", "lease_over", "dead"))
-    return _ordered(
-        counted.groupBy(*keys, "attempt").agg(
-            _count(event == "delivered").alias("delivered"),
-            _count(event == "acked").alias("acked"),
-            failed.alias("failed"),
-            _count(event == "dead").alias("dead"),
-            _share(_count(event == "acked"), ended).alias("success_share"),
-        ),
-        [*keys, "attempt"],
-    )
+    values = [
+        _count(event == "delivered").alias("delivered"),
+        _count(event == "acked").alias("acked"),
+        failed.alias("failed"),
+        _count(event == "dead").alias("dead"),
+        _share(_count(event == "acked"), ended).alias("success_share"),
+    ]
+    return _ordered(grouped(counted, keys, ("attempt",), values), keys, "attempt")
 
 
-def reasons(found: DataFrame, keys: Sequence[str], top: int) -> DataFrame:
+def reasons(found: DataFrame, keys: Keys, top: int) -> DataFrame:
     """Why deliveries failed: the most frequent of each event."""
-    counted = found.groupBy(*keys, "event", "reason").agg(F.sum("n").alias("n"))
-    most = Window.partitionBy(*keys, "event").orderBy(F.desc("n"), "reason")
+    counted = grouped(found, keys, ("event", "reason"), [F.sum("n").alias("n")])
+    same = [*BUCKET, *(k for k in keys.keys if k not in TIMES)] if isinstance(keys, Cube) else keys
+    most = Window.partitionBy(*same, "event").orderBy(F.desc("n"), "reason")
     placed = counted.withColumn("place", F.row_number().over(most))
     found = placed.filter(F.col("place") <= top).drop("place")
-    return ordered(found, *keys, "event", F.desc("n"))
+    return _ordered(found, keys, "event", F.desc("n"))
 
 
-def peaks(rates: DataFrame, keys: Sequence[str]) -> DataFrame:
+def peaks(rates: DataFrame, keys: Keys) -> DataFrame:
     """The busiest second: how many in it, and when."""
     busiest = F.struct(F.col("peak"), (-F.col("at_ms")).alias("before"))  # the first of equals
-    found = rates.groupBy(*keys, "event").agg(F.max(busiest).alias("busiest"))
-    at = (-F.col("busiest.before")).alias("at_ms")
-    return _ordered(
-        found.select(*keys, "event", F.col("busiest.peak").alias("per_second"), at),
-        [*keys, "event"],
-    )
+    found = grouped(rates, keys, ("event",), [F.max(busiest).alias("busiest")])
+    values = {
+        "per_second": F.col("busiest.peak"),
+        "at_ms": -F.col("busiest.before"),
+    }
+    return _ordered(found.withColumns(values).drop("busiest"), keys, "event")
 
 
 def _volumes() -> list[Column]:
@@ -198,7 +308,3 @@ def _count(which: Column) -> Column:
 
 def _share(part: Column, whole: Column) -> Column:
     return F.when(whole > 0, part / whole)
-
-
-def _ordered(found: DataFrame, keys: Sequence[str]) -> DataFrame:
-    return ordered(found, *keys)

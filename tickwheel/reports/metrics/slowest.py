@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from pyspark.sql import DataFrame
+from collections.abc import Callable
+
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
+
+EXAMPLES_KEPT = 3
 
 
 def keys(slow: DataFrame, top: int) -> DataFrame:
@@ -50,4 +54,24 @@ def subscribers(parties: DataFrame, top: int) -> DataFrame:
         )
         .orderBy(F.desc_nulls_last("ack_mean_ms"), "topic", "group", "name")
         .limit(top)
+    )
+
+
+def examples(
+    ended: DataFrame, split: Callable[[DataFrame], DataFrame], kept: int = EXAMPLES_KEPT
+) -> DataFrame:
+    """Of each bucket, topic and group the tasks that took longest from due to the ack.
+
+    ``split`` adds the bucket (``start_ms``) to rows with ``quarter_ms``.
+    """
+    took = F.col("acked_ms") - F.col("came_due_ms")
+    name = ("start_ms", "topic", "group")
+    longest = Window.partitionBy(*name).orderBy(F.desc("took_ms"), "task_id")
+    known = ended.filter("acked_ms is not null and came_due_ms is not null")
+    timed = split(known.withColumns({"quarter_ms": F.col("acked_ms"), "took_ms": took}))
+    return (
+        timed.withColumn("place", F.row_number().over(longest))
+        .filter(F.col("place") <= kept)
+        .select(*name, "task_id", "key", "came_due_ms", "took_ms", "deliveries")
+        .orderBy(*name, F.desc("took_ms"), "task_id")
     )

@@ -19,14 +19,19 @@ STATES = {
 
 
 def backlog(
-    waits: DataFrame, timezone: str, since_ms: int | None = None, until_ms: int | None = None
+    waits: DataFrame,
+    timezone: str,
+    since_ms: int | None = None,
+    until_ms: int | None = None,
+    step_ms: int | None = None,
 ) -> DataFrame:
-    """Of each hour in which it changed: how many wait at its end, and the most in it.
+    """Of each hour in which it changed: how many wait at its end, and the most in it. With
+    ``step_ms`` of each such step instead.
 
     These are running sums over all of ``waits``, so ``waits`` must reach back to the first event.
     An end whose beginning lies before the history does not make a sum negative. ``since_ms``
     leaves out the hours before it; what still waits from then counts in the hour of ``since_ms``.
-    The most is taken at the quarters of an hour: nothing finer is kept.
+    The most is taken at the quarters of an hour, or whatever ``waits`` are kept by.
     """
     name = ("kind", "topic", "group")
     steps = waits.groupBy("quarter_ms", *name).agg(F.sum("n").alias("n"))
@@ -42,15 +47,16 @@ def backlog(
         level = level.filter(F.col("quarter_ms") < until_ms)
     if since_ms is not None:
         level = _since(level, name, since_ms)
-    hours = (
+    timed = (
         buckets.hours(level, timezone)
-        .groupBy(*buckets.BUCKET, *name)
-        .agg(
-            F.max_by("level", "quarter_ms").alias("at_end"),
-            F.max(F.greatest("level", "held")).alias("most"),
-        )
+        if step_ms is None
+        else buckets.steps(level, timezone, step_ms)
     )
-    return buckets.ordered(hours, "start_ms", *name)
+    found = timed.groupBy(*buckets.BUCKET, *name).agg(
+        F.max_by("level", "quarter_ms").alias("at_end"),
+        F.max(F.greatest("level", "held")).alias("most"),
+    )
+    return buckets.ordered(found, "start_ms", *name)
 
 
 def _since(level: DataFrame, name: Sequence[str], since_ms: int) -> DataFrame:
@@ -106,3 +112,14 @@ def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
         )
         .orderBy(F.desc("overdue_ms"), "task_id", "group")
     )  # fmt: skip
+
+
+def stuck_by_group(found: DataFrame) -> DataFrame:
+    """:func:`stuck` in short: how many of each state, and the longest overdue."""
+    counted = found.groupBy("topic", "group", "state").agg(
+        F.count(F.lit(1)).alias("tasks"),
+        F.max("overdue_ms").alias("overdue_ms"),
+        F.min("expected_ms").alias("expected_ms"),
+        F.min_by("task_id", "expected_ms").alias("task_id"),
+    )
+    return buckets.ordered(counted, F.desc("tasks"), "topic", "group", "state")

@@ -383,6 +383,13 @@ HISTOGRAMS: tuple[Distribution, ...] = (
         1000,
     ),
     Distribution(
+        "tickwheel_lateness_cause_seconds",
+        "First deliveries later than 100 ms, by what they waited for.",
+        "cause",
+        lambda seen: [(cause.value, each) for cause, each in seen.lateness.by_cause.items()],
+        1000,
+    ),
+    Distribution(
         "tickwheel_schedule_lateness_seconds",
         "Occurrences of schedules: from the planned time until their task was made.",
         "",

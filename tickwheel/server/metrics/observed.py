@@ -17,12 +17,14 @@ import time
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING, Any
 
+from tickwheel.model.lateness import LATE_MS, SLOW_MS, Cause
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, StoreError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from tickwheel.engine.state import Core
+    from tickwheel.engine.topics import Item
     from tickwheel.model.effects import Effects
 
 COMMIT_BOUNDS_S = (
@@ -31,6 +33,8 @@ COMMIT_BOUNDS_S = (
 BATCH_BOUNDS = (1, 2, 5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 50_000)
 LAG_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 PROBE_S = 0.1
+BUSY_SHARE = 0.9
+"""An event loop that computes for so much of the time is busy, though it may answer soon."""
 REFUSED, FULL, UNKNOWN, ELECTION = "refused", "full", "unknown", "election"
 STORE_ERROR_KINDS = (REFUSED, FULL, UNKNOWN, ELECTION)
 
@@ -72,6 +76,8 @@ class Observed:
         self.schedule_late_ms = Histogram(BOUNDS_MS)
         self.scrape_s = 0.0
         """How long the last reading of ``/metrics`` took."""
+        self.loop_busy: Callable[[int], None] = lambda passed_ms: None
+        """Called when the event loop was busy in the last so many ms."""
         self.ended: Callable[[Core], None] = lambda core: None
         """Called at the end of each tenure as the active daemon, before its engine is let go."""
 
@@ -124,12 +130,18 @@ class Observed:
         self.backup_s = begun_s
 
 
-async def probe_loop(lag_s: Histogram) -> None:
-    """For ever: how much later than asked for this task of the event loop runs."""
+async def probe_loop(observed: Observed) -> None:
+    """For ever: how much later than asked for this task of the event loop runs, and whether the
+    loop was busy all the time."""
     while True:
-        asked_s = time.monotonic() + PROBE_S
+        began_s, used_s = time.monotonic(), time.thread_time()
         await asyncio.sleep(PROBE_S)
-        lag_s.observe(max(0.0, time.monotonic() - asked_s))
+        passed_s = time.monotonic() - began_s
+        lag_s = max(0.0, passed_s - PROBE_S)
+        observed.loop_lag_s.observe(lag_s)
+        is_full = time.thread_time() - used_s >= BUSY_SHARE * passed_s
+        if is_full or lag_s * 1000 >= SLOW_MS:
+            observed.loop_busy(round(passed_s * 1000))
 
 
 BOUNDS_S = (
@@ -152,11 +164,14 @@ class Lateness:
         self._counts = [0] * _SIZE
         self.by_topic: dict[str, Histogram] = {}
         """Milliseconds, by ``BOUNDS_MS``."""
+        self.by_cause = {cause: Histogram(BOUNDS_MS) for cause in Cause}
+        """The same of those that were later than LATE_MS."""
         self.count = 0
         self.max_ms = 0
 
-    def note(self, topic: str, late_ms: list[int]) -> None:
-        """First deliveries of one frame, at least one, none of them negative.
+    def note(self, topic: str, late_ms: list[int]) -> tuple[int, int]:
+        """First deliveries of one frame, at least one, none of them negative; the least and the
+        greatest.
 
         What came due together is equally late, and costs as much as one task does.
         """
@@ -173,6 +188,20 @@ class Lateness:
         if high > self.max_ms:
             self.max_ms = high
         (self.by_topic.get(topic) or self._histogram(topic)).observe_all(late_ms, low, high)
+        return low, high
+
+    def note_causes(
+        self, items: Sequence[Item], causes: Sequence[Cause | None], now_ms: int
+    ) -> None:
+        """Deliveries of one frame, some of them late. What was in time when it was taken (None)
+        has waited for the store since, because only at-most-once deliveries wait after that."""
+        found: dict[Cause, list[int]] = {}
+        for (row, attempt), cause in zip(items, causes, strict=True):
+            late_ms = now_ms - row[1]
+            if attempt == 1 and late_ms > LATE_MS:
+                found.setdefault(cause or Cause.STORE, []).append(late_ms)
+        for cause, all_ms in found.items():
+            self.by_cause[cause].observe_all(all_ms, min(all_ms), max(all_ms))
 
     def _histogram(self, topic: str) -> Histogram:
         known = self.by_topic

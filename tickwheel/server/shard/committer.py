@@ -26,6 +26,7 @@ from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.state import Batch, Staged
 from tickwheel.engine.topics import Dispatch
 from tickwheel.errors import OutcomeUnknown, Refused, StoreFull, TickwheelError
+from tickwheel.model.lateness import SLOW_MS, Cause
 from tickwheel.model.records import ID_STEP
 from tickwheel.persistence.contract import CommitRefused, CommitUnknown, Store, WorksAhead
 from tickwheel.server.metrics.observed import Observed
@@ -258,7 +259,7 @@ class Committer:
             while True:
                 try:
                     await self._store.commit(self._epoch, self._owner, number, batch.effects)
-                    self._observed.committed(batch.effects, time.monotonic() - began_s)
+                    self._committed(batch, time.monotonic() - began_s)
                     return
                 except CommitUnknown as error:
                     self._set_trouble(error)
@@ -269,6 +270,13 @@ class Committer:
             self.stalled = False
             if timer is not None:
                 timer.cancel()
+
+    def _committed(self, batch: Batch, elapsed_s: float) -> None:
+        self._observed.committed(batch.effects, elapsed_s)
+        elapsed_ms = round(elapsed_s * 1000)
+        if elapsed_ms >= SLOW_MS:
+            now_ms = self._clock.read().now_ms
+            self._core.ledger.daemon.add(Cause.STORE, now_ms - elapsed_ms, now_ms)
 
     def _give_up_waiting(self, batch: Batch) -> None:
         """Answer the producers. Those of the batch that the store has get ``OutcomeUnknown`` (the

@@ -47,6 +47,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.engine.topics import Group
 from tickwheel.errors import Overloaded, RowMissing, TickwheelError
 from tickwheel.model.effects import Effects, ProgressKey
+from tickwheel.model.lateness import SLOW_MS, Cause
 from tickwheel.model.records import NO_BODY, TaskSnapshot
 from tickwheel.persistence.contract import Heads, Moves, Store, StoreAway, head_row, is_cut
 
@@ -685,8 +686,11 @@ class Loader:
 
     async def _next(self, ids: list[int]) -> tuple[Mapping[int, TaskSnapshot], set[int]]:
         """The records of those that a load has room for, and the ids that are left."""
-        wanted = list(dict.fromkeys(ids))
+        wanted, began_ms = list(dict.fromkeys(ids)), self._clock.read().now_ms
         async with self._turn, self._reader.read_some(wanted, self._bytes_max) as (view, left):
+            now_ms = self._clock.read().now_ms
+            if now_ms - began_ms >= SLOW_MS:
+                self._core.ledger.daemon.add(Cause.STORE, began_ms, now_ms)
             return view(wanted[: len(wanted) - len(left)]), set(left)
 
     async def _let_go(self) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel import failpoints
 from tickwheel.errors import LimitExceeded, TickwheelError, TooManySessions
+from tickwheel.model.lateness import LATE_MS, Cause
 from tickwheel.persistence.contract import Fenced, Opened, Store, StoreBroken
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.background import Upkeep
@@ -127,7 +128,16 @@ class Shard:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._swept_mono_ms = clock.read().mono_ms
-        self._jumps, self._held = clock.jumps, clock.held
+        self._begin_ledger(opened)
+
+    def _begin_ledger(self, opened: Opened) -> None:
+        """From now on it is noted what holds the whole daemon back."""
+        self._jumps, self._held = self.clock.jumps, self.clock.held
+        self._barred_ms: int | None = None
+        """Since when the leader's lease forbids deliveries."""
+        if not opened.created:
+            self.core.ledger.began(opened.position_ms, self.clock.read().now_ms)
+        self.observed.loop_busy = self._held_up
 
     def _new_committer(self, owner: str, opened: Opened) -> Committer:
         settings = self.settings
@@ -345,7 +355,9 @@ class Shard:
             return
         try:
             now = self.clock.read()
-            if self._may_deliver is not None and not self._may_deliver(now.mono_ms):
+            if self.clock.jumps != self._jumps:
+                self._jumped(now)
+            if self._may_deliver is not None and self._is_barred(now, self._may_deliver):
                 return  # the renewal of the lease pokes
             more = self.engine.delivery.fire(now.now_ms, FIRE_PER_TICK)
             more |= self._fire_schedules(now)
@@ -367,9 +379,6 @@ class Shard:
         except Exception as error:
             self.fail(error)
             return
-        if self.clock.jumps != self._jumps:
-            self._jumps = self.clock.jumps
-            self._log_jump()
         if self.clock.held != self._held:
             self._held = self.clock.held
             if not self._held:
@@ -410,7 +419,26 @@ class Shard:
         for what, error in faults:
             self.border.report(what, error)
 
-    def _log_jump(self) -> None:
+    def _is_barred(self, now: Now, may_deliver: Callable[[int], bool]) -> bool:
+        """Whether nothing may be delivered because the leader's lease may be over."""
+        if not may_deliver(now.mono_ms):
+            if self._barred_ms is None:
+                self._barred_ms = now.now_ms
+            return True
+        if self._barred_ms is not None:
+            self.core.ledger.daemon.add(Cause.STORE, self._barred_ms, now.now_ms)
+            self._barred_ms = None
+        return False
+
+    def _held_up(self, busy_ms: int) -> None:
+        """The event loop was busy for so long."""
+        now_ms = self.clock.read().now_ms
+        self.core.ledger.daemon.add(Cause.LOOP_BUSY, now_ms - busy_ms, now_ms)
+
+    def _jumped(self, now: Now) -> None:
+        self._jumps, jump_ms = self.clock.jumps, self.clock.last_jump_ms
+        if jump_ms > 0 and not self.clock.held:
+            self.core.ledger.daemon.add(Cause.CLOCK, now.now_ms - jump_ms, now.now_ms)
         held = "; held: nothing fires until it is back" if self.clock.held else ""
         self.on_event("clock_jumped", f"by {self.clock.last_jump_ms} ms{held}")
 
@@ -444,7 +472,7 @@ class Delivering:
         self._lateness = lateness
 
     def write(self, dispatch: Dispatch, now_ms: int) -> None:
-        subscriber, items, taken_ms = dispatch
+        subscriber, items, taken_ms, _ = dispatch
         # They were due when they were taken; the clock may have gone back since.
         now_ms = max(now_ms, taken_ms)
         late_ms = [
@@ -454,7 +482,7 @@ class Delivering:
             self._core.totals.early += sum(late < 0 for late in late_ms)
             late_ms = [late for late in late_ms if late >= 0]
         if late_ms:
-            self._lateness.note(subscriber.group.topic.name, late_ms)
+            self._note(dispatch, late_ms, now_ms)
         sink = subscriber.sink
         assert sink is not None
         try:
@@ -465,6 +493,20 @@ class Delivering:
                 raise  # it is not about a task
             if fit or subscriber.once:
                 sink.deliver(self._core.epoch, now_ms, fit)
+
+    def _note(self, dispatch: Dispatch, late_ms: list[int], now_ms: int) -> None:
+        subscriber, items, _, causes = dispatch
+        group, lateness = subscriber.group, self._lateness
+        low, high = lateness.note(group.topic.name, late_ms)
+        if high <= LATE_MS:
+            return
+        if causes is None:
+            all_late = low > LATE_MS and len(late_ms) == len(items)
+            causes = self._core.ledger.causes(group, items, now_ms, all_late=all_late)
+        if isinstance(causes, Cause):
+            lateness.by_cause[causes].observe_all(late_ms, low, high)
+        elif causes is not None:
+            lateness.note_causes(items, causes, now_ms)
 
     def _is_fit(self, sink: DeliverySink, dispatch: Dispatch, item: Item, now_ms: int) -> bool:
         """Whether it can be written; if not, its task goes to the dead letters, unless it ended

@@ -1,0 +1,188 @@
+"""Why a delivery was late, as a real daemon's metrics and history say it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from observe.test_failover_metrics import laid_out, scraped
+from support.daemon import Daemon
+from support.history_daemon import daemon_in, taken_up, until
+from support.history_rig import read_all
+from support.redis_server import RedisServer
+from support.steering import WallClock
+from tickwheel import Client
+from tickwheel.model.lateness import LATE_MS, Cause
+
+ENOUGH_S = 5 * LATE_MS / 1000
+"""So much more than a busy machine adds that the cause is certain."""
+NAME = "tickwheel_lateness_cause_seconds_count"
+AGE = "tickwheel_oldest_ready_age_seconds t g"
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Daemon:
+    return daemon_in(tmp_path, http=True)
+
+
+async def has_aged(daemon: Daemon, age_s: float = ENOUGH_S) -> None:
+    """Until the oldest ready task has waited for so long."""
+    await until(lambda: scraped(daemon).get(AGE, 0.0) >= age_s)
+
+
+async def has_passed(due_s: float) -> None:
+    """Until a delivery of what was due then would be late."""
+    await until(lambda: time.time() >= due_s + ENOUGH_S)
+
+
+async def blamed(daemon: Daemon, cause: Cause, count: int = 1) -> None:
+    """``cause`` has been counted so often, and no other but what a busy machine adds; when the
+    daemon is over, its history says the same."""
+    counts = {one: scraped(daemon)[f"{NAME} {one}"] for one in Cause}
+    busy = set() if cause is Cause.LOOP_BUSY else {Cause.LOOP_BUSY}
+    assert {one: n for one, n in counts.items() if n and one not in busy} == {cause: count}
+    assert await daemon.aterminate() == 0
+    history = Path(daemon.settings["history_dir"])
+    await taken_up(history)
+    events = [e for e in read_all(history) if e["event"] == "delivered" and e["attempt"] == 1]
+    causes = [e["cause"] for e in events if e["lateness_ms"] > LATE_MS]
+    assert [one for one in causes if one not in busy] == [cause.value] * count
+    assert not any("cause" in e for e in events if e["lateness_ms"] <= LATE_MS)
+
+
+async def take(client: Client, wait: float = 20.0) -> None:
+    (delivery,) = await client.pull("t", group="g", wait=wait)
+    await delivery.ack()
+
+
+async def test_nobody_had_subscribed(daemon: Daemon) -> None:
+    async with daemon, Client(daemon.url) as client:
+        await client.create_group("t", "g")
+        await client.enqueue("t", b"x")
+        await has_aged(daemon)
+        await take(client)
+        await blamed(daemon, Cause.NO_SUBSCRIBER)
+
+
+async def test_it_was_paused(daemon: Daemon) -> None:
+    async with daemon, Client(daemon.url) as client:
+        await client.create_group("t", "g", paused=True)
+        await client.enqueue("t", b"x")
+        await has_aged(daemon)
+        await client.resume("t", "g")
+        await take(client)
+        await blamed(daemon, Cause.PAUSED)
+
+
+async def test_a_rate_held_it_back(daemon: Daemon) -> None:
+    async with daemon, Client(daemon.url) as client:
+        await client.create_group("t", "g", rate=1.5, burst=1)
+        subscription = client.subscribe("t", group="g")
+        for _ in range(2):
+            await client.enqueue("t", b"x")
+        for _ in range(2):
+            await (await anext(subscription)).ack()
+        await blamed(daemon, Cause.RATE)
+
+
+async def test_its_consumer_had_enough(daemon: Daemon) -> None:
+    async with daemon, Client(daemon.url) as client:
+        subscription = client.subscribe("t", group="g", prefetch=1)
+        for _ in range(2):
+            await client.enqueue("t", b"x")
+        first = await anext(subscription)
+        await has_aged(daemon)
+        await first.ack()
+        await (await anext(subscription)).ack()
+        await blamed(daemon, Cause.NO_CREDIT)
+
+
+async def test_it_was_handed_out_before(daemon: Daemon) -> None:
+    async with daemon, Client(daemon.url) as client:
+        subscription = client.subscribe("t", group="g")
+        await client.enqueue("t", b"x")
+        await (await anext(subscription)).snooze(2 * ENOUGH_S)
+        await (await anext(subscription)).ack()
+        await blamed(daemon, Cause.LEASE_OVER)
+
+
+async def test_the_daemon_was_down(daemon: Daemon) -> None:
+    async with daemon:
+        async with Client(daemon.url) as client:
+            await client.create_group("t", "g")
+            due_s = time.time() + 0.3
+            await client.enqueue("t", b"x", delay=0.3)
+        await daemon.akill()
+        await has_passed(due_s)
+        await daemon.astart()
+        async with Client(daemon.url) as client:
+            await take(client)
+            await blamed(daemon, Cause.DAEMON_DOWN)
+
+
+async def test_what_it_waited_for_before_a_restart_is_unknown(tmp_path: Path) -> None:
+    clock = WallClock(tmp_path / "clock")
+    daemon = daemon_in(tmp_path, http=True, env=clock.env)
+    async with daemon:
+        async with Client(daemon.url) as client:
+            await client.create_group("t", "g")
+            await client.enqueue("t", b"x")
+            await has_aged(daemon, 0.001)
+            clock.step(3_600_000)
+            await has_aged(daemon, 3_600.0)
+        assert await daemon.aterminate() == 0
+        await daemon.astart()
+        async with Client(daemon.url) as client:
+            await take(client)
+            await blamed(daemon, Cause.UNKNOWN)
+
+
+async def test_the_clock_jumped(tmp_path: Path) -> None:
+    clock = WallClock(tmp_path / "clock")
+    daemon = daemon_in(tmp_path, http=True, env=clock.env)
+    async with daemon, Client(daemon.url) as client:
+        subscription = client.subscribe("t", group="g")
+        await client.enqueue("t", b"x", delay=60)
+        clock.step(120_000)
+        await (await anext(subscription)).ack()
+        await blamed(daemon, Cause.CLOCK)
+
+
+async def test_the_daemon_had_no_time(daemon: Daemon) -> None:
+    async with daemon, Client(daemon.url) as client:
+        subscription = client.subscribe("t", group="g")
+        due_s = time.time() + 0.3
+        await client.enqueue("t", b"x", delay=0.3)
+        daemon.pause()
+        await has_passed(due_s)
+        daemon.go_on()
+        await (await anext(subscription)).ack()
+        await blamed(daemon, Cause.LOOP_BUSY)
+
+
+@pytest.fixture
+def redis(tmp_path: Path) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path / "redis").start()
+    yield server
+    server.kill()
+
+
+async def test_the_store_was_away(redis: RedisServer, tmp_path: Path) -> None:
+    await laid_out(redis)
+    daemon = daemon_in(tmp_path, http=True, store=redis.url())
+    async with daemon, Client(daemon.url) as client:
+        subscription = client.subscribe("t", group="g")
+        await client.enqueue("t", b"x")
+        await (await anext(subscription)).ack()
+        redis.pause()
+        due_s = time.time()
+        asked = asyncio.ensure_future(client.enqueue("t", b"x"))
+        await has_passed(due_s)
+        redis.go_on()
+        await asked
+        await (await anext(subscription)).ack()
+        await blamed(daemon, Cause.STORE)

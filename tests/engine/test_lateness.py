@@ -1,0 +1,356 @@
+"""Each late delivery has one cause: whatever covers most of its wait."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.engine_rig import CONFIG, LEASE_MS, Rig
+from tickwheel.engine.delivery import Broadcaster
+from tickwheel.engine.lateness import STARTING_MS
+from tickwheel.engine.spells import Spells, shares
+from tickwheel.model.lateness import LATE_MS, Cause
+from tickwheel.model.records import GroupSettings
+
+LATE = LATE_MS + 1
+
+
+def cause(rig: Rig, task_id: int) -> Cause | None:
+    """Why its delivery, which is made now, is late."""
+    assert task_id in {got.id for got in rig.tick()}
+    return rig.causes[task_id]
+
+
+def pause(rig: Rig, *, paused: bool) -> None:
+    rig.engine.grouping.set(rig.group(), GroupSettings(paused=paused), rig.mono_ms)
+    rig.dispatch()
+
+
+@pytest.mark.parametrize(("late_ms", "has_one"), [(0, False), (LATE_MS, False), (LATE, True)])
+def test_only_what_is_late_has_a_cause(late_ms: int, has_one: bool) -> None:
+    rig = Rig()
+    rig.subscribe()
+    task_id = rig.enqueue(delay_ms=1_000)
+    rig.pass_time(1_000 + late_ms)
+    assert cause(rig, task_id) is (Cause.LOOP_BUSY if has_one else None)
+
+
+def test_nobody_had_subscribed() -> None:
+    rig = Rig()
+    rig.disconnect(rig.subscribe())
+    task_id = rig.enqueue()
+    rig.tick()
+    rig.pass_time(5_000)
+    rig.subscribe()
+    assert cause(rig, task_id) is Cause.NO_SUBSCRIBER
+
+
+def test_there_was_no_group_at_all() -> None:
+    rig = Rig()
+    task_id = rig.enqueue()
+    rig.tick()
+    rig.pass_time(5_000)
+    rig.subscribe()
+    assert cause(rig, task_id) is Cause.NO_SUBSCRIBER
+
+
+@pytest.mark.parametrize("whole_topic", [False, True])
+def test_it_was_paused(whole_topic: bool) -> None:
+    rig = Rig()
+    rig.subscribe()
+    for paused in (True, False):
+        settings = GroupSettings(paused=paused)
+        if whole_topic:
+            rig.engine.grouping.set_topic(rig.core.topic("t"), settings, rig.mono_ms)
+        else:
+            rig.engine.grouping.set(rig.group(), settings, rig.mono_ms)
+        if paused:
+            task_id = rig.enqueue()
+            rig.tick()
+            rig.pass_time(LATE)
+    assert cause(rig, task_id) is Cause.PAUSED
+
+
+def test_a_pause_counts_while_nobody_has_subscribed() -> None:
+    rig = Rig()
+    subscriber = rig.subscribe()
+    task_id = rig.enqueue()
+    pause(rig, paused=True)
+    rig.disconnect(subscriber)
+    rig.tick()
+    rig.pass_time(3_000)
+    pause(rig, paused=False)
+    rig.pass_time(1_000)
+    rig.subscribe()
+    assert cause(rig, task_id) is Cause.PAUSED
+
+
+def test_a_rate_held_it_back() -> None:
+    rig = Rig()
+    rig.subscribe()
+    rig.engine.grouping.set(rig.group(), GroupSettings(rate=1.0, burst=1), rig.mono_ms)
+    first, second = rig.enqueue(), rig.enqueue()
+    assert cause(rig, first) is None
+    rig.pass_time(1_000)
+    assert cause(rig, second) is Cause.RATE
+
+
+def test_its_consumer_had_enough() -> None:
+    rig = Rig()
+    rig.subscribe(prefetch=1)
+    first, second = rig.enqueue(), rig.enqueue()
+    got = rig.one()
+    assert got.id == first
+    rig.pass_time(2_000)
+    rig.ack(got)
+    rig.commit()
+    assert cause(rig, second) is Cause.NO_CREDIT
+
+
+def test_what_is_done_with_was_not_durable() -> None:
+    rig = Rig(replace(CONFIG, acks_ahead_max=1))
+    rig.subscribe(prefetch=1)
+    *_, last = rig.stage(count=3)
+    rig.commit()
+    for _ in range(2):
+        rig.ack(rig.one())
+    assert rig.tick() == []
+    rig.pass_time(2_000)
+    rig.commit()
+    assert cause(rig, last) is Cause.STORE
+
+
+def test_a_backlog_has_one_cause_however_its_consumer_takes_it() -> None:
+    rig = Rig()
+    subscriber = rig.subscribe(prefetch=10)
+    rig.stage(count=100)
+    rig.commit()
+    rig.causes.clear()
+    while len(rig.causes) < 100:
+        got = rig.tick()
+        rig.pass_time(50)
+        for one in got:
+            rig.ack(one)
+        rig.commit()
+    late = [found for found in rig.causes.values() if found is not None]
+    assert subscriber.is_subscribed
+    assert len(late) > 60
+    assert set(late) == {Cause.NO_CREDIT}
+
+
+def test_the_consumer_let_its_lease_end() -> None:
+    rig = Rig()
+    hanging = rig.subscribe(prefetch=5)
+    rig.frozen.add(hanging)
+    rig.enqueue()
+    rig.one()
+    rig.pass_time(LEASE_MS)
+    task_id = rig.enqueue()
+    rig.tick()
+    rig.pass_time(5_000)
+    rig.engine.delivery.heard(hanging.presence, [hanging])
+    assert cause(rig, task_id) is Cause.LEASE_OVER
+
+
+@pytest.mark.parametrize("postponed", [False, True])
+def test_it_was_handed_out_before(postponed: bool) -> None:
+    rig = Rig()
+    rig.subscribe()
+    task_id = rig.enqueue()
+    got = rig.one()
+    rig.pass_time(1_000)
+    if postponed:
+        rig.snooze(got, 60_000)
+        rig.pass_time(60_000)
+    else:
+        rig.release(got)
+    assert cause(rig, task_id) is Cause.LEASE_OVER
+
+
+def test_it_was_a_dead_letter() -> None:
+    rig = Rig()
+    rig.subscribe()
+    task_id = rig.enqueue()
+    rig.reject(rig.one())
+    rig.commit()
+    rig.pass_time(60_000)
+    rig.requeue(task_id)
+    assert cause(rig, task_id) is Cause.LEASE_OVER
+
+
+def test_a_retry_has_no_cause() -> None:
+    rig = Rig()
+    rig.subscribe()
+    task_id = rig.enqueue()
+    rig.nack(rig.one(), 5_000)
+    rig.pass_time(5_000)
+    assert cause(rig, task_id) is None
+
+
+def test_no_daemon_was_there() -> None:
+    rig = Rig()
+    rig.subscribe()
+    task_id = rig.enqueue(delay_ms=1_000)
+    stopped_ms = rig.now_ms
+    rig.crash(down_ms=5_000)
+    rig.core.ledger.began(stopped_ms, rig.now_ms)
+    rig.tick()
+    rig.pass_time(STARTING_MS - 1)
+    rig.subscribe()
+    assert cause(rig, task_id) is Cause.DAEMON_DOWN
+
+
+def test_what_waited_before_a_restart_is_not_known_after_it() -> None:
+    rig = Rig()
+    rig.disconnect(rig.subscribe())
+    task_id = rig.enqueue()
+    rig.tick()
+    rig.pass_time(60_000)
+    stopped_ms = rig.now_ms
+    rig.crash(down_ms=1_000)
+    rig.core.ledger.began(stopped_ms, rig.now_ms)
+    rig.subscribe()
+    assert cause(rig, task_id) is Cause.UNKNOWN
+
+
+def test_consumers_that_stay_away_after_a_start_are_to_blame_themselves() -> None:
+    rig = Rig()
+    rig.disconnect(rig.subscribe())
+    task_id = rig.enqueue(delay_ms=1_000)
+    stopped_ms = rig.now_ms
+    rig.crash(down_ms=1_000)
+    rig.core.ledger.began(stopped_ms, rig.now_ms)
+    rig.tick()
+    rig.pass_time(60_000)
+    rig.subscribe()
+    assert cause(rig, task_id) is Cause.NO_SUBSCRIBER
+
+
+@pytest.mark.parametrize("held", [Cause.STORE, Cause.CLOCK, Cause.LOOP_BUSY])
+def test_the_daemon_was_held_up(held: Cause) -> None:
+    rig = Rig()
+    rig.subscribe()
+    task_id = rig.enqueue(delay_ms=1_000)
+    rig.pass_time(3_000)
+    rig.core.ledger.daemon.add(held, rig.now_ms - 2_000, rig.now_ms)
+    assert cause(rig, task_id) is held
+
+
+def test_a_consumer_without_credit_is_not_to_blame_for_a_busy_loop() -> None:
+    rig = Rig()
+    rig.subscribe(prefetch=1)
+    rig.stage(count=2)
+    rig.commit()
+    got = rig.one()
+    rig.pass_time(2_000)
+    rig.core.ledger.daemon.add(Cause.LOOP_BUSY, rig.now_ms - 1_900, rig.now_ms)
+    rig.ack(got)
+    rig.commit()
+    assert rig.causes[rig.one().id] is Cause.LOOP_BUSY
+
+
+def test_what_consumers_would_have_taken_the_loop_was_late_with() -> None:
+    rig = Rig(replace(CONFIG, dispatch_bytes_max=1))
+    rig.disconnect(rig.subscribe())
+    rig.stage(count=3)
+    rig.commit()
+    rig.tick()
+    rig.pass_time(LATE)
+    rig.subscribe(prefetch=1)
+    rig.subscribe(prefetch=1)
+    rig.subscribe(prefetch=1)
+    delivery, found = rig.engine.delivery, list[Cause | None]()
+    for _ in range(3):
+        dispatches, _ = delivery.dispatch(rig.now_ms, rig.mono_ms, 1)
+        found += [rig.causes[got.id] for got in rig.take(dispatches)]
+        rig.pass_time(2_000)
+    assert found == [Cause.NO_SUBSCRIBER, Cause.LOOP_BUSY, Cause.LOOP_BUSY]
+
+
+def test_deliveries_of_one_frame_have_causes_of_their_own() -> None:
+    rig = Rig()
+    rig.disconnect(rig.subscribe())
+    old = rig.stage(count=3)
+    rig.commit()
+    rig.tick()
+    rig.pass_time(10_000)
+    pause(rig, paused=True)
+    late = rig.stage(count=3)
+    rig.commit()
+    rig.tick()
+    rig.pass_time(5_000)
+    pause(rig, paused=False)
+    fresh = rig.stage(count=2)
+    rig.commit()
+    rig.fire()
+    rig.subscribe()
+    assert len(rig.dispatch()) == 8
+    assert [rig.causes[i] for i in old] == [Cause.NO_SUBSCRIBER] * 3
+    assert [rig.causes[i] for i in late] == [Cause.PAUSED] * 3
+    assert [rig.causes[i] for i in fresh] == [None] * 2
+
+
+def test_a_broadcast_waits_for_its_connection() -> None:
+    rig = Rig()
+    broadcaster = Broadcaster(None, rig.core.topic("t"), 10)
+    rig.engine.delivery.subscribe(broadcaster)
+    broadcaster.blocked = True
+    task_id = rig.enqueue()
+    rig.tick()
+    rig.pass_time(1_000)
+    broadcaster.blocked = False
+    assert cause(rig, task_id) is Cause.NO_CREDIT
+    rig.commit()
+    other = rig.enqueue(delay_ms=1_000)
+    rig.pass_time(1_000 + LATE)
+    assert cause(rig, other) is Cause.LOOP_BUSY, "that wait is over"
+
+
+CAUSES = st.sampled_from(Cause)
+SPELLS = st.lists(st.tuples(CAUSES, st.integers(0, 50), st.integers(1, 50)), max_size=12)
+
+
+@given(SPELLS, SPELLS, st.integers(0, 40), st.integers(1, 60))
+def test_every_millisecond_has_the_first_cause_that_covers_it(
+    own: list[tuple[Cause, int, int]],
+    daemons: list[tuple[Cause, int, int]],
+    from_ms: int,
+    late_ms: int,
+) -> None:
+    made: list[Spells] = []
+    for given_ in (own, daemons):
+        spells = Spells()
+        for what, start_ms, length_ms in given_:
+            spells.add(what, start_ms, start_ms + length_ms)
+        made.append(spells)
+    until_ms = from_ms + late_ms
+    slow = dict.fromkeys(Cause, 0)
+    for ms in range(from_ms, until_ms):
+        covering = [
+            what
+            for what in Cause
+            for spells in made
+            if (spell := spells.of(what)) is not None and spell[0] <= ms < spell[1]
+        ]
+        slow[min(covering, key=list(Cause).index) if covering else Cause.LOOP_BUSY] += 1
+    found = shares(from_ms, until_ms, made)
+    assert {what: ms for what, ms in found.items() if ms} == {w: ms for w, ms in slow.items() if ms}
+
+
+def test_consumers_that_are_back_end_the_start() -> None:
+    rig = Rig()
+    rig.disconnect(rig.subscribe())
+    rig.enqueue(delay_ms=500)
+    stopped_ms = rig.now_ms
+    rig.crash(down_ms=1_000)
+    rig.core.ledger.began(stopped_ms, rig.now_ms)
+    rig.tick()
+    rig.pass_time(LATE)
+    rig.subscribe()
+    assert rig.causes[rig.one().id] is Cause.DAEMON_DOWN
+    task_id = rig.enqueue(delay_ms=500)
+    rig.pass_time(500 + LATE)
+    assert cause(rig, task_id) is Cause.LOOP_BUSY

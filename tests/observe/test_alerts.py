@@ -1,0 +1,383 @@
+"""Each alert fires, and is quiet in the case beside it: one table, evaluated by promtool."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grafana.boards.events import ANNOTATIONS
+from grafana.rules import FILES, main
+from observe.prometheus import ROOT, RULES
+from observe.test_grafana import promtool
+from tickwheel.model.lateness import DAEMONS_CAUSES, LATE_MS, Cause
+
+Series = Mapping[str, str]
+PAIR = 'topic="o",group="g"'
+LATENESS = "tickwheel_delivery_lateness_seconds_count"
+BY_CAUSE = "tickwheel_lateness_cause_seconds"
+
+
+@dataclass
+class Case:
+    """Series as ``name{labels}`` without job and instance; each mapping in ``quiet`` says what is
+    otherwise where the alert must not fire. The leader is there unless ``series`` say otherwise."""
+
+    series: Series
+    quiet: Sequence[Series]
+    labels: Series
+    at: str = "60m"
+    interval: str = "1m"
+
+
+def lateness(count: int, **late: int) -> Series:
+    """An interval's deliveries, and how many of them were late by cause."""
+    found = {LATENESS + '{topic="o"}': f"0+{count}x200"}
+    for cause in Cause:
+        number = late.get(cause.value, 0)
+        found[f'{BY_CAUSE}_count{{cause="{cause}"}}'] = f"0+{number}x200"
+        found[f'{BY_CAUSE}_bucket{{cause="{cause}",le="0.1"}}'] = "0x200"
+    return found
+
+
+def budget(late: int, in_time: int, at: str, severity: str, interval: str = "1m") -> Case:
+    """``late`` of 10,000 an interval are too many, ``in_time`` are not."""
+    return Case(
+        lateness(10_000, loop_busy=late),
+        [
+            lateness(10_000, loop_busy=in_time),
+            # Held back by others: none of it is the daemon's.
+            lateness(10_000, paused=5_000, rate=1_000, no_subscriber=2_000, no_credit=1_000),
+            lateness(10_000, lease_over=500, unknown=2_000, store=in_time // 2),
+        ],
+        {"severity": severity},
+        at,
+        interval,
+    )
+
+
+HOUR = 3_600
+CASES = {
+    "TickwheelEarly": Case(
+        {"tickwheel_early_total": "0x5 1x55"},
+        [{"tickwheel_early_total": "0x60"}],
+        {"severity": "critical"},
+    ),
+    "TickwheelRowsMissing": Case(
+        {"tickwheel_rows_missing_total": "0x40 1x20", "tickwheel_missing_tasks": "0x40 1x20"},
+        [{"tickwheel_rows_missing_total": "1x60", "tickwheel_missing_tasks": "0x60"}],
+        {"severity": "critical"},
+    ),
+    "TickwheelLatenessBudgetFast": budget(150, 140, "2h", "critical"),
+    "TickwheelLatenessBudgetMedium": budget(65, 55, "8h", "critical", "10m"),
+    "TickwheelLatenessBudgetSlow": budget(33, 28, "30h", "warning", "30m"),
+    "TickwheelLatenessBudgetTrickle": budget(12, 9, "30h", "warning", "1h"),
+    "TickwheelOldestReady": Case(
+        {f"tickwheel_oldest_ready_age_seconds{{{PAIR}}}": "301x60"},
+        [
+            {f"tickwheel_oldest_ready_age_seconds{{{PAIR}}}": "300x60"},
+            {f"tickwheel_paused{{{PAIR}}}": "1x60"},
+        ],
+        {"severity": "warning", "topic": "o", "group": "g"},
+    ),
+    "TickwheelNobodyConsumes": Case(
+        {
+            f"tickwheel_ready_tasks{{{PAIR}}}": "1x60",
+            f"tickwheel_subscribers{{{PAIR}}}": "0x60",
+        },
+        [
+            {f"tickwheel_subscribers{{{PAIR}}}": "1x60"},
+            {f"tickwheel_ready_tasks{{{PAIR}}}": "0x60"},
+            {f"tickwheel_subscribers{{{PAIR}}}": "0x50 1 0x10"},
+        ],
+        {"severity": "warning", "topic": "o", "group": "g"},
+    ),
+    "TickwheelGroupUnused": Case(
+        {f"tickwheel_subscribers{{{PAIR}}}": "0x180"},
+        [
+            {f"tickwheel_subscribers{{{PAIR}}}": "0x100 1 0x79"},
+            {f"tickwheel_subscribers{{{PAIR}}}": "_x100 0x80"},
+        ],
+        {"severity": "info", "topic": "o", "group": "g"},
+        "170h",
+        "1h",
+    ),
+    "TickwheelDeadLettersRising": Case(
+        {f"tickwheel_dead_total{{{PAIR}}}": "4x50 5x10"},
+        [{f"tickwheel_dead_total{{{PAIR}}}": "4x10 5x50"}],
+        {"severity": "warning", "topic": "o", "group": "g"},
+        "57m",
+    ),
+    "TickwheelDeadLettersExpire": Case(
+        {"tickwheel_dead_expire_timestamp_seconds": f"{49 * HOUR}x120"},
+        [
+            {"tickwheel_dead_expire_timestamp_seconds": f"{51 * HOUR}x120"},
+            {"tickwheel_dead_expire_timestamp_seconds": "0x120"},
+            {"tickwheel_leader": "0x120"},
+        ],
+        {"severity": "warning", "instance": "a"},
+        "90m",
+    ),
+    "TickwheelNoLeader": Case(
+        {"tickwheel_leader": "0x60"}, [{"tickwheel_leader": "1x60"}], {"severity": "critical"}
+    ),
+    "TickwheelGone": Case(
+        {"up": "1x5 0x55", "tickwheel_leader": "1x5 stale"},
+        [{"tickwheel_leader": "1x60"}],
+        {"severity": "critical"},
+    ),
+    "TickwheelNotServing": Case(
+        {"tickwheel_serving": "0x60"}, [{"tickwheel_serving": "0x58 1x2"}], {"severity": "critical"}
+    ),
+    "TickwheelFailedOver": Case(
+        {"tickwheel_failovers_total": "1x50 2x10"},
+        [{"tickwheel_failovers_total": "1x10 2x50"}],
+        {"severity": "info"},
+    ),
+    "TickwheelTwoLeaders": Case(
+        {"tickwheel_leader": "1x60", 'tickwheel_leader{instance="b"}': "1x60"},
+        [
+            {'tickwheel_leader{instance="b"}': "0x60"},
+            {'tickwheel_leader{instance="b"}': "0x58 1 0"},
+        ],
+        {"severity": "critical"},
+    ),
+    "TickwheelStoreDown": Case(
+        {"tickwheel_store_up": "0x60"},
+        [{"tickwheel_store_up": "1x60"}, {"tickwheel_leader": "0x60"}],
+        {"severity": "critical", "instance": "a"},
+    ),
+    "TickwheelStoreFull": Case(
+        {"tickwheel_store_full": "1x60"},
+        [{"tickwheel_store_full": "0x60"}],
+        {"severity": "critical", "instance": "a"},
+    ),
+    "TickwheelStoreErrors": Case(
+        {'tickwheel_store_errors_total{kind="unknown"}': "0+1x60"},
+        [{'tickwheel_store_errors_total{kind="unknown"}': "7x60"}],
+        {"severity": "warning", "kind": "unknown"},
+    ),
+    "TickwheelStoreLostData": Case(
+        {"tickwheel_store_replays_total": "0x50 1x10", "tickwheel_store_rewrites_total": "3x60"},
+        [{"tickwheel_store_replays_total": "1x60"}],
+        {"severity": "warning", "instance": "a"},
+    ),
+    "TickwheelHistoryDropped": Case(
+        {"tickwheel_history_dropped_total": "0x50 9x10"},
+        [{"tickwheel_history_dropped_total": "9x60"}],
+        {"severity": "warning", "instance": "a"},
+    ),
+    "TickwheelHistoryWriterRestarting": Case(
+        {"tickwheel_history_writer_restarts_total": "0x50 0+1x10"},
+        [{"tickwheel_history_writer_restarts_total": "0x50 2x10"}],
+        {"severity": "warning", "instance": "a"},
+    ),
+    "TickwheelBackupFailed": Case(
+        {"tickwheel_backup_failures_total": "0x50 1x10"},
+        [{"tickwheel_backup_failures_total": "1x60"}],
+        {"severity": "warning", "instance": "a"},
+    ),
+    "TickwheelBackupOld": Case(
+        {"tickwheel_backup_last_success_timestamp_seconds": "60x40"},
+        [
+            {"tickwheel_backup_last_success_timestamp_seconds": f"{5 * HOUR}x40"},
+            {"tickwheel_backup_last_success_timestamp_seconds": "0x40"},
+            {"tickwheel_leader": "0x40"},
+        ],
+        {"severity": "warning", "instance": "a"},
+        "27h",
+        "1h",
+    ),
+    "TickwheelLoopLag": Case(
+        {
+            'tickwheel_loop_lag_seconds_bucket{le="0.05"}': "0+590x60",
+            'tickwheel_loop_lag_seconds_bucket{le="+Inf"}': "0+600x60",
+            'tickwheel_loop_lag_seconds_bucket{le="0.1"}': "0+600x60",
+        },
+        [{'tickwheel_loop_lag_seconds_bucket{le="0.05"}': "0+596x60"}],
+        {"severity": "warning", "instance": "a"},
+    ),
+    "TickwheelClockHeld": Case(
+        {"tickwheel_clock_held": "1x60"},
+        [{"tickwheel_clock_held": "0x60"}],
+        {"severity": "critical", "instance": "a"},
+    ),
+    "TickwheelInternalErrors": Case(
+        {"tickwheel_internal_errors_total": "0x50 1x10"},
+        [{"tickwheel_internal_errors_total": "1x60"}],
+        {"severity": "warning", "instance": "a"},
+    ),
+}
+
+
+def full(name: str) -> str:
+    """The series with job and instance."""
+    metric, _, rest = name.rstrip("}").partition("{")
+    own = [] if "instance=" in rest else ['instance="a"']
+    labels = ",".join(['job="t"', *own, *filter(None, [rest])])
+    return f"{metric}{{{labels}}}"
+
+
+def evaluated(alert: str, case: Case, series: Series, *, fires: bool) -> dict[str, Any]:
+    labels = {"alertname": alert, "alertstate": "firing", "job": "t", **case.labels}
+    text = ",".join(f'{name}="{value}"' for name, value in sorted(labels.items()))
+    given = {"tickwheel_leader": "1x200"} | dict(series)
+    return {
+        "interval": case.interval,
+        "input_series": [{"series": full(n), "values": values} for n, values in given.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'ALERTS{{alertname="{alert}",alertstate="firing"}}',
+                "eval_time": case.at,
+                "exp_samples": [{"labels": f"ALERTS{{{text}}}", "value": 1}] if fires else [],
+            }
+        ],
+    }
+
+
+def ask(folder: Path, tests: list[dict[str, Any]], interval: str = "1m") -> None:
+    """JSON is YAML."""
+    path = folder / "alerts_test.yml"
+    files = [str(RULES / name) for name in FILES]
+    content = {"rule_files": files, "evaluation_interval": interval, "tests": tests}
+    path.write_text(json.dumps(content))
+    promtool("test", "rules", str(path))
+
+
+def test_the_table_has_every_alert() -> None:
+    alerts = re.findall(r"alert: (\w+)", (RULES / "alerts.yml").read_text())
+    assert sorted(CASES) == sorted(alerts)
+    assert all(case.quiet for case in CASES.values())
+
+
+@pytest.mark.parametrize("alert", CASES)
+def test_it_fires(alert: str, tmp_path: Path) -> None:
+    case = CASES[alert]
+    ask(tmp_path, [evaluated(alert, case, case.series, fires=True)], case.interval)
+
+
+@pytest.mark.parametrize("alert", CASES)
+def test_it_does_not_fire(alert: str, tmp_path: Path) -> None:
+    case = CASES[alert]
+    tests = [evaluated(alert, case, {**case.series, **other}, fires=False) for other in case.quiet]
+    ask(tmp_path, tests, case.interval)
+
+
+# --- lateness ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("count", "late", "fires"), [(2, 1, True), (1, 1, False), (60, 0, False)])
+def test_a_minimum_of_traffic(count: int, late: int, *, fires: bool, tmp_path: Path) -> None:
+    """60 deliveries an hour are too few, though all are late; 120, half of them late, are not."""
+    case = Case({}, [], {"severity": "critical"}, "2h")
+    series = lateness(count, store=late)
+    ask(tmp_path, [evaluated("TickwheelLatenessBudgetFast", case, series, fires=fires)])
+
+
+def test_nine_late_ones_are_too_few(tmp_path: Path) -> None:
+    """Of 400 in an hour, 9 in the last five minutes: more than 14.4 times what is allowed."""
+    for late, fires in ((9, False), (12, True)):
+        series = dict(lateness(7))
+        series[f'{BY_CAUSE}_count{{cause="store"}}'] = f"0x115 {late}x20"
+        case = Case({}, [], {"severity": "critical"}, "119m")
+        ask(tmp_path, [evaluated("TickwheelLatenessBudgetFast", case, series, fires=fires)])
+
+
+def test_the_words_of_a_burn_rate_are_true(tmp_path: Path) -> None:
+    """2 % are late: 20 times as many as 0.1 %."""
+    given = {"tickwheel_leader": "1x200"} | dict(lateness(1_000, loop_busy=15, store=5, rate=500))
+    given[LATENESS + '{topic="o"}'] = "0+1500x200"
+    said = (
+        "In the last 5 minutes the daemon was late with 20 times as many first deliveries as the"
+        " objective allows (0.1 % later than 100 ms), and with more than 14.4 times as many in the"
+        " last hour. At 14.4 times, what is allowed in 30 days is used up in 50 hours."
+        " Most often in the last hour: loop_busy."
+    )
+    fired = {
+        "exp_labels": {"job": "t", "severity": "critical"},
+        "exp_annotations": {
+            "summary": "t delivers too much too late",
+            "description": said,
+            "runbook_url": "docs/operations.md#tickwheellatenessbudgetfast",
+        },
+    }
+    asked = {
+        "alertname": "TickwheelLatenessBudgetFast",
+        "eval_time": "2h",
+        "exp_alerts": [fired],
+    }
+    series = [{"series": full(name), "values": values} for name, values in given.items()]
+    ask(tmp_path, [{"interval": "1m", "input_series": series, "alert_rule_test": [asked]}])
+
+
+def test_the_rules_count_what_the_program_calls_the_daemons_causes() -> None:
+    text = (RULES / "recording.yml").read_text() + (RULES / "alerts.yml").read_text()
+    named = set(re.findall(r"cause[=!]~[\"']([^\"']+)[\"']", text))
+    assert named == {"|".join(DAEMONS_CAUSES)}
+    assert set(re.findall(r'le="([\d.]+)"', text)) == {f"{LATE_MS / 1000:g}"}
+
+
+def test_burn_rates_say_how_long_the_budget_lasts() -> None:
+    text = (RULES / "alerts.yml").read_text()
+    said = re.findall(
+        r"At ([\d.]+) times, what is allowed in 30 days is used up in (\d+) (hours|days)", text
+    )
+    assert len(said) == 4
+    for burn, number, unit in said:
+        assert float(burn) * int(number) == 30 * (24 if unit == "hours" else 1)
+    for expression, description in re.findall(
+        r"burn\w+ > ([\d.]+)\n.*?more than\s+([\d.]+) times", text, re.DOTALL
+    ):
+        assert expression == description
+
+
+# --- runbooks ----------------------------------------------------------------------------------
+
+
+def runbooks(text: str) -> dict[str, str]:
+    return dict(re.findall(r"alert: (\w+)\n(?:(?!alert:).)*?runbook_url: (\S+)", text, re.DOTALL))
+
+
+def test_every_alert_has_a_runbook_and_its_place_exists() -> None:
+    found = runbooks((RULES / "alerts.yml").read_text())
+    assert set(found) == set(CASES)
+    for alert, place in found.items():
+        path, _, anchor = place.partition("#")
+        manual = (ROOT / path).read_text()
+        assert anchor == alert.lower()
+        assert re.search(rf'^\| <a id="{anchor}"></a>`{alert}` \|', manual, re.MULTILINE), place
+
+
+def test_the_rules_are_written_with_addresses_that_open(tmp_path: Path) -> None:
+    main(["--docs", "https://docs.test/", str(tmp_path)])
+    found = runbooks((tmp_path / "alerts.yml").read_text())
+    assert found["TickwheelEarly"] == "https://docs.test/docs/operations.html#tickwheelearly"
+    assert set(found) == set(CASES)
+    assert (tmp_path / "recording.yml").read_text() == (RULES / "recording.yml").read_text()
+    promtool("check", "rules", *(str(tmp_path / name) for name in FILES))
+
+
+# --- events ------------------------------------------------------------------------------------
+
+
+def test_a_restart_and_a_failover_are_drawn_and_nothing_else(tmp_path: Path) -> None:
+    given = {
+        "process_start_time_seconds": "100x10 700x10",
+        'process_start_time_seconds{instance="b"}': "100x20",
+        "tickwheel_failovers_total": "2x20",
+        'tickwheel_failovers_total{instance="b"}': "0x10 1x10",
+    }
+    series = [{"series": full(name), "values": values} for name, values in given.items()]
+    asked = []
+    for (name, expression, _, _), instance in zip(ANNOTATIONS, "ab", strict=True):
+        query = f"count by (instance) ({expression.replace('$job', 't')})"
+        drawn = [{"labels": f'{{instance="{instance}"}}', "value": 1}]
+        asked.append({"expr": query, "eval_time": "12m", "exp_samples": drawn})
+        asked.append({"expr": query, "eval_time": "9m", "exp_samples": []})
+        assert name in ("Restart", "Failover")
+    ask(tmp_path, [{"interval": "1m", "input_series": series, "promql_expr_test": asked}])

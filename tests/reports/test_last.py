@@ -1,0 +1,204 @@
+"""A report without news is the last one again, without Spark; any change makes another."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from support.story import story, write
+from tickwheel.cli.app import app
+from tickwheel.reports import ReportSettings, last, session
+from tickwheel.reports.last import holds
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tickwheel.reports.job import Report
+
+CHOSEN = {"timezone": "Europe/Berlin", "stuck_after_ms": 60_000}
+
+
+@pytest.fixture(scope="module")
+def kept(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    """A report of the first part of the story, made once."""
+    from tickwheel.reports.job import run
+
+    folder = tmp_path_factory.mktemp("kept")
+    write(folder / "history", story().events[:12])
+    settings = ReportSettings(str(folder / "history"), str(folder / "out"), **CHOSEN)  # type: ignore[arg-type]  # both kinds
+    return run(spark, settings)
+
+
+@pytest.fixture
+def settings(kept: Report, tmp_path: Path) -> ReportSettings:
+    """A copy of it and of its history: what a test changes is its own."""
+    shutil.copytree(Path(kept.settings.out).parent, tmp_path, dirs_exist_ok=True)
+    return ReportSettings(str(tmp_path / "history"), str(tmp_path / "out"), **CHOSEN)  # type: ignore[arg-type]  # both kinds
+
+
+def test_without_news_the_last_report_holds(kept: Report, settings: ReportSettings) -> None:
+    found = holds(settings)
+    assert found is not None
+    said = kept.summary()
+    assert found.topics == said.topics == kept.rows["by_topic"]
+    assert (found.all, found.slo, found.stuck) == (said.all, said.slo, len(kept.rows["stuck"]))
+    assert (found.new_events, found.events) == (0, said.new_events)
+    assert found.page == f"{settings.out}/report.html"
+
+
+def grow(settings: ReportSettings) -> None:
+    write(Path(settings.history), story().events[12:], number=2)
+
+
+def grow_an_open_one(settings: ReportSettings) -> None:
+    write(Path(settings.history), story().events[12:14], number=2, sealed=False)
+
+
+def seal_again(settings: ReportSettings) -> None:
+    """A segment of another size under the same name."""
+    path = next(Path(settings.history).rglob("*.gz"))
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + b"\n" * 40, 1))
+
+
+def load_only(settings: ReportSettings) -> None:
+    """As a run does that is killed before its figures: the table is another."""
+    folder = Path(settings.table) / "_manifests"
+    newest = max(folder.iterdir())
+    text = json.loads(newest.read_text()) | {"run": int(newest.stem) + 1}
+    (folder / f"{int(newest.stem) + 1:08d}.json").write_text(json.dumps(text))
+
+
+def lock(settings: ReportSettings) -> None:
+    (Path(settings.table) / "_lock").write_text("{}")
+
+
+def change_a_figure(settings: ReportSettings) -> None:
+    with (Path(settings.out) / "csv/by_topic.csv").open("a") as file:
+        file.write("\n")
+
+
+def lose_a_figure(settings: ReportSettings) -> None:
+    shutil.rmtree(Path(settings.out) / "metrics/by_day.parquet")
+
+
+def lose_the_page(settings: ReportSettings) -> None:
+    (Path(settings.out) / "report.html").unlink()
+
+
+def tear(settings: ReportSettings) -> None:
+    path = Path(settings.table) / last.NAME
+    path.write_text(path.read_text()[:200])
+
+
+def lose_the_table(settings: ReportSettings) -> None:
+    shutil.rmtree(settings.table)
+
+
+def write_figures(settings: ReportSettings) -> None:
+    """As a run begins to, and is killed in."""
+    last.forget(settings)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [grow, grow_an_open_one, seal_again, load_only, lock, change_a_figure, lose_a_figure,
+     lose_the_page, tear, lose_the_table, write_figures],
+)  # fmt: skip
+def test_any_change_of_the_files_makes_another(
+    settings: ReportSettings, change: Callable[[ReportSettings], None]
+) -> None:
+    assert holds(settings)
+    change(settings)
+    assert holds(settings) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"timezone": "UTC"}, {"since_ms": 0}, {"until_ms": 4_000_000_000_000 // 900_000 * 900_000},
+        {"topics": ("mail*",)}, {"slos": (("*", 5),)}, {"stuck_after_ms": 1},
+        {"open_segments": False}, {"top": 3},
+    ],
+    ids=lambda other: next(iter(other)),
+)  # fmt: skip
+def test_any_other_option_makes_another(settings: ReportSettings, other: dict[str, Any]) -> None:
+    from tickwheel.reports import Slo
+
+    if "slos" in other:
+        other = {"slos": tuple(Slo(*slo) for slo in other["slos"])}
+    assert holds(ReportSettings(settings.history, settings.out, **CHOSEN | other)) is None
+    # How much is loaded at a time says nothing about the result.
+    same = ReportSettings(settings.history, settings.out, **CHOSEN, batch_bytes=99)  # type: ignore[arg-type]  # both kinds
+    assert holds(same)
+
+
+def test_any_other_version_makes_another(
+    settings: ReportSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A version is what the package's files hold: a script of the page counts like a figure."""
+    copy = tmp_path / "reports"
+    shutil.copytree(Path(last.__file__).parent, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(last, "files", lambda name: copy)
+    assert holds(settings)
+    for part in ("assets/report.css", "metrics/service.py"):
+        text = (copy / part).read_text()
+        (copy / part).write_text(text.replace(" ", "  ", 1))
+        assert holds(settings) is None
+        (copy / part).write_text(text)
+        assert holds(settings)
+
+
+def test_a_run_that_fails_while_it_writes_leaves_no_report_that_holds(
+    settings: ReportSettings, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some of its figures are there, some are those of the report before."""
+    from tickwheel.reports import job
+
+    def failing(*arguments: object) -> None:
+        raise OSError("no space left on the device")
+
+    assert holds(settings)
+    monkeypatch.setattr(job, "csv_text", failing)
+    with pytest.raises(session.ReportError, match="no space"):
+        job.run(spark, settings)
+    assert not (Path(settings.table) / last.NAME).exists()
+    assert holds(settings) is None
+
+
+def test_what_lies_elsewhere_is_left_to_spark(settings: ReportSettings) -> None:
+    assert holds(ReportSettings(f"file://{settings.history}", settings.out, **CHOSEN)) is None  # type: ignore[arg-type]  # both kinds
+
+
+def test_the_command_answers_without_spark(
+    settings: ReportSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And says the same as with it; a change starts Spark."""
+    monkeypatch.setattr(session, "missing_part", lambda: None)
+
+    def refused(*arguments: object, **options: object) -> None:
+        raise session.ReportError("Spark was started")
+
+    monkeypatch.setattr(session, "started", refused)
+    command = ["report", "--history", settings.history, "--out", settings.out, "--timezone",
+               "Europe/Berlin", "--stuck-after", "1m"]  # fmt: skip
+
+    def run(*more: str) -> tuple[int, str, str]:
+        done = CliRunner().invoke(app, [*command, *more], standalone_mode=False)
+        return int(done.return_value or 0), done.stdout, done.stderr
+
+    code, said, remarks = run()
+    assert code == 0
+    assert "0 new events, " in said and "orders" in said
+    assert "starting Spark" not in remarks
+    found = json.loads(run("--json")[1])
+    assert (found["new_events"], found["load_s"], found["figures_s"]) == (0, 0, 0)
+    assert found["all"]["enqueued"] > 0
+    code, _, remarks = run("--top", "3")
+    assert (code, "Spark was started" in remarks) == (1, True)

@@ -1,0 +1,179 @@
+"""Why a delivery is late: what held its group back, or the daemon, since the task was due.
+
+A group that has ready tasks and cannot hand them out is *held back* by one cause at a time. When
+that changes, ``Ledger.judge`` notes when; so each cause has a *spell*, from its beginning to its
+end. The daemon has spells of its own: it was down, its store was slow, its loop was busy. A late
+delivery gets the cause whose spell covers most of its wait. Where spells overlap, the order of
+``Cause`` decides; what no spell covers is the loop's.
+
+Costs: nothing for a delivery that is in time, two looks at the spells for a frame of late ones.
+
+A cause has one spell, the last one. It goes on through a gap in which the group still had some of
+what it held back, so that a backlog is one spell, however long it takes to be handed out.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from tickwheel.engine.spells import Causes, Spells, shares
+from tickwheel.model.lateness import LATE_MS, Cause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from tickwheel.engine.topics import Group, Item, Subscriber
+
+STARTING_MS = 5_000
+"""After a start, consumers get so long to come back, and their absence is the daemon's fault."""
+SUBSCRIBERS_LOOKED_AT = 8
+
+
+class Ledger:
+    """Judges what holds groups back, and names the causes of late deliveries."""
+
+    def __init__(self, throttled: Collection[Group]) -> None:
+        """``throttled``: groups that a rate holds back, as they are at each moment."""
+        self._throttled = throttled
+        self.daemon = Spells()
+        """What held the whole daemon back. The shard adds to it."""
+        self._back_ms = 0
+        """Until then consumers may be absent because the daemon was."""
+        self.changed: dict[Group, None] = {}
+        """Groups with other settings or other subscribers, to be judged when the time is known."""
+
+    def began(self, stopped_ms: int, now_ms: int) -> None:
+        """The engine was recovered; nothing was delivered since ``stopped_ms``, at least."""
+        stopped_ms = min(stopped_ms, now_ms)
+        self.daemon.add(Cause.UNKNOWN, 0, stopped_ms)
+        self.daemon.add(Cause.DAEMON_DOWN, stopped_ms, now_ms)
+        self._back_ms = now_ms + STARTING_MS
+
+    # --- what holds a group back ---------------------------------------------------------------
+
+    def judge_changed(self, now_ms: int) -> None:
+        """Those of ``changed`` that hold tasks, or were held back."""
+        changed, self.changed = self.changed, {}
+        for group in changed:
+            if group.spells is not None or group.ready_count:
+                self.judge(group, now_ms)
+
+    def could_go_on(self, groups: Iterable[Group], now_ms: int) -> None:
+        """Nothing holds these back any more but the work that the daemon has."""
+        for group in groups:
+            if group.spells is not None and group.spells.current is not None:
+                self.judge(group, now_ms)
+
+    def judge(self, group: Group, now_ms: int) -> None:
+        """Something about ``group`` may be otherwise: note what holds it back now."""
+        spells, cause = group.spells, self._holds_back(group)
+        if spells is None:
+            if cause is None:
+                return
+            spells = group.spells = Spells()
+        if cause is not spells.current:
+            spells.turn(cause, now_ms, group.oldest_since_ms())
+            if cause is Cause.NO_SUBSCRIBER and now_ms < self._back_ms:
+                spells.add(Cause.DAEMON_DOWN, now_ms, self._back_ms)
+            else:
+                spells.cut(Cause.DAEMON_DOWN, now_ms)
+
+    def came_back(self, group: Group, due_ms: int, now_ms: int) -> None:
+        """A task of ``group`` is ready as if for the first time, though it was handed out."""
+        if now_ms - due_ms > LATE_MS:
+            if group.spells is None:
+                group.spells = Spells()
+            group.spells.add(Cause.LEASE_OVER, due_ms, now_ms)
+
+    def waits_for_connection(self, group: Group, now_ms: int) -> None:
+        """Something came due for the broadcast subscription that ``group`` stands for, and its
+        connection takes nothing now."""
+        if group.spells is None:
+            group.spells = Spells()
+        if group.spells.current is None:
+            group.spells.turn(Cause.NO_CREDIT, now_ms, now_ms)
+
+    def sent(self, group: Group, now_ms: int) -> None:
+        """The connection of that subscription has taken all there was."""
+        if group.spells is not None:
+            group.spells.turn(None, now_ms, None)
+
+    def _holds_back(self, group: Group) -> Cause | None:
+        if not group.ready_count:
+            return None
+        if group.is_held:
+            return Cause.PAUSED
+        if not group.subscribers:
+            return Cause.NO_SUBSCRIBER
+        if group in self._throttled:
+            return Cause.RATE
+        if any(one.credit > 0 for one in group.able):
+            return None
+        return _without_credit(group.subscribers)
+
+    # --- causes of deliveries ------------------------------------------------------------------
+
+    def causes(
+        self, group: Group, items: Sequence[Item], now_ms: int, *, all_late: bool = False
+    ) -> Causes | None:
+        """Of the deliveries of a frame, at least one; None: all of them are in time. What lies
+        between two of one cause has that cause, too. ``all_late``: the caller knows that all of
+        them are, and all are first ones."""
+        due_before_ms = now_ms - LATE_MS
+        if not all_late:
+            dues_ms = [row[1] for row, _ in items]
+            if min(dues_ms) >= due_before_ms:
+                return None
+            all_late = max(dues_ms) < due_before_ms and all(n == 1 for _, n in items)
+        all_spells = [self.daemon] if group.spells is None else [group.spells, self.daemon]
+
+        def cause_of(index: int) -> Cause:
+            by_cause = shares(items[index][0][1], now_ms, all_spells)
+            return max(by_cause, key=by_cause.__getitem__)
+
+        if all_late and not group.snoozed:
+            cause = cause_of(0)
+            if items[0][0][1] == items[-1][0][1] or cause is cause_of(len(items) - 1):
+                return cause
+        found: list[Cause | None] = [None] * len(items)
+        fresh: list[int] = []
+        for index, (row, attempt) in enumerate(items):
+            if attempt == 1 and row[1] < due_before_ms:
+                lease = group.flight.get(row[0])
+                if lease is not None and lease.snoozes:
+                    found[index] = Cause.LEASE_OVER
+                else:
+                    fresh.append(index)
+        _fill(found, fresh, cause_of)
+        return found
+
+
+def _fill(
+    found: list[Cause | None], indexes: Sequence[int], cause_of: Callable[[int], Cause]
+) -> None:
+    """Give each of ``indexes`` its cause, asking for few of them."""
+    if not indexes:
+        return
+    first, last = cause_of(indexes[0]), cause_of(indexes[-1])
+    if first is last or len(indexes) <= 2:
+        for index in indexes:
+            found[index] = first
+        found[indexes[-1]] = last
+        return
+    half = len(indexes) // 2
+    _fill(found, indexes[:half], cause_of)
+    _fill(found, indexes[half:], cause_of)
+
+
+def _without_credit(subscribers: Iterable[Subscriber]) -> Cause:
+    """None of them takes more: who is to blame for that. A few stand for all, because there may be
+    thousands."""
+    cause = Cause.LEASE_OVER
+    for one in islice(subscribers, SUBSCRIBERS_LOOKED_AT):
+        if one.presence.doubted:
+            continue
+        if not one.blocked and one.prefetch - one.outstanding + one.unconfirmed > 0:
+            return Cause.STORE  # what it is done with is not durable yet
+        cause = Cause.NO_CREDIT
+    return cause

@@ -1,0 +1,101 @@
+"""Times in which something was held back, by cause; knows neither groups nor tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from tickwheel.model.lateness import Cause
+
+Causes = Cause | list[Cause | None]
+"""Of the deliveries of a frame: one for all, or one for each; None: it is in time, or not the
+first one."""
+_ONGOING_MS = 1 << 62
+_BY_RANK = list(Cause)
+_RANKS = {cause: rank for rank, cause in enumerate(_BY_RANK)}
+
+
+class Spells:
+    """When each cause held something back for the last time, in ms of the wall clock."""
+
+    __slots__ = ("_ends_ms", "_starts_ms", "current")
+
+    def __init__(self) -> None:
+        self.current: Cause | None = None
+        """What holds back now."""
+        self._starts_ms: dict[Cause, int] = {}
+        self._ends_ms: dict[Cause, int] = {}
+
+    def turn(self, cause: Cause | None, now_ms: int, since_ms: int | None) -> None:
+        """From now on ``cause`` holds back, or (None) nothing does. ``since_ms``: when the first
+        task that waits became ready; a spell of the cause that ended after that goes on."""
+        if self.current is not None:
+            self._ends_ms[self.current] = now_ms
+        self.current = cause
+        if cause is not None:
+            joins_ms = now_ms if since_ms is None else since_ms
+            self.add(cause, now_ms, _ONGOING_MS, joins_ms)
+
+    def add(self, cause: Cause, from_ms: int, until_ms: int, joins_ms: int | None = None) -> None:
+        """``cause`` held back in this time. It joins a spell that ended at ``joins_ms`` or later;
+        by default: one that it overlaps."""
+        end_ms = self._ends_ms.get(cause)
+        if end_ms is None or end_ms < (from_ms if joins_ms is None else joins_ms):
+            self._starts_ms[cause] = from_ms
+            self._ends_ms[cause] = until_ms
+            return
+        self._starts_ms[cause] = min(from_ms, self._starts_ms[cause])
+        self._ends_ms[cause] = max(until_ms, end_ms)
+
+    def cut(self, cause: Cause, now_ms: int) -> None:
+        """``cause`` holds back no longer, whatever was said before."""
+        if cause in self._ends_ms:
+            self._ends_ms[cause] = min(self._ends_ms[cause], now_ms)
+
+    def of(self, cause: Cause) -> tuple[int, int] | None:
+        """(first ms, ms after the last) of the spell of ``cause``, if there was one."""
+        start_ms = self._starts_ms.get(cause)
+        return None if start_ms is None else (start_ms, self._ends_ms[cause])
+
+    def within(self, from_ms: int, until_ms: int) -> list[tuple[int, int, int]]:
+        """(place of the cause in their order, first ms, ms after the last) of those spells that
+        have a part of this time."""
+        ends_ms = self._ends_ms
+        return [
+            (_RANKS[cause], start_ms, end_ms)
+            for cause, start_ms in self._starts_ms.items()
+            if start_ms < until_ms and (end_ms := ends_ms[cause]) > from_ms
+        ]
+
+
+def shares(from_ms: int, until_ms: int, all_spells: Sequence[Spells]) -> dict[Cause, int]:
+    """The milliseconds of a wait by cause; their sum is the wait."""
+    overlapping = [spell for spells in all_spells for spell in spells.within(from_ms, until_ms)]
+    if not overlapping:
+        return {Cause.LOOP_BUSY: until_ms - from_ms}
+    found: dict[Cause, int] = {}
+    left = [(from_ms, until_ms)]
+    for rank, start_ms, end_ms in sorted(overlapping):
+        covered_ms, left = _cut(left, start_ms, end_ms)
+        cause = _BY_RANK[rank]
+        found[cause] = found.get(cause, 0) + covered_ms
+    rest_ms = sum(end - start for start, end in left)
+    found[Cause.LOOP_BUSY] = found.get(Cause.LOOP_BUSY, 0) + rest_ms
+    return found
+
+
+def _cut(
+    parts: Iterable[tuple[int, int]], from_ms: int, until_ms: int
+) -> tuple[int, list[tuple[int, int]]]:
+    """How much of ``parts`` a spell covers, and what is left of them."""
+    covered_ms, left = 0, []
+    for start, end in parts:
+        low, high = max(start, from_ms), min(end, until_ms)
+        if low >= high:
+            left.append((start, end))
+            continue
+        covered_ms += high - low
+        if start < low:
+            left.append((start, low))
+        if high < end:
+            left.append((high, end))
+    return covered_ms, left

@@ -1,0 +1,42 @@
+"""Why a delivery was late: one word for each cause, in metrics, history and documents."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+LATE_MS = 100
+"""A first delivery is late when it leaves more than this after its due time; only then has it a
+cause. The objective of ``grafana/prometheus`` is the same number."""
+
+SLOW_MS = 50
+"""What holds the whole daemon back for a shorter time is not noted."""
+
+
+class Cause(StrEnum):
+    """What a late delivery has waited for. The order decides when several held it at once: the
+    first one counts."""
+
+    UNKNOWN = "unknown"
+    """It was waiting before the daemon's start, and nothing says for what."""
+    PAUSED = "paused"
+    """Its group or its topic was paused."""
+    RATE = "rate"
+    """A rate held the group back."""
+    DAEMON_DOWN = "daemon_down"
+    """No daemon was active, or for so short a time that consumers were not back."""
+    NO_SUBSCRIBER = "no_subscriber"
+    """Nobody had subscribed."""
+    CLOCK = "clock"
+    """The wall clock jumped ahead, or was held."""
+    STORE = "store"
+    """The store was slow or away."""
+    LOOP_BUSY = "loop_busy"
+    """The daemon had too much to do. Also what nothing else explains."""
+    LEASE_OVER = "lease_over"
+    """It had been handed out and came back, or the group's consumers let their leases end."""
+    NO_CREDIT = "no_credit"
+    """Its consumers held as many deliveries as they had asked for."""
+
+
+DAEMONS_CAUSES = (Cause.DAEMON_DOWN, Cause.CLOCK, Cause.STORE, Cause.LOOP_BUSY)
+"""The daemon and its machine are to blame for these; for the others its users are."""
