@@ -43,7 +43,7 @@ async def blamed(daemon: Daemon, cause: Cause, count: int = 1) -> None:
     """``cause`` has been counted so often, and no other but what a busy machine adds; when the
     daemon is over, its history says the same."""
     counts = {one: scraped(daemon)[f"{NAME} {one}"] for one in Cause}
-    busy = set() if cause is Cause.LOOP_BUSY else {Cause.LOOP_BUSY}
+    busy = {Cause.LOOP_BUSY, Cause.STORE} - {cause}
     assert {one: n for one, n in counts.items() if n and one not in busy} == {cause: count}
     assert await daemon.aterminate() == 0
     history = Path(daemon.settings["history_dir"])

@@ -97,8 +97,9 @@ SCHEDULE_MUTANTS = (
             Edit(
                 SCHEDULES,
                 "        self._core.open.effects.schedules[planned.name] = planned.row = row\n"
-                "        if fired and",
-                "        planned.row = row\n        if fired and",
+                "        if self._core.recorder is not None and decision.happened:\n",
+                "        planned.row = row\n"
+                "        if self._core.recorder is not None and decision.happened:\n",
             ),
         ),
         (
