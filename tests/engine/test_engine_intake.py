@@ -205,3 +205,15 @@ def test_what_is_staged_is_counted_until_it_has_landed() -> None:
     rig.seal()
     rig.refuse()
     assert intake.inflight_bytes == 0
+
+
+def test_the_store_is_told_how_many_bytes_new_tasks_have() -> None:
+    """Those of a batch that was refused are not among those of the next."""
+    rig = Rig()
+    for bodies in ((b"x" * 1_000, b""), (b"y" * 10,)):
+        for body in bodies:
+            rig.stage(body=body)
+        batch = rig.seal()
+        assert batch is not None
+        assert batch.effects.enqueued_bytes == sum(map(len, bodies))
+        rig.refuse()

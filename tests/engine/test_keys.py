@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import tracemalloc
 from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 
 import pytest
 from hypothesis import given
@@ -68,9 +69,11 @@ class Slow:
         self,
         ids: Collection[int],
         stored: dict[int, tuple[str, str]],
-        without: Collection[int] = (),
+        without: AbstractSet[int] = frozenset(),
     ) -> None:
-        self.index.load(list(ids), [self.index.hash(*stored[i]) for i in ids], without)
+        hashes = [self.index.hash(*stored[i]) for i in ids]
+        expected = self.rnd.choice((0, len(stored), 9 * len(stored)))
+        self.index.load(list(ids), hashes, without, expected)
 
     def check(self) -> None:
         by_key: dict[tuple[str, str], list[int]] = {}
@@ -162,6 +165,25 @@ def test_the_number_of_buckets_follows_that_of_the_tasks() -> None:
             if len(table) % 50 == 0:
                 _check_buckets(table)
         assert len(list(table.buckets())) == keys.BUCKETS_MIN
+
+
+def test_buckets_that_are_reserved_are_not_divided_while_as_many_as_expected_come(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They are made some at a time, and those that came before are found in them."""
+    table, rnd = Table(), random.Random(3)
+    places = [rnd.randrange(2**64) for _ in range(600_000)]
+    table.add(places[:5_000], range(5_000))
+    made = [len(list(table.buckets()))]
+    while not made[1:] or made[-1] > made[-2]:
+        table.reserve(len(places))
+        made.append(len(list(table.buckets())))
+        assert made[-1] - made[-2] <= 3 * keys.RESERVED_AT_ONCE
+    assert keys.FILL_MAX // 4 <= len(places) // made[-1] <= keys.FILL_MAX
+    monkeypatch.delattr(Table, "_divide")
+    for start in range(5_000, len(places), 5_000):
+        table.add(places[start : start + 5_000], range(start, start + 5_000))
+    assert all(table.find(places[task_id]) == [task_id] for task_id in range(0, 600_000, 997))
 
 
 def _check_buckets(table: Table) -> None:

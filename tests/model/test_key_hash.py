@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tickwheel.model.key_hash import KeyHash, is_prime
 from tickwheel.model.records import TaskOptions, TaskRow
 
@@ -76,3 +78,13 @@ def test_many_at_once_are_hashed_as_one_by_one() -> None:
     topics, keys = ["t", "u", "t"], ["k", "ключ", "\0"]
     one_by_one = [key_hash(topic, key) for topic, key in zip(topics, keys, strict=True)]
     assert key_hash.of_many(topics, keys) == one_by_one
+
+
+@pytest.mark.parametrize("odd", ["\n", "a\nb", "\n\1k", "\ud800", "", "ключ"])
+def test_no_key_beside_it_changes_the_hash_of_one(odd: str) -> None:
+    """Many keys are encoded as one text, which is cut up again."""
+    key_hash = KeyHash(b"")
+    keys = ["k", odd, "l"]
+    alone = [key_hash.of_many(["t"], [key])[0] for key in keys]
+    assert key_hash.of_many(["t"] * 3, keys) == alone == [key_hash("t", key) for key in keys]
+    assert len(set(alone)) == 3

@@ -58,11 +58,35 @@ KEY_MUTANTS = (
         (
             Edit(
                 STATE,
-                "            if lease.traits.key is not None:\n",
-                "            if lease.traits.key is not None and not lease:\n",
+                "for i, lease in leases.items() if lease.traits.key is not None}\n",
+                "for i, lease in leases.items() if lease.traits.key is None}\n",
             ),
         ),
         (SERVED + "test_tasks_that_ended_block_nobody",),
+    ),
+    Mutant(
+        "a-cancelled-key-stays-in-the-index",
+        "tasks that are cancelled many at once are not taken out of the index of keys",
+        (
+            Edit(
+                TASKS,
+                "        core.end_plain(far, Outcome.CANCELLED, name, keys)\n",
+                "        core.end_plain(far, Outcome.CANCELLED, name, {})\n",
+            ),
+        ),
+        (BY_KEY + "test_by_their_ids_tasks_with_a_key_are_cancelled_and_moved",),
+    ),
+    Mutant(
+        "a-head-without-its-key",
+        "what is read without its body has no key either",
+        (
+            Edit(
+                "tickwheel/persistence/contract.py",
+                "    key = keys.get(task_id)\n",
+                "    key = None\n",
+            ),
+        ),
+        (BY_KEY + "test_cancel_answers_for_every_task_that_has_the_key",),
     ),
     Mutant(
         "a-decision-rests-on-what-may-be-refused",

@@ -44,7 +44,9 @@ class Subject:
     async def keys(self) -> dict[int, int]:
         """id → hash; one that comes twice is an error."""
         found = [
-            pair async for keyed in self.store.recover_keys() for pair in zip(*keyed, strict=True)
+            pair
+            async for keyed in self.store.recover_keys()
+            for pair in zip(*keyed[:2], strict=True)
         ]
         assert len(dict(found)) == len(found)
         return dict(found)

@@ -33,8 +33,17 @@ from tickwheel.model.records import (
     SessionRow,
     TaskOptions,
     TaskRow,
+    is_key_alone,
 )
-from tickwheel.persistence.contract import CommitRefused, Fenced, Moves, Opened, Store, StoredTask
+from tickwheel.persistence.contract import (
+    CommitRefused,
+    Fenced,
+    Moves,
+    Opened,
+    Store,
+    StoredTask,
+    head_row,
+)
 from tickwheel.persistence.memory import MemoryStore
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite import packs as packindex
@@ -384,14 +393,15 @@ class StoreMachine(RuleBasedStateMachine):
                 found |= some.others
                 for topic, dues_ms in some.plain.items():
                     for task_id, due_ms in dues_ms.items():
-                        row = TaskRow(task_id, due_ms, topic, NO_BODY)
+                        row = head_row(task_id, due_ms, topic, some.keys)
                         found[task_id] = StoredTask(row, (), ())
                 left = rest
             assert found.keys() == self.content.tasks.keys()
             for task_id, task in found.items():
                 expected = self.content.stored(self.content.tasks[task_id])
                 if task.row.body is NO_BODY:
-                    assert task.row.options is None
+                    options = task.row.options
+                    assert options is None or is_key_alone(options)
                     expected = expected._replace(row=expected.row._replace(body=NO_BODY))
                 assert task == expected
 
@@ -424,7 +434,7 @@ async def _handles(store: Store, chunk: int) -> list[tuple[int, int, str]]:
 
 async def _keys(store: Store) -> list[tuple[int, int]]:
     return sorted(
-        [pair async for keyed in store.recover_keys() for pair in zip(*keyed, strict=True)]
+        [pair async for keyed in store.recover_keys() for pair in zip(*keyed[:2], strict=True)]
     )
 
 

@@ -212,6 +212,13 @@ def test_journeys_follow_each_task_to_its_end(spark: SparkSession) -> None:
         (4, "", "never delivered", 2 * HOUR - 1_000),
         (6, "h", "in flight", 2 * HOUR - 1_000),
     ]
+    short = waiting.stuck_by_group(waiting.stuck(unfinished, T0 + 2 * HOUR, HOUR), T0 + 1_001)
+    # All came due before the time that is shown.
+    assert sorted(rows(short, "group", "state", "tasks", "lately", "task_id")) == [
+        ("", "never delivered", 1, 0, 4), ("g", "in flight", 1, 0, 3), ("h", "in flight", 1, 0, 6),
+    ]  # fmt: skip
+    whole = waiting.stuck_by_group(waiting.stuck(unfinished, T0 + 2 * HOUR, HOUR))
+    assert {row.lately for row in whole.collect()} == {1}
     assert not rows(waiting.stuck(unfinished, T0 + HOUR, HOUR))
     late = rows(waiting.stuck(unfinished, T0 + 5 * HOUR, HOUR), "task_id")
     assert sorted(late) == [(3,), (4,), (5,), (6,)]

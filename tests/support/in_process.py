@@ -134,7 +134,7 @@ class InProcess:
         def known(ids: list[int]) -> dict[int, TaskSnapshot]:
             overlaid = self.shard.reader._overlay(
                 UnderWay(ids),
-                Heads({}, {i: store._stored(store._tasks[i]) for i in ids if i in store._tasks}),
+                Heads(others={i: store._stored(store._tasks[i]) for i in ids if i in store._tasks}),
                 ids,
             )
             return dict(overlaid)

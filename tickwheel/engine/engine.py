@@ -19,7 +19,7 @@ from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.recovery import Recovery
 from tickwheel.engine.schedules import Schedules
 from tickwheel.engine.settlement import Settlement
-from tickwheel.engine.state import Batch, Core, EngineConfig, strip_ended
+from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, EngineConfig, strip_ended
 from tickwheel.engine.tasks import Control
 from tickwheel.engine.topic_closing import TopicClosing
 from tickwheel.model.records import ProgressRow, ProgressState
@@ -67,6 +67,7 @@ class Engine:
         core.dirty_sessions.clear()
         if batch.is_empty():
             return None
+        effects.enqueued_bytes = batch.staged_bytes - len(effects.enqueued) * ROW_OVERHEAD_BYTES
         strip_ended(effects)
         effects.id_mark = core.ids.last
         effects.position_ms = core.wheel.position_ms

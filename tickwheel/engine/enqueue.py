@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
+from typing import Any
 
 from tickwheel.engine.sessions import Session, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
@@ -20,6 +21,7 @@ from tickwheel.wheel.windows import Windows
 _new_row = tuple.__new__
 _topic_of = itemgetter(0)
 _options_of = itemgetter(3)
+_key_of = itemgetter(0)
 
 
 class Intake:
@@ -148,16 +150,18 @@ class Intake:
         batch.staged_bytes += size_bytes
         self.inflight_bytes += size_bytes
 
-    def _hash(self, ids: range, new_tasks: Sequence[NewTask]) -> None:
-        keyed = [
-            (task_id, topic, options[0])
-            for task_id, (topic, _, _, options) in zip(ids, new_tasks, strict=True)
-            if options is not None and options[0] is not None
-        ]
-        if keyed:
-            keyed_ids, topics, keys = zip(*keyed, strict=True)
-            hashes = self._core.keys.hash.of_many(topics, keys)
-            self._core.open.effects.hashes.update(zip(keyed_ids, hashes, strict=True))
+    def _hash(self, ids: Sequence[int], new_tasks: Sequence[NewTask]) -> None:
+        """Of those that have a key, which most of them have when one has."""
+        options: list[Any] = list(map(_options_of, new_tasks))
+        keys: list[Any] = list(map(_key_of, options)) if all(options) else [None]
+        if None in keys:
+            places = [
+                at for at, one in enumerate(options) if one is not None and one[0] is not None
+            ]
+            ids, new_tasks = [ids[at] for at in places], [new_tasks[at] for at in places]
+            keys = [options[at][0] for at in places]
+        hashes = self._core.keys.hash.of_many(list(map(_topic_of, new_tasks)), keys)
+        self._core.open.effects.hashes.update(zip(ids, hashes, strict=True))
 
     def repeat(self, address: ReplySink, session: Session, answer: StoredAnswer) -> bool:
         """Answer a repeated request. True: durable already. False: staged, the address waits."""

@@ -26,7 +26,8 @@ from struct import Struct
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
     from tickwheel.model.key_hash import KeyHash
 
@@ -39,6 +40,8 @@ FILL_MIN = 8
 its entries."""
 ADDS_PER_DIVISION = 16
 """A bucket is divided for so many new entries: all are before they have an eighth more."""
+RESERVED_AT_ONCE = 512
+"""Buckets that are divided for one call of ``reserve``: some milliseconds."""
 BUCKETS_MIN = 8
 LONG_BYTES = 1 << 14
 """A bucket of so many bytes, or a multiple, is looked through for a crowd: 1,024 entries."""
@@ -120,6 +123,14 @@ class Table:
             found.append(int.from_bytes(bucket[at + PLACE_BYTES : end], "little"))
             at = _index(bucket, wanted, end)
         return found
+
+    def reserve(self, count: int) -> None:
+        """So many pairs are expected altogether: have buckets for them, or some more of them, so
+        that none is divided when it is full."""
+        for _ in range(RESERVED_AT_ONCE):
+            if self._next == 0 and self._low * FILL_MAX >= count:
+                return
+            self._divide()
 
     def ids(self) -> Iterable[int]:
         """All of them, in no order."""
@@ -270,7 +281,15 @@ class KeyIndex:
 
     def ended(self, topic: str, key: str, task_id: int) -> None:
         """The task has left for good."""
-        hashed = self.hash(topic, key)
+        self._ended(self.hash(topic, key), task_id)
+
+    def ended_many(self, topic: str, keys: Mapping[int, str]) -> None:
+        """``ended`` of tasks of one topic; ``keys``: id → key."""
+        hashes = self.hash.of_many([topic] * len(keys), list(keys.values()))
+        for task_id, hashed in zip(keys, hashes, strict=True):
+            self._ended(hashed, task_id)
+
+    def _ended(self, hashed: int, task_id: int) -> None:
         crowd = self._crowds.get(hashed)
         if crowd is None:
             was_here = self._table.remove(hashed, task_id)
@@ -306,15 +325,20 @@ class KeyIndex:
         self._ended_early = set()
 
     def load(
-        self, ids: Sequence[int], hashes: Sequence[int], without: Collection[int] = frozenset()
+        self,
+        ids: Sequence[int],
+        hashes: Sequence[int],
+        without: AbstractSet[int] = frozenset(),
+        expected: int = 0,
     ) -> None:
-        """Stored tasks, but those ``without`` and those that have ended since."""
-        gone: Container[int] = without
-        if self._ended_early:
-            gone = self._ended_early.union(without)
-        elif not without:
+        """Stored tasks, but those ``without`` and those that have ended since. ``expected``: how
+        many will be loaded altogether, at most; 0: nobody knows."""
+        self._table.reserve(expected)
+        ended = self._ended_early or frozenset[int]()
+        if not (without or ended) or (without.isdisjoint(ids) and ended.isdisjoint(ids)):
             self._add(ids, hashes)
             return
+        gone = ended | without
         kept = [at for at, task_id in enumerate(ids) if task_id not in gone]
         self._add([ids[at] for at in kept], [hashes[at] for at in kept])
 

@@ -142,9 +142,12 @@ class Recovery:
         core.tasks += len(ids)
         core.scheduled += len(ids)
 
-    def keys(self, ids: Sequence[int], hashes: Sequence[int], special: set[int]) -> None:
-        """Some tasks that have a key; those in ``special`` were restored by ``with_history``."""
-        self._core.keys.load(ids, hashes, special)
+    def keys(
+        self, ids: Sequence[int], hashes: Sequence[int], special: set[int], expected: int = 0
+    ) -> None:
+        """Some tasks that have a key, of ``expected`` at most, if that is known; those in
+        ``special`` were restored by ``with_history``."""
+        self._core.keys.load(ids, hashes, special, expected)
 
     def has_handles(self, until_ms: int | None) -> None:
         """All that are due before ``until_ms`` were loaded; None: all there are."""

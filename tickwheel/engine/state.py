@@ -585,14 +585,17 @@ class Core:
     def end_delivered(self, group: Group, leases: Mapping[int, Lease], outcome: Outcome) -> None:
         """``end`` for tasks that were in flight for ``group``, the only one that was owed them:
         nothing else of them is in memory but their keys."""
-        self.end_plain(leases, outcome)
-        for task_id, lease in leases.items():
-            if lease.traits.key is not None:
-                self.keys.ended(group.topic.name, lease.traits.key, task_id)
+        keys = {i: lease.traits.key for i, lease in leases.items() if lease.traits.key is not None}
+        self.end_plain(leases, outcome, group.topic.name, keys)
 
-    def end_plain(self, ids: Collection[int], outcome: Outcome) -> None:
-        """``end`` for tasks without a key of which nothing else is in memory."""
+    def end_plain(
+        self, ids: Collection[int], outcome: Outcome, topic: str, keys: Mapping[int, str]
+    ) -> None:
+        """``end`` for tasks of ``topic`` of which nothing else is in memory but ``keys``: id → key
+        of those that have one."""
         self.tasks -= len(ids)
+        if keys:
+            self.keys.ended_many(topic, keys)
         ended, outcomes = self.open.effects.ended, self.outcomes
         for task_id in ids:
             ended[task_id] = outcome

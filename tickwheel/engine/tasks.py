@@ -249,12 +249,15 @@ class Control:
 
     # --- many at once ------------------------------------------------------------------------
     #
-    # Of tasks of which nothing is recorded but due time and body, as columns. Those that may have
-    # fired, and what else is not usual, are left to the verbs above.
+    # Of tasks of which nothing is recorded but due time, body and key, as columns. Those that may
+    # have fired, and what else is not usual, are left to the verbs above.
 
-    def cancel_many(self, name: str, found: Mapping[int, int]) -> Collection[int]:
+    def cancel_many(
+        self, name: str, found: Mapping[int, int], keys: Mapping[int, str]
+    ) -> Collection[int]:
         """Cancel those of ``found`` (id → due_ms, on the topic ``name``) that certainly wait on the
-        wheel and nowhere else: their ids."""
+        wheel and nowhere else: their ids. ``keys``: id → key of all that have one, and maybe of
+        others."""
         core, topic = self._core, self._core.topic(name)
         far = self._far(found)
         if not far:
@@ -264,7 +267,9 @@ class Control:
             core.drop(task_id)
         topic.scheduled -= len(far)
         core.scheduled -= len(far)
-        core.end_plain(far, Outcome.CANCELLED)
+        if keys:
+            keys = {task_id: keys[task_id] for task_id in far if task_id in keys}
+        core.end_plain(far, Outcome.CANCELLED, name, keys)
         core.totals.cancelled += len(far)
         topic.cancelled += len(far)
         core.lost_task(topic)

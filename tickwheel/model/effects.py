@@ -30,6 +30,8 @@ class Effects:
 
     enqueued: dict[int, TaskRow] = field(default_factory=dict)
     """New tasks: refused as a whole when the batch certainly failed."""
+    enqueued_bytes: int = 0
+    """Bodies and options of ``enqueued``, at least; 0: nobody has counted them."""
     updated: dict[int, TaskRow] = field(default_factory=dict)
     """Tasks whose row changed: write the whole row, but for a body that is ``NO_BODY``."""
     moved: dict[int, int] = field(default_factory=dict)

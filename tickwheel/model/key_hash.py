@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from tickwheel.model.records import TaskRow
 
@@ -27,6 +27,7 @@ TOPICS_MAX = 10_000
 """Numbers of topics that are remembered; then they are worked out again."""
 
 _MASK = 2**64 - 1
+_number_of: Callable[[bytes], int] = int.from_bytes
 _WITNESSES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37)
 """Enough to decide Miller-Rabin for every number of 64 bits."""
 
@@ -41,19 +42,22 @@ class KeyHash:
 
     def __call__(self, topic: str, key: str) -> int:
         """From 1 to 2**64 - 1."""
-        # The byte in front tells keys apart that begin with NUL characters.
-        number = int.from_bytes(b"\1" + key.encode("utf-8", "surrogatepass"), "big")
+        (number,) = _numbers_of((key,))
         return (number % self._prime * self._factor + self._term(topic)) >> 64 & _MASK or 1
 
     def of_many(self, topics: Sequence[str], keys: Sequence[str]) -> list[int]:
-        """The same of many pairs, in half the time of as many calls."""
+        """The same of many pairs, in less than half the time of as many calls."""
+        prime, factor, numbers = self._prime, self._factor, _numbers_of(keys)
         terms = {topic: self._term(topic) for topic in set(topics)}
-        prime, factor, number_of = self._prime, self._factor, int.from_bytes
+        if len(terms) == 1:
+            (term,) = terms.values()
+            return [
+                (number % prime * factor + term) >> 64 & _MASK or 1 for number in numbers
+            ]  # fmt: skip
         return [
-            (number_of(b"\1" + key.encode("utf-8", "surrogatepass"), "big") % prime * factor
-             + terms[topic]) >> 64 & _MASK or 1
-            for topic, key in zip(topics, keys, strict=True)
-        ]  # fmt: skip
+            (number % prime * factor + terms[topic]) >> 64 & _MASK or 1
+            for topic, number in zip(topics, numbers, strict=True)
+        ]
 
     def of_rows(self, rows: Iterable[TaskRow]) -> dict[int, int]:
         """id → hash, of those that have a key."""
@@ -77,6 +81,18 @@ class KeyHash:
         digest = hashlib.blake2b(name, digest_size=16, key=self._seed).digest()
         term = self._topics[topic] = int.from_bytes(digest, "big")
         return term
+
+
+def _numbers_of(keys: Sequence[str]) -> Iterable[int]:
+    """Each key as one number, a byte 1 in front of it: this tells keys apart that begin with NUL
+    characters. All are encoded at once where none has the character between them."""
+    try:
+        encoded = ("\1" + "\n\1".join(keys)).encode().split(b"\n")
+    except UnicodeEncodeError:  # surrogates
+        encoded = []
+    if len(encoded) != len(keys):
+        encoded = [b"\1" + key.encode("utf-8", "surrogatepass") for key in keys]
+    return map(_number_of, encoded)
 
 
 @lru_cache(maxsize=8)

@@ -6,7 +6,7 @@ A ``TaskRow`` never changes while it is pending except by reschedule, which repl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import IntEnum
 from typing import Final, NamedTuple
 
@@ -47,6 +47,27 @@ class TaskOptions(NamedTuple):
     within_ms: int | None = None
     """Any moment from ``asked_ms`` to so much later would do; one was chosen."""
     asked_ms: int | None = None
+
+
+_KEY_ALONE = TaskOptions()[1:]
+
+
+def is_key_alone(options: TaskOptions) -> bool:
+    """It has a key, and no other option."""
+    return options[0] is not None and options[1:] == _KEY_ALONE
+
+
+def keys_alone(many: Collection[TaskOptions | None]) -> tuple[str, ...] | None:
+    """The keys of tasks of which each has a key, and none has another option; None: some are not
+    so. For all of them it takes a third of the time of ``is_key_alone`` for each."""
+    if not many or not all(many):
+        return None
+    keys, *others = zip(*many, strict=True)
+    count = len(keys)
+    for column, default in zip(others, _KEY_ALONE, strict=True):
+        if column.count(default) != count:
+            return None
+    return None if None in keys else keys
 
 
 NewTask = tuple[str, int, bytes, TaskOptions | None]
@@ -112,6 +133,12 @@ def options_bytes(options: TaskOptions) -> int:
     if retry is not None and not isinstance(retry, str):
         size += NUMBER_BYTES * (len(retry.delays_ms) + 6)
     return size
+
+
+def keys_bytes(keys: Collection[str]) -> int:
+    """``options_bytes`` of tasks that have these keys alone, together."""
+    joined = "".join(keys)
+    return EXTRAS_BYTES * len(keys) + text_bytes(joined)
 
 
 def text_bytes(text: str) -> int:

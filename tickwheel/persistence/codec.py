@@ -42,13 +42,15 @@ from tickwheel.model.records import (
     SessionRow,
     TaskOptions,
     TaskRow,
+    is_key_alone,
+    keys_alone,
 )
 from tickwheel.model.retry import of_stored_fields, stored_fields
 from tickwheel.model.schedules import Run, Schedule, ScheduleRow
 from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
 
 def settings_fields(settings: GroupSettings) -> tuple[object, ...]:
@@ -133,24 +135,24 @@ def _unpack(what: str, data: bytes, *builds: Callable[..., _T]) -> _T:
 # --- parts of a row, for stores that keep the other fields in columns ------------------------
 
 
-_KEY_ALONE = TaskOptions()[1:]
-
-
 def encode_extras(options: TaskOptions | None) -> bytes | None:
     if options is None:
         return None
     return _pack(*_extras_fields(options), version=_version_of(options))
 
 
-def encode_extras_of(many: Iterable[TaskOptions | None]) -> list[bytes | str | None]:
+def encode_extras_of(many: Collection[TaskOptions | None]) -> Sequence[bytes | str | None]:
     """For a column of many: as ``encode_extras`` gives each, but a key that is all there is stands
     as text. ``decode_extras_of`` reads either."""
+    keys = keys_alone(many)
+    if keys is not None:
+        return keys
     pack = msgpack.Packer().pack
     return [
         options
         if options is None
         else options[0]
-        if options[1:] == _KEY_ALONE and options[0] is not None
+        if is_key_alone(options)
         else pack((_version_of(options), *_extras_fields(options)))
         for options in many
     ]

@@ -15,18 +15,20 @@ Invariants every store keeps, and one conformance suite proves:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from tickwheel.errors import TickwheelError
 from tickwheel.model.effects import Effects, ProgressKey
 from tickwheel.model.records import (
+    NO_BODY,
     DeadRow,
     GroupRow,
     Outcome,
     ProgressRow,
     SessionRow,
+    TaskOptions,
     TaskRow,
     task_bytes,
 )
@@ -160,6 +162,8 @@ class Keyed(NamedTuple):
 
     ids: Sequence[int]
     hashes: Sequence[int]
+    expected: int = 0
+    """How many there are altogether, at most; 0: that is not known."""
 
 
 @dataclass(slots=True)
@@ -255,9 +259,13 @@ class Heads:
     """Tasks that were read, most of them as columns: no id is in two places."""
 
     plain: dict[str, dict[int, int]] = field(default_factory=dict)
-    """topic → id → due_ms of tasks of which nothing else is recorded but their bodies."""
+    """topic → id → due_ms of tasks of which nothing else is recorded but their bodies, and their
+    keys."""
+    keys: dict[int, str] = field(default_factory=dict)
+    """Of those of ``plain`` that have one."""
     others: dict[int, StoredTask] = field(default_factory=dict)
-    """Those with options, and whole; those with progress or dead letters, maybe ``NO_BODY``."""
+    """Those with other options, and whole; those with progress or dead letters, maybe
+    ``NO_BODY``."""
 
     def absent(self, ids: Iterable[int]) -> set[int]:
         """Those of ``ids`` that are not here."""
@@ -269,6 +277,7 @@ class Heads:
     def add(self, more: Heads) -> None:
         """Take over what is in ``more``."""
         self.others |= more.others
+        self.keys |= more.keys
         for topic, dues_ms in more.plain.items():
             self.plain.setdefault(topic, {}).update(dues_ms)
 
@@ -279,6 +288,14 @@ class Heads:
         for dues_ms in self.plain.values():
             for task_id in dues_ms.keys() & ids:
                 del dues_ms[task_id]
+                self.keys.pop(task_id, None)
+
+
+def head_row(task_id: int, due_ms: int, topic: str, keys: Mapping[int, str]) -> TaskRow:
+    """The row of a task of ``Heads.plain``; ``keys``: those of ``Heads``."""
+    key = keys.get(task_id)
+    options = None if key is None else TaskOptions(key)
+    return TaskRow(task_id, due_ms, topic, NO_BODY, options)
 
 
 @runtime_checkable

@@ -26,6 +26,7 @@ from tickwheel.model.records import (
     ProgressRow,
     SessionRow,
     TaskRow,
+    is_key_alone,
     task_bytes,
 )
 from tickwheel.model.schedules import ScheduleRow
@@ -200,12 +201,14 @@ class MemoryStore:
         heads = Heads()
         for task_id, task in found.items():
             row = task.row
-            if row.options:
+            if row.options is not None and not is_key_alone(row.options):
                 heads.others[task_id] = task
             elif task.progress or task.dead:
                 heads.others[task_id] = task._replace(row=row._replace(body=NO_BODY))
             else:
                 heads.plain.setdefault(row.topic, {})[task_id] = row.due_ms
+                if row.options is not None and row.options.key is not None:
+                    heads.keys[task_id] = row.options.key
         return heads, rest
 
     async def scan(self, after_id: int, limit: int, topic: str | None) -> list[StoredTask]:

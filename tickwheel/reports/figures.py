@@ -175,7 +175,7 @@ def _of_tasks(
         *plans,
         alone("backlog", hourly),
         alone("stuck", stuck.limit(STUCK_LISTED_MAX)),
-        alone("stuck_by_group", waiting.stuck_by_group(stuck)),
+        alone("stuck_by_group", waiting.stuck_by_group(stuck, settings.since_ms)),
         alone("examples", slowest.examples(slow, splits[buckets.name])),
     ]
 
@@ -251,7 +251,7 @@ def of_topics(rows: DataFrame, settings: ReportSettings) -> DataFrame:
 
 
 def with_undelivered(of: Figure, stuck: Rows) -> Figure:
-    """With ``undelivered``, the tasks that are overdue and were never delivered, and
+    """With ``undelivered``, the tasks that came due in the time shown and were never delivered, and
     ``kept_share``: the share on time of all that should have been delivered by now."""
     shape: Any = of.shape
     wider = StructType([*shape.fields, StructField("undelivered", LongType()),
@@ -259,7 +259,7 @@ def with_undelivered(of: Figure, stuck: Rows) -> Figure:
     rows = []
     for row in of.rows:
         same = (one for one in stuck if row.get("topic") in {None, one["topic"]})
-        lost = sum(one["tasks"] for one in same if one["state"] == waiting.NEVER)
+        lost = sum(one["lately"] for one in same if one["state"] == waiting.NEVER)
         # Nobody got these, so they are the topic's and not a group's; with nothing delivered at
         # all the topic's own row says so.
         due = row["first_deliveries"] + lost

@@ -18,12 +18,20 @@ from tickwheel.model.records import (
     ProgressState,
     TaskOptions,
     TaskRow,
+    is_key_alone,
 )
-from tickwheel.persistence.contract import StoredTask
+from tickwheel.persistence.contract import StoredTask, head_row
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
 from tickwheel.persistence.sqlite.packs import Pack
 
 OPTIONS = TaskOptions("key", priority=3)
+
+
+def options_of(batch: int, n: int) -> TaskOptions | None:
+    """Some in packs 4 and 8; a key alone in some of pack 7, and of 5 and 8, between all others."""
+    if batch % 4 == 0 and n % 7 == 0:
+        return OPTIONS
+    return TaskOptions(f"k{n}") if batch in (5, 7, 8) and n % 3 else None
 
 
 @pytest.fixture
@@ -41,7 +49,7 @@ async def filled(tmp_path: Path) -> tuple[Subject, dict[int, TaskRow]]:
                 random.randrange(10_000),
                 "[a" if batch % 2 else random.choice("ab"),
                 random.randbytes(random.randrange(40)),
-                OPTIONS if batch % 4 == 0 and n % 7 == 0 else None,
+                options_of(batch, n),
             )
             for n in range(5 if batch == 5 else 500)
         ]
@@ -88,6 +96,25 @@ async def test_no_pack_without_options_is_read_whole(
     ids = [task_id for task_id in plain if task_id < 40_000 * ID_STEP][::99]
     found = await subject.store.read(ids)
     assert found == {i: StoredTask(rows[i], (), ()) for i in ids}
+    await subject.store.close(clean=True)
+
+
+async def test_of_a_task_with_a_key_alone_no_body_is_read_and_its_key_is_right(
+    filled: tuple[Subject, dict[int, TaskRow]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subject, rows = filled
+    history = ProgressRow(max(rows), "g", ProgressState.WAITING, 1, 2, 3)
+    await subject.commit(Effects(progress={(max(rows), "g"): history}, id_mark=max(rows)))
+    wanted = {i: r for i, r in rows.items() if r.options is None or is_key_alone(r.options)}
+    monkeypatch.delattr(Pack, "rows")
+    found, rest = await subject.store.read_heads(list(wanted), 1)
+    assert not rest
+    assert sum(map(len, found.plain.values())) == len(wanted) - 1
+    for topic, dues_ms in found.plain.items():
+        for task_id, due_ms in dues_ms.items():
+            row = head_row(task_id, due_ms, topic, found.keys)
+            assert row == wanted[task_id]._replace(body=NO_BODY)
+    assert found.others[max(rows)].row == rows[max(rows)]._replace(body=NO_BODY)
     await subject.store.close(clean=True)
 
 

@@ -121,6 +121,21 @@ async def test_a_topic_is_for_broadcasts_only(rig: HttpRig) -> None:
     assert (await rig.call("PUT", GROUP, {})).status == 201
 
 
+async def test_a_topic_has_a_rule_for_keys_that_are_pending(rig: HttpRig) -> None:
+    topic, rule = "/v1/topics/t", {"action": "replace", "replaces": "body"}
+    made = await rig.call("PATCH", topic, {"if_pending": rule})
+    msgspec.json.decode(made.body, type=types.GroupSettings)
+    assert (made.status, made.json["if_pending"]) == (200, rule)
+    assert (await get(rig, topic, types.Topic))["if_pending"] == rule
+    for outcome in ("stored", "replaced"):
+        assert (await rig.post("/v1/tasks", {"topic": "t", "key": "k"}))["outcome"] == outcome
+    await rig.call("PATCH", topic, {"if_pending": None})
+    assert (await rig.post("/v1/tasks", {"topic": "t", "key": "k"}))["outcome"] == "stored"
+    wrong = await rig.call("PUT", GROUP, {"if_pending": "keep"})
+    assert (wrong.status, wrong.json["code"]) == (400, "bad_request")
+    assert "if_pending is a setting of a topic" in wrong.json["detail"]
+
+
 async def test_a_topic_is_deleted(rig: HttpRig) -> None:
     topic = "/v1/topics/t"
     await rig.call("PUT", GROUP, {})

@@ -12,6 +12,7 @@ import pytest
 from support.in_process import InProcess
 from support.shard_rig import Peer
 from tickwheel.limits import Limits
+from tickwheel.model.effects import Effects
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
@@ -126,6 +127,35 @@ async def test_single_tasks_with_a_key_go_the_way_of_plain_ones(
     frames = [(T.ENQUEUE, 0, (("t", b"x", FAR_MS, options),)) for options in wrong]
     codes = [answer[0] for answer in await send(daemon, peer, *frames)]
     assert codes == ["limit_exceeded", *["bad_request"] * 5]
+
+
+async def test_by_their_ids_tasks_with_a_key_are_cancelled_and_moved(
+    daemon: InProcess, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many at once, with and without a key, and with more: the index follows, and of those with a
+    key alone only the due time is written."""
+    commit, updated = daemon.store.commit, set[int]()
+
+    async def noting(epoch: int, owner: str, n: int, effects: Effects) -> bool:
+        updated.update(effects.updated)
+        return await commit(epoch, owner, n, effects)
+
+    monkeypatch.setattr(daemon.store, "commit", noting)
+    more = ({"key": "k", "tag": "t"}, {"key": "l"}, {"key": "k"}, None)
+    tasks = [("t", b"x", FAR_MS, more[n % 4]) if n % 4 < 3 else FAR[:3] for n in range(40)]
+    ids = await enqueue(daemon, peer, *tasks)
+    assert set(await ask(daemon, peer, T.CANCEL, ids[::2])) == {"cancelled"}
+    left = [i for n, i in enumerate(ids) if n % 4 == 1]
+    assert [a[0] for a in await ask(daemon, peer, T.CANCEL_KEY, "t", "k")] == [ids[38]]
+    found = await ask(daemon, peer, T.LOOKUP_KEY, "t", "l", None)
+    assert [task["id"] for task in found] == left[::-1]
+    items = tuple((i, FAR_MS + 5, None) for i in ids[1::2])
+    assert {a[0] for a in await ask(daemon, peer, T.RESCHEDULE, items)} == {"scheduled"}
+    assert not updated
+    assert await ask(daemon, peer, T.CANCEL, left[:3]) == ("cancelled",) * 3
+    found = await ask(daemon, peer, T.LOOKUP_KEY, "t", "l", None)
+    assert [task["id"] for task in found] == left[:2:-1]
+    assert {task["due_ms"] for task in found} == {daemon.sources.now_ms + FAR_MS + 5}
 
 
 async def test_reschedule_and_run_now_move_all_of_them(daemon: InProcess, peer: Peer) -> None:

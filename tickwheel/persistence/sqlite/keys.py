@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from array import array
+from bisect import bisect_left
 from itertools import repeat
 from typing import TYPE_CHECKING
 
@@ -35,6 +36,10 @@ _REPLACE_PACK_KEYS = insert("REPLACE", "pack_key", 2)
 _REPLACE_TASK_KEYS = insert("REPLACE", "task_key", 2)
 DELETE_PACK_KEYS = "DELETE FROM pack_key WHERE first IN (SELECT value FROM json_each(?))"
 DELETE_TASK_KEYS = "DELETE FROM task_key WHERE id IN (SELECT value FROM json_each(?))"
+_COUNT = (
+    "SELECT (SELECT ifnull(sum(length(hashes)), 0) / 8 FROM pack_key)"
+    " + (SELECT count(*) FROM task_key)"
+)
 _LOOSE = (
     "SELECT json_group_array(id), json_group_array(hash) FROM"
     " (SELECT id, hash FROM task_key WHERE id > ? ORDER BY id LIMIT ?)"
@@ -57,6 +62,13 @@ def write(
     """Of new packs, whose tasks are among ``enqueued``, and of rows on their own, new or not.
     ``known``: hashes that need not be worked out. Whether rows on their own have any."""
     found: list[tuple[int, bytes]] = []
+    ids_known = list(known)
+    if len(known) == len(enqueued) and ids_known == list(enqueued):  # each has a key: usual
+        all_hashes, at = array("Q", known.values()), 0
+        for first, count, *_ in packs:
+            at = bisect_left(ids_known, first, at)
+            found.append((first, all_hashes[at : at + count].tobytes()))
+        packs = ()
     for first, count, _, _, _, extras in packs:
         if extras is not None:
             ids = range(first, first + count * ID_STEP, ID_STEP)
@@ -117,9 +129,12 @@ class KeyReader:
         self._packed = _PACKED.format(hashes=blob_join(connection).format("hashes"))
         self._after_row = self._after_pack = -1
         self._has_rows = self._has_packs = True
+        self._expected: int | None = None
 
     def next(self) -> Keyed | None:
         """None when there are no more."""
+        if self._expected is None:
+            (self._expected,) = self._connection.execute(_COUNT).fetchone()
         if self._has_packs:
             return self._some_packs()
         return self._some_rows() if self._has_rows else None
@@ -133,7 +148,7 @@ class KeyReader:
         self._has_rows = len(ids) == ROWS_AT_ONCE
         if ids:
             self._after_row = ids[-1]
-        return Keyed(ids, array("Q", array("q", hashes).tobytes()))
+        return Keyed(ids, array("Q", array("q", hashes).tobytes()), self._expected or 0)
 
     def _some_packs(self) -> Keyed:
         columns = (self._after_pack, PACKS_AT_ONCE)
@@ -147,7 +162,7 @@ class KeyReader:
             some = all_hashes[at : at + count]
             at += count
             _add(ids, hashes, first, some, mask)
-        return Keyed(ids, hashes)
+        return Keyed(ids, hashes, self._expected or 0)
 
 
 def _add(ids: array[int], hashes: array[int], first: int, some: array[int], mask: int) -> None:

@@ -21,12 +21,8 @@ from typing import TYPE_CHECKING
 
 from tickwheel import failpoints
 from tickwheel.persistence.sqlite.connection import is_busy, is_full
-from tickwheel.persistence.sqlite.rows import task_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-
-    from tickwheel.model.records import TaskRow
     from tickwheel.persistence.sqlite.options import SqliteOptions
     from tickwheel.persistence.sqlite.room import Room
 
@@ -116,13 +112,14 @@ class Upkeep:
         elif self._room.inside:
             self._find_room()
 
-    def allows(self, tasks: Collection[TaskRow]) -> bool:
-        """Whether new tasks may be written; a batch that cannot fit is not even tried."""
+    def allows(self, task_bytes: int) -> bool:
+        """Whether new tasks that take so much may be written; a batch that cannot fit is not even
+        tried."""
         room = self._room
         if not room.has_room:
             return False
         free = self._free_page_bytes() if room.inside else None
-        if not room.allows(task_bytes(tasks), free):
+        if not room.allows(task_bytes, free):
             self._log_refusal("little room on the disk")
             self._log.set_limit(self._log_bytes // 4)
         return room.has_room

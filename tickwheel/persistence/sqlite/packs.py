@@ -131,6 +131,16 @@ def _whole(moved: bytes) -> Sequence[int]:
     return dues_of(moved, len(moved))
 
 
+def extras_of(first: int, packed: bytes) -> Sequence[Any]:
+    """Of the pack ``first``, of whose tasks some have options: as ``codec.encode_extras_of`` makes
+    them. Raises RecordUnreadable."""
+    try:
+        extras: Sequence[Any] = msgpack.unpackb(packed, use_list=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise RecordUnreadable(f"pack {first}: {error!r}") from error
+    return extras
+
+
 class Pack:
     """A pack that was read."""
 
@@ -156,11 +166,9 @@ class Pack:
             sizes = array("I")
             sizes.frombytes(head[8 * count :])
             self.topics = topics_of(names, count)
-            self._extras: Sequence[Any] | None = (
-                msgpack.unpackb(options, use_list=False) if options else None
-            )
-        except (ValueError, TypeError, msgpack.UnpackException) as error:
+        except (ValueError, TypeError) as error:
             raise RecordUnreadable(f"pack {first}: {error!r}") from error
+        self._extras = extras_of(first, options) if options else None
         self._ends = list(accumulate(sizes, initial=0))
         self._bodies = bodies
         lengths = {count, len(self.dues_ms), len(sizes), len(self.topics)}

@@ -16,20 +16,28 @@ import json
 import sqlite3
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import accumulate, chain, compress, islice, pairwise
 from typing import Any
 
 from tickwheel.model.effects import ProgressKey
-from tickwheel.model.records import ID_STEP, NO_BODY, DeadRow, ProgressRow, TaskRow, task_bytes
+from tickwheel.model.records import (
+    ID_STEP,
+    DeadRow,
+    ProgressRow,
+    TaskRow,
+    is_key_alone,
+    task_bytes,
+)
 from tickwheel.persistence.codec import RecordUnreadable, decode_extras
-from tickwheel.persistence.contract import SCAN_BYTES_MAX, Heads, StoredTask
+from tickwheel.persistence.contract import SCAN_BYTES_MAX, Heads, StoredTask, head_row
 from tickwheel.persistence.sqlite.connection import blob_join, blob_of, snapshot
 from tickwheel.persistence.sqlite.packs import (
     DUE_BYTES,
     PACK_TASKS_MAX,
     SIZE_BYTES,
     Pack,
+    extras_of,
     ids_of,
     topics_of,
 )
@@ -49,6 +57,9 @@ NEIGHBOURS = 4
 """A pack is read whole when more of its tasks than this are wanted."""
 BODY_BYTES_INLINE = 16_384
 """Longer bodies and extras are read one by one, so that a statement's result stays below 8 MiB."""
+EXTRAS_BYTES_HEAD = 8_192
+"""Longer extras are no key alone, or beside others of their pack that are long. 1,024 times as much
+is a statement's result."""
 
 _IDS = "(SELECT value FROM json_each(?1))"
 _FAILURES = "hex(failures)"
@@ -84,30 +95,41 @@ _MOVES = (
 _BOTH = "SELECT * FROM ({moves}), ({rows}), ({packs})"
 _MOVES_COLUMNS = 3
 _NONE = "[]"
+NOBODY: frozenset[int] = frozenset()
 _ROW_COLUMNS = 8
 # Of each id, in the order of ``json_each``: its due time, picked out of its pack, or NO_DUE when it
 # is in none or has options. LEFT JOINs, so that none is left out and each is in its place.
 NO_DUE = -(2**63)
-_IF_PLAIN = (
+_IF_HERE = (
     f"CASE WHEN bit < count AND (value - first) % {ID_STEP} = 0"
-    " AND NOT ifnull(mask, 0) >> bit & 1 AND typeof(extras) = 'null' THEN"
+    " AND NOT ifnull(mask, 0) >> bit & 1 AND {those} THEN"
 )
+_HAS_NONE = "typeof(extras) = 'null'"
+_HAS_FEW = f"({_HAS_NONE} OR length(extras) <= {EXTRAS_BYTES_HEAD})"
 _DUE = f"{DUE_BYTES} * bit + 1, {DUE_BYTES}"
-_PLAIN_DUE = (
-    f"{_IF_PLAIN} CASE WHEN length(dues) = {DUE_BYTES} * count THEN substr(dues, {_DUE})"
+_HEAD_DUE = (
+    f"{_IF_HERE} CASE WHEN length(dues) = {DUE_BYTES} * count THEN substr(dues, {_DUE})"
     f" ELSE substr(head, {_DUE}) END ELSE x'0000000000000080' END"
 )
-_PLAIN = (
-    f"SELECT {{dues}}, json_group_array({_IF_PLAIN} CASE WHEN substr(topics, 1, 1) = '['"
-    " THEN json_extract(topics, '$[' || bit || ']') ELSE topics END END) {more} FROM"
+_HEAD_TOPICS = (
+    f"json_group_array({_IF_HERE} CASE WHEN substr(topics, 1, 1) = '['"
+    " THEN json_extract(topics, '$[' || bit || ']') ELSE topics END END)"
+)
+_PACKED = (
+    "SELECT {columns} FROM"
     f" (SELECT value, (value - first) / {ID_STEP} AS bit, pack.*, mask, dues FROM json_each(?1)"
     " LEFT JOIN pack ON first = (SELECT max(first) FROM pack WHERE first <= value)"
     " LEFT JOIN gone USING (first) LEFT JOIN moved USING (first))"
 )
-_PLAIN_COLUMNS = 2
+_PACKED_COLUMNS = 4
 # Where its body is: its pack, and the lengths of all bodies up to its own.
-_PLACE = f", json_group_array({_IF_PLAIN} first END), {{sizes}}"
-_SIZES = f"{_IF_PLAIN} substr(head, {DUE_BYTES} * count + 1, {SIZE_BYTES} * (bit + 1)) ELSE x'' END"
+_PLACES = f"json_group_array({_IF_HERE} first END)"
+_SIZES = f"{_IF_HERE} substr(head, {DUE_BYTES} * count + 1, {SIZE_BYTES} * (bit + 1)) ELSE x'' END"
+# Where its options are, if its pack has any: its pack, its place there, the length of all of them.
+_OPTIONS = (
+    f"group_concat({_IF_HERE} '[' || first || ',' || bit || ',' || length(extras) || ']' END)"
+)
+_EXTRAS = f"{_IF_HERE} extras END"
 # A few bytes each of many packs, in the order that is asked.
 _BODIES = "SELECT {bodies} FROM json_each(?) CROSS JOIN pack ON first = json_extract(value, '$[0]')"
 _BODY = "substr(bodies, json_extract(value, '$[1]') + 1, json_extract(value, '$[2]'))"
@@ -118,8 +140,9 @@ _HISTORY = (
     f" (SELECT * FROM dead WHERE id IN {_IDS} ORDER BY id, grp))"
 )
 _ROW_HEADS = (
-    "SELECT * FROM (SELECT json_group_array(id), json_group_array(due_ms), json_group_array(topic)"
-    f" FROM task WHERE id IN {_IDS} AND typeof(extras) = 'null'), ({_HISTORY})"
+    "SELECT * FROM (SELECT json_group_array(id), json_group_array(due_ms), json_group_array(topic),"
+    " group_concat(hex(extras))"
+    f" FROM task WHERE id IN {_IDS} AND {_HAS_FEW}), ({_HISTORY})"
 )
 
 _SCAN = (
@@ -172,15 +195,11 @@ class Reader:
             ),
         )
 
-        due, sizes = join.format(_PLAIN_DUE), join.format(_SIZES)
-        self._heads = _BOTH.format(
-            moves=moves, rows=_PLAIN.format(dues=due, more=""), packs=_ROW_HEADS
-        )
-        self._picks = _BOTH.format(
-            moves=moves,
-            rows=_PLAIN.format(dues=due, more=_PLACE.format(sizes=sizes)),
-            packs=_HISTORY,
-        )
+        dues, sizes = join.format(_HEAD_DUE), join.format(_SIZES)
+        heads = _packed(_HAS_FEW, dues, _HEAD_TOPICS, _OPTIONS, join.format(_EXTRAS))
+        self._heads = _BOTH.format(moves=moves, rows=heads, packs=_ROW_HEADS)
+        picks = _packed(_HAS_NONE, dues, _HEAD_TOPICS, _PLACES, sizes)
+        self._picks = _BOTH.format(moves=moves, rows=picks, packs=_HISTORY)
         self._bodies = _BODIES.format(bodies=join.format(_BODY))
 
     def close(self) -> None:
@@ -211,7 +230,7 @@ class Reader:
             return self._first(ids, bytes_max)
 
     def read_heads(self, ids: Sequence[int], bytes_max: int) -> tuple[Heads, Sequence[int]]:
-        """See ``Moves.read_heads``. What has options is read whole."""
+        """See ``Moves.read_heads``. What has options but a key alone is read whole."""
         with snapshot(self._connection):
             found = Heads()
             ordered = sorted(ids)  # each page once
@@ -229,11 +248,18 @@ class Reader:
         return found, ()
 
     def _some_heads(self, ids: Sequence[int], found: Heads) -> None:
-        """Add those without options; inside a snapshot."""
+        """Add those without options but a key; inside a snapshot."""
         columns = self._columns(self._heads, ids)
-        _add_columns(found.plain, *self._plain(ids, *columns[:_PLAIN_COLUMNS]))
-        alone, alone_ms, alone_topics, *history = columns[_PLAIN_COLUMNS:]
-        _add_columns(found.plain, json.loads(alone), json.loads(alone_ms), json.loads(alone_topics))
+        dues, topics, options, extras = columns[:_PACKED_COLUMNS]
+        keys, others = _packed_keys(options, extras) if options else ({}, NOBODY)
+        _add_columns(found.plain, *self._plain(ids, dues, topics, others))
+        alone, alone_ms, alone_topics, extras, *history = columns[_PACKED_COLUMNS:]
+        rows = json.loads(alone), json.loads(alone_ms), json.loads(alone_topics)
+        found.keys |= keys
+        if extras and any(map(",".__ne__, extras)):
+            others = _add_keys(found.keys, rows[0], extras.split(","))
+            rows = _without(others, *rows)
+        _add_columns(found.plain, *rows)
         if any(map(_NONE.__ne__, history)):
             self._take_aside(found, *history)
 
@@ -243,14 +269,15 @@ class Reader:
         recorded = {row[0] for row in chain(json.loads(progress), json.loads(dead))}
         for topic, dues_ms in found.plain.items():
             for task_id in dues_ms.keys() & recorded:
-                row = TaskRow(task_id, dues_ms.pop(task_id), topic, NO_BODY)
+                row = head_row(task_id, dues_ms.pop(task_id), topic, found.keys)
                 found.others[task_id] = StoredTask(row, (), ())
         _add_history(found.others, progress, dead)
 
     def _plain(
-        self, ids: Sequence[int], dues: bytes | str, topics: str
+        self, ids: Sequence[int], dues: bytes | str, topics: str, others: Collection[int] = NOBODY
     ) -> tuple[Sequence[int], Sequence[int], Sequence[str]]:
-        """Those of ``ids`` that are plain and in packs, their due times and topics."""
+        """Those of ``ids`` that are in packs and not among ``others``, their due times and
+        topics."""
         dues_ms, names, moves = array("q", blob_of(dues)), json.loads(topics), self._moves
         if len(dues_ms) != len(ids):
             raise RecordUnreadable("packs whose heads are shorter than their counts say")
@@ -258,6 +285,9 @@ class Reader:
             is_here = [due_ms != NO_DUE for due_ms in dues_ms]
             ids, names = list(compress(ids, is_here)), list(compress(names, is_here))
             dues_ms = array("q", compress(dues_ms, is_here))
+        if others:
+            ids, some_ms, names = _without(others, ids, dues_ms, names)
+            dues_ms = array("q", some_ms)
         return ids, array("q", map(moves.get, ids, dues_ms)) if moves else dues_ms, names
 
     def _first(
@@ -498,6 +528,58 @@ def _add_columns(
         return
     for task_id, due_ms, topic in zip(ids, dues_ms, topics, strict=True):
         found.setdefault(topic, {})[task_id] = due_ms
+
+
+def _packed(those: str, *columns: str) -> str:
+    """The statement for tasks in packs with ``those`` options."""
+    return _PACKED.format(columns=", ".join(columns)).format(those=those)
+
+
+def _packed_keys(options: str, extras: bytes | str) -> tuple[dict[int, str], set[int]]:
+    """Of tasks in packs with options: id → key of those that have a key alone; those that have
+    other options."""
+    keys: dict[int, str] = {}
+    others: set[int] = set()
+    data, at, last = blob_of(extras), 0, -1
+    all_extras: Sequence[Any] = ()
+    for first, bit, length in json.loads(f"[{options}]"):
+        if first != last:
+            last, all_extras = first, extras_of(first, data[at : at + length])
+        at += length
+        one: Any = all_extras[bit] if bit < len(all_extras) else b""
+        task_id = first + bit * ID_STEP
+        if type(one) is str:
+            keys[task_id] = one
+        elif one is not None:
+            others.add(task_id)
+    return keys, others
+
+
+def _add_keys(keys: dict[int, str], ids: Sequence[int], extras: Sequence[str]) -> set[int]:
+    """Of rows on their own: add the keys of those that have a key alone; those that have other
+    options. ``extras`` are in hex."""
+    others: set[int] = set()
+    for task_id, text in zip(ids, extras, strict=True):
+        options = decode_extras(bytes.fromhex(text))
+        if options is not None and options.key is not None and is_key_alone(options):
+            keys[task_id] = options.key
+        elif options is not None:
+            others.add(task_id)
+    return others
+
+
+def _without(
+    others: Collection[int], ids: Sequence[int], dues_ms: Sequence[int], topics: Sequence[str]
+) -> tuple[Sequence[int], Sequence[int], Sequence[str]]:
+    """The columns but ``others``."""
+    if not others:
+        return ids, dues_ms, topics
+    is_here = [task_id not in others for task_id in ids]
+    return (
+        list(compress(ids, is_here)),
+        list(compress(dues_ms, is_here)),
+        list(compress(topics, is_here)),
+    )
 
 
 def _add_history(found: dict[int, StoredTask], progress_rows: str, dead_rows: str) -> None:

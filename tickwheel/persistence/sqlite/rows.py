@@ -20,6 +20,8 @@ from tickwheel.model.records import (
     ProgressRow,
     SessionRow,
     TaskRow,
+    keys_alone,
+    keys_bytes,
     options_bytes,
 )
 from tickwheel.persistence.codec import (
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
+    from tickwheel.model.effects import Effects
     from tickwheel.model.schedules import ScheduleRow
 
 ROWS_MAX = 512
@@ -223,8 +226,18 @@ def task_bytes(rows: Collection[TaskRow]) -> int:
     """About what the rows take in the database."""
     size_bytes = sum(map(len, map(_body_of, rows))) + ROW_BYTES * len(rows)
     if any(map(_extras_of, rows)):
+        keys = keys_alone(list(map(_extras_of, rows)))
+        if keys is not None:
+            return size_bytes + keys_bytes(keys)
         size_bytes += sum(options_bytes(row[4]) for row in rows if row[4] is not None)
     return size_bytes
+
+
+def enqueued_bytes(effects: Effects) -> int:
+    """``task_bytes`` of the new tasks, which have been counted already if an engine made them."""
+    if effects.enqueued_bytes:
+        return effects.enqueued_bytes + ROW_BYTES * len(effects.enqueued)
+    return task_bytes(effects.enqueued.values())
 
 
 def task_rows_max(rows: Collection[TaskRow]) -> int:

@@ -331,7 +331,7 @@ class Writer:
         """See ``Store.commit``."""
         connection, upkeep = self._usable()
         try:
-            if effects.enqueued and not upkeep.allows(effects.enqueued.values()):
+            if effects.enqueued and not upkeep.allows(sql.enqueued_bytes(effects)):
                 if not self._is_next(connection, epoch, owner, n):
                     return False
                 raise self._full(n)

@@ -114,10 +114,13 @@ def stuck(unfinished: DataFrame, horizon_ms: int, after_ms: int) -> DataFrame:
     )  # fmt: skip
 
 
-def stuck_by_group(found: DataFrame) -> DataFrame:
-    """:func:`stuck` in short: how many of each state, and the longest overdue."""
+def stuck_by_group(found: DataFrame, since_ms: int | None = None) -> DataFrame:
+    """:func:`stuck` in short: how many of each state, of these how many since ``since_ms``
+    (``lately``), and the longest overdue."""
+    late = F.col("expected_ms") >= (since_ms or 0)
     counted = found.groupBy("topic", "group", "state").agg(
         F.count(F.lit(1)).alias("tasks"),
+        F.count(F.when(late, 1)).alias("lately"),
         F.max("overdue_ms").alias("overdue_ms"),
         F.min("expected_ms").alias("expected_ms"),
         F.min_by("task_id", "expected_ms").alias("task_id"),

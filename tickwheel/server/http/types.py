@@ -310,6 +310,7 @@ class SettingsIn(In):
     burst: int | UnsetType | None = UNSET
     retry: Retry | UnsetType | None = UNSET
     broadcast_only: bool | UnsetType = UNSET
+    if_pending: IfPending | UnsetType | None = UNSET
 
 
 class GroupIn(SettingsIn):
@@ -329,6 +330,7 @@ class GroupSettings(Out):
     retry: dict[str, Any] | None
     created: bool | None = None
     broadcast_only: bool | None = None
+    if_pending: IfPending | None = None
 
 
 class Replay(Out):
@@ -384,6 +386,7 @@ class TopicCounts(Out, kw_only=True):
     groups: dict[str, Group]
     deleting: bool | None = None
     broadcast_only: bool | None = None
+    if_pending: IfPending | None = None
 
 
 class Topic(TopicCounts):

@@ -24,7 +24,7 @@ from tickwheel.errors import (
     RowMissing,
     TickwheelError,
 )
-from tickwheel.model.coalescing import Merged, Merging
+from tickwheel.model.coalescing import DUE, Merged, Merging
 from tickwheel.server.shard.reads import NO_LIMIT
 
 if TYPE_CHECKING:
@@ -109,6 +109,11 @@ class Waiting:
         self.tries = 0
 
 
+def _keeps_bodies(request: Waiting) -> bool:
+    """One of its tasks may give another due time to a task whose body stays."""
+    return any(rule is not None and rule.replaces == DUE for rule in request.rules)
+
+
 class Coalescing:
     """The queue; ``run`` is its life, once all keys are in memory."""
 
@@ -182,7 +187,8 @@ class Coalescing:
                 break
             ids.update(dict.fromkeys(more))
             count += 1
-        async with self._reader.read_some(list(ids), NO_LIMIT, bodies=False) as (view, _):
+        bodies = any(map(_keeps_bodies, islice(self._waiting, count)))
+        async with self._reader.read_some(list(ids), NO_LIMIT, bodies=bodies) as (view, _):
             for _ in range(count):
                 if not self._is_over(self._waiting[0], view, ids.keys()):
                     self._waiting[0].tries += 1

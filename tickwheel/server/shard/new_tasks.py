@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import repeat
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.errors import (
@@ -20,7 +21,14 @@ from tickwheel.errors import (
 )
 from tickwheel.limits import Limits, delay_of_level
 from tickwheel.model.coalescing import ADD, Coalescing
-from tickwheel.model.records import EXTRAS_BYTES, ID_MAX, TaskOptions, size_of, text_bytes
+from tickwheel.model.records import (
+    EXTRAS_BYTES,
+    ID_MAX,
+    TaskOptions,
+    keys_bytes,
+    size_of,
+    text_bytes,
+)
 from tickwheel.server import checks, policies
 
 if TYPE_CHECKING:
@@ -32,6 +40,7 @@ if TYPE_CHECKING:
 
 CHARACTER_BYTES_MAX = 4
 """In UTF-8."""
+_given_key = itemgetter("key")
 _new_options: Callable[..., TaskOptions] = tuple.__new__
 _NOTHING_MORE = [repeat(default) for default in TaskOptions()[1:]]
 
@@ -177,7 +186,10 @@ class NewTasks:
         kinds = [set(map(type, column)) for column in (topics, bodies, delays_ms, given)]
         if kinds != [{str}, {bytes}, {int}, {dict}] or set(map(len, given)) != {1}:
             return None
-        keys = [options.get("key") for options in given]
+        try:
+            keys = list(map(_given_key, given))
+        except KeyError:
+            return None
         if set(map(type, keys)) != {str} or max(map(len, keys)) > self.key_alone_max:
             return None
         limits = self._limits
@@ -191,7 +203,7 @@ class NewTasks:
         options = map(_new_options, repeat(TaskOptions), zip(keys, *_NOTHING_MORE, strict=False))
         dues_ms = [now_ms + delay_ms for delay_ms in delays_ms]
         new_tasks: list[NewTask] = list(zip(topics, dues_ms, bodies, options, strict=True))
-        size = sum(map(len, bodies)) + sum(map(text_bytes, keys)) + EXTRAS_BYTES * len(keys)
+        size = sum(map(len, bodies)) + keys_bytes(keys)
         return new_tasks, size
 
     def columns(

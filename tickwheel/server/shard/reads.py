@@ -48,8 +48,8 @@ from tickwheel.engine.topics import Group
 from tickwheel.errors import Overloaded, RowMissing, TickwheelError
 from tickwheel.model.effects import Effects, ProgressKey
 from tickwheel.model.lateness import SLOW_MS, Cause
-from tickwheel.model.records import NO_BODY, TaskRow, TaskSnapshot
-from tickwheel.persistence.contract import Heads, Moves, Store, StoreAway, is_cut
+from tickwheel.model.records import NO_BODY, TaskSnapshot
+from tickwheel.persistence.contract import Heads, Moves, Store, StoreAway, head_row, is_cut
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
@@ -78,18 +78,27 @@ class Records(Mapping[int, TaskSnapshot]):
     """What is recorded of some tasks now, most of them as columns: a snapshot of one of these is
     made when it is asked for."""
 
-    __slots__ = ("_whole", "plain")
+    __slots__ = ("_whole", "keys_of", "plain")
 
-    def __init__(self, whole: dict[int, TaskSnapshot], plain: dict[str, dict[int, int]]) -> None:
+    def __init__(
+        self,
+        whole: dict[int, TaskSnapshot],
+        plain: dict[str, dict[int, int]],
+        keys_of: Mapping[int, str],
+    ) -> None:
         self._whole = whole
         self.plain = plain
-        """topic → id → due_ms of tasks of which nothing else is recorded but their bodies."""
+        """topic → id → due_ms of tasks of which nothing else is recorded but their bodies, and
+        their keys."""
+        self.keys_of = keys_of
+        """id → key of those of ``plain`` that have one, and maybe of others."""
 
     def __getitem__(self, task_id: int) -> TaskSnapshot:
         for topic, dues_ms in self.plain.items():
             due_ms = dues_ms.get(task_id)
             if due_ms is not None:
-                return TaskSnapshot(TaskRow(task_id, due_ms, topic, NO_BODY), NOTHING, NOTHING)
+                row = head_row(task_id, due_ms, topic, self.keys_of)
+                return TaskSnapshot(row, NOTHING, NOTHING)
         return self._whole[task_id]
 
     def __iter__(self) -> Iterator[int]:
@@ -208,9 +217,9 @@ class Reader:
                 if self._moves is not None and not read.bodies:
                     return await self._moves.read_heads(ids, bytes_max)
                 if bytes_max == NO_LIMIT:
-                    return Heads({}, await self._store.read(ids)), ()
+                    return Heads(others=await self._store.read(ids)), ()
                 found, rest = await self._store.read_some(ids, bytes_max)
-                return Heads({}, found), rest
+                return Heads(others=found), rest
             except StoreAway:
                 await asyncio.sleep(AWAY_RETRY_S)
 
@@ -298,8 +307,7 @@ class Reader:
         if sealed is not None:
             batches.insert(1, sealed.effects)
         plain = {
-            topic: self._plain_now(topic, dues_ms, ids, batches, found)
-            for topic, dues_ms in stored.plain.items()
+            topic: self._plain_now(topic, stored, ids, batches, found) for topic in stored.plain
         }
         wanted = frozenset(ids)
         for task_id in wanted & read.since.enqueued.keys():
@@ -307,19 +315,19 @@ class Reader:
                 found.setdefault(task_id, TaskSnapshot(read.since.enqueued[task_id], {}, {}))
         for effects in batches:
             self._lay_over(found, wanted, effects)
-        return Records(found, plain) if plain else found
+        return Records(found, plain, stored.keys) if plain else found
 
     def _plain_now(
         self,
         topic: str,
-        stored: Mapping[int, int],
+        heads: Heads,
         ids: Sequence[int],
         batches: Sequence[Effects],
         found: dict[int, TaskSnapshot],
     ) -> dict[int, int]:
         """id → due_ms of those of ``ids`` that are plain still. The others go to ``found``, as
         they are stored."""
-        landed_id = self._core.landed_id
+        landed_id, stored = self._core.landed_id, heads.plain[topic]
         plain = {i: stored[i] for i in ids if i in stored and i <= landed_id}
         known = self._core.topics.get(topic)
         groups = known.groups if known is not None else ()
@@ -335,7 +343,7 @@ class Reader:
                     if (task_id, group) in effects.progress or (task_id, group) in effects.dead
                 }
         for task_id in changed:
-            row = TaskRow(task_id, plain.pop(task_id), topic, NO_BODY)
+            row = head_row(task_id, plain.pop(task_id), topic, heads.keys)
             found[task_id] = TaskSnapshot(row, NOTHING, NOTHING)
         for effects in batches:
             for task_id in plain.keys() & effects.moved.keys():

@@ -141,18 +141,18 @@ class Recovering:
             self._add(chunk)
             await asyncio.sleep(0)
         self._engine.recovery.has_handles(None)
-        async for ids, hashes in self._store.recover_keys():
-            self._add_keys(ids, hashes)
+        async for ids, hashes, expected in self._store.recover_keys():
+            self._add_keys(ids, hashes, expected)
             await asyncio.sleep(0)
         self._engine.core.keys.loaded()
 
-    def _add_keys(self, ids: Sequence[int], hashes: Sequence[int]) -> None:
+    def _add_keys(self, ids: Sequence[int], hashes: Sequence[int], expected: int) -> None:
         mark = self._opened.id_mark
         if ids and max(ids) > mark:
             # Enqueued since this recovery began, and in the index already.
             kept = [index for index, task_id in enumerate(ids) if task_id <= mark]
             ids, hashes = [ids[index] for index in kept], [hashes[index] for index in kept]
-        self._engine.recovery.keys(ids, hashes, self._special)
+        self._engine.recovery.keys(ids, hashes, self._special, expected)
 
     def _add(self, chunk: Handles) -> None:
         ids, dues_ms, topics = chunk.ids, chunk.dues_ms, chunk.topics

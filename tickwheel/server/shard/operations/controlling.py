@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.shard import Shard
 
 
+Many = Callable[[str, Mapping[int, int], Mapping[int, str], int], Mapping[int, Any]]
+"""Gets a topic, due times by id, of tasks of which nothing else is recorded but keys, the keys of
+all such tasks by id, and the time; gives words by id."""
 UNKNOWN = "unknown"
 NEWEST_LOOKED_AT = 100
 """Of so many ids one has the key, whatever collides."""
@@ -51,8 +54,10 @@ class Controlling:
         def cancel(task_id: int, found: TaskSnapshot | None, now_ms: int) -> str:
             return self._control.cancel(task_id, found)
 
-        def cancel_many(topic: str, found: Mapping[int, int], now_ms: int) -> dict[int, str]:
-            return dict.fromkeys(self._control.cancel_many(topic, found), "cancelled")
+        def cancel_many(
+            topic: str, found: Mapping[int, int], keys: Mapping[int, str], now_ms: int
+        ) -> dict[int, str]:
+            return dict.fromkeys(self._control.cancel_many(topic, found, keys), "cancelled")
 
         self._each(caller, request, checked, checked, cancel, cancel_many, only=only)
 
@@ -63,7 +68,7 @@ class Controlling:
         ids: Sequence[int],
         keys: Sequence[Any],
         verb: Callable[[Any, TaskSnapshot | None, int], Any],
-        many: Callable[[str, Mapping[int, int], int], Mapping[int, Any]] | None = None,
+        many: Many | None = None,
         *,
         only: Only | None,
         unknown: Any = UNKNOWN,
@@ -72,8 +77,7 @@ class Controlling:
         the key, the record of the task and the time. A key named twice is acted on once, and has
         the same word twice. ``unknown``: the word for what ``only`` leaves out.
 
-        ``many``: for keys that are ids, the words of those that it can do at once. It gets a topic,
-        due times by id, of tasks of which nothing else is recorded, and the time."""
+        ``many``: for keys that are ids, the words of those that it can do at once."""
         words: dict[Any, Any] = {}
 
         def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
@@ -85,7 +89,7 @@ class Controlling:
                         continue
                     if words:
                         found = {i: due_ms for i, due_ms in found.items() if i not in words}
-                    words.update(many(topic, found, now_ms))
+                    words.update(many(topic, found, known.keys_of, now_ms))
             for index in some:
                 key = keys[index]
                 if key in words:
@@ -142,7 +146,9 @@ class Controlling:
         def verb(task_id: int, found: TaskSnapshot | None, now_ms: int) -> tuple[str, int | None]:
             return reschedule(task_id, dues[task_id], found, now_ms)
 
-        def many(topic: str, found: Mapping[int, int], now_ms: int) -> dict[int, tuple[str, int]]:
+        def many(
+            topic: str, found: Mapping[int, int], keys: Mapping[int, str], now_ms: int
+        ) -> dict[int, tuple[str, int]]:
             moved = self._control.reschedule_many(topic, found, dues, now_ms)
             return {task_id: ("scheduled", due_ms) for task_id, due_ms in moved.items()}
 

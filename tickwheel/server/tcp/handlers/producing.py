@@ -7,7 +7,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from tickwheel.errors import BadRequest
-from tickwheel.model.records import options_bytes
+from tickwheel.model.records import keys_bytes
 from tickwheel.protocol.frames import REQUEST_MAX, FrameType
 from tickwheel.server import checks
 from tickwheel.server.shard.new_tasks import key_alone
@@ -55,7 +55,7 @@ class Producing:
         now_ms, last, floor_max, size = now.now_ms, session.last, session.floor, 0
         requests: list[int] = []
         new_tasks: list[NewTask] = []
-        keyed = False
+        keys: list[str] = []
         for frame in islice(frames, start, None):
             if len(frame) != 4:
                 break
@@ -91,12 +91,12 @@ class Producing:
             new_tasks.append((topic, now_ms + delay_ms, body, options))
             size += len(body)
             if options is not None:
-                size += options_bytes(options)
-                keyed = True
+                keys.append(task[3]["key"])
         if not requests:
             return start
+        size += keys_bytes(keys)
         taken = self._operations.enqueue_plain(
-            peer.caller, requests, floor_max, new_tasks, size, now_ms, keyed=keyed
+            peer.caller, requests, floor_max, new_tasks, size, now_ms, keyed=bool(keys)
         )
         return start + taken
 
