@@ -70,11 +70,15 @@ async def test_a_revoked_token_ends_what_it_opened(running: Daemon, path: Path) 
 
 
 def test_ids_of_other_topics_are_unknown_in_packs_too(running: Daemon, path: Path) -> None:
-    """Tasks with nothing but a body are stored many to a row, and looked at many at once."""
+    """Tasks with nothing but a body, or a key, are stored many to a row, and looked at at once."""
     owner = known(running, create(path, "owner", "all"))
     guest = known(running, create(path, "guest", "all=ours.*"))
     with owner, guest:
-        many = tuple(("ours.a" if n % 2 else "theirs", b"", HOUR_MS) for n in range(200))
+        topics = ("theirs", "ours.a") * 100
+        many = tuple(
+            (topic, b"", HOUR_MS, {"key": f"k{n}"} if n < 100 else {})
+            for n, topic in enumerate(topics)
+        )
         ids = owner.enqueue(*many)[2][1]
         moved = guest.call(T.RESCHEDULE, tuple((i, 2 * HOUR_MS, None) for i in ids))[2]
         assert {word for word, _ in moved[::2]} == {"unknown"}
