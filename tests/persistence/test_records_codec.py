@@ -151,7 +151,6 @@ SECOND: list[Callable[[bytes], Any]] = [
 ]
 """Those of which there are two versions."""
 THIRD: list[Callable[[bytes], Any]] = [
-    codec.decode_settings,
     codec.decode_progress,
     codec.decode_attempts,
 ]
@@ -159,10 +158,12 @@ THIRD: list[Callable[[bytes], Any]] = [
 FOURTH: list[Callable[[bytes], Any]] = [
     codec.decode_extras,
     codec.decode_task,
-    codec.decode_group,
+    codec.decode_settings,
 ]
 """Those of which there are four."""
-DECODERS = FIRST + SECOND + THIRD + FOURTH
+FIFTH: list[Callable[[bytes], Any]] = [codec.decode_group]
+"""That of which there are five."""
+DECODERS = FIRST + SECOND + THIRD + FOURTH + FIFTH
 
 
 @pytest.mark.parametrize("decode", FIRST)
@@ -187,6 +188,12 @@ def test_a_version_above_the_third_is_refused(decode: Callable[[bytes], Any]) ->
 def test_a_version_above_the_fourth_is_refused(decode: Callable[[bytes], Any]) -> None:
     with pytest.raises(RecordUnreadable, match="version 5; this release reads versions 1 to 4"):
         decode(msgpack.packb([5, 1, 2, 3]))
+
+
+@pytest.mark.parametrize("decode", FIFTH)
+def test_a_version_above_the_fifth_is_refused(decode: Callable[[bytes], Any]) -> None:
+    with pytest.raises(RecordUnreadable, match="version 6; this release reads versions 1 to 5"):
+        decode(msgpack.packb([6, 1, 2, 3]))
 
 
 @pytest.mark.parametrize("decode", DECODERS)

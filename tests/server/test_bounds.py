@@ -468,7 +468,7 @@ async def test_a_held_connection_that_breaks_leaves_nothing(make: Make) -> None:
     ("task", "limit"),
     [
         pytest.param(("t", b"x" * 10, DAY_MS), 40 * MOVE_BYTES, id="due times"),
-        pytest.param(("t", b"x" * 10_000, DAY_MS, {"key": "k"}), 300_000, id="rows"),
+        pytest.param(("t", b"x" * 10_000, DAY_MS, {"tag": "x"}), 300_000, id="rows"),
     ],
 )
 async def test_changed_tasks_that_wait_for_the_store(

@@ -78,7 +78,7 @@ class Rig(RigBase):
 
     def cancel(self, task_id: int) -> str:
         for topic, found in self._as_columns(task_id).items():
-            if task_id in self.engine.control.cancel_many(topic, found):
+            if task_id in self.engine.control.cancel_many(topic, found, {}):
                 return "cancelled"
         return self.engine.control.cancel(task_id, self.find(task_id))
 
