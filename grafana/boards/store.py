@@ -202,6 +202,21 @@ STORE = Dashboard(
                     about="Both must stay 0. The log has the traceback of each error.",
                 ),
                 Panel(
+                    "Refused: logins, requests without the right",
+                    [
+                        (
+                            f"rate(tickwheel_login_failures_total{{{NODE}}}[5m])",
+                            "{{instance}} logins",
+                        ),
+                        (
+                            f"rate(tickwheel_forbidden_total{{{NODE}}}[5m])",
+                            "{{instance}} requests",
+                        ),
+                    ],
+                    about="A second. Somebody guesses, or a program has an old token or too few"
+                    " rights.",
+                ),
+                Panel(
                     "Descriptors",
                     [
                         (f"process_open_fds{{{NODE}}}", "{{instance}} open"),

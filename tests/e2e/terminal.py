@@ -13,6 +13,7 @@ import time
 from typing import Self
 
 TIMEOUT_S = 30.0
+AGAIN_S = 3.0
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|[\r\x07]")
 
 
@@ -45,16 +46,22 @@ class Terminal:
         os.write(self._parent, text.encode())
 
     def end(self, number: int | None = None) -> int:
-        """Its exit code, after signal ``number`` if one is given."""
-        if number is not None:
+        """Its exit code, after signal ``number`` if one is given: again and again, as a person
+        would. Python loses one that comes between showing a prompt and reading."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while number is not None and self.process.poll() is None and time.monotonic() < deadline:
             self.process.send_signal(number)
-        # A full terminal would keep it from ending.
+            # A full terminal would keep it from ending.
+            while self._read(AGAIN_S):
+                pass
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return self.process.wait(AGAIN_S)
         while self._read():
             pass
         return self.process.wait(TIMEOUT_S)
 
-    def _read(self) -> bool:
-        if not select.select([self._parent], [], [], TIMEOUT_S)[0]:
+    def _read(self, timeout_s: float = TIMEOUT_S) -> bool:
+        if not select.select([self._parent], [], [], timeout_s)[0]:
             return False
         try:
             data = os.read(self._parent, 65_536)

@@ -215,6 +215,16 @@ CASES = {
         [{"tickwheel_internal_errors_total": "1x60"}],
         {"severity": "warning", "instance": "a"},
     ),
+    "TickwheelTokensFileBroken": Case(
+        {"tickwheel_tokens_file_ok": "1x50 0x10"},
+        [{"tickwheel_tokens_file_ok": "1x60"}],
+        {"severity": "warning", "instance": "a"},
+    ),
+    "TickwheelLoginsFail": Case(
+        {"tickwheel_login_failures_total": "0x40 0+4x20"},
+        [{"tickwheel_login_failures_total": "0+3x60"}],
+        {"severity": "warning", "instance": "a"},
+    ),
 }
 
 
