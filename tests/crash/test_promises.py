@@ -157,10 +157,12 @@ def test_an_id_named_twice_in_an_ack_counts_once(make: Callable[..., Daemon]) ->
 
 
 def test_an_update_and_its_drop_in_one_batch_leave_nothing(make: Callable[..., Daemon]) -> None:
-    """Reschedule and cancel in one write, so that one batch holds both."""
+    """Reschedule and cancel in one write, so that one batch holds both: of tasks of which only the
+    due time changes, and of those whose row is written again."""
     daemon = make()
     with Raw(daemon.port) as raw:
-        ids = raw.enqueue(*[("t", b"", FAR_MS)] * 50)[2][1]
+        tasks = [("t", b"", FAR_MS), ("t", b"", FAR_MS, {"tag": "x"})] * 25
+        ids = raw.enqueue(*tasks)[2][1]
         moves, cancels = raw.request + 1, raw.request + 2
         move = (int(FrameType.RESCHEDULE), moves, [(i, 2 * FAR_MS, None) for i in ids])
         raw.send_bytes(encode(move) + encode((int(FrameType.CANCEL), cancels, ids)))

@@ -216,6 +216,11 @@ MUTANTS = (
                 "deadline_ms = mono_ms + subscriber.lease_ms",
                 "deadline_ms = mono_ms + subscriber.lease_ms // 10",
             ),
+            Edit(
+                DELIVERY,
+                "len(items), mono_ms + subscriber.lease_ms)",
+                "len(items), mono_ms + subscriber.lease_ms // 10)",
+            ),
         ),
         (PROMISES + "test_a_lease_is_kept_and_then_ends",),
     ),
