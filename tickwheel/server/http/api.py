@@ -147,7 +147,7 @@ class Api:
                     " (http_connections_max)"
                 )
             route, named = self._router.find(scope["method"], scope["raw_path"])
-            principal = self._principal(headers)
+            principal = self._principal(headers, scope["state"].get("certificate"))
             _check_origin(headers)
             operations = self._for(route, principal)
         except Unauthorized as error:
@@ -215,12 +215,12 @@ class Api:
             return operations
         raise self._standby.refusal()
 
-    def _principal(self, headers: dict[bytes, bytes]) -> Principal:
+    def _principal(self, headers: dict[bytes, bytes], peer: Any) -> Principal:
         given = headers.get(b"authorization", b"")
         token = None
         if given[: len(_BEARER)].lower() == _BEARER:
             token = given[len(_BEARER) :].strip().decode("utf-8", "replace")
-        return self._logins.authenticate(token)
+        return self._logins.authenticate(token, peer)
 
     @staticmethod
     def _finished(exchange: Exchange, watch: _Watch) -> None:
