@@ -1,8 +1,9 @@
 """Sessions of browsers: what a login with a token leaves in a cookie, and links that log in once.
 
 A cookie has a random text that means nothing anywhere else; the token is not in the browser
-(docs/decisions). Sessions are in memory: they end with the process, with their token, and after
-``SESSION_S``. Knows no request: ``Api`` finds out who asks, handlers set the cookie. Invariants:
+(docs/decisions/0027). Sessions are in memory: they end with the process, with their token, and
+after ``SESSION_S``. Knows no request: ``Api`` finds out who asks, handlers set the cookie.
+Invariants:
 
 * A session is worth what its token is worth at that moment: revoked or expired, it is over.
 * Nobody can end the others' sessions or links by making many: each has only so many of its own.
