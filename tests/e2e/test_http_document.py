@@ -51,7 +51,8 @@ def test_nothing_happens_that_the_document_does_not_say(
         [
             sys.executable, "-m", "schemathesis.cli", "run", f"{daemon.http}/openapi.json",
             "--phases", phases, "--max-examples", str(examples), "--checks", ",".join(CHECKS),
-            *(word for path in ENDLESS for word in ("--exclude-path", path)), "--header", f"Authorization: Bearer {TOKEN}",
+            *(word for path in ENDLESS for word in ("--exclude-path", path)),
+            "--header", f"Authorization: Bearer {TOKEN}",
             "--max-response-time", "10", "--request-timeout", "30", "--no-color",
             "--suppress-health-check", "all", "--generation-database", ":memory:",
         ],
