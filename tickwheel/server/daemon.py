@@ -143,6 +143,7 @@ class Daemon:
             api=self._make_api(),
         )
         await self._http.start()
+        self.roles.http_url = self._http.url
 
     def _make_api(self) -> Api | None:
         """None without the extra ``http``."""

@@ -60,9 +60,18 @@ class Logins:
 
     # --- a stranger ------------------------------------------------------------------------------
 
+    @property
+    def are_needed(self) -> bool:
+        """Whether a token has to be shown at all."""
+        return self._wanted is not None or self._path is not None
+
+    def failed(self) -> None:
+        """Somebody has shown what opens nothing."""
+        self._observed.login_failures += 1
+
     def authenticate(self, shown: object) -> Principal:
         """Who has shown this. Raises Unauthorized."""
-        if self._wanted is None and self._path is None:
+        if not self.are_needed:
             return ANONYMOUS
         text = shown if isinstance(shown, str) else ""
         if self._wanted is not None and hmac.compare_digest(_bytes(text), _bytes(self._wanted)):
@@ -70,7 +79,7 @@ class Logins:
         token = files.find(self._tokens, text)
         now_ms = self._clock.read().now_ms
         if token is None or token.is_over(now_ms):
-            self._observed.login_failures += 1
+            self.failed()
             expired = "the token has expired" if token is not None else "the token is wrong"
             raise Unauthorized(expired if text else "a token is required")
         self._used[token.id] = now_ms
