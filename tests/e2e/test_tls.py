@@ -112,6 +112,11 @@ def test_the_synchronous_client_the_command_line_and_http(
     first = ("--ca", str(authority.ca), "--token", "of-everything")
     cli.run(*first, "enqueue", "cli", "x", "--delay", "1h")
     assert running.url.removeprefix("tls://") in cli.run(*first, "status").stdout.decode()
+    link = cli.run(*first, "console", "--no-browser").stdout.decode()
+    assert link.startswith(f"{running.http}/console/#login=")
+    console = ("console", "--no-browser", "--http", running.http)
+    said = cli.fails(1, "--token", "of-everything", *console)
+    assert "certificate is not trusted" in said
     monkeypatch.setenv("TICKWHEEL_CA", str(authority.ca))
     monkeypatch.setenv("TICKWHEEL_TOKEN", "of-everything")
     cli.run("stats")

@@ -17,6 +17,7 @@ import typer
 
 from tickwheel.cli import (
     bench,
+    console,
     dead,
     enqueue,
     groups,
@@ -140,6 +141,7 @@ command(app, panel=TOPICS)(groups.rate)
 app.command(rich_help_panel=SERVE)(history.restore)
 app.command(rich_help_panel=WATCH)(report.report)
 command(app, panel=WATCH)(top.top)
+command(app, panel=WATCH)(console.console)
 command(app, panel=TASKS)(work.work)
 bench.register(app, WATCH)
 

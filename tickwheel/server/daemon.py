@@ -183,6 +183,7 @@ class Daemon:
             tls=self._tls_server if self.settings.speaks_tls("http") else None,
         )
         await self._http.start()
+        self.roles.http_url = self._http.url
 
     def _make_api(self) -> Api | None:
         """None without the extra ``http``."""

@@ -64,12 +64,25 @@ class Logins:
 
     # --- a stranger ------------------------------------------------------------------------------
 
+    @property
+    def are_needed(self) -> bool:
+        """Whether a token or a certificate has to be shown at all."""
+        return self._wanted is not None or self._path is not None or self._needs_certificate
+
+    def failed(self) -> None:
+        """Somebody has shown what opens nothing."""
+        self._observed.login_failures += 1
+
+    def check_certificate(self, peer: Mapping[str, Any] | None) -> None:
+        """Raises Unauthorized: there has to be one."""
+        if self._needs_certificate and not peer:
+            raise self._refusal("a client certificate is required (tls_client_required)")
+
     def authenticate(self, shown: object, peer: Mapping[str, Any] | None = None) -> Principal:
         """Who has shown this token, or this certificate: ``peer`` is what TLS has verified of it.
         Raises Unauthorized."""
+        self.check_certificate(peer)
         parts = parts_of(peer)
-        if self._needs_certificate and not parts:
-            raise self._failed("a client certificate is required (tls_client_required)")
         if self._wanted is None and self._path is None:
             return Principal(_named(parts), None) if parts else ANONYMOUS
         text = shown if isinstance(shown, str) else ""
@@ -81,22 +94,22 @@ class Logins:
         now_ms = self._clock.read().now_ms
         if token is None or token.is_over(now_ms):
             expired = "the token has expired" if token is not None else "the token is wrong"
-            raise self._failed(expired if text else "a token is required")
+            raise self._refusal(expired if text else "a token is required")
         self._used[token.id] = now_ms
         return token.principal
 
     def _by_certificate(self, parts: frozenset[str]) -> Principal:
         found = next((token for named, token in self._certified if named <= parts), None)
         if found is None:
-            raise self._failed(f"a token is required: no rule names the {_named(parts)}")
+            raise self._refusal(f"a token is required: no rule names the {_named(parts)}")
         now_ms = self._clock.read().now_ms
         if found.is_over(now_ms):
-            raise self._failed(f"the rule for the {_named(parts)} has expired")
+            raise self._refusal(f"the rule for the {_named(parts)} has expired")
         self._used[found.id] = now_ms
         return found.principal
 
-    def _failed(self, why: str) -> Unauthorized:
-        self._observed.login_failures += 1
+    def _refusal(self, why: str) -> Unauthorized:
+        self.failed()
         return Unauthorized(why)
 
     def later(self, answer: Callable[[], None]) -> None:

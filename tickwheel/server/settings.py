@@ -121,6 +121,8 @@ class Settings(BaseSettings):
     pull_max: int = Field(default=1_024, gt=0)
     # history and backups
     history_dir: str | None = None
+    report_dir: str | None = None
+    """Where ``tickwheel report --out DIR`` writes its page; the console shows it."""
     history_bodies: bool = False
     history_segment_bytes: int = Field(default=SEGMENT_BYTES, ge=4_096)
     history_spool_bytes_max: int = Field(default=BYTES_MAX, ge=65_536)
