@@ -83,6 +83,17 @@ async def test_a_page_of_another_site_is_refused_even_with_all_of_it(rig: Access
     assert await status(rig, "/v1/stats", headers) == 403
 
 
+@pytest.mark.parametrize(
+    ("site", "wanted"), [("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403)]
+)
+async def test_an_image_of_another_site_is_refused(
+    rig: AccessRig, site: str, wanted: int
+) -> None:
+    """It has no Origin."""
+    headers = {"authorization": f"Bearer {await rig.token('all')}", "sec-fetch-site": site}
+    assert await status(rig, "/v1/stats", headers) == wanted
+
+
 async def test_a_report_is_opened_as_a_page_and_needs_the_cookie(rig: AccessRig) -> None:
     headers = await log_in(rig, await rig.token("read"))
     del headers["tickwheel-console"]

@@ -56,6 +56,8 @@ AT_A_TIME = 8
 """Requests begun, and answers written, in one turn of the event loop."""
 _BEARER = b"bearer "
 _LOGIN = ("POST", SESSIONS_PATH)
+_OWN_SITE = (b"same-origin", b"none")
+"""A page of ours, or nobody's: an address that was typed."""
 
 
 class Api:
@@ -324,7 +326,10 @@ class _Watch:
 
 def _check_origin(headers: dict[bytes, bytes]) -> None:
     """A browser says whose page asks. Without a token nothing else keeps a page of another site
-    from asking what runs on its visitor's machine."""
+    from asking what runs on its visitor's machine. An image has no Origin, and takes tasks from a
+    stream: that it comes from elsewhere is said by another header."""
+    if headers.get(b"sec-fetch-site", b"none") not in _OWN_SITE:
+        raise Forbidden("a page of another site must not ask this (Sec-Fetch-Site)")
     origin = headers.get(b"origin")
     if origin is None:
         return
