@@ -62,6 +62,7 @@ def run_as_it_stands(document: str, folder: Path, shell: dict[str, str]) -> str:
         (folder / name).write_text(program)
     stop = "trap 'kill $(jobs -p) 2>/dev/null' EXIT"
     script = "\n".join(["set -e -o pipefail", stop, *blocks(document, "bash")])
+    script = script.replace(":7357", f":{free_port()}")  # a second daemon
     out, err = folder / "shown.txt", folder / "errors.txt"
     with out.open("w") as shown, err.open("w") as errors:
         running = subprocess.Popen(
@@ -223,7 +224,8 @@ def test_the_page_of_security_works_as_it_stands(
     for pattern in (
         "^no right for mails$", "^no right to read$", "order 1",
         r"^\w{12} +shop +produce=orders\.\* read=orders\.\*",
-        r"^token \w{12} of shop is revoked$",
+        r"^token \w{12} of shop is revoked$", "^tls_required$", "^tls_failed: not trusted$",
+        r"^\w{12} +mesh +produce=\* ",
     ):  # fmt: skip
         assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
 

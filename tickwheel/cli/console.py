@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 import typer
 
 from tickwheel.cli.call import Call
+from tickwheel.client.trust import Trust, explain
 from tickwheel.errors import BY_CODE, BadRequest, InternalError, TickwheelError, Unreachable
 
 if TYPE_CHECKING:
@@ -92,19 +93,24 @@ def _link(http: str, token: str | None) -> dict[str, Any]:
     """Raises what the daemon answers, Unreachable, BadRequest."""
     if urlsplit(http).scheme not in ("http", "https"):
         raise BadRequest(f"--http must be http://HOST:PORT, not {http!r:.60}")
+    context = Trust().context() if http.startswith("https:") else None
     headers = {} if token is None else {"authorization": f"Bearer {token}"}
     request = urllib.request.Request(  # noqa: S310  # its scheme was looked at
         f"{http}/v1/session-links", b"", headers, method="POST"
     )
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S, context=context) as response:  # noqa: S310
             found: dict[str, Any] = json.load(response)
             return found
     except urllib.error.HTTPError as error:
         with error:
             raise _problem(error) from None
     except (OSError, ValueError) as error:
-        raise Unreachable(f"{http}: {getattr(error, 'reason', error)}") from None
+        reason = getattr(error, "reason", error)
+        if isinstance(reason, OSError):
+            why = explain(reason)
+            raise type(why)(f"{http}: {why.message}") from None
+        raise Unreachable(f"{http}: {reason}") from None
 
 
 def _problem(error: urllib.error.HTTPError) -> TickwheelError:

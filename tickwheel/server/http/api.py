@@ -158,7 +158,7 @@ class Api:
                     " (http_connections_max)"
                 )
             route, named = self._router.find(scope["method"], scope["raw_path"])
-            principal = self._principal(route, headers)
+            principal = self._principal(route, headers, scope["state"].get("certificate"))
             _check_origin(headers)
             operations = self._for(route, principal)
         except Unauthorized as error:
@@ -227,22 +227,24 @@ class Api:
             return operations
         raise self._standby.refusal()
 
-    def _principal(self, route: Route, headers: dict[bytes, bytes]) -> Principal:
-        """Who asks: by a token, a link that logs in once, or a browser's session."""
+    def _principal(self, route: Route, headers: dict[bytes, bytes], peer: Any) -> Principal:
+        """Who asks: by a token, a certificate, a link that logs in once, or a browser's session."""
+        if not route.public:
+            self._logins.check_certificate(peer)
         given = headers.get(b"authorization", b"")
         if given[: len(_BEARER)].lower() == _BEARER:
             token = given[len(_BEARER) :].strip().decode("utf-8", "replace")
             if token.startswith(LINK_PREFIX) and (route.method, route.path) == _LOGIN:
                 _check_origin(headers)  # before the link is used up
                 return self._sessions.redeem(token)
-            return self._logins.authenticate(token)
+            return self._logins.authenticate(token, peer)
         if route.page or CONSOLE_HEADER in headers:
             session = self._sessions.find(cookie_of(headers))
             if session is not None:
                 return session.principal
         if route.public and self._sessions.are_needed:
             return NOBODY
-        return self._logins.authenticate(None)
+        return self._logins.authenticate(None, peer)
 
     @staticmethod
     def _finished(exchange: Exchange, watch: _Watch) -> None:

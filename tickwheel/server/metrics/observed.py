@@ -71,6 +71,11 @@ class Observed:
         self.forbidden = 0
         """Requests of somebody known, for want of a right."""
         self.tokens_file_ok = True
+        self.tls_failures = 0
+        """Handshakes that failed."""
+        self.certificate_ok = True
+        self.certificate_until_s = 0.0
+        """Since 1970; 0: there is none."""
         self.http_requests = 0
         """Of the HTTP API that were answered."""
         self.http_client_errors = 0
