@@ -242,9 +242,14 @@ class Api:
             session = self._sessions.find(cookie_of(headers))
             if session is not None:
                 return session.principal
-        if route.public and self._sessions.are_needed:
+        if route.public and self._sessions.are_needed and not peer:
             return NOBODY
-        return self._logins.authenticate(None, peer)
+        try:
+            return self._logins.authenticate(None, peer)
+        except Unauthorized:
+            if route.public:  # with a certificate that no rule names, and perhaps a token soon
+                return NOBODY
+            raise
 
     @staticmethod
     def _finished(exchange: Exchange, watch: _Watch) -> None:
