@@ -9,6 +9,7 @@ import os
 import random
 import re
 import struct
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -91,13 +92,24 @@ class Shop:
         pull(daemon, "orders.close", "billing", 6)
 
     def work(self, page: Page) -> None:
-        """Load, for as long as a picture needs."""
-        began, chance = time.monotonic(), random.Random(1)
+        """Load, for as long as a picture needs, and somebody who waits for the tasks."""
+        over, chance = threading.Event(), random.Random(1)
+
+        def consume() -> None:
+            while not over.is_set():
+                found = pull(self.daemon, "orders.close", "billing", 100)
+                receipts = [one["receipt"] for one in found]
+                if receipts:
+                    post(self.daemon, "/v1/acks", {"receipts": receipts})
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        began = time.monotonic()
         while time.monotonic() - began < LOAD_S:
-            enqueue(self.daemon, "orders.close", 20 + chance.randrange(20))
-            found = pull(self.daemon, "orders.close", "billing", 30)
-            post(self.daemon, "/v1/acks", {"receipts": [one["receipt"] for one in found]})
+            enqueue(self.daemon, "orders.close", 20 + chance.randrange(20), delay_ms=300)
             page.wait_for_timeout(120)
+        over.set()
+        consumer.join()
 
 
 @pytest.fixture(scope="module")
