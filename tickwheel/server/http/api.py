@@ -91,7 +91,7 @@ class Api:
 
     def serve(self, operations: Operations) -> None:
         """The daemon leads."""
-        self._guards = Guards(operations, self._logins.refused)
+        self._guards = Guards(operations, self._logins.refused, self._logins.audit)
 
     def stand_by(self) -> None:
         """It does not any more: what was asked may or may not have been kept."""
@@ -174,6 +174,7 @@ class Api:
         body: Body | None = None
         watch = _Watch(receive)
         try:
+            self._logins.quotas.enter(exchange.caller)
             settings = self._settings
             body = Body(
                 receive,
@@ -210,6 +211,7 @@ class Api:
             raise
         finally:
             self._exchanges.discard(exchange)
+            self._logins.quotas.leave(exchange.caller)
             watch.stop()
             if body is not None:
                 body.close()
