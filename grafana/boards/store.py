@@ -224,14 +224,15 @@ STORE = Dashboard(
                     "The certificate: days left, files in order; the audit log",
                     [
                         (
-                            f"(tickwheel_certificate_expires_seconds{{{NODE}}} - time()) / 86400"
-                            f" and tickwheel_certificate_expires_seconds{{{NODE}}} > 0",
+                            f"clamp_min(tickwheel_certificate_expires_seconds{{{NODE}}}"
+                            " - time(), 0) / 86400",
                             "{{instance}} days",
                         ),
                         (f"tickwheel_certificate_ok{{{NODE}}}", "{{instance}} in order"),
                         (f"tickwheel_audit_ok{{{NODE}}}", "{{instance}} audit log"),
                     ],
-                    about="The second is 0 when files that have changed cannot be used: the"
+                    about="The first is 0 when there is no certificate, or it is over."
+                    " The second is 0 when files that have changed cannot be used: the"
                     " certificate of before stays. The third is 0 when the log of what operators"
                     " do cannot be written.",
                 ),
