@@ -39,6 +39,7 @@ from tickwheel.cli.values import (
 )
 from tickwheel.client import Client, ScheduleInfo
 from tickwheel.client.retry import policy_wire
+from tickwheel.model.records import PropertyValue
 from tickwheel.errors import BadRequest
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
@@ -123,7 +124,7 @@ async def put(
     _say(call, found, str(found.outcome))
 
 
-def _properties(given: list[str]) -> dict[str, str]:
+def _properties(given: list[str]) -> dict[str, PropertyValue]:
     try:
         return dict(parse_property(text) for text in given)
     except ValueError as error:

@@ -135,6 +135,8 @@ class Totals:
     snoozed: int = 0
     retried: int = 0
     expired: int = 0
+    filtered: int = 0
+    """Tasks that a group's filter left out, once for each group."""
     cancelled: int = 0
     leases_over: int = 0
     dead: int = 0
