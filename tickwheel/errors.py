@@ -91,6 +91,12 @@ class VersionUnsupported(ProtocolError):
     code = "version_unsupported"
 
 
+class TlsRequired(ProtocolError):
+    """The port speaks TLS, and the client does not."""
+
+    code = "tls_required"
+
+
 class Unauthorized(TickwheelError):
     """The token is missing or wrong."""
 
@@ -311,6 +317,13 @@ class Unreachable(TickwheelError):
 
     code = "unreachable"
     retryable = True
+    http_status = 502
+
+
+class TlsFailed(TickwheelError):
+    """The daemon's certificate is not to be trusted, or its port does not speak TLS."""
+
+    code = "tls_failed"
     http_status = 502
 
 

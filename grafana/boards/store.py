@@ -202,7 +202,7 @@ STORE = Dashboard(
                     about="Both must stay 0. The log has the traceback of each error.",
                 ),
                 Panel(
-                    "Refused: logins, requests without the right",
+                    "Refused: logins, requests without the right, handshakes",
                     [
                         (
                             f"rate(tickwheel_login_failures_total{{{NODE}}}[5m])",
@@ -212,9 +212,26 @@ STORE = Dashboard(
                             f"rate(tickwheel_forbidden_total{{{NODE}}}[5m])",
                             "{{instance}} requests",
                         ),
+                        (
+                            f"rate(tickwheel_tls_failures_total{{{NODE}}}[5m])",
+                            "{{instance}} handshakes",
+                        ),
                     ],
                     about="A second. Somebody guesses, or a program has an old token or too few"
-                    " rights.",
+                    " rights, or does not trust the certificate.",
+                ),
+                Panel(
+                    "The certificate: days left, files in order",
+                    [
+                        (
+                            f"(tickwheel_certificate_expires_seconds{{{NODE}}} - time()) / 86400"
+                            f" and tickwheel_certificate_expires_seconds{{{NODE}}} > 0",
+                            "{{instance}} days",
+                        ),
+                        (f"tickwheel_certificate_ok{{{NODE}}}", "{{instance}} in order"),
+                    ],
+                    about="The second is 0 when files that have changed cannot be used: the"
+                    " certificate of before stays.",
                 ),
                 Panel(
                     "Descriptors",

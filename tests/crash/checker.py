@@ -48,6 +48,8 @@ class Verdict:
     duplicates: int = 0
     """Deliveries of a task to a group beyond the first: allowed, and worth knowing."""
     resent: int = 0
+    placed: int = 0
+    """Tasks with a due window whose moment is later than what they asked for."""
     acked: int = 0
     cancelled: int = 0
     expired: int = 0
@@ -60,7 +62,8 @@ class Verdict:
 
     def text(self) -> str:
         lines = [
-            f"tasks {self.tasks}, refused {self.refused}, requests resent {self.resent},"
+            f"tasks {self.tasks} ({self.placed} placed in windows), refused {self.refused},"
+            f" requests resent {self.resent},"
             f" deliveries {self.deliveries} ({self.duplicates} of them repeated),"
             f" acked {self.acked}, cancelled {self.cancelled}, expired {self.expired},"
             f" at most once and lost {self.dropped}, broadcast {self.cast},"
@@ -156,6 +159,7 @@ class _Check:
     def _read(self, journal: Journal) -> None:
         self._wrong += [f"{journal.client}: {text}" for text in journal.odd]
         self._verdict.resent += journal.resent
+        self._verdict.placed += journal.placed
         for accepted in journal.accepted:
             self._accept(journal.client, accepted)
         for delivery in journal.delivered:

@@ -119,6 +119,7 @@ class Failover:
         await self._start_all()
 
     async def _freeze(self, active: Daemon, other: Daemon) -> None:
+        epoch = await self._epoch_of(active)
         active.pause()
         try:
             await self._taken_over(other, "SIGSTOP")
@@ -126,7 +127,7 @@ class Failover:
             await asyncio.sleep(self._ttl_s * self._rnd.uniform(0.3, 1.5))
         finally:
             active.go_on()
-        await self._stands_by(active, "after SIGCONT")
+        await self._gave_way(active, epoch, "after SIGCONT")
 
     async def _hiccup(self, active: Daemon, other: Daemon) -> None:
         active.pause()
@@ -180,16 +181,28 @@ class Failover:
         if took_s > TAKEOVER_S_MAX:
             self._own.append(f"taking over after {after} took {took_s:.1f} s")
 
-    async def _stands_by(self, daemon: Daemon, when: str) -> None:
-        deadline, role = time.monotonic() + TAKEOVER_S_MAX, ""
+    async def _epoch_of(self, daemon: Daemon) -> int:
+        """0: it cannot be asked now."""
+        return (await self._role_of(daemon))[1]
+
+    async def _role_of(self, daemon: Daemon) -> tuple[str, int]:
+        try:
+            link = await Link.open(daemon.port, Numbers(), any_role=True)
+        except Lost:
+            return "none", 0
+        try:
+            return (await link.call(FrameType.STATUS))[2]["role"], link.epoch
+        except Lost:
+            return "none", 0
+        finally:
+            link.abort()
+
+    async def _gave_way(self, daemon: Daemon, epoch: int, when: str) -> None:
+        """It stands by, or leads anew in a later epoch, because the other one lost the store."""
+        deadline, role, now = time.monotonic() + TAKEOVER_S_MAX, "", 0
         while time.monotonic() < deadline:
-            try:
-                link = await Link.open(daemon.port, Numbers(), any_role=True)
-                role = (await link.call(FrameType.STATUS))[2]["role"]
-                link.abort()
-            except Lost:
-                role = "none"
-            if role == "standby":
+            role, now = await self._role_of(daemon)
+            if role == "standby" or (role == "active" and now > epoch > 0):
                 return
             await asyncio.sleep(POLL_S)
-        self._own.append(f"the deposed daemon is {role!r} {when}")
+        self._own.append(f"the deposed daemon is {role!r} in epoch {now} {when}; it had {epoch}")

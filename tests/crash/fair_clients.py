@@ -10,7 +10,14 @@ from datetime import UTC, datetime, timedelta
 from crash.link import Link, now_ms
 from crash.plan import BRIEF, Plan
 from crash.records import NO_CONNECTION, Accepted, Delivered, Finished, Moved, Refused
-from crash.rough_producer import PAUSE_S, PRIORITIES, delay_ms, ttl_ms
+from crash.rough_producer import (
+    PAUSE_S,
+    PRIORITIES,
+    WINDOW_SHARE,
+    WINDOWS_MS,
+    delay_ms,
+    ttl_ms,
+)
 from crash.settle import Receipt, Settler
 from tickwheel import errors
 from tickwheel.client import Client, Delivery, Task
@@ -88,6 +95,9 @@ class FairProducer:
             "delay": wait_ms / 1000,
             "ttl": None if ttl is None else ttl / 1000,
             "priority": priority,
+            "within": self._rnd.choice(WINDOWS_MS) / 1000
+            if self._rnd.random() < WINDOW_SHARE
+            else None,
         }
         tasks = [Task(topic, token.encode(), **options) for token in tokens]
         try:

@@ -48,13 +48,18 @@ class _Way:
         """Not set: what comes is held."""
         self.open.set()
         self.slow = False
+        self.holds = False
+        """It has something that was not passed on."""
+        self.last = False
+        """Nothing follows what it holds."""
         self.tear: Callable[[], None] | None = None
         """Called after a part of what comes next was passed on."""
 
     async def pump(self, rnd: random.Random) -> None:
         """Until one side ends. What was read is passed on whole, or the connection is cut."""
         with contextlib.suppress(OSError):
-            while data := await self._reader.read(CHUNK_BYTES):
+            while not self.last and (data := await self._reader.read(CHUNK_BYTES)):
+                self.holds = True
                 await self.open.wait()
                 tear, self.tear = self.tear, None
                 if tear is not None:
@@ -62,6 +67,7 @@ class _Way:
                     await self._writer.drain()
                     return tear()
                 await self._pass(data, rnd)
+                self.holds = False
         return None
 
     async def _pass(self, data: bytes, rnd: random.Random) -> None:
@@ -96,14 +102,25 @@ class _Connection:
         down = asyncio.create_task(self.down.pump(rnd))
         try:
             await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
-            if not self.down.open.is_set() or not self.up.open.is_set():
-                # One side has gone; what is held in the other direction may come late.
+            if down.done():
+                await self._pass_rest(up)
+            elif not self.down.open.is_set() or not self.up.open.is_set():
+                # The client has gone; the server finds that out by itself, or is told it late.
                 await asyncio.wait((up, down))
         finally:
             up.cancel()
             down.cancel()
             self._client.close()  # what was passed on arrives
             self._server.close()
+
+    async def _pass_rest(self, up: asyncio.Task[None]) -> None:
+        """The server has gone. What is held may come late; then its client sees the end, which
+        otherwise would wait for an answer for ever."""
+        for way in self.ways:
+            await way.open.wait()
+        self.up.last = True
+        if self.up.holds:
+            await asyncio.wait((up,))
 
     def cut(self) -> None:
         """Both ends see it at once."""

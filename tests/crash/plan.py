@@ -53,6 +53,8 @@ class Plan:
     """A daemon that is silent for longer, on a connection that stands, has failed."""
     large: bool = False
     """Some batches hold thousands of tasks."""
+    may_be_full: bool = False
+    """Something takes the room that the store has: it may refuse tasks while that lasts."""
     topics: list[str] = field(default_factory=lambda: list(GROUPS))
     """What producers choose from."""
     clocks: Clocks = field(default_factory=Clocks)

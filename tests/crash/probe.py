@@ -1,4 +1,8 @@
-"""Asks a daemon whether everything works, without leaving anything behind."""
+"""Asks a daemon whether everything works, without leaving anything behind.
+
+Where a nemesis fills the store, "there is no room" is an answer of a daemon that works: one that
+was waited for until there is room would keep the other frozen for longer than a client's patience.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from crash.link import Link, Lost, Numbers
 from crash.plan import Plan
+from tickwheel.errors import StoreFull
 from tickwheel.protocol.frames import FrameType
 
 WELL_S_MAX = 30.0
@@ -39,7 +44,7 @@ class Probe:
                 continue
             self.port = port
             try:
-                if await self._put(link) and await self._cancel(link):
+                if await self._takes(link):
                     return await self._has_loaded(link)
             except Lost:
                 continue
@@ -65,15 +70,23 @@ class Probe:
         frame = await link.call(FrameType.STATUS)
         return bool(frame[0] == FrameType.OK and frame[2]["state"] != "loading")
 
-    async def _put(self, link: Link) -> bool:
+    async def _takes(self, link: Link) -> bool:
+        refusal = await self._put(link)
+        if refusal is None:
+            return await self._cancel(link)
+        return refusal == StoreFull.code and self._plan.may_be_full
+
+    async def _put(self, link: Link) -> str | None:
+        """The code of an error; None: it was put."""
         if self._ids:
-            return True
+            return None
         self._number = number = self._number or self._numbers.next()
         task = ["probe", b"probe", FAR_MS]
         frame = await link.wait(link.send_as(number, FrameType.ENQUEUE, number, [task]))
-        if frame[0] == FrameType.OK:
-            self._number, self._ids = 0, frame[2][1]
-        return bool(self._ids)
+        if frame[0] != FrameType.OK:
+            return str(frame[2])
+        self._number, self._ids = 0, frame[2][1]
+        return None
 
     async def _cancel(self, link: Link) -> bool:
         frame = await link.call(FrameType.CANCEL, self._ids)

@@ -171,5 +171,7 @@ class Journal:
     casts: list[Cast] = field(default_factory=list)
     odd: list[str] = field(default_factory=list)
     """Answers that no correct daemon gives."""
+    placed: int = 0
+    """Tasks with a due window that got a later moment than the one they asked for."""
     resent: int = 0
     """Requests sent again because their answer was lost."""

@@ -19,6 +19,8 @@ RETRYABLE = {"refused", "store_full", "overloaded", "window_full", "draining", "
 
 
 PRIORITIES = (0, 0, 0, 1, 9, 255)
+WINDOWS_MS = (1, 150, 700)
+WINDOW_SHARE = 0.15
 
 
 def ttl_ms(rnd: random.Random, topic: str) -> int | None:
@@ -112,6 +114,8 @@ class RoughProducer:
     def _task(self, topic: str, token: str, options: dict[str, int]) -> list[Any]:
         body = token.encode() + b" " * self._rnd.choice((0, 0, 100, 2_000))
         wait_ms = delay_ms(self._rnd)
+        if self._rnd.random() < WINDOW_SHARE:
+            options = {**options, "within_ms": self._rnd.choice(WINDOWS_MS)}
         if self._rnd.random() < 0.3:
             return [topic, body, None, {"due_ms": now_ms() + wait_ms, "key": token, **options}]
         return [topic, body, wait_ms, options] if options else [topic, body, wait_ms]
@@ -141,14 +145,22 @@ class RoughProducer:
         return True
 
     def _accepted(self, request: Request, frame: Frame) -> None:
-        accepted_ms, ids = frame[2]
+        accepted_ms, ids, *more = frame[2]
         clocks, sent_ms = self._plan.clocks, request.first_sent_ms
         if not clocks.low(sent_ms, now_ms()) <= accepted_ms <= clocks.high(sent_ms, now_ms()):
             self._journal.odd.append(f"accepted at {accepted_ms}: {request}")
-        dues = tuple(
+        asked = [
             accepted_ms + task[2] if task[2] is not None else max(task[3]["due_ms"], accepted_ms)
             for task in request.tasks
-        )
+        ]
+        dues = tuple(more[0]["dues_ms"]) if more else tuple(asked)
+        if None in dues:
+            return  # the first answer was lost, and by now nobody knows the moments any more
+        for asked_ms, due_ms, task in zip(asked, dues, request.tasks, strict=True):
+            within_ms = task[3].get("within_ms", 0) if len(task) == 4 else 0
+            if not asked_ms <= due_ms <= asked_ms + within_ms:
+                self._journal.odd.append(f"due at {due_ms}, not in its window: {request}")
+            self._journal.placed += due_ms > asked_ms
         self._journal.accepted.append(
             Accepted(
                 request.topic,
@@ -171,5 +183,14 @@ class RoughProducer:
         self._journal.resent += 1
         if frame[0] == FrameType.OK and before[0] == FrameType.OK:
             self._accepted(request, frame)
-        if frame[:3] != before[:3] and frame[2] not in RETRYABLE:
+        if not _is_same(before, frame) and frame[2] not in RETRYABLE:
             self._journal.odd.append(f"{request}: first {before}, then {frame}")
+
+
+def _is_same(before: Frame, frame: Frame) -> bool:
+    """The moments that were chosen for tasks which have ended by now are forgotten."""
+    if frame[:2] != before[:2] or frame[0] != FrameType.OK or len(frame[2]) == 2:
+        return bool(frame[:3] == before[:3])
+    first, again = (one[2][2]["dues_ms"] for one in (before, frame))
+    dues_are_same = all(two in (None, one) for one, two in zip(first, again, strict=True))
+    return bool(frame[2][:2] == before[2][:2] and dues_are_same)

@@ -7,6 +7,7 @@ and the judges find what is seeded on purpose (``test_checker`` has those of eve
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import secrets
@@ -65,6 +66,18 @@ async def test_all_promises_hold(tmp_path: Path, how: dict[str, Any]) -> None:
 # --- the proxy ---------------------------------------------------------------------------------
 
 
+class Spared(random.Random):
+    """Every connection has the fault, and none of them is cut at its end."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self._drawn = 0
+
+    def random(self) -> float:
+        self._drawn += 1
+        return 0.0 if self._drawn == 1 else 0.99
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_network_never_leaves_anything_out_of_a_connection_that_goes_on(kind: str) -> None:
     """What comes through, in both directions, is what was sent or a beginning of it."""
@@ -101,6 +114,33 @@ async def test_a_network_never_leaves_anything_out_of_a_connection_that_goes_on(
     assert bytes(heard) == sent[: len(heard)]
     assert bytes(back) == sent[: len(back)]
     assert heard or kind != "slow"
+
+
+@pytest.mark.parametrize("kind", ["up", "down", "both"])
+async def test_the_client_sees_that_the_server_went_during_a_silence(kind: str) -> None:
+    """A request that was held then comes too late for anybody to answer it."""
+    gone = asyncio.Event()
+
+    async def leave(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        await gone.wait()
+        writer.close()
+
+    server = await asyncio.start_server(leave, "127.0.0.1", 0)
+    net = await Net(Spared(), server.sockets[0].getsockname()[1]).start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", net.port)
+    writer.write(b"1")
+    await asyncio.sleep(0.05)
+    silence = asyncio.create_task(net.suffer(kind, 0.2))
+    await asyncio.sleep(0.05)
+    writer.write(b"2")
+    gone.set()
+    await silence
+    with contextlib.suppress(ConnectionResetError):  # an end, too
+        assert await soon(reader.read()) == b""
+    writer.transport.abort()
+    await net.stop()
+    server.close()
 
 
 def test_a_journal_of_another_process_says_the_same() -> None:

@@ -182,6 +182,7 @@ class Run:
         self.options = options
         self.plan = Plan(options.seed, large=options.store == "redis")
         self.plan.may_break = WATCH not in options.nemeses
+        self.plan.may_be_full = RESOURCES in options.nemeses
         self.redis: RedisRig | None = None
         self._folder = folder
         self._disk: resources.SmallDisk | None = None
@@ -213,6 +214,7 @@ class Run:
             await self._start_nets()
             await self._go()
         finally:
+            self.problems += self.havoc.problems  # often why a client failed
             self._frozen.kill()
             if self._groups is not None:
                 self._groups.kill()
@@ -231,7 +233,7 @@ class Run:
             clocks=self.plan.clocks,
             unbroken=self._has(WATCH),
         )
-        self.problems += [*self.havoc.problems, *self.havoc.missed]
+        self.problems += self.havoc.missed
         if self._keyed:
             self.problems += judge(self._keyed, self.plan.journals)
         if self._recurring is not None:

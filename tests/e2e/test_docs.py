@@ -62,6 +62,7 @@ def run_as_it_stands(document: str, folder: Path, shell: dict[str, str]) -> str:
         (folder / name).write_text(program)
     stop = "trap 'kill $(jobs -p) 2>/dev/null' EXIT"
     script = "\n".join(["set -e -o pipefail", stop, *blocks(document, "bash")])
+    script = script.replace(":7357", f":{free_port()}")  # a second daemon
     out, err = folder / "shown.txt", folder / "errors.txt"
     with out.open("w") as shown, err.open("w") as errors:
         running = subprocess.Popen(
@@ -149,9 +150,9 @@ def test_the_page_of_schedules_works_as_it_stands(
         assert word in shown, (word, shown)
 
 
-def test_the_page_of_http_works_as_it_stands(tmp_path: Path, forked_shell: dict[str, str]) -> None:
-    """At a port of its own; curl waits for the daemon, as a reader would."""
-    port, commands = free_port(), tmp_path / "bin"
+def at_a_free_port(folder: Path) -> None:
+    """What names port 7356 gets one of its own; curl waits for the daemon, as a reader would."""
+    port, commands = free_port(), folder / "bin"
     curl, tickwheel = shutil.which("curl"), (commands / "tickwheel").read_text()
     moved = f'set -- "${{@//127.0.0.1:7356/127.0.0.1:{port}}}"\n'
     (commands / "tickwheel").write_text(tickwheel.replace("exec ", f"{moved}exec ", 1))
@@ -161,6 +162,19 @@ def test_the_page_of_http_works_as_it_stands(tmp_path: Path, forked_shell: dict[
         f'{moved}exec {curl} "$@"\n'
     )
     (commands / "curl").chmod(0o755)
+
+
+def test_the_page_of_the_console_works_as_it_stands(
+    tmp_path: Path, forked_shell: dict[str, str]
+) -> None:
+    at_a_free_port(tmp_path)
+    shown = run_as_it_stands("docs/console.md", tmp_path, forked_shell)
+    for word in ("/console/", '"node":', '"tasks":[]', "event: overview"):
+        assert word in shown, (word, shown)
+
+
+def test_the_page_of_http_works_as_it_stands(tmp_path: Path, forked_shell: dict[str, str]) -> None:
+    at_a_free_port(tmp_path)
     shown = run_as_it_stands("docs/http.md", tmp_path, forked_shell)
     for word in (
         '"results":["acked"]', '"results":[{"id":', "already_cancelled", "the same task",
@@ -215,11 +229,13 @@ def test_the_page_of_the_python_client_works_as_it_stands(
 def test_the_page_of_security_works_as_it_stands(
     tmp_path: Path, forked_shell: dict[str, str]
 ) -> None:
+    at_a_free_port(tmp_path)
     shown = run_as_it_stands("docs/security.md", tmp_path, forked_shell)
     for pattern in (
         "^no right for mails$", "^no right to read$", "order 1",
         r"^\w{12} +shop +produce=orders\.\* read=orders\.\*",
-        r"^token \w{12} of shop is revoked$",
+        r"^token \w{12} of shop is revoked$", "^tls_required$", "^tls_failed: not trusted$",
+        r"^\w{12} +mesh +produce=\* ",
     ):  # fmt: skip
         assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
 

@@ -11,6 +11,7 @@ TASKS = "tests/server/http/test_tasks.py::"
 DELIVERIES = "tests/server/http/test_deliveries.py::"
 BULK = "tests/server/http/test_bulk.py::"
 API = "tests/server/http/test_api.py::"
+SESSIONS = "tests/server/http/test_sessions.py::"
 
 HTTP_MUTANTS = (
     Mutant(
@@ -118,10 +119,64 @@ HTTP_MUTANTS = (
         (
             Edit(
                 HTTP + "api.py",
-                "principal = self._principal(headers)",
+                "principal = self._principal(route, headers)",
                 "from tickwheel.server.shard.access import ANONYMOUS as principal",
             ),
         ),
         (API + "test_without_the_token_nothing_is_done",),
+    ),
+    Mutant(
+        "a-cookie-counts-alone",
+        "a page on another port of the host acts as whoever is logged in",
+        (
+            Edit(
+                HTTP + "api.py",
+                "        if route.page or CONSOLE_HEADER in headers:\n",
+                "        if True:\n",
+            ),
+        ),
+        (
+            SESSIONS + "test_a_cookie_counts_for_nothing_without_our_header[/v1/stats]",
+            SESSIONS + "test_nobody_else_can_log_somebody_out",
+        ),
+    ),
+    Mutant(
+        "a-link-logs-in-twice",
+        "whoever reads it later is let in as well",
+        (
+            Edit(
+                HTTP + "sessions.py",
+                "self._links.pop(_hash(code), None)",
+                "self._links.get(_hash(code))",
+            ),
+        ),
+        (SESSIONS + "test_a_link_logs_in_once",),
+    ),
+    Mutant(
+        "a-session-outlives-its-token",
+        "who is revoked goes on in the browser",
+        (
+            Edit(
+                HTTP + "sessions.py",
+                "        return is_in_time and self._logins.is_valid(session.principal)\n",
+                "        return is_in_time\n",
+            ),
+        ),
+        (
+            SESSIONS + "test_a_session_ends_with_its_time_and_with_its_token",
+            SESSIONS + "test_a_link_is_short_lived_and_ends_with_its_token",
+        ),
+    ),
+    Mutant(
+        "one-token-fills-all-sessions",
+        "nobody else can log in any more",
+        (
+            Edit(
+                HTTP + "sessions.py",
+                "        for key in own[: max(0, len(own) + 1 - each_max)]:\n",
+                "        for key in ():\n",
+            ),
+        ),
+        (SESSIONS + "test_each_token_has_a_few_sessions_and_links_at_a_time",),
     ),
 )

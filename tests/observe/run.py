@@ -39,6 +39,7 @@ def main() -> int:
     ):
         say(f"daemon      {daemon.url}")
         say(f"history     {daemon.settings['history_dir']}")
+        say(f"console     {daemon.http}/console/")
         say(f"metrics     {daemon.http}/metrics")
         say(f"Prometheus  {server.url}/graph")
         say(f"alerts      {server.url}/alerts")

@@ -225,6 +225,19 @@ CASES = {
         [{"tickwheel_login_failures_total": "0+3x60"}],
         {"severity": "warning", "instance": "a"},
     ),
+    "TickwheelCertificateEnds": Case(
+        {"tickwheel_certificate_expires_seconds": "1000000x60"},
+        [
+            {"tickwheel_certificate_expires_seconds": "2000000x60"},
+            {"tickwheel_certificate_expires_seconds": "0x60"},
+        ],
+        {"severity": "warning", "instance": "a"},
+    ),
+    "TickwheelCertificateBroken": Case(
+        {"tickwheel_certificate_ok": "1x50 0x10"},
+        [{"tickwheel_certificate_ok": "1x60"}],
+        {"severity": "warning", "instance": "a"},
+    ),
 }
 
 

@@ -70,8 +70,9 @@ class Daemon:
         self.files_max = files_max
         self.settings = settings
         self.starts = 0
-        self._listen = "tcp://127.0.0.1:0"
-        self._http = "127.0.0.1:0" if http else None
+        has_tls = "tls_cert" in settings
+        self._listen = "tls://127.0.0.1:0" if has_tls else "tcp://127.0.0.1:0"
+        self._http = ("https://127.0.0.1:0" if has_tls else "127.0.0.1:0") if http else None
         self._ready_file = folder / "ready.json"
         self._hits_file = folder / "failpoints.log"
         self._process: forked.Process | None = None
@@ -81,12 +82,12 @@ class Daemon:
 
     @property
     def url(self) -> str:
-        """``tcp://127.0.0.1:PORT``; known after the first start."""
+        """``tcp://127.0.0.1:PORT``, with ``tls_cert`` ``tls://…``; known after the first start."""
         return str(self._ready["url"])
 
     @property
     def http(self) -> str:
-        """``http://127.0.0.1:PORT``; with ``http=True``."""
+        """``http://127.0.0.1:PORT``, or ``https://…``; with ``http=True``."""
         return str(self._ready["http"])
 
     @property

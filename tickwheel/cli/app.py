@@ -17,6 +17,7 @@ import typer
 
 from tickwheel.cli import (
     bench,
+    console,
     dead,
     enqueue,
     groups,
@@ -67,6 +68,11 @@ app = typer.Typer(
 )
 
 
+CA_HELP = "tls://: whom to trust instead of the system's authorities (PEM)."
+CERT_HELP = "tls://: the certificate to show to a daemon that asks for one (PEM)."
+KEY_HELP = "Its key, when that is in a file of its own."
+
+
 def _version(asked: bool) -> None:
     if asked:
         typer.echo(f"tickwheel {__version__}")
@@ -83,12 +89,28 @@ def shared(
         str | None, typer.Option(envvar="TICKWHEEL_TOKEN", metavar="TOKEN", help=TOKEN_HELP)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help=JSON_HELP)] = False,
+    ca: Annotated[
+        str | None, typer.Option("--ca", envvar="TICKWHEEL_CA", metavar="FILE", help=CA_HELP)
+    ] = None,
+    client_cert: Annotated[
+        str | None,
+        typer.Option(
+            "--client-cert", envvar="TICKWHEEL_CLIENT_CERT", metavar="FILE", help=CERT_HELP
+        ),
+    ] = None,
+    client_key: Annotated[
+        str | None,
+        typer.Option("--client-key", envvar="TICKWHEEL_CLIENT_KEY", metavar="FILE", help=KEY_HELP),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Say it and end.")
     ] = False,
 ) -> None:
     """Kept for the command that follows."""
     ctx.obj = Shared(url=url, token=token, as_json=as_json)
+    # For every client of this process, also one that a program of `work` makes.
+    files = {"CA": ca, "CLIENT_CERT": client_cert, "CLIENT_KEY": client_key}
+    os.environ.update({f"TICKWHEEL_{name}": path for name, path in files.items() if path})
 
 
 # --- the commands, in the order in which the help shows them -------------------------------------
@@ -119,6 +141,7 @@ command(app, panel=TOPICS)(groups.rate)
 app.command(rich_help_panel=SERVE)(history.restore)
 app.command(rich_help_panel=WATCH)(report.report)
 command(app, panel=WATCH)(top.top)
+command(app, panel=WATCH)(console.console)
 command(app, panel=TASKS)(work.work)
 bench.register(app, WATCH)
 

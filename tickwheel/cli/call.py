@@ -28,7 +28,7 @@ EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_NOT_FOUND = 4
 
-URL_HELP = "The daemon: tcp://HOST:PORT, several with commas. Default: tcp://127.0.0.1:7355."
+URL_HELP = "The daemon: tcp://HOST:PORT or tls://HOST:PORT, several with commas. Default: tcp://127.0.0.1:7355."
 TOKEN_HELP = "The token that the daemon asks for."
 JSON_HELP = "One JSON object a line on stdout; remarks go to stderr."
 SHARED = "Shared by all commands"

@@ -63,6 +63,34 @@ AcceptClockOption = Annotated[
         help="The clock is right, however long nobody served: fire what is due.",
     ),
 ]
+HttpOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Serve the HTTP API, /healthz and /metrics there. Default: off.",
+    ),
+]
+HistoryDirOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR", help="Write there what happens to every task. Default: no history."
+    ),
+]
+TlsCertOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="The certificate for tls:// and https:// (PEM).")
+]
+TlsKeyOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Its key. Default: in the same file.")
+]
+TlsClientCaOption = Annotated[
+    str | None, typer.Option(metavar="FILE", help="Who signs the certificates of clients.")
+]
+InsecureOption = Annotated[
+    bool,
+    typer.Option(
+        "--insecure", help="Listen beyond this machine without tokens or without TLS all the same."
+    ),
+]
 TokensFileOption = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Tokens with rights of their own: `tickwheel token`."),
@@ -80,13 +108,7 @@ def serve(
         str | None,
         typer.Option(metavar="URL", help="Default: tcp://127.0.0.1:7355. Port 0: any free one."),
     ] = None,
-    http: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Serve the HTTP API, /healthz and /metrics there. Default: off.",
-        ),
-    ] = None,
+    http: HttpOption = None,
     token: Annotated[
         str | None, typer.Option(metavar="TOKEN", help="Clients must show it.")
     ] = None,
@@ -96,13 +118,12 @@ def serve(
     allow_volatile_store: VolatileOption = False,
     resident_bytes_max: ResidentOption = None,
     accept_clock: AcceptClockOption = False,
-    history_dir: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DIR", help="Write there what happens to every task. Default: no history."
-        ),
-    ] = None,
+    history_dir: HistoryDirOption = None,
     tokens_file: TokensFileOption = None,
+    tls_cert: TlsCertOption = None,
+    tls_key: TlsKeyOption = None,
+    tls_client_ca: TlsClientCaOption = None,
+    insecure: InsecureOption = False,
     ready_file: ReadyFileOption = None,
     log_format: Annotated[
         str | None, typer.Option(metavar="console|json", help="Default: console.")
@@ -132,6 +153,10 @@ def serve(
         "accept_clock": accept_clock or None,
         "history_dir": history_dir,
         "tokens_file": tokens_file,
+        "tls_cert": tls_cert,
+        "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca,
+        "insecure": insecure or None,
         "ready_file": ready_file,
         "log_format": log_format,
         "log_level": log_level,
@@ -363,7 +388,7 @@ def _status_grid(found: dict[str, Status | TickwheelError]) -> Grid:
     """A row for each address."""
     table = Grid(_STATUS_COLUMNS, right=frozenset(("epoch",)))
     for url, answer in found.items():
-        address = url.removeprefix("tcp://")
+        address = url.removeprefix("tcp://").removeprefix("tls://")
         if not isinstance(answer, Status):
             reachable = not isinstance(answer, (Unreachable, ConnectionLost))
             role = answer.code if reachable else "unreachable"

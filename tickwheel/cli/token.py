@@ -46,6 +46,14 @@ ExpiresOption = Annotated[
         help="From now: 90d, 12h. Default: never.",
     ),
 ]
+CertificateOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CN=NAME,...",
+        help="Instead of a secret: what a client's certificate must say, for example CN=billing,"
+        " or URI=spiffe://shop/billing.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 
@@ -55,6 +63,7 @@ def create(
     file: FileOption,
     scope: ScopesOption = None,
     expires: ExpiresOption = None,
+    certificate: CertificateOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a token and show it, this once: what is kept is a hash.
@@ -66,13 +75,14 @@ def create(
     now_ms = time.time_ns() // 1_000_000
     expires_ms = None if expires is None else now_ms + int(expires * 1000)
     grants = tokens.parse_scopes(scope or [])
-    token, text = tokens.create(Path(file), name, grants, now_ms, expires_ms)
+    token, text = tokens.create(Path(file), name, grants, now_ms, expires_ms, certificate)
     out = merge(ctx, None, None, as_json).out
     if out.as_json:
-        out.record({"token": text, **_fields(token, None)})
+        out.record({"token": text or None, **_fields(token, None)})
         return
-    out.line(text)
-    out.remark(f"token {token.id} of {name}: {_scopes(token)}; this is shown once")
+    opens = "this is shown once" if text else f"a certificate with {certificate} opens it"
+    out.line(text or token.id)
+    out.remark(f"token {token.id} of {name}: {_scopes(token)}; {opens}")
 
 
 def list_(ctx: typer.Context, file: FileOption, as_json: JsonOption = False) -> None:
@@ -123,6 +133,7 @@ def _fields(token: Token, used_ms: int | None) -> dict[str, object]:
         "scopes": {str(right): list(patterns) for right, patterns in token.grants},
         "created": iso_time(token.created_ms),
         "expires": None if token.expires_ms is None else iso_time(token.expires_ms),
+        **({} if token.certificate is None else {"certificate": token.certificate}),
         "last_used": None if used_ms is None else iso_time(used_ms),
     }
 

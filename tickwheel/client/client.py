@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
 from tickwheel.client.acks import Acks
-from tickwheel.client.addresses import DEFAULT_URL, parse_url
+from tickwheel.client.addresses import DEFAULT_URL, is_secure, parse_url
 from tickwheel.client.coalescing import IfPending
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.filters import filter_wire
@@ -41,6 +41,7 @@ from tickwheel.client.tasks import (
     Value,
 )
 from tickwheel.client.times import Duration, duration_ms, moment_ms, seconds
+from tickwheel.client.trust import Trust
 from tickwheel.client.verbs.base import checked_id, checked_ids, list_of
 from tickwheel.client.verbs.dead_letters import DeadLetterVerbs
 from tickwheel.client.verbs.groups import GroupVerbs
@@ -79,6 +80,10 @@ class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs):
     event loop stands still for its ``heartbeat_timeout_s`` (30 s): long synchronous work belongs
     into a thread. Errors are ``TickwheelError``s.
 
+    ``tls://HOST:PORT`` is TCP with TLS. ``ca``: a file with whom to trust instead of the system's;
+    ``client_cert``, ``client_key``: files to show to a daemon that asks (defaults:
+    ``TICKWHEEL_CA``, ``TICKWHEEL_CLIENT_CERT``, ``TICKWHEEL_CLIENT_KEY``).
+
     Every call takes ``timeout``: seconds (or a timedelta) for this call instead, connected or
     not. What is over then ends as it would otherwise: Unreachable (or what the daemon refused it
     with) when nothing of it was done; OutcomeUnknown for an enqueue that was sent, SendTimeout or
@@ -96,8 +101,13 @@ class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs):
         active_timeout: float = 10.0,
         heartbeat: float = HEARTBEAT_S,
         name: str = f"tickwheel-python/{__version__}",
+        ca: str | None = None,
+        client_cert: str | None = None,
+        client_key: str | None = None,
     ) -> None:
-        self._addresses = parse_url(url or os.environ.get("TICKWHEEL_URL") or DEFAULT_URL)
+        url = url or os.environ.get("TICKWHEEL_URL") or DEFAULT_URL
+        self._addresses = parse_url(url)
+        self._tls = Trust(ca, client_cert, client_key).context() if is_secure(url) else None
         self._token = token if token is not None else os.environ.get("TICKWHEEL_TOKEN")
         self._send_timeout_s = seconds(send_timeout, "send_timeout")
         self._connect_timeout_s = seconds(connect_timeout, "connect_timeout")
@@ -131,6 +141,7 @@ class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs):
             deliver=self._deliver,
             ended=self._ended,
             greeted=self._checker.set_limits,
+            tls=self._tls,
         )
         self._producer = Producer(reconnector, self._total_s, self._retries)
         self._acks = Acks(reconnector, self._total_s)

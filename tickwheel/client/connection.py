@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 from collections.abc import Callable
 from typing import Any, cast
 
+from tickwheel.client.trust import explain
 from tickwheel.errors import (
     ConnectionLost,
     NotActive,
@@ -183,6 +185,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._leave is not None:
             self._leave.cancel()
+        if self.error is None and isinstance(exc, ssl.SSLError):
+            self.error = explain(exc)  # in TLS 1.3 a certificate is refused after the handshake
         if self.error is None:
             self.error = ConnectionLost(f"the connection broke: {exc or 'closed by the daemon'}")
         if not self.closed.done():
@@ -350,6 +354,19 @@ class Connection(asyncio.Protocol):
     def unasked(self, error: TickwheelError) -> None:
         """An error that belongs to no request: a oneway task was not taken."""
         LOGGER.warning("the daemon refused oneway tasks: %s: %s", error.code, error.message)
+
+
+async def connect(
+    connection: Connection, address: tuple[str, int], tls: ssl.SSLContext | None
+) -> None:
+    """Raises OSError; UnicodeError: no host name at all."""
+    loop = asyncio.get_running_loop()
+    if tls is None:
+        await loop.create_connection(lambda: connection, *address)
+    else:
+        await loop.create_connection(
+            lambda: connection, *address, ssl=tls, ssl_shutdown_timeout=CLOSE_S_MAX
+        )
 
 
 def hello(number: int, options: dict[str, Any]) -> bytes:

@@ -24,13 +24,24 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol
 
-from tickwheel.client.addresses import Address, parse_url, shown
-from tickwheel.client.connection import LOGGER, Connection, Deliver, Ended, Request, fail, hello
+from tickwheel.client.addresses import Address, is_secure, parse_url, shown
+from tickwheel.client.connection import (
+    LOGGER,
+    Connection,
+    Deliver,
+    Ended,
+    Request,
+    connect,
+    fail,
+    hello,
+)
+from tickwheel.client.trust import explain
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
@@ -97,7 +108,10 @@ class Reconnector:
         deliver: Deliver,
         ended: Ended,
         greeted: Callable[[Limits], None],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        """``tls``: for every address; None: without."""
+        self._tls = tls
         self.loop = asyncio.get_running_loop()
         self.limits = Limits()
         self.delay_levels_ms: Sequence[int] = parse_delay_levels(DELAY_LEVELS)
@@ -256,13 +270,13 @@ class Reconnector:
         connection = Connection(self._deliver, self.wake, self._ended)
         try:
             async with asyncio.timeout(timeout_s):
-                await self.loop.create_connection(lambda: connection, *address)
+                await connect(connection, address, self._tls)
                 await self._say_hello(connection)
             return connection
         except TimeoutError:
             error: TickwheelError = Silent(f"did not answer within {timeout_s:g} s")
         except (OSError, UnicodeError) as problem:  # UnicodeError: no host name at all
-            error = Unreachable(str(problem))
+            error = explain(problem)
         except TickwheelError as problem:
             error = problem
         except BaseException:
@@ -272,6 +286,12 @@ class Reconnector:
         connection.abort(error)
         raise error
 
+    def _unanswered(self, error: TickwheelError) -> TickwheelError:
+        if self._tls is None or type(error) is not ConnectionLost:
+            return error
+        # With TLS 1.3 a daemon that refuses a certificate can only hang up.
+        return ConnectionLost(f"{error.message}, before HELLO: does it take our certificate?")
+
     async def _say_hello(self, connection: Connection) -> None:
         request = _Hello(0.0)
         number = self.next_number()
@@ -279,7 +299,7 @@ class Reconnector:
         connection.flush()
         await asyncio.wait((request.done, connection.closed), return_when=asyncio.FIRST_COMPLETED)
         if not request.done.done():
-            raise connection.closed.result()
+            raise self._unanswered(connection.closed.result())
         try:
             info = request.done.result()
         except BadRequest as error:
@@ -289,7 +309,7 @@ class Reconnector:
             raise ConnectionLost(f"HELLO was refused: {error.message}; once more without") from None
         if not isinstance(info, dict):
             raise ProtocolError("HELLO's answer is no map")
-        not_active = standby(info)
+        not_active = standby(info, secure=self._tls is not None)
         if not_active is not None:
             raise not_active
         self.limits = Limits.from_wire(info.get("limits"))
@@ -432,20 +452,22 @@ class Silent(Unreachable):
     """No answer in time."""
 
 
-def standby(info: dict[str, Any]) -> Standby | None:
-    """From the answer to HELLO. None: the daemon is active, as one that names no role is."""
+def standby(info: dict[str, Any], *, secure: bool = False) -> Standby | None:
+    """From the answer to HELLO. None: the daemon is active, as one that names no role is.
+    ``secure``: this client speaks TLS, and so it does where a standby sends it."""
     role = info.get("role", "active")
     if role == "active":
         return None
-    active = _hint(info.get("active"))
+    active = _hint(info.get("active"), secure=secure)
     names = f"it names {shown(active)} as active" if active else "it knows no active one"
     return Standby(f"{role!s:.20}, {names}", active)
 
 
-def _hint(value: Any) -> Address | None:
+def _hint(value: Any, *, secure: bool) -> Address | None:
     with suppress(BadRequest):
         address = parse_url(value)[0]
-        return None if address[0] in NOWHERE else address
+        # One that speaks otherwise is none: a token never goes where there is no TLS.
+        return None if address[0] in NOWHERE or is_secure(value) != secure else address
     return None
 
 

@@ -16,11 +16,19 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Final, TypedDict, TypeVar
 
-from tickwheel.client.addresses import DEFAULT_URL, Address, parse_url, shown
+from tickwheel.client.addresses import (
+    DEFAULT_URL,
+    Address,
+    is_secure,
+    parse_url,
+    shown,
+    url_of,
+)
 from tickwheel.client.coalescing import IfPending
-from tickwheel.client.connection import Connection, Request, fail, hello
+from tickwheel.client.connection import Connection, Request, connect, fail, hello
 from tickwheel.client.retry import Retry
 from tickwheel.client.times import moment
+from tickwheel.client.trust import Trust, explain
 from tickwheel.errors import BadRequest, ProtocolError, TickwheelError, UnknownType, Unreachable
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import PROTOCOL_VERSION, FrameType
@@ -431,27 +439,39 @@ class Status:
 
 
 async def statuses(
-    url: str | None = None, *, token: str | None = None, timeout: float = 3.0, name: str = NAME
+    url: str | None = None,
+    *,
+    token: str | None = None,
+    timeout: float = 3.0,
+    name: str = NAME,
+    ca: str | None = None,
+    client_cert: str | None = None,
+    client_key: str | None = None,
 ) -> dict[str, Status | TickwheelError]:
     """The answer of each address of ``url``, and of the active daemons that others name.
 
-    Keys are ``tcp://HOST:PORT``; an error stands for one that did not answer as it should.
-    ``url`` and ``token`` default as ``Client``'s do. Takes at most twice ``timeout`` seconds.
+    Keys are ``tcp://HOST:PORT`` (``tls://``); an error stands for one that did not answer as it
+    should. All arguments default as ``Client``'s do. Takes at most twice ``timeout`` seconds.
     """
     token = token if token is not None else os.environ.get("TICKWHEEL_TOKEN")
     found: dict[str, Status | TickwheelError] = {}
 
     async def ask(url: str) -> None:
         try:
-            found[url] = await status_at(url, token=token, timeout=timeout, name=name)
+            found[url] = await status_at(
+                url, token=token, timeout=timeout, name=name, ca=ca,
+                client_cert=client_cert, client_key=client_key,
+            )  # fmt: skip
         except TickwheelError as error:
             found[url] = error
 
-    listed = parse_url(url or os.environ.get("TICKWHEEL_URL") or DEFAULT_URL)
-    urls = dict.fromkeys(f"tcp://{shown(address)}" for address in listed)
+    url = url or os.environ.get("TICKWHEEL_URL") or DEFAULT_URL
+    secure = is_secure(url)
+    urls = dict.fromkeys(url_of(address, secure=secure) for address in parse_url(url))
     await asyncio.gather(*map(ask, urls))
     found = {url: found[url] for url in urls}
     named = _named(status for status in found.values() if isinstance(status, Status))
+    named = {url for url in named if is_secure(url) == secure}  # a token goes nowhere else
     await asyncio.gather(*map(ask, sorted(named.difference(urls))))
     return found
 
@@ -462,15 +482,26 @@ def _named(known: Iterable[Status]) -> set[str]:
     own: set[str] = set()
     for status in known:
         with suppress(BadRequest):
-            own.add(f"tcp://{shown(parse_url(status.address)[0])}")
+            own.add(_url(status.address))
         with suppress(BadRequest):
             if status.active is not None and status.role != "active":
-                given.add(f"tcp://{shown(parse_url(status.active.address)[0])}")
+                given.add(_url(status.active.address))
     return given - own
 
 
+def _url(given: str) -> str:
+    return url_of(parse_url(given)[0], secure=is_secure(given))
+
+
 async def status_at(
-    url: str, *, token: str | None = None, timeout: float = 3.0, name: str = NAME
+    url: str,
+    *,
+    token: str | None = None,
+    timeout: float = 3.0,
+    name: str = NAME,
+    ca: str | None = None,
+    client_cert: str | None = None,
+    client_key: str | None = None,
 ) -> Status:
     """What the daemon at ``url``, one address, says of itself; standbys answer, too.
 
@@ -480,16 +511,17 @@ async def status_at(
     if len(addresses) != 1:
         raise BadRequest(f"status_at asks one address, not {len(addresses)}: {url!r:.200}")
     [address] = addresses
+    tls = Trust(ca, client_cert, client_key).context() if is_secure(url) else None
     connection = Connection(lambda *delivery: None, lambda: None)
     try:
         async with asyncio.timeout(timeout):
-            loop = asyncio.get_running_loop()
-            await loop.create_connection(lambda: connection, *address)
+            await connect(connection, address, tls)
             return await _ask(connection, address, token, name)
     except TimeoutError:
         raise Unreachable(f"{shown(address)} did not answer within {timeout:g} s") from None
     except (OSError, UnicodeError) as problem:
-        raise Unreachable(f"{shown(address)}: {problem}") from None
+        error = explain(problem)
+        raise type(error)(f"{shown(address)}: {error.message}") from None
     finally:
         connection.abort(Unreachable())
 

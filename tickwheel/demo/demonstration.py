@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from tickwheel.errors import TickwheelError
 
 TOPIC = "demo.orders"
 GROUP = "billing"
+CONSOLE_NEEDS = ("msgspec", "offapi")
+"""Of the extra ``http``."""
 FAILS_TWICE_EVERY = 500
 CONSUMERS = 2
 START_TIMEOUT_S = 20.0
@@ -58,6 +61,8 @@ class Demo:
     async def run(self) -> dict[str, Any]:
         """The summary. Raises RuntimeError when the daemon does not start."""
         await self._daemon.start()
+        if self._daemon.console is not None:
+            self._view.report(f"look at it in a browser: {self._daemon.console}")
         self._began = time.monotonic()
         try:
             async with (
@@ -184,12 +189,20 @@ class DemoDaemon:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.port = 0
+        self.http: str | None = None
+        """Where it answers HTTP."""
         self.starts = 0
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         return f"tcp://127.0.0.1:{self.port}"
+
+    @property
+    def console(self) -> str | None:
+        """None without the extra that the console needs."""
+        is_there = all(map(find_spec, CONSOLE_NEEDS))
+        return f"{self.http}/console/" if is_there and self.http is not None else None
 
     @property
     def pid(self) -> int:
@@ -204,6 +217,7 @@ class DemoDaemon:
             *(sys.executable, "-m", "tickwheel", "serve"),
             *("--store", f"sqlite:///{self.folder / 'demo.db'}"),
             *("--listen", f"tcp://127.0.0.1:{self.port}"),
+            *("--http", self.http or "http://127.0.0.1:0"),
             *("--ready-file", str(ready), "--log-format", "json"),
             # Retries and takeovers within the demonstration's time, not within hours.
             *("--set", "retry_base_s=0.5", "--set", "reconnect_grace_s=1"),
@@ -214,7 +228,8 @@ class DemoDaemon:
             if self._process.poll() is not None or time.monotonic() - began > START_TIMEOUT_S:
                 raise RuntimeError(f"the daemon did not start:\n{self.log_tail()}")
             await asyncio.sleep(0.01)
-        self.port = int(json_.loads(ready.read_text())["url"].rpartition(":")[2])
+        said = json_.loads(ready.read_text())
+        self.port, self.http = int(said["url"].rpartition(":")[2]), said["http"]
         self.starts += 1
         return time.monotonic() - began
 

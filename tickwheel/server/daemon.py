@@ -24,8 +24,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.errors import TickwheelError
+from tickwheel.errors import TickwheelError, TlsRequired
 from tickwheel.persistence.contract import Fenced, StoreBroken, StoreError
+from tickwheel.protocol.codec import encode
+from tickwheel.protocol.frames import FrameType
 from tickwheel.server.cluster.failover import Roles
 from tickwheel.server.logins import Logins
 from tickwheel.server.logs import Log, configure
@@ -36,6 +38,7 @@ from tickwheel.server.shard.operations.standby import StandbyOperations
 from tickwheel.server.status import readiness, status_map
 from tickwheel.server.tcp.encode import value_bytes
 from tickwheel.server.tcp.listener import Listener
+from tickwheel.server.tls import Certificates, Files, TlsServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,34 +86,45 @@ class Daemon:
             on_event=self.roles.on_event,
         )
         self._logins = Logins(settings, self.roles.clock, self.roles.on_event, self.roles.observed)
+        self._certificates = self._make_certificates()
         self.listener = Listener(self._standby, self._logins)
         self._api: Api | None = None
         self._http: Http | None = None
         self._exposition: Exposition | None = None
         self._probe: asyncio.Task[None] | None = None
         self._watching: asyncio.Task[None] | None = None
-        self._server: asyncio.Server | None = None
+        self._server: asyncio.Server | TlsServer | None = None
         self._running: asyncio.Task[None] | None = None
         self._stop_asked = asyncio.Event()
 
     # --- life ------------------------------------------------------------------------------
 
+    def _make_certificates(self) -> Certificates | None:
+        """None: no port speaks TLS."""
+        settings = self.settings
+        if settings.tls_cert is None:
+            return None
+        files = Files(settings.tls_cert, settings.tls_key, settings.tls_client_ca)
+        return Certificates(files, self.roles.on_event, self.roles.observed)
+
     async def start(self) -> None:
-        """Until it serves, or stands by. Raises StoreError, OSError (an address is taken)."""
+        """Until it serves, or stands by. Raises StoreError, BadRequest (files that are not right),
+        OSError (an address is taken)."""
         settings, roles = self.settings, self.roles
         await self._logins.start()
+        if self._certificates is not None:
+            await self._certificates.start()
         if settings.http is not None:
             await self._start_http(*split_address(settings.http, "http"))
         if settings.http is not None or settings.history_dir is not None:
             self._probe = asyncio.create_task(probe_loop(roles.observed))
         listener = bind(settings.listen)
         try:
-            self.url = url_of(listener)
+            self.url = url_of(listener, "tls" if settings.speaks_tls("listen") else "tcp")
             roles.address = settings.advertise or self.url
-            loop = asyncio.get_running_loop()
             if not roles.shared:
                 await roles.begin()
-            self._server = await loop.create_server(self.listener, sock=listener, backlog=1024)
+            self._server = await self._listen(listener)
             if roles.shared:
                 # Until it leads, clients are answered with the address of the active one.
                 await roles.begin()
@@ -122,7 +136,32 @@ class Daemon:
             http = self._http.url if self._http is not None else None
             write_ready_file(Path(settings.ready_file), self.url, http)
         self._running = asyncio.create_task(roles.run())
-        self._watching = asyncio.create_task(self._logins.run(self._present, self._dismiss))
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _listen(self, listener: socket.socket) -> asyncio.Server | TlsServer:
+        if not self.settings.speaks_tls("listen"):
+            loop = asyncio.get_running_loop()
+            return await loop.create_server(self.listener, sock=listener, backlog=1024)
+        plain = encode((int(FrameType.ERROR), 0, TlsRequired.code, "this port speaks TLS: tls://"))
+        server = self._tls_server(listener, self.listener, plain)
+        server.start()
+        return server
+
+    def _tls_server(
+        self, listener: socket.socket, make: Callable[[], asyncio.Protocol], plain: bytes
+    ) -> TlsServer:
+        certificates, roles = self._certificates, self.roles
+        assert certificates is not None, "settings refuse a port with TLS and without a certificate"
+        return TlsServer(
+            listener, make, certificates, self.settings, roles.observed, roles.on_event, plain=plain
+        )
+
+    async def _watch(self) -> None:
+        """Files that may change while it serves."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._logins.run(self._present, self._dismiss))
+            if self._certificates is not None:
+                group.create_task(self._certificates.run())
 
     async def _start_http(self, host: str, port: int) -> None:
         # Neither is imported where nobody can scrape.
@@ -141,8 +180,10 @@ class Daemon:
             idle_s=self.settings.http_idle_timeout_s,
             keep_alive_s=self.settings.heartbeat_interval_s,
             api=self._make_api(),
+            tls=self._tls_server if self.settings.speaks_tls("http") else None,
         )
         await self._http.start()
+        self.roles.http_url = self._http.url
 
     def _make_api(self) -> Api | None:
         """None without the extra ``http``."""
@@ -293,7 +334,7 @@ def explain(error: BaseException) -> str:
 
 
 def bind(address: str) -> socket.socket:
-    """Take ``tcp://HOST:PORT`` before the work of a recovery, so that a taken address
+    """Take ``HOST:PORT`` before the work of a recovery, so that a taken address
     is reported at once. Raises OSError."""
     host, port = split_address(address, "listen")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -308,10 +349,10 @@ def bind(address: str) -> socket.socket:
     return listener
 
 
-def url_of(listener: socket.socket) -> str:
-    """``tcp://HOST:PORT`` with the port that was found."""
+def url_of(listener: socket.socket, scheme: str) -> str:
+    """``SCHEME://HOST:PORT`` with the port that was found."""
     host, port = listener.getsockname()[:2]
-    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def write_ready_file(path: Path, url: str, http: str | None) -> None:
@@ -422,7 +463,9 @@ def within_file_limit(settings: Settings, log: Log) -> Settings:
     Connections must never be able to take the descriptors that the store needs.
     """
     http = 0 if settings.http is None else settings.http_connections_max + HTTP_FILES_EXTRA
-    wanted = settings.connections_max + http + FILES_RESERVED
+    handshakes = settings.tls_handshakes_max * sum(map(settings.speaks_tls, ("listen", "http")))
+    reserved = FILES_RESERVED + handshakes
+    wanted = settings.connections_max + http + reserved
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     allowed = max(soft, wanted) if hard == resource.RLIM_INFINITY else hard
     if soft != resource.RLIM_INFINITY and soft < allowed:
@@ -432,13 +475,13 @@ def within_file_limit(settings: Settings, log: Log) -> Settings:
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return settings
     http = min(http, max(HTTP_FILES_MIN, soft // 16))
-    fewer = {"connections_max": max(1, min(settings.connections_max, soft - http - FILES_RESERVED))}
+    fewer = {"connections_max": max(1, min(settings.connections_max, soft - http - reserved))}
     if http:
         fewer["http_connections_max"] = max(1, http - HTTP_FILES_EXTRA)
     changes = [f"{name} is {fewer[name]}, not {getattr(settings, name)}" for name in fewer]
     log.warning(
         "few_file_descriptors",
-        detail=f"{soft} are allowed, {FILES_RESERVED} of them kept for the daemon itself:"
+        detail=f"{soft} are allowed, {reserved} of them kept for the daemon itself:"
         f" {', '.join(changes)}",
     )
     return settings.model_copy(update=fewer)

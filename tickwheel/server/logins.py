@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tickwheel.errors import BadRequest, TickwheelError, Unauthorized
 from tickwheel.server import tokens as files
 from tickwheel.server.shard.access import ANONYMOUS, TOKEN_HOLDER, Principal
+from tickwheel.server.tls import parts_of, required_parts
 
 if TYPE_CHECKING:
     from tickwheel.clock import Clock
@@ -49,7 +50,10 @@ class Logins:
         self._clock = clock
         self._on_event = on_event
         self._observed = observed
+        self._needs_certificate = settings.tls_client_required
         self._tokens: dict[str, Token] = {}
+        self._certified: list[tuple[frozenset[str], Token]] = []
+        """Those that a certificate opens: which parts it must have."""
         self._stamp: object = None
         self._used: dict[str, int] = {}
         """By id, since the last note."""
@@ -60,21 +64,53 @@ class Logins:
 
     # --- a stranger ------------------------------------------------------------------------------
 
-    def authenticate(self, shown: object) -> Principal:
-        """Who has shown this. Raises Unauthorized."""
+    @property
+    def are_needed(self) -> bool:
+        """Whether a token or a certificate has to be shown at all."""
+        return self._wanted is not None or self._path is not None or self._needs_certificate
+
+    def failed(self) -> None:
+        """Somebody has shown what opens nothing."""
+        self._observed.login_failures += 1
+
+    def check_certificate(self, peer: Mapping[str, Any] | None) -> None:
+        """Raises Unauthorized: there has to be one."""
+        if self._needs_certificate and not peer:
+            raise self._refusal("a client certificate is required (tls_client_required)")
+
+    def authenticate(self, shown: object, peer: Mapping[str, Any] | None = None) -> Principal:
+        """Who has shown this token, or this certificate: ``peer`` is what TLS has verified of it.
+        Raises Unauthorized."""
+        self.check_certificate(peer)
+        parts = parts_of(peer)
         if self._wanted is None and self._path is None:
-            return ANONYMOUS
+            return Principal(_named(parts), None) if parts else ANONYMOUS
         text = shown if isinstance(shown, str) else ""
+        if parts and not text:
+            return self._by_certificate(parts)
         if self._wanted is not None and hmac.compare_digest(_bytes(text), _bytes(self._wanted)):
             return TOKEN_HOLDER
         token = files.find(self._tokens, text)
         now_ms = self._clock.read().now_ms
         if token is None or token.is_over(now_ms):
-            self._observed.login_failures += 1
             expired = "the token has expired" if token is not None else "the token is wrong"
-            raise Unauthorized(expired if text else "a token is required")
+            raise self._refusal(expired if text else "a token is required")
         self._used[token.id] = now_ms
         return token.principal
+
+    def _by_certificate(self, parts: frozenset[str]) -> Principal:
+        found = next((token for named, token in self._certified if named <= parts), None)
+        if found is None:
+            raise self._refusal(f"a token is required: no rule names the {_named(parts)}")
+        now_ms = self._clock.read().now_ms
+        if found.is_over(now_ms):
+            raise self._refusal(f"the rule for the {_named(parts)} has expired")
+        self._used[found.id] = now_ms
+        return found.principal
+
+    def _refusal(self, why: str) -> Unauthorized:
+        self.failed()
+        return Unauthorized(why)
 
     def later(self, answer: Callable[[], None]) -> None:
         """Call it when a failure may be answered: guessing shall be slow."""
@@ -155,6 +191,11 @@ class Logins:
             return False
         found = files.read(path)
         self._tokens, self._stamp = found, stamp
+        self._certified = [
+            (required_parts(token.certificate), token)
+            for token in found.values()
+            if token.certificate is not None
+        ]
         return True
 
     async def note(self) -> None:
@@ -172,6 +213,12 @@ class Logins:
 
 def _call_later(delay_s: float, act: Callable[[], None]) -> object:
     return asyncio.get_running_loop().call_later(delay_s, act)
+
+
+def _named(parts: frozenset[str]) -> str:
+    """A certificate, shortly, and the same one always so."""
+    said = next((part for part in sorted(parts) if part.startswith("CN=")), min(parts))
+    return f"certificate {said:.80}"
 
 
 def _bytes(text: str) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import tomllib
 from difflib import get_close_matches
+from ipaddress import ip_address
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -56,6 +57,18 @@ class Settings(BaseSettings):
     """Tokens with rights of their own; None: there is ``token`` only."""
     login_delay_s: float = Field(default=0.25, ge=0, le=10)
     """Before a wrong token is answered."""
+    tls_cert: str | None = None
+    """PEM; the chain, its own certificate first."""
+    tls_key: str | None = None
+    """None: it is in the file of ``tls_cert``."""
+    tls_client_ca: str | None = None
+    """Who signs the certificates of clients; None: clients are not asked for any."""
+    tls_client_required: bool = False
+    tls_handshake_timeout_s: float = Field(default=5.0, gt=0, le=600)
+    tls_handshakes_max: int = Field(default=256, gt=0)
+    """Of one port, under way."""
+    insecure: bool = False
+    """Listen beyond this machine without tokens or without TLS."""
     backup_dir: str | None = None
     ready_file: str | None = None
     # failover
@@ -108,6 +121,8 @@ class Settings(BaseSettings):
     pull_max: int = Field(default=1_024, gt=0)
     # history and backups
     history_dir: str | None = None
+    report_dir: str | None = None
+    """Where ``tickwheel report --out DIR`` writes its page; the console shows it."""
     history_bodies: bool = False
     history_segment_bytes: int = Field(default=SEGMENT_BYTES, ge=4_096)
     history_spool_bytes_max: int = Field(default=BYTES_MAX, ge=65_536)
@@ -180,7 +195,7 @@ class Settings(BaseSettings):
     @field_validator("listen")
     @classmethod
     def _listen(cls, value: str) -> str:
-        split_address(value, "listen")
+        _scheme(value, "listen", ("tcp", "tls"))
         return value
 
     @field_validator("delay_levels")
@@ -202,15 +217,56 @@ class Settings(BaseSettings):
     @classmethod
     def _advertise(cls, value: str | None) -> str | None:
         if value is not None:
-            split_address(value, "advertise")
+            _scheme(value, "advertise", ("tcp", "tls"))
         return value
 
     @field_validator("http")
     @classmethod
     def _http(cls, value: str | None) -> str | None:
         if value is not None:
-            split_address(value, "http")
+            _scheme(value, "http", ("http", "https"))
         return value
+
+    @model_validator(mode="after")
+    def _tls(self) -> Self:
+        """A certificate that protects nothing, or a port without one, is a mistake."""
+        ports = [name for name in ("listen", "http") if self.speaks_tls(name)]
+        if ports and self.tls_cert is None:
+            raise ValueError(f"{ports[0]} ({getattr(self, ports[0])}) needs tls_cert")
+        for name in ("tls_key", "tls_client_ca", "tls_client_required"):
+            if getattr(self, name) and self.tls_cert is None:
+                raise ValueError(f"{name} needs tls_cert")
+        if self.tls_cert is not None and not ports:
+            raise ValueError(
+                "tls_cert is set and no port speaks TLS: write tls:// in listen, or https:// in"
+                " http"
+            )
+        if self.tls_client_required and self.tls_client_ca is None:
+            raise ValueError("tls_client_required needs tls_client_ca")
+        return self
+
+    @model_validator(mode="after")
+    def _exposed(self) -> Self:
+        """Who is reached by others needs tokens, and TLS so that these stay secret."""
+        is_open = self.token is None and self.tokens_file is None and not self.tls_client_required
+        for name in ("listen", "http"):
+            address = getattr(self, name)
+            if self.insecure or address is None or _is_local(split_address(address, name)[0]):
+                continue
+            missing = ["tokens (token, tokens_file)"] if is_open else []
+            missing += [] if self.speaks_tls(name) else ["TLS (tls_cert)"]
+            if missing:
+                raise ValueError(
+                    f"{name} ({address}) is open to other machines, without"
+                    f" {' and without '.join(missing)}; see docs/security.md, or say insecure"
+                    " (--insecure)"
+                )
+        return self
+
+    def speaks_tls(self, port: str) -> bool:
+        """Whether ``listen`` or ``http`` does."""
+        address = getattr(self, port)
+        return address is not None and address.startswith(("tls://", "https://"))
 
     @model_validator(mode="after")
     def _levels_within(self) -> Self:
@@ -388,8 +444,23 @@ class Settings(BaseSettings):
         )
 
 
+def _scheme(value: str, field: str, known: tuple[str, ...]) -> None:
+    split_address(value, field)
+    scheme, mark, _ = value.partition("://")
+    if mark and scheme not in known:
+        raise ValueError(f"{field} must begin with {' or '.join(f'{k}://' for k in known)}")
+
+
+def _is_local(host: str) -> bool:
+    """Whether only this machine reaches it."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def split_address(value: str, field: str) -> tuple[str, int]:
-    """``tcp://HOST:PORT``, ``http://HOST:PORT`` or ``HOST:PORT`` as (host, port)."""
+    """``SCHEME://HOST:PORT`` or ``HOST:PORT`` as (host, port)."""
     rest = value.split("://", 1)[-1]
     host, colon, port = rest.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65_535:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import time
 from itertools import islice
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tickwheel import disk
 from tickwheel.persistence.election import Leader
-from tickwheel.persistence.urls import without_secrets
+from tickwheel.persistence.urls import parse, without_secrets
 from tickwheel.server.cluster.failover import why_held
 from tickwheel.version import __version__
 
@@ -90,6 +93,31 @@ def status_map(daemon: Running) -> dict[str, Any]:
         "now_ms": now.now_ms,
         "uptime_s": round(time.monotonic() - daemon.started_mono_s, 3),
         "loaded": daemon.roles.loaded,
+        "http": daemon.roles.http_url,
+        "memory_bytes": memory_bytes(),
+        **_disk(daemon.settings.store),
+    }
+
+
+def memory_bytes() -> int | None:
+    """What the process occupies; None where the system does not say."""
+    try:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _disk(store: str) -> dict[str, Any]:
+    """Of the disk that holds an embedded store."""
+    path = parse(store).path
+    try:
+        use = disk.measure(Path(path).parent) if path else None
+    except OSError:
+        use = None
+    return {
+        "disk_used": None if use is None else round(use.share, 4),
+        "disk_free_bytes": None if use is None else use.free_bytes,
     }
 
 

@@ -27,6 +27,7 @@ from typing import Any, Final, NamedTuple
 
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, shown
 from tickwheel.server.shard.access import ALL_TOPICS, Grants, Principal, Right
+from tickwheel.server.tls import required_parts
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
 TOKENS_MAX: Final = 10_000
@@ -43,6 +44,7 @@ _PATTERN = re.compile(r"[A-Za-z0-9._:/-]{1,255}\*?|\*")
 _ID = re.compile(r"[0-9a-f]{12}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _FIELDS = ("id", "name", "sha256", "scopes", "created_ms", "expires_ms")
+_OPTIONAL = ("certificate",)
 _NO_HASH = hashlib.sha256(secrets.token_bytes(SECRET_BYTES)).hexdigest()
 """Compared with when there is no such id, so that this takes as long."""
 
@@ -57,6 +59,8 @@ class Token(NamedTuple):
     created_ms: int
     expires_ms: int | None
     """None: never."""
+    certificate: str | None = None
+    """What a client's certificate must say to open it; then nobody knows its secret."""
 
     @property
     def principal(self) -> Principal:
@@ -68,7 +72,7 @@ class Token(NamedTuple):
 
     def to_map(self) -> dict[str, Any]:
         """As the file has it."""
-        return {
+        found = {
             "id": self.id,
             "name": self.name,
             "sha256": self.sha256,
@@ -76,6 +80,8 @@ class Token(NamedTuple):
             "created_ms": self.created_ms,
             "expires_ms": self.expires_ms,
         }
+        # An older daemon refuses fields that it does not know: only where they are used.
+        return found if self.certificate is None else {**found, "certificate": self.certificate}
 
 
 Tokens = Mapping[str, Token]
@@ -188,7 +194,7 @@ def _load(path: Path) -> Any:
 
 
 def _token(given: Any, field: str) -> Token:
-    if type(given) is not dict or given.keys() != set(_FIELDS):
+    if type(given) is not dict or given.keys() - set(_OPTIONAL) != set(_FIELDS):
         raise BadRequest(f"{field} must have {', '.join(_FIELDS)}, and nothing else")
     for name, pattern in (("id", _ID), ("name", _NAME), ("sha256", _HASH)):
         if type(given[name]) is not str or not pattern.fullmatch(given[name]):
@@ -197,6 +203,11 @@ def _token(given: Any, field: str) -> Token:
         value = given[name]
         if not (name == "expires_ms" and value is None) and (type(value) is not int or value < 0):
             raise BadRequest(f"{field}.{name} must be milliseconds since 1970, not {shown(value)}")
+    certificate = given.get("certificate")
+    if certificate is not None:
+        if type(certificate) is not str:
+            raise BadRequest(f"{field}.certificate must be text, not {shown(certificate)}")
+        required_parts(certificate)
     scopes = given["scopes"]
     if type(scopes) is not dict or not all(type(one) is list for one in scopes.values()):
         raise BadRequest(f"{field}.scopes must be a map of arrays, not {shown(scopes)}")
@@ -207,6 +218,7 @@ def _token(given: Any, field: str) -> Token:
         _grants({_right(name): patterns for name, patterns in scopes.items()}),
         given["created_ms"],
         given["expires_ms"],
+        certificate,
     )
 
 
@@ -214,23 +226,31 @@ def _token(given: Any, field: str) -> Token:
 
 
 def create(
-    path: Path, name: str, grants: Grants, now_ms: int, expires_ms: int | None
+    path: Path,
+    name: str,
+    grants: Grants,
+    now_ms: int,
+    expires_ms: int | None,
+    certificate: str | None = None,
 ) -> tuple[Token, str]:
     """A new token in the file, which is made if there is none, and its text, which nobody can say
-    again. Others of the same name stay. Raises OSError, BadRequest, LimitExceeded."""
+    again; "" with ``certificate``, which opens it instead. Others of the same name stay.
+    Raises OSError, BadRequest, LimitExceeded."""
     if not _NAME.fullmatch(name):
         raise BadRequest(
             f"name must be 1 to {NAME_LENGTH_MAX} of A-Z a-z 0-9 . _ : / -, not {shown(name)}"
         )
+    if certificate is not None:
+        required_parts(certificate)
     secret = secrets.token_urlsafe(SECRET_BYTES)
     with _alone(path):
         tokens = read(path) if path.exists() else {}
         if len(tokens) >= TOKENS_MAX:
             raise LimitExceeded(f"{path} has {len(tokens)} tokens; the limit is {TOKENS_MAX}")
         token_id = next(i for i in iter(_new_id, None) if i not in tokens)
-        token = Token(token_id, name, _hash(secret), grants, now_ms, expires_ms)
+        token = Token(token_id, name, _hash(secret), grants, now_ms, expires_ms, certificate)
         _write(path, {**tokens, token_id: token})
-    return token, f"{PREFIX}_{token_id}_{secret}"
+    return token, f"{PREFIX}_{token_id}_{secret}" if certificate is None else ""
 
 
 def _new_id() -> str:

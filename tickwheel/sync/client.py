@@ -260,11 +260,14 @@ class Client:
         active_timeout: float = 10.0,
         heartbeat: float = HEARTBEAT_S,
         name: str = f"tickwheel-python-sync/{__version__}",
+        ca: str | None = None,
+        client_cert: str | None = None,
+        client_key: str | None = None,
     ) -> None:
         self._make = functools.partial(
             AsyncClient, url, token=token, send_timeout=send_timeout, retries=retries,
             connect_timeout=connect_timeout, active_timeout=active_timeout, heartbeat=heartbeat,
-            name=name,
+            name=name, ca=ca, client_cert=client_cert, client_key=client_key,
         )  # fmt: skip
         self._make()  # what is wrong with the arguments is said here
         self._closed = False

@@ -75,6 +75,8 @@ class Roles:
         self.role = "starting"
         self.role_since_ms = self.clock.read().now_ms
         self.address = settings.advertise or settings.listen
+        self.http_url: str | None = None
+        """Where it answers HTTP; None: nowhere."""
         """The address at which others find this daemon."""
         self._serving = serving
         self._changed = changed

@@ -35,10 +35,12 @@ from tickwheel.server.http.call import Call
 from tickwheel.server.http.exchange import Exchange
 from tickwheel.server.http.problems import problem
 from tickwheel.server.http.routes import Route, Router, allowed_by
-from tickwheel.server.http.table import routes
+from tickwheel.server.http.sessions import LINK_PREFIX, Sessions, cookie_of
+from tickwheel.server.http.table import SESSIONS_PATH, routes, session_routes
 from tickwheel.server.http.turns import Turns
 from tickwheel.server.logins import REVOKED, Logins
 from tickwheel.server.metrics.observed import Observed
+from tickwheel.server.shard.access import NOBODY
 from tickwheel.server.shard.guard import Guards
 
 if TYPE_CHECKING:
@@ -48,9 +50,12 @@ if TYPE_CHECKING:
     from tickwheel.server.shard.operations.standby import StandbyOperations
 
 Scope = Message
+CONSOLE_HEADER = b"tickwheel-console"
+"""A cookie counts only together with it: no page of another site, or port, can send it."""
 AT_A_TIME = 8
 """Requests begun, and answers written, in one turn of the event loop."""
 _BEARER = b"bearer "
+_LOGIN = ("POST", SESSIONS_PATH)
 
 
 class Api:
@@ -74,7 +79,11 @@ class Api:
         self._exchanges: set[Exchange] = set()
         self._turns = Turns(AT_A_TIME)
         self._room = Room(settings.http_bodies_bytes_max)
-        self.routes = routes(settings.delay_levels_ms, settings.heartbeat_interval_s)
+        self._sessions = Sessions(logins, standby.clock)
+        self.routes = [
+            *routes(settings.delay_levels_ms, settings.heartbeat_interval_s),
+            *session_routes(self._sessions),
+        ]
         self.wait_ms_max = int(settings.http_wait_max_s * 1000)
         self._router = Router(self.routes)
 
@@ -95,7 +104,7 @@ class Api:
         self._draining = True
         error = Draining("the daemon is shutting down")
         for exchange in list(self._exchanges):
-            if exchange.caller.pulls or exchange.caller.subscribers:
+            if exchange.only_waits:
                 exchange.end(error)
 
     def stop(self) -> None:
@@ -117,8 +126,8 @@ class Api:
         self, error: TickwheelError, is_meant: Callable[[Exchange], bool] = lambda exchange: True
     ) -> None:
         for exchange in filter(is_meant, list(self._exchanges)):
-            waits = exchange.caller.pulls or exchange.caller.subscribers
-            exchange.end(error if waits else OutcomeUnknown(f"{error.message}; ask again"))
+            is_sure = exchange.only_waits
+            exchange.end(error if is_sure else OutcomeUnknown(f"{error.message}; ask again"))
 
     # --- a request -------------------------------------------------------------------------------
 
@@ -147,7 +156,7 @@ class Api:
                     " (http_connections_max)"
                 )
             route, named = self._router.find(scope["method"], scope["raw_path"])
-            principal = self._principal(headers)
+            principal = self._principal(route, headers, scope["state"].get("certificate"))
             _check_origin(headers)
             operations = self._for(route, principal)
         except Unauthorized as error:
@@ -183,6 +192,7 @@ class Api:
                 begun,
                 watch.gone,
                 self._turns,
+                is_encrypted=scope.get("scheme") == "https",
             )
             if route.query is types.NoQuery and scope["query_string"]:
                 call.query(types.NoQuery)
@@ -215,12 +225,24 @@ class Api:
             return operations
         raise self._standby.refusal()
 
-    def _principal(self, headers: dict[bytes, bytes]) -> Principal:
+    def _principal(self, route: Route, headers: dict[bytes, bytes], peer: Any) -> Principal:
+        """Who asks: by a token, a certificate, a link that logs in once, or a browser's session."""
+        if not route.public:
+            self._logins.check_certificate(peer)
         given = headers.get(b"authorization", b"")
-        token = None
         if given[: len(_BEARER)].lower() == _BEARER:
             token = given[len(_BEARER) :].strip().decode("utf-8", "replace")
-        return self._logins.authenticate(token)
+            if token.startswith(LINK_PREFIX) and (route.method, route.path) == _LOGIN:
+                _check_origin(headers)  # before the link is used up
+                return self._sessions.redeem(token)
+            return self._logins.authenticate(token, peer)
+        if route.page or CONSOLE_HEADER in headers:
+            session = self._sessions.find(cookie_of(headers))
+            if session is not None:
+                return session.principal
+        if route.public and self._sessions.are_needed:
+            return NOBODY
+        return self._logins.authenticate(None, peer)
 
     @staticmethod
     def _finished(exchange: Exchange, watch: _Watch) -> None:

@@ -27,16 +27,21 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from tickwheel.errors import BadRequest
+from tickwheel.errors import BadRequest, TickwheelError, TlsRequired
 from tickwheel.server.tcp.heartbeats import keep_alive
 
 if TYPE_CHECKING:
     from tickwheel.server.http.api import Api
+    from tickwheel.server.tls import TlsServer
 
 Readiness = Callable[[], tuple[bool, dict[str, Any]]]
 """(ready, details)"""
 Metrics = Callable[[str], Awaitable[tuple[bytes, str]]]
 """The Accept header in; body and content type out."""
+
+
+MakeTls = Callable[[socket.socket, Callable[[], asyncio.Protocol], bytes], "TlsServer"]
+"""Of the listening socket, what makes a connection's protocol, and the answer to plain text."""
 
 
 SCRAPES_MAX = 8
@@ -74,7 +79,11 @@ class _Connection(H11Protocol):
         self._timer = self.loop.call_later(self.idle_s, self._look)
         if len(self.connections) > self.connections_max:
             self._make_room()
-        self.app_state = {"abort": transport.abort, "is_extra": self._is_extra}
+        self.app_state = {
+            "abort": transport.abort,
+            "is_extra": self._is_extra,
+            "certificate": transport.get_extra_info("peercert"),
+        }
 
     def _make_room(self) -> None:
         others = [one for one in self.connections if isinstance(one, _Connection)]
@@ -98,15 +107,8 @@ class _Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP: as theirs, in the form of all errors here."""
-        error = BadRequest(msg)
-        said = {"type": f"urn:tickwheel:error:{error.code}", "title": "Bad request", "status": 400}
-        said |= {"detail": msg, "code": error.code, "retryable": error.retryable}
-        body = json.dumps(said).encode()
-        headers = [(b"content-type", b"application/problem+json")]
-        headers += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
         try:
-            head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
-            for event in (head, h11.Data(data=body), h11.EndOfMessage()):
+            for event in _bad_request(BadRequest(msg)):
                 self.transport.write(self.conn.send(event) or b"")
         except h11.LocalProtocolError:
             pass  # an answer was under way, and this cannot be said within it
@@ -150,12 +152,55 @@ class _Connection(H11Protocol):
         self._timer = self.loop.call_later(self.idle_s, self._look)
 
 
+def _bad_request(error: TickwheelError) -> tuple[h11.Event, ...]:
+    said = {"type": f"urn:tickwheel:error:{error.code}", "title": "Bad request", "status": 400}
+    said |= {"detail": error.message, "code": error.code, "retryable": error.retryable}
+    body = json.dumps(said).encode()
+    headers = [(b"content-type", b"application/problem+json")]
+    headers += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+    head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
+    return head, h11.Data(data=body), h11.EndOfMessage()
+
+
+def _plain_refused() -> bytes:
+    """To a request that comes without TLS where TLS is spoken."""
+    writer = h11.Connection(h11.SERVER)
+    events = _bad_request(TlsRequired("this port speaks TLS: https://"))
+    return b"".join(writer.send(event) or b"" for event in events)
+
+
+PLAIN_REFUSED = _plain_refused()
+
+
 class _Server(uvicorn.Server):
     """Signals are the daemon's."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _OverTls(_Server):
+    """Its connections come through a ``TlsServer``."""
+
+    def __init__(self, config: uvicorn.Config, tls: MakeTls) -> None:
+        super().__init__(config)
+        self._tls = tls
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets is not None
+        await super().startup(sockets=[])
+        config, state = self.config, self.server_state
+
+        def make() -> asyncio.Protocol:
+            kind: Any = config.http_protocol_class
+            made: asyncio.Protocol = kind(config=config, server_state=state, app_state={})
+            return made
+
+        server = self._tls(sockets[0], make, PLAIN_REFUSED)
+        server.start()
+        servers: list[Any] = [server]
+        self.servers = servers
 
 
 class Http:
@@ -172,7 +217,10 @@ class Http:
         idle_s: float = _Connection.idle_s,
         keep_alive_s: float = _Connection.keep_alive_s,
         api: Api | None = None,
+        tls: MakeTls | None = None,
     ) -> None:
+        """``tls``: makes what accepts connections, in the place of the event loop."""
+        self._tls = tls
         self._address = (host, port)
         limits = {
             "connections_max": connections_max,
@@ -199,7 +247,8 @@ class Http:
             listener.close()
             raise
         host, port = listener.getsockname()[:2]
-        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self._tls is None else "https"
+        self.url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
         config = uvicorn.Config(
             self._application(),
             log_config=None,
@@ -214,7 +263,7 @@ class Http:
             server_header=False,
             proxy_headers=False,
         )
-        self._server = _Server(config)
+        self._server = _Server(config) if self._tls is None else _OverTls(config, self._tls)
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
 
     async def stop(self) -> None:

@@ -45,6 +45,8 @@ class Call:
         send: Send,
         gone: Callable[[], asyncio.Future[None]],
         turns: Turns,
+        *,
+        is_encrypted: bool = False,
     ) -> None:
         """``gone``: done when the client has gone."""
         self.route = route
@@ -54,6 +56,8 @@ class Call:
         self.incoming = body
         self.send = send
         self.gone = gone
+        self.is_encrypted = is_encrypted
+        """Nobody on the way can read a cookie."""
         self._turns = turns
         self._query_string = query_string
 

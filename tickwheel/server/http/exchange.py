@@ -58,6 +58,11 @@ class Exchange:
         """Called when the daemon ends it, with the reason."""
         operations.opened(self.caller)
 
+    @property
+    def only_waits(self) -> bool:
+        """For tasks, or for what there is to see: when it ends nothing is in doubt."""
+        return bool(self.caller.pulls or self.caller.subscribers or self.on_end is not None)
+
     # --- the handler's ---------------------------------------------------------------------------
 
     def ask(

@@ -111,6 +111,8 @@ def _operation(
         ],
         "responses": _responses(route, schema_of),
     }
+    if route.public:
+        found["security"] = []
     if route.body is not None or route.raw:
         found["requestBody"] = _request_body(route, schema_of)
     return found

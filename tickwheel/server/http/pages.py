@@ -1,4 +1,4 @@
-"""The document of the API, and a page of it that needs no other host."""
+"""The document of the API, a page of it, and the console: files that need no other host."""
 
 from __future__ import annotations
 
@@ -58,6 +58,25 @@ _HEADERS = {
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
 }
+CONSOLE_POLICY = (
+    "default-src 'none'; connect-src 'self'; script-src 'self'; style-src 'self';"
+    " img-src 'self' data:; frame-src 'self'; base-uri 'none'; form-action 'none';"
+    " frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""No inline code, and no text that could become code: what tasks have is shown as text only."""
+_CONSOLE_HEADERS = _HEADERS | {
+    "content-security-policy": CONSOLE_POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "cache-control": "no-cache",
+}
+_CONSOLE = Path(__file__).parent / "console"
+_KINDS = {
+    ".html": "text/html",
+    ".css": "text/css",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
 
 
 def pages(routes: Sequence[Route], *, wait_ms_max: int) -> list[PageRoute]:
@@ -85,13 +104,37 @@ def pages(routes: Sequence[Route], *, wait_ms_max: int) -> list[PageRoute]:
         PageRoute("/docs", to_page),
         PageRoute("/docs/", page),
         PageRoute("/docs/start.js", start),
-        *(PageRoute(f"/docs/{name}", _file(*where)) for name, where in SWAGGER_UI.items()),
+        *(PageRoute(f"/docs/{name}", _swagger_ui(*where)) for name, where in SWAGGER_UI.items()),
+        *_console(),
     ]
 
 
-def _file(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
+def _console() -> list[PageRoute]:
+    """Its files; whoever they show may log in. They say nothing of any task."""
+
+    async def to_console(request: Request) -> Response:
+        return RedirectResponse("/console/")
+
+    found = [PageRoute("/", to_console), PageRoute("/console", to_console)]
+    for path in sorted(_CONSOLE.iterdir()):
+        name = "" if path.name == "index.html" else path.name
+        serve = _file(path, _KINDS[path.suffix], _CONSOLE_HEADERS)
+        found.append(PageRoute(f"/console/{name}", serve))
+    return found
+
+
+def _swagger_ui(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
     async def serve(request: Request) -> Response:
         return FileResponse(_folder() / name, media_type=kind, headers=_HEADERS)
+
+    return serve
+
+
+def _file(
+    path: Path, kind: str, headers: dict[str, str]
+) -> Callable[[Request], Awaitable[Response]]:
+    async def serve(request: Request) -> Response:
+        return FileResponse(path, media_type=kind, headers=headers)
 
     return serve
 

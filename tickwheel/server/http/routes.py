@@ -45,6 +45,10 @@ class Route:
     """Of the error table, beside those that every request may get."""
     standby: bool = False
     """A daemon that does not lead answers it, too."""
+    public: bool = False
+    """Whoever shows nothing is answered, too: it says nothing of any task."""
+    page: bool = False
+    """A browser opens it as a page, which shows a cookie and no header of ours."""
 
 
 @dataclass(slots=True)

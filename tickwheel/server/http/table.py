@@ -11,11 +11,15 @@ from tickwheel.server.http.handlers.controlling import Controlling
 from tickwheel.server.http.handlers.listing import Listing
 from tickwheel.server.http.handlers.producing import Producing
 from tickwheel.server.http.handlers.scheduling import Scheduling
+from tickwheel.server.http.handlers.sessions import Login
 from tickwheel.server.http.handlers.settling import Settling
+from tickwheel.server.http.handlers.watching import HTML, Watching
 from tickwheel.server.http.routes import Route
+from tickwheel.server.http.sessions import Sessions
 
 KEEP_ALIVE_S_MAX = 15.0
 """A stream of deliveries says something at least so often."""
+SESSIONS_PATH = "/v1/sessions"
 _ENDED = ("not_found", "gone", "conflict")
 _NEW = ("due_too_far", "store_full")
 _IDEMPOTENCY = ("Idempotency-Key", "The same key again is the same request, for 24 hours.")
@@ -37,7 +41,7 @@ _TOPIC_HEADER = ("Tickwheel-Topic", "CloudEvents: the topic.")
 
 
 def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[Route]:
-    """All of them; the document has them in this order."""
+    """All that call operations; the document has them in this order."""
     streams = Streams()
     keep_alive_s = min(KEEP_ALIVE_S_MAX, heartbeat_interval_s)
     consume = Consuming(streams, keep_alive_s=keep_alive_s)
@@ -50,6 +54,7 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
         *_dead(Controlling()),
         *_schedules(Scheduling()),
         *_daemon(Listing()),
+        *_watching(Watching(keep_alive_s=keep_alive_s)),
     ]
 
 
@@ -217,4 +222,35 @@ def _daemon(show: Listing) -> list[Route]:
               dict[str, int], standby=True),
         Route("POST", "/v1/backups", show.backup, tag, "Copy the store to a new file",
               ("backup",), types.Backup, 201, body=types.BackupIn, codes=("conflict",)),
+    ]  # fmt: skip
+
+
+def _watching(watch: Watching) -> list[Route]:
+    tag = "console"
+    return [
+        Route("GET", "/v1/overview", watch.overview_now, tag,
+              "The wheel, counts and what is wrong right now", ("overview",), types.Overview),
+        Route("GET", "/v1/overview/stream", watch.watch_overview, tag, "The same again and again",
+              ("overview",), None, query=types.WatchQuery, streams=(SSE,)),
+        Route("GET", "/v1/tasks/{id}/history", watch.task_history, tag,
+              "What the history has of a task", ("task_history",), types.TaskHistory),
+        Route("GET", "/v1/report", watch.last_report, tag, "The page of the last report",
+              ("report",), None, streams=(HTML,), codes=("not_found",), page=True),
+    ]  # fmt: skip
+
+
+def session_routes(sessions: Sessions) -> list[Route]:
+    """Of those who log in by a browser; they ask for nothing that the daemon has."""
+    login, tag = Login(sessions), "console"
+    return [
+        Route("POST", SESSIONS_PATH, login.log_in, tag,
+              "Log in: a session in a cookie for the token that is shown", ("status",),
+              types.Session, 201, standby=True),
+        Route("GET", "/v1/session", login.who_am_i, tag, "Who asks, and what it may do",
+              ("status",), types.Session, standby=True, public=True),
+        Route("DELETE", "/v1/session", login.log_out, tag, "Log out", ("status",), types.Session,
+              standby=True, public=True),
+        Route("POST", "/v1/session-links", login.session_link, tag,
+              "A code that logs a browser in as the caller, once", ("status",),
+              types.SessionLink, 201, standby=True),
     ]  # fmt: skip

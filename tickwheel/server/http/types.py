@@ -204,6 +204,9 @@ class TasksQuery(In):
     topic: Name | None = None
     state: str | None = None
     key: Key | None = None
+    key_prefix: Key | None = None
+    tag: Annotated[str, _shape("", maxLength=255)] | None = None
+    property: Annotated[str, _shape("NAME=VALUE", maxLength=512)] | None = None
     until_ms: Moment | None = None
     newest: bool = False
     after: Id | None = None
@@ -512,6 +515,10 @@ class Status(Out):
     now_ms: Moment
     uptime_s: float
     active: dict[str, Any] | None = None
+    http: str | None = None
+    memory_bytes: int | None = None
+    disk_used: float | None = None
+    disk_free_bytes: int | None = None
 
 
 # --- dead letters --------------------------------------------------------------------------------
@@ -676,6 +683,90 @@ class Backup(Out):
 
     path: str
     bytes: int
+
+
+# --- the console ---------------------------------------------------------------------------------
+
+
+class Trouble(Out):
+    """Something that is wrong right now, in words."""
+
+    level: Annotated[str, _shape("", enum=["error", "warning", "note"])]
+    text: str
+    about: str
+    """Where to look: tasks, groups, dead, daemon, topics."""
+    topic: str | None = None
+    group: str | None = None
+
+
+class Ring(Out):
+    """How many tasks are due when the wheel comes to each cell: in this turn, and the next one."""
+
+    slots: int
+    tick_ms: int
+    slots_per_cell: int
+    slot: int
+    """Where the wheel is."""
+    this: list[int]
+    next: list[int]
+    exact: bool
+    """False: estimates are among those of the next turn."""
+    later: int
+    """Due in a later turn than these."""
+
+
+class Overview(Out):
+    """One moment."""
+
+    node: str
+    version: str
+    epoch: int
+    state: str
+    detail: str | None
+    now_ms: Moment
+    uptime_s: float
+    ring: Ring
+    counts: dict[str, int]
+    totals: dict[str, int]
+    lateness: dict[str, int]
+    """Of first deliveries: since the start; ``recent_…``: in about the last minute."""
+    troubles: list[Trouble]
+    troubles_left_out: int
+
+
+class WatchQuery(In):
+    """A look every ``every_ms``."""
+
+    every_ms: Annotated[int, _shape("", minimum=500, maximum=60_000)] = 1_000
+
+
+class TaskHistory(Out):
+    """Events as docs/history.md lists them, in the order of their happening."""
+
+    events: list[dict[str, Any]]
+    is_kept: bool
+    """Whether the daemon keeps a history at all."""
+    complete: bool
+    """False: there was too much to look through."""
+
+
+class Session(Out):
+    """Who asks."""
+
+    name: str | None
+    """None: nobody who has logged in, though that is needed."""
+    is_login_needed: bool
+    until_ms: Moment | None
+    rights: dict[str, list[str]]
+    """Of each right the patterns of topics."""
+
+
+class SessionLink(Out):
+    """To be shown as a token by a login."""
+
+    code: str | None
+    """None: no login is needed."""
+    until_ms: Moment | None
 
 
 class Problem(Out, omit_defaults=True):

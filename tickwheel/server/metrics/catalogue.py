@@ -308,6 +308,21 @@ DAEMON: tuple[Plain, ...] = (
         lambda d: _seen(d).tokens_file_ok,
     ),
     Plain(
+        "tickwheel_tls_failures_total",
+        "TLS handshakes that failed, at both ports.",
+        lambda d: _seen(d).tls_failures,
+    ),
+    Plain(
+        "tickwheel_certificate_ok",
+        "1: the files of the certificate could be read, or there are none.",
+        lambda d: _seen(d).certificate_ok,
+    ),
+    Plain(
+        "tickwheel_certificate_expires_seconds",
+        "When the certificate ends, since 1970; 0: there is none.",
+        lambda d: _seen(d).certificate_until_s,
+    ),
+    Plain(
         "tickwheel_http_requests_total",
         "Requests of the HTTP API that were answered.",
         lambda d: _seen(d).http_requests,

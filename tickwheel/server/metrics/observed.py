@@ -71,6 +71,11 @@ class Observed:
         self.forbidden = 0
         """Requests of somebody known, for want of a right."""
         self.tokens_file_ok = True
+        self.tls_failures = 0
+        """Handshakes that failed."""
+        self.certificate_ok = True
+        self.certificate_until_s = 0.0
+        """Since 1970; 0: there is none."""
         self.http_requests = 0
         """Of the HTTP API that were answered."""
         self.http_client_errors = 0
@@ -217,10 +222,17 @@ class Lateness:
         for name in topics:
             self.by_topic.pop(name, None)
 
-    def percentile_ms(self, share: float) -> int:
-        """Upper bound of the bucket in which that share of the deliveries is reached."""
-        wanted, seen = share * self.count, 0
-        for index, count in enumerate(self._counts):
+    @property
+    def counts(self) -> list[int]:
+        """As they are now, for ``percentile_ms`` of what came since."""
+        return list(self._counts)
+
+    def percentile_ms(self, share: float, counts: Sequence[int] | None = None) -> int:
+        """Upper bound of the bucket in which that share of the deliveries is reached; of all, or
+        of those that ``counts`` says."""
+        counts = self._counts if counts is None else counts
+        wanted, seen = share * sum(counts), 0
+        for index, count in enumerate(counts):
             seen += count
             if count and seen >= wanted:
                 if index < _EXACT_MS:

@@ -348,7 +348,9 @@ class Connection(asyncio.Protocol):
     # --- HELLO ----------------------------------------------------------------------------------
 
     def _hello(self, frame: Frame, now: Now) -> None:
-        hello = read_hello(frame, self._shared.logins)
+        transport = self._transport
+        peer = None if transport is None else transport.get_extra_info("peercert")
+        hello = read_hello(frame, self._shared.logins, peer)
         if hello.session is not None:
             self._operations.join(self.caller, hello.session, now.now_ms)
         self.caller.name, self.caller.principal = hello.name, hello.principal

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from tickwheel.errors import BadRequest, HelloRequired, VersionUnsupported
@@ -31,8 +32,8 @@ class Hello(NamedTuple):
     answers_heartbeats: bool
 
 
-def read_hello(frame: Frame, logins: Logins) -> Hello:
-    """Raises what forbids the conversation."""
+def read_hello(frame: Frame, logins: Logins, peer: Mapping[str, Any] | None = None) -> Hello:
+    """``peer``: its certificate, if it has one. Raises what forbids the conversation."""
     if frame[0] != FrameType.HELLO:
         raise HelloRequired("the first frame must be HELLO (1)")
     check_nesting(frame)
@@ -44,7 +45,7 @@ def read_hello(frame: Frame, logins: Logins) -> Hello:
         raise VersionUnsupported(
             f"v {checks.shown(version)} is not spoken here; known: {PROTOCOL_VERSION}"
         )
-    principal = logins.authenticate(options.get("token"))
+    principal = logins.authenticate(options.get("token"), peer)
     name = checks.text(options.get("client", ""), "client", 255)
     session = options.get("session")
     if session is not None and (type(session) is not bytes or len(session) != SESSION_BYTES):

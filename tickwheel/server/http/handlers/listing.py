@@ -28,9 +28,12 @@ class Listing:
         given = call.query(types.TasksQuery)
         options: dict[str, Any] = {
             name: value
-            for name in ("topic", "state", "key", "until_ms", "newest", "limit")
+            for name in (
+                "topic", "state", "key", "key_prefix", "tag", "property", "until_ms", "newest",
+                "limit",
+            )
             if (value := getattr(given, name)) is not None
-        }
+        }  # fmt: skip
         if given.after is not None:
             options["after"] = read_id(given.after, "after")
         caller, operations = call.exchange.caller, call.operations

@@ -22,6 +22,7 @@ from tickwheel.server.shard.operations.listing import Listing
 from tickwheel.server.shard.operations.producing import Producing
 from tickwheel.server.shard.operations.scheduling import Scheduling
 from tickwheel.server.shard.operations.settling import Settling
+from tickwheel.server.shard.operations.watching import Watching
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +96,10 @@ class Operations:
         self._on_what_is_there(Listing(shard, value_bytes))
 
     def _on_what_is_there(self, show: Listing) -> None:
+        watch = Watching(self.shard, show)
+        self.overview = watch.overview
+        self.task_history = watch.task_history
+        self.report = watch.report
         self.list_tasks = show.list_tasks
         self.list_topics = show.list_topics
         self.show_topic = show.show_topic

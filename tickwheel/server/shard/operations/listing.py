@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.errors import (
     BadRequest,
@@ -21,7 +21,7 @@ from tickwheel.errors import (
     TickwheelError,
 )
 from tickwheel.limits import ID_MAX
-from tickwheel.model.records import DeadRow, id_floor, task_bytes
+from tickwheel.model.records import DeadRow, TaskOptions, id_floor, task_bytes
 from tickwheel.model.states import State
 from tickwheel.persistence.contract import StoreBusy, StoreError
 from tickwheel.server import checks
@@ -47,7 +47,13 @@ LISTING_LIMITS = ("listings_max", "listings_all_max")
 BACKUP_LIMITS = ("backups_max", "backups_max")
 BACKUP_NAME_BYTES_MAX = 200
 """File systems count bytes, usually to 255; a copy that is not complete has a longer name."""
-TASK_OPTIONS = ("topic", "state", "key", "until_ms", "newest", "after", "limit")
+TAG_LENGTH_MAX = 255
+PROPERTY_LENGTH_MAX = 512
+"""Of NAME=VALUE that is looked for."""
+TASK_OPTIONS = (
+    "topic", "state", "key", "key_prefix", "tag", "property", "until_ms", "newest", "after",
+    "limit",
+)  # fmt: skip
 LOAD_OPTIONS = ("from_ms", "step_ms", "steps")
 LOAD_STEPS_MAX = 1_440
 """Spans of one answer: a day of minutes."""
@@ -71,7 +77,7 @@ class Listing:
             counts = stats_map(shard, now, self._value_bytes)
             shard.committer.reply(caller.replies, request, counts)
         else:  # no answer before the counts are true
-            self._answer(caller, request, self._stats_when_loaded)
+            self.answer(caller, request, self._stats_when_loaded)
 
     async def _stats_when_loaded(self) -> dict[str, Any]:
         return stats_map(self._shard, self._shard.clock.read(), self._value_bytes)
@@ -85,7 +91,7 @@ class Listing:
         if after is not None:
             checks.name(after, "after")
         limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
-        self._answer(caller, request, partial(self._topics, after or "", limit, only))
+        self.answer(caller, request, partial(self._topics, after or "", limit, only))
 
     async def _topics(self, after: str, limit: int, only: Only | None) -> dict[str, Any]:
         shard = self._shard
@@ -106,7 +112,7 @@ class Listing:
     def show_topic(self, caller: Caller, request: int, topic: object) -> None:
         """One topic's counts, settings and groups. Raises BadRequest, NotFound, Overloaded."""
         name = checks.name(topic, "topic")
-        self._answer(caller, request, partial(self._topic, name))
+        self.answer(caller, request, partial(self._topic, name))
 
     async def _topic(self, name: str) -> dict[str, Any]:
         core = self._shard.core
@@ -143,17 +149,16 @@ class Listing:
         if self._shard.loaded.is_set():
             self._shard.committer.reply(caller.replies, request, answer())
         else:
-            self._answer(caller, request, when_loaded)
+            self.answer(caller, request, when_loaded)
 
     def list_tasks(
         self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
     ) -> None:
         """A page of live tasks; ``next`` of the answer is ``after`` of the next page. ``options``:
-        ``topic``, ``state``, ``key``, ``until_ms``, ``newest``, ``after``, ``limit``. Raises
-        BadRequest, LimitExceeded, Overloaded."""
+        those of ``TASK_OPTIONS``. Raises BadRequest, LimitExceeded, Overloaded."""
         wanted = _Wanted.of(options, only)
         limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
-        self._answer(caller, request, lambda: self._page(wanted, limit))
+        self.answer(caller, request, lambda: self._page(wanted, limit))
 
     async def _page(self, wanted: _Wanted, limit: int) -> dict[str, Any]:
         shard = self._shard
@@ -220,7 +225,7 @@ class Listing:
             return is_seen and in_time and reason in row.reason.casefold()
 
         page = partial(self._dead_page, after, limit, topic, group, wanted)
-        self._answer(caller, request, page)
+        self.answer(caller, request, page)
 
     async def _dead_page(
         self,
@@ -264,7 +269,7 @@ class Listing:
             )
         path = self._shard.backup_folder / name
         line = self._shard.backups
-        self._answer(caller, request, lambda: self._backup(path), line, BACKUP_LIMITS)
+        self.answer(caller, request, lambda: self._backup(path), line, BACKUP_LIMITS)
 
     async def _backup(self, path: Path) -> dict[str, Any]:
         """What the file system says of a client's name is an answer, never the daemon's end."""
@@ -278,7 +283,7 @@ class Listing:
             raise kind(f"cannot write {path}: {error.strerror}") from error
         return {"path": str(path), "bytes": size}
 
-    def _answer(
+    def answer(
         self,
         caller: Caller,
         request: int,
@@ -317,6 +322,7 @@ class _Wanted:
     topic: str | None
     state: str | None
     key: str | None
+    has: _Has | None
     newest: bool
     start_id: int
     """To go on after; below, when the newest come first."""
@@ -348,12 +354,14 @@ class _Wanted:
             start_id = end_id if after_id is None else min(after_id, end_id)
         else:
             start_id = after_id or 0
-        return cls(topic, state, key, newest, start_id, end_id, only)
+        has = _Has.of(options)
+        return cls(topic, state, key, has, newest, start_id, end_id, only)
 
     @property
     def is_selective(self) -> bool:
         is_partial = self.only is not None and self.topic is None
-        return self.key is not None or self.state is not None or is_partial
+        asked = self.key, self.state, self.has
+        return is_partial or any(one is not None for one in asked)
 
     @property
     def store_topic(self) -> str | None:
@@ -367,4 +375,45 @@ class _Wanted:
             return False
         if self.key is not None and (row.options is None or row.options.key != self.key):
             return False
+        if self.has is not None and not self.has.fits(row.options):
+            return False
         return self.topic is None or row.topic == self.topic
+
+
+class _Has(NamedTuple):
+    """What the options of a task must have."""
+
+    key_prefix: str
+    tag: str | None
+    property: tuple[str, str] | None
+    """Its name and its value as text: true, 5, eu."""
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> _Has | None:
+        """None: nothing is asked. Raises BadRequest, LimitExceeded."""
+        prefix = checks.text(options.get("key_prefix", ""), "key_prefix", KEY_LENGTH_MAX)
+        tag, named = options.get("tag"), options.get("property")
+        if tag is not None:
+            checks.text(tag, "tag", TAG_LENGTH_MAX)
+        wanted = None
+        if named is not None:
+            name, equals, value = checks.text(named, "property", PROPERTY_LENGTH_MAX).partition("=")
+            if not name or not equals:
+                raise BadRequest(f"property must be NAME=VALUE, not {checks.shown(named)}")
+            wanted = name, value
+        return cls(prefix, tag, wanted) if prefix or tag is not None or wanted else None
+
+    def fits(self, options: TaskOptions | None) -> bool:
+        if options is None:
+            return False
+        if self.property is not None:
+            name, wanted = self.property
+            value = (options.properties or {}).get(name)
+            if value is None or _as_text(value) != wanted:
+                return False
+        is_tagged = self.tag is None or options.tag == self.tag
+        return is_tagged and (options.key or "").startswith(self.key_prefix)
+
+
+def _as_text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

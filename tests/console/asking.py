@@ -1,0 +1,71 @@
+"""The daemon's HTTP API for the browser's tests: what the pages shall show is made with it."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+from support.daemon import Daemon
+
+TIMEOUT_S = 60
+
+
+def ask(
+    daemon: Daemon, method: str, path: str, body: Any = None, token: str | None = None
+) -> tuple[int, Any]:
+    """(status, JSON)"""
+    headers = {"content-type": "application/json"}
+    if token is not None:
+        headers["authorization"] = f"Bearer {token}"
+    data = None if body is None else json.dumps(body).encode()
+    request = urllib.request.Request(f"{daemon.http}{path}", data, headers, method=method)  # noqa: S310
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
+            return response.status, json.load(response)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def post(daemon: Daemon, path: str, body: Any = None, token: str | None = None) -> Any:
+    status, said = ask(daemon, "POST", path, body, token)
+    assert status in (200, 201), said
+    return said
+
+
+def get(daemon: Daemon, path: str) -> Any:
+    return ask(daemon, "GET", path)[1]
+
+
+def enqueue(daemon: Daemon, topic: str, count: int = 1, **task: Any) -> list[str]:
+    """Ids of so many tasks."""
+    tasks = [{"topic": topic, "body": f"body {n}", **task} for n in range(count)]
+    return [one["id"] for one in post(daemon, "/v1/tasks", {"tasks": tasks})["tasks"]]
+
+
+def pull(daemon: Daemon, topic: str, group: str = "g", count: int = 1) -> list[Any]:
+    given = {"group": group, "max": count, "wait_ms": 5_000}
+    found: list[Any] = post(daemon, f"/v1/topics/{topic}/pull", given)["deliveries"]
+    return found
+
+
+def make_group(daemon: Daemon, topic: str, group: str = "g", **settings: Any) -> None:
+    status, said = ask(daemon, "PUT", f"/v1/topics/{topic}/groups/{group}", settings)
+    assert status in (200, 201), said
+
+
+def dead_letters(
+    daemon: Daemon, topic: str, count: int, reason: str = "no such order"
+) -> list[str]:
+    """Ids of so many dead letters of group g."""
+    make_group(daemon, topic)
+    enqueue(daemon, topic, count)
+    found: list[str] = []
+    while len(found) < count:
+        some = pull(daemon, topic, count=min(500, count))
+        receipts = [one["receipt"] for one in some]
+        post(daemon, "/v1/rejections", {"receipts": receipts, "reason": reason})
+        found += [one["id"] for one in some]
+    return found

@@ -1,0 +1,130 @@
+"""A real Chromium on a real daemon. What the page reports as an error fails the test; so does a
+request to another host, because no name is resolved."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+from reports.browser import NAMES
+from support.daemon import Daemon
+
+WAIT_MS = 20_000
+WIDE = {"width": 1280, "height": 860}
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    """One program for a module: while it runs, its thread has an event loop of Playwright's."""
+    program = next((found for name in NAMES if (found := shutil.which(name))), None)
+    if program is None:
+        reason = "no chromium: apt install chromium"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    arguments = ["--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=program,
+            args=[*arguments, *(["--no-sandbox"] if os.geteuid() == 0 else [])],
+        )
+        yield browser
+        browser.close()
+
+
+class Console:
+    """One browser with its cookies, on one page of one daemon."""
+
+    def __init__(self, context: BrowserContext, http: str) -> None:
+        self.context = context
+        self.http = http
+        self.errors: list[str] = []
+        self.page = self.another()
+
+    def another(self) -> Page:
+        """One more page of the same browser."""
+        page = self.context.new_page()
+        page.set_default_timeout(WAIT_MS)
+        page.on("pageerror", lambda error: self.errors.append(str(error)))
+        page.on("console", self._said)
+        page.on("request", self._asked)
+        return page
+
+    def _said(self, message: Any) -> None:
+        text = message.text
+        # What the daemon refuses, or a daemon that is away, is said by the network, too.
+        if message.type == "error" and "Failed to load resource" not in text:
+            self.errors.append(text)
+
+    def _asked(self, request: Any) -> None:
+        if not request.url.startswith((self.http, "data:")):
+            self.errors.append(f"asked for {request.url}")
+
+    def open(self, view: str = "") -> Page:
+        """``tasks?state=ready``, from its beginning."""
+        page = self.page
+        if page.url.startswith(self.http):
+            page.evaluate(
+                "hash => { document.querySelector('.view').dataset.old = '1';"
+                " if (location.hash === hash) dispatchEvent(new Event('hashchange'));"
+                " else location.hash = hash; }",
+                f"#/{view}",
+            )
+        else:
+            page.goto(f"{self.http}/console/#/{view}")
+        page.locator(".view:not([data-old]) h1").first.wait_for()
+        return page
+
+    def says(self, text: str) -> None:
+        """A toast does."""
+        self.page.locator(".toast", has_text=text).first.wait_for()
+
+    def row(self, text: str) -> Any:
+        """The first row of a table with this in it."""
+        return self.page.locator("tbody tr", has_text=text).first
+
+    def confirm(self, button: str) -> str:
+        """What the dialog says; then its button."""
+        dialog = self.page.locator("dialog")
+        dialog.wait_for()
+        text = dialog.inner_text()
+        dialog.get_by_role("button", name=button, exact=True).click()
+        dialog.wait_for(state="detached")
+        return text
+
+
+@pytest.fixture
+def console_on(chromium: Browser) -> Iterator[Callable[..., Console]]:
+    """``console_on(daemon)``: a browser of its own."""
+    made: list[Console] = []
+
+    def make(daemon: Daemon, **options: Any) -> Console:
+        context = chromium.new_context(**{"viewport": WIDE, **options})
+        made.append(Console(context, daemon.http))
+        return made[-1]
+
+    yield make
+    errors = [error for console in made for error in console.errors]
+    for console in made:
+        console.context.close()
+    assert not errors, errors
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """A daemon that a module's tests share, each on topics of its own."""
+    folder: Path = tmp_path_factory.mktemp("shop")
+    with Daemon(folder, http=True, history_dir=folder / "history") as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def topic(request: pytest.FixtureRequest) -> str:
+    """One of its own for each test."""
+    return str(request.node.name).partition("[")[0].removeprefix("test_")

@@ -1,0 +1,347 @@
+"""Who may see what, what a page of another site cannot do, texts that want to be markup, a daemon
+that dies while somebody looks."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from console.asking import ask, enqueue, get, make_group, post
+from console.conftest import Console
+from support.daemon import Daemon
+from tickwheel.server import tokens
+
+Open = Callable[..., Console]
+HOUR_MS = 3_600_000
+HOSTILE = (
+    '"><img src=x onerror="window.owned=1"><script>window.owned=1</script>',
+    "javascript:window.owned=1//",
+    "${window.owned=1}{{7*7}}'\"`\\",
+    "\u202e\u2066reversed\u2069 \x00\x07\x1b[31m \ufeff\ud7ff",
+    "'; DROP TABLE task; --",
+    "a" * 255,
+)
+FETCH = """async ([method, path, headers]) => {
+  const response = await fetch(path, { method, headers });
+  return [response.status, await response.json()];
+}"""
+
+
+class Guarded:
+    """A daemon that asks for tokens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "tokens.json"
+        self.admin = self._token("admin", "all")
+        self.ops = self._token("ops", "all")
+        self.linked = self._token("linked", "all")
+        self.leaver = self._token("leaver", "all")
+        self.reader = self._token("reader", "read")
+        self.mine = self._token("mine", "read=mine.*")
+        self.daemon = Daemon(folder, http=True, tokens_file=self.path, login_delay_s=0)
+
+    def _token(self, name: str, scope: str) -> str:
+        return tokens.create(self.path, name, tokens.parse_scopes([scope]), 1, None)[1]
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    found = Guarded(tmp_path_factory.mktemp("guarded"))
+    with found.daemon:
+        yield found
+
+
+def log_in(console: Console, token: str) -> Page:
+    page = console.page
+    page.goto(f"{console.http}/console/")
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Log in").click()
+    return page
+
+
+# --- logging in ----------------------------------------------------------------------------------
+
+
+def test_a_login_by_token(console_on: Open, guarded: Guarded) -> None:
+    daemon, token = guarded.daemon, guarded.ops
+    console = console_on(daemon)
+    page = log_in(console, "tw_000000000000_wrong")
+    expect(page.get_by_role("alert")).to_have_text("the token is wrong")
+    page.get_by_label("Token").fill(token)
+    page.get_by_role("button", name="Log in").click()
+    expect(page.locator("main h1")).to_have_text("Overview")
+    expect(page.locator("#who")).to_have_text("token ops")
+    [cookie] = console.context.cookies(f"{daemon.http}/v1/")
+    assert cookie["httpOnly"] and cookie["sameSite"] == "Strict" and cookie["path"] == "/v1"
+    assert token not in cookie["value"]
+    kept = page.evaluate("[document.cookie, JSON.stringify(localStorage), location.href].join()")
+    assert token not in kept and cookie["value"] not in kept
+    page.reload()
+    expect(page.locator("#who")).to_have_text("token ops")
+    page.get_by_role("button", name="Log out").click()
+    expect(page.locator("main h1")).to_have_text("Log in")
+    assert console.context.cookies(f"{daemon.http}/v1/") == []
+
+
+def test_a_link_logs_in_once_and_does_not_stay_in_the_address(
+    console_on: Open, guarded: Guarded
+) -> None:
+    daemon, token = guarded.daemon, guarded.linked
+    code = post(daemon, "/v1/session-links", token=token)["code"]
+    console, other = console_on(daemon), console_on(daemon)
+    console.page.goto(f"{daemon.http}/console/#login={code}")
+    expect(console.page.locator("#who")).to_have_text("token linked")
+    assert code not in console.page.url
+    other.page.goto(f"{daemon.http}/console/#login={code}")
+    expect(other.page.get_by_role("alert")).to_contain_text("used before")
+
+
+def test_who_is_revoked_is_out(console_on: Open, guarded: Guarded) -> None:
+    page = log_in(console_on(guarded.daemon), guarded.leaver)
+    expect(page.locator("#live")).to_have_text("Live")
+    tokens.revoke(guarded.path, "leaver")
+    expect(page.locator("main h1")).to_have_text("Log in")
+    expect(page.get_by_role("alert")).to_contain_text("not logged in any more")
+
+
+def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
+    console_on: Open, guarded: Guarded
+) -> None:
+    daemon, admin = guarded.daemon, guarded.admin
+    [task] = [post(daemon, "/v1/tasks", {"topic": "safe", "delay_ms": HOUR_MS}, admin)["id"]]
+    ask(daemon, "PUT", "/v1/topics/safe/groups/g", {}, admin)
+    console = console_on(daemon)
+    page = log_in(console, guarded.reader)
+    expect(page.locator("main h1")).to_have_text("Overview")
+    for view, names in (
+        (f"task/{task}", ("Run now …", "Reschedule …", "Cancel …")),
+        ("groups?topic=safe", ("New group …", "Pause", "Set …", "Delete …")),
+        ("topics", ("Pause", "Set …", "Delete …")),
+    ):
+        console.open(view)
+        for name in names:
+            expect(page.get_by_role("button", name=name).first).to_be_disabled()
+    ours = {"tickwheel-console": "1"}
+    for method, target in (
+        ("DELETE", f"/v1/tasks/{task}"),
+        ("DELETE", "/v1/topics/safe?force=true"),
+        ("POST", f"/v1/tasks/{task}/run"),
+    ):
+        status, said = page.evaluate(FETCH, [method, target, ours])
+        assert (status == 403 and said["code"] == "forbidden") or status == 404, (target, said)
+    assert ask(daemon, "GET", f"/v1/tasks/{task}", token=admin)[1]["state"] == "scheduled"
+
+
+def test_rights_for_some_topics_show_these(console_on: Open, guarded: Guarded) -> None:
+    daemon, admin = guarded.daemon, guarded.admin
+    for topic in ("mine.a", "theirs.b"):
+        post(daemon, "/v1/tasks", {"topic": topic, "delay_ms": HOUR_MS}, admin)
+    console = console_on(daemon)
+    page = log_in(console, guarded.mine)
+    expect(page.locator("main")).to_contain_text("The overview is about all topics")
+    console.open("topics")
+    expect(page.locator("tbody")).to_contain_text("mine.a")
+    expect(page.locator("tbody")).not_to_contain_text("theirs.b")
+
+
+# --- other sites ---------------------------------------------------------------------------------
+
+
+def test_a_page_of_another_origin_can_do_nothing_with_the_cookie(
+    console_on: Open, guarded: Guarded, tmp_path: Path
+) -> None:
+    """On the same host, so that the browser sends the cookie along: only the port differs."""
+    daemon, admin = guarded.daemon, guarded.admin
+    task = post(daemon, "/v1/tasks", {"topic": "csrf", "delay_ms": HOUR_MS}, admin)["id"]
+    console = console_on(daemon)
+    log_in(console, admin)
+    expect(console.page.locator("#who")).to_have_text("token admin")
+    with Daemon(tmp_path, http=True) as elsewhere:
+        page = console.context.new_page()
+        page.goto(f"{elsewhere.http}/healthz")
+        sent: list[str] = []
+        page.on("request", lambda request: sent.append(f"{request.method} {request.url}"))
+        page.evaluate(
+            """([http, task]) => {
+              const form = document.createElement("form");
+              form.method = "post"; form.action = `${http}/v1/tasks/${task}/run`;
+              form.target = "_blank"; document.body.append(form); form.submit();
+              const image = new Image(); image.src = `${http}/v1/topics/csrf/deliveries`;
+              const at = `${http}/v1/tasks/${task}`;
+              const credentials = "include", headers = { "tickwheel-console": "1" };
+              return Promise.allSettled([
+                fetch(`${at}/run`, { method: "POST", mode: "no-cors", credentials }),
+                fetch(at, { method: "DELETE", credentials }),
+                fetch(at, { method: "DELETE", credentials, headers }),
+              ]).then(() => null);
+            }""",
+            [daemon.http, task],
+        )
+        assert any(f"/v1/tasks/{task}/run" in one for one in sent)
+        found = ask(daemon, "GET", f"/v1/tasks/{task}", token=admin)[1]
+        assert found["state"] == "scheduled"
+        assert ask(daemon, "GET", "/v1/topics/csrf", token=admin)[1]["groups"] == {}
+
+
+def test_every_file_is_under_a_strict_policy(guarded: Guarded) -> None:
+    daemon = guarded.daemon
+    folder = Path(tokens.__file__).parent / "http" / "console"
+    for name in ["", *sorted(path.name for path in folder.iterdir() if path.suffix != ".html")]:
+        with urllib.request.urlopen(f"{daemon.http}/console/{name}", timeout=30) as response:  # noqa: S310
+            headers = response.headers
+            text = response.read().decode()
+        policy = headers["content-security-policy"]
+        assert "unsafe" not in policy and "default-src 'none'" in policy
+        assert "script-src 'self'" in policy and "frame-ancestors 'none'" in policy
+        assert "require-trusted-types-for 'script'" in policy
+        assert headers["x-content-type-options"] == "nosniff"
+        for markup in ("innerHTML", "insertAdjacentHTML", "document.write", "eval("):
+            assert markup not in text, name
+        if not name:
+            assert " style=" not in text and "onclick" not in text
+
+
+# --- texts ---------------------------------------------------------------------------------------
+
+
+def test_hostile_texts_stay_texts(console_on: Open, tmp_path: Path) -> None:
+    with Daemon(tmp_path, http=True, history_dir=tmp_path / "history") as daemon:
+        make_group(daemon, "hostile")
+        for text in HOSTILE:
+            task = {"topic": "hostile", "body": text, "key": text, "tag": text}
+            task["properties"] = {text[:60]: text}  # type: ignore[assignment]
+            post(daemon, "/v1/tasks", task)
+        ids = [task["id"] for task in get(daemon, "/v1/tasks")["tasks"]]
+        given = {"group": "g", "max": len(HOSTILE)}
+        found = post(daemon, "/v1/topics/hostile/pull", given)["deliveries"]
+        for one, text in zip(found, HOSTILE, strict=True):
+            said = {"receipts": [one["receipt"]], "reason": text[:200]}
+            post(daemon, "/v1/rejections", said)
+        ask(
+            daemon,
+            "PUT",
+            "/v1/schedules/x",
+            {"topic": "hostile", "body": HOSTILE[0], "every_ms": HOUR_MS},
+        )
+        console = console_on(daemon)
+        page = console.open("tasks")
+        expect(page.locator("tbody tr")).to_have_count(len(HOSTILE))
+        shown = page.locator("tbody").inner_text()
+        assert "<script>window.owned=1</script>" in shown
+        page.get_by_label("Choose all rows that are loaded").check()
+        for view in (
+            "dead",
+            "topics",
+            "groups?topic=hostile",
+            "schedules?name=x",
+            *(f"task/{i}" for i in ids),
+        ):
+            console.open(view)
+            page.wait_for_timeout(50)  # what would run from markup runs by now
+        console.open("dead?reason=" + json.dumps(HOSTILE[0])[1:20])
+        assert page.evaluate("window.owned") is None
+        assert page.locator("main img, main script").count() == 0
+        console.open(f"tasks?topic={HOSTILE[0]}&key=%00")
+        expect(page.locator(".toast")).to_be_visible()  # the daemon's words about a wrong name
+
+
+# --- a daemon that dies --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        "",
+        pytest.param("topics", marks=pytest.mark.slow),
+        pytest.param("tasks", marks=pytest.mark.slow),
+    ],
+)
+def test_a_daemon_that_is_killed_and_comes_back(
+    console_on: Open, tmp_path: Path, view: str
+) -> None:
+    with Daemon(tmp_path, http=True) as daemon:
+        enqueue(daemon, "t", 3, delay_ms=HOUR_MS)
+        console = console_on(daemon)
+        page = console.open(view)
+        expect(page.locator("#live")).to_have_text("Live")
+        daemon.kill()
+        expect(page.locator("#live")).to_have_text("Reconnecting …")
+        daemon.start()
+        enqueue(daemon, "u", 4, delay_ms=HOUR_MS)
+        expect(page.locator("#live")).to_have_text("Live")
+        if view == "":
+            expect(page.locator(".tile b").first).to_have_text("7")
+        else:
+            expect(page.locator("tbody")).to_contain_text("u")
+
+
+@pytest.mark.slow
+def test_a_daemon_that_stands_still_is_noticed(console_on: Open, tmp_path: Path) -> None:
+    with Daemon(tmp_path, http=True) as daemon:
+        console = console_on(daemon)
+        page = console.open()
+        expect(page.locator("#live")).to_have_text("Live")
+        daemon.pause()
+        expect(page.locator("#live")).to_have_text("Reconnecting …", timeout=20_000)
+        daemon.go_on()
+        expect(page.locator("#live")).to_have_text("Live")
+
+
+def test_what_is_asked_of_a_dead_daemon_is_said(console_on: Open, tmp_path: Path) -> None:
+    with Daemon(tmp_path, http=True) as daemon:
+        [task] = enqueue(daemon, "t", 1, delay_ms=HOUR_MS)
+        console = console_on(daemon)
+        page = console.open(f"task/{task}")
+        page.get_by_role("button", name="Cancel …").click()
+        daemon.kill()
+        console.confirm("Cancel them")
+        console.says("The daemon cannot be reached")
+        daemon.start()
+        assert get(daemon, f"/v1/tasks/{task}")["state"] == "scheduled"
+
+
+def test_a_restart_ends_the_login(console_on: Open, tmp_path: Path) -> None:
+    with Daemon(tmp_path, http=True, token="secret", login_delay_s=0) as daemon:
+        page = log_in(console_on(daemon), "secret")
+        expect(page.locator("#live")).to_have_text("Live")
+        daemon.restart()
+        expect(page.locator("main h1")).to_have_text("Log in")
+
+
+# --- very many -----------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_tasks_in_a_list(console_on: Open, tmp_path: Path) -> None:
+    with Daemon(tmp_path, http=True) as daemon:
+        for _ in range(10):
+            enqueue(daemon, "t", 10_000, delay_ms=HOUR_MS)
+        console = console_on(daemon)
+        page = console.open("tasks?topic=t&newest=false")
+        expect(page.locator("tbody tr[data-key]").first).to_be_visible()
+        last = 0
+        while True:
+            rows = page.evaluate(
+                "() => { const box = document.querySelector('.scroll');"
+                " box.scrollTop = box.scrollHeight;"
+                " return Number(document.querySelector('p[role=status]').textContent"
+                ".replaceAll(/[^0-9]/g, '')); }"
+            )
+            if rows == 100_000:
+                break
+            assert rows >= last
+            last = rows
+            page.wait_for_timeout(10)
+        assert page.locator("tbody tr").count() < 200  # elements of those that are seen only
+        page.evaluate("document.querySelector('.scroll').scrollTop = 34 * 50_000")
+        expect(page.locator("tbody tr[aria-rowindex='50010']")).to_be_visible()
+        page.get_by_label("Choose all rows that are loaded").check()
+        page.get_by_role("button", name="Cancel …").click()
+        assert "Cancel 100,000 tasks?" in console.confirm("Cancel them")
+        expect(page.locator("main")).to_contain_text("No task fits", timeout=120_000)
+        assert get(daemon, "/v1/stats")["pending"] == 0

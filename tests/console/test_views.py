@@ -1,0 +1,445 @@
+"""Every view and every action, in a browser on a real daemon."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from console.asking import ask, dead_letters, enqueue, get, make_group, post, pull
+from console.conftest import Console
+from support.daemon import Daemon
+
+Open = Callable[..., Console]
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def console(console_on: Open, shop: Daemon) -> Console:
+    return console_on(shop)
+
+
+def cells(page: Page, text: str) -> list[str]:
+    """Of the first row that has this."""
+    return [
+        cell.inner_text()
+        for cell in page.locator("tbody tr", has_text=text).first.locator("td").all()
+    ]
+
+
+# --- overview ------------------------------------------------------------------------------------
+
+
+def test_a_fresh_daemon_shows_three_commands(console_on: Open, tmp_path: Any) -> None:
+    with Daemon(tmp_path, http=True) as daemon:
+        console = console_on(daemon)
+        page = console.open()
+        page.locator(".commands li").nth(2).wait_for()
+        lines = page.locator(".commands code").all_inner_texts()
+        assert [line.split(f"--url {daemon.url} ")[1].split()[0] for line in lines] == [
+            "enqueue", "subscribe", "list",
+        ]  # fmt: skip
+        assert page.locator(".trouble").inner_text() == "Nothing."
+        enqueue(daemon, "t", delay_ms=HOUR_MS)
+        expect(page.locator(".commands")).to_be_hidden()  # by the feed, without a reload
+
+
+def test_the_overview_counts_as_the_daemon_does(console: Console, shop: Daemon, topic: str) -> None:
+    page = console.open()
+    expect(page.locator("#live")).to_have_text("Live")
+    enqueue(shop, topic, 1234, delay_ms=HOUR_MS // 2)
+    tile = page.locator(".tile", has_text="Scheduled").locator("b")
+    expect(tile).to_have_text(f"{get(shop, '/v1/stats')['pending']:,}")
+    page.locator(".tile", has_text="Scheduled").click()
+    expect(page).to_have_url(re.compile(r"#/tasks\?state=scheduled$"))
+    expect(page.locator("main h1")).to_have_text("Tasks")
+
+
+def test_the_wheel_says_what_a_slot_holds(console: Console, shop: Daemon, topic: str) -> None:
+    due_ms = get(shop, "/v1/status")["now_ms"] + HOUR_MS // 2
+    slot = due_ms // 1000 % 3600
+    enqueue(shop, topic, 77, due_ms=due_ms)
+    enqueue(shop, topic, 5, due_ms=due_ms + HOUR_MS)
+    page = console.open()
+    wheel = page.locator("canvas.ring")
+    expect(wheel).to_have_attribute("aria-valuemax", "3599")
+    wheel.focus()
+    wheel.press("Home")
+    here = int(str(wheel.get_attribute("aria-valuenow")))
+    ahead = (slot - here) % 3600
+    for _ in range(ahead // 60):
+        wheel.press("PageUp")
+    for _ in range(ahead % 60):
+        wheel.press("ArrowRight")
+    expect(page.locator(".slot")).to_contain_text(f"Slot {slot:,}")
+    expect(page.locator(".slot")).to_contain_text("77 this turn")
+    expect(page.locator(".slot")).to_contain_text("5 in the next")
+    box = wheel.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] / 2 + box["width"] * 0.35, box["y"] + box["height"] / 2)
+    expect(page.locator(".slot")).to_contain_text(re.compile(r"Slot (89\d|90\d)"))
+
+
+def test_what_is_wrong_links_to_where_it_is(console: Console, shop: Daemon, topic: str) -> None:
+    make_group(shop, topic, "slow", paused=True)
+    enqueue(shop, topic, 3)
+    page = console.open()
+    page.get_by_role("link", name=f"Group slow of {topic} is paused, with 3 ready tasks").click()
+    expect(page.locator("main h2").first).to_have_text(f"Group slow of {topic}")
+    ask(shop, "PATCH", f"/v1/topics/{topic}/groups/slow", {"paused": False})
+
+
+def test_the_feed_stops_when_nobody_looks(console: Console) -> None:
+    page = console.open()
+    expect(page.locator("#live")).to_have_text("Live")
+    hide = "value => { Object.defineProperty(document, 'hidden', { value, configurable: true });"
+    hide += " document.dispatchEvent(new Event('visibilitychange')); }"
+    page.evaluate(hide, True)
+    expect(page.locator("#live")).to_have_text("Paused: nobody looks")
+    page.evaluate(hide, False)
+    expect(page.locator("#live")).to_have_text("Live")
+
+
+# --- topics and groups ---------------------------------------------------------------------------
+
+
+def test_a_topic_is_paused_set_and_deleted(console: Console, shop: Daemon, topic: str) -> None:
+    enqueue(shop, topic, 4, delay_ms=HOUR_MS)
+    page = console.open("topics")
+    page.get_by_role("searchbox").fill(topic)
+    console.row(topic).get_by_role("button", name="Pause").click()
+    console.says(f"{topic} is paused")
+    assert get(shop, f"/v1/topics/{topic}")["paused"] is True
+    console.row(topic).get_by_role("button", name="Set …").click()
+    page.get_by_label("At most so many deliveries a second").fill("7.5")
+    page.get_by_label("Retry policy").fill('{"kind": "fixed", "delay_ms": 5000, "retries": 3}')
+    console.confirm("Set")
+    console.says("Set")
+    found = get(shop, f"/v1/topics/{topic}")
+    assert found["rate"] == 7.5 and found["retry"]["kind"] == "fixed"
+    console.row(topic).get_by_role("button", name="Delete …").click()
+    dialog = page.locator("dialog")
+    assert "4 scheduled" in dialog.inner_text()
+    dialog.get_by_role("button", name="Delete it").click()
+    expect(dialog.get_by_role("alert")).to_have_text(f"Type {topic} to confirm")
+    dialog.get_by_label(f"Type {topic}").fill(topic)
+    console.confirm("Delete it")
+    console.says("is deleted")
+    status, left = ask(shop, "GET", f"/v1/topics/{topic}")
+    assert status == 404 or left["deleting"]
+
+
+def test_a_group_is_made_paused_set_and_deleted(console: Console, shop: Daemon, topic: str) -> None:
+    enqueue(shop, topic, delay_ms=HOUR_MS)
+    page = console.open(f"groups?topic={topic}")
+    page.get_by_role("button", name="New group …").click()
+    page.locator("dialog").get_by_label("Name").fill("billing")
+    console.confirm("Make it")
+    console.says("billing is there")
+    console.row("billing").get_by_role("button", name="Pause").click()
+    console.says("billing is paused")
+    expect(console.row("billing").locator(".tag")).to_have_text("paused")
+    console.row("billing").get_by_role("button", name="Resume").click()
+    console.says("billing goes on")
+    console.row("billing").get_by_role("button", name="Set …").click()
+    page.get_by_label("At most so many deliveries a second").fill("3")
+    page.get_by_label("In one burst").fill("9")
+    console.confirm("Set")
+    console.says("Set")
+    found = get(shop, f"/v1/topics/{topic}/groups/billing")
+    assert (found["rate"], found["burst"], found["paused"]) == (3, 9, False)
+    console.row("billing").get_by_role("button", name="Delete …").click()
+    assert "subscribers are sent away" in console.confirm("Delete it")
+    console.says("billing is deleted")
+    assert get(shop, f"/v1/topics/{topic}/groups") == {"groups": {}}
+
+
+def test_counts_of_a_group_lead_to_what_they_count(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    dead_letters(shop, topic, 2)
+    enqueue(shop, topic, 5)
+    page = console.open(f"groups?topic={topic}&group=g")
+    expect(page.locator(".facts")).to_contain_text("Ready\n5", use_inner_text=True)
+    console.row("g").get_by_role("link", name="2").click()
+    expect(page.locator("main h1")).to_have_text("Dead letters")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    page.go_back()
+    console.row("g").get_by_role("link", name="5").click()
+    expect(page.locator("tbody tr")).to_have_count(5)
+
+
+def test_what_is_wrong_in_a_form_is_said_in_it(console: Console, shop: Daemon, topic: str) -> None:
+    make_group(shop, topic)
+    page = console.open(f"groups?topic={topic}")
+    console.row("g").get_by_role("button", name="Set …").click()
+    page.get_by_label("Retry policy").fill("{no json")
+    page.locator("dialog").get_by_role("button", name="Set", exact=True).click()
+    expect(page.locator("dialog").get_by_role("alert")).to_contain_text("no JSON")
+    page.get_by_label("Retry policy").fill("such-a-policy")
+    console.confirm("Set")
+    console.says("such-a-policy")  # the daemon's own words
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+def test_tasks_are_searched(console: Console, shop: Daemon, topic: str) -> None:
+    many = [
+        {
+            "topic": topic,
+            "delay_ms": HOUR_MS,
+            "key": f"order-{n}",
+            "tag": ("eu", "us")[n % 2],
+            "properties": {"size": n},
+        }
+        for n in range(20)
+    ]
+    ids = [one["id"] for one in post(shop, "/v1/tasks", {"tasks": many})["tasks"]]
+    page = console.open("tasks")
+
+    def found(**fields: str) -> int:
+        for label in ("Topic", "Key", "Key begins", "Tag", "Property", "Id"):
+            page.get_by_label(label, exact=True).fill(fields.get(label.replace(" ", "_"), ""))
+        before = page.url
+        page.get_by_role("button", name="Search").click()
+        expect(page).not_to_have_url(before)
+        page.locator("p[role=status]", has_text=re.compile(r"\d+ task")).wait_for()
+        return page.locator("tbody tr").count() if page.locator(".scroll").is_visible() else 0
+
+    assert found(Topic=topic) == 20
+    assert found(Topic=topic, Tag="eu") == 10
+    assert found(Topic=topic, Key="order-7") == 1
+    assert found(Topic=topic, Key_begins="order-1") == 11
+    assert found(Topic=topic, Property="size=5") == 1
+    assert found(Id=ids[3]) == 1
+    assert found(Topic=topic, Tag="nowhere") == 0
+    expect(page.locator("main")).to_contain_text("No task fits")
+    page.go_back()  # filters are in the address
+    expect(page.locator("tbody tr")).to_have_count(1)
+
+
+def test_chosen_tasks_are_rescheduled_run_and_cancelled(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    make_group(shop, topic)
+    ids = enqueue(shop, topic, 6, delay_ms=HOUR_MS)
+    page = console.open(f"tasks?topic={topic}")
+    for one in ids[:2]:
+        page.get_by_label(f"Choose {one}").check()
+    page.get_by_role("button", name="Reschedule …").click()
+    page.get_by_label("Delay").fill("2h")
+    assert "2 tasks" in console.confirm("Reschedule")
+    console.says("2 scheduled")
+    assert get(shop, f"/v1/tasks/{ids[0]}")["due_ms"] > get(shop, f"/v1/tasks/{ids[2]}")["due_ms"]
+    page.get_by_label(f"Choose {ids[2]}").check()
+    page.get_by_role("button", name="Run now …").click()
+    console.confirm("Run now")
+    console.says("1 scheduled")
+    assert pull(shop, topic)[0]["id"] == ids[2]
+    page = console.open(f"tasks?topic={topic}")
+    page.get_by_label("Choose all rows that are loaded").check()
+    page.get_by_role("button", name="Cancel …").click()
+    assert "is in flight" in console.confirm("Cancel them")
+    console.says("5 cancelled")
+    assert get(shop, f"/v1/tasks/{ids[5]}")["state"] == "cancelled"
+    expect(page.locator("tbody tr")).to_have_count(1)
+
+
+def test_nothing_is_done_without_a_yes(console: Console, shop: Daemon, topic: str) -> None:
+    [task] = enqueue(shop, topic, delay_ms=HOUR_MS)
+    page = console.open(f"task/{task}")
+    page.get_by_role("button", name="Cancel …").click()
+    console.confirm("Do not")
+    page.get_by_role("button", name="Cancel …").click()
+    page.keyboard.press("Escape")
+    page.locator("dialog").wait_for(state="detached")
+    assert get(shop, f"/v1/tasks/{task}")["state"] == "scheduled"
+
+
+def test_a_task_has_its_life_on_a_line(console: Console, shop: Daemon, topic: str) -> None:
+    make_group(shop, topic)
+    body = '{"order": 42, "lines": [1, 2]}'
+    [task] = [
+        one["id"]
+        for one in post(
+            shop,
+            "/v1/tasks",
+            {"tasks": [{"topic": topic, "body": body, "key": "k", "properties": {"region": "eu"}}]},
+        )["tasks"]
+    ]
+    [first] = pull(shop, topic)
+    post(
+        shop,
+        "/v1/nacks",
+        {"receipts": [first["receipt"]], "reason": "time-out of the shop", "delay_ms": HOUR_MS},
+    )
+    page = console.open(f"task/{task}")
+    expect(page.locator("main")).to_contain_text("attempt 2 comes")
+    expect(page.locator("main")).to_contain_text(
+        "because the last one failed: time-out of the shop"
+    )
+    expect(page.locator(".timeline b")).to_have_text(["enqueued", "delivered", "nacked"])
+    content = page.locator(".content")
+    expect(content).to_have_text(re.compile(r'"order": 42'))
+    page.get_by_role("button", name="Hex").click()
+    expect(content).to_contain_text("7b 22 6f 72 64 65 72")
+    page.get_by_role("button", name="Text").click()
+    expect(content).to_have_text(body)
+    page.get_by_role("button", name="Hide").click()
+    expect(content).to_be_hidden()
+    page.get_by_role("button", name="Run now …").click()
+    console.confirm("Run now")
+    [second] = pull(shop, topic)
+    expect(page.locator("main")).to_contain_text("attempt 2 is with a subscriber")
+    post(shop, "/v1/acks", {"receipts": [second["receipt"]]})
+    expect(page.locator("main .head .state")).to_have_text("acked")
+    expect(page.locator(".timeline b").last).to_have_text("acked")
+    expect(page.get_by_role("button", name="Cancel …")).to_be_disabled()
+
+
+def test_bytes_are_shown_as_bytes(console: Console, shop: Daemon, topic: str) -> None:
+    [task] = [
+        one["id"]
+        for one in post(
+            shop,
+            "/v1/tasks",
+            {"tasks": [{"topic": topic, "body_base64": "AP8BAg==", "delay_ms": HOUR_MS}]},
+        )["tasks"]
+    ]
+    page = console.open(f"task/{task}")
+    expect(page.locator(".content")).to_contain_text("000000  00 ff 01 02")
+
+
+def test_a_task_that_nobody_knows(console: Console) -> None:
+    page = console.open("task/12345")
+    expect(page.locator("main")).to_contain_text("there is no task 12345")
+
+
+# --- dead letters --------------------------------------------------------------------------------
+
+
+def test_dead_letters_by_reason_and_chosen_ones(console: Console, shop: Daemon, topic: str) -> None:
+    first = dead_letters(shop, topic, 3, "no such order")
+    dead_letters(shop, topic, 2, "card refused")
+    page = console.open(f"dead?topic={topic}")
+    expect(page.locator(".chip")).to_have_text(["no such order 3", "card refused 2"])
+    page.get_by_label(f"Choose {first[0]} g").check()
+    page.get_by_role("button", name="Requeue …", exact=True).click()
+    assert "attempts counted anew" in console.confirm("Requeue")
+    console.says("1 requeued")
+    assert pull(shop, topic)[0]["id"] == first[0]
+    page.get_by_label(f"Choose {first[1]} g").check()
+    page.get_by_role("button", name="Delete …", exact=True).click()
+    console.confirm("Delete")
+    console.says("1 deleted")
+    page.locator(".chip", has_text="card refused").click()
+    expect(page.locator("tbody tr")).to_have_count(2)
+    expect(page).to_have_url(re.compile("reason=card"))
+
+
+def test_all_dead_letters_that_fit_go_on_with_progress(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    dead_letters(shop, topic, 1200, "card refused")
+    dead_letters(shop, topic, 1, "no such order")
+    page = console.open(f"dead?topic={topic}&reason=card")
+    expect(page.locator("p[role=status]", has_text="so far")).to_be_visible()
+    page.get_by_role("button", name="Requeue all that fit …").click()
+    page.get_by_label("Pace").select_option("1000")
+    page.locator("dialog").get_by_role("button", name="Requeue all").click()
+    expect(page.locator("dialog progress")).to_be_visible()
+    console.says("1,200 requeued")
+    assert get(shop, f"/v1/topics/{topic}")["groups"]["g"]["ready"] == 1200
+    page = console.open(f"dead?topic={topic}")
+    page.get_by_role("button", name="Delete all that fit …").click()
+    page.locator("dialog").get_by_label("Type delete").fill("delete")
+    page.locator("dialog").get_by_role("button", name="Delete all").click()
+    console.says("1 deleted")
+    expect(page.locator("main")).to_contain_text("No dead letter fits")
+
+
+def test_what_goes_on_can_be_stopped(console: Console, shop: Daemon, topic: str) -> None:
+    dead_letters(shop, topic, 60)
+    page = console.open(f"dead?topic={topic}")
+    page.get_by_role("button", name="Requeue all that fit …").click()
+    page.get_by_label("Pace").select_option("10")
+    page.locator("dialog").get_by_role("button", name="Requeue all").click()
+    page.locator("dialog").get_by_role("button", name="Stop").click()
+    console.says("Stopped after")
+    assert 0 < get(shop, f"/v1/topics/{topic}")["groups"]["g"]["dead"] < 60
+
+
+# --- the rest ------------------------------------------------------------------------------------
+
+
+def test_a_schedule_is_paused_run_and_deleted(console: Console, shop: Daemon, topic: str) -> None:
+    daily = {
+        "topic": topic,
+        "body": "good morning",
+        "cron": "0 9 * * *",
+        "timezone": "Europe/Berlin",
+    }
+    ask(shop, "PUT", "/v1/schedules/daily", daily)
+    page = console.open("schedules?name=daily")
+    expect(page.locator(".facts")).to_contain_text("0 9 * * * Europe/Berlin")
+    row = console.row("daily")
+    row.get_by_role("button", name="Pause").click()
+    console.says("daily is paused")
+    assert get(shop, "/v1/schedules/daily")["paused"] is True
+    row.get_by_role("button", name="Resume").click()
+    console.says("daily goes on")
+    row.get_by_role("button", name="Run now …").click()
+    console.confirm("Run now")
+    console.says("is made")
+    assert get(shop, f"/v1/topics/{topic}")["enqueued"] == 1
+    row.get_by_role("button", name="Delete …").click()
+    console.confirm("Delete it")
+    console.says("daily is deleted")
+    expect(page.locator("main")).to_contain_text("No schedule yet")
+
+
+def test_the_node_says_what_it_is(console: Console, shop: Daemon) -> None:
+    page = console.open("nodes")
+    facts = page.locator(".facts").first
+    expect(facts).to_contain_text("active")
+    for text in ("ready", shop.url, "sqlite:", "MiB", "% used"):
+        expect(facts).to_contain_text(text)
+    expect(page.locator("main")).to_contain_text("body bytes max")
+
+
+def test_a_report_is_shown_in_a_frame_that_reaches_nothing(console_on: Open, tmp_path: Any) -> None:
+    with Daemon(tmp_path, http=True, report_dir=tmp_path / "report") as daemon:
+        console = console_on(daemon)
+        page = console.open("reports")
+        expect(page.locator("main")).to_contain_text("No report yet")
+        (tmp_path / "report").mkdir()
+        (tmp_path / "report" / "report.html").write_text(
+            "<h1>figures</h1><p></p><script>const p = document.querySelector('p');"
+            "try { p.textContent = parent.document.title } catch { p.textContent = 'alone' }"
+            "</script>"
+        )
+        page = console.open("reports")
+        frame = page.frame_locator("iframe.report")
+        expect(frame.locator("h1")).to_have_text("figures")
+        expect(frame.locator("p")).to_have_text("alone")
+
+
+def test_a_page_that_is_not_there(console: Console) -> None:
+    page = console.page
+    page.goto(f"{console.http}/console/#/nothing")
+    expect(page.locator("main")).to_contain_text("There is no such page")
+
+
+def test_light_and_dark_are_kept(console: Console) -> None:
+    page = console.open("nodes")
+    shade = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(shade)
+    for _ in range(2):
+        page.locator("#theme").click()
+    assert page.evaluate(shade) != light
+    page.reload()
+    assert page.locator("#theme").inner_text() == "Theme: dark"

@@ -1,0 +1,239 @@
+"""What the console looks at: the wheel in numbers, what is wrong in words, the story of a task."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from server.http.rig import HttpRig
+from support.shard_rig import NOW_MS
+from tickwheel.model.records import id_floor
+from tickwheel.server.http import types
+from tickwheel.server.shard.operations import watching
+
+HOUR_MS = 3_600_000
+
+
+async def overview(rig: HttpRig) -> Any:
+    rig.sources.now_ms += watching.FRESH_MS  # another one than the last
+    response = await rig.call("GET", "/v1/overview")
+    assert response.status == 200, response.body
+    msgspec.json.decode(response.body, type=types.Overview)
+    return response.json
+
+
+def texts(found: Any) -> list[str]:
+    return [one["text"] for one in found["troubles"]]
+
+
+async def test_the_ring_has_each_task_in_its_slot_and_turn(rig: HttpRig) -> None:
+    dues = [10_000, 10_500, 3_000_000, HOUR_MS + 10_000, 2 * HOUR_MS - 5_000, 9 * HOUR_MS]
+    tasks = [{"topic": "t", "due_ms": NOW_MS + due} for due in dues]
+    await rig.post("/v1/tasks", {"tasks": tasks})
+    ring = (await overview(rig))["ring"]
+    here = NOW_MS // 1000 % 3600
+    assert (ring["slots"], ring["tick_ms"], ring["slots_per_cell"]) == (3600, 1000, 1)
+    assert ring["slot"] == here and len(ring["this"]) == len(ring["next"]) == 3600
+    this = {slot: many for slot, many in enumerate(ring["this"]) if many}
+    following = {slot: many for slot, many in enumerate(ring["next"]) if many}
+    assert this == {(here + 10) % 3600: 2, (here + 3000) % 3600: 1}
+    assert following == {(here + 10) % 3600: 1, (here - 5) % 3600: 1}
+    assert ring["later"] == 1
+
+
+async def test_a_large_wheel_is_shown_in_cells() -> None:
+    running = await HttpRig(slots=10_000, tick_ms=100).start()
+    try:
+        await running.post("/v1/tasks", {"topic": "t", "delay_ms": 30_000})
+        ring = (await overview(running))["ring"]
+        assert ring["slots_per_cell"] == 3 and len(ring["this"]) == 3334
+        assert ring["this"][(NOW_MS + 30_000) // 100 % 10_000 // 3] == sum(ring["this"]) == 1
+    finally:
+        await running.stop()
+
+
+async def test_counts_and_totals(rig: HttpRig) -> None:
+    await rig.post("/v1/topics/t/pull", {"group": "g"})
+    await rig.post(
+        "/v1/tasks", {"tasks": [{"topic": "t"}] * 3 + [{"topic": "t", "delay_ms": 60_000}]}
+    )
+    await rig.post("/v1/topics/t/pull", {"group": "g", "max": 1})
+    found = await overview(rig)
+    counts = found["counts"]
+    assert (counts["ready"], counts["in_flight"], counts["topics"], counts["groups"]) == (
+        2,
+        1,
+        1,
+        1,
+    )
+    assert found["totals"]["enqueued"] == 4 and found["totals"]["delivered"] == 1
+
+
+async def test_nothing_is_wrong_with_a_fresh_daemon(rig: HttpRig) -> None:
+    assert (await overview(rig))["troubles"] == []
+
+
+async def test_what_is_wrong_is_said_in_words(rig: HttpRig) -> None:
+    for topic in ("paused", "alone", "busy", "new"):
+        await rig.post("/v1/tasks", {"topic": topic, "body": "x"})
+    for topic in ("paused", "alone"):
+        await rig.call("PUT", f"/v1/topics/{topic}/groups/g", {"since": "first"})
+    await rig.call("PATCH", "/v1/topics/paused/groups/g", {"paused": True})
+    taken = (await rig.post("/v1/topics/busy/pull", {"group": "g"}))["deliveries"]
+    said = {"receipts": [taken[0]["receipt"]], "reason": "no"}
+    await rig.post("/v1/rejections", said)
+    found = await overview(rig)
+    assert texts(found) == [
+        "Group g of paused is paused, with 1 ready task",
+        "1 dead letter waits for a decision",
+    ]
+    assert (found["troubles"][0]["topic"], found["troubles"][0]["group"]) == ("paused", "g")
+    rig.sources.now_ms += watching.WAITS_LONG_MS + 60_000
+    said_now = texts(await overview(rig))
+    assert (
+        "Nobody subscribes to group g of alone: 1 ready task, the oldest for 2 minutes" in said_now
+    )
+    assert "Topic new has no group yet: 1 ready task wait for the first subscriber" in said_now
+
+
+async def test_only_the_worst_are_named_and_the_others_counted(rig: HttpRig) -> None:
+    many = watching.TROUBLES_MAX + 5
+    for number in range(many):
+        path = f"/v1/topics/t{number}/groups/g"
+        await rig.call("PUT", path, {"paused": True})
+        await rig.post("/v1/tasks", {"topic": f"t{number}"})
+    found = await overview(rig)
+    assert len(found["troubles"]) == watching.TROUBLES_MAX
+    assert found["troubles_left_out"] == 1  # the line that says how many others there are
+    assert all("is paused" in text for text in texts(found))
+
+
+async def test_one_look_serves_all_who_watch(rig: HttpRig) -> None:
+    first = (await rig.call("GET", "/v1/overview")).json
+    await rig.post("/v1/tasks", {"topic": "t", "delay_ms": 60_000})
+    assert (await rig.call("GET", "/v1/overview")).json == first
+    assert (await overview(rig))["counts"]["pending"] == 1
+
+
+async def test_a_stream_begins_at_once_and_ends_with_the_reason(rig: HttpRig) -> None:
+    asked = rig.begin("GET", "/v1/overview/stream?every_ms=500")
+    await asked.until(lambda response: response.sent)
+    assert asked.response.headers["content-type"] == "text/event-stream"
+    head, data, *_ = asked.response.sent[0].decode().split("\n")
+    assert head == "event: overview"
+    msgspec.json.decode(data.removeprefix("data: ").encode(), type=types.Overview)
+    rig.api.stop()
+    await asked.done()
+    assert b"event: end" in asked.response.sent[-1] and b"draining" in asked.response.sent[-1]
+
+
+@pytest.mark.parametrize("every", ["499", "60001", "x"])
+async def test_a_stream_has_a_pace(rig: HttpRig, every: str) -> None:
+    response = await rig.call("GET", f"/v1/overview/stream?every_ms={every}")
+    assert response.status == 400 and "every_ms" in response.json["detail"]
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("key_prefix=order-", [0, 1]),
+        ("key_prefix=order-1", [1]),
+        ("tag=eu", [0, 2]),
+        ("property=region%3Dnorth", [0]),
+        ("property=size%3D5", [1]),
+        ("property=paid%3Dtrue", [2]),
+        ("property=paid%3DTrue", []),
+        ("tag=eu&key_prefix=order", [0]),
+        ("topic=t&tag=eu&state=scheduled", [0, 2]),
+        ("topic=u&tag=eu", []),
+    ],
+)
+async def test_tasks_are_found_by_what_they_have(
+    rig: HttpRig, query: str, wanted: list[int]
+) -> None:
+    tasks: list[dict[str, Any]] = [
+        {"key": "order-0", "tag": "eu", "properties": {"region": "north"}},
+        {"key": "order-1", "tag": "us", "properties": {"size": 5}},
+        {"tag": "eu", "properties": {"paid": True}},
+        {},
+    ]
+    tasks = [task | {"topic": "t", "delay_ms": 60_000} for task in tasks]
+    ids = [task["id"] for task in (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]]
+    response = await rig.call("GET", f"/v1/tasks?{query}")
+    assert [ids.index(task["id"]) for task in response.json["tasks"]] == wanted
+
+
+@pytest.mark.parametrize("text", ["region", "=5", ""])
+async def test_a_property_is_asked_for_with_its_value(rig: HttpRig, text: str) -> None:
+    response = await rig.call("GET", f"/v1/tasks?property={text}")
+    assert response.status == 400 and "NAME=VALUE" in response.json["detail"]
+
+
+async def test_without_a_history_there_is_no_story(rig: HttpRig) -> None:
+    story = (await rig.call("GET", "/v1/tasks/5/history")).json
+    assert story == {"events": [], "is_kept": False, "complete": True}
+
+
+async def test_a_story_is_cut_where_it_gets_too_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watching, "HISTORY_EVENTS_MAX", 3)
+    monkeypatch.setattr(
+        watching, "flow", lambda folder, task_id, since_ms, tally: [{"topic": "t"}] * 4
+    )
+    running = await HttpRig(history_dir=str(tmp_path)).start()
+    try:
+        story = await rig_story(running, id_floor(NOW_MS, 0))
+        assert len(story["events"]) == 3 and story["complete"] is False
+    finally:
+        await running.stop()
+
+
+async def rig_story(rig: HttpRig, task_id: int) -> Any:
+    asked = rig.begin("GET", f"/v1/tasks/{task_id}/history")
+    async with asyncio.timeout(30):  # a thread reads the files
+        await asyncio.wait([asked.task])
+    return asked.response.json
+
+
+def test_a_search_gives_up_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watching, "HISTORY_S_MAX", -1.0)
+
+    def endless(folder: Path, task_id: int, since_ms: int, tally: Any) -> Any:
+        while True:
+            tally.lines += 1
+
+    monkeypatch.setattr(watching, "flow", endless)
+    assert watching._flow(Path(), 5) == ([], False)
+
+
+# --- reports -------------------------------------------------------------------------------------
+
+
+async def test_a_report_is_a_page_without_an_origin(tmp_path: Path) -> None:
+    running = await HttpRig(report_dir=str(tmp_path)).start()
+    try:
+        none = running.begin("GET", "/v1/report")
+        await asyncio.wait([none.task])
+        assert none.response.status == 404 and "report.html" in none.response.json["detail"]
+        (tmp_path / "report.html").write_text("<h1>figures</h1>")
+        asked = running.begin("GET", "/v1/report")
+        await asyncio.wait([asked.task])
+        assert asked.response.body == b"<h1>figures</h1>"
+        policy = asked.response.headers["content-security-policy"]
+        assert policy.startswith("sandbox allow-scripts; default-src 'none'")
+        assert "allow-same-origin" not in policy and "frame-ancestors 'self'" in policy
+    finally:
+        await running.stop()
+
+
+async def test_without_report_dir_there_is_none(rig: HttpRig) -> None:
+    response = await rig.call("GET", "/v1/report")
+    assert response.status == 404 and "report_dir" in response.json["detail"]

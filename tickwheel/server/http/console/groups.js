@@ -1,0 +1,125 @@
+// Groups of all topics, or of one: backlog, lag, rates; pause, settings, deleting one.
+
+import { get, may, part, request } from "./api.js";
+import { ask, choice, commands, count, duration, empty, facts, field, fill, h, head, link, rate, section, toast } from "./dom.js";
+import { policyText } from "./policy.js";
+import { spark } from "./ring.js";
+import { Table } from "./table.js";
+import { allTopics, configure, Rates } from "./topics.js";
+
+const SORTS = { name: "By name", ready: "Most ready", oldest: "Oldest ready", dead: "Most dead", subscribers: "Fewest subscribers", per_s: "Busiest" };
+const COMPARE = {
+  name: () => 0, ready: (a, b) => b.ready - a.ready, oldest: (a, b) => b.oldest_ready_ms - a.oldest_ready_ms,
+  dead: (a, b) => b.dead - a.dead, subscribers: (a, b) => a.subscribers - b.subscribers, per_s: (a, b) => (b.per_s ?? 0) - (a.per_s ?? 0),
+};
+// Lag of the group that is looked at, as long as the page is open: an hour at most.
+const lags = new Map();
+const LAGS_MAX = 1_800;
+
+export async function open(main, query, signal) {
+  const topic = query.get("topic"), wanted = query.get("group");
+  let sort = query.get("sort") in SORTS ? query.get("sort") : "name";
+  let all = [];
+  const rates = new Rates();
+  const said = h("p", { class: "dim tabular", role: "status" }), none = h("div", { hidden: true }), detail = h("div");
+  const lag = spark("Age of the oldest ready task while this page is open");
+  const words = h("input", { type: "search", placeholder: "Group or topic", "aria-label": "Groups with this in their or their topics' names", oninput: () => draw() });
+  const sorting = choice(Object.entries(SORTS), sort, (value) => { sort = value; draw(); });
+  sorting.setAttribute("aria-label", "Order");
+  const dim = (value) => h("span", { class: "dim" }, value);
+  const table = new Table({
+    label: "Groups", key: (one) => `${one.topic} ${one.group}`,
+    columns: [
+      { name: "Group", class: "name", cell: (one) => [link(`#/groups?topic=${part(one.topic)}&group=${part(one.group)}`, one.group), one.paused ? h("span", { class: "tag" }, "paused") : null] },
+      { name: "Topic", class: "name wide", cell: (one) => link(`#/groups?topic=${part(one.topic)}`, one.topic) },
+      { name: "Ready", class: "number", cell: (one) => (one.ready ? link(`#/tasks?topic=${part(one.topic)}&state=ready`, count(one.ready)) : dim("0")) },
+      { name: "In flight", class: "number", cell: (one) => (one.in_flight ? link(`#/tasks?topic=${part(one.topic)}&state=in_flight`, count(one.in_flight)) : dim("0")) },
+      { name: "Retrying", class: "number", cell: (one) => (one.waiting ? link(`#/tasks?topic=${part(one.topic)}&state=waiting`, count(one.waiting)) : dim("0")) },
+      { name: "Dead", class: "number", cell: (one) => (one.dead ? link(`#/dead?topic=${part(one.topic)}&group=${part(one.group)}`, count(one.dead)) : dim("0")) },
+      { name: "Subscribers", class: "number wide", cell: (one) => (one.subscribers ? count(one.subscribers) : h("span", { class: one.ready ? "bad" : "dim" }, "0")) },
+      { name: "Oldest ready", class: "number", cell: (one) => (one.oldest_ready_ms ? duration(one.oldest_ready_ms) : "–") },
+      { name: "Delivered/s", class: "number wide", cell: (one) => rate(one.per_s) },
+      { name: "At most/s", class: "number wide", cell: (one) => (one.rate === null ? "–" : rate(one.rate)) },
+      { name: "Do", class: "acts", cell: (one) => actions(one) },
+    ],
+  });
+
+  async function refresh() {
+    const topics = topic === null ? (await allTopics(signal)).topics : [await get(`/v1/topics/${part(topic)}`, {}, signal)];
+    all = topics.flatMap((one) => Object.entries(one.groups).map(([group, counts]) => ({ topic: one.topic, group, ...counts })));
+    rates.read(all, table.key);
+    draw();
+    if (topic !== null) showDetail(topics[0]);
+  }
+
+  function draw() {
+    const text = words.value.toLowerCase();
+    const rows = all.filter((one) => (wanted === null || one.group === wanted) && (one.group.toLowerCase().includes(text) || one.topic.toLowerCase().includes(text)));
+    table.set(rows.sort(COMPARE[sort]));
+    said.textContent = `${count(rows.length)} of ${count(all.length)} groups`;
+    none.hidden = all.length > 0;
+    table.element.hidden = all.length === 0;
+  }
+
+  function showDetail(found) {
+    const one = wanted === null ? null : all.find((group) => group.group === wanted);
+    if (wanted !== null && !one) { fill(detail, h("p", { class: "problem" }, `Topic ${topic} has no group ${wanted}.`)); return; }
+    const of = one ?? found;
+    const known = lags.get(`${topic} ${wanted}`) ?? [];
+    lags.set(`${topic} ${wanted}`, known);
+    known.push(of.oldest_ready_ms);
+    if (known.length > LAGS_MAX) known.shift();
+    const tasks = (state, value) => link(`#/tasks?topic=${part(topic)}&state=${state}`, count(value));
+    fill(detail, section(one ? `Group ${wanted} of ${topic}` : `Topic ${topic}`, facts([
+      one ? null : ["Scheduled", tasks("scheduled", found.pending)],
+      ["Ready", tasks("ready", of.ready)], ["In flight", tasks("in_flight", of.in_flight)], ["Retrying", tasks("waiting", of.waiting)],
+      ["Dead", link(`#/dead?topic=${part(topic)}${one ? `&group=${part(wanted)}` : ""}`, count(of.dead))],
+      ["Delivered", count(of.delivered)], ["Acked", count(of.acked)], one ? ["Nacked", count(one.nacked)] : ["Enqueued", count(found.enqueued)],
+      one ? ["Subscribers", count(one.subscribers)] : ["Broadcast subscribers", count(found.broadcasters)],
+      ["At most a second", of.rate === null ? "as many as are wanted" : `${rate(of.rate)}${of.burst ? `, ${count(of.burst)} at once` : ""}`],
+      ["Retry policy", policyText(of.retry) || "the daemon's"],
+      one ? ["Owed since", one.since_ms ? new Date(one.since_ms).toISOString().slice(0, 19).replace("T", " ") + " UTC" : "the first task"] : null,
+      one?.replay ? ["Replay", `${count(one.replay.looked_at)} looked at, ${count(one.replay.given)} owed`] : null,
+      ["Oldest ready", h("span", { class: "lag" }, of.oldest_ready_ms ? duration(of.oldest_ready_ms) : "–", lag)],
+    ])));
+    // Two seconds a point; the line has room for 180.
+    const step = Math.max(1, Math.ceil(known.length / 180));
+    lag.show(known.filter((_, at) => (known.length - 1 - at) % step === 0));
+  }
+
+  function actions(one) {
+    const can = may("operate", one.topic), why = can ? null : "It needs the right operate for this topic";
+    const path = `/v1/topics/${part(one.topic)}/groups/${part(one.group)}`;
+    return h("span", { class: "row-acts" },
+      h("button", { type: "button", disabled: !can, title: why, data: { part: "pause" }, onclick: async () => {
+        await request("PATCH", path, { body: { paused: !one.paused } }).then(() => toast(`${one.group} ${one.paused ? "goes on" : "is paused"}`), (error) => toast(error.message, "error"));
+        await refresh();
+      } }, one.paused ? "Resume" : "Pause"),
+      h("button", { type: "button", disabled: !can, title: why, data: { part: "set" }, onclick: () => configure(one.topic, one.group, one).then(refresh) }, "Set …"),
+      h("button", { type: "button", class: "danger", disabled: !can, title: why, data: { part: "delete" }, onclick: () => remove(one, path).then(refresh) }, "Delete …"));
+  }
+
+  async function remove(one, path) {
+    const held = one.ready + one.in_flight + one.waiting + one.dead;
+    const sure = await ask({
+      title: `Delete group ${one.group} of ${one.topic}?`, confirm: "Delete it", danger: true, typed: held ? one.group : null,
+      text: [`Its ${count(one.subscribers)} subscribers are sent away. What it is still owed goes with it: ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} retrying, ${count(one.dead)} dead. Other groups keep theirs.`],
+    });
+    if (!sure) return;
+    await request("DELETE", path, { query: { force: held ? "true" : "" } }).then(() => toast(`${one.group} is deleted`), (error) => toast(error.message, "error"));
+  }
+
+  async function create() {
+    const name = h("input", { type: "text", required: true, spellcheck: false, autocomplete: "off" });
+    const since = choice([["now", "what comes due from now on"], ["first", "everything that the topic still holds"]], "now");
+    const given = await ask({ title: `A new group of ${topic}`, confirm: "Make it", fields: [field("Name", name), field("It is owed", since)], read: () => ({ name: name.value.trim(), since: since.value }) });
+    if (!given) return;
+    await request("PUT", `/v1/topics/${part(topic)}/groups/${part(given.name)}`, { body: { since: given.since } }).then(() => toast(`${given.name} is there`), (error) => toast(error.message, "error"));
+    await refresh();
+  }
+
+  const can = topic !== null && may("operate", topic);
+  fill(none, empty("No group yet", h("p", null, "A group comes to be with its first subscriber."), commands([["Subscribe", `tickwheel subscribe ${topic ?? "hello"}`]])));
+  fill(main, head(topic === null ? "Groups" : "Groups of a topic", topic === null ? null : link("#/groups", "All groups"), topic === null ? null : h("button", { type: "button", disabled: !can, onclick: create }, "New group …"), words, sorting), detail, said, none, table.element);
+  return { refresh, every: 2_000 };
+}

@@ -1,0 +1,191 @@
+// The shell: views by the address' hash, who is logged in, whether what is seen is live.
+
+import { feed, logIn, logOut, me, whenLoggedOut, whoAmI } from "./api.js";
+import { add, empty, field, fill, h, link, setDaemonNow, toast } from "./dom.js";
+
+const VIEWS = [
+  ["", "Overview", () => import("./overview.js")],
+  ["topics", "Topics", () => import("./topics.js")],
+  ["groups", "Groups", () => import("./groups.js")],
+  ["tasks", "Tasks", () => import("./tasks.js")],
+  ["dead", "Dead letters", () => import("./dead.js")],
+  ["schedules", "Schedules", () => import("./schedules.js")],
+  ["nodes", "Nodes", () => import("./nodes.js")],
+  ["reports", "Reports", () => import("./reports.js")],
+];
+const HIDDEN = { task: ["Tasks", () => import("./task.js")] };
+const main = document.getElementById("main");
+const views = document.getElementById("views");
+let current = null;
+let isLoggedIn = false;
+
+// --- the address ---------------------------------------------------------------------------------
+
+// "#/tasks?state=ready" → ["tasks", [], URLSearchParams]; "#/task/5" → ["task", ["5"], …]
+function address() {
+  const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
+  const [view, ...rest] = path.split("/").map(decodeURIComponent);
+  return [view ?? "", rest, new URLSearchParams(query ?? "")];
+}
+
+async function show({ focus = true } = {}) {
+  if (!isLoggedIn) return;
+  const [name, rest, query] = address();
+  const found = VIEWS.find(([view]) => view === name);
+  const [title, load] = found ? [found[1], found[2]] : HIDDEN[name] ?? [null, null];
+  current?.stop();
+  const abort = new AbortController();
+  const opened = { signal: abort.signal, stop: () => { clearInterval(opened.timer); abort.abort(); }, view: {}, timer: 0 };
+  current = opened;
+  for (const one of views.querySelectorAll("a")) {
+    if (one.textContent === title) one.setAttribute("aria-current", "page"); else one.removeAttribute("aria-current");
+  }
+  document.title = title ? `${title} · Tickwheel` : "Tickwheel";
+  if (!load) { fill(main, empty("There is no such page", link("#/", "To the overview"))); return; }
+  // A container of its own: what an older view still does cannot reach the new one.
+  const box = h("div", { class: "view" });
+  fill(main, box);
+  try {
+    const view = await load();
+    opened.view = (await view.open(box, query, abort.signal, rest)) ?? {};
+    if (current !== opened) return;
+    await refresh();
+    if (opened.view.every) opened.timer = setInterval(refresh, opened.view.every);
+  } catch (error) {
+    if (current !== opened || error.name === "AbortError") return;
+    add(box, h("p", { class: "problem", role: "alert" }, error.message));
+  }
+  if (focus) main.focus({ preventScroll: true });
+}
+
+let refreshing = false;
+async function refresh() {
+  const opened = current;
+  if (!opened?.view.refresh || refreshing || document.hidden || opened.signal.aborted) return;
+  refreshing = true;
+  try {
+    await opened.view.refresh();
+  } catch (error) {
+    // A daemon that is away is said at the top; everything else is this view's own.
+    if (error.name !== "AbortError" && error.code !== "unreachable" && current === opened) toast(error.message, "error");
+  } finally {
+    refreshing = false;
+  }
+}
+
+// --- live ----------------------------------------------------------------------------------------
+
+const LIVE = {
+  live: "Live", connecting: "Connecting …", reconnecting: "Reconnecting …", paused: "Paused: nobody looks",
+  forbidden: "Not live: the feed needs read for all topics", off: "",
+};
+function showLive() {
+  const box = document.getElementById("live");
+  box.className = `live live-${feed.state}`;
+  box.textContent = LIVE[feed.state];
+  document.body.dataset.live = feed.state;
+}
+feed.addEventListener("state", showLive);
+feed.addEventListener("overview", () => {
+  setDaemonNow(feed.last.now_ms);
+  const { node, state, version } = feed.last;
+  fill(document.getElementById("node"), `${node} · ${version}${state === "ready" ? "" : ` · ${state.replaceAll("_", " ")}`}`);
+});
+feed.addEventListener("back", async () => {
+  try { await whoAmI(); } catch { return; }
+  if (me.name === null) { askToLogIn(); return; }
+  await refresh();
+});
+document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(); });
+
+// --- who -----------------------------------------------------------------------------------------
+
+function showWho() {
+  document.getElementById("who").textContent = me.name ?? "";
+  const rights = Object.entries(me.rights).map(([right, topics]) => (topics.includes("*") ? right : `${right} (${topics.join(", ")})`));
+  document.getElementById("who").title = `Rights: ${rights.join(", ") || "none"}`;
+  document.getElementById("logout").hidden = !me.isLoginNeeded || me.name === null;
+}
+
+function enter() {
+  isLoggedIn = true;
+  views.hidden = false;
+  showWho();
+  feed.start();
+  show({ focus: false });
+}
+
+function askToLogIn(message = "") {
+  isLoggedIn = false;
+  current?.stop();
+  feed.stop();
+  views.hidden = true;
+  me.name = null;
+  showWho();
+  document.title = "Log in · Tickwheel";
+  const token = h("input", { type: "password", autocomplete: "current-password", required: true, spellcheck: false });
+  const problem = h("p", { class: "problem", role: "alert" }, message);
+  const button = h("button", { type: "submit", class: "primary" }, "Log in");
+  fill(main, h("form", { class: "login panel", onsubmit: async (event) => {
+    event.preventDefault();
+    button.disabled = true;
+    problem.textContent = "";
+    try {
+      await logIn(token.value);
+      enter();
+    } catch (error) {
+      problem.textContent = error.message;
+      token.select();
+    } finally {
+      button.disabled = false;
+    }
+  } }, h("h1", null, "Log in"), h("p", null, "This daemon asks for a token. It is kept for this login only, and not in the page."),
+    field("Token", token), problem, h("div", { class: "buttons" }, button),
+    h("p", { class: "dim" }, "Or, where you have the command line: ", h("code", null, "tickwheel console"))));
+  token.focus();
+}
+whenLoggedOut(() => { if (isLoggedIn) askToLogIn("You are not logged in any more: the token was revoked, the session is over, or the daemon has started again."); });
+
+async function begin() {
+  // The code of a link must not stay in the address, in the history or in a bookmark.
+  const code = new URLSearchParams(location.hash.startsWith("#login=") ? location.hash.slice(1) : "").get("login");
+  if (code !== null) history.replaceState(null, "", location.pathname);
+  let problem = "";
+  if (code) {
+    try { await logIn(code); } catch (error) { problem = error.message; }
+  }
+  for (let wait = 500; ; wait = Math.min(2 * wait, 5_000)) {
+    try {
+      await whoAmI();
+      break;
+    } catch (error) {
+      fill(main, empty(error.message, h("p", null, "Trying again …")));
+      await new Promise((resolve) => { setTimeout(resolve, wait); });
+    }
+  }
+  if (me.name === null) askToLogIn(problem); else enter();
+}
+
+// --- light and dark ------------------------------------------------------------------------------
+
+const THEMES = ["auto", "light", "dark"];
+function setTheme(theme) {
+  document.documentElement.dataset.theme = theme;
+  document.getElementById("theme").textContent = `Theme: ${theme}`;
+  try { localStorage.setItem("tickwheel-theme", theme); } catch { /* not kept, then */ }
+}
+let theme = "auto";
+try { theme = localStorage.getItem("tickwheel-theme") ?? "auto"; } catch { /* as the system has it */ }
+setTheme(THEMES.includes(theme) ? theme : "auto");
+document.getElementById("theme").addEventListener("click", () => {
+  setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
+});
+
+fill(views, VIEWS.map(([view, title]) => h("a", { href: `#/${view}` }, title)));
+views.hidden = true;
+document.getElementById("logout").addEventListener("click", async () => {
+  try { await logOut(); } catch (error) { toast(error.message, "error"); return; }
+  askToLogIn();
+});
+addEventListener("hashchange", () => show());
+begin();

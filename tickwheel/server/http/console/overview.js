@@ -1,0 +1,136 @@
+// The first view: the wheel, counts that link to what they count, rates, what is wrong right now.
+
+import { feed, get, mayAll } from "./api.js";
+import { clock, commands, count, duration, empty, fill, h, head, link, rate, section } from "./dom.js";
+import { Ring, spark } from "./ring.js";
+
+const COUNTS = [
+  ["pending", "Scheduled", "#/tasks?state=scheduled", "wait on the wheel until they are due"],
+  ["ready", "Ready", "#/tasks?state=ready", "due, and nobody has taken them yet"],
+  ["in_flight", "In flight", "#/tasks?state=in_flight", "handed out, not settled yet"],
+  ["waiting", "Retrying", "#/tasks?state=waiting", "failed, and tried again later"],
+  ["dead", "Dead letters", "#/dead", "given up; somebody has to decide"],
+];
+const RATES = [["enqueued", "Enqueued"], ["delivered", "Delivered"], ["acked", "Acked"]];
+const TURNS = 24;
+
+export async function open(main, query, signal) {
+  if (!mayAll("read")) {
+    fill(main, head("Overview"), empty("The overview is about all topics", h("p", null, "It needs the right read for all of them. Yours are under ", link("#/topics", "Topics"), ".")));
+    return {};
+  }
+  const tiles = Object.fromEntries(COUNTS.map(([name, text, href, hint]) => [name, tile(text, href, hint)]));
+  const rates = Object.fromEntries(RATES.map(([name, text]) => [name, { value: h("b", { class: "tabular" }, "–"), line: spark(`${text} a second, the last minutes`), text }]));
+  const late = h("div"), troubles = h("ul", { class: "troubles" }), slot = h("div", { class: "slot", "aria-live": "off" }), turns = h("div", { class: "turns" }), first = h("div");
+  const legend = h("p", { class: "legend" });
+  let chosen = null;
+  const ring = new Ring((about) => { chosen = about; showSlot(); });
+
+  function showSlot() {
+    const overview = feed.last;
+    if (!overview) return;
+    if (chosen === null) {
+      const { ring: wheel } = overview;
+      fill(slot, h("span", { class: "dim" }, "Now at slot "), h("b", { class: "tabular" }, count(wheel.slot)), h("span", { class: "dim" }, ` of ${count(wheel.slots)}, ${duration(wheel.tick_ms)} each. Point at the wheel, or use the arrow keys.`));
+      return;
+    }
+    fill(slot, h("b", { class: "tabular" }, `Slot ${count(chosen.slot)}`), ` at ${clock(chosen.at_ms)}: `,
+      h("b", { class: "tabular" }, count(chosen.this)), " this turn, ", h("b", { class: "tabular" }, `${overview.ring.exact ? "" : "about "}${count(chosen.next)}`), ` in the next (${clock(chosen.at_ms + chosen.turn_ms)})`);
+  }
+
+  function show() {
+    const overview = feed.last;
+    if (!overview) return;
+    ring.show(overview);
+    for (const [name] of COUNTS) tiles[name].value.textContent = count(overview.counts[name]);
+    const now = feed.points.at(-1);
+    for (const [name] of RATES) {
+      rates[name].value.textContent = rate(now?.[name]);
+      rates[name].line.show(feed.points.map((point) => point?.[name] ?? null));
+    }
+    const { lateness, counts } = overview;
+    const isRecent = lateness.recent_count > 0;
+    fill(late, h("div", { class: "pairs" },
+      pair(`Late, p50${isRecent ? "" : " since the start"}`, duration(isRecent ? lateness.recent_p50_ms : lateness.p50_ms)),
+      pair(`Late, p99${isRecent ? "" : " since the start"}`, duration(isRecent ? lateness.recent_p99_ms : lateness.p99_ms)),
+      pair("Oldest ready", counts.oldest_ready_ms ? duration(counts.oldest_ready_ms) : "–", "#/groups?sort=oldest"),
+      pair("Topics", count(counts.topics), "#/topics"), pair("Groups", count(counts.groups), "#/groups"),
+      pair("Subscribers", count(counts.subscribers), "#/groups?sort=subscribers"), pair("Schedules", count(counts.schedules), "#/schedules"),
+      pair("Up for", duration(overview.uptime_s * 1000), "#/nodes")));
+    fill(legend, h("span", { class: "key key-this" }), ` this turn ${count(sum(overview.ring.this))} `, h("span", { class: "key key-next" }), ` next turn ${overview.ring.exact ? "" : "about "}${count(sum(overview.ring.next))} `, h("span", { class: "dim" }, ` later ${count(overview.ring.later)}`));
+    showTroubles(overview, troubles);
+    showFirst(overview, first);
+    showSlot();
+  }
+
+  async function showTurns() {
+    const wheel = feed.last?.ring;
+    if (!wheel) return;
+    const turnMs = wheel.slots * wheel.tick_ms;
+    const load = await get("/v1/load", { step_ms: turnMs, steps: TURNS }, signal);
+    const most = Math.max(1, ...load.counts);
+    fill(turns, load.counts.map((many, at) => {
+      const bar = h("i");
+      bar.style.height = many ? `${Math.max(4, (100 * Math.log1p(many)) / Math.log1p(most))}%` : "0";
+      const from = load.from_ms + at * turnMs;
+      return h("div", { class: "turn", title: `${clock(from)} to ${clock(from + turnMs)}: ${load.exact ? "" : "about "}${count(many)}` }, bar, h("span", null, at % 6 === 0 ? clock(from).slice(0, 5) : ""));
+    }));
+    turns.setAttribute("aria-label", `Tasks in the next ${TURNS} turns: ${load.counts.map(count).join(", ")}`);
+    turns.setAttribute("role", "img");
+  }
+
+  fill(main, head("Overview"), first,
+    h("div", { class: "tiles" }, COUNTS.map(([name]) => tiles[name].element)),
+    h("div", { class: "overview" },
+      section("The wheel", h("div", { class: "wheel" }, ring.canvas), slot, legend, h("h3", null, "Due in each of the next 24 turns"), turns),
+      h("div", { class: "column" },
+        section("Wrong right now", troubles),
+        section("A second", h("div", { class: "rates" }, RATES.map(([name]) => h("div", { class: `rate rate-${name}` }, h("span", null, rates[name].text), rates[name].value, rates[name].line)))),
+        section("Lateness and more", late))));
+  feed.addEventListener("overview", show, { signal });
+  show();
+  return { every: 10_000, refresh: showTurns, live: true };
+}
+
+const sum = (values) => values.reduce((total, one) => total + one, 0);
+
+function tile(text, href, hint) {
+  const value = h("b", { class: "tabular" }, "–");
+  return { value, element: h("a", { class: "tile", href, title: hint }, h("span", null, text), value) };
+}
+
+function pair(name, value, href) {
+  const inner = [h("span", null, name), h("b", { class: "tabular" }, value)];
+  return href ? h("a", { class: "pair", href }, inner) : h("div", { class: "pair" }, inner);
+}
+
+let said = "";
+function showTroubles(overview, box) {
+  const text = JSON.stringify([overview.troubles, overview.troubles_left_out]);
+  if (text === said && box.children.length) return;
+  said = text;
+  const where = { tasks: "#/tasks", groups: "#/groups", dead: "#/dead", daemon: "#/nodes", topics: "#/topics" };
+  fill(box, overview.troubles.map((one) => {
+    const asked = new URLSearchParams(Object.entries({ topic: one.topic, group: one.group }).filter(([, value]) => value));
+    const page = where[one.about] ?? "#/";
+    const href = asked.size && (one.about === "topics" || one.about === "groups") ? `#/groups?${asked}` : page;
+    return h("li", { class: `trouble trouble-${one.level}` }, link(href, one.text));
+  }), overview.troubles.length ? null : h("li", { class: "trouble trouble-none" }, "Nothing."),
+  overview.troubles_left_out ? h("li", { class: "dim" }, `and ${count(overview.troubles_left_out)} more`) : null);
+}
+
+function showFirst(overview, box) {
+  const isFresh = overview.counts.topics === 0 && overview.counts.pending === 0 && overview.totals.enqueued === 0;
+  box.hidden = !isFresh;
+  if (!isFresh || box.children.length) return;
+  get("/v1/status").then((status) => {
+    const url = status.address && status.address !== "tcp://127.0.0.1:7355" ? ` --url ${status.address}` : "";
+    fill(box, section("A fresh daemon", h("p", null, "It holds no task yet. Three commands to try:"), commands([
+      ["Hand in a task that is due in ten seconds", `tickwheel${url} enqueue hello "my first task" --delay 10s`],
+      ["Get it when it is due", `tickwheel${url} subscribe hello`],
+      ["Look at what waits", `tickwheel${url} list`],
+    ])));
+  }, () => {});
+}
+
+

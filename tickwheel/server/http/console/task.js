@@ -1,0 +1,154 @@
+// One task: what it is, when it is tried next and why, its life on a time line, its body.
+
+import { get, may, part } from "./api.js";
+import { clock, count, daemonNow, duration, empty, facts, fill, h, head, link, moment, section, state, time, toast } from "./dom.js";
+import { cancel, reschedule, runNow } from "./tasks.js";
+
+const HEX_MAX = 16_384;
+const ENDED = ["acked", "cancelled", "expired", "deleted", "gone", "unknown", "left_out"];
+
+export async function open(main, query, signal, [id]) {
+  const top = h("div"), life = h("div"), body = h("div");
+  let shownBody = null, story = { events: [], is_kept: false, complete: true }, lastState = null, looks = 0;
+
+  async function refresh() {
+    let task;
+    try {
+      task = await get(`/v1/tasks/${part(id)}`, {}, signal);
+    } catch (error) {
+      if (error.status !== 404 && error.status !== 410) throw error;
+      task = { id, state: error.status === 410 ? "gone" : "unknown", said: error.message };
+    }
+    const signature = JSON.stringify([task.state, task.due_ms, task.groups]);
+    // The history's files are written a moment later than things happen.
+    looks = signature === lastState ? looks + 1 : 0;
+    if (looks < 5 || looks % 10 === 0) {
+      try { story = await get(`/v1/tasks/${part(id)}/history`, {}, signal); } catch (error) { if (error.name === "AbortError") throw error; }
+    }
+    lastState = signature;
+    const topic = task.topic ?? story.events.find((one) => one.topic)?.topic;
+    showTop(task, topic);
+    showLife(task);
+    const text = task.body ?? task.body_base64;
+    if (text !== undefined && text !== null && text !== shownBody) { shownBody = text; showBody(body, task); }
+  }
+
+  function showTop(task, topic) {
+    const can = topic !== undefined && may("produce", topic), why = can ? null : "It needs the right produce for this topic";
+    const act = (title, danger, work) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can || ENDED.includes(task.state), title: why, onclick: () => work([task], "1 task").then((done) => done && refresh()).catch((error) => toast(error.message, "error")) }, title);
+    fill(top, head(h("span", null, "Task ", h("span", { class: "mono" }, id)), state(task.state), act("Run now …", false, runNow), act("Reschedule …", false, reschedule), act("Cancel …", true, cancel)),
+      task.said ? empty(task.said, story.events.length ? null : h("p", null, "The history has nothing of it either, or none is kept.")) : null,
+      task.topic ? section("What it is", facts([
+        ["Topic", link(`#/groups?topic=${part(task.topic)}`, task.topic)],
+        ["Due", time(task.due_ms)], task.asked_ms ? ["Asked for", time(task.asked_ms)] : null,
+        ["Enqueued", time(task.enqueued_ms)],
+        ["Key", task.key ? link(`#/tasks?topic=${part(task.topic)}&key=${part(task.key)}`, task.key) : "–"],
+        ["Tag", task.tag ? link(`#/tasks?topic=${part(task.topic)}&tag=${part(task.tag)}`, task.tag) : "–"],
+        ["Priority", count(task.priority)], task.ttl_ms ? ["Worth delivering for", duration(task.ttl_ms)] : null, task.within_ms ? ["Due window", duration(task.within_ms)] : null,
+        task.state === "scheduled" ? ["On the wheel", `slot ${count(task.slot)}, ${count(task.cycles)} turns left`] : null,
+        ...Object.entries(task.properties ?? {}).map(([name, value]) => [name, link(`#/tasks?topic=${part(task.topic)}&property=${part(`${name}=${value}`)}`, String(value))]),
+      ])) : null,
+      ENDED.includes(task.state) || !task.topic ? null : section("What comes next", h("ul", { class: "plain" }, next(task))));
+  }
+
+  function showLife(task) {
+    const events = story.events.length ? story.events.map(ofHistory) : ofState(task);
+    const note = story.is_kept ? (story.complete ? null : "The history is too long to look all through it here: tickwheel history has it.") : "Without a history (history_dir) only what the daemon holds is known.";
+    fill(life, events.length || note ? section("Its life", note ? h("p", { class: "dim" }, note) : null, timeline(events)) : null);
+  }
+
+  fill(main, top, life, body);
+  return { refresh, every: 2_000 };
+}
+
+// --- why and when --------------------------------------------------------------------------------
+
+function next(task) {
+  const groups = Object.entries(task.groups ?? {});
+  if (task.state === "scheduled") return [h("li", null, "It is due ", time(task.due_ms), ", and then goes to every group of its topic.")];
+  if (!groups.length) return [h("li", null, "It is due. Its topic has no group: it waits for the first subscriber.")];
+  return groups.map(([name, group]) => {
+    const who = h("b", null, name), tries = group.failures.length ? ` after ${count(group.failures.length)} failed ${group.failures.length === 1 ? "attempt" : "attempts"}` : "";
+    const reason = group.failures.at(-1)?.reason;
+    if (group.state === "waiting") return h("li", null, who, `: attempt ${count(group.attempt + 1)} comes `, time(group.at_ms), reason ? ` because the last one failed: ${reason}` : group.snoozes ? " because it was postponed" : "", `. ${count(group.retries_left)} retries are left.`);
+    if (group.state === "in_flight") return h("li", null, who, `: attempt ${count(group.attempt)} is with a subscriber. Its lease ends `, time(group.at_ms), "; without an ack it comes again.");
+    if (group.state === "ready") return h("li", null, who, `: ready since `, time(group.at_ms), `${tries}, for the next subscriber with room.`);
+    if (group.state === "dead") return h("li", null, who, ": given up ", time(group.at_ms), reason ? ` because ${reason}` : "", ". ", link(`#/dead?topic=${part(task.topic)}&group=${part(name)}`, "To the dead letters"));
+    return h("li", null, who, `: ${group.state.replaceAll("_", " ")} `, group.at_ms ? time(group.at_ms) : "");
+  });
+}
+
+// --- the time line -------------------------------------------------------------------------------
+
+function ofHistory(event) {
+  const parts = [];
+  if (event.group) parts.push(`group ${event.group}`);
+  if (event.attempt) parts.push(`attempt ${event.attempt}`);
+  if (event.lateness_ms !== undefined) parts.push(`${duration(event.lateness_ms)} late${event.cause ? ` (${event.cause.replaceAll("_", " ")})` : ""}`);
+  if (event.ack_ms !== undefined) parts.push(`after ${duration(event.ack_ms)}`);
+  if (event.due_ms !== undefined && event.event !== "delivered") parts.push(`${event.event === "nacked" ? "next" : "due"} ${moment(event.due_ms)}`);
+  if (event.reason) parts.push(String(event.reason));
+  if (event.subscriber) parts.push(`by ${event.subscriber}`);
+  if (event.producer) parts.push(`from ${event.producer}`);
+  if (event.node) parts.push(`on ${event.node}`);
+  return { at_ms: event.time_ms, word: String(event.event), text: parts.join(", ") };
+}
+
+function ofState(task) {
+  const found = [];
+  if (task.enqueued_ms) found.push({ at_ms: task.enqueued_ms, word: "enqueued", text: `due ${moment(task.due_ms)}` });
+  if (task.due_ms && task.due_ms <= daemonNow()) found.push({ at_ms: task.due_ms, word: "due", text: "" });
+  for (const [name, group] of Object.entries(task.groups ?? {})) {
+    for (const failure of group.failures) found.push({ at_ms: failure.at_ms, word: "failed", text: `group ${name}, attempt ${failure.attempt}: ${failure.reason}${failure.subscriber ? `, by ${failure.subscriber}` : ""}` });
+    if (group.at_ms && ["acked", "dead", "in_flight", "waiting"].includes(group.state)) found.push({ at_ms: group.at_ms, word: { in_flight: "lease ends", waiting: "next attempt" }[group.state] ?? group.state, text: `group ${name}` });
+  }
+  return found.sort((a, b) => a.at_ms - b.at_ms);
+}
+
+const KINDS = { acked: "good", delivered: "go", nacked: "bad", failed: "bad", dead: "bad", dead_lettered: "bad", lease_over: "bad", expired: "bad", cancelled: "bad", enqueued: "new" };
+function timeline(events) {
+  let before = null, day = "";
+  return h("ol", { class: "timeline" }, events.map((event) => {
+    const after = before === null ? "" : `+${duration(Math.max(0, event.at_ms - before))}`;
+    const date = moment(event.at_ms).slice(0, 10);
+    const isNew = date !== day;
+    before = event.at_ms;
+    day = date;
+    return h("li", { class: `event event-${KINDS[event.word] ?? "plain"}${event.at_ms > daemonNow() ? " event-ahead" : ""}` },
+      h("time", { dateTime: new Date(event.at_ms).toISOString(), title: new Date(event.at_ms).toISOString(), class: "tabular" }, isNew ? h("span", { class: "dim" }, `${date} `) : null, clock(event.at_ms)),
+      h("span", { class: "after tabular dim" }, after), h("b", null, event.word.replaceAll("_", " ")), h("span", { class: "what" }, event.text));
+  }));
+}
+
+// --- the body ------------------------------------------------------------------------------------
+
+export function showBody(box, task) {
+  const data = task.body_base64 === undefined || task.body_base64 === null
+    ? new TextEncoder().encode(task.body ?? "") : Uint8Array.from(atob(task.body_base64), (one) => one.charCodeAt(0));
+  const text = task.body_base64 ? new TextDecoder().decode(data) : task.body ?? "";
+  let json = null;
+  try { json = JSON.stringify(JSON.parse(text), null, 2); } catch { /* it is none */ }
+  const forms = [["text", "Text", () => text], ["json", "JSON", () => json ?? "The body is no JSON."], ["hex", "Hex", () => hex(data)]];
+  const out = h("pre", { class: "content", tabindex: "0", "aria-label": "The body" });
+  const buttons = forms.map(([name, title, make]) => h("button", { type: "button", "aria-pressed": "false", data: { name }, onclick: () => choose(name, make) }, title));
+  const hide = h("button", { type: "button", "aria-pressed": "false", onclick: () => { out.hidden = !out.hidden; hide.setAttribute("aria-pressed", String(out.hidden)); } }, "Hide");
+  function choose(name, make) {
+    for (const one of buttons) one.setAttribute("aria-pressed", String(one.dataset.name === name));
+    out.textContent = make();
+  }
+  const first = task.body_base64 ? 2 : json === null ? 0 : 1;
+  choose(forms[first][0], forms[first][2]);
+  fill(box, section(`Body, ${count(data.length)} bytes`, h("div", { class: "tabs" }, buttons, h("span", { class: "grow" }), hide), out));
+}
+
+function hex(data) {
+  const lines = [];
+  for (let at = 0; at < Math.min(data.length, HEX_MAX); at += 16) {
+    const some = [...data.subarray(at, at + 16)];
+    const codes = some.map((one) => one.toString(16).padStart(2, "0")).join(" ").padEnd(47);
+    const letters = some.map((one) => (one >= 32 && one < 127 ? String.fromCharCode(one) : ".")).join("");
+    lines.push(`${at.toString(16).padStart(6, "0")}  ${codes}  ${letters}`);
+  }
+  if (data.length > HEX_MAX) lines.push(`… and ${count(data.length - HEX_MAX)} bytes more`);
+  return lines.join("\n");
+}

@@ -1,0 +1,332 @@
+"""What somebody who looks at the daemon wants to see at once: the wheel slot by slot, counts, what
+is wrong in words; what the history has of one task; the page of the last report.
+
+Invariants:
+
+* An overview is worked out at most once in ``FRESH_MS``, however many look at it, and in steps: no
+  delivery waits for it.
+* The history is looked through in a thread, and not for longer than ``HISTORY_S_MAX``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from tickwheel.errors import LimitExceeded, NotFound
+from tickwheel.history.read import flow
+from tickwheel.history.segments import Tally
+from tickwheel.limits import ID_MAX
+from tickwheel.model.lateness import LATE_MS
+from tickwheel.model.records import id_time_ms
+from tickwheel.server import checks
+from tickwheel.server.shard.stats import age_ms
+
+if TYPE_CHECKING:
+    from tickwheel.clock import Now
+    from tickwheel.engine.topics import Group, Topic
+    from tickwheel.server.shard.access import Only
+    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.operations.listing import Listing
+    from tickwheel.server.shard.shard import Shard
+
+FRESH_MS: Final = 450
+TOPICS_PER_STEP: Final = 64
+CELLS_MAX: Final = 3_600
+"""Of the ring as it is shown: with more slots several are one cell."""
+TROUBLES_MAX: Final = 20
+WAITS_LONG_MS: Final = 60_000
+"""A ready task that is older than this waits for something."""
+MARK_MS, MARKS_MAX = 10_000, 6
+"""Lateness is remembered so often, and so many times: "recent" is about a minute."""
+HISTORY_S_MAX: Final = 5.0
+HISTORY_EVENTS_MAX: Final = 1_000
+REPORT_BYTES_MAX: Final = 64 * 1024 * 1024
+LINES_PER_LOOK: Final = 10_000
+_LEVELS = ("error", "warning", "note")
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of all topics and groups."""
+
+    ready: int = 0
+    waiting: int = 0
+    groups: int = 0
+    oldest_ready_ms: int = 0
+
+
+class Watching:
+    """Reads that change nothing."""
+
+    def __init__(self, shard: Shard, listing: Listing) -> None:
+        self._shard = shard
+        self._listing = listing
+        self._made: dict[str, Any] | None = None
+        self._made_mono_ms = 0
+        self._marks: deque[tuple[int, list[int]]] = deque(maxlen=MARKS_MAX)
+
+    # --- the overview ----------------------------------------------------------------------------
+
+    def overview(self, caller: Caller, request: int) -> None:
+        """The wheel, counts and troubles. Raises Overloaded."""
+        self._listing.answer(caller, request, self._overview)
+
+    async def _overview(self) -> dict[str, Any]:
+        now = self._shard.clock.read()
+        if self._made is None or not 0 <= now.mono_ms - self._made_mono_ms < FRESH_MS:
+            self._made_mono_ms = now.mono_ms
+            self._made = await self._look(now)
+        return self._made
+
+    async def _look(self, now: Now) -> dict[str, Any]:
+        shard = self._shard
+        core, status = shard.core, shard.status()
+        sums, troubles = await self._walk(now)
+        troubles += list(_of_daemon(shard, status))
+        lateness = shard.lateness.summary() | self._recent(now)
+        if lateness["recent_p99_ms"] > LATE_MS:
+            text = (
+                f"Deliveries are late: one in a hundred by {lateness['recent_p99_ms']} ms or more"
+                " in the last minute"
+            )
+            troubles.append(_trouble("warning", text, "topics"))
+        troubles.sort(key=lambda one: _LEVELS.index(one["level"]))
+        totals = core.totals
+        return {
+            "node": shard.settings.node,
+            "version": status.get("version", ""),
+            "epoch": shard.epoch,
+            "state": status.get("state", "ready"),
+            "detail": status.get("detail"),
+            "now_ms": now.now_ms,
+            "uptime_s": (now.mono_ms - shard.started_mono_ms) / 1000,
+            "ring": self._ring(now),
+            "counts": {
+                "pending": core.scheduled,
+                "ready": sums.ready,
+                "in_flight": core.in_flight,
+                "waiting": sums.waiting,
+                "dead": core.dead,
+                "oldest_ready_ms": sums.oldest_ready_ms,
+                "topics": len(core.topics),
+                "groups": sums.groups,
+                "subscribers": core.subscribers,
+                "connections": len(shard.callers),
+                "schedules": len(core.agenda.known),
+            },
+            "totals": {
+                name: getattr(totals, name)
+                for name in (
+                    "enqueued", "delivered", "acked", "nacked", "retried", "expired", "cancelled",
+                    "dead", "leases_over", "early",
+                )
+            },
+            "lateness": lateness,
+            "troubles": troubles[:TROUBLES_MAX],
+            "troubles_left_out": max(0, len(troubles) - TROUBLES_MAX),
+        }  # fmt: skip
+
+    async def _walk(self, now: Now) -> tuple[_Sums, list[dict[str, Any]]]:
+        """All groups, some at a time: what they hold, and the worst of what is wrong with them."""
+        sums, waits = _Sums(), list[tuple[int, str, str, dict[str, Any]]]()
+        core = self._shard.core
+        for step, topic in enumerate(list(core.topics.values())):
+            if step % TOPICS_PER_STEP == TOPICS_PER_STEP - 1:
+                await asyncio.sleep(0)
+            holders = list(topic.groups.values())
+            sums.groups += len(holders)
+            if topic.unowned is not None:
+                holders.append(topic.unowned)
+            for group in holders:
+                sums.ready += group.ready_count
+                sums.waiting += len(group.waiting)
+                if not group.ready_count:
+                    continue
+                oldest_ms = age_ms(group, now)
+                sums.oldest_ready_ms = max(sums.oldest_ready_ms, oldest_ms)
+                trouble = _of_group(topic, group, oldest_ms)
+                if trouble is not None:
+                    # The longest waiting ones are kept, and how many others there are.
+                    waits.append((oldest_ms, topic.name, group.name, trouble))
+        longest = heapq.nlargest(TROUBLES_MAX, waits, key=lambda one: one[:3])
+        found = [one[3] for one in longest]
+        if len(waits) > len(found):
+            text = f"{len(waits) - len(found)} more groups have tasks that wait for something"
+            found.append(_trouble("warning", text, "groups"))
+        return sums, found
+
+    def _ring(self, now: Now) -> dict[str, Any]:
+        wheel = self._shard.core.wheel
+        slots, tick_ms = wheel.slots, wheel.tick_ms
+        per_cell = -(-slots // CELLS_MAX)
+        first = now.now_ms // tick_ms
+        this, following = ([0] * -(-slots // per_cell) for _ in range(2))
+        counts, exact = wheel.counts_between(first, first + 2 * slots)
+        for tick, count in counts.items():
+            cells = this if tick < first + slots else following
+            cells[tick % slots // per_cell] += count
+        return {
+            "slots": slots,
+            "tick_ms": tick_ms,
+            "slots_per_cell": per_cell,
+            "slot": first % slots,
+            "this": this,
+            "next": following,
+            "exact": exact,
+            "later": max(0, len(wheel) - sum(counts.values())),
+        }
+
+    def _recent(self, now: Now) -> dict[str, int]:
+        """Of about the last minute, as far as somebody has looked since."""
+        lateness, marks = self._shard.lateness, self._marks
+        counts = lateness.counts
+        if not marks:
+            marks.append((now.mono_ms, counts))
+        recent = [count - before for count, before in zip(counts, marks[0][1], strict=True)]
+        if now.mono_ms - marks[-1][0] >= MARK_MS:
+            marks.append((now.mono_ms, counts))
+        return {
+            "recent_p50_ms": lateness.percentile_ms(0.50, recent),
+            "recent_p99_ms": lateness.percentile_ms(0.99, recent),
+            "recent_count": sum(recent),
+        }
+
+    # --- the history of a task -------------------------------------------------------------------
+
+    def task_history(
+        self, caller: Caller, request: int, task_id: object, *, only: Only | None = None
+    ) -> None:
+        """Its events in the order of their happening. Raises BadRequest, Overloaded."""
+        wanted = checks.integer(task_id, "id", 0, ID_MAX)
+        self._listing.answer(caller, request, partial(self._history, wanted, only))
+
+    async def _history(self, task_id: int, only: Only | None) -> dict[str, Any]:
+        folder = self._shard.settings.history_dir
+        if folder is None:
+            return {"events": [], "is_kept": False, "complete": True}
+        # Its last events may be on their way to the files, and are not waited for.
+        events, complete = await asyncio.to_thread(_flow, Path(folder), task_id)
+        seen = [one for one in events if only is None or only(str(one.get("topic", "")))]
+        return {
+            "events": seen[:HISTORY_EVENTS_MAX],
+            "is_kept": True,
+            "complete": complete and len(seen) <= HISTORY_EVENTS_MAX,
+        }
+
+    # --- the last report -------------------------------------------------------------------------
+
+    def report(self, caller: Caller, request: int) -> None:
+        """Its page. Raises NotFound, Overloaded."""
+        self._listing.answer(caller, request, self._report)
+
+    async def _report(self) -> dict[str, Any]:
+        folder = self._shard.settings.report_dir
+        if folder is None:
+            raise NotFound("there is no report: the setting report_dir names no folder")
+        return {"page": await asyncio.to_thread(_page, Path(folder) / "report.html")}
+
+
+def _page(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            data = file.read(REPORT_BYTES_MAX + 1)
+    except OSError as error:
+        raise NotFound(f"there is no report: {path.name}: {error.strerror}") from None
+    if len(data) > REPORT_BYTES_MAX:
+        raise LimitExceeded(f"{path.name} has more than {REPORT_BYTES_MAX} bytes")
+    return data
+
+
+class _Hurried(Tally):
+    """Gives up when there is too much to read."""
+
+    def __init__(self) -> None:
+        self._until_s = time.monotonic() + HISTORY_S_MAX
+        super().__init__()
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+        if name == "lines" and value % LINES_PER_LOOK == 1 and time.monotonic() > self._until_s:
+            raise LimitExceeded(f"the history is too long for {HISTORY_S_MAX:g} s")
+
+
+def _flow(folder: Path, task_id: int) -> tuple[list[dict[str, Any]], bool]:
+    """The events, and whether everything was looked through."""
+    with suppress(LimitExceeded):
+        return flow(folder, task_id, id_time_ms(task_id), _Hurried()), True
+    return [], False
+
+
+# --- what is wrong -------------------------------------------------------------------------------
+
+
+def _trouble(
+    level: str, text: str, about: str, topic: str | None = None, group: str | None = None
+) -> dict[str, Any]:
+    return {"level": level, "text": text, "about": about, "topic": topic, "group": group}
+
+
+def _of_group(topic: Topic, group: Group, oldest_ms: int) -> dict[str, Any] | None:
+    """Why its ready tasks wait, if they wait for long, or for somebody to do something."""
+    many = f"{group.ready_count:,} ready {'task' if group.ready_count == 1 else 'tasks'}"
+    name, of = group.name or None, f"Group {group.name} of {topic.name}"
+    if not group.name:
+        if topic.broadcasters or oldest_ms < WAITS_LONG_MS:
+            return None
+        text = f"Topic {topic.name} has no group yet: {many} wait for the first subscriber"
+        return _trouble("warning", text, "topics", topic.name)
+    if group.is_held:
+        where = "is paused" if group.settings.paused else "waits: its topic is paused"
+        return _trouble("warning", f"{of} {where}, with {many}", "groups", topic.name, name)
+    if oldest_ms < WAITS_LONG_MS:
+        return None
+    waited = _duration(oldest_ms)
+    if not group.subscribers:
+        text = f"Nobody subscribes to {of[0].lower()}{of[1:]}: {many}, the oldest for {waited}"
+    else:
+        text = f"{of} does not keep up: {many}, the oldest for {waited}"
+    return _trouble("warning", text, "groups", topic.name, name)
+
+
+def _of_daemon(shard: Shard, status: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    core, observed = shard.core, shard.observed
+    state, detail = status.get("state", "ready"), status.get("detail")
+    if state not in ("ready", "loading"):
+        why = f": {detail}" if detail else ""
+        yield _trouble("error", f"The daemon is not ready ({state}){why}", "daemon")
+    for name in list(core.full_topics)[:TROUBLES_MAX]:
+        text = f"Topic {name} is full: it has no group, and its backlog is at its limit"
+        yield _trouble("error", text, "topics", name)
+    if not observed.tokens_file_ok:
+        text = "The file of tokens cannot be read; the tokens of before stay valid"
+        yield _trouble("warning", text, "daemon")
+    if shard.history is not None and shard.history.dropped:
+        text = f"{shard.history.dropped:,} events are missing in the history since the start"
+        yield _trouble("warning", text, "daemon")
+    if observed.backup_failures:
+        yield _trouble("warning", f"{observed.backup_failures} daily backups have failed", "daemon")
+    if observed.internal_errors:
+        text = f"{observed.internal_errors} unexpected errors since the start: see the log"
+        yield _trouble("warning", text, "daemon")
+    if core.dead:
+        many = "1 dead letter waits" if core.dead == 1 else f"{core.dead:,} dead letters wait"
+        yield _trouble("note", f"{many} for a decision", "dead")
+    if observed.groups_unused:
+        text = f"{observed.groups_unused} groups are used by nobody for long"
+        yield _trouble("note", text, "groups")
+
+
+def _duration(ms: int) -> str:
+    for unit, length_ms in (("days", 86_400_000), ("hours", 3_600_000), ("minutes", 60_000)):
+        if ms >= 2 * length_ms:
+            return f"{ms // length_ms} {unit}"
+    return f"{ms // 1000} seconds"

@@ -1,0 +1,392 @@
+"""TLS at both ports: the certificate, read again when its files change, and the handshakes.
+
+``Certificates`` has the context of the moment: a connection has the one that there was when it
+came, so a new certificate breaks nothing. ``TlsServer`` takes connections and gives a transport
+those that have finished their handshake. Knows no protocol above TLS. Invariants:
+
+* Files that cannot be used change nothing: the certificate of before stays, and that is logged and
+  shown by a metric. Only a start needs files that are right.
+* Handshakes under way are bounded in time and in number. When there are too many, the one that
+  began first makes room: peers that say nothing shut nobody out.
+* A peer that does not speak TLS is told so in its own language.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from tickwheel.errors import BadRequest, TickwheelError, shown
+
+if TYPE_CHECKING:
+    from tickwheel.server.metrics.observed import Observed
+    from tickwheel.server.settings import Settings
+    from tickwheel.server.shard.border import OnEvent
+
+LOOK_S: Final = 1.0
+"""Between two looks at the files."""
+FILE_BYTES_MAX: Final = 1024 * 1024
+ACCEPTS_MAX: Final = 64
+"""Connections taken in one turn of the event loop."""
+NO_FILES_S: Final = 1.0
+"""So long nothing is accepted when there are no descriptors."""
+SHUTDOWN_S: Final = 2.0
+"""For a peer that does not answer the end of TLS."""
+LOGGED_S: Final = 60.0
+LOGGED_MAX: Final = 10
+"""Failed handshakes that are logged in that time: strangers cause them."""
+_HANDSHAKE = b"\x16"
+"""What TLS begins with; no frame of ours and no request of HTTP does."""
+_SHORT = {
+    "commonName": "CN",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "countryName": "C",
+    "localityName": "L",
+    "stateOrProvinceName": "ST",
+    "domainComponent": "DC",
+    "userId": "UID",
+}
+
+
+class Files(NamedTuple):
+    """Which files the settings name."""
+
+    cert: str
+    key: str | None
+    """None: it is in ``cert``."""
+    client_ca: str | None
+
+
+class Certificates:
+    """``start`` before the first connection; ``run`` beside the work."""
+
+    def __init__(self, files: Files, on_event: OnEvent, observed: Observed) -> None:
+        self._files = files
+        self._on_event = on_event
+        self._observed = observed
+        self._stamp: object = None
+        self._context: ssl.SSLContext | None = None
+
+    @property
+    def context(self) -> ssl.SSLContext:
+        """For the next connection."""
+        assert self._context is not None, "not started"
+        return self._context
+
+    async def start(self) -> None:
+        """Raises BadRequest: there is nothing to go on with yet."""
+        await asyncio.to_thread(self._read)
+
+    async def run(self) -> None:
+        """For ever."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Read the files again, if one of them has changed."""
+        observed = self._observed
+        try:
+            is_new = await asyncio.to_thread(self._read)
+        except TickwheelError as error:
+            if observed.certificate_ok:
+                self._on_event("certificate_broken", f"{error}; the certificate of before stays")
+            observed.certificate_ok = False
+            return
+        if is_new:
+            until = time.strftime("%Y-%m-%d %H:%M:%SZ", time.gmtime(observed.certificate_until_s))
+            self._on_event("certificate_read", f"{self._files.cert}, valid until {until}")
+        observed.certificate_ok = True
+
+    def _read(self) -> bool:
+        stamp = [_stamp(path) for path in self._files]
+        if stamp == self._stamp:
+            return False
+        context, until_s = load(self._files)
+        self._context, self._stamp, self._observed.certificate_until_s = context, stamp, until_s
+        return True
+
+
+def _stamp(path: str | None) -> tuple[int, int, int] | None:
+    """Another one: the file has changed. None: there is none, which ``load`` says."""
+    try:
+        found = None if path is None else Path(path).stat()
+    except OSError:
+        return None
+    return None if found is None else (found.st_mtime_ns, found.st_size, found.st_ino)
+
+
+# --- a context, of files -------------------------------------------------------------------------
+
+
+def load(files: Files) -> tuple[ssl.SSLContext, float]:
+    """A context with them, and until when the certificate is valid, in seconds since 1970. Raises
+    BadRequest, which names the file."""
+    cert = _text("tls_cert", files.cert, "CERTIFICATE-----")
+    name, path = ("tls_cert", files.cert) if files.key is None else ("tls_key", files.key)
+    key = _text(name, path, "PRIVATE KEY-----")
+    if "ENCRYPTED" in key:
+        raise BadRequest(f"{name} {path}: the key has a passphrase; one without is needed")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # A session that goes on would go past another CA of clients; connections here are long.
+    context.options |= ssl.OP_NO_TICKET | ssl.OP_NO_RENEGOTIATION
+    context.num_tickets = 0
+    try:
+        context.load_cert_chain(files.cert, files.key, password=lambda: "")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise BadRequest(f"{name} {path} is not the key of tls_cert {files.cert}") from None
+        what = f"tls_cert {files.cert}" if files.key is None else f"tls_cert {files.cert} or {path}"
+        raise BadRequest(f"{what}: {_reason(error)}") from None
+    if files.client_ca is not None:
+        ca = _text("tls_client_ca", files.client_ca, "CERTIFICATE-----")
+        try:
+            context.load_verify_locations(cadata=ca)
+        except ssl.SSLError as error:
+            raise BadRequest(f"tls_client_ca {files.client_ca}: {_reason(error)}") from None
+        context.verify_mode = ssl.CERT_OPTIONAL
+    return context, _until_s(context, cert, files.cert)
+
+
+def _text(name: str, path: str, marker: str) -> str:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise BadRequest(f"{name} {path}: {error.strerror}") from None
+    if len(data) > FILE_BYTES_MAX or marker.encode() not in data:
+        kind = marker.rstrip("-").lower()
+        raise BadRequest(f"{name} {path} has no {kind} in it (PEM is needed)")
+    return data.decode("latin-1")
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return (error.reason or error.strerror or str(error)).replace("_", " ").lower()
+
+
+def _until_s(context: ssl.SSLContext, cert: str, path: str) -> float:
+    """Shake hands with ourselves: whatever a client would object to in the certificate itself is
+    known before the first one comes."""
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    client.load_verify_locations(cadata=cert)
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = context.wrap_bio(there, back, server_side=True)
+    theirs = client.wrap_bio(back, there)
+    for side in (theirs, ours, theirs):
+        try:
+            side.do_handshake()
+        except ssl.SSLWantReadError:
+            pass
+        except ssl.SSLCertVerificationError as error:
+            raise BadRequest(f"tls_cert {path}: {error.verify_message}") from None
+        except ssl.SSLError as error:
+            raise BadRequest(f"tls_cert {path}: {_reason(error)}") from None
+    found = theirs.getpeercert() or {}
+    return float(ssl.cert_time_to_seconds(str(found["notAfter"])))
+
+
+# --- whom a certificate names --------------------------------------------------------------------
+
+
+def parts_of(peer: Mapping[str, Any] | None) -> frozenset[str]:
+    """What a client's certificate says of its holder: ``CN=billing``, ``DNS=host``, ``URI=…``."""
+    if not peer:
+        return frozenset()
+    subject: Iterable[Sequence[tuple[str, str]]] = peer.get("subject", ())
+    found = {f"{_SHORT.get(name, name)}={value}" for group in subject for name, value in group}
+    return frozenset(found | {f"{kind}={value}" for kind, value in peer.get("subjectAltName", ())})
+
+
+# --- connections ---------------------------------------------------------------------------------
+
+
+class TlsServer:
+    """In the place of ``loop.create_server``: ``start``, ``close``."""
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        make: Callable[[], asyncio.Protocol],
+        certificates: Certificates,
+        settings: Settings,
+        observed: Observed,
+        on_event: OnEvent,
+        *,
+        plain: bytes,
+    ) -> None:
+        """``plain``: what somebody is told who does not speak TLS."""
+        self._listener = listener
+        self._make = make
+        self._certificates = certificates
+        self._most = settings.tls_handshakes_max
+        self._timeout_s = settings.tls_handshake_timeout_s
+        self._observed = observed
+        self._on_event = on_event
+        self._plain = plain
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[asyncio.Task[None], socket.socket] = {}
+        """Handshakes under way, the oldest first."""
+        self._again: asyncio.TimerHandle | None = None
+        self._logged = 0
+        self._logged_since_s = -LOGGED_S
+        self._is_open = False
+
+    @property
+    def handshakes(self) -> int:
+        """Under way."""
+        return len(self._waiting)
+
+    def start(self) -> None:
+        self._listener.setblocking(False)
+        self._listener.listen(1024)
+        self._is_open = True
+        self._loop.add_reader(self._listener, self._accept)
+
+    def close(self) -> None:
+        """Take no more; harmless when closed."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        if self._again is not None:
+            self._again.cancel()
+        self._loop.remove_reader(self._listener)
+        self._listener.close()
+        for task in list(self._waiting):
+            task.cancel()
+
+    async def wait_closed(self) -> None:
+        """As asyncio's servers have it."""
+        await asyncio.gather(*self._waiting, return_exceptions=True)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTS_MAX):
+            try:
+                sock, address = self._listener.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._accept_later(error)
+                return
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if len(self._waiting) >= self._most:
+                self._make_room()
+            task = self._loop.create_task(self._greet(sock, address))
+            self._waiting[task] = sock
+            task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        sock = self._waiting.pop(task, None)
+        if sock is not None and task.cancelled():
+            sock.close()  # it may never have begun
+
+    def _accept_later(self, error: OSError) -> None:
+        context = {"message": "socket.accept() out of system resource", "exception": error}
+        self._loop.call_exception_handler(context)
+        if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+            self._loop.remove_reader(self._listener)
+            self._again = self._loop.call_later(NO_FILES_S, self._accept_again)
+
+    def _accept_again(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _make_room(self) -> None:
+        oldest = next(iter(self._waiting))
+        oldest.cancel()
+        self._waiting.pop(oldest).close()
+        self._failed("?", f"{self._most} others began later (tls_handshakes_max)")
+
+    async def _greet(self, sock: socket.socket, address: Any) -> None:
+        """From a connection to a transport."""
+        handed_over = False
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                first = await self._first_byte(sock)
+                if first != _HANDSHAKE:
+                    self._refuse_plain(sock, first, address)
+                    return
+                handed_over = True  # from here on the transport closes it
+                await self._loop.connect_accepted_socket(
+                    self._make,
+                    sock,
+                    ssl=self._certificates.context,
+                    ssl_handshake_timeout=self._timeout_s,
+                    ssl_shutdown_timeout=SHUTDOWN_S,
+                )
+        except TimeoutError:
+            limit = f"{self._timeout_s:g} s (tls_handshake_timeout_s)"
+            self._failed(address, f"it did not come to its end within {limit}")
+        except ssl.SSLCertVerificationError as error:
+            self._failed(address, f"the client's certificate: {error.verify_message}")
+        except ssl.SSLError as error:
+            self._failed(address, _reason(error))
+        except OSError as error:
+            self._failed(address, error.strerror or str(error))
+        finally:
+            if not handed_over:
+                sock.close()
+
+    async def _first_byte(self, sock: socket.socket) -> bytes:
+        """It stays where it is. Empty: the peer has gone."""
+        while True:
+            try:
+                return sock.recv(1, socket.MSG_PEEK)
+            except (BlockingIOError, InterruptedError):
+                pass
+            readable: asyncio.Future[None] = self._loop.create_future()
+            self._loop.add_reader(sock, _set, readable)
+            try:
+                await readable
+            finally:
+                self._loop.remove_reader(sock)
+
+    def _refuse_plain(self, sock: socket.socket, first: bytes, address: Any) -> None:
+        if not first:
+            return  # whoever looks whether the port is open
+        try:
+            sock.send(self._plain)
+            sock.shutdown(socket.SHUT_WR)
+            # What is unread would make a reset of the end, and lose what was said.
+            sock.recv(65_536)
+        except OSError:
+            pass
+        self._failed(address, "it speaks no TLS")
+
+    def _failed(self, address: Any, why: str) -> None:
+        self._observed.tls_failures += 1
+        now_s = self._loop.time()
+        if now_s - self._logged_since_s >= LOGGED_S:
+            self._logged, self._logged_since_s = 0, now_s
+        self._logged += 1
+        if self._logged <= LOGGED_MAX:
+            peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a client"
+            rest = "; the next ones are only counted" if self._logged == LOGGED_MAX else ""
+            self._on_event("tls_failed", f"{peer}: {why}{rest}")
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def required_parts(text: str) -> frozenset[str]:
+    """Of a rule such as ``CN=billing,O=shop``. Raises BadRequest."""
+    parts = [part.strip() for part in text.split(",")]
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if not (equals and name.isalnum() and value) or len(part) > 255:
+            raise BadRequest(
+                f"a certificate is named by parts such as CN=billing,O=shop, DNS=host or"
+                f" URI=spiffe://shop/billing, not by {shown(text)}"
+            )
+    return frozenset(parts)
