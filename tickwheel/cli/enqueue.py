@@ -54,8 +54,8 @@ from tickwheel.cli.values import (
     retry_of,
 )
 from tickwheel.client import Client, IfPending, Receipt, Task
-from tickwheel.model.records import PropertyValue
 from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.model.records import PropertyValue
 
 _MERGED = ("kept", "replaced", "rejected")
 CHUNK_TASKS = 2_000
@@ -113,7 +113,11 @@ async def enqueue(
     tag: Annotated[str | None, typer.Option(help="A word to select by.")] = None,
     prop: Annotated[
         list[str] | None,
-        typer.Option("--prop", metavar="NAME=VALUE", help="A property; may be repeated. NAME:=12 is a number."),
+        typer.Option(
+            "--prop",
+            metavar="NAME=VALUE",
+            help="A property; may be repeated. NAME:=12 is a number.",
+        ),
     ] = None,
     priority: Annotated[
         int, typer.Option(min=0, max=PRIORITY_MAX, help="Among what is due; higher goes first.")

@@ -39,8 +39,8 @@ from tickwheel.cli.values import (
 )
 from tickwheel.client import Client, ScheduleInfo
 from tickwheel.client.retry import policy_wire
-from tickwheel.model.records import PropertyValue
 from tickwheel.errors import BadRequest
+from tickwheel.model.records import PropertyValue
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
 _MOMENTS = ("start_ms", "end_ms", "anchor_ms", "next_ms", "queued_ms")

@@ -16,8 +16,8 @@ the daemon.
 from __future__ import annotations
 
 import base64
-import math
 import json
+import math
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime

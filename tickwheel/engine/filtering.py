@@ -53,6 +53,12 @@ def filters_of(settings: GroupSettings) -> tuple[object, ...]:
     return settings.tags, settings.where, settings.former
 
 
+def length_of(settings: GroupSettings) -> int:
+    """Characters of all of them."""
+    texts = (settings.tags, settings.where, *(text for one in settings.former for text in one[:2]))
+    return sum(len(text) for text in texts if text is not None)
+
+
 def judge_of(settings: GroupSettings | None) -> Judge | None:
     """None: the group wants whatever comes."""
     if settings is None or not (settings.tags or settings.where or settings.former):

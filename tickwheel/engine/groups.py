@@ -24,7 +24,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import DELETED
-from tickwheel.engine.filtering import filters_of, judge_of
+from tickwheel.engine.filtering import filters_of, judge_of, length_of
 from tickwheel.engine.ownership import is_done
 from tickwheel.engine.rates import changed
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
@@ -77,12 +77,12 @@ class Grouping:
         """A group that is not there, owed what is due from ``since_ms`` on and whatever is
         enqueued from now on; ``by_due``: the start lies in the future, and only the former. Of
         ``settings`` it begins with the filter; ``set`` sets the others."""
-        core = self._core
+        core, waits = self._core, 0
         if topic.unowned is not None:
             made, topic.unowned = topic.unowned, None
             core.full_topics.pop(topic.name, None)
             made.name = name
-            made.unjudged_id = core.wheel_id
+            waits = core.wheel_id
             self._ownership.begin_first(made, 0)
         else:
             made = Group(topic, name, since_ms)
@@ -94,8 +94,9 @@ class Grouping:
                 self._ownership.begin_first(made, 1 + max(ends_ms))
                 self.release(topic)
         topic.groups[name] = made
-        made.settings = NOTHING_SET._replace(tags=settings.tags, where=settings.where)
-        self._judge(made)
+        wanted = NOTHING_SET._replace(tags=settings.tags, where=settings.where)
+        self._filter(made, wanted)
+        made.unjudged_id = waits if made.judge is not None else 0
         core.group_count += 1
         core.open.effects.groups[topic.name, name] = made.row()
         if core.recorder is not None:
@@ -104,10 +105,10 @@ class Grouping:
                 core.recorder.configured(topic, made)
         return made
 
-    @staticmethod
-    def _judge(group: Group) -> None:
-        """By the filters that are set for it now."""
-        group.judge = judge_of(group.settings)
+    def _filter(self, group: Group, settings: GroupSettings) -> None:
+        """It has these settings from now on, of which the filters are new."""
+        self._core.filters_length += length_of(settings) - length_of(group.settings)
+        group.settings, group.judge = settings, judge_of(settings)
         topic = group.topic
         topic.filtering = any(one.judge is not None for one in topic.groups.values())
 
@@ -139,10 +140,9 @@ class Grouping:
         if settings[1:3] != group.settings[1:3]:
             group.bucket = changed(group.bucket, settings.rate, settings.burst, mono_ms)
             core.throttled.pop(group, None)
-        is_filtered_anew = filters_of(settings) != filters_of(group.settings)
+        if filters_of(settings) != filters_of(group.settings):
+            self._filter(group, settings)
         group.settings = settings
-        if is_filtered_anew:
-            self._judge(group)
         core.ledger.changed[group] = None
         core.open.effects.groups[group.topic.name, group.name] = group.row()
         if core.recorder is not None:
@@ -227,6 +227,7 @@ class Grouping:
         self._core.group_count += 1
         group.settings, group.bucket, group.judge = settings, bucket, judge_of(settings)
         topic.filtering |= group.judge is not None
+        self._core.filters_length += length_of(settings)
         group.was_restored = group.is_closed
         topic.unowned = None
         topic.closing += group.is_closed
@@ -325,6 +326,7 @@ class Closing:
             raise AssertionError(f"group {group.name} of {topic.name} holds tasks")
         del topic.groups[group.name]
         topic.filtering = any(one.judge is not None for one in topic.groups.values())
+        core.filters_length -= length_of(group.settings)
         topic.closing -= 1
         core.group_count -= 1
         core.open.effects.groups[topic.name, group.name] = None

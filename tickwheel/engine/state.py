@@ -376,6 +376,8 @@ class Core:
     handed_bytes = 0
     """Of at-most-once deliveries that wait for their commit."""
     group_count = 0
+    filters_length = 0
+    """Characters of the filters of all groups."""
     subscribers = 0
     """Of groups and broadcasts; pulls are among them."""
 

@@ -216,6 +216,8 @@ class FormerFilter(NamedTuple):
 
 FORMER_FILTERS_MAX = 16
 """Of one group: as often its filter may be changed while what came due before is not over."""
+FILTERS_LENGTH_MAX = 4 * 1024 * 1024
+"""Characters of the filters of all groups, former ones among them; read, one is about 60 bytes."""
 
 
 class GroupSettings(NamedTuple):

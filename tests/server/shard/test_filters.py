@@ -13,6 +13,7 @@ from support.shard_rig import Peer
 from tickwheel.model.filters.filter import FILTER_COST_MAX, FILTER_DEPTH_MAX, FILTER_LENGTH_MAX
 from tickwheel.model.records import FORMER_FILTERS_MAX
 from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server.shard.operations import grouping
 
 EU = {"tags": "eu"}
 BIG = {"where": "amount > 10"}
@@ -183,6 +184,30 @@ async def test_a_filter_over_a_limit_is_refused(daemon: InProcess) -> None:
         code, message = await refused(peer, T.GROUP_CREATE, "t", "x", exceeds)
         assert code == "limit_exceeded"
         assert "the limit is" in message and "FILTER_" in message
+
+
+async def test_the_filters_of_all_groups_have_a_limit(
+    daemon: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouping, "FILTERS_LENGTH_MAX", 20)
+    peer, core = daemon.connect(), daemon.shard.core
+    assert (await do(peer, T.GROUP_CREATE, "t", "a", {"tags": "1234567890"}))["created"]
+    assert (await subscribe(peer, 1, "b", {"tags": "1234567890"}))[0] == T.OK
+    assert core.filters_length == 20
+    for answer in (
+        await peer.call(T.GROUP_CREATE, "t", "c", EU),
+        await subscribe(peer, 2, "c", EU),
+        await peer.call(T.PULL, "t", "c", 1, 0, EU),
+        await peer.call(T.CONFIGURE, "t", "a", {"where": "n"}),
+    ):
+        assert answer[2] == "limit_exceeded" and "(FILTERS_LENGTH_MAX)" in answer[3], answer
+    assert (await do(peer, T.GROUP_CREATE, "t", "c", {"tags": "*"}))["created"]
+    await do(peer, T.CONFIGURE, "t", "a", {"tags": None})
+    assert core.filters_length == 10
+    await do(peer, T.GROUP_DELETE, "t", "b", True)
+    await daemon.settle()
+    assert core.filters_length == 0
+    assert (await do(peer, T.CONFIGURE, "t", "c", EU))["tags"] == "eu"
 
 
 async def test_a_filter_is_changed_as_often_as_the_limit_says(daemon: InProcess) -> None:

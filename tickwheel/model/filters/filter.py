@@ -73,7 +73,7 @@ class Filter:
         return ", ".join(f"{name} {text}" for name, text in parts if text is not None) or "none"
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=128)
 def known_filter(tags: str | None, where: str | None) -> Filter:
     """A filter that may have been read before: thousands of consumers name the same one. Raises
     FilterError."""

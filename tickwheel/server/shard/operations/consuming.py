@@ -19,7 +19,7 @@ from tickwheel.errors import (
     TickwheelError,
 )
 from tickwheel.server import checks, policies
-from tickwheel.server.shard.operations.grouping import find_room
+from tickwheel.server.shard.operations.grouping import check_filter_room, find_room
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
@@ -251,6 +251,7 @@ class Consuming:
             return known
         settings = NOTHING_SET
         if wanted is not None:
+            check_filter_room(self._core, wanted)
             settings = settings._replace(tags=wanted.tags, where=wanted.where)
         return self._shard.border.act().grouping.create(found, group_name, now_ms, settings)
 

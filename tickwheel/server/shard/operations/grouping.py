@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Refused
-from tickwheel.model.records import FORMER_FILTERS_MAX, GroupSettings
+from tickwheel.model.records import FILTERS_LENGTH_MAX, FORMER_FILTERS_MAX, GroupSettings
 from tickwheel.server import checks, policies
 from tickwheel.server.shard.new_tasks import check_stays
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.groups import Grouping as GroupVerbs
+    from tickwheel.engine.state import Core
+    from tickwheel.model.filters.filter import Filter
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
 
@@ -55,6 +57,7 @@ class Grouping:
         found, known = find_room(self._shard, topic_name, name)
         created = known is None
         if known is None:
+            check_filter_room(core, policies.filter_of(settings.tags, settings.where))
             known = begin_group(self._grouping, found, name, since_ms, now.now_ms, settings)
             if settings != known.settings:
                 self._grouping.set(known, settings, now.mono_ms)
@@ -186,6 +189,7 @@ class Grouping:
         wanted = policies.filter_of(after.tags, after.where)
         if wanted == policies.filter_of(before.tags, before.where):
             return after
+        check_filter_room(self._core, wanted)
         grouping = self._shard.engine.grouping
         after = grouping.with_filter(found, after, wanted.tags, wanted.where, now_ms)
         if len(after.former) > FORMER_FILTERS_MAX:
@@ -237,6 +241,16 @@ def find_room(shard: Shard, topic_name: str, name: str | None) -> tuple[Topic, G
     if group is not None and group.is_closed:
         raise Refused(f"group {name} of topic {topic_name} is being deleted; try again soon")
     return topic, group
+
+
+def check_filter_room(core: Core, wanted: Filter) -> None:
+    """Raises LimitExceeded when the filters of all groups are too long already for another."""
+    length = core.filters_length + len(wanted.tags or "") + len(wanted.where or "")
+    if length > FILTERS_LENGTH_MAX and not wanted.is_open:
+        raise LimitExceeded(
+            f"the filters of all groups would have {length} characters; the limit is"
+            f" {FILTERS_LENGTH_MAX} (FILTERS_LENGTH_MAX)"
+        )
 
 
 def begin_group(
