@@ -265,8 +265,10 @@ class RowMissing(TickwheelError):
 
 
 class Overloaded(Refused):
-    """A queue inside the daemon is at its limit."""
+    """A queue inside the daemon, or what one caller may take of it, is at its limit."""
 
+    after_s: float = 1.0
+    """When it is worth trying again."""
     code = "overloaded"
     http_status = 429
 

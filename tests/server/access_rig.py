@@ -24,11 +24,19 @@ class AccessRig(HttpRig):
         await super().stop()
         self._folder.cleanup()
 
-    async def token(self, *scopes: str, name: str = "somebody", ttl_ms: int | None = None) -> str:
+    async def token(
+        self,
+        *scopes: str,
+        name: str = "somebody",
+        ttl_ms: int | None = None,
+        quotas: dict[str, float] | None = None,
+    ) -> str:
         """The text of a new one that the daemon knows."""
         now_ms = self.sources.now_ms
         over_ms = None if ttl_ms is None else now_ms + ttl_ms
-        text = tokens.create(self.path, name, tokens.parse_scopes(scopes), now_ms, over_ms)[1]
+        grants = tokens.parse_scopes(scopes)
+        own = tokens.parse_quotas([f"{n}={v}" for n, v in (quotas or {}).items()])
+        text = tokens.create(self.path, name, grants, now_ms, over_ms, None, own)[1]
         await self.reload()
         return text
 

@@ -54,6 +54,14 @@ CertificateOption = Annotated[
         " or URI=spiffe://shop/billing.",
     ),
 ]
+QuotaOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=NUMBER",
+        help="At most so much: tasks_per_s, bytes_per_s, pending, connections, subscriptions. May"
+        " be repeated. Default: the daemon's quota_… settings.",
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="JSON on stdout.")]
 
 
@@ -64,6 +72,7 @@ def create(
     scope: ScopesOption = None,
     expires: ExpiresOption = None,
     certificate: CertificateOption = None,
+    quota: QuotaOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a token and show it, this once: what is kept is a hash.
@@ -75,7 +84,8 @@ def create(
     now_ms = time.time_ns() // 1_000_000
     expires_ms = None if expires is None else now_ms + int(expires * 1000)
     grants = tokens.parse_scopes(scope or [])
-    token, text = tokens.create(Path(file), name, grants, now_ms, expires_ms, certificate)
+    quotas = tokens.parse_quotas(quota or [])
+    token, text = tokens.create(Path(file), name, grants, now_ms, expires_ms, certificate, quotas)
     out = merge(ctx, None, None, as_json).out
     if out.as_json:
         out.record({"token": text or None, **_fields(token, None)})
@@ -133,7 +143,9 @@ def _fields(token: Token, used_ms: int | None) -> dict[str, object]:
         "scopes": {str(right): list(patterns) for right, patterns in token.grants},
         "created": iso_time(token.created_ms),
         "expires": None if token.expires_ms is None else iso_time(token.expires_ms),
-        **({} if token.certificate is None else {"certificate": token.certificate}),
+        **{
+            name: value for name in ("certificate", "quotas") if (value := token.to_map().get(name))
+        },
         "last_used": None if used_ms is None else iso_time(used_ms),
     }
 

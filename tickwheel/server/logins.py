@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.errors import BadRequest, TickwheelError, Unauthorized
 from tickwheel.server import tokens as files
-from tickwheel.server.shard.access import ANONYMOUS, TOKEN_HOLDER, Principal
+from tickwheel.server.shard.access import ANONYMOUS, TOKEN_HOLDER, Principal, Quotas
+from tickwheel.server.shard.quotas import QuotaBook
 from tickwheel.server.tls import parts_of, required_parts
 
 if TYPE_CHECKING:
@@ -51,6 +52,14 @@ class Logins:
         self._on_event = on_event
         self._observed = observed
         self._needs_certificate = settings.tls_client_required
+        self.quotas = QuotaBook()
+        self._defaults = Quotas(
+            tasks_per_s=settings.quota_tasks_per_s,
+            bytes_per_s=settings.quota_bytes_per_s,
+            pending=settings.quota_pending,
+            connections=settings.quota_connections,
+            subscriptions=settings.quota_subscriptions,
+        )
         self._tokens: dict[str, Token] = {}
         self._certified: list[tuple[frozenset[str], Token]] = []
         """Those that a certificate opens: which parts it must have."""
@@ -96,7 +105,15 @@ class Logins:
             expired = "the token has expired" if token is not None else "the token is wrong"
             raise self._refusal(expired if text else "a token is required")
         self._used[token.id] = now_ms
-        return token.principal
+        return self._principal(token)
+
+    def _principal(self, token: Token) -> Principal:
+        """With its own quotas before the settings'."""
+        own = token.quotas or Quotas()
+        said = {name: value for name, value in own._asdict().items() if value is not None}
+        quotas = self._defaults._replace(**said)
+        limits = None if quotas == Quotas() else quotas
+        return token.principal._replace(quotas=limits)
 
     def _by_certificate(self, parts: frozenset[str]) -> Principal:
         found = next((token for named, token in self._certified if named <= parts), None)
@@ -106,7 +123,7 @@ class Logins:
         if found.is_over(now_ms):
             raise self._refusal(f"the rule for the {_named(parts)} has expired")
         self._used[found.id] = now_ms
-        return found.principal
+        return self._principal(found)
 
     def _refusal(self, why: str) -> Unauthorized:
         self.failed()
@@ -130,7 +147,7 @@ class Logins:
         if not principal.token_id:
             return True
         token = self._tokens.get(principal.token_id)
-        is_same = token is not None and token.principal == principal
+        is_same = token is not None and self._principal(token) == principal
         return is_same and token is not None and not token.is_over(self._clock.read().now_ms)
 
     def refused(self) -> None:

@@ -55,6 +55,12 @@ class Settings(BaseSettings):
     token: str | None = Field(default=None, repr=False)
     tokens_file: str | None = None
     """Tokens with rights of their own; None: there is ``token`` only."""
+    quota_tasks_per_s: float | None = Field(default=None, gt=0)
+    """This and the next: of each token that says nothing else."""
+    quota_bytes_per_s: float | None = Field(default=None, gt=0)
+    quota_pending: int | None = Field(default=None, gt=0)
+    quota_connections: int | None = Field(default=None, gt=0)
+    quota_subscriptions: int | None = Field(default=None, gt=0)
     login_delay_s: float = Field(default=0.25, ge=0, le=10)
     """Before a wrong token is answered."""
     tls_cert: str | None = None

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, shown
-from tickwheel.server.shard.access import ALL_TOPICS, Grants, Principal, Right
+from tickwheel.server.shard.access import ALL_TOPICS, Grants, Principal, Quotas, Right
 from tickwheel.server.tls import required_parts
 
 FILE_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -39,12 +39,13 @@ PREFIX: Final = "tw"
 SECRET_BYTES: Final = 32
 ID_BYTES: Final = 6
 ALL_RIGHTS: Final = "all"
+QUOTA_MAX: Final = 1 << 53
 _NAME = re.compile(rf"[A-Za-z0-9._:/-]{{1,{NAME_LENGTH_MAX}}}")
 _PATTERN = re.compile(r"[A-Za-z0-9._:/-]{1,255}\*?|\*")
 _ID = re.compile(r"[0-9a-f]{12}")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _FIELDS = ("id", "name", "sha256", "scopes", "created_ms", "expires_ms")
-_OPTIONAL = ("certificate",)
+_OPTIONAL = ("certificate", "quotas")
 _NO_HASH = hashlib.sha256(secrets.token_bytes(SECRET_BYTES)).hexdigest()
 """Compared with when there is no such id, so that this takes as long."""
 
@@ -61,6 +62,8 @@ class Token(NamedTuple):
     """None: never."""
     certificate: str | None = None
     """What a client's certificate must say to open it; then nobody knows its secret."""
+    quotas: Quotas | None = None
+    """Its own; those of the settings stand for what it does not say."""
 
     @property
     def principal(self) -> Principal:
@@ -72,7 +75,7 @@ class Token(NamedTuple):
 
     def to_map(self) -> dict[str, Any]:
         """As the file has it."""
-        found = {
+        found: dict[str, Any] = {
             "id": self.id,
             "name": self.name,
             "sha256": self.sha256,
@@ -81,7 +84,11 @@ class Token(NamedTuple):
             "expires_ms": self.expires_ms,
         }
         # An older daemon refuses fields that it does not know: only where they are used.
-        return found if self.certificate is None else {**found, "certificate": self.certificate}
+        if self.certificate is not None:
+            found["certificate"] = self.certificate
+        if self.quotas is not None:
+            found["quotas"] = {n: v for n, v in self.quotas._asdict().items() if v is not None}
+        return found
 
 
 Tokens = Mapping[str, Token]
@@ -219,7 +226,30 @@ def _token(given: Any, field: str) -> Token:
         given["created_ms"],
         given["expires_ms"],
         certificate,
+        None if given.get("quotas") is None else _quotas(given["quotas"], f"{field}.quotas"),
     )
+
+
+def _quotas(given: Any, field: str) -> Quotas:
+    if type(given) is not dict or not given.keys() <= set(Quotas._fields):
+        raise BadRequest(f"{field} may have {', '.join(Quotas._fields)}, not {shown(given)}")
+    for name, value in given.items():
+        kinds = (int, float) if name.endswith("_per_s") else (int,)
+        if type(value) not in kinds or not 0 < value < QUOTA_MAX:
+            raise BadRequest(f"{field}.{name} must be a number above 0, not {shown(value)}")
+    return Quotas(**given)
+
+
+def parse_quotas(texts: Sequence[str]) -> Quotas | None:
+    """Of ``NAME=NUMBER``. Raises BadRequest."""
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, number = text.partition("=")
+        try:
+            found[name] = float(number) if name.endswith("_per_s") else int(number)
+        except ValueError:
+            raise BadRequest(f"a quota is NAME=NUMBER, not {shown(text)}") from None
+    return _quotas(found, "quota") if found else None
 
 
 # --- changing ------------------------------------------------------------------------------------
@@ -232,6 +262,7 @@ def create(
     now_ms: int,
     expires_ms: int | None,
     certificate: str | None = None,
+    quotas: Quotas | None = None,
 ) -> tuple[Token, str]:
     """A new token in the file, which is made if there is none, and its text, which nobody can say
     again; "" with ``certificate``, which opens it instead. Others of the same name stay.
@@ -248,7 +279,9 @@ def create(
         if len(tokens) >= TOKENS_MAX:
             raise LimitExceeded(f"{path} has {len(tokens)} tokens; the limit is {TOKENS_MAX}")
         token_id = next(i for i in iter(_new_id, None) if i not in tokens)
-        token = Token(token_id, name, _hash(secret), grants, now_ms, expires_ms, certificate)
+        token = Token(
+            token_id, name, _hash(secret), grants, now_ms, expires_ms, certificate, quotas
+        )
         _write(path, {**tokens, token_id: token})
     return token, f"{PREFIX}_{token_id}_{secret}" if certificate is None else ""
 

@@ -174,6 +174,7 @@ class Api:
         body: Body | None = None
         watch = _Watch(receive)
         try:
+            self._logins.quotas.enter(exchange.caller)
             settings = self._settings
             body = Body(
                 receive,
@@ -210,6 +211,7 @@ class Api:
             raise
         finally:
             self._exchanges.discard(exchange)
+            self._logins.quotas.leave(exchange.caller)
             watch.stop()
             if body is not None:
                 body.close()

@@ -5,6 +5,8 @@ The table is ``errors.py``'s; here is only how an error looks over HTTP, and whe
 
 from __future__ import annotations
 
+from math import ceil
+
 from tickwheel.errors import (
     BY_CODE,
     Overloaded,
@@ -48,6 +50,8 @@ def problem(error: TickwheelError, *, active: str | None = None) -> tuple[int, H
     if error.retryable and not isinstance(error, _OF_CLIENTS):
         full = isinstance(error, StoreFull)
         after_s = RETRY_AFTER_FULL_S if full else RETRY_AFTER_S
+        if isinstance(error, Overloaded):
+            after_s = max(1, ceil(error.after_s))
         headers.append((b"retry-after", b"%d" % after_s))
     if isinstance(error, Unauthorized):
         headers.append((b"www-authenticate", b'Bearer realm="tickwheel"'))

@@ -65,6 +65,17 @@ Grants = tuple[tuple[Right, tuple[str, ...]], ...]
 """Each right with the patterns of the topics that it is for."""
 
 
+class Quotas(NamedTuple):
+    """How much a principal may take; None: as much as the daemon has."""
+
+    tasks_per_s: float | None = None
+    bytes_per_s: float | None = None
+    pending: int | None = None
+    """Tasks that are not finished, of the topics that it may produce to."""
+    connections: int | None = None
+    subscriptions: int | None = None
+
+
 class Principal(NamedTuple):
     """Somebody whose identity has been checked; ``name`` is "" for anonymous."""
 
@@ -73,6 +84,7 @@ class Principal(NamedTuple):
     """None: it may do all."""
     token_id: str = ""
     """Of a token in the file of tokens."""
+    quotas: Quotas | None = None
 
     @property
     def is_limited(self) -> bool:

@@ -9,6 +9,7 @@ from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.topics import Presence, Subscriber
 from tickwheel.errors import TickwheelError
 from tickwheel.server.shard.access import ANONYMOUS, Principal
+from tickwheel.server.shard.quotas import Quota
 
 OTHERS_MIN = 64
 """So many subscribers that are over are kept before it is looked which of them still matter."""
@@ -42,6 +43,8 @@ class Caller:
     ) -> None:
         self.replies = replies
         self.principal = principal
+        self.quota: Quota | None = None
+        """Of its principal, once it is let in; None: no limits of its own."""
         self.name = ""
         """As it calls itself."""
         self.address = address

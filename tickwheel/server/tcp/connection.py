@@ -136,6 +136,7 @@ class Connection(asyncio.Protocol):
         self._shared.unread_bytes -= self._unread_bytes
         self._unread_bytes = 0
         self._operations.closed(self.caller)
+        self._shared.logins.quotas.leave(self.caller)
 
     def data_received(self, data: bytes) -> None:
         if self._ending:
@@ -351,9 +352,11 @@ class Connection(asyncio.Protocol):
         transport = self._transport
         peer = None if transport is None else transport.get_extra_info("peercert")
         hello = read_hello(frame, self._shared.logins, peer)
+        self.caller.principal = hello.principal
+        self._shared.logins.quotas.enter(self.caller)
         if hello.session is not None:
             self._operations.join(self.caller, hello.session, now.now_ms)
-        self.caller.name, self.caller.principal = hello.name, hello.principal
+        self.caller.name = hello.name
         self._table = self._shared.table_of(hello.principal)
         self._promised_heartbeats(hello.answers_heartbeats)
         self._greeted = True

@@ -64,6 +64,8 @@ class Consuming:
         """
         checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)
         checks.integer(prefetch, "prefetch", 0, self._limits.prefetch_max)
+        if caller.quota is not None:
+            caller.quota.check_subscription()
         if number in caller.subscribers:
             raise Conflict(f"sub {number} is in use on this connection")
         if len(caller.subscribers) >= self._limits.subscriptions_max:
@@ -183,6 +185,8 @@ class Consuming:
         checks.integer(count, "max", 1, self._limits.pull_max)
         checks.integer(wait_ms, "wait_ms", 0, self._limits.lease_ms_max)
         lease, wanted = self._lease_ms(options), policies.asked_filter(options)
+        if caller.quota is not None:
+            caller.quota.check_subscription()
         if len(caller.pulls) >= self._limits.pulls_max:
             raise Overloaded(
                 f"{len(caller.pulls)} PULLs wait on this connection; the limit is"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.sessions import Session, StoredAnswer
     from tickwheel.model.records import NewTask, TaskSnapshot
     from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.quotas import Quota
     from tickwheel.server.shard.shard import Shard
 
 LOOK_AGAIN_MS = 1_000
@@ -76,6 +77,8 @@ class Producing:
         if self._was_answered(caller, request, floor, now, tasks):
             return
         new_tasks, size, rules = self._parse(self._checked(tasks), now.now_ms)
+        if caller.quota is not None:
+            self._charge(caller.quota, len(new_tasks), size)
         placed, intake = self._shard.new_tasks.has_windows, self._shard.border.act().intake
         if placed:
             new_tasks = intake.place(new_tasks, now.now_ms)
@@ -135,6 +138,8 @@ class Producing:
             return
         many = self._checked(bodies, "bodies")
         new_tasks, size = self._columns(topic, many, delays_ms, now.now_ms)
+        if caller.quota is not None:
+            self._charge(caller.quota, len(new_tasks), size)
         intake = self._shard.border.act().intake
         intake.enqueue(caller.replies, caller.session, request, new_tasks, size, now.now_ms)
 
@@ -152,12 +157,24 @@ class Producing:
                 return True
             self._check_outcomes(now.now_ms)
         self.check_door()
+        if caller.quota is not None:
+            caller.quota.check(self._core, now.mono_ms)
         return False
+
+    @staticmethod
+    def _charge(quota: Quota, count: int, size_bytes: int) -> None:
+        """The last check before it is taken. Raises Overloaded."""
+        quota.check_count(count)
+        quota.charge(count, size_bytes)
 
     def enqueue_unanswered(self, caller: Caller, tasks: Sequence[Any], now: Now) -> None:
         """Like ``enqueue`` without an answer and without a memory for resends."""
         self.check_door()
+        if caller.quota is not None:
+            caller.quota.check(self._core, now.mono_ms)
         new_tasks, size, rules = self._parse(self._checked(tasks), now.now_ms)
+        if caller.quota is not None:
+            self._charge(caller.quota, len(new_tasks), size)
         intake = self._shard.border.act().intake
         if self._shard.new_tasks.has_windows:
             new_tasks = intake.place(new_tasks, now.now_ms)
@@ -191,10 +208,15 @@ class Producing:
         session.raise_floor(floor)
         room = self._window_max - len(session.answers)
         room = max(0, min(room, self._room_for_outcomes(), core.room))
+        quota = caller.quota
+        if quota is not None:
+            room = max(0, min(room, quota.room(core, self._shard.clock.read().mono_ms)))
         if room < len(requests):
             size_bytes -= sum(size_of(*new_task[2:]) for new_task in new_tasks[room:])
             del requests[room:], new_tasks[room:]
         if requests:
+            if quota is not None:
+                quota.charge(len(requests), size_bytes)
             sink = caller.replies
             self._intake.enqueue_singles(
                 sink, session, requests, new_tasks, size_bytes, now_ms, keyed=keyed
