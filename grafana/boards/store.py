@@ -221,7 +221,7 @@ STORE = Dashboard(
                     " rights, or does not trust the certificate.",
                 ),
                 Panel(
-                    "The certificate: days left, files in order",
+                    "The certificate: days left, files in order; the audit log",
                     [
                         (
                             f"(tickwheel_certificate_expires_seconds{{{NODE}}} - time()) / 86400"
@@ -229,9 +229,11 @@ STORE = Dashboard(
                             "{{instance}} days",
                         ),
                         (f"tickwheel_certificate_ok{{{NODE}}}", "{{instance}} in order"),
+                        (f"tickwheel_audit_ok{{{NODE}}}", "{{instance}} audit log"),
                     ],
                     about="The second is 0 when files that have changed cannot be used: the"
-                    " certificate of before stays.",
+                    " certificate of before stays. The third is 0 when the log of what operators"
+                    " do cannot be written.",
                 ),
                 Panel(
                     "Descriptors",

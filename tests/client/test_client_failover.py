@@ -14,6 +14,7 @@ from support.fake_daemon import FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, errors
 from tickwheel.client import Subscription
+from tickwheel.client.reconnector import standby
 from tickwheel.protocol.frames import FrameType as T
 
 BRIEF = {"connect_timeout": 0.6, "active_timeout": 0.6}
@@ -408,3 +409,13 @@ async def test_a_daemon_that_goes_on_in_time_is_kept() -> None:
         peer.ok(frame, ["cancelled"])
         assert await soon(call) == "cancelled"
         assert second.connections == 0
+
+
+def test_a_hint_that_speaks_otherwise_is_none() -> None:
+    """A token that was kept secret by TLS never goes where there is none."""
+    for secure, url in ((True, "tls://b:7355"), (False, "tcp://b:7355"), (False, "b:7355")):
+        found = standby({"role": "standby", "active": url}, secure=secure)
+        assert found is not None and found.active == ("b", 7355), url
+    for secure, url in ((True, "tcp://b:7355"), (True, "b:7355"), (False, "tls://b:7355")):
+        found = standby({"role": "standby", "active": url}, secure=secure)
+        assert found is not None and found.active is None, url

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -126,3 +128,38 @@ def test_last_use_is_noted_at_a_stop(tmp_path: Path) -> None:
     (token_id,) = tokens.read_used(path)
     assert token.startswith(f"tw_{token_id}_")
     assert tokens.read_used(path)[token_id] > 1_600_000_000_000
+
+
+def test_no_secret_stands_where_others_can_read_it(tmp_path: Path) -> None:
+    """Command line, log, metrics, answers, audit log, files: also not one that is nearly right."""
+    path, audit = tmp_path / "tokens.json", tmp_path / "audit.jsonl"
+    token = create(path, "somebody", "all")
+    settings = {"tokens_file": str(path), "audit_file": str(audit), "log_level": "debug"}
+    env = {"TICKWHEEL_TOKEN": "the-one-password"}
+    nearly = token[:-3] + "xyz"
+    with Daemon(tmp_path / "daemon", http=True, env=env, **settings) as daemon:
+        command_line = Path(f"/proc/{daemon.pid}/cmdline").read_text()
+        said = []
+        for shown in (nearly, "the-one-passwords", token, "the-one-password"):
+            raw = Raw(daemon.port, hello=False)
+            with raw:
+                said.append(repr(raw.hello(token=shown)))
+                if shown in (token, "the-one-password"):
+                    said.append(repr(raw.call(T.GROUP_CREATE, "t", "g", {})))
+                    said.append(repr(raw.call(T.STATUS)) + repr(raw.call(T.STATS)))
+            headers = {"Authorization": f"Bearer {shown}"}
+            request = urllib.request.Request(f"{daemon.http}/v1/stats", headers=headers)  # noqa: S310
+            try:
+                with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
+                    said.append(answer.read().decode())
+            except urllib.error.HTTPError as error:
+                said.append(error.read().decode())
+        with urllib.request.urlopen(f"{daemon.http}/metrics", timeout=5) as answer:  # noqa: S310
+            said.append(answer.read().decode())
+        assert daemon.terminate() == 0
+        files = [file for file in daemon.folder.rglob("*") if file.is_file()]
+        data = b"".join(file.read_bytes() for file in (*files, path, audit))
+        data += "".join((command_line, daemon.log_text(), *said)).encode()
+    assert b"token somebody" in data and b"create_group" in data
+    for secret in (nearly, token, "the-one-password"):
+        assert secret.rsplit("_", 1)[-1].encode() not in data

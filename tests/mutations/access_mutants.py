@@ -11,6 +11,9 @@ OPERATIONS = "tickwheel/server/shard/operations/"
 RIGHTS = "tests/server/test_rights.py::"
 HIDDEN = "tests/server/test_guard.py::"
 ENTRY = "tests/server/test_logins.py::"
+TLS = "tickwheel/server/tls.py"
+AUDIT = "tickwheel/server/shard/audit.py"
+QUOTAS = "tests/server/test_quotas.py::"
 
 ACCESS_MUTANTS = (
     Mutant(
@@ -187,5 +190,98 @@ ACCESS_MUTANTS = (
             ),
         ),
         ("tests/server/test_tokens.py::test_the_secret_is_in_no_file",),
+    ),
+    Mutant(
+        "a-token-goes-where-there-is-no-tls",
+        "a client follows a standby's hint to a port without TLS",
+        (
+            Edit(
+                "tickwheel/client/reconnector.py",
+                "return None if address[0] in NOWHERE or is_secure(value) != secure else address",
+                "return None if address[0] in NOWHERE else address",
+            ),
+        ),
+        ("tests/client/test_client_failover.py::test_a_hint_that_speaks_otherwise_is_none",),
+    ),
+    Mutant(
+        "a-broken-certificate-is-taken",
+        "files that cannot be used end what was there before",
+        (
+            Edit(
+                TLS,
+                "            observed.certificate_ok = False\n            return\n",
+                "            observed.certificate_ok = False\n            self._context = None\n"
+                "            return\n",
+            ),
+        ),
+        (
+            "tests/server/test_tls.py"
+            "::test_new_files_are_for_the_next_connection_and_broken_ones_for_none",
+        ),
+    ),
+    Mutant(
+        "handshakes-without-end",
+        "those that say nothing are kept, however many they are",
+        (
+            Edit(
+                TLS,
+                "            if len(self._waiting) >= self._most:\n",
+                "            if len(self._waiting) >= self._most:\n                sock.close()\n"
+                "                continue\n            if False:\n",
+            ),
+        ),
+        ("tests/e2e/test_tls.py::test_handshakes_that_do_not_end_stop_nobody",),
+    ),
+    Mutant(
+        "a-certificate-needs-only-one-part",
+        "a rule of two parts is opened by one of them",
+        (Edit(LOGINS, "if named <= parts), None)", "if named & parts), None)"),),
+        ("tests/server/test_logins.py::test_a_rule_needs_all_of_its_parts",),
+    ),
+    Mutant(
+        "a-resend-hears-of-a-quota",
+        "what was accepted is refused when it is asked again",
+        (
+            Edit(
+                OPERATIONS + "producing.py",
+                "        if self._was_answered(caller, request, floor, now, tasks):\n"
+                "            return\n        new_tasks, size, rules",
+                "        if caller.quota is not None:\n"
+                "            caller.quota.check(self._core, now.mono_ms)\n"
+                "        if self._was_answered(caller, request, floor, now, tasks):\n"
+                "            return\n        new_tasks, size, rules",
+            ),
+        ),
+        (QUOTAS + "test_a_resend_is_answered_also_above_a_quota",),
+    ),
+    Mutant(
+        "pending-counts-the-topics-of-others",
+        "a quota of pending tasks is of the whole daemon",
+        (
+            Edit(
+                "tickwheel/server/shard/quotas.py",
+                "if which.are_all or which(name)",
+                "if name",
+            ),
+        ),
+        (QUOTAS + "test_tasks_that_are_not_finished_of_the_topics_that_it_may_produce_to",),
+    ),
+    Mutant(
+        "the-audit-log-comes-after-the-answer",
+        "who was answered is not in it yet",
+        (
+            Edit(
+                AUDIT,
+                '        self._ended("ok", self._counts)\n',
+                "",
+            ),
+        ),
+        ("tests/server/test_audit.py::test_a_line_is_there_before_its_answer",),
+    ),
+    Mutant(
+        "refusals-are-in-no-audit-log",
+        "who tries what they may not leaves no line",
+        (Edit(AUDIT, "                ended(error.code)\n", ""),),
+        ("tests/server/test_audit.py::test_over_http_too_and_what_is_refused",),
     ),
 )

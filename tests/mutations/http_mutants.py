@@ -119,7 +119,7 @@ HTTP_MUTANTS = (
         (
             Edit(
                 HTTP + "api.py",
-                "principal = self._principal(route, headers)",
+                'principal = self._principal(route, headers, scope["state"].get("certificate"))',
                 "from tickwheel.server.shard.access import ANONYMOUS as principal",
             ),
         ),

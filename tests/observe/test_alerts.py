@@ -225,6 +225,11 @@ CASES = {
         [{"tickwheel_login_failures_total": "0+3x60"}],
         {"severity": "warning", "instance": "a"},
     ),
+    "TickwheelAuditUnwritable": Case(
+        {"tickwheel_audit_ok": "1x50 0x10"},
+        [{"tickwheel_audit_ok": "1x60"}],
+        {"severity": "warning", "instance": "a"},
+    ),
     "TickwheelCertificateEnds": Case(
         {"tickwheel_certificate_expires_seconds": "1000000x60"},
         [

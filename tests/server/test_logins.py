@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from server.access_rig import AccessRig, id_of
-from support.shard_rig import ShardRig
-from tickwheel.errors import BadRequest
+from support.shard_rig import NOW_MS, ShardRig
+from tickwheel.errors import BadRequest, Unauthorized
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server import logins, tokens
@@ -222,3 +223,31 @@ async def test_a_failure_waits_and_only_so_many_do(monkeypatch: pytest.MonkeyPat
     assert (await asked.done()).status == 401 and rig.logins.waiting == 0
     assert strangers[1].frames()[-1][2] == "unauthorized" and not strangers[0].frames()
     await rig.stop()
+
+
+async def test_a_rule_needs_all_of_its_parts(rig: AccessRig) -> None:
+    """What TLS has verified of a certificate, against rules of the file."""
+    grants = tokens.parse_scopes(["produce"])
+    tokens.create(rig.path, "billing", grants, NOW_MS, None, "CN=billing,O=shop")
+    tokens.create(rig.path, "short", grants, NOW_MS, NOW_MS + 1_000, "CN=short")
+    await rig.reload()
+
+    def peer(**parts: str) -> dict[str, Any]:
+        return {"subject": tuple(((name, value),) for name, value in parts.items())}
+
+    right = peer(commonName="billing", organizationName="shop", countryName="DE")
+    assert rig.logins.authenticate(None, right).name == "token billing"
+    assert rig.logins.authenticate("", peer(commonName="short")).name == "token short"
+    rig.pass_time(1_000)
+    for wrong in (
+        peer(commonName="billing"),
+        peer(organizationName="shop"),
+        peer(commonName="billing", organizationName="other"),
+        peer(commonName="short"),
+    ):
+        with pytest.raises(Unauthorized, match="CN=|O="):
+            rig.logins.authenticate(None, wrong)
+    tokens.revoke(rig.path, "billing")
+    await rig.reload()
+    with pytest.raises(Unauthorized):
+        rig.logins.authenticate(None, right)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.errors import BadRequest, TickwheelError, Unauthorized
 from tickwheel.server import tokens as files
 from tickwheel.server.shard.access import ANONYMOUS, TOKEN_HOLDER, Principal, Quotas
+from tickwheel.server.shard.audit import AuditLog
 from tickwheel.server.shard.quotas import QuotaBook
 from tickwheel.server.tls import parts_of, required_parts
 
@@ -52,6 +53,11 @@ class Logins:
         self._on_event = on_event
         self._observed = observed
         self._needs_certificate = settings.tls_client_required
+        self.audit: AuditLog | None = None
+        if settings.audit_file is not None:
+            self.audit = AuditLog(
+                settings.audit_file, settings.audit_bytes_max, clock, on_event, observed
+            )
         self.quotas = QuotaBook()
         self._defaults = Quotas(
             tasks_per_s=settings.quota_tasks_per_s,
@@ -191,6 +197,7 @@ class Logins:
         """Read it again, if it has changed."""
         if self._path is None:
             return
+        before = self._tokens
         try:
             is_new = await asyncio.to_thread(self._read, self._path)
         except (OSError, TickwheelError) as error:
@@ -198,6 +205,8 @@ class Logins:
                 self._on_event("tokens_file_broken", f"{error}; the tokens of before stay")
             self._observed.tokens_file_ok = False
             return
+        if is_new:
+            self._note_changes(before, self._tokens)
         if is_new or not self._observed.tokens_file_ok:
             self._on_event("tokens_read", f"{self._path}: {len(self._tokens)} tokens")
         self._observed.tokens_file_ok = True
@@ -214,6 +223,20 @@ class Logins:
             if token.certificate is not None
         ]
         return True
+
+    def _note_changes(self, before: Mapping[str, Token], after: Mapping[str, Token]) -> None:
+        """The file says nothing of who has changed it."""
+        for token_id in sorted(before.keys() | after.keys()) if self.audit is not None else ():
+            old, new = before.get(token_id), after.get(token_id)
+            if self.audit is None or old == new:
+                continue
+            what = "token_added" if old is None else "token_changed" if new else "token_removed"
+            token = new or old
+            assert token is not None, "it is in one of them"
+            scopes = token.to_map()["scopes"]
+            named = {"id": token.id, "name": token.name, "scopes": scopes}
+            who = {"who": str(self._path), "operation": what}
+            self.audit.write({**who, "named": named, "outcome": "ok"})
 
     async def note(self) -> None:
         """Keep what was used since the last time, if that can be written."""

@@ -55,6 +55,10 @@ class Settings(BaseSettings):
     token: str | None = Field(default=None, repr=False)
     tokens_file: str | None = None
     """Tokens with rights of their own; None: there is ``token`` only."""
+    audit_file: str | None = None
+    """What operators do is written there."""
+    audit_bytes_max: int = Field(default=64 * 1024 * 1024, ge=64 * 1024)
+    """Of that file, and of the one before it."""
     quota_tasks_per_s: float | None = Field(default=None, gt=0)
     """This and the next: of each token that says nothing else."""
     quota_bytes_per_s: float | None = Field(default=None, gt=0)

@@ -91,7 +91,7 @@ class Api:
 
     def serve(self, operations: Operations) -> None:
         """The daemon leads."""
-        self._guards = Guards(operations, self._logins.refused)
+        self._guards = Guards(operations, self._logins.refused, self._logins.audit)
 
     def stand_by(self) -> None:
         """It does not any more: what was asked may or may not have been kept."""

@@ -308,6 +308,11 @@ DAEMON: tuple[Plain, ...] = (
         lambda d: _seen(d).tokens_file_ok,
     ),
     Plain(
+        "tickwheel_audit_ok",
+        "1: the log of what operators do can be written, or there is none.",
+        lambda d: _seen(d).audit_ok,
+    ),
+    Plain(
         "tickwheel_tls_failures_total",
         "TLS handshakes that failed, at both ports.",
         lambda d: _seen(d).tls_failures,

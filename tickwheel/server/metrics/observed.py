@@ -71,6 +71,7 @@ class Observed:
         self.forbidden = 0
         """Requests of somebody known, for want of a right."""
         self.tokens_file_ok = True
+        self.audit_ok = True
         self.tls_failures = 0
         """Handshakes that failed."""
         self.certificate_ok = True

@@ -25,8 +25,10 @@ from tickwheel.server.shard.access import (
     Right,
     Topics,
 )
+from tickwheel.server.shard.audit import Audited
 
 if TYPE_CHECKING:
+    from tickwheel.server.shard.audit import AuditLog
     from tickwheel.server.shard.operations import Operations
 
 CONVERSATION = (
@@ -42,19 +44,31 @@ Operation = Callable[..., Any]
 class Guards:
     """Gives each principal its operations."""
 
-    def __init__(self, operations: Operations, refused: Callable[[], None]) -> None:
-        """``refused`` is called for each request that is."""
+    def __init__(
+        self,
+        operations: Operations,
+        refused: Callable[[], None],
+        log: AuditLog | None = None,
+    ) -> None:
+        """``refused`` is called for each request that is; ``log``: of what operators do."""
         self._operations = operations
         self._refused = refused
+        self._log = log
+        self._unlimited = self._audited(operations)
         self._limited = lru_cache(maxsize=PRINCIPALS_KEPT_MAX)(self._guard)
 
     def of(self, principal: Principal) -> Operations:
         """The same object for the same principal, while it is in use."""
-        return self._limited(principal) if principal.is_limited else self._operations
+        return self._limited(principal) if principal.is_limited else self._unlimited
 
     def _guard(self, principal: Principal) -> Operations:
         guarded = Guarded(self._operations, principal, self._refused)
-        return cast("Operations", guarded)  # it has what a transport uses of them
+        return self._audited(cast("Operations", guarded))  # it has what a transport uses of them
+
+    def _audited(self, guarded: Operations) -> Operations:
+        if self._log is None:
+            return guarded
+        return cast("Operations", Audited(self._operations, guarded, self._log))
 
 
 class Guarded:

@@ -48,7 +48,7 @@ class Listener:
     def serve(self, operations: Operations) -> None:
         """The daemon leads: connections get these operations from now on."""
         settings = operations.settings
-        guards = Guards(operations, self._logins.refused)
+        guards = Guards(operations, self._logins.refused, self._logins.audit)
 
         @lru_cache(maxsize=PRINCIPALS_KEPT_MAX)
         def table_of(principal: Principal) -> Table:
