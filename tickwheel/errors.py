@@ -231,6 +231,24 @@ class Conflict(TickwheelError):
     http_status = 409
 
 
+class UnknownTransaction(NotFound):
+    """There is no transaction of this name, or it was decided so long ago that it is forgotten."""
+
+    code = "unknown_transaction"
+
+
+class TransactionCommitted(Conflict):
+    """The transaction was committed: its tasks are there, and it takes no more."""
+
+    code = "transaction_committed"
+
+
+class TransactionRolledBack(Conflict):
+    """The transaction was rolled back: its tasks are gone, and it takes no more."""
+
+    code = "transaction_rolled_back"
+
+
 class TaskGone(TickwheelError):
     """The task finished so long ago that how it ended is no longer known."""
 

@@ -118,6 +118,23 @@ OVERVIEW = Dashboard(
                     ],
                 ),
                 Panel(
+                    "Transactions",
+                    [
+                        (total("tickwheel_transactions_open"), "open"),
+                        (total("tickwheel_transactions_parked"), "parked"),
+                        (total("tickwheel_half_tasks"), "half tasks"),
+                        (total("tickwheel_half_tasks_bytes"), "their bytes"),
+                        *(
+                            (f"sum(rate(tickwheel_{what}_total{{{JOB}}}[{RATE}]))", said)
+                            for what, said in (
+                                ("transactions_committed", "committed a second"),
+                                ("transactions_rolled_back", "rolled back a second"),
+                                ("transaction_checks", "questions a second"),
+                            )
+                        ),
+                    ],
+                ),
+                Panel(
                     "The hours ahead",
                     [
                         (f"sum by (hour) (tickwheel_load_tasks{{{JOB}}})", "in {{hour}} h"),

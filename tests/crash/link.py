@@ -175,7 +175,8 @@ class Link:
         self._writer.close()
 
     def _take(self, frame: Frame) -> None:
-        if frame[0] in (FrameType.DELIVER, FrameType.ENDED) and self._delivered is not None:
+        told = (FrameType.DELIVER, FrameType.ENDED, FrameType.CHECK)
+        if frame[0] in told and self._delivered is not None:
             self._delivered(self, frame)
         elif frame[0] == FrameType.ERROR and frame[2] == NotActive.code:
             self.abort()  # deposed: whatever it was asked is for another daemon now

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from crash import groups, recurring, resources
+from crash import groups, recurring, resources, transacting
 from crash.checker import Verdict, check
 from crash.clocks import Clocked, ClockFaults
 from crash.failover import Failover
@@ -196,6 +196,8 @@ class Run:
             self._keyed = [KeyedProducer(self.plan, f"keyed-{i}") for i in range(3)]
         self.daemons = self._make_daemons()
         self._recurring = recurring.Recurring(self.plan) if options.has_schedules else None
+        has_transactions = options.has_schedules
+        self._transacting = transacting.Transacting(self.plan) if has_transactions else None
         self._groups: GroupFaults | None = None
         self._resources: ResourceFaults | None = None
         self._network: NetworkFaults | None = None
@@ -238,6 +240,8 @@ class Run:
             self.problems += judge(self._keyed, self.plan.journals)
         if self._recurring is not None:
             self.problems += self._recurring.problems()
+        if self._transacting is not None:
+            self.problems += self._transacting.problems()
         self._look_at_logs()
         if not (self.verdict.tasks and self.verdict.duplicates and self.verdict.resent):
             self.problems.append(f"the run shows nothing: {self.verdict.text()}")
@@ -262,7 +266,7 @@ class Run:
         if options.http:
             # A stream says so often that it is there.
             settings |= {"heartbeat_interval_s": 0.2, "heartbeat_timeout_s": 30.0}
-        settings |= recurring.SETTINGS
+        settings |= recurring.SETTINGS | transacting.SETTINGS
         settings |= {"leader_ttl_s": LEADER_TTL_S, "endings_max": ENDINGS_MAX}
         return [
             self._make_daemon(number, {"store": store, **settings}, env)
@@ -381,6 +385,8 @@ class Run:
             await self._look_up()
             if self._recurring is not None:
                 await self._recurring.look()
+            if self._transacting is not None:
+                await self._transacting.look()
             self.plan.consumed.set()
             if self._groups is not None:
                 await self._groups.end()
@@ -393,7 +399,8 @@ class Run:
         rough = [RoughProducer(plan, f"rough-producer-{i}") for i in range(3)]
         if self.options.http:
             rough[1:] = [HttpProducer(plan, f"http-producer-{i}") for i in range(2)]
-        schedules = [self._recurring] if self._recurring is not None else []
+        schedules: list[Any] = [self._recurring] if self._recurring is not None else []
+        schedules += [self._transacting] if self._transacting is not None else []
         return [*rough, FairProducer(plan, "fair-producer"), *schedules, *self._keyed]
 
     def _consumers(self) -> list[Any]:
@@ -423,6 +430,7 @@ class Run:
             OnceConsumer(plan, "once-2", ONCE, "default"),
             Listener(plan, "listener", "shared"),
             *([self._recurring.consumer] if self._recurring is not None else []),
+            *([self._transacting.consumer] if self._transacting is not None else []),
         ]
 
     def _over_http(self) -> list[Any]:
@@ -455,6 +463,8 @@ class Run:
         caller.close()
         if self._recurring is not None:
             await self._recurring.begin()
+        if self._transacting is not None:
+            await self._transacting.begin()
 
     # --- the end ---------------------------------------------------------------------------
 
@@ -541,6 +551,7 @@ class Run:
             *(f"PROBLEM {problem}" for problem in self.problems),
             self.verdict.text(),
             *([self._recurring.text()] if self._recurring is not None else []),
+            *([self._transacting.text()] if self._transacting is not None else []),
         ]
         return "\n".join([*lines, "torture: " + ("all promises held" if self.good else "FAILED")])
 

@@ -193,6 +193,18 @@ def test_the_page_of_keys_works_as_it_stands(tmp_path: Path, shell: dict[str, st
         assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
 
 
+def test_the_page_of_transactions_works_as_it_stands(
+    tmp_path: Path, forked_shell: dict[str, str]
+) -> None:
+    shown = run_as_it_stands("docs/transactions.md", tmp_path, forked_shell)
+    for pattern in (
+        r"^died$", r"^order-2 +payments +open +2 ", r"^shipping +.* +order-2 ",
+        r"^paid: order 1$", r"^paid: order 2$", r"^order-2  committed  2 tasks$",
+        r"^it was committed$", r"^order-1 +payments +committed ",
+    ):  # fmt: skip
+        assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
+
+
 def test_the_page_of_due_windows_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/windows.md", tmp_path, shell)
     for word in ("200 tasks enqueued", "10m, the emptiest", "asked for", "report  created"):

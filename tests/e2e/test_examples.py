@@ -71,6 +71,14 @@ EXPECTED = {
         r"wrong: 400 bad_request",
         r"order 2: not paid in time",
     ],
+    "outbox": [
+        r"order 3: the card was refused; rolled back, and its task with it",
+        r"the relay died before it deleted the rows",
+        r"enqueued: 2, then 0",
+        r"order-[12]: not paid in time",
+        r"order-[12]: not paid in time",
+        r"tasks left: 0",
+    ],
     "sqlalchemy_outbox": [
         r"order 3: rolled back, and its task with it",
         r"the outbox waits: unreachable",

@@ -272,6 +272,21 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
             )
         ],
     ),
+    *(
+        (
+            [Kind.TRANSACTION, T, "p" if what == "prepared" else "", "x", what, 3, first,
+             {"group": "g", "bytes": 9}],
+            [
+                {"event": f"transaction_{what}", "transaction": "x", "count": 3,
+                 "details": {"group": "g", "bytes": 9}}
+                | ({"producer": "p"} if what == "prepared" else {})
+                | ({"task_id": "5"} if first else {})
+            ],
+        )
+        for what, first in (
+            ("prepared", 0), ("committed", 5), ("rolled_back", 0), ("checked", 0), ("parked", 0),
+        )
+    ),
 ]  # fmt: skip
 
 

@@ -110,6 +110,11 @@ CASES = {
         "170h",
         "1h",
     ),
+    "TickwheelTransactionsParked": Case(
+        {"tickwheel_transactions_parked": "1x60"},
+        [{"tickwheel_transactions_parked": "0x60"}, {"tickwheel_transactions_parked": "0x57 1x2"}],
+        {"severity": "warning"},
+    ),
     "TickwheelDeadLettersRising": Case(
         {f"tickwheel_dead_total{{{PAIR}}}": "4x50 5x10"},
         [{f"tickwheel_dead_total{{{PAIR}}}": "4x10 5x50"}],

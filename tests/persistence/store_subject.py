@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tickwheel.model.effects import Effects
+from tickwheel.model.transactions import key_of
 from tickwheel.persistence.contract import Handles, Opened, Small, Store
 
 OWNER = "tester"
@@ -58,4 +59,5 @@ class Subject:
         small.sessions.sort()
         small.progress.sort()
         small.dead.sort()
+        small.transactions.sort(key=key_of)
         return small

@@ -13,6 +13,7 @@ from support.store_rows import (
     DEAD,
     FILTERED_GROUPS,
     GROUPS,
+    HALVES,
     ID_MAX,
     MERGED_SESSION,
     MS_MAX,
@@ -22,6 +23,7 @@ from support.store_rows import (
     SESSIONS,
     SNOOZED,
     TASKS,
+    TRANSACTIONS,
     UNICODE,
     WINDOWED,
     WINDOWED_SCHEDULE,
@@ -41,6 +43,7 @@ from tickwheel.model.records import (
     TaskOptions,
     TaskRow,
 )
+from tickwheel.model.transactions import TransactionRow, TransactionState, key_of
 from tickwheel.persistence import open_url
 from tickwheel.persistence.contract import (
     SCAN_BYTES_MAX,
@@ -303,6 +306,37 @@ class TestReading:
         await subject.reopen()
         assert list(await subject.store.read([10])) == [10]
         assert (await subject.small()).schedules == [SCHEDULES[0]]
+
+    async def test_transactions_come_back_as_they_were(self, subject: Subject) -> None:
+        rows = {key_of(row): row for row in TRANSACTIONS}
+        await subject.commit(Effects(transactions=dict(rows)))
+        await subject.reopen(clean=False)
+        assert (await subject.small()).transactions == [rows[key] for key in sorted(rows)]
+        changed = TRANSACTIONS[-1]
+        assert isinstance(changed, TransactionRow)
+        rows["c", 0] = changed._replace(state=TransactionState.OPEN, topics=(UNICODE,))
+        dropped = {("order-17", 1): None, ("b", 0): None, ("no", 7): None}
+        await subject.commit(Effects(transactions={**dropped, ("c", 0): rows["c", 0]}))
+        kept = [rows[key] for key in sorted(rows) if key not in dropped]
+        for restart in (False, True):
+            if restart:
+                await subject.reopen()
+            assert (await subject.small()).transactions == kept
+
+    async def test_a_commit_and_the_tasks_of_a_transaction_are_one(self, subject: Subject) -> None:
+        await subject.commit(Effects(transactions={key_of(row): row for row in TRANSACTIONS}))
+        effects = tasks([10, 11])
+        head = next(row for row in TRANSACTIONS if key_of(row) == ("order-17", 0))
+        assert isinstance(head, TransactionRow)
+        done = head._replace(state=TransactionState.COMMITTED, first_id=10)
+        gone = {key_of(half): None for half in HALVES}
+        effects.transactions = {**gone, ("order-17", 0): done}
+        await subject.commit(effects)
+        await subject.reopen(clean=False)
+        assert sorted(await subject.store.read([10, 11])) == [10, 11]
+        found = {key_of(row): row for row in (await subject.small()).transactions}
+        assert found["order-17", 0] == done
+        assert not found.keys() & gone.keys()
 
     async def test_how_often_a_task_was_snoozed_comes_back(self, subject: Subject) -> None:
         key, again = (SNOOZED.id, SNOOZED.group), SNOOZED._replace(failures=(), snoozes=1)
@@ -605,6 +639,18 @@ class TestBackup:
             assert await copy.ids() == sorted(row.id for row in TASKS)
             ids = [row.id for row in TASKS]
             assert await copy.store.read(ids) == await subject.store.read(ids)
+            assert await copy.small() == await subject.small()
+        finally:
+            await copy.store.close(clean=True)
+
+    async def test_has_transactions(self, subject: Subject, tmp_path: Path) -> None:
+        await subject.commit(Effects(transactions={key_of(row): row for row in TRANSACTIONS}))
+        path = tmp_path / "copy.db"
+        await subject.store.backup(str(path))
+        copy = Subject(open_url(f"sqlite:///{path}"))
+        await copy.open()
+        try:
+            assert len((await copy.small()).transactions) == len(TRANSACTIONS)
             assert await copy.small() == await subject.small()
         finally:
             await copy.store.close(clean=True)

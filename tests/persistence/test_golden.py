@@ -25,14 +25,17 @@ from support.golden import (
     load_dump,
     moved,
     newest,
+    of_layout_6,
     old_cases,
     old_content,
     schedule_cases,
     snoozed_cases,
+    transaction_cases,
     window_cases,
 )
 from tickwheel.model.effects import Effects
 from tickwheel.model.key_hash import KeyHash
+from tickwheel.model.transactions import key_of
 from tickwheel.persistence import open_url
 from tickwheel.persistence.audit import check
 from tickwheel.persistence.sqlite import schema
@@ -44,6 +47,9 @@ RECORDS_V7: dict[str, str] = json.loads((GOLDEN / "v7" / "records.json").read_te
 RECORDS_OF_BROADCASTS: dict[str, str] = json.loads((GOLDEN / "broadcasts.json").read_text("utf-8"))
 RECORDS_OF_FILTERS: dict[str, str] = json.loads((GOLDEN / "filters.json").read_text("utf-8"))
 RECORDS_OF_WINDOWS: dict[str, str] = json.loads((GOLDEN / "windows.json").read_text("utf-8"))
+RECORDS_OF_TRANSACTIONS: dict[str, str] = json.loads(
+    (GOLDEN / "transactions.json").read_text("utf-8")
+)
 RECORDS_V4: dict[str, str] = json.loads((GOLDEN / "v4" / "records.json").read_text("utf-8"))
 
 
@@ -107,6 +113,14 @@ def test_records_that_came_with_rules_for_pending_keys(name: str) -> None:
     assert encode(value) == data, "a version is written as it was"
 
 
+@pytest.mark.parametrize("name", sorted(transaction_cases()))
+def test_records_of_transactions(name: str) -> None:
+    value, encode, decode = transaction_cases()[name]
+    data = bytes.fromhex(RECORDS_OF_TRANSACTIONS[name])
+    _is_read(value, decode(data))
+    assert encode(value) == data, "a version is written as it was"
+
+
 def _is_read(value: Any, decoded: Any) -> None:
     assert decoded == value
     assert _types(decoded) == _types(value)
@@ -124,6 +138,7 @@ def test_no_record_is_left_out() -> None:
     assert RECORDS_V1.keys() == old_cases().keys()
     assert RECORDS_V3.keys() == former_cases().keys()
     assert RECORDS_V4.keys() == cases().keys()
+    assert RECORDS_OF_TRANSACTIONS.keys() == transaction_cases().keys()
     assert RECORDS_V6.keys() == (snoozed_cases() | schedule_cases()).keys()
 
 
@@ -165,8 +180,21 @@ async def test_a_database_with_schedules(tmp_path: Path) -> None:
     subject = Subject(open_url(f"sqlite:///{path}"))
     assert (await subject.open()).last_batch == 6
     small = await subject.small()
-    assert {row.schedule.name: row for row in small.schedules} == newest().schedules
-    assert [row for row in small.progress if row.snoozes] == list(newest().progress.values())
+    assert {row.schedule.name: row for row in small.schedules} == of_layout_6().schedules
+    snoozed = list(of_layout_6().progress.values())
+    assert [row for row in small.progress if row.snoozes] == snoozed
+    assert small.transactions == []
+    await subject.store.close(clean=True)
+
+
+async def test_a_database_with_transactions(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    load_dump(GOLDEN / "v7" / "sqlite.sql", path)
+    assert check(f"sqlite:///{path}").problems == []
+    subject = Subject(open_url(f"sqlite:///{path}"))
+    assert (await subject.open()).last_batch == 7
+    small = await subject.small()
+    assert {key_of(row): row for row in small.transactions} == newest().transactions
     await subject.store.close(clean=True)
 
 

@@ -35,6 +35,14 @@ from tickwheel.model.records import (
     TaskRow,
     is_key_alone,
 )
+from tickwheel.model.transactions import (
+    Half,
+    Halves,
+    TransactionKey,
+    TransactionRow,
+    TransactionState,
+    key_of,
+)
 from tickwheel.persistence.contract import (
     CommitRefused,
     Fenced,
@@ -80,6 +88,7 @@ class Content:
         self.dead: dict[tuple[int, str], DeadRow] = {}
         self.groups: dict[tuple[str, str], GroupRow] = {}
         self.sessions: dict[bytes, SessionRow] = {}
+        self.transactions: dict[TransactionKey, TransactionRow | Halves] = {}
         self.outcomes: list[tuple[int, Outcome]] = []
         self.id_mark = 0
         self.position_ms = 0
@@ -102,6 +111,7 @@ class Content:
             (self.dead, effects.dead),
             (self.groups, effects.groups),
             (self.sessions, effects.sessions),
+            (self.transactions, effects.transactions),
         ]
         for rows, changes in pairs:
             rows.update(changes)
@@ -144,6 +154,32 @@ class StoreMachine(RuleBasedStateMachine):
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.loop.run_until_complete(work)
+
+    @rule(
+        names=st.lists(st.sampled_from(["a", "b/1", "c"]), min_size=1, unique=True),
+        part=st.integers(0, 3),
+        dropped=st.booleans(),
+        body=bodies,
+        tasks=st.booleans(),
+    )
+    def commit_transactions(
+        self, names: list[str], part: int, dropped: bool, body: bytes, tasks: bool
+    ) -> None:
+        """Headers and half tasks, beside a task or alone."""
+        effects = Effects(id_mark=self.content.id_mark, position_ms=self.content.position_ms)
+        for name in names:
+            half = Half("é", 5, None, body, TaskOptions("k"))
+            row: TransactionRow | Halves = Halves(name, part, self.content.last_batch, (half,))
+            if not part:
+                number = self.content.last_batch
+                row = TransactionRow(name, "g", TransactionState.OPEN, number, 7, topics=TOPICS)
+            effects.transactions[name, part] = None if dropped else row
+        if tasks and 11 not in self.content.tasks:
+            effects.enqueued[11] = TaskRow(11, 5, "a", body)
+        self.content.apply(effects)
+        n = self.content.last_batch
+        for store_name, store in self.stores.items():
+            assert self.run(store.commit(self.opened[store_name].epoch, OWNER, n, effects)) is True
 
     def teardown(self) -> None:
         for store in self.stores.values():
@@ -309,6 +345,9 @@ class StoreMachine(RuleBasedStateMachine):
             assert sorted(small.dead) == sorted(
                 (row.id, row.group, row.topic) for row in content.dead.values()
             )
+            assert sorted(small.transactions, key=key_of) == [
+                row for _, row in sorted(content.transactions.items())
+            ]
             assert small.outcomes == content.outcomes
             assert self.run(_handles(store, chunk)) == sorted(
                 (row.due_ms, row.id, row.topic) for row in content.tasks.values()

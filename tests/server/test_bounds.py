@@ -783,3 +783,67 @@ async def test_tasks_of_an_older_store_may_be_larger_and_go_out_alone(make: Make
     frames = [frame for frame in peer.frames() if frame[0] == T.DELIVER]
     assert [len(frame[4]) for frame in frames] == [1, 1, 1, 1]
     assert not peer.transport.aborted
+
+
+# --- transactions --------------------------------------------------------------------------------
+
+
+async def prepare(peer: Any, name: str, part: int, *tasks: Any, group: str = "g") -> Any:
+    return await peer.call(T.PREPARE, name, group, part, list(tasks), None)
+
+
+async def test_transactions_that_are_not_decided(make: Make) -> None:
+    rig = await make(transactions_max=2)
+    peer = await rig.peer()
+    for name in ("a", "b"):
+        ok(await prepare(peer, name, 1, ("t", b"", 0)))
+    refused(await prepare(peer, "c", 1, ("t", b"", 0)), "overloaded", "is 2 (transactions_max)")
+    ok(await prepare(peer, "b", 2, ("t", b"", 0)))
+    ok(await peer.call(T.ROLLBACK, "a"))
+    ok(await prepare(peer, "c", 1, ("t", b"", 0)))
+
+
+async def test_the_half_tasks_of_all_transactions(make: Make) -> None:
+    # Each counts 250 bytes beside what it has.
+    rig = await make(transactions_bytes_max=600)
+    peer = await rig.peer()
+    ok(await prepare(peer, "a", 1, ("t", b"x" * 60, 0)))
+    refused(
+        await prepare(peer, "b", 1, ("t", b"x" * 41, 0)),
+        "overloaded",
+        "310 bytes, and 291 more",
+        "the limit is 600 (transactions_bytes_max)",
+    )
+    ok(await prepare(peer, "b", 1, ("t", b"x" * 40, 0)))
+    ok(await peer.call(T.COMMIT, "a"))
+    ok(await prepare(peer, "c", 1, ("t", b"x" * 60, 0)))
+
+
+async def test_the_half_tasks_of_one_transaction(make: Make) -> None:
+    rig = await make(transaction_tasks_max=300, transaction_bytes_max=1_000)
+    peer = await rig.peer()
+    ok(await prepare(peer, "a", 1, *[("t", b"", 0)] * 299))
+    refused(
+        await prepare(peer, "a", 2, *[("t", b"", 0)] * 2),
+        "limit_exceeded",
+        "301 tasks; the limit is 300 (transaction_tasks_max)",
+    )
+    ok(await prepare(peer, "a", 2, ("t", b"", 0)))
+    ok(await prepare(peer, "b", 1, ("t", b"x" * 1_000, 0)))
+    refused(
+        await prepare(peer, "b", 2, ("t", b"x", 0)),
+        "limit_exceeded",
+        "1001 bytes; the limit is 1000 (transaction_bytes_max)",
+    )
+    ok(await prepare(peer, "c", 1, *[(f"t{n}", b"", 0) for n in range(100)]))
+    refused(
+        await prepare(peer, "c", 2, ("t", b"", 0)),
+        "limit_exceeded",
+        "101 topics; the limit is 100 (TRANSACTION_TOPICS_MAX)",
+    )
+
+
+async def test_the_producer_groups_of_a_connection(make: Make) -> None:
+    peer = await (await make()).peer()
+    ok(await peer.call(T.CHECKS, [f"g{n}" for n in range(1_000)]))
+    refused(await peer.call(T.CHECKS, [f"g{n}" for n in range(1_001)]), "limit_exceeded", "1000")

@@ -130,6 +130,29 @@ async def test_schedules_of_other_topics_are_not_there_but_keep_their_names(
     assert (await words(peer, T.SCHEDULE, "ours", "delete", {}))["name"] == "ours"
 
 
+async def test_transactions_of_other_topics_are_not_there_but_keep_their_names(
+    rig: AccessRig,
+) -> None:
+    owner = await rig.peer_with("all")
+    for name, topics in (("theirs", ("theirs",)), ("both", ("theirs", "ours.a"))):
+        await words(owner, T.PREPARE, name, "g", 1, [(topic, b"", 0) for topic in topics], None)
+    peer = await rig.peer_with("all=ours.*")
+    await words(peer, T.PREPARE, "ours", "g", 1, [("ours.a", b"", 0)], None)
+    page = await words(peer, T.TRANSACTION_LIST, {})
+    assert [one["id"] for one in page["transactions"]] == ["ours"]
+    for verb in (T.TRANSACTION_SHOW, T.COMMIT, T.ROLLBACK):
+        answers = [await peer.call(verb, name) for name in ("theirs", "both", "never")]
+        assert [answer[2] for answer in answers] == ["unknown_transaction"] * 3, verb
+        assert answers[0][3] == answers[2][3].replace("never", "theirs")
+    for name, topic in (("theirs", "ours.a"), ("both", "ours.a"), ("new", "theirs")):
+        answer = await peer.call(T.PREPARE, name, "g", 2, [(topic, b"", 0)], None)
+        assert answer[2] == "forbidden", (name, topic)
+    assert {name: one.row.tasks for name, one in rig.core.book.known.items()} == {
+        "theirs": 1, "both": 2, "ours": 1,
+    }  # fmt: skip
+    assert len((await words(peer, T.COMMIT, "ours"))[1]) == 1
+
+
 async def test_one_topic_that_may_not_be_refuses_the_whole_request(rig: AccessRig) -> None:
     peer = await rig.peer_with("produce=ours.*")
     answer = await peer.enqueue(("ours.a", b"", 0), ("theirs", b"", 0))

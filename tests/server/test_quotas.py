@@ -112,6 +112,17 @@ async def test_what_is_due_and_not_finished_counts(make: Make) -> None:
     refused(await peer.enqueue(task()), "(pending)")
 
 
+async def test_half_tasks_are_tasks_for_a_quota(make: Make) -> None:
+    rig = await make()
+    peer = await rig.peer(token=await rig.token("produce", quotas={"tasks_per_s": 3}))
+    for part in (1, 1, 2):
+        answer = await peer.call(T.PREPARE, "x", "g", part, [task()] * 2, None)
+        assert answer[0] == T.OK, "a resend costs nothing"
+    refused(await peer.call(T.PREPARE, "x", "g", 3, [task()], None), "tasks_per_s (3)")
+    assert (await peer.call(T.PREPARE, "x", "g", 2, [task()], None))[0] == T.OK
+    assert len((await peer.call(T.COMMIT, "x"))[2][1]) == 4
+
+
 async def test_a_resend_is_answered_also_above_a_quota(make: Make) -> None:
     """Else who has it refused would think that it was not stored."""
     rig = await make()

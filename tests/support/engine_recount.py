@@ -14,6 +14,7 @@ from tickwheel.engine.ready import ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import Group, Topic, ttl_end_ms
 from tickwheel.model.records import ProgressState, TaskSnapshot, task_bytes
+from tickwheel.model.transactions import HEADER_PART, TransactionState
 
 
 def queued(ready: ReadyQueue) -> list[int]:
@@ -49,6 +50,7 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     handles = len(scheduled) - len(core.firing) - deferred - len(core.replaced) + waits
     assert len(core.wheel) == handles, "handles on the wheel"
     _lifetimes(rig, known, places)
+    _transactions(rig)
     _settings(rig)
     for task_id, row in core.hot.items():
         assert task_id in known, f"a row of {task_id} is kept, which has ended"
@@ -168,6 +170,25 @@ def _group(
 
 def _is_of(known: TaskSnapshot, group: Group) -> bool:
     return known.row.topic == group.topic.name
+
+
+def _transactions(rig: Rig) -> None:
+    """The sums, and that the rows beside what is open are what is known."""
+    book = rig.core.book
+    open_ = [one for one in book.known.values() if not one.row.state.is_decided]
+    halves = [half for one in open_ for part in one.parts.values() for half in part.halves]
+    assert book.tasks == len(halves)
+    assert book.size_bytes == sum(half.size_bytes for half in halves)
+    assert book.undecided == len(open_)
+    assert book.parked == sum(one.row.state is TransactionState.PARKED for one in open_)
+    batches = (rig.core.sealed, rig.core.open)
+    for name, one in book.known.items():
+        assert one.staged is None or one.staged in batches, f"{name} is staged in no batch"
+        if one.staged is None:
+            assert rig.rows.transactions[name, HEADER_PART] == one.row
+            parts = {n: part for (i, n), part in rig.rows.transactions.items() if i == name and n}
+            assert parts == one.parts
+        assert one.due_ms == book.wanted_ms(one)
 
 
 def _scheduled(

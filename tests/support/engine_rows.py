@@ -19,6 +19,7 @@ from tickwheel.model.records import (
     TaskSnapshot,
 )
 from tickwheel.model.schedules import ScheduleRow
+from tickwheel.model.transactions import Halves, TransactionKey, TransactionRow
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -34,6 +35,7 @@ class Rows:
         self.groups: dict[GroupKey, GroupRow] = {}
         self.sessions: dict[bytes, SessionRow] = {}
         self.schedules: dict[str, ScheduleRow] = {}
+        self.transactions: dict[TransactionKey, TransactionRow | Halves] = {}
         self.outcomes: dict[int, Outcome] = {}
         self.id_mark = 0
         self.position_ms = 0
@@ -62,6 +64,7 @@ class Rows:
         _change(self.groups, effects.groups)
         _change(self.sessions, effects.sessions)
         _change(self.schedules, effects.schedules)
+        _change(self.transactions, effects.transactions)
         for task_id, _ in (*self.progress, *self.dead):
             assert task_id in self.tasks, "a row of a task that is not there"
         assert effects.id_mark >= max(self.tasks, default=0)

@@ -23,6 +23,7 @@ from support.store_rows import (
     FORMER_TASKS,
     FULL_EXTRAS,
     GROUPS,
+    HALVES,
     ID_MAX,
     KNOWN_FAILURES,
     MERGED_SESSION,
@@ -36,15 +37,24 @@ from support.store_rows import (
     SESSIONS,
     SNOOZED,
     TASKS,
+    TRANSACTIONS,
     WINDOWED,
     WINDOWED_SCHEDULE,
     everything,
 )
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import ID_STEP, GroupRow, Outcome, TaskOptions, TaskRow
+from tickwheel.model.transactions import TransactionRow, TransactionState, key_of
 from tickwheel.persistence import codec
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, writer
 
+STORED_TRANSACTIONS = [
+    row._replace(size_bytes=sum(half.size_bytes for part in HALVES for half in part.halves))
+    if isinstance(row, TransactionRow) and row.state is TransactionState.OPEN
+    else row
+    for row in TRANSACTIONS
+]
+"""With the sum that ``check`` compares."""
 GOLDEN = Path(__file__).parent.parent / "golden"
 
 Case = tuple[Any, Callable[[Any], bytes | None], Callable[[Any], Any]]
@@ -247,8 +257,25 @@ def dump_database(path: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def transaction_cases() -> dict[str, Case]:
+    """What came with transactions."""
+    return {
+        f"transaction-{'/'.join(map(str, key_of(row)))}": (
+            row,
+            codec.encode_transaction,
+            codec.decode_transaction,
+        )
+        for row in TRANSACTIONS
+    }
+
+
 def newest() -> Effects:
-    """What layout 6 holds beside that."""
+    """What layout 7 holds beside that."""
+    return Effects(transactions={key_of(row): row for row in STORED_TRANSACTIONS})
+
+
+def of_layout_6() -> Effects:
+    """What layout 6 holds beside what came before."""
     return Effects(
         progress={(SNOOZED.id, SNOOZED.group): SNOOZED},
         schedules={row.schedule.name: row for row in SCHEDULES},
@@ -266,7 +293,8 @@ async def _write_database(folder: Path) -> None:
         await store.commit(opened.epoch, "golden", n, effects)
     writer.MOVES_MAX = 1_000
     await store.commit(opened.epoch, "golden", 5, after)
-    await store.commit(opened.epoch, "golden", 6, newest())
+    await store.commit(opened.epoch, "golden", 6, of_layout_6())
+    await store.commit(opened.epoch, "golden", 7, newest())
     await store.close(clean=True)
     (folder / "sqlite.sql").write_text(dump_database(path), encoding="utf-8")
     for rest in folder.glob("store.db*"):
@@ -275,17 +303,16 @@ async def _write_database(folder: Path) -> None:
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True)
-    encoded = {}
-    for name, (value, encode, _) in (snoozed_cases() | schedule_cases()).items():
-        data = encode(value)
-        encoded[name] = None if data is None else data.hex()
-    (folder / "records.json").write_text(json.dumps(encoded, indent=1) + "\n", encoding="utf-8")
+    write_records(folder / "records.json", transaction_cases())
     asyncio.run(_write_database(folder))
 
 
 def write_records(path: Path, cases: dict[str, Case]) -> None:
     """A golden file of records alone."""
-    encoded = {name: encode(value).hex() for name, (value, encode, _) in cases.items()}
+    encoded = {}
+    for name, (value, encode, _) in cases.items():
+        data = encode(value)
+        encoded[name] = None if data is None else data.hex()
     path.write_text(json.dumps(encoded, indent=1) + "\n", encoding="utf-8")
 
 

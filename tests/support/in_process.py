@@ -139,7 +139,11 @@ class InProcess:
             )
             return dict(overlaid)
 
-        rows = SimpleNamespace(tasks=dict(store._tasks), groups=dict(store._groups))
+        rows = SimpleNamespace(
+            tasks=dict(store._tasks),
+            groups=dict(store._groups),
+            transactions=dict(store._transactions),
+        )
         return recount(
             cast(Any, SimpleNamespace(engine=self.shard.engine, core=core, rows=rows, known=known))
         )

@@ -21,6 +21,7 @@ from tickwheel.model.records import (
 )
 from tickwheel.model.retry import BUILT_IN, RetryPolicy
 from tickwheel.model.schedules import Run, Schedule, ScheduleRow
+from tickwheel.model.transactions import Half, Halves, TransactionRow, TransactionState
 
 ID_MAX = 2**63 - 1
 MS_MAX = 2**53
@@ -135,6 +136,27 @@ SCHEDULES = (
 )  # fmt: skip
 WINDOWED_SCHEDULE = SCHEDULES[0]._replace(
     schedule=SCHEDULES[0].schedule._replace(name="windowed", options=TaskOptions(within_ms=MS_MAX))
+)
+HALVES = (
+    Halves("order-17", 1, 1_700_000_000_000, (Half("t", 5, None, b"", None),)),
+    Halves(
+        "order-17",
+        2**31 - 1,
+        MS_MAX,
+        (
+            Half("t", MS_MAX, 0, bytes(range(256)), FULL_EXTRAS),
+            Half(UNICODE, -5, MS_MAX, b"x" * 20_000, TaskOptions("k")),
+        ),
+    ),
+)
+TRANSACTIONS: tuple[TransactionRow | Halves, ...] = (
+    *HALVES,
+    TransactionRow("order-17", "payments", TransactionState.OPEN, 5, 6, 3, 20_999, ("t", UNICODE)),
+    TransactionRow(
+        "a/1", "p", TransactionState.COMMITTED, 5, 6, 1, 2, ("t",), 3, 4, MS_MAX, MS_MAX, ID_MAX
+    ),
+    TransactionRow("b", "p", TransactionState.PARKED, 0, 0, checks=15),
+    TransactionRow("c", "p", TransactionState.ROLLED_BACK, 0, 0, decided_ms=7),
 )
 SESSIONS = (
     SessionRow(b"\x00" * 16, 0, 0, ()),

@@ -31,6 +31,7 @@ from tickwheel.cli import (
     tasks,
     token,
     top,
+    transactions,
     work,
 )
 from tickwheel.cli.call import (
@@ -189,6 +190,15 @@ command(_schedule)(schedules.run)
 command(_schedule)(schedules.backfill)
 command(_schedule)(schedules.delete)
 command(_schedule)(schedules.apply)
+
+_transactions = nested(
+    app, "transactions", "Transactions of producers: list (by default), show, commit, rollback.",
+    panel=TASKS, list_by_default=True,
+)  # fmt: skip
+command(_transactions, "list")(transactions.list_)
+command(_transactions)(transactions.show)
+command(_transactions)(transactions.commit)
+command(_transactions)(transactions.rollback)
 
 _token = nested(
     app, "token", "Tokens with rights of their own: create, list, revoke; needs no daemon.",

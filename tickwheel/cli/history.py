@@ -443,6 +443,12 @@ def _report_remarks(report: Report) -> list[str]:
             f"{len(names):,} schedules ({', '.join(names[:SHOWN_IDS_MAX])}{more}) cannot be"
             " restored: put after the backup, and the history has no bodies"
         )
+    if names := report.transactions_lost:
+        more = ", …" if len(names) > SHOWN_IDS_MAX else ""
+        found.append(
+            f"{len(names):,} transactions ({', '.join(names[:SHOWN_IDS_MAX])}{more}) are lost:"
+            " tasks were prepared after the backup and not decided"
+        )
     if report.not_found.count:
         found.append(f"not_found: {_listed(report.not_found)} not there, or ended")
     return found

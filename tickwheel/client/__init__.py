@@ -36,10 +36,12 @@ from tickwheel.client.retry import Retry
 from tickwheel.client.schedules import ScheduleInfo, ScheduleRun
 from tickwheel.client.subscription import Subscription
 from tickwheel.client.tasks import Receipt, Receipts, Task
+from tickwheel.client.transactions import Check, Transaction, TransactionInfo
 
 __all__ = [
     "Active",
     "Backup",
+    "Check",
     "Client",
     "DeadLetter",
     "Delivery",
@@ -62,6 +64,8 @@ __all__ = [
     "Task",
     "TaskInfo",
     "TopicStats",
+    "Transaction",
+    "TransactionInfo",
     "status_at",
     "statuses",
 ]

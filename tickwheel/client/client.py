@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
@@ -32,20 +32,22 @@ from tickwheel.client.results import (
 from tickwheel.client.retry import Retry
 from tickwheel.client.subscription import Subscription, Subscriptions, subscribe_options
 from tickwheel.client.tasks import (
-    FRAME_BYTES,
     CheckedTask,
     Receipt,
     Receipts,
     Task,
     TaskChecker,
     Value,
+    frame_slices,
 )
 from tickwheel.client.times import Duration, duration_ms, moment_ms, seconds
+from tickwheel.client.transactions import Checks
 from tickwheel.client.trust import Trust
 from tickwheel.client.verbs.base import checked_id, checked_ids, list_of
 from tickwheel.client.verbs.dead_letters import DeadLetterVerbs
 from tickwheel.client.verbs.groups import GroupVerbs
 from tickwheel.client.verbs.schedules import ScheduleVerbs
+from tickwheel.client.verbs.transactions import TransactionVerbs
 from tickwheel.errors import (
     BadRequest,
     ClientClosed,
@@ -69,7 +71,7 @@ BACKUP_S = 600.0
 T = TypeVar("T")
 
 
-class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs):
+class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs, TransactionVerbs):
     """A connection to a Tickwheel daemon that mends itself; every method may be used at once.
 
     ``url``: ``tcp://HOST:PORT``, several with commas (default: ``TICKWHEEL_URL``, else
@@ -119,6 +121,7 @@ class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs):
         self._total_s = self._send_timeout_s * (1 + retries)
         self._name = name
         self._checker = TaskChecker()
+        self._checks = Checks(self)
         self._state = "new"
 
     # --- life -----------------------------------------------------------------------------------
@@ -140,6 +143,7 @@ class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs):
             heartbeat_s=self._heartbeat_s,
             deliver=self._deliver,
             ended=self._ended,
+            asked=self._checks.asked,
             greeted=self._checker.set_limits,
             tls=self._tls,
         )
@@ -149,6 +153,7 @@ class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs):
         self._subscriptions = Subscriptions(reconnector, self._calls, self._acks)
         # In the order of their frames: acks first, they set credit free; then what calls ask.
         reconnector.sources += [self._acks, self._producer, self._calls, self._subscriptions]
+        reconnector.sources.append(self._checks)
         try:
             await reconnector.start()
         except BaseException:
@@ -327,7 +332,7 @@ class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs):
         is_ruled = any(len(wire) == 4 and "if_pending" in wire[3] for wire in wires)
         if is_ruled:
             count_max = min(count_max, limits.coalesced_tasks_max)
-        slices = list(_slices(sizes, limits, count_max))
+        slices = list(frame_slices(sizes, limits, count_max))
 
         def add(start: int, end: int) -> asyncio.Future[list[Receipt]]:
             part, size, time_s = wires[start:end], sum(sizes[start:end]), self._left_s(until_s)
@@ -358,7 +363,7 @@ class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs):
         until_s = self._until(timeout)
         columns = self._checker.check_columns(topic, bodies, delay, delays)
         limits = self._reconnector.limits
-        slices = list(_slices(columns.sizes, limits, limits.tasks_per_frame_max))
+        slices = list(frame_slices(columns.sizes, limits, limits.tasks_per_frame_max))
 
         def add(start: int, end: int) -> asyncio.Future[Receipts]:
             return self._producer.add_columns(columns.part(start, end), self._left_s(until_s))
@@ -846,22 +851,6 @@ class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs):
         until_s = self._until(timeout)
         answer = await self._calls.call(kind, *_topic_and_key(topic, key), *more, until_s=until_s)
         return read(lambda outcomes: [KeyOutcome.of(one) for one in outcomes], answer)
-
-
-def _slices(sizes: Sequence[int], limits: Limits, count_max: int) -> Iterable[tuple[int, int]]:
-    """(start, end) of tasks that fit a frame each."""
-    bytes_max = limits.frame_bytes_max - FRAME_BYTES
-    if 0 < len(sizes) <= count_max and sum(sizes) <= bytes_max:
-        yield 0, len(sizes)
-        return
-    start = size = 0
-    for index, one in enumerate(sizes):
-        size += one
-        if size > bytes_max or index - start >= count_max:
-            yield start, index
-            start, size = index, one
-    if start < len(sizes):
-        yield start, len(sizes)
 
 
 def _topic_and_key(topic: str | None, key: str | None) -> tuple[str, str]:

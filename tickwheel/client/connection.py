@@ -88,6 +88,7 @@ FRAME_BYTES_MAX = 64 * 1024 * 1024
 """The longest frame that is taken from the daemon: counts of very many topics are long."""
 
 _OK, _ERROR = int(FrameType.OK), int(FrameType.ERROR)
+_CHECK = int(FrameType.CHECK)
 _DELIVER, _GOODBYE, _ENDED, _HEARTBEAT = (
     int(FrameType.DELIVER),
     int(FrameType.GOODBYE),
@@ -100,6 +101,8 @@ Deliver = Callable[[int, int, int, tuple[Any, ...]], None]
 """(sub, epoch, delivered_ms, deliveries)"""
 Ended = Callable[[int, TickwheelError], None]
 """(sub, why): the daemon ended a subscription."""
+Asked = Callable[[str, tuple[Any, ...]], None]
+"""(producer group, transactions): the daemon asks what became of them."""
 
 
 class Request:
@@ -134,11 +137,16 @@ class Connection(asyncio.Protocol):
     """From TCP's handshake to its end. ``closed`` is done when it is over, with the reason."""
 
     def __init__(
-        self, deliver: Deliver, wake: Callable[[], None], ended: Ended | None = None
+        self,
+        deliver: Deliver,
+        wake: Callable[[], None],
+        ended: Ended | None = None,
+        asked: Asked | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._deliver = deliver
         self._ended = ended
+        self._asked = asked
         self._wake = wake
         self._decoder = Decoder(FRAME_BYTES_MAX)
         self._out: list[bytes] = []
@@ -325,6 +333,8 @@ class Connection(asyncio.Protocol):
             self.leave(from_wire(str(frame[1]), str(frame[2])))
         elif kind == _ENDED and self._ended is not None:
             self._ended(frame[1], from_wire(str(frame[2]), str(frame[3])))
+        elif kind == _CHECK and self._asked is not None:
+            self._asked(frame[1], frame[2])
         elif kind == _HEARTBEAT:
             # At once, not at the next flush: nothing else may be on its way for long.
             self.put(_ALIVE)

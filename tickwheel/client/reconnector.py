@@ -33,6 +33,7 @@ from typing import Any, Protocol
 from tickwheel.client.addresses import Address, is_secure, parse_url, shown
 from tickwheel.client.connection import (
     LOGGER,
+    Asked,
     Connection,
     Deliver,
     Ended,
@@ -107,6 +108,7 @@ class Reconnector:
         heartbeat_s: float,
         deliver: Deliver,
         ended: Ended,
+        asked: Asked | None = None,
         greeted: Callable[[Limits], None],
         tls: ssl.SSLContext | None = None,
     ) -> None:
@@ -128,6 +130,7 @@ class Reconnector:
         self._active_timeout_s = max(active_timeout_s, connect_timeout_s)
         self._deliver = deliver
         self._ended = ended
+        self._asked = asked
         self._greeted = greeted
         self._number = 0
         self._flushing = False
@@ -267,7 +270,7 @@ class Reconnector:
 
     async def _greet(self, address: Address, timeout_s: float) -> Connection:
         """One attempt at one address. Raises a TickwheelError; Standby and Silent mean that."""
-        connection = Connection(self._deliver, self.wake, self._ended)
+        connection = Connection(self._deliver, self.wake, self._ended, self._asked)
         try:
             async with asyncio.timeout(timeout_s):
                 await connect(connection, address, self._tls)

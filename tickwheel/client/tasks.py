@@ -355,6 +355,22 @@ class TaskChecker:
         return dict(given)
 
 
+def frame_slices(sizes: Sequence[int], limits: Limits, count_max: int) -> Iterable[tuple[int, int]]:
+    """(start, end) of tasks that fit a frame each."""
+    bytes_max = limits.frame_bytes_max - FRAME_BYTES
+    if 0 < len(sizes) <= count_max and sum(sizes) <= bytes_max:
+        yield 0, len(sizes)
+        return
+    start = size = 0
+    for index, one in enumerate(sizes):
+        size += one
+        if size > bytes_max or index - start >= count_max:
+            yield start, index
+            start, size = index, one
+    if start < len(sizes):
+        yield start, len(sizes)
+
+
 def due_of(wire: WireTask, accepted_ms: int, levels_ms: Sequence[int]) -> int:
     """When a task is due that the daemon, whose delay levels are ``levels_ms``, accepted at
     ``accepted_ms``; the past counts as now."""

@@ -22,6 +22,7 @@ from tickwheel.engine.settlement import Settlement
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Batch, Core, EngineConfig, strip_ended
 from tickwheel.engine.tasks import Control
 from tickwheel.engine.topic_closing import TopicClosing
+from tickwheel.engine.transactions import Transactions
 from tickwheel.model.records import ProgressRow, ProgressState
 
 
@@ -52,6 +53,7 @@ class Engine:
         )
         self.coalescer = Coalescer(core, ownership, self.intake, self.control)
         self.schedules = Schedules(core, self.intake, self.control)
+        self.transactions = Transactions(core, self.intake)
         self.recovery = Recovery(core, ownership, dead_letters, self.grouping)
 
     def seal(self, now_ms: int, mono_ms: int, *, checkpoint_all: bool = False) -> Batch | None:
@@ -121,6 +123,9 @@ class Engine:
         planned_ms = core.agenda.next_ms()
         if planned_ms is not None:
             times.append(planned_ms - now_ms)
+        asked_ms = core.book.next_ms()
+        if asked_ms is not None:
+            times.append(asked_ms - now_ms)
         end_ms = core.lifetimes.next_ms(now_ms)
         looked_up_max = core.config.lapsing_max + core.missing_apart
         if end_ms is not None and len(core.lifetimes.fired) < looked_up_max:
@@ -133,6 +138,7 @@ class Engine:
         core = self.core
         for key in core.sessions.expired(now_ms):
             self.forget_session(key)
+        self.transactions.sweep(now_ms)
         if len(core.unsaved) > 2 * core.in_flight:
             # While the store is away deliveries end and come again, behind one that lasts.
             live = (lease for lease in core.unsaved if lease.live and not lease.checkpointed)

@@ -137,6 +137,11 @@ class Intake:
         core.dirty_sessions[session.key] = None
         core.open.staged += [(address, session, answer) for answer in answers]
 
+    def stage_bytes(self, size_bytes: int) -> None:
+        """The open batch holds so much that is no new task yet."""
+        self._core.open.staged_bytes += size_bytes
+        self.inflight_bytes += size_bytes
+
     def _stage(self, ids: range, new_tasks: Sequence[NewTask], size_bytes: int) -> None:
         batch = self._core.open
         batch.topics.update(map(_topic_of, new_tasks))
@@ -184,6 +189,14 @@ class Intake:
         for planned, before in batch.runs.items():
             core.totals.schedules_fired += planned.row.runs - before.runs
         core.agenda.landed(batch.runs)
+        if batch.transactions:
+            self._decided(batch)
+
+    def _decided(self, batch: Batch) -> None:
+        core = self._core
+        committed, rolled_back = core.book.landed(batch.transactions)
+        core.totals.transactions_committed += committed
+        core.totals.transactions_rolled_back += rolled_back
 
     def landed(self, batch: Batch, now_ms: int) -> None:
         """The batch is durable: its tasks go to the wheel, its credits to the consumers."""
@@ -295,6 +308,9 @@ class Intake:
             core.dirty_sessions[key] = None
         batch.placed, batch.chosen = [], {}
         self._undo_runs(batch)
+        if batch.transactions:
+            core.book.undo(batch)
+            batch.transactions, batch.effects.transactions = {}, {}
         self.inflight_bytes -= batch.staged_bytes
         core.maybe_idle.update(dict.fromkeys(batch.topics.keys() & core.topics.keys()))
         batch.effects.enqueued, batch.effects.hashes, batch.topics = {}, {}, Counter()

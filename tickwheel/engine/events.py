@@ -16,10 +16,13 @@ if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
     from tickwheel.model.records import NewTask, TaskRow
     from tickwheel.model.schedules import Run, ScheduleRow
+    from tickwheel.model.transactions import TransactionRow
 
 CANCELLED, EXPIRED, DELETED = "cancelled", "expired", "deleted"
 FILTERED = "filtered"
 PUT, PAUSED, RESUMED = "put", "paused", "resumed"
+PREPARED, COMMITTED, ROLLED_BACK = "prepared", "committed", "rolled_back"
+CHECKED, PARKED = "checked", "parked"
 
 
 class Recorder(Protocol):
@@ -116,3 +119,11 @@ class Recorder(Protocol):
     def occurred(self, row: ScheduleRow, runs: Sequence[Run], now_ms: int, *, staged: bool) -> None:
         """Decided of occurrences; the schedule is as ``row`` says now. ``staged``: their tasks
         are in the open batch, and it all is forgotten when these are."""
+
+    # --- transactions ------------------------------------------------------------------------
+
+    def transacted(
+        self, source: object, row: TransactionRow, what: str, now_ms: int, part: int = 0
+    ) -> None:
+        """PREPARED (``part`` of it), COMMITTED, ROLLED_BACK, CHECKED or PARKED; the transaction
+        is as ``row`` says now. It is forgotten with what is staged in the open batch."""

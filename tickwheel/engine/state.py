@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.agenda import Agenda, Planned
+from tickwheel.engine.book import Book, Transaction
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.lateness import Ledger
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
@@ -122,6 +123,23 @@ class EngineConfig:
     """The same for all of them."""
     subscribers_max: int = 100_000
     """Subscriptions and pulls that are open."""
+    transactions_max: int = 10_000
+    """That are not decided."""
+    transactions_bytes_max: int = 64 * 1024 * 1024
+    """Of the half tasks of all of them: they stay in memory."""
+    transaction_tasks_max: int = 10_000
+    transaction_bytes_max: int = 4 * 1024 * 1024
+    """Of the half tasks of one."""
+    transaction_check_ms: int = 60_000
+    """So long after a transaction was heard of last, its producer group is asked about it,"""
+    transaction_check_every_ms: int = 60_000
+    """and so often again,"""
+    transaction_checks_max: int = 15
+    """so many times; then it is parked."""
+    transactions_remembered_max: int = 100_000
+    """Decided ones, for a repeated commit or rollback; the oldest are forgotten first,"""
+    transactions_remembered_ms: int = 3_600_000
+    """and those that were decided so long ago."""
 
 
 @dataclass(slots=True)
@@ -147,6 +165,11 @@ class Totals:
     schedules_fired: int = 0
     schedules_missed: int = 0
     schedules_overlapped: int = 0
+    transactions_committed: int = 0
+    transactions_rolled_back: int = 0
+    transactions_checked: int = 0
+    """Times that a producer was asked about one."""
+    transactions_parked: int = 0
     windows: int = 0
     """Moments that were chosen for tasks with a due window."""
     """Occurrences of schedules: those that became tasks, and those that did not."""
@@ -287,6 +310,8 @@ class Batch:
     """First id of a request with such tasks → the due times of all of its tasks."""
     runs: dict[Planned, ScheduleRow] = field(default_factory=dict)
     """Schedules with tasks in ``effects.enqueued``, as they were before."""
+    transactions: dict[str, Transaction | None] = field(default_factory=dict)
+    """Those that this batch changes, as they were before."""
     firm: set[int] = field(default_factory=set)
     """Those of ``effects.enqueued`` that stay when the batch is refused: something else was
     replaced by their request, and that is never undone."""
@@ -441,6 +466,7 @@ class Core:
         self.wants_lapsed: list[int] = []
         """Ids whose ttl is over, for ``Delivery.lapsed``."""
         self.agenda = Agenda()
+        self.book = Book(config.transaction_check_ms, config.transaction_check_every_ms)
         self.throttled: dict[Group, int] = {}
         """Groups held back by a rate → when there is a token, by the steady clock."""
         self.cut: list[tuple[Subscriber, str, str]] = []
@@ -465,10 +491,10 @@ class Core:
 
     @property
     def room(self) -> int:
-        """How many more tasks may be taken."""
+        """How many more tasks may be taken; half tasks have their room already."""
         config = self.config
         left = min(config.tasks_max - self.tasks, config.pending_max - self.scheduled)
-        return left - self.staged
+        return left - self.staged - self.book.tasks
 
     # --- resident rows -------------------------------------------------------------------
 

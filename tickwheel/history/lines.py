@@ -66,6 +66,10 @@ class Kind(IntEnum):
     OCCURRENCE = 17
     """time_ms, topic, schedule, [[planned_ms, outcome, id, count], …], state"""
 
+    TRANSACTION = 18
+    """time_ms, producer, transaction, "prepared" | "committed" | "rolled_back" | "checked" |
+    "parked", tasks, first id | 0, details"""
+
 
 ENDINGS = ("cancelled", "expired", "deleted", "filtered")
 GROUP_EVENTS = {
@@ -76,6 +80,10 @@ SCHEDULE_EVENTS = {
     "put": "schedule_put", "paused": "schedule_paused", "resumed": "schedule_resumed",
     "deleted": "schedule_deleted",
 }  # fmt: skip
+TRANSACTION_EVENTS = {
+    what: f"transaction_{what}"
+    for what in ("prepared", "committed", "rolled_back", "checked", "parked")
+}
 OCCURRENCE_EVENTS = {
     "fired": "occurrence_fired", "run": "occurrence_fired", "backfill": "occurrence_fired",
     "missed": "occurrence_skipped", "overlap": "occurrence_skipped", "queued": "occurrence_queued",
@@ -85,14 +93,14 @@ EVENTS = (
     "enqueued", "replaced", "kept", "rejected", "rescheduled", "cancelled", "delivered", "acked",
     "nacked", "lease_over", "released", "dead", "requeued", "expired", "deleted",
     "filtered", *GROUP_EVENTS.values(), *DAEMON_EVENTS, "dropped", *SCHEDULE_EVENTS.values(),
-    *dict.fromkeys(OCCURRENCE_EVENTS.values()),
+    *dict.fromkeys(OCCURRENCE_EVENTS.values()), *TRANSACTION_EVENTS.values(),
 )  # fmt: skip
 FIELDS = (
     "v", "time_ms", "event", "task_id", "topic", "group", "key", "tag", "due_ms", "attempt",
     "lateness_ms", "cause", "ack_ms", "ended", "subscriber", "producer", "reason", "body",
     "priority", "ttl_ms", "within_ms", "asked_ms", "props", "retry", "since_ms", "since_id",
     "order_id", "settings", "clean", "details", "count", "schedule", "planned_ms", "next_ms",
-    "runs", "queued_ms", "node", "shard", "epoch", "seq", "synthetic",
+    "runs", "queued_ms", "transaction", "node", "shard", "epoch", "seq", "synthetic",
 )  # fmt: skip
 TASK_OPTIONS = (
     "key", "tag", "props", "priority", "ttl_ms", "retry", "order_id", "within_ms", "asked_ms",
@@ -138,6 +146,7 @@ class Renderer:
             Kind.MERGED: self._merged,
             Kind.SCHEDULE: self._schedule,
             Kind.OCCURRENCE: self._occurrence,
+            Kind.TRANSACTION: self._transaction,
         }
 
     def render(self, record: list[Any], seq: int) -> list[str]:
@@ -388,6 +397,16 @@ class Renderer:
             text += f',"count":{count:d}' if count > 1 else ""
             lines.append(f"{text}{end}{number}}}\n")
         return lines
+
+    # --- transactions --------------------------------------------------------------------------
+
+    def _transaction(self, record: list[Any], seq: int) -> Iterable[str]:
+        _, time_ms, producer, name, what, tasks, first_id, details, *_ = record
+        text = _start(time_ms, TRANSACTION_EVENTS[what])
+        text += f',"task_id":"{first_id:d}"' if first_id else ""
+        text += f',"producer":{quote(producer)}' if producer else ""
+        text += f',"details":{to_json(details)},"count":{tasks:d},"transaction":{quote(name)}'
+        return [f"{text}{self._end}{seq}}}\n"]
 
     def _task(self, time_ms: int, event: str, topic: str, group: str | None) -> tuple[str, str]:
         """What stands before a task's id, and what behind it."""

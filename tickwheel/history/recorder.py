@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
     from tickwheel.model.records import GroupSettings, NewTask, TaskRow
     from tickwheel.model.schedules import Run, ScheduleRow
+    from tickwheel.model.transactions import TransactionRow
 
 Record = list[Any]
 Arrival = tuple[int, object, range, "Sequence[NewTask]"]
@@ -39,7 +40,8 @@ class Notes(NamedTuple):
     arrivals: list[Arrival]
     records: list[Record]
     occurrences: list[Record]
-    """Of schedules whose tasks are among the arrivals: forgotten with them."""
+    """Of schedules whose tasks are among the arrivals, and of transactions: forgotten with
+    them."""
 
 
 class Recorder:
@@ -66,7 +68,7 @@ class Recorder:
 
     @property
     def is_empty(self) -> bool:
-        return not (self._arrivals or self._records)
+        return not (self._arrivals or self._records or self._occurrences)
 
     def cut(self) -> Notes | None:
         if self.is_empty:
@@ -88,7 +90,8 @@ class Recorder:
 
     def records(self, notes: Notes) -> list[Record]:
         """The spool's records, arrivals first: nothing else can have happened to them yet; and
-        last the runs of schedules, to which nothing else happens until they are durable."""
+        last the runs of schedules and what became of transactions, to which nothing else happens
+        until they are durable."""
         arrived = [self._enqueued(*arrival) for arrival in notes.arrivals]
         return arrived + notes.records + notes.occurrences
 
@@ -260,6 +263,22 @@ class Recorder:
             self._occurrences.append(record)
         else:
             self._repeat(len(runs), Kind.OCCURRENCE, now_ms, topic, name, found, _state_of(row))
+
+    # --- transactions ------------------------------------------------------------------------
+
+    def transacted(
+        self, source: object, row: TransactionRow, what: str, now_ms: int, part: int = 0
+    ) -> None:
+        details: dict[str, Any] = {"group": row.group, "bytes": row.size_bytes}
+        if part:
+            details["part"] = part
+        if row.checks:
+            details |= {"checks": row.checks, "asked": row.asked}
+        record = [
+            Kind.TRANSACTION, now_ms, self._named(source), row.id, what, row.tasks, row.first_id,
+            details,
+        ]  # fmt: skip
+        self._occurrences.append(record)
 
 
 def _only(arrivals: list[Arrival], firm: Container[int]) -> list[Arrival]:

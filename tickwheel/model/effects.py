@@ -17,6 +17,7 @@ from tickwheel.model.records import (
     TaskRow,
 )
 from tickwheel.model.schedules import ScheduleRow
+from tickwheel.model.transactions import HEADER_PART, Halves, TransactionKey, TransactionRow
 
 ProgressKey = tuple[int, str]
 """(task id, group)"""
@@ -51,10 +52,20 @@ class Effects:
     again; one that lacks some works them out."""
     schedules: dict[str, ScheduleRow | None] = field(default_factory=dict)
     """By name; a run's task is among ``enqueued``."""
+    transactions: dict[TransactionKey, TransactionRow | Halves | None] = field(default_factory=dict)
+    """Where transactions stand, and their half tasks. Of a committed one the tasks are among
+    ``enqueued``, and its half tasks are dropped here."""
     id_mark: int = 0
     """No id above this was assigned so far; never lowered by a store."""
     position_ms: int = 0
     """The wheel's position: every task due at or before it has been handed to its groups."""
+
+    @property
+    def makes_tasks(self) -> bool:
+        """Whether there are new tasks in it, or new half tasks: a store without room refuses it."""
+        return bool(self.enqueued) or any(
+            part != HEADER_PART and row is not None for (_, part), row in self.transactions.items()
+        )
 
     def is_empty(self) -> bool:
         """True when there is nothing a restart would miss (marks alone are nothing)."""
@@ -68,4 +79,5 @@ class Effects:
             or self.groups
             or self.sessions
             or self.schedules
+            or self.transactions
         )

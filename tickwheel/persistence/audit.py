@@ -92,6 +92,8 @@ def _not_in_use(path: str) -> Iterator[None]:
 
 def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
     """Inside a snapshot, so that rows of all tables are of one moment."""
+    from tickwheel.persistence.sqlite import schema
+
     audit = Audit(tasks=0, progress=0, dead=0, sessions=0)
     try:
         for (message,) in connection.execute(f"PRAGMA integrity_check({PROBLEMS_MAX})"):
@@ -106,6 +108,8 @@ def _audit(connection: sqlite3.Connection, meta: dict[str, int | str]) -> Audit:
     _keys(connection, audit, meta)
     _relations(connection, audit, meta)
     _endings(connection, audit)
+    if int(meta["layout"]) >= schema.LAYOUT_WITH_TRANSACTIONS:
+        _transactions(connection, audit)
     return audit
 
 
@@ -255,6 +259,37 @@ def _endings(connection: sqlite3.Connection, audit: Audit) -> None:
         )
         for (task_id,) in still:
             _add(audit, f"task {task_id} ended in batch {batch} and is still stored")
+
+
+def _transactions(connection: sqlite3.Connection, audit: Audit) -> None:
+    """The half tasks are those that their transactions count; a decided one has none left."""
+    from tickwheel.model.transactions import Halves, TransactionRow
+    from tickwheel.persistence.sqlite import rows
+
+    heads: dict[str, TransactionRow] = {}
+    found: dict[str, tuple[int, int]] = {}
+    for values in connection.execute("SELECT * FROM tx"):
+        try:
+            row = rows.transaction_row(*values)
+        except RecordUnreadable as error:
+            _add(audit, f"transaction {values[0]!r}: {error}")
+            return
+        if isinstance(row, Halves):
+            tasks, size_bytes = found.get(row.transaction, (0, 0))
+            more = sum(half.size_bytes for half in row.halves)
+            found[row.transaction] = tasks + len(row.halves), size_bytes + more
+        else:
+            heads[row.id] = row
+    for name in sorted(found.keys() - heads.keys()):
+        _add(audit, f"half tasks of transaction {name!r}, which is not stored")
+    for name, head in sorted(heads.items()):
+        wanted = (0, 0) if head.state.is_decided else (head.tasks, head.size_bytes)
+        if found.get(name, (0, 0)) != wanted:
+            _add(
+                audit,
+                f"transaction {name!r} has half tasks of {found.get(name, (0, 0))} (number, bytes);"
+                f" it counts {wanted}",
+            )
 
 
 def _add(audit: Audit, problem: str) -> None:

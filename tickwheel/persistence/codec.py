@@ -49,6 +49,7 @@ from tickwheel.model.records import (
 )
 from tickwheel.model.retry import of_stored_fields, stored_fields
 from tickwheel.model.schedules import Run, Schedule, ScheduleRow
+from tickwheel.model.transactions import Half, Halves, TransactionRow, TransactionState
 from tickwheel.persistence.contract import StoreError
 
 if TYPE_CHECKING:
@@ -493,3 +494,30 @@ def _schedule(
     decoded = Schedule(name, topic, body, extras, *rest)
     noted = tuple(Run(*run) for run in recent)
     return ScheduleRow(decoded, paused, next_ms, runs, last_id, queued_ms, noted)
+
+
+def encode_transaction(row: TransactionRow | Halves) -> bytes:
+    """A row of either kind; ``decode_transaction`` knows which it is."""
+    if isinstance(row, TransactionRow):
+        return _pack(False, *row)
+    halves = [
+        (*half[:4], None if half.options is None else encode_extras(half.options))
+        for half in row.halves
+    ]
+    return _pack(True, *row[:3], halves)
+
+
+def decode_transaction(data: bytes) -> TransactionRow | Halves:
+    return _unpack("transaction", data, _transaction)
+
+
+def _transaction(has_halves: bool, *fields: Any) -> TransactionRow | Halves:
+    if has_halves:
+        transaction, part, prepared_ms, halves = fields
+        return Halves(transaction, part, prepared_ms, tuple(_half(*half) for half in halves))
+    name, group, state, *rest = fields
+    return TransactionRow(name, group, TransactionState(state), *rest)
+
+
+def _half(topic: str, due_ms: int, delay_ms: int | None, body: bytes, extras: bytes | None) -> Half:
+    return Half(topic, due_ms, delay_ms, body, decode_extras(extras))

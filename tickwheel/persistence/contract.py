@@ -33,6 +33,7 @@ from tickwheel.model.records import (
     task_bytes,
 )
 from tickwheel.model.schedules import ScheduleRow
+from tickwheel.model.transactions import Halves, TransactionRow
 
 
 class StoreError(TickwheelError):
@@ -146,6 +147,8 @@ class Small:
     outcomes: list[tuple[int, Outcome]] = field(default_factory=list)
     """The newest endings, oldest first, at most the store's bound."""
     schedules: list[ScheduleRow] = field(default_factory=list)
+    transactions: list[TransactionRow | Halves] = field(default_factory=list)
+    """In any order."""
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ from tickwheel.model.records import (
     task_bytes,
 )
 from tickwheel.model.schedules import ScheduleRow
+from tickwheel.model.transactions import Halves, TransactionKey, TransactionRow
 from tickwheel.persistence.contract import (
     SCAN_BYTES_MAX,
     CommitRefused,
@@ -60,6 +61,7 @@ class MemoryStore:
         self._groups: dict[GroupKey, GroupRow] = {}
         self._sessions: dict[bytes, SessionRow] = {}
         self._schedules: dict[str, ScheduleRow] = {}
+        self._transactions: dict[TransactionKey, TransactionRow | Halves] = {}
         self._endings: deque[tuple[int, Outcome]] = deque(maxlen=endings_max)
         self._key_seed = secrets.token_bytes(SEED_BYTES)
         self._epoch = 0
@@ -79,6 +81,7 @@ class MemoryStore:
         other._groups = dict(self._groups)
         other._sessions = dict(self._sessions)
         other._schedules = dict(self._schedules)
+        other._transactions = dict(self._transactions)
         other._endings.extend(self._endings)
         other._key_seed = self._key_seed
         other._epoch = self._epoch
@@ -124,6 +127,7 @@ class MemoryStore:
             ],
             outcomes=list(self._endings),
             schedules=list(self._schedules.values()),
+            transactions=list(self._transactions.values()),
         )
 
     async def recover_handles(self, chunk: int = 10_000) -> AsyncIterator[Handles]:
@@ -175,6 +179,7 @@ class MemoryStore:
         _change(self._groups, effects.groups.items())
         _change(self._sessions, effects.sessions.items())
         _change(self._schedules, effects.schedules.items())
+        _change(self._transactions, effects.transactions.items())
         self._id_mark = max(self._id_mark, effects.id_mark)
         self._position_ms = effects.position_ms
 
@@ -284,6 +289,7 @@ class MemoryStore:
             groups=dict(self._groups),
             sessions=dict(self._sessions),
             schedules=dict(self._schedules),
+            transactions=dict(self._transactions),
             id_mark=self._id_mark,
             position_ms=self._position_ms,
         )

@@ -54,6 +54,12 @@ class FrameType(IntEnum):
     RUN_NOW_KEY = 33
     LOOKUP_KEY = 34
     TOPIC_DELETE = 35
+    PREPARE = 36
+    COMMIT = 37
+    ROLLBACK = 38
+    TRANSACTION_LIST = 39
+    TRANSACTION_SHOW = 40
+    CHECKS = 41
     LOAD = 59
     SNOOZE = 60
     SCHEDULE_PUT = 61
@@ -66,3 +72,4 @@ class FrameType(IntEnum):
     GOODBYE = 68
     ENDED = 69
     HEARTBEAT = 70
+    CHECK = 71

@@ -18,11 +18,16 @@ TASK_EVENTS = (
 GROUP_EVENTS = ("group_created", "group_deleted", "group_configured")
 SCHEDULE_EVENTS = ("schedule_put", "schedule_paused", "schedule_resumed", "schedule_deleted")
 OCCURRENCE_EVENTS = ("occurrence_fired", "occurrence_skipped", "occurrence_queued")
+TRANSACTION_EVENTS = (
+    "transaction_prepared", "transaction_committed", "transaction_rolled_back",
+    "transaction_checked", "transaction_parked",
+)  # fmt: skip
+"""No figure counts them: the tasks of a committed one are enqueued like all others."""
 KEY_EVENTS = ("replaced", "kept", "rejected")
 """What a task with a pending key did to that one: no figure counts them."""
 OTHER_EVENTS = (
-    *GROUP_EVENTS, *SCHEDULE_EVENTS, *OCCURRENCE_EVENTS, *KEY_EVENTS, "started", "stopped",
-    "dropped",
+    *GROUP_EVENTS, *SCHEDULE_EVENTS, *OCCURRENCE_EVENTS, *KEY_EVENTS, *TRANSACTION_EVENTS,
+    "started", "stopped", "dropped",
 )  # fmt: skip
 EVENTS = TASK_EVENTS + OTHER_EVENTS
 TOPIC_EVENTS = TASK_EVENTS + GROUP_EVENTS + SCHEDULE_EVENTS + OCCURRENCE_EVENTS

@@ -180,6 +180,22 @@ class Settings(BaseSettings):
     schedule_bytes_max: int = Field(default=64 * 1024, gt=0)
     """Body and options of one schedule."""
     schedule_interval_min_s: float = Field(default=1.0, ge=0.1)
+    transactions_max: int = Field(default=10_000, ge=0)
+    """That are not decided."""
+    transactions_bytes_max: int = Field(default=64 * 1024 * 1024, gt=0)
+    """Of the half tasks of all of them."""
+    transaction_tasks_max: int = Field(default=10_000, gt=0)
+    transaction_bytes_max: int = Field(default=4 * 1024 * 1024, gt=0)
+    transaction_check_s: float = Field(default=60.0, gt=0)
+    """So long after a transaction was heard of last, its producer group is asked about it,"""
+    transaction_check_every_s: float = Field(default=60.0, gt=0)
+    """and so often again,"""
+    transaction_checks_max: int = Field(default=15, ge=1)
+    """so many times; then it is parked."""
+    transactions_remembered_max: int = Field(default=100_000, ge=0)
+    """Decided ones, for a repeated commit or rollback,"""
+    transactions_remembered_s: float = Field(default=3_600.0, gt=0)
+    """for so long."""
     snoozes_max: int = Field(default=1_000, ge=0)
     """Times that one group may postpone one task."""
     in_flight_max: int = Field(default=2_000_000, gt=0)
@@ -437,6 +453,15 @@ class Settings(BaseSettings):
             handed_bytes_max=min(DISPATCH_BYTES, self.out_room_bytes // 8),
             acks_ahead_max=self.acks_ahead_max,
             snoozes_max=self.snoozes_max,
+            transactions_max=self.transactions_max,
+            transactions_bytes_max=self.transactions_bytes_max,
+            transaction_tasks_max=self.transaction_tasks_max,
+            transaction_bytes_max=self.transaction_bytes_max,
+            transaction_check_ms=int(self.transaction_check_s * 1000),
+            transaction_check_every_ms=int(self.transaction_check_every_s * 1000),
+            transaction_checks_max=self.transaction_checks_max,
+            transactions_remembered_max=self.transactions_remembered_max,
+            transactions_remembered_ms=int(self.transactions_remembered_s * 1000),
             in_flight_max=self.in_flight_max,
             resident_horizon_ms=int(self.resident_horizon_s * 1000),
             resident_bytes_max=self.resident_bytes_max or HOT_BYTES_MAX,

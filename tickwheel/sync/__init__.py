@@ -8,6 +8,6 @@
 It is the asynchronous client, in a thread of its own: same verbs, same arguments, same errors.
 """
 
-from tickwheel.sync.client import Client, Delivery, Subscription
+from tickwheel.sync.client import Client, Delivery, Subscription, Transaction
 
-__all__ = ["Client", "Delivery", "Subscription"]
+__all__ = ["Client", "Delivery", "Subscription", "Transaction"]

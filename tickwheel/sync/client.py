@@ -27,7 +27,10 @@ from tickwheel.client.autoack import reason_of
 from tickwheel.client.delivery import Delivered
 from tickwheel.client.reconnector import HEARTBEAT_S
 from tickwheel.client.retry import Retry
+from tickwheel.client.tasks import Receipt
 from tickwheel.client.times import Duration, seconds
+from tickwheel.client.transactions import Check
+from tickwheel.client.transactions import Transaction as AsyncTransaction
 from tickwheel.errors import ClientClosed, TickwheelError
 from tickwheel.limits import Limits
 from tickwheel.sync.runtime import Runtime
@@ -35,6 +38,7 @@ from tickwheel.version import __version__
 
 P = ParamSpec("P")
 R = TypeVar("R")
+H = TypeVar("H", bound=Callable[[Check], str | None])
 
 PART = 256
 """Of a listing: so many items are fetched from the client's thread at once."""
@@ -113,6 +117,21 @@ def _settling(
     return settle
 
 
+def _in_transaction(
+    method: Callable[Concatenate[AsyncTransaction, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[Transaction, P], R]:
+    """A transaction's verb as a function that returns when it is answered."""
+
+    @functools.wraps(method)
+    def call(self: Transaction, /, *arguments: P.args, **options: P.kwargs) -> R:
+        async def work(_: AsyncClient) -> R:
+            return await method(self._inner, *arguments, **options)
+
+        return self._runtime.call(work)
+
+    return call
+
+
 class Delivery(Delivered):
     """One task, to be finished by ``ack``, or given back by ``nack``, ``reject``, ``release``.
     As the asynchronous one; every verb returns when it is durable."""
@@ -143,6 +162,37 @@ class Delivery(Delivered):
             return await self._inner.ack()
 
         return self._runtime.submit(work)
+
+
+class Transaction:
+    """``with client.transaction("payments") as tx: tx.enqueue(…)``; as the asynchronous one."""
+
+    def __init__(self, runtime: Runtime, inner: AsyncTransaction) -> None:
+        self.id, self.group = inner.id, inner.group
+        self._runtime = runtime
+        self._inner = inner
+
+    @property
+    def receipts(self) -> list[Receipt]:
+        """Of its tasks, once it is committed."""
+        return self._inner.receipts
+
+    enqueue = _in_transaction(AsyncTransaction.enqueue)
+    enqueue_many = _in_transaction(AsyncTransaction.enqueue_many)
+    commit = _in_transaction(AsyncTransaction.commit)
+    rollback = _in_transaction(AsyncTransaction.rollback)
+
+    def __enter__(self) -> Self:
+        self._runtime.call(lambda _: self._inner.__aenter__())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._runtime.call(lambda _: self._inner.__aexit__(kind, error, trace))
 
 
 class Subscription:
@@ -270,6 +320,8 @@ class Client:
             name=name, ca=ca, client_cert=client_cert, client_key=client_key,
         )  # fmt: skip
         self._make()  # what is wrong with the arguments is said here
+        self._handlers: dict[str, Callable[[Check], Coroutine[Any, Any, str | None]]] = {}
+        """Of checks, by producer group."""
         self._closed = False
         self._lock = threading.Lock()
         self._made: Runtime | None = None
@@ -313,9 +365,15 @@ class Client:
                 if self._closed:
                     raise ClientClosed("the client is closed; make a new one")
                 if self._made is None:
-                    self._made = Runtime(self._make)
+                    self._made = Runtime(self._make_asked)
                 made = self._made
         return made
+
+    def _make_asked(self) -> AsyncClient:
+        client = self._make()
+        for group, handler in list(self._handlers.items()):
+            client.on_check(group)(handler)
+        return client
 
     def _forked(self) -> None:
         """In the child: the lock may be held by a thread that is not here."""
@@ -375,6 +433,46 @@ class Client:
         )  # fmt: skip
         return [Delivery(runtime, one) for one in found]
 
+    # --- transactions ---------------------------------------------------------------------------
+
+    def transaction(
+        self,
+        group: str,
+        *,
+        id: str | None = None,  # noqa: A002  # the name of the published surface
+        count_from: str = "enqueue",
+    ) -> Transaction:
+        """A transaction of a producer group, to be used with ``with``; arguments as the
+        asynchronous one's."""
+        runtime = self._runtime()
+
+        async def make(client: AsyncClient) -> AsyncTransaction:
+            return client.transaction(group, id=id, count_from=count_from)
+
+        return Transaction(runtime, runtime.call(make))
+
+    def on_check(self, group: str) -> Callable[[H], H]:
+        """``@client.on_check("payments")``: as the asynchronous one; the function is called in a
+        thread of its own, and may use the client. It is asked while the client is connected:
+        ``connect`` does that if nothing else has."""
+
+        def register(handler: H) -> H:
+            async def answer(check: Check) -> str | None:
+                return await asyncio.to_thread(handler, check)
+
+            AsyncClient().on_check(group)(answer)  # what is wrong with it is said here
+            self._handlers[group] = answer
+            made = self._made
+            if made is not None:
+
+                async def tell(client: AsyncClient) -> None:
+                    client.on_check(group)(answer)
+
+                made.submit(tell)
+            return handler
+
+        return register
+
     # --- every other verb -----------------------------------------------------------------------
 
     enqueue = _blocking(AsyncClient.enqueue)
@@ -409,6 +507,10 @@ class Client:
     configure = _blocking(AsyncClient.configure)
     pause = _blocking(AsyncClient.pause)
     resume = _blocking(AsyncClient.resume)
+    list_transactions = _iterating(AsyncClient.list_transactions)
+    show_transaction = _blocking(AsyncClient.show_transaction)
+    commit_transaction = _blocking(AsyncClient.commit_transaction)
+    rollback_transaction = _blocking(AsyncClient.rollback_transaction)
     stats = _blocking(AsyncClient.stats)
     status = _blocking(AsyncClient.status)
     backup = _blocking(AsyncClient.backup)

@@ -219,7 +219,7 @@ class TestAShardThatIsNotOurs:
     @pytest.mark.parametrize(
         ("command", "match"),
         [
-            (("HSET", f"{S}:wheel", "layout", 3), "layout 3.*up to 2.*newer"),
+            (("HSET", f"{S}:wheel", "layout", 4), "layout 4.*up to 3.*newer"),
             (("HDEL", f"{S}:wheel", "last"), "lacks fields"),
             (("HSET", f"{S}:wheel", "rewriting", "node/7"), "written anew by node/7"),
         ],

@@ -9,10 +9,11 @@ import pytest
 
 from persistence.store_subject import Subject
 from support.stand_in import stand_in
-from support.store_rows import tasks
+from support.store_rows import HALVES, tasks
 from tickwheel import disk
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import Outcome
+from tickwheel.model.transactions import key_of
 from tickwheel.persistence.contract import CommitRefused, StoreUnusable
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, options_from, room
 from tickwheel.persistence.sqlite.room import REFUSE_MARGIN, Disk
@@ -62,6 +63,22 @@ async def test_refused_above_the_limit_and_taken_again_clearly_below(
     use.used = LIMIT
     assert await subject.commit(tasks([3]))
     assert await subject.ids() == [2, 3]
+    await subject.store.close(clean=True)
+
+
+async def test_half_tasks_are_refused_as_tasks_are_and_decisions_are_taken(
+    tmp_path: Path, use: Use
+) -> None:
+    subject = made(tmp_path)
+    await subject.open()
+    rows = {key_of(row): row for row in HALVES}
+    assert await subject.commit(Effects(transactions=dict(rows)))
+    use.used = 0.93
+    with pytest.raises(CommitRefused) as refused:
+        await subject.commit(Effects(transactions=dict(rows)))
+    assert refused.value.full
+    assert await subject.commit(Effects(transactions=dict.fromkeys(rows)))
+    assert (await subject.small()).transactions == []
     await subject.store.close(clean=True)
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from server.http.rig import HttpRig
 from support.shard_rig import NOW_MS
+from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server.http import types
 
 GROUP = "/v1/topics/t/groups/g"
@@ -219,6 +220,38 @@ async def test_a_schedule_from_its_making_to_its_end(rig: HttpRig) -> None:
     assert (await rig.call("GET", path)).status == 404
     wrong = await rig.call("PUT", path, {"topic": "t", "cron": "often"})
     assert wrong.status == 400 and "cron" in wrong.json["detail"]
+
+
+async def test_transactions_are_listed_shown_and_decided(rig: HttpRig) -> None:
+    peer = await rig.peer()
+    for name in ("a", "b"):
+        tasks = [("t", b"x", 60_000, {"key": "k"}), ("u", b"", 0)]
+        answer = await peer.call(T.PREPARE, name, "payments", 1, tasks, {"from": "commit"})
+        assert answer[2] == (NOW_MS, ())
+    page = await get(rig, "/v1/transactions?limit=1", types.Transactions)
+    assert ([one["id"] for one in page["transactions"]], page["next"]) == (["a"], "a")
+    page = await get(rig, "/v1/transactions?after=a&group=payments", types.Transactions)
+    assert ([one["id"] for one in page["transactions"]], page["next"]) == (["b"], None)
+    shown = await get(rig, "/v1/transactions/a", types.Transaction)
+    assert (shown["state"], shown["tasks"], shown["topics"]) == ("open", 2, ["t", "u"])
+    first, second = shown["halves"]
+    assert (first["due_ms"], first["delay_ms"], first["key"]) == (None, 60_000, "k")
+    assert (second["delay_ms"], second["key"]) == (0, None)
+    ids = (await rig.post("/v1/transactions/a/commit"))["ids"]
+    assert (await rig.post("/v1/transactions/a/commit"))["ids"] == ids
+    assert (await get(rig, f"/v1/tasks/{ids[0]}", types.Task))["due_ms"] == NOW_MS + 60_000
+    assert await rig.post("/v1/transactions/b/rollback") == {"ids": []}
+    assert await rig.post("/v1/transactions/b/rollback") == {"ids": []}
+    for path, status, code in (
+        ("a/rollback", 409, "transaction_committed"),
+        ("b/commit", 409, "transaction_rolled_back"),
+        ("c/commit", 404, "unknown_transaction"),
+    ):
+        wrong = await rig.call("POST", f"/v1/transactions/{path}")
+        assert (wrong.status, wrong.json["code"]) == (status, code)
+    assert (await rig.call("GET", "/v1/transactions?state=odd")).status == 400
+    committed = await get(rig, "/v1/transactions?state=committed", types.Transactions)
+    assert committed["transactions"][0]["first_id"] == ids[0]
 
 
 async def test_counts_status_and_limits_are_as_documented(rig: HttpRig) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from server.access_rig import AccessRig, id_of
-from server.http.rig import HttpRig
+from server.http.rig import HttpRig, Request
 from tickwheel.server import tokens
 from tickwheel.server.http.sessions import (
     LINK_S,
@@ -81,6 +81,16 @@ async def test_a_cookie_counts_for_nothing_without_our_header(rig: AccessRig, ta
 async def test_a_page_of_another_site_is_refused_even_with_all_of_it(rig: AccessRig) -> None:
     headers = await log_in(rig, await rig.token("all")) | {"origin": "http://127.0.0.1:9999"}
     assert await status(rig, "/v1/stats", headers) == 403
+
+
+@pytest.mark.parametrize(
+    ("site", "wanted"),
+    [("same-origin", 200), ("none", 200), ("same-site", 403), ("cross-site", 403)],
+)
+async def test_an_image_of_another_site_is_refused(rig: AccessRig, site: str, wanted: int) -> None:
+    """It has no Origin."""
+    headers = {"authorization": f"Bearer {await rig.token('all')}", "sec-fetch-site": site}
+    assert await status(rig, "/v1/stats", headers) == wanted
 
 
 async def test_a_report_is_opened_as_a_page_and_needs_the_cookie(rig: AccessRig) -> None:
@@ -197,6 +207,18 @@ def test_all_together_are_bounded(rig: AccessRig) -> None:
         sessions.begin(Principal("one more", None))
     rig.sources.now_ms += SESSION_S * 1000
     sessions.begin(Principal("one more", None))
+
+
+@pytest.mark.parametrize(("rule", "name"), [("CN=anna", "token anna"), ("CN=bert", None)])
+async def test_a_certificate_needs_no_login(rig: AccessRig, rule: str, name: str | None) -> None:
+    tokens.create(rig.path, "anna", tokens.parse_scopes(["read"]), 1, None, rule)
+    await rig.reload()
+    peer = {"subject": ((("commonName", "anna"),),)}
+    asked = Request(
+        rig.api, "GET", "/v1/session", None, {"host": HOST}, connection={"certificate": peer}
+    )
+    response = await asked.done()
+    assert response.status == 200 and response.json["name"] == name
 
 
 async def test_without_tokens_nobody_logs_in() -> None:

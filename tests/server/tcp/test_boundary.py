@@ -53,6 +53,7 @@ async def leased(daemon: InProcess, peer: Peer) -> int:
     answer = await ask(daemon, peer, T.ENQUEUE, 0, (("t", b"", 0), KEYED), request=3)
     await ask(daemon, peer, T.PULL, "t", "g", 1, 0, None, request=4)
     await ask(daemon, peer, T.SCHEDULE_PUT, "s", EVERY, request=6)
+    await ask(daemon, peer, T.PREPARE, "x", "g", 1, PLAIN, None, request=7)
     task_id: int = answer[2][1][0]
     return task_id
 
@@ -93,6 +94,10 @@ ACTS: dict[str, tuple[T, str, str, Any]] = {
     "run schedule": (T.SCHEDULE, "schedules", "run", lambda i: ("s", "run", None)),
     "fill": (T.SCHEDULE, "schedules", "backfill", lambda i: ("s", "backfill", SPAN)),
     "delete schedule": (T.SCHEDULE, "schedules", "delete", lambda i: ("s", "delete", None)),
+    "prepare": (T.PREPARE, "transactions", "prepare", lambda i: ("new", "g", 1, PLAIN, None)),
+    "commit": (T.COMMIT, "transactions", "commit", lambda i: ("x",)),
+    "roll back": (T.ROLLBACK, "transactions", "rollback", lambda i: ("x",)),
+    "answer checks": (T.CHECKS, "transactions", "came", lambda i: (("g",),)),
     "set topic": (T.CONFIGURE, "grouping", "set_topic", lambda i: ("t", None, {"paused": True})),
 }  # fmt: skip
 """By name: a frame, and the engine's verb that it ends in."""
@@ -121,7 +126,7 @@ def test_every_command_that_changes_something_is_in_the_table(daemon: InProcess)
     table = command_table(Operations(daemon.shard, value_bytes)).handlers
     reads = {
         T.LOOKUP, T.LOOKUP_KEY, T.LIST, T.SCHEDULE_LIST, T.STATS, T.LOAD, T.DEAD_LIST, T.BACKUP,
-        T.PING, T.STATUS,
+        T.PING, T.STATUS, T.TRANSACTION_LIST, T.TRANSACTION_SHOW,
     }  # fmt: skip
     of_connections = {T.HELLO, T.BYE, T.PREFETCH, T.ALIVE}
     assert set(table) - reads - of_connections == {kind for kind, *_ in ACTS.values()}

@@ -14,6 +14,7 @@ from tickwheel.history.read import task_id
 from tickwheel.history.restore.event_values import body_of, options_of
 from tickwheel.history.restore.owners import Owners
 from tickwheel.history.restore.schedules import Schedules
+from tickwheel.history.restore.transactions import Transactions
 from tickwheel.history.segments import Event
 from tickwheel.model.records import (
     FAILURES_MAX,
@@ -27,6 +28,7 @@ from tickwheel.model.records import (
     TaskRow,
 )
 from tickwheel.model.schedules import ScheduleRow
+from tickwheel.model.transactions import Halves, TransactionRow
 
 ENDINGS_MAX = 100_000  # so many of the newest ends are remembered, as a store does
 
@@ -35,10 +37,16 @@ class Fold:
     """``apply`` event after event, having ``put`` the tasks that it ``needs``."""
 
     def __init__(
-        self, owners: Owners, id_mark: int, epoch: int, schedules: Iterable[ScheduleRow] = ()
+        self,
+        owners: Owners,
+        id_mark: int,
+        epoch: int,
+        schedules: Iterable[ScheduleRow] = (),
+        transactions: Iterable[TransactionRow | Halves] = (),
     ) -> None:
         self.owners = owners
         self.schedules = Schedules(schedules)
+        self.transactions = Transactions(transactions)
         self.tasks: dict[int, Task] = {}
         self.gone: set[int] = set()
         """Tasks of the backup that have ended since."""
@@ -95,6 +103,8 @@ class Fold:
         named = task_id(event)
         if not is_old and self.schedules.apply(event):
             self.id_mark = max(self.id_mark, named or 0)
+            return
+        if not is_old and self.transactions.apply(event, self.tasks):
             return
         if named is None:
             if not is_old:

@@ -84,7 +84,8 @@ class _Run:
         folders = [Path(folder) for folder in plan.history]
         self._replay = Replay(folders, self._shard, since_ms, backup.position_ms)
         owners, epoch = Owners(backup.small.groups), self._epoch_of_backup()
-        self._fold = Fold(owners, backup.id_mark, epoch, backup.small.schedules)
+        small = backup.small
+        self._fold = Fold(owners, backup.id_mark, epoch, small.schedules, small.transactions)
         self._report = Report(
             dry_run=plan.dry_run,
             backup=plan.backup,
@@ -203,6 +204,7 @@ class _Run:
         report.ended_since = fold.ended
         report.schedules = len(fold.schedules.rows())
         report.schedules_without_body = fold.schedules.without_body()
+        report.transactions_lost = fold.transactions.lost()
         report.groups = sum(
             1
             for row in fold.owners.rows()
@@ -236,6 +238,7 @@ class _Run:
         )
         await filler.sessions(small.sessions)
         await filler.schedules(self._fold.schedules.rows())
+        await filler.transactions(self._fold.transactions.rows())
 
     def _endings(self) -> list[tuple[int, Outcome]]:
         newer = self._fold.outcomes
@@ -351,6 +354,9 @@ class Report:
     schedules: int = 0
     schedules_without_body: list[str] = field(default_factory=list)
     """Names: put after the backup, and the history holds no bodies."""
+    transactions_lost: list[str] = field(default_factory=list)
+    """Names: not decided, and something was prepared after the backup, which the history does not
+    hold."""
     skipped_overdue: Listed = field(default_factory=Listed)
     without_body: Listed = field(default_factory=Listed)
     """Cannot be restored: enqueued after the backup, and the history holds no bodies."""
@@ -365,7 +371,7 @@ class Report:
     def exact(self) -> bool:
         """The store is as it was when it was last written, as far as can be known, but for what
         was left out on demand."""
-        missing = self.without_body.count or self.schedules_without_body
+        missing = self.without_body.count or self.schedules_without_body or self.transactions_lost
         return self.history and self.clean_stop and not self.gaps and not missing
 
     @property

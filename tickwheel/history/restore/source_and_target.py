@@ -23,6 +23,7 @@ from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import GroupRow, Outcome, SessionRow
 from tickwheel.model.schedules import ScheduleRow
+from tickwheel.model.transactions import Halves, TransactionRow, key_of
 from tickwheel.persistence.contract import Opened, Small, Store, StoredTask, StoreUnusable
 from tickwheel.persistence.election import Election, Leader
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore
@@ -143,6 +144,12 @@ class Filler:
         for start in range(0, len(rows), SCHEDULES_A_BATCH):
             some = rows[start : start + SCHEDULES_A_BATCH]
             self._effects.schedules = {row.schedule.name: row for row in some}
+            await self._flush()
+
+    async def transactions(self, rows: list[TransactionRow | Halves]) -> None:
+        for start in range(0, len(rows), SCHEDULES_A_BATCH):
+            some = rows[start : start + SCHEDULES_A_BATCH]
+            self._effects.transactions = {key_of(row): row for row in some}
             await self._flush()
 
     async def put(self, task: StoredTask) -> None:

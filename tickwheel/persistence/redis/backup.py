@@ -17,6 +17,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tickwheel.model.effects import Effects
+from tickwheel.model.transactions import key_of
 from tickwheel.persistence.contract import Small, Store, StoreBroken, StoreError
 from tickwheel.persistence.redis.reader import Reader
 from tickwheel.persistence.redis.writer import Writer
@@ -24,6 +25,7 @@ from tickwheel.persistence.redis.writer import Writer
 PAGE = 1_000
 SCHEDULES_A_BATCH = 4
 """Each may have a body of some MiB."""
+TRANSACTIONS_A_BATCH = 16
 OWNER = "backup"
 
 Put = Callable[[Effects], Awaitable[None]]
@@ -107,6 +109,8 @@ async def _copy_small(reader: Reader, small: Small, put: Put) -> None:
         await put(Effects(sessions={row.session: row for row in rows}))
     for some in _chunks(small.schedules, SCHEDULES_A_BATCH):
         await put(Effects(schedules={row.schedule.name: row for row in some}))
+    for rows_of in _chunks(small.transactions, TRANSACTIONS_A_BATCH):
+        await put(Effects(transactions={key_of(row): row for row in rows_of}))
     after = (-1, "")
     while dead := await reader.scan_dead(after, PAGE, None, None):
         after = (dead[-1].id, dead[-1].group)

@@ -30,17 +30,20 @@ from tickwheel.persistence.codec import (
     encode_schedule,
     encode_session,
     encode_tasks,
+    encode_transaction,
 )
 from tickwheel.persistence.redis.driver import Packed, joined, pack_args
 from tickwheel.persistence.redis.keys import (
     IN_PREPARE,
     KEY,
     LAYOUT_WITH_SCHEDULES,
+    LAYOUT_WITH_TRANSACTIONS,
     group_field,
     group_text,
     id_text,
     member,
     prepare_score,
+    transaction_field,
 )
 
 if TYPE_CHECKING:
@@ -158,6 +161,7 @@ class Records(NamedTuple):
     groups: list[bytes | None]
     sessions: list[bytes | None]
     schedules: list[bytes | None]
+    transactions: list[bytes | None]
     outcomes: tuple[int, bytes] | None
     """How many endings, at most ``endings_max``, and their record."""
 
@@ -179,6 +183,7 @@ def records_of(
         [None if row is None else encode_group(row) for row in effects.groups.values()],
         [None if row is None else encode_session(row) for row in effects.sessions.values()],
         [None if row is None else encode_schedule(row) for row in effects.schedules.values()],
+        [None if row is None else encode_transaction(row) for row in effects.transactions.values()],
         outcomes,
     )
 
@@ -196,12 +201,23 @@ def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]
     if effects.schedules:
         names = [name.encode() for name in effects.schedules]
         _fields(ops, "schedules", names, records.schedules)
-        _add(ops, b"HSET", "wheel", [b"layout", b"%d" % LAYOUT_WITH_SCHEDULES])
+    if effects.transactions:
+        names = [transaction_field(*key) for key in effects.transactions]
+        _fields(ops, "transactions", names, records.transactions)
+    _layout(ops, effects)
     if records.outcomes is not None:
         _add(ops, b"END", "task", [id_text(task_id) for task_id in effects.ended])
         count, record = records.outcomes
         _add(ops, b"ENDING", "endings", [b"%d" % endings_max, b"%d" % count, record])
     return ops
+
+
+def _layout(ops: list[Op], effects: Effects) -> None:
+    """The first row that needs a layout brings it."""
+    if effects.transactions or effects.schedules:
+        has_transactions = bool(effects.transactions)
+        layout = LAYOUT_WITH_TRANSACTIONS if has_transactions else LAYOUT_WITH_SCHEDULES
+        _add(ops, b"LAYOUT", "wheel", [b"%d" % layout])
 
 
 def _updated(ops: list[Op], rows: dict[int, TaskRow], records: list[bytes]) -> None:

@@ -17,6 +17,7 @@ from operator import lt
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from tickwheel.model.effects import Effects, GroupKey, ProgressKey
+from tickwheel.model.transactions import TransactionKey, key_of
 from tickwheel.persistence.codec import (
     decode_dead,
     decode_endings,
@@ -25,6 +26,7 @@ from tickwheel.persistence.codec import (
     decode_schedule,
     decode_session,
     decode_task,
+    decode_transaction,
 )
 from tickwheel.persistence.contract import CommitRefused, Small, StoredTask
 
@@ -204,6 +206,8 @@ ROWS_A_BATCH = 1_000
 """Of a shard that is written anew: the event loop waits while so many are decoded and encoded."""
 SCHEDULES_A_BATCH = 4
 """Each may have a body of some MiB."""
+TRANSACTIONS_A_BATCH = 16
+"""Rows; each may have the bodies of a whole frame."""
 BYTES_A_BATCH = 4 << 20
 
 _K = TypeVar("_K")
@@ -219,11 +223,14 @@ class Counts(NamedTuple):
     groups: int
     sessions: int
     schedules: int
+    transactions: int
+    """Rows of them, half tasks included."""
 
     def __str__(self) -> str:
         return (
             f"{self.tasks} tasks, {self.progress} rows of progress, {self.dead} dead letters,"
-            f" {self.groups} groups, {self.sessions} sessions, {self.schedules} schedules"
+            f" {self.groups} groups, {self.sessions} sessions, {self.schedules} schedules,"
+            f" {self.transactions} rows of transactions"
         )
 
 
@@ -236,6 +243,7 @@ class SmallRecords(NamedTuple):
     dead: list[tuple[ProgressKey, bytes]]
     outcomes: list[tuple[int, bytes]]
     schedules: list[bytes]
+    transactions: list[bytes]
 
 
 class Filling:
@@ -264,6 +272,7 @@ class Mirror:
         self._groups: dict[GroupKey, bytes] = {}
         self._sessions: dict[bytes, bytes] = {}
         self._schedules: dict[str, bytes] = {}
+        self._transactions: dict[TransactionKey, bytes] = {}
         self._endings: deque[tuple[int, bytes]] = deque()
         self._endings_count = 0
         self._endings_max = endings_max
@@ -306,6 +315,7 @@ class Mirror:
             len(self._groups),
             len(self._sessions),
             len(self._schedules),
+            len(self._transactions),
         )
 
     # --- batches -----------------------------------------------------------------------------
@@ -332,6 +342,7 @@ class Mirror:
         _change(self._groups, effects.groups, records.groups)
         _change(self._sessions, effects.sessions, records.sessions)
         _change(self._schedules, effects.schedules, records.schedules)
+        _change(self._transactions, effects.transactions, records.transactions)
         if records.outcomes is not None:
             self._tasks.drop(effects.ended)
             self._progress.drop(effects.ended)
@@ -390,6 +401,8 @@ class Mirror:
             self._sessions[decode_session(record).session] = record
         for record in small.schedules:
             self._schedules[decode_schedule(record).schedule.name] = record
+        for record in small.transactions:
+            self._transactions[key_of(decode_transaction(record))] = record
         for rows, pairs in ((self._progress, small.progress), (self._dead, small.dead)):
             rows.clear()
             rows.change([key for key, _ in pairs], [record for _, record in pairs])
@@ -451,6 +464,7 @@ class Mirror:
             dead=sorted((row.id, row.group, row.topic) for row in map(decode_dead, self._dead)),
             outcomes=list(self.outcomes()),
             schedules=[decode_schedule(record) for record in self._schedules.values()],
+            transactions=[decode_transaction(record) for record in self._transactions.values()],
         )
 
     def batches(self) -> Iterator[Effects]:
@@ -468,6 +482,9 @@ class Mirror:
             yield Effects(sessions={row.session: row for row in sessions})
         for schedules in _chunks(map(decode_schedule, self._schedules.values()), SCHEDULES_A_BATCH):
             yield Effects(schedules={row.schedule.name: row for row in schedules})
+        rows_of = map(decode_transaction, self._transactions.values())
+        for transactions in _chunks(rows_of, TRANSACTIONS_A_BATCH):
+            yield Effects(transactions={key_of(row): row for row in transactions})
         for records in self._tasks.chunks(ROWS_A_BATCH, BYTES_A_BATCH):
             rows = map(decode_task, records)
             yield Effects(enqueued={row.id: row for row in rows})

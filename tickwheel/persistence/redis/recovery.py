@@ -22,6 +22,7 @@ from tickwheel.persistence.codec import (
     decode_progress,
     decode_schedule,
     decode_session,
+    decode_transaction,
 )
 from tickwheel.persistence.contract import Handles, Keyed, Small, StoreAway
 from tickwheel.persistence.redis.driver import Argument
@@ -71,6 +72,7 @@ class Recovering:
                 dead=await self._rows("dead_record"),
                 outcomes=await self._endings(),
                 schedules=await self._records("schedules"),
+                transactions=await self._records("transactions"),
             )
             # What was there at the beginning is still there.
             await self._asker.look(locked=True)
@@ -88,6 +90,7 @@ class Recovering:
             ),
             outcomes=outcomes[-endings_max:],
             schedules=list(map(decode_schedule, small.schedules)),
+            transactions=list(map(decode_transaction, small.transactions)),
         )
 
     async def _records(self, name: str) -> list[bytes]:

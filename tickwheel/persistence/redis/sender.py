@@ -58,7 +58,7 @@ class Sender:
         """Returns when the batch is applied. Raises Again, Away, Lost, Answer."""
         id_mark = id_text(max(self.id_mark, effects.id_mark))
         position_ms = b"%d" % effects.position_ms
-        makes_tasks = int(bool(effects.enqueued))
+        makes_tasks = int(effects.makes_tasks)
         if len(flat) == 1:
             lowest = id_text(min(effects.enqueued)) if effects.enqueued else b""
             marks = (n, makes_tasks, lowest, id_mark, position_ms)

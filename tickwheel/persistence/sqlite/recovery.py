@@ -36,6 +36,7 @@ from tickwheel.persistence.sqlite.rows import (
     read_moves,
     schedule_row,
     session_row,
+    transaction_row,
 )
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ def read_small(connection: sqlite3.Connection, endings_max: int) -> Small:
             dead=list(connection.execute("SELECT id, grp, topic FROM dead ORDER BY id, grp")),
             outcomes=_endings(connection, endings_max),
             schedules=[schedule_row(*row) for row in connection.execute("SELECT * FROM schedule")],
+            transactions=[transaction_row(*row) for row in connection.execute("SELECT * FROM tx")],
         )
 
 

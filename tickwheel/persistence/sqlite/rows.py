@@ -24,6 +24,7 @@ from tickwheel.model.records import (
     keys_bytes,
     options_bytes,
 )
+from tickwheel.model.transactions import Halves
 from tickwheel.persistence.codec import (
     decode_answers,
     decode_attempts,
@@ -31,12 +32,14 @@ from tickwheel.persistence.codec import (
     decode_failures,
     decode_schedule,
     decode_settings,
+    decode_transaction,
     encode_answers,
     encode_attempts,
     encode_extras,
     encode_failures,
     encode_schedule,
     encode_settings,
+    encode_transaction,
     progress_state,
 )
 from tickwheel.persistence.sqlite.packs import DUE_BYTES
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 
     from tickwheel.model.effects import Effects
     from tickwheel.model.schedules import ScheduleRow
+    from tickwheel.model.transactions import TransactionKey, TransactionRow
 
 ROWS_MAX = 512
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, ROWS_MAX)
@@ -104,6 +108,7 @@ REPLACE_PREPARE = insert("REPLACE", "prepare", 7)
 REPLACE_DEAD = insert("REPLACE", "dead", 7)
 REPLACE_SESSIONS = insert("REPLACE", "session", 4)
 REPLACE_SCHEDULES = insert("REPLACE", "schedule", 2)
+REPLACE_TRANSACTIONS = insert("REPLACE", "tx", 3)
 REPLACE_GROUPS = insert("REPLACE", "grp", 5)
 
 
@@ -118,6 +123,7 @@ DELETE_PREPARE = _delete("prepare", {"id": "INTEGER", "grp": "TEXT"})
 DELETE_DEAD = _delete("dead", {"id": "INTEGER", "grp": "TEXT"})
 DELETE_GROUPS = _delete("grp", {"topic": "TEXT", "grp": "TEXT"})
 DELETE_SCHEDULES = _delete("schedule", {"name": "TEXT"})
+DELETE_TRANSACTIONS = _delete("tx", {"id": "TEXT", "part": "INTEGER"})
 DELETE_SESSIONS = _delete("session", {"session": "BLOB"})
 
 # With str() of a list of ints as the argument: one argument for any number of ids.
@@ -234,10 +240,17 @@ def task_bytes(rows: Collection[TaskRow]) -> int:
 
 
 def enqueued_bytes(effects: Effects) -> int:
-    """``task_bytes`` of the new tasks, which have been counted already if an engine made them."""
+    """``task_bytes`` of the new tasks and half tasks, which have been counted already if an engine
+    made them."""
     if effects.enqueued_bytes:
         return effects.enqueued_bytes + ROW_BYTES * len(effects.enqueued)
-    return task_bytes(effects.enqueued.values())
+    return task_bytes(effects.enqueued.values()) + halves_bytes(effects)
+
+
+def halves_bytes(effects: Effects) -> int:
+    """The same of the new half tasks."""
+    rows = (row for row in effects.transactions.values() if isinstance(row, Halves))
+    return sum(half.size_bytes + ROW_BYTES for row in rows for half in row.halves)
 
 
 def task_rows_max(rows: Collection[TaskRow]) -> int:
@@ -298,6 +311,16 @@ def schedule_values(rows: Iterable[ScheduleRow]) -> Iterator[Sequence[object]]:
 
 def schedule_row(name: str, data: bytes) -> ScheduleRow:
     return decode_schedule(data)
+
+
+def transaction_values(
+    rows: Iterable[tuple[TransactionKey, TransactionRow | Halves]],
+) -> Iterator[Sequence[object]]:
+    return ((*key, encode_transaction(row)) for key, row in rows)
+
+
+def transaction_row(name: str, part: int, data: bytes) -> TransactionRow | Halves:
+    return decode_transaction(data)
 
 
 def session_row(session: bytes, floor: int, seen_ms: int, answers: bytes) -> SessionRow:

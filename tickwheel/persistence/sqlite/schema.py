@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 APPLICATION_ID = 0x5457_4845
 """'TWHE', in the file's header, where ``file`` and ``PRAGMA application_id`` find it."""
-LAYOUT = 6
+LAYOUT = 7
 LAYOUT_WITH_PACKS = 2
 LAYOUT_WITH_PLACES = 4
 LAYOUT_WITH_MOVES = 5
 LAYOUT_WITH_KEYS = LAYOUT_WITH_SCHEDULES = 6
+LAYOUT_WITH_TRANSACTIONS = 7
 _PACK = """CREATE TABLE pack(
         first INTEGER PRIMARY KEY, count INTEGER, head BLOB, topics TEXT, bodies BLOB,
         extras BLOB)"""
@@ -40,12 +41,15 @@ _MOVE = "CREATE TABLE move(batch INTEGER PRIMARY KEY, data BLOB)"
 _PACK_KEY = "CREATE TABLE pack_key(first INTEGER PRIMARY KEY, hashes BLOB)"
 _TASK_KEY = "CREATE TABLE task_key(id INTEGER PRIMARY KEY, hash INTEGER)"
 _SCHEDULE = "CREATE TABLE schedule(name TEXT PRIMARY KEY, data BLOB) WITHOUT ROWID"
+_TRANSACTION = """CREATE TABLE tx(
+        id TEXT, part INTEGER, data BLOB, PRIMARY KEY(id, part)) WITHOUT ROWID"""
 UPGRADES: dict[int, tuple[str, ...]] = {
     1: (_PACK, _GONE),
     2: ("ALTER TABLE grp ADD COLUMN settings BLOB",),
     3: ("ALTER TABLE grp ADD COLUMN since_id INTEGER",),
     4: (_MOVED, _MOVE),
     5: (_PACK_KEY, _TASK_KEY, _SCHEDULE),
+    6: (_TRANSACTION,),
 }
 """From a layout to the next: the statements that do it, in one transaction. ``upgrade`` fills the
 tables of keys."""
@@ -83,6 +87,8 @@ TABLES = (
     "CREATE TABLE session(session BLOB PRIMARY KEY, floor INTEGER, seen_ms INTEGER, outcomes BLOB)",
     # Recurring schedules, and how far each has come.
     _SCHEDULE,
+    # Transactions: part 0 says where one stands; the others are half tasks, as they were prepared.
+    _TRANSACTION,
     # How tasks ended, a row a batch. upto counts the endings written so far, this row's included.
     "CREATE TABLE ending(batch INTEGER PRIMARY KEY, upto INTEGER, data BLOB)",
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID",

@@ -53,6 +53,7 @@ from tickwheel.persistence.sqlite.rows import (
     session_values,
     task_rows_max,
     task_values,
+    transaction_values,
 )
 from tickwheel.persistence.sqlite.schema import begin_epoch, identify_file
 
@@ -69,6 +70,8 @@ SESSIONS_A_STATEMENT_MAX = 16
 
 SCHEDULES_A_STATEMENT_MAX = 8
 """Each has a body of its own."""
+TRANSACTIONS_A_STATEMENT_MAX = 8
+"""Each may have the bodies of a whole frame."""
 
 
 def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, TaskRow]) -> None:
@@ -97,12 +100,24 @@ def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, T
         sql.REPLACE_SCHEDULES.run(connection, schedule_values(schedules), SCHEDULES_A_STATEMENT_MAX)
         dropped = [(name,) for name, row in effects.schedules.items() if row is None]
         sql.DELETE_SCHEDULES.run(connection, dropped)
+    if effects.transactions:
+        write_transactions(connection, effects)
     if effects.groups:
         groups = [row for row in effects.groups.values() if row is not None]
         sql.REPLACE_GROUPS.run(connection, group_values(groups))
         sql.DELETE_GROUPS.run(
             connection, [key for key, row in effects.groups.items() if row is None]
         )
+
+
+def write_transactions(connection: sqlite3.Connection, effects: Effects) -> None:
+    """Where they stand, and their half tasks."""
+    written = [(key, row) for key, row in effects.transactions.items() if row is not None]
+    sql.REPLACE_TRANSACTIONS.run(
+        connection, transaction_values(written), TRANSACTIONS_A_STATEMENT_MAX
+    )
+    dropped = [key for key, row in effects.transactions.items() if row is None]
+    sql.DELETE_TRANSACTIONS.run(connection, dropped)
 
 
 def enqueue(
@@ -330,8 +345,9 @@ class Writer:
     def commit(self, epoch: int, owner: str, n: int, effects: Effects) -> bool:
         """See ``Store.commit``."""
         connection, upkeep = self._usable()
+        makes_tasks = effects.makes_tasks
         try:
-            if effects.enqueued and not upkeep.allows(sql.enqueued_bytes(effects)):
+            if makes_tasks and not upkeep.allows(sql.enqueued_bytes(effects)):
                 if not self._is_next(connection, epoch, owner, n):
                     return False
                 raise self._full(n)
@@ -339,7 +355,7 @@ class Writer:
         except sqlite3.Error as error:
             self._raise_unless_full(connection, error, n)
             self._make_room(connection, upkeep)
-            if effects.enqueued:
+            if makes_tasks:
                 raise self._full(n) from error
             applied = self._again(connection, epoch, owner, n, effects)
         if applied:

@@ -56,6 +56,8 @@ AT_A_TIME = 8
 """Requests begun, and answers written, in one turn of the event loop."""
 _BEARER = b"bearer "
 _LOGIN = ("POST", SESSIONS_PATH)
+_OWN_SITE = (b"same-origin", b"none")
+"""A page of ours, or nobody's: an address that was typed."""
 
 
 class Api:
@@ -242,9 +244,14 @@ class Api:
             session = self._sessions.find(cookie_of(headers))
             if session is not None:
                 return session.principal
-        if route.public and self._sessions.are_needed:
+        if route.public and self._sessions.are_needed and not peer:
             return NOBODY
-        return self._logins.authenticate(None, peer)
+        try:
+            return self._logins.authenticate(None, peer)
+        except Unauthorized:
+            if route.public:  # with a certificate that no rule names, and perhaps a token soon
+                return NOBODY
+            raise
 
     @staticmethod
     def _finished(exchange: Exchange, watch: _Watch) -> None:
@@ -328,7 +335,10 @@ class _Watch:
 
 def _check_origin(headers: dict[bytes, bytes]) -> None:
     """A browser says whose page asks. Without a token nothing else keeps a page of another site
-    from asking what runs on its visitor's machine."""
+    from asking what runs on its visitor's machine. An image has no Origin, and takes tasks from a
+    stream: that it comes from elsewhere is said by another header."""
+    if headers.get(b"sec-fetch-site", b"none") not in _OWN_SITE:
+        raise Forbidden("a page of another site must not ask this (Sec-Fetch-Site)")
     origin = headers.get(b"origin")
     if origin is None:
         return

@@ -13,6 +13,7 @@ from tickwheel.server.http.handlers.producing import Producing
 from tickwheel.server.http.handlers.scheduling import Scheduling
 from tickwheel.server.http.handlers.sessions import Login
 from tickwheel.server.http.handlers.settling import Settling
+from tickwheel.server.http.handlers.transacting import Transacting
 from tickwheel.server.http.handlers.watching import HTML, Watching
 from tickwheel.server.http.routes import Route
 from tickwheel.server.http.sessions import Sessions
@@ -53,6 +54,7 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
         *_topics(Listing()),
         *_dead(Controlling()),
         *_schedules(Scheduling()),
+        *_transactions(Transacting()),
         *_daemon(Listing()),
         *_watching(Watching(keep_alive_s=keep_alive_s)),
     ]
@@ -182,6 +184,27 @@ def _dead(control: Controlling) -> list[Route]:
               "Requeue dead letters", ("requeue_dead",), types.Results, body=types.DeadIn),
         Route("POST", "/v1/dead-letters/delete", control.delete_dead, tag,
               "Delete dead letters", ("delete_dead",), types.Results, body=types.DeadIn),
+    ]  # fmt: skip
+
+
+def _transactions(transact: Transacting) -> list[Route]:
+    tag, path = "transactions", "/v1/transactions/{name}"
+    unknown, decided = (
+        ("unknown_transaction",),
+        ("transaction_committed", "transaction_rolled_back"),
+    )
+    return [
+        Route("GET", "/v1/transactions", transact.list_transactions, tag,
+              "List transactions that are not decided", ("list_transactions",), types.Transactions,
+              query=types.TransactionPage),
+        Route("GET", path, transact.show_transaction, tag, "One transaction and its half tasks",
+              ("show_transaction",), types.Transaction, codes=unknown),
+        Route("POST", f"{path}/commit", transact.commit_transaction, tag,
+              "Commit: its half tasks are tasks", ("commit_transaction",), types.AcceptedIds,
+              codes=(*unknown, decided[1], *_NEW)),
+        Route("POST", f"{path}/rollback", transact.rollback_transaction, tag,
+              "Roll back: none of its tasks ever was", ("rollback_transaction",),
+              types.AcceptedIds, codes=(*unknown, decided[0])),
     ]  # fmt: skip
 
 

@@ -248,6 +248,37 @@ ENGINE: tuple[Metric[Core], ...] = (
         lambda c, _: c.totals.schedules_overlapped,
     ),
     Metric(
+        "tickwheel_transactions_open",
+        "Transactions that are not decided and not parked.",
+        lambda c, _: c.book.undecided - c.book.parked,
+    ),
+    Metric(
+        "tickwheel_transactions_parked",
+        "Transactions that were asked about often enough: an operator decides.",
+        lambda c, _: c.book.parked,
+    ),
+    Metric(
+        "tickwheel_half_tasks",
+        "Half tasks of transactions that are not decided.",
+        lambda c, _: c.book.tasks,
+    ),
+    Metric("tickwheel_half_tasks_bytes", "Their bytes.", lambda c, _: c.book.size_bytes),
+    Metric(
+        "tickwheel_transactions_committed_total",
+        "Transactions that were committed.",
+        lambda c, _: c.totals.transactions_committed,
+    ),
+    Metric(
+        "tickwheel_transactions_rolled_back_total",
+        "Transactions that were rolled back.",
+        lambda c, _: c.totals.transactions_rolled_back,
+    ),
+    Metric(
+        "tickwheel_transaction_checks_total",
+        "Times that a producer was asked about a transaction.",
+        lambda c, _: c.totals.transactions_checked,
+    ),
+    Metric(
         "tickwheel_windows_total",
         "Tasks with a due window, for which a moment was chosen.",
         lambda c, _: c.totals.windows,

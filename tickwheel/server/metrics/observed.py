@@ -104,6 +104,7 @@ class Observed:
             + len(effects.groups)
             + len(effects.sessions)
             + len(effects.schedules)
+            + len(effects.transactions)
         )
 
     def schedules_late(self, late_ms: list[int]) -> None:

@@ -152,6 +152,12 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
         "run_schedule": Need(Right.OPERATE, Of.FOUND),
         "backfill_schedule": Need(Right.OPERATE, Of.FOUND),
         "delete_schedule": Need(Right.OPERATE, Of.FOUND),
+        "prepare": Need(Right.PRODUCE, Of.EACH_TASK),
+        "commit_transaction": Need(Right.PRODUCE, Of.FOUND),
+        "rollback_transaction": Need(Right.PRODUCE, Of.FOUND),
+        "answer_checks": Need(Right.PRODUCE, Of.FOUND),
+        "list_transactions": Need(Right.READ, Of.FOUND),
+        "show_transaction": Need(Right.READ, Of.FOUND),
         "backup": Need(Right.ADMIN, Of.ANY),
         # Whoever may speak at all may say these; they are about the caller itself.
         "ping": None,

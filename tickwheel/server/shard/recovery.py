@@ -54,6 +54,7 @@ class Recovering:
         recovery.groups(small.groups)
         recovery.sessions(small.sessions)
         recovery.outcomes(small.outcomes)
+        self._engine.transactions.restore(small.transactions)
         schedules = self._engine.schedules
         for row in small.schedules:
             try:

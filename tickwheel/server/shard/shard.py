@@ -19,6 +19,7 @@ from tickwheel.persistence.contract import Fenced, Opened, Store, StoreBroken
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.shard.background import Upkeep
 from tickwheel.server.shard.border import Border, OnEvent
+from tickwheel.server.shard.checkbacks import CHECKS_PER_TICK, CheckBacks
 from tickwheel.server.shard.coalescing import Coalescing
 from tickwheel.server.shard.committer import Committer
 from tickwheel.server.shard.listings import Listings
@@ -119,15 +120,15 @@ class Shard:
         )
         self.coalescing = self._new_coalescing()
         self.upkeep = self._new_upkeep()
+        self.checkbacks = CheckBacks()
         self.callers: set[Caller] = set()
         self.on_landed: Callable[[], None] = lambda: None
         """Called when answers that had to wait have left: the transport may take more requests."""
         self.draining = False
-        self.started_mono_ms = clock.read().mono_ms
+        self.started_mono_ms = self._swept_mono_ms = clock.read().mono_ms
         self._woken = self._stopped = self._paused = False
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._swept_mono_ms = clock.read().mono_ms
         self._begin_ledger(opened)
 
     def _begin_ledger(self, opened: Opened) -> None:
@@ -361,6 +362,7 @@ class Shard:
                 return  # the renewal of the lease pokes
             more = self.engine.delivery.fire(now.now_ms, FIRE_PER_TICK)
             more |= self._fire_schedules(now)
+            more |= self._check_transactions(now)
             more |= self.engine.delivery.lapse(now.now_ms, FIRE_PER_TICK)
             self.engine.settlement.expire(*now)
             dispatches, unfinished = self.engine.delivery.dispatch(*now, DISPATCH_PER_TICK)
@@ -402,6 +404,20 @@ class Shard:
             schedules.late_ms = []
         if self.core.agenda.wants_cancel:
             self.upkeep.cancel_previous()
+        return more
+
+    def _check_transactions(self, now: Now) -> bool:
+        """Ask about those whose time has come."""
+        due_ms = self.core.book.next_ms()
+        if due_ms is None or due_ms > now.now_ms:
+            return False
+        checkbacks, totals = self.checkbacks, self.core.totals
+        parked = totals.transactions_parked
+        more = self.engine.transactions.check(now.now_ms, CHECKS_PER_TICK, checkbacks.ask)
+        checkbacks.flush(lambda error: self.border.report("a question about transactions", error))
+        if totals.transactions_parked > parked:
+            count = totals.transactions_parked - parked
+            self.on_event("transactions_parked", f"{count} were; tickwheel transactions list")
         return more
 
     def _sweep(self, now: Now) -> None:

@@ -61,6 +61,12 @@ def stats_map(shard: Shard, now: Now, value_bytes: ValueBytes) -> dict[str, Any]
         ),
         "sessions": len(core.sessions),
         "schedules": len(core.agenda.known),
+        "transactions": {
+            "open": core.book.undecided - core.book.parked,
+            "parked": core.book.parked,
+            "half_tasks": core.book.tasks,
+            "bytes": core.book.size_bytes,
+        },
         "store_ok": shard.committer.trouble is None,
         "lateness": shard.lateness.summary(),
         "topics": shown,

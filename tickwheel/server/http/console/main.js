@@ -181,6 +181,11 @@ document.getElementById("theme").addEventListener("click", () => {
   setTheme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length]);
 });
 
+// The hash is the view's: the link must not change it.
+document.getElementById("skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
 fill(views, VIEWS.map(([view, title]) => h("a", { href: `#/${view}` }, title)));
 views.hidden = true;
 document.getElementById("logout").addEventListener("click", async () => {

@@ -88,6 +88,8 @@ export async function open(main, query, signal) {
         section("A second", h("div", { class: "rates" }, RATES.map(([name]) => h("div", { class: `rate rate-${name}` }, h("span", null, rates[name].text), rates[name].value, rates[name].line)))),
         section("Lateness and more", late))));
   feed.addEventListener("overview", show, { signal });
+  // The turns to come wait for the first word of the daemon only once.
+  feed.addEventListener("overview", () => showTurns().catch(() => {}), { signal, once: true });
   show();
   return { every: 10_000, refresh: showTurns, live: true };
 }

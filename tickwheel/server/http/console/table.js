@@ -20,7 +20,7 @@ export class Table {
     this.onChosen = onChosen;
     this.rowHeight = rowHeight;
     this.body = h("tbody");
-    this.all = onChosen ? h("input", { type: "checkbox", "aria-label": "Choose all rows that are loaded", onchange: () => this.#chooseAll() }) : null;
+    this.all = onChosen ? h("input", { type: "checkbox", disabled: true, "aria-label": "Choose all rows that are loaded", onchange: () => this.#chooseAll() }) : null;
     const heads = columns.map((column) => h("th", { scope: "col", class: column.class }, column.name));
     if (this.all) heads.unshift(h("th", { scope: "col", class: "check" }, this.all));
     this.table = h("table", { class: "grid" }, h("caption", { class: "sr" }, label), h("thead", null, h("tr", null, heads)), this.body);
@@ -65,6 +65,7 @@ export class Table {
 
   #changed() {
     if (!this.all) return;
+    this.all.disabled = this.rows.length === 0;
     this.all.checked = this.rows.length > 0 && this.chosen.size >= this.rows.length;
     this.all.indeterminate = this.chosen.size > 0 && !this.all.checked;
     this.onChosen(this.chosenRows);

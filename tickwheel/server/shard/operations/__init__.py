@@ -22,6 +22,7 @@ from tickwheel.server.shard.operations.listing import Listing
 from tickwheel.server.shard.operations.producing import Producing
 from tickwheel.server.shard.operations.scheduling import Scheduling
 from tickwheel.server.shard.operations.settling import Settling
+from tickwheel.server.shard.operations.transacting import Transacting
 from tickwheel.server.shard.operations.watching import Watching
 
 if TYPE_CHECKING:
@@ -92,6 +93,8 @@ class Operations:
         self.configure = groups.configure
 
         self._on_schedules(Scheduling(shard, value_bytes, produce.check_door))
+        door, tasks = produce.check_door, produce.checked
+        self._on_transactions(Transacting(shard, value_bytes, door, tasks))
 
         self._on_what_is_there(Listing(shard, value_bytes))
 
@@ -116,6 +119,14 @@ class Operations:
         self.run_schedule = schedule.run_schedule
         self.backfill_schedule = schedule.backfill_schedule
         self.delete_schedule = schedule.delete_schedule
+
+    def _on_transactions(self, transact: Transacting) -> None:
+        self.prepare = transact.prepare
+        self.commit_transaction = transact.commit_transaction
+        self.rollback_transaction = transact.rollback_transaction
+        self.answer_checks = transact.answer_checks
+        self.list_transactions = transact.list_transactions
+        self.show_transaction = transact.show_transaction
 
     # --- about the caller itself -----------------------------------------------------------------
 
@@ -175,6 +186,7 @@ class Operations:
         shard.callers.discard(caller)
         shard.listings.closed(caller)
         shard.backups.closed(caller)
+        shard.checkbacks.closed(caller)
         mono_ms = shard.clock.read().mono_ms
         for subscriber in caller.consumers:
             if subscriber.sink is not None:

@@ -76,7 +76,7 @@ class Producing:
         """
         if self._was_answered(caller, request, floor, now, tasks):
             return
-        new_tasks, size, rules = self._parse(self._checked(tasks), now.now_ms)
+        new_tasks, size, rules = self._parse(self.checked(tasks), now.now_ms)
         if caller.quota is not None:
             self._charge(caller.quota, len(new_tasks), size)
         placed, intake = self._shard.new_tasks.has_windows, self._shard.border.act().intake
@@ -136,7 +136,7 @@ class Producing:
         one for all, or one each. Raises as ``enqueue``."""
         if self._was_answered(caller, request, floor, now):
             return
-        many = self._checked(bodies, "bodies")
+        many = self.checked(bodies, "bodies")
         new_tasks, size = self._columns(topic, many, delays_ms, now.now_ms)
         if caller.quota is not None:
             self._charge(caller.quota, len(new_tasks), size)
@@ -172,7 +172,7 @@ class Producing:
         self.check_door()
         if caller.quota is not None:
             caller.quota.check(self._core, now.mono_ms)
-        new_tasks, size, rules = self._parse(self._checked(tasks), now.now_ms)
+        new_tasks, size, rules = self._parse(self.checked(tasks), now.now_ms)
         if caller.quota is not None:
             self._charge(caller.quota, len(new_tasks), size)
         intake = self._shard.border.act().intake
@@ -260,7 +260,8 @@ class Producing:
         if self._committer.stalled:
             raise Refused(f"{STALLED}: {self._committer.trouble}")
 
-    def _checked(self, tasks: object, field: str = "tasks") -> Sequence[Any]:
+    def checked(self, tasks: object, field: str = "tasks") -> Sequence[Any]:
+        """As many as one request may have. Raises BadRequest, LimitExceeded."""
         if type(tasks) is not tuple or not 0 < len(tasks) <= self._tasks_max:
             found = checks.sequence(tasks, field, self._tasks_max)
             raise BadRequest(f"{field} has {len(found)} elements; at least 1 is needed")

@@ -12,6 +12,7 @@ from tickwheel.server.tcp.handlers.controlling import Controlling
 from tickwheel.server.tcp.handlers.producing import Producing
 from tickwheel.server.tcp.handlers.scheduling import Scheduling
 from tickwheel.server.tcp.handlers.settling import Settling
+from tickwheel.server.tcp.handlers.transacting import Transacting
 from tickwheel.server.tcp.shared import Handler, Table
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def command_table(operations: Operations) -> Table:
     """Of a daemon that leads."""
     produce, consume = Producing(operations), Consuming(operations)
     settle, control = Settling(operations), Controlling(operations)
-    schedules = Scheduling(operations)
+    schedules, transactions = Scheduling(operations), Transacting(operations)
     handlers: dict[int, Handler] = {
         **_about_the_conversation(operations),
         FrameType.ENQUEUE: produce.enqueue,
@@ -66,6 +67,12 @@ def command_table(operations: Operations) -> Table:
         FrameType.SCHEDULE_PUT: schedules.put,
         FrameType.SCHEDULE_LIST: schedules.list_schedules,
         FrameType.SCHEDULE: schedules.act,
+        FrameType.PREPARE: transactions.prepare,
+        FrameType.COMMIT: transactions.commit,
+        FrameType.ROLLBACK: transactions.rollback,
+        FrameType.TRANSACTION_LIST: transactions.list_transactions,
+        FrameType.TRANSACTION_SHOW: transactions.show,
+        FrameType.CHECKS: transactions.answer_checks,
     }
 
     def unknown(peer: Peer, frame: Frame, now: Now) -> None:

@@ -1,0 +1,250 @@
+"""For everybody: what axe finds, the keyboard alone, narrow and wide, light and dark. The pictures
+of the documents are taken here: ``PICTURES=docs .venv/bin/pytest -n0 tests/console/test_looks.py``
+writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from console.asking import ask, enqueue, make_group, post, pull
+from console.conftest import Console
+from support.daemon import Daemon
+
+Open = Callable[..., Console]
+AXE = (Path(__file__).parent / "axe" / "axe.min.js").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+PICTURES = os.environ.get("PICTURES")
+PICTURE_BYTES_MAX = 300_000
+LOAD_S = 25.0
+"""So long the load is that the rates of a picture are lines."""
+HOUR_MS = 3_600_000
+PHONE = {"width": 390, "height": 844}
+WIDE = {"width": 1280, "height": 860}
+
+
+class Shop:
+    """A daemon with something of everything."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / "report").mkdir(parents=True)
+        (folder / "report" / "report.html").write_text("<!doctype html><title>r</title><h1>r</h1>")
+        self.daemon = Daemon(
+            folder / "daemon", http=True, node="shop-1",
+            history_dir=folder / "history", report_dir=folder / "report",
+        )  # fmt: skip
+        self.task = ""
+
+    def fill(self) -> None:
+        daemon, chance = self.daemon, random.Random(7355)
+        for topic, group in (
+            ("orders.close", "billing"),
+            ("mails.send", "smtp"),
+            ("payments.check", "bank"),
+        ):
+            make_group(daemon, topic, group)
+            tasks = [
+                {
+                    "topic": topic,
+                    "body": json.dumps({"order": 4_000 + n, "customer": f"c-{n % 70}"}),
+                    "delay_ms": 60_000 + int(chance.random() ** 2 * 12 * HOUR_MS),
+                    "key": f"order-{4_000 + n}", "tag": chance.choice(("eu", "us")),
+                }
+                for n in range(3_000)
+            ]  # fmt: skip
+            post(daemon, "/v1/tasks", {"tasks": tasks})
+        ask(daemon, "PATCH", "/v1/topics/mails.send/groups/smtp", {"paused": True})
+        enqueue(daemon, "mails.send", 120)
+        self._fail()
+        daily = {"topic": "mails.send", "cron": "0 9 * * *", "timezone": "Europe/Berlin"}
+        ask(daemon, "PUT", "/v1/schedules/daily-summary", daily)
+
+    def _fail(self) -> None:
+        """Attempts that end in a retry, and some that never will succeed."""
+        daemon = self.daemon
+        body = json.dumps({"order": 42, "lines": [{"sku": "A-1", "count": 2}], "total": "19.90"})
+        given = {"topic": "payments.check", "body": body, "key": "order-42", "tag": "eu"}
+        self.task = post(daemon, "/v1/tasks", given | {"properties": {"country": "de"}})["id"]
+        for _ in range(2):
+            [one] = pull(daemon, "payments.check", "bank")
+            said = {"receipts": [one["receipt"]], "reason": "the bank does not answer"}
+            post(daemon, "/v1/nacks", said | {"delay_ms": 0})
+        [one] = pull(daemon, "payments.check", "bank")
+        said = {"receipts": [one["receipt"]], "reason": "the bank does not answer"}
+        post(daemon, "/v1/nacks", said | {"delay_ms": 480_000})
+        for reason, many in (("no such order", 7), ("card refused", 12), ("unknown country", 3)):
+            enqueue(daemon, "orders.close", many)
+            found = pull(daemon, "orders.close", "billing", many)
+            said = {"receipts": [one["receipt"] for one in found], "reason": reason}
+            post(daemon, "/v1/rejections", said)
+        enqueue(daemon, "orders.close", 9)
+        pull(daemon, "orders.close", "billing", 6)
+
+    def work(self, page: Page) -> None:
+        """Load, for as long as a picture needs, and somebody who waits for the tasks."""
+        over, chance = threading.Event(), random.Random(1)
+
+        def consume() -> None:
+            while not over.is_set():
+                found = pull(self.daemon, "orders.close", "billing", 100)
+                receipts = [one["receipt"] for one in found]
+                if receipts:
+                    post(self.daemon, "/v1/acks", {"receipts": receipts})
+
+        consumer = threading.Thread(target=consume)
+        consumer.start()
+        began = time.monotonic()
+        while time.monotonic() - began < LOAD_S:
+            enqueue(self.daemon, "orders.close", 20 + chance.randrange(20), delay_ms=300)
+            page.wait_for_timeout(120)
+        over.set()
+        consumer.join()
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    found = Shop(tmp_path_factory.mktemp("shop"))
+    with found.daemon:
+        found.fill()
+        yield found
+
+
+VIEWS = (
+    "", "topics", "groups", "groups?topic=orders.close&group=billing", "tasks", "task/TASK", "dead",
+    "schedules?name=daily-summary", "nodes", "reports", "tasks?topic=nothing.here",
+)  # fmt: skip
+
+
+def looked_at(console: Console, shop: Shop, view: str) -> Page:
+    """The view with its data in it."""
+    page = console.open(view.replace("TASK", shop.task))
+    if view == "":
+        expect(page.locator(".tile b").first).to_have_text(re.compile(r"^[\d,]+$"))
+        page.locator(".turn").first.wait_for()
+    elif view == "reports":
+        page.locator("iframe").wait_for()
+    elif view.startswith(("task/", "nodes")):
+        page.locator(".facts").first.wait_for()
+    else:
+        page.locator("tbody tr:visible, .empty:visible").first.wait_for()
+    return page
+
+
+@pytest.mark.parametrize(
+    ("scheme", "size"),
+    [("light", WIDE), ("dark", PHONE)],
+    ids=["light-wide", "dark-narrow"],
+)
+def test_axe_finds_nothing_serious_and_nothing_is_cut_off(
+    console_on: Open, shop: Shop, scheme: str, size: dict[str, int]
+) -> None:
+    # axe is put into the page, which its policy forbids to everybody else.
+    console = console_on(shop.daemon, color_scheme=scheme, viewport=size, bypass_csp=True)
+    console.page.goto(f"{console.http}/console/")
+    console.page.evaluate(AXE)
+    for view in VIEWS:
+        page = looked_at(console, shop, view)
+        found: Any = page.evaluate(
+            "axe.run(document, { iframes: false, resultTypes: ['violations'] })"
+        )
+        bad = [
+            (one["id"], one["impact"], one["nodes"][0]["html"][:200])
+            for one in found["violations"]
+            if one["impact"] in ("serious", "critical")
+        ]
+        assert not bad, (view, bad)
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= size["width"], (view, wide)
+
+
+def test_a_dialog_is_for_everybody(console_on: Open, shop: Shop) -> None:
+    console = console_on(shop.daemon, bypass_csp=True)
+    page = console.open(f"task/{shop.task}")
+    page.evaluate(AXE)
+    page.get_by_role("button", name="Reschedule …").click()
+    page.locator("dialog").wait_for()
+    found: Any = page.evaluate("axe.run(document.querySelector('dialog'))")
+    assert [
+        one["id"] for one in found["violations"] if one["impact"] in ("serious", "critical")
+    ] == []
+
+
+def test_the_keyboard_alone(console_on: Open, shop: Shop) -> None:
+    page = console_on(shop.daemon).open("")
+    page.locator(".tile b", has_text=",").first.wait_for()
+    page.evaluate("document.activeElement.blur()")
+    page.keyboard.press("Tab")
+    expect(page.locator("#skip")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    assert page.url.endswith("/console/#/")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("main h1")).to_have_text("Tasks")
+    page.locator("tbody tr a").first.focus()
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Cancel …").focus()
+    page.keyboard.press("Enter")
+    dialog = page.locator("dialog")
+    dialog.wait_for()
+    expect(dialog.get_by_role("button", name="Do not")).to_be_focused()  # the harmless one
+    page.keyboard.press("Escape")
+    dialog.wait_for(state="detached")
+    expect(page.get_by_role("button", name="Cancel …")).to_be_focused()
+
+
+def test_less_motion_is_asked_for(console_on: Open, shop: Shop) -> None:
+    """The hand stands still between two looks."""
+    console = console_on(shop.daemon, reduced_motion="reduce")
+    page = console.page
+    page.add_init_script(
+        "window.frames_asked = 0; const theirs = requestAnimationFrame;"
+        " window.requestAnimationFrame = (act) => { window.frames_asked += 1;"
+        " return theirs(act); };"
+    )
+    looked_at(console, shop, "")
+    before = page.evaluate("window.frames_asked")
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.frames_asked") - before < 5
+
+
+# --- pictures ------------------------------------------------------------------------------------
+
+TAKEN = (
+    ("console.png", "", WIDE, "light"),
+    ("console-task.png", "task/TASK", WIDE, "light"),
+    ("console-dead.png", "dead", {"width": 1280, "height": 640}, "dark"),
+    ("console-phone.png", "", PHONE, "dark"),
+)
+
+
+@pytest.mark.parametrize(("name", "view", "size", "scheme"), TAKEN, ids=[one[0] for one in TAKEN])
+def test_pictures_of_the_documents(
+    console_on: Open, shop: Shop, tmp_path: Path, name: str, view: str, size: Any, scheme: str
+) -> None:
+    console = console_on(shop.daemon, color_scheme=scheme, viewport=size)
+    page = looked_at(console, shop, view)
+    if PICTURES and name == "console.png":
+        shop.work(page)
+    path = (DOCS if PICTURES == "docs" else tmp_path) / name
+    page.screenshot(path=path)
+    kept = (DOCS / name).read_bytes()
+    assert dimensions(path.read_bytes()) == dimensions(kept) == (size["width"], size["height"])
+    assert len(kept) <= PICTURE_BYTES_MAX
+    assert f"({name})" in (DOCS / "console.md").read_text()
+
+
+def dimensions(png: bytes) -> tuple[int, int]:
+    wide, tall = struct.unpack(">II", png[16:24])
+    return wide, tall

@@ -1,0 +1,205 @@
+"""Transactions against a model that is slow and obvious: a dictionary of what was said.
+
+Producers prepare, decide, ask again after a lost answer and are asked; batches land, are refused or
+get lost half way; the engine restarts. What must hold: nothing is delivered of a transaction that
+is not committed, everything of one that is, and never both; what was answered stays.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from engine.transaction_rig import CHECK_MS, GROUP, TransactionRig, half
+from support.engine_recount import recount
+from tickwheel.model.transactions import TransactionState
+
+names = st.sampled_from(["a", "b", "c", "d"])
+
+
+class TransactionsMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = TransactionRig()
+        self.count = 0
+        self.kept: dict[str, set[bytes]] = {}
+        """Name → bodies of half tasks whose answer has come;"""
+        self.sent: dict[str, set[bytes]] = {}
+        """of all that were ever prepared;"""
+        self.decided: dict[str, str] = {}
+        """and what was answered of it."""
+        self.delivered: set[bytes] = set()
+        self.seen = 0
+        self.generation: dict[str, int] = {}
+        self._serve()
+
+    def _serve(self) -> None:
+        self.rig.subscribe()
+
+    def _name(self, name: str) -> str:
+        """A decided one never comes again: its name is used anew with a number."""
+        return f"{name}{self.generation.get(name, 0)}"
+
+    # --- producers -----------------------------------------------------------------------------
+
+    @rule(name=names, count=st.integers(1, 3), delay_ms=st.sampled_from([0, 0, 5_000]))
+    def prepare(self, name: str, count: int, delay_ms: int) -> None:
+        full = self._name(name)
+        standing = self.rig.standing(full)
+        if not self.rig.is_free(full) or (standing is not None and standing.is_decided):
+            return
+        bodies = {b"%s-%d" % (full.encode(), self.count + n) for n in range(count)}
+        self.count += count
+        due_ms = self.rig.now_ms + delay_ms
+        halves = [half(body, due_ms) for body in sorted(bodies)]
+        self.sent.setdefault(full, set()).update(bodies)
+        self.rig.prepare(full, self.count, *halves, address=("kept", full, bodies))
+
+    @rule(name=names, how=st.sampled_from(["commit", "rollback"]))
+    def decide(self, name: str, how: str) -> None:
+        full = self._name(name)
+        found = self.rig.at(full)
+        if found is None or not self.rig.is_free(full):
+            return
+        if found.row.state.is_decided:
+            # What a second command is answered: it rests on what is durable.
+            word = "commit" if found.row.state is TransactionState.COMMITTED else "rollback"
+            self._answered(("decided", full, word))
+            return
+        if how == "commit":
+            self.rig.commit_of(full, ("decided", full, "commit"))
+        else:
+            self.rig.roll_back(full, ("decided", full, "rollback"))
+
+    @rule(name=names)
+    def begin_anew(self, name: str) -> None:
+        if self._name(name) in self.decided:
+            self.generation[name] = self.generation.get(name, 0) + 1
+
+    # --- the daemon ----------------------------------------------------------------------------
+
+    @rule(
+        end=st.sampled_from(["land", "land", "refuse", "withdraw", "crash before", "crash after"])
+    )
+    def a_batch(self, end: str) -> None:
+        rig = self.rig
+        if end == "withdraw":
+            rig.engine.intake.withdraw()
+            return
+        if rig.core.sealed is None and rig.seal() is None:
+            return
+        if end == "refuse":
+            rig.refuse()
+        elif end == "land":
+            rig.apply_and_land()
+        else:
+            if end == "crash after":
+                rig.apply()
+            rig.crash()
+            self._serve()
+        self._look()
+
+    @rule(ms=st.sampled_from([100, 5_000, CHECK_MS]))
+    def time_passes(self, ms: int) -> None:
+        self.rig.pass_time(ms)
+
+    @rule(there=st.booleans())
+    def check(self, there: bool) -> None:
+        self.rig.somebody_is_there = there
+        for name in self.rig.check():
+            assert name not in self.decided, "it was decided, and that was answered"
+
+    @rule()
+    def a_producer_comes(self) -> None:
+        self.rig.engine.transactions.came(GROUP, self.rig.now_ms)
+
+    @rule()
+    def deliver(self) -> None:
+        for got in self.rig.tick():
+            self.delivered.add(got.body)
+            self.rig.ack(got)
+
+    @rule()
+    def restart(self) -> None:
+        self.rig.stop_and_start()
+        self._look()
+        self._serve()
+
+    # --- what must hold ------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        for address in self.rig.answered[self.seen :]:
+            if address is not None:
+                self._answered(address)
+        self.seen = len(self.rig.answered)
+
+    def _answered(self, address: Any) -> None:
+        what, name, value = address
+        if what == "kept":
+            self.kept.setdefault(name, set()).update(value)
+        else:
+            assert self.decided.setdefault(name, value) == value, "both ways"
+
+    @invariant()
+    def nobody_sees_half_a_task(self) -> None:
+        committed = {
+            key[0]
+            for key, row in self.rig.rows.transactions.items()
+            if not key[1] and getattr(row, "state", None) is TransactionState.COMMITTED
+        }
+        for body in self.delivered | set(self.rig.bodies()):
+            name = body.decode().partition("-")[0]
+            assert name in committed, f"{body!r} is there, and {name} is not committed"
+        for name, word in self.decided.items():
+            assert (name in committed) == (word == "commit")
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        there = self.delivered | set(self.rig.bodies())
+        for name, bodies in self.kept.items():
+            if self.decided.get(name) == "commit":
+                assert bodies <= there, f"{bodies - there} are lost"
+            elif name not in self.decided:
+                self._still_half(name, bodies, there)
+
+    def _still_half(self, name: str, bodies: set[bytes], there: set[bytes]) -> None:
+        """Or decided, and the answer was lost with a crash."""
+        rows = self.rig.rows.transactions
+        if rows[name, 0].state.is_decided:  # type: ignore[union-attr]
+            return
+        stored = {
+            one.body
+            for key, row in rows.items()
+            if key[0] == name and key[1]
+            for one in row.halves  # type: ignore[union-attr]
+        }
+        assert bodies <= stored, f"half tasks {bodies - stored} are lost"
+
+    @invariant()
+    def the_sums_are_right(self) -> None:
+        recount(self.rig)
+
+    def teardown(self) -> None:
+        """In the end each is decided, and everything of the committed ones is delivered."""
+        rig = self.rig
+        rig.commit()
+        self._look()
+        for name in [n for n, one in rig.core.book.known.items() if not one.row.state.is_decided]:
+            rig.commit_of(name, ("decided", name, "commit"))
+        rig.commit()
+        self._look()
+        rig.pass_time(10_000)
+        for _ in range(20):
+            self.deliver()
+            rig.commit()
+        for name, word in self.decided.items():
+            bodies = self.kept.get(name, set())
+            there = {body for body in self.sent.get(name, set()) if body in self.delivered}
+            assert bodies <= there if word == "commit" else not there
+
+
+TestTransactions = TransactionsMachine.TestCase
+TestTransactions.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)

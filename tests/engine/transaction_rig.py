@@ -1,0 +1,83 @@
+"""A rig with transactions: what the operations look at is looked at here, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from support.engine_rig import CONFIG, NOW_MS, Rig
+from tickwheel.engine.book import Transaction
+from tickwheel.engine.state import EngineConfig
+from tickwheel.model.records import TaskOptions
+from tickwheel.model.transactions import Half, TransactionRow, TransactionState
+
+CHECK_MS, EVERY_MS, CHECKS_MAX = 60_000, 30_000, 3
+GROUP = "payments"
+TRANSACTIONS = replace(
+    CONFIG,
+    transaction_check_ms=CHECK_MS,
+    transaction_check_every_ms=EVERY_MS,
+    transaction_checks_max=CHECKS_MAX,
+    transactions_remembered_ms=600_000,
+    transactions_remembered_max=20,
+)
+
+
+def half(
+    body: bytes = b"b",
+    due_ms: int = 0,
+    *,
+    topic: str = "t",
+    delay_ms: int | None = None,
+    options: TaskOptions | None = None,
+) -> Half:
+    return Half(topic, due_ms, delay_ms, body, options)
+
+
+class TransactionRig(Rig):
+    """``prepare``, ``decide`` and ``check``; ``asked`` are those of the last check."""
+
+    def __init__(self, config: EngineConfig = TRANSACTIONS, now_ms: int = NOW_MS) -> None:
+        super().__init__(config, now_ms)
+        self.asked: list[str] = []
+        self.somebody_is_there = True
+
+    def at(self, name: str) -> Transaction | None:
+        return self.core.book.known.get(name)
+
+    def standing(self, name: str) -> TransactionState | None:
+        found = self.at(name)
+        return None if found is None else found.row.state
+
+    def is_free(self, name: str) -> bool:
+        found = self.at(name)
+        return found is None or self.engine.transactions.is_free(found)
+
+    def prepare(self, name: str, part: int, *halves: Half, address: Any = None) -> None:
+        self.engine.transactions.prepare(name, GROUP, part, halves, address, 0, self.now_ms)
+
+    def commit_of(self, name: str, address: Any = None) -> None:
+        found = self.at(name)
+        assert found is not None
+        self.engine.transactions.commit(found, address, 0, self.now_ms)
+
+    def roll_back(self, name: str, address: Any = None) -> None:
+        found = self.at(name)
+        assert found is not None
+        self.engine.transactions.rollback(found, address, 0, self.now_ms)
+
+    def check(self) -> list[str]:
+        """Those that somebody is asked about."""
+        self.asked = []
+        more = self.engine.transactions.check(self.now_ms, 1_000, self._ask)
+        assert not more
+        return self.asked
+
+    def _ask(self, row: TransactionRow) -> bool:
+        if self.somebody_is_there:
+            self.asked.append(row.id)
+        return self.somebody_is_there
+
+    def bodies(self) -> list[bytes]:
+        """Of all tasks that are stored, by id."""
+        return [row.body for _, row in sorted(self.rows.tasks.items())]

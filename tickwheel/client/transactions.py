@@ -1,0 +1,368 @@
+"""A transaction of a producer, and the answers to the daemon's questions about others.
+
+Knows no socket. Invariants:
+
+* A half task that nobody knows the fate of makes a transaction impossible to commit: what would be
+  committed with it is not known.
+* A transaction that this client has under way is not asked about: its program is about to decide.
+  What the daemon asks about it is left without an answer; it asks again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+from tickwheel.client.coalescing import IfPending
+from tickwheel.client.connection import LOGGER, Connection
+from tickwheel.client.results import Map, read
+from tickwheel.client.retry import Retry
+from tickwheel.client.tasks import Receipt, Task, Value, WireTask, due_of, frame_slices
+from tickwheel.client.times import Duration, moment
+from tickwheel.errors import (
+    BadRequest,
+    Conflict,
+    TickwheelError,
+    TransactionCommitted,
+    TransactionRolledBack,
+    shown,
+)
+from tickwheel.model.coalescing import ADD
+from tickwheel.protocol.frames import FrameType
+
+if TYPE_CHECKING:
+    from tickwheel.client.verbs.base import Verbs
+
+COUNTED_FROM = ("enqueue", "commit")
+CHECKS_AT_A_TIME = 16
+"""Questions that handlers work on at a time;"""
+CHECKS_MAX = 10_000
+"""so many more wait. Others are asked again by the daemon."""
+
+
+class Check(NamedTuple):
+    """A question: what became of this transaction?"""
+
+    transaction: str
+    group: str
+    began: datetime
+    tasks: int
+    """Half tasks that it has."""
+    number: int
+    """How often it was asked, with this time."""
+
+
+Decision = str | None
+"""What a handler answers: "commit", "rollback", or "unknown" (or None) to be asked again."""
+CheckHandler = Callable[[Check], Decision | Awaitable[Decision]]
+
+
+class Transaction:
+    """``async with client.transaction("payments") as tx: await tx.enqueue(…)``
+
+    Its tasks become tasks when it is committed: at the end of the ``async with``, or by
+    ``commit``. An exception there, or ``rollback``, and none of them ever was. ``id`` is its name:
+    keep it where your own transaction is kept, so that whoever is asked can look it up.
+    """
+
+    def __init__(
+        self, client: Verbs, checks: Checks, group: str, name: str | None, count_from: str
+    ) -> None:
+        if count_from not in COUNTED_FROM:
+            raise BadRequest(
+                f"count_from must be one of {', '.join(COUNTED_FROM)}, not {shown(count_from)}"
+            )
+        self.group = client._checker.name(group, "group")
+        self.id = os.urandom(16).hex() if name is None else client._checker.name(name, "id")
+        self.receipts: list[Receipt] = []
+        """Of its tasks, in the order in which they were enqueued, once it is committed."""
+        self._client = client
+        self._checks = checks
+        self._from_commit = count_from == "commit"
+        self._parts = 0
+        self._prepared: dict[int, tuple[list[WireTask], int]] = {}
+        """By part: the tasks, and when the daemon took them."""
+        self._doubt: BaseException | None = None
+        """Why nobody knows whether some half task is there."""
+        self._over = ""
+
+    # --- half tasks -----------------------------------------------------------------------------
+
+    async def enqueue(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        key: str | None = None,
+        tag: str | None = None,
+        properties: Mapping[str, Value] | None = None,
+        priority: int = 0,
+        ttl: Duration | None = None,
+        timeout: Duration | None = None,
+        retry: Retry | None = None,
+        delay_level: int | None = None,
+        within: Duration | None = None,
+        if_pending: str | IfPending | None = None,
+    ) -> None:
+        """Keep a half task: durable, and nobody sees it before the commit. Arguments and errors as
+        of ``Client.enqueue``; ``if_pending`` is refused. Its delay counts from now, or from the
+        commit, as the transaction was asked for; what is due before the commit is due with it."""
+        task = Task(
+            topic, body, delay=delay, at=at, key=key, tag=tag, properties=properties,
+            priority=priority, ttl=ttl, retry=retry, delay_level=delay_level, within=within,
+            if_pending=if_pending,
+        )  # fmt: skip
+        await self.enqueue_many((task,), timeout=timeout)
+
+    async def enqueue_many(self, tasks: Iterable[Task], *, timeout: Duration | None = None) -> None:
+        """Half tasks, in as few frames as they fit. All are checked before the first is sent."""
+        self._check_open()
+        client = self._client
+        until_s = client._until(timeout)
+        wires, sizes = client._checker.check_all(tasks)
+        _refuse_rules(wires)
+        limits = client._reconnector.limits
+        parts = []
+        for start, end in frame_slices(sizes, limits, limits.tasks_per_frame_max):
+            self._parts += 1
+            parts.append((self._parts, wires[start:end]))
+        for part, some in parts:
+            await self._prepare(part, some, until_s)
+
+    async def _prepare(self, part: int, wires: list[WireTask], until_s: float | None) -> None:
+        options = {"from": "commit"} if self._from_commit else None
+        fields = (self.id, self.group, part, wires, options)
+        try:
+            answer = await self._client._calls.call(FrameType.PREPARE, *fields, until_s=until_s)
+        except BaseException as error:
+            if not isinstance(error, TickwheelError) or not _is_refusal(error):
+                self._doubt = error
+            raise
+        self._prepared[part] = (wires, read(lambda raw: int(raw[0]), answer))
+
+    # --- the end --------------------------------------------------------------------------------
+
+    async def commit(self, *, timeout: Duration | None = None) -> list[Receipt]:
+        """Its half tasks are tasks; their receipts. Once more gives the same.
+
+        Raises TransactionRolledBack when somebody else has decided so, Conflict when an enqueue
+        failed without an answer; SendTimeout or ConnectionLost when nobody knows: call it again, or
+        leave it to whoever is asked."""
+        if self._over == "rolled back":
+            raise TransactionRolledBack(f"transaction {self.id} was rolled back")
+        if self._doubt is not None:
+            raise Conflict(
+                f"transaction {self.id} cannot be committed: nobody knows whether a task of it was"
+                f" kept ({self._doubt}); roll it back"
+            )
+        until_s = self._client._until(timeout)
+        if self._prepared and self._over != "committed":
+            call = self._client._calls.call
+            answer = await call(FrameType.COMMIT, self.id, until_s=until_s)
+            self.receipts = read(self._receipts_of, answer)
+        self._end("committed")
+        return self.receipts
+
+    async def rollback(self, *, timeout: Duration | None = None) -> None:
+        """None of its tasks ever was. Once more is harmless. Raises TransactionCommitted when
+        somebody else has decided so."""
+        if self._over == "committed":
+            raise TransactionCommitted(f"transaction {self.id} was committed")
+        until_s = self._client._until(timeout)
+        if self._over != "rolled back" and (self._prepared or self._doubt is not None):
+            await self._client._calls.call(FrameType.ROLLBACK, self.id, until_s=until_s)
+        self._end("rolled back")
+
+    def _end(self, how: str) -> None:
+        self._over = how
+        self._checks.under_way.pop(self.id, None)
+
+    def _check_open(self) -> None:
+        if self._over:
+            kind = TransactionCommitted if self._over == "committed" else TransactionRolledBack
+            raise kind(f"transaction {self.id} was {self._over}; it takes no more tasks")
+
+    def _receipts_of(self, answer: Any) -> list[Receipt]:
+        accepted_ms, ids = answer[:2]
+        dues_ms = answer[2]["dues_ms"] if len(answer) > 2 else self._dues(accepted_ms)
+        return [Receipt(i, due_ms) for i, due_ms in zip(ids, dues_ms, strict=True)]
+
+    def _dues(self, committed_ms: int) -> list[int]:
+        """An answer that was given before does not say them."""
+        levels_ms, found = self._client._reconnector.delay_levels_ms, list[int]()
+        for part in sorted(self._prepared):
+            wires, prepared_ms = self._prepared[part]
+            since_ms = committed_ms if self._from_commit else prepared_ms
+            found += [max(committed_ms, due_of(wire, since_ms, levels_ms)) for wire in wires]
+        return found
+
+    async def __aenter__(self) -> Self:
+        self._client._ready()
+        self._checks.under_way[self.id] = None
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if self._over:
+                return
+            if error is None and self._doubt is None:
+                await self.commit()
+                return
+            with suppress(TickwheelError):  # whoever is asked about it will roll it back
+                await self.rollback()
+            if error is None:
+                raise Conflict(
+                    f"transaction {self.id} was rolled back: nobody knows whether a task of it was"
+                    f" kept ({self._doubt})"
+                )
+        finally:
+            self._checks.under_way.pop(self.id, None)
+
+
+def _is_refusal(error: TickwheelError) -> bool:
+    """The daemon said, or it was certain before, that nothing was kept."""
+    return error.code not in ("send_timeout", "connection_lost", "outcome_unknown", "internal",
+                              "client_closed", "protocol_error")  # fmt: skip
+
+
+def _refuse_rules(wires: Iterable[WireTask]) -> None:
+    for index, wire in enumerate(wires):
+        rule = wire[3].get("if_pending") if len(wire) == 4 else None
+        if rule is not None and rule != ADD:
+            raise BadRequest(
+                f"tasks[{index}].if_pending: a half task may wait for long, and what is pending now"
+                " may not be then; enqueue it without a transaction"
+            )
+
+
+class TransactionInfo(NamedTuple):
+    """A transaction as the daemon has it."""
+
+    id: str
+    group: str
+    state: str
+    """"open", "parked", "committed" or "rolled_back"."""
+    began: datetime
+    tasks: int
+    bytes: int
+    topics: tuple[str, ...]
+    checks: int
+    """How often it was time to ask about it,"""
+    asked: int
+    """and how often somebody was there to be asked."""
+    decided: datetime | None
+    halves: tuple[Map, ...]
+    """Of a show: its half tasks, without their bodies."""
+    raw: Map
+
+    @classmethod
+    def of(cls, raw: Map) -> TransactionInfo:
+        decided_ms = raw["decided_ms"]
+        return cls(
+            id=str(raw["id"]),
+            group=str(raw["group"]),
+            state=str(raw["state"]),
+            began=moment(raw["began_ms"]),
+            tasks=int(raw["tasks"]),
+            bytes=int(raw["bytes"]),
+            topics=tuple(raw["topics"]),
+            checks=int(raw["checks"]),
+            asked=int(raw["asked"]),
+            decided=None if decided_ms is None else moment(decided_ms),
+            halves=tuple(raw.get("halves") or ()),
+            raw=raw,
+        )
+
+
+class Checks:
+    """Which groups a client answers for, and its answers: a source of the reconnector."""
+
+    def __init__(self, client: Verbs) -> None:
+        self._client = client
+        self.handlers: dict[str, CheckHandler] = {}
+        self.under_way: dict[str, None] = {}
+        """Transactions of this client that are not decided."""
+        self._asked: dict[str, None] = {}
+        """Transactions that a handler works on, or will."""
+        self._turns = asyncio.Semaphore(CHECKS_AT_A_TIME)
+
+    def register(self, group: str, handler: CheckHandler) -> None:
+        """It answers for ``group`` from now on."""
+        self.handlers[group] = handler
+        if self._client._state == "open" and self._client._reconnector.connection is not None:
+            self.up()
+
+    def asked(self, group: str, items: Iterable[Any]) -> None:
+        """A CHECK has come."""
+        handler = self.handlers.get(group)
+        if handler is None:
+            return
+        for name, began_ms, tasks, number in items:
+            if name in self.under_way or name in self._asked or len(self._asked) >= CHECKS_MAX:
+                continue
+            self._asked[name] = None
+            check = Check(name, group, moment(began_ms), tasks, number)
+            self._client._reconnector.spawn(self._answer(handler, check))
+
+    async def _answer(self, handler: CheckHandler, check: Check) -> None:
+        try:
+            async with self._turns:
+                decision = handler(check)
+                if inspect.isawaitable(decision):
+                    decision = await decision
+                await self._decide(check, decision)
+        except TickwheelError as error:
+            LOGGER.warning("transaction %s: %s: %s", check.transaction, error.code, error.message)
+        except Exception:
+            LOGGER.exception("the handler of checks failed for transaction %s", check.transaction)
+        finally:
+            self._asked.pop(check.transaction, None)
+
+    async def _decide(self, check: Check, decision: Decision) -> None:
+        if decision == "commit":
+            await self._client._calls.call(FrameType.COMMIT, check.transaction)
+        elif decision == "rollback":
+            await self._client._calls.call(FrameType.ROLLBACK, check.transaction)
+        elif decision not in (None, "unknown"):
+            raise BadRequest(
+                'a handler of checks must return "commit", "rollback" or "unknown", not'
+                f" {shown(decision)}"
+            )
+
+    # --- a source of the reconnector ------------------------------------------------------------
+
+    def up(self) -> None:
+        """Every connection is told anew."""
+        if self.handlers:
+            self._client._reconnector.spawn(self._say())
+
+    async def _say(self) -> None:
+        try:
+            await self._client._calls.call(FrameType.CHECKS, list(self.handlers))
+        except TickwheelError as error:
+            LOGGER.warning("nobody asks here about transactions: %s", error.message)
+
+    def down(self) -> None:
+        """What is under way is asked for again."""
+
+    def collect(self, connection: Connection) -> None:
+        """Nothing: its frames are calls."""
+
+    def sweep(self, now_s: float) -> None:
+        """Nothing waits here."""
+
+    def stop(self, error: TickwheelError) -> None:
+        """Its work ends with the reconnector."""

@@ -1,0 +1,270 @@
+"""Transactions: half tasks that become tasks together, or not at all.
+
+Pure; what is remembered is ``book``'s. A commit is one step: in the same effects the half tasks
+are dropped, their tasks are new ones, and the transaction says that it was committed. So a store
+has all of it or nothing, and what holds for an enqueue (staged, landed, refused) holds for it.
+
+| state | a producer prepares | commits | rolls back | its time comes |
+|---|---|---|---|---|
+| open | open | committed | rolled back | asked about; after so many times parked |
+| parked | open | committed | rolled back | |
+| committed | refused | the same answer again | refused | forgotten |
+| rolled back | refused | refused | the same answer again | forgotten |
+
+Invariants:
+
+* A change in a batch that is refused is undone, with its answer: whoever asked is told, and asks
+  again. Until a decision is durable nobody else may rest on it (``is_free``).
+* Half tasks have their room from the beginning: a commit is never refused for lack of it.
+* A transaction that nobody decides is never dropped. One that was parked because no member of its
+  group was there is asked about again when one comes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tickwheel.engine.book import Transaction
+from tickwheel.engine.events import CHECKED, COMMITTED, PARKED, PREPARED, ROLLED_BACK
+from tickwheel.engine.state import ROW_OVERHEAD_BYTES
+from tickwheel.model.records import size_of
+from tickwheel.model.transactions import (
+    HEADER_PART,
+    Half,
+    Halves,
+    TransactionRow,
+    TransactionState,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from tickwheel.engine.enqueue import Intake
+    from tickwheel.engine.sinks import ReplySink
+    from tickwheel.engine.state import Core
+    from tickwheel.model.records import NewTask
+
+FORGET_MAX = 10_000
+"""Decided ones that are forgotten at a time."""
+_OPEN, _PARKED = TransactionState.OPEN, TransactionState.PARKED
+
+
+class Transactions:
+    """Every verb on transactions. Whoever calls one has looked at limits and ``is_free`` before."""
+
+    def __init__(self, core: Core, intake: Intake) -> None:
+        self._core = core
+        self._book = core.book
+        self._intake = intake
+
+    # --- what producers and operators do ---------------------------------------------------
+
+    def is_free(self, transaction: Transaction) -> bool:
+        """Whether something may be done with it now. Not while a decision, or anything in the
+        batch that the store has, may still be undone."""
+        staged = transaction.staged
+        is_decided = transaction.row.state.is_decided
+        return staged is None or (staged is self._core.open and not is_decided)
+
+    def prepare(
+        self,
+        name: str,
+        group: str,
+        part: int,
+        halves: tuple[Half, ...],
+        address: ReplySink,
+        request: int,
+        now_ms: int,
+    ) -> None:
+        """Keep half tasks; ``address`` gets its answer, without ids, when they are durable. A part
+        that is known is only answered."""
+        found = self._book.known.get(name)
+        if found is None or part not in found.parts:
+            prepared = Halves(name, part, now_ms, halves)
+            self._prepare(found, name, group, prepared, address, now_ms)
+        self._core.open.staged.append((address, None, (request, 0, 0, now_ms)))
+
+    def _prepare(
+        self,
+        found: Transaction | None,
+        name: str,
+        group: str,
+        halves: Halves,
+        address: ReplySink,
+        now_ms: int,
+    ) -> None:
+        size_bytes = sum(half.size_bytes for half in halves.halves)
+        self._intake.stage_bytes(size_bytes + len(halves.halves) * ROW_OVERHEAD_BYTES)
+        if found is None:
+            row = TransactionRow(name, group, _OPEN, now_ms, now_ms)
+            found = Transaction(row, {})
+            self._core.open.transactions.setdefault(name, None)
+            found.staged = self._core.open
+            self._book.put(name, found)
+        else:
+            self._stage(found)
+        found.parts[halves.part] = halves
+        row = found.row
+        row = row._replace(
+            state=_OPEN,
+            touched_ms=now_ms,
+            tasks=row.tasks + len(halves.halves),
+            size_bytes=row.size_bytes + size_bytes,
+            topics=self._book.with_topics(row.topics, (half.topic for half in halves.halves)),
+            checks=0,
+            asked=0,
+            checked_ms=0,
+        )
+        self._core.open.effects.transactions[name, halves.part] = halves
+        self._write(found, row)
+        self._note(address, row, PREPARED, now_ms, halves.part)
+
+    def commit(
+        self, transaction: Transaction, address: ReplySink, request: int, now_ms: int
+    ) -> None:
+        """Its half tasks are tasks; ``address`` gets their ids and due times when that is
+        durable."""
+        core = self._core
+        new_tasks = self._tasks(transaction, now_ms)
+        self._stage(transaction)
+        size_bytes = sum(size_of(task[2], task[3]) for task in new_tasks)
+        ids = self._intake.stage(new_tasks, size_bytes, now_ms, address)
+        core.open.staged.append((address, None, (request, ids[0], len(ids), now_ms)))
+        core.open.chosen[ids[0]] = [task[1] for task in new_tasks]
+        self._decide(transaction, TransactionState.COMMITTED, now_ms, ids[0])
+        self._note(address, transaction.row, COMMITTED, now_ms)
+
+    def _tasks(self, transaction: Transaction, now_ms: int) -> list[NewTask]:
+        parts = (transaction.parts[part] for part in sorted(transaction.parts))
+        tasks = [half.task(now_ms) for part in parts for half in part.halves]
+        if any(task[3] is not None and task[3].within_ms is not None for task in tasks):
+            return self._intake.place(tasks, now_ms)
+        return tasks
+
+    def rollback(
+        self, transaction: Transaction, address: ReplySink, request: int, now_ms: int
+    ) -> None:
+        """Its half tasks are gone; ``address`` gets its answer, without ids, when that is
+        durable."""
+        self._stage(transaction)
+        self._core.open.staged.append((address, None, (request, 0, 0, now_ms)))
+        self._decide(transaction, TransactionState.ROLLED_BACK, now_ms, 0)
+        self._note(address, transaction.row, ROLLED_BACK, now_ms)
+
+    def _decide(
+        self, transaction: Transaction, state: TransactionState, now_ms: int, first_id: int
+    ) -> None:
+        name, effects = transaction.row.id, self._core.open.effects
+        effects.transactions.update({(name, part): None for part in transaction.parts})
+        transaction.parts = {}
+        row = transaction.row._replace(state=state, decided_ms=now_ms, first_id=first_id)
+        self._write(transaction, row)
+        self._forget_some(now_ms)
+
+    # --- asking ------------------------------------------------------------------------------
+
+    def check(self, now_ms: int, limit: int, ask: Callable[[TransactionRow], bool]) -> bool:
+        """Ask about up to ``limit`` transactions whose time has come. True: call again at once.
+
+        ``ask``: whether somebody was there who will be asked.
+        """
+        for _ in range(limit):
+            found = self._book.pop(now_ms)
+            if found is None:
+                return False
+            row = found.row
+            if row.checks >= self._core.config.transaction_checks_max:
+                self._stage(found)
+                self._write(found, row._replace(state=_PARKED))
+                self._core.totals.transactions_parked += 1
+                self._note(None, found.row, PARKED, now_ms)
+                continue
+            was_asked = ask(row)
+            self._stage(found)
+            self._core.totals.transactions_checked += was_asked
+            if not was_asked:
+                self._book.unasked.setdefault(row.group, {})[row.id] = None
+            asked = row.asked + was_asked
+            row = row._replace(checks=row.checks + 1, asked=asked, checked_ms=now_ms)
+            self._write(found, row)
+            self._note(None, row, CHECKED, now_ms)
+        return True
+
+    def came(self, group: str, now_ms: int) -> None:
+        """A member of the producer group is there: what nobody was asked about is its turn now."""
+        for name in self._book.unasked.pop(group, ()):
+            found = self._book.known.get(name)
+            if found is None or found.row.state.is_decided:
+                continue
+            if found.staged is not None:
+                self._book.unasked.setdefault(group, {})[name] = None
+                continue
+            row = found.row
+            if row.state is _PARKED and not row.asked:
+                row = row._replace(state=_OPEN, checks=0)
+            overdue_ms = now_ms - self._core.config.transaction_check_every_ms
+            self._stage(found)
+            self._write(found, row._replace(checked_ms=overdue_ms))
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def sweep(self, now_ms: int) -> None:
+        """Once in a while: forget decided ones that nobody will ask about any more."""
+        limit_ms = now_ms - self._core.config.transactions_remembered_ms
+        self._forget(limit_ms, FORGET_MAX)
+
+    def _forget_some(self, now_ms: int) -> None:
+        over = len(self._book.decided) - self._core.config.transactions_remembered_max
+        if over > 0:
+            self._forget(now_ms, min(over, FORGET_MAX))
+
+    def _forget(self, until_ms: int, most: int) -> None:
+        book, gone = self._book, list[str]()
+        for name in book.decided:
+            found = book.known[name]
+            if len(gone) >= most or found.row.decided_ms > until_ms:
+                break
+            if found.staged is None:
+                gone.append(name)
+        for name in gone:
+            self._stage(book.known[name])
+            self._core.open.effects.transactions[name, HEADER_PART] = None
+            book.put(name, None)
+
+    # --- a start -----------------------------------------------------------------------------
+
+    def restore(self, rows: Iterable[TransactionRow | Halves]) -> None:
+        """What a store had."""
+        parts: dict[str, dict[int, Halves]] = {}
+        heads: list[TransactionRow] = []
+        for row in rows:
+            if isinstance(row, Halves):
+                parts.setdefault(row.transaction, {})[row.part] = row
+            else:
+                heads.append(row)
+        for row in sorted(heads, key=lambda row: (row.decided_ms, row.id)):
+            head = row._replace(topics=self._book.with_topics((), row.topics))
+            self._book.put(head.id, Transaction(head, parts.get(head.id, {})))
+            if head.state is _PARKED and not head.asked:
+                self._book.unasked.setdefault(head.group, {})[head.id] = None
+
+    # --- what these have in common -----------------------------------------------------------
+
+    def _stage(self, transaction: Transaction) -> None:
+        """The open batch changes it: remember what it was before."""
+        batch, name = self._core.open, transaction.row.id
+        if transaction.staged is batch:
+            return
+        before = Transaction(transaction.row, dict(transaction.parts))
+        batch.transactions.setdefault(name, before)
+        transaction.staged = batch
+
+    def _note(
+        self, source: object, row: TransactionRow, what: str, now_ms: int, part: int = 0
+    ) -> None:
+        if self._core.recorder is not None:
+            self._core.recorder.transacted(source, row, what, now_ms, part)
+
+    def _write(self, transaction: Transaction, row: TransactionRow) -> None:
+        self._core.open.effects.transactions[row.id, HEADER_PART] = row
+        self._book.change(transaction, row)

@@ -1,0 +1,425 @@
+"""Transactions: prepare, commit, roll back, list, show, and who is asked about them.
+
+A command on a transaction whose decision is not durable yet waits for that, because it may still be
+undone. That wait is one commit. ``only``: a transaction with a task of another topic is as if it
+were not there.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tickwheel.engine.state import ROW_OVERHEAD_BYTES
+from tickwheel.errors import (
+    BadRequest,
+    Conflict,
+    Forbidden,
+    LimitExceeded,
+    Overloaded,
+    TickwheelError,
+    TransactionCommitted,
+    TransactionRolledBack,
+    UnknownTransaction,
+)
+from tickwheel.model.records import ID_STEP
+from tickwheel.model.transactions import PART_MAX, Half, TransactionRow, TransactionState
+from tickwheel.server import checks
+from tickwheel.server.shard.access import Right
+from tickwheel.server.shard.new_tasks import check_stays
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from tickwheel.clock import Now
+    from tickwheel.engine.book import Transaction
+    from tickwheel.model.records import NewTask
+    from tickwheel.server.shard.access import Only
+    from tickwheel.server.shard.callers import Caller
+    from tickwheel.server.shard.checkbacks import CheckSink
+    from tickwheel.server.shard.shard import Shard
+    from tickwheel.server.shard.views import ValueBytes
+
+PREPARE_OPTIONS = ("from",)
+COUNTED_FROM = ("enqueue", "commit")
+LIST_OPTIONS = ("after", "limit", "group", "state")
+STATES = {
+    "open": TransactionState.OPEN,
+    "parked": TransactionState.PARKED,
+    "committed": TransactionState.COMMITTED,
+    "rolled_back": TransactionState.ROLLED_BACK,
+}
+_STATE_OF = {state: word for word, state in STATES.items()}
+PAGE_DEFAULT, PAGE_MAX = 100, 1_000
+TRANSACTION_TOPICS_MAX = 100
+"""Topics of the tasks of one transaction."""
+CHECKED_GROUPS_MAX = 1_000
+"""Producer groups that one connection answers for."""
+
+
+class Transacting:
+    """What producers and operators ask for."""
+
+    def __init__(
+        self,
+        shard: Shard,
+        value_bytes: ValueBytes,
+        check_door: Callable[[], None],
+        checked: Callable[[object], Sequence[Any]],
+    ) -> None:
+        """``check_door`` raises what keeps every new task out; ``checked``: the tasks of one
+        request."""
+        self._shard = shard
+        self._core = shard.core
+        self._book = shard.core.book
+        self._config = shard.core.config
+        self._transactions = shard.engine.transactions
+        self._value_bytes = value_bytes
+        self._check_door = check_door
+        self._checked = checked
+
+    # --- producers -------------------------------------------------------------------------------
+
+    def prepare(
+        self,
+        caller: Caller,
+        request: int,
+        transaction: object,
+        group: object,
+        part: object,
+        tasks: Sequence[Any],
+        options: dict[str, Any],
+        now: Now,
+    ) -> None:
+        """Keep half tasks of a transaction, which is made with its first ones; the sink's
+        ``accepted`` gets no ids. ``part`` is the number of these in the transaction, from 1 on: the
+        same number again is a resend. ``from``: what the delays count from, "enqueue" or "commit".
+        Raises as an enqueue, and Conflict, Forbidden, TransactionCommitted,
+        TransactionRolledBack."""
+        name = checks.name(transaction, "transaction")
+        members = checks.name(group, "group")
+        number = checks.integer(part, "part", 1, PART_MAX)
+        counted_from = options.get("from", "enqueue")
+        if counted_from not in COUNTED_FROM:
+            checks.wrong("from", f"one of {', '.join(COUNTED_FROM)}", counted_from)
+
+        def act() -> None:
+            found = self._book.known.get(name)
+            if found is not None:
+                self._check_open(found, members, caller)
+            halves: tuple[Half, ...] = ()
+            if found is None or number not in found.parts:
+                self._check_door()
+                if caller.quota is not None:
+                    caller.quota.check(self._core, now.mono_ms)
+                halves = self._halves(tasks, now.now_ms, from_commit=counted_from == "commit")
+                self._check_limits(name, found, halves)
+                if caller.quota is not None:
+                    caller.quota.check_count(len(halves))
+                    caller.quota.charge(len(halves), sum(half.size_bytes for half in halves))
+            transactions = self._shard.border.act().transactions
+            transactions.prepare(name, members, number, halves, caller.replies, request, now.now_ms)
+            self._shard.checkbacks.prepared(name, caller)
+
+        self._when_free(caller, request, name, act)
+
+    def _check_open(self, found: Transaction, group: str, caller: Caller) -> None:
+        row, topics = found.row, caller.principal.topics(Right.PRODUCE)
+        if not all(map(topics, row.topics)):
+            raise Forbidden(
+                f"transaction {row.id} is not this caller's to add to; choose another name"
+            )
+        if row.group != group:
+            raise Conflict(f"transaction {row.id} is of producer group {row.group}, not of {group}")
+        if row.state is TransactionState.COMMITTED:
+            raise TransactionCommitted(f"transaction {row.id} was committed")
+        if row.state is TransactionState.ROLLED_BACK:
+            raise TransactionRolledBack(f"transaction {row.id} was rolled back")
+
+    def _halves(self, tasks: object, now_ms: int, *, from_commit: bool) -> tuple[Half, ...]:
+        given = self._checked(tasks)
+        new_tasks, _, rules = self._shard.new_tasks.parse(given, now_ms)
+        if rules is not None:
+            index = next(i for i, rule in enumerate(rules) if rule is not None)
+            raise BadRequest(
+                f"tasks[{index}] has a rule for a pending key (if_pending, its own or its topic's):"
+                " a half task may wait for long, and what is pending now may not be then; enqueue"
+                " it without a transaction"
+            )
+        return tuple(
+            _half(new_task, now_ms, counted=from_commit and not _has_moment(task))
+            for new_task, task in zip(new_tasks, given, strict=True)
+        )
+
+    def _check_limits(self, name: str, found: Transaction | None, halves: tuple[Half, ...]) -> None:
+        config, book = self._config, self._book
+        if found is None and book.undecided >= config.transactions_max:
+            raise Overloaded(
+                f"{book.undecided} transactions are not decided; the limit is"
+                f" {config.transactions_max} (transactions_max)"
+            )
+        size_bytes = sum(half.size_bytes for half in halves)
+        held_bytes = book.size_bytes + book.tasks * ROW_OVERHEAD_BYTES
+        more_bytes = size_bytes + len(halves) * ROW_OVERHEAD_BYTES
+        if held_bytes + more_bytes > config.transactions_bytes_max:
+            raise Overloaded(
+                f"half tasks take {held_bytes} bytes, and {more_bytes} more would be too many;"
+                f" the limit is {config.transactions_bytes_max} (transactions_bytes_max)"
+            )
+        row = None if found is None else found.row
+        count = len(halves) + (0 if row is None else row.tasks)
+        if count > config.transaction_tasks_max:
+            raise LimitExceeded(
+                f"transaction {name} would have {count} tasks; the limit is"
+                f" {config.transaction_tasks_max} (transaction_tasks_max)"
+            )
+        total_bytes = size_bytes + (0 if row is None else row.size_bytes)
+        if total_bytes > config.transaction_bytes_max:
+            raise LimitExceeded(
+                f"transaction {name} would have {total_bytes} bytes; the limit is"
+                f" {config.transaction_bytes_max} (transaction_bytes_max)"
+            )
+        topics = {half.topic for half in halves}.union(() if row is None else row.topics)
+        if len(topics) > TRANSACTION_TOPICS_MAX:
+            raise LimitExceeded(
+                f"transaction {name} would have tasks of {len(topics)} topics; the limit is"
+                f" {TRANSACTION_TOPICS_MAX} (TRANSACTION_TOPICS_MAX)"
+            )
+
+    # --- decisions -------------------------------------------------------------------------------
+
+    def commit_transaction(
+        self,
+        caller: Caller,
+        request: int,
+        transaction: object,
+        now: Now,
+        *,
+        only: Only | None = None,
+    ) -> None:
+        """Its half tasks are tasks; the answer has their ids, in the order of the parts. Once more
+        is the same answer. Raises UnknownTransaction, TransactionRolledBack, and as an enqueue what
+        may be tried again."""
+        name = checks.name(transaction, "transaction")
+
+        def act() -> None:
+            found = self._found(name, only)
+            row = found.row
+            if row.state is TransactionState.ROLLED_BACK:
+                raise TransactionRolledBack(
+                    f"transaction {name} was rolled back; its tasks are gone"
+                )
+            if row.state is TransactionState.COMMITTED:
+                ids = tuple(range(row.first_id, row.first_id + row.tasks * ID_STEP, ID_STEP))
+                self._shard.committer.reply(caller.replies, request, (row.decided_ms, ids))
+                return
+            self._check_door()
+            self._check_topics(row)
+            transactions = self._shard.border.act().transactions
+            transactions.commit(found, caller.replies, request, now.now_ms)
+            self._shard.checkbacks.decided(name)
+
+        self._when_free(caller, request, name, act)
+
+    def _check_topics(self, row: TransactionRow) -> None:
+        """They were there when it was prepared; perhaps they are not any more."""
+        for topic in row.topics:
+            check_stays(self._core, topic)
+        self._shard.make_topic_room(row.topics)
+        for topic in row.topics:
+            self._core.topic(topic)
+
+    def rollback_transaction(
+        self,
+        caller: Caller,
+        request: int,
+        transaction: object,
+        now: Now,
+        *,
+        only: Only | None = None,
+    ) -> None:
+        """Its half tasks are gone. Once more is the same answer. Raises UnknownTransaction,
+        TransactionCommitted."""
+        name = checks.name(transaction, "transaction")
+
+        def act() -> None:
+            found = self._found(name, only)
+            row = found.row
+            if row.state is TransactionState.COMMITTED:
+                raise TransactionCommitted(
+                    f"transaction {name} was committed; its {row.tasks} tasks are there"
+                )
+            if row.state is TransactionState.ROLLED_BACK:
+                self._shard.committer.reply(caller.replies, request, (row.decided_ms, ()))
+                return
+            transactions = self._shard.border.act().transactions
+            transactions.rollback(found, caller.replies, request, now.now_ms)
+            self._shard.checkbacks.decided(name)
+
+        self._when_free(caller, request, name, act)
+
+    # --- who is asked ----------------------------------------------------------------------------
+
+    def answer_checks(
+        self,
+        caller: Caller,
+        request: int,
+        groups: object,
+        sink: CheckSink,
+        now: Now,
+        *,
+        only: Only | None = None,
+    ) -> None:
+        """The caller is asked about transactions of these producer groups from now on, and of no
+        others. Raises BadRequest, LimitExceeded."""
+        names = [
+            checks.name(group, f"groups[{index}]")
+            for index, group in enumerate(checks.sequence(groups, "groups", CHECKED_GROUPS_MAX))
+        ]
+        transactions = self._shard.border.act().transactions
+        self._shard.checkbacks.register(caller, names, sink, only)
+        for name in dict.fromkeys(names):
+            transactions.came(name, now.now_ms)
+        self._shard.wake()
+        caller.answer(request, None)
+
+    # --- looking ---------------------------------------------------------------------------------
+
+    def list_transactions(
+        self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
+    ) -> None:
+        """A page, by name; ``next`` of the answer is ``after`` of the next page. ``state``: one of
+        ``STATES``; without it those that are not decided. Raises BadRequest."""
+        after, state = options.get("after"), options.get("state")
+        group = options.get("group")
+        if after is not None:
+            checks.name(after, "after")
+        if group is not None:
+            checks.name(group, "group")
+        if state is not None and state not in STATES:
+            checks.wrong("state", f"one of {', '.join(STATES)}", state)
+        limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
+        bytes_left = self._shard.limits.frame_bytes_max // 2
+        found: list[dict[str, Any]] = []
+        following: str | None = None
+        for name in sorted(n for n in self._book.known if after is None or n > after):
+            row = self._row(name)
+            if row is None or not _is_asked_for(row, group, state, only):
+                continue
+            one = transaction_map(row)
+            bytes_left -= self._value_bytes(one)
+            if len(found) >= limit or (found and bytes_left < 0):
+                following = found[-1]["id"]
+                break
+            found.append(one)
+        answer = {"transactions": found, "next": following}
+        self._shard.committer.reply(caller.replies, request, answer)
+
+    def show_transaction(
+        self, caller: Caller, request: int, transaction: object, *, only: Only | None = None
+    ) -> None:
+        """It, and its half tasks without their bodies. Raises UnknownTransaction."""
+        name = checks.name(transaction, "transaction")
+        self._found(name, only)
+        found = self._book.durable(name)
+        if found is None:
+            raise _unknown(name)
+        bytes_left = self._shard.limits.frame_bytes_max // 2
+        halves: list[dict[str, Any]] = []
+        for part in sorted(found.parts):
+            for half in found.parts[part].halves:
+                one = _half_map(half)
+                bytes_left -= self._value_bytes(one)
+                if bytes_left >= 0:
+                    halves.append(one)
+        answer = transaction_map(found.row) | {"halves": halves}
+        self._shard.committer.reply(caller.replies, request, answer)
+
+    def _row(self, name: str) -> TransactionRow | None:
+        found = self._book.durable(name)
+        return None if found is None else found.row
+
+    # --- what these have in common ---------------------------------------------------------------
+
+    def _found(self, name: str, only: Only | None) -> Transaction:
+        found = self._book.known.get(name)
+        if found is None or not _is_seen(found.row, only):
+            raise _unknown(name)
+        return found
+
+    def _when_free(self, caller: Caller, request: int, name: str, act: Callable[[], None]) -> None:
+        found = self._book.known.get(name)
+        if found is None or self._transactions.is_free(found):
+            act()
+            return
+
+        def again() -> None:
+            if not caller.is_open:
+                return
+            border = self._shard.border
+            border.begin()
+            try:
+                self._when_free(caller, request, name, act)
+            except TickwheelError as error:
+                caller.refuse(request, error)
+            except Exception as error:
+                caller.refuse(request, border.contain("a command on a transaction", error))
+
+        self._shard.committer.after_all(again)
+
+
+def transaction_map(row: TransactionRow) -> dict[str, Any]:
+    """As every answer has it."""
+    return {
+        "id": row.id,
+        "group": row.group,
+        "state": _STATE_OF[row.state],
+        "began_ms": row.began_ms,
+        "touched_ms": row.touched_ms,
+        "tasks": row.tasks,
+        "bytes": row.size_bytes,
+        "topics": row.topics,
+        "checks": row.checks,
+        "asked": row.asked,
+        "checked_ms": row.checked_ms or None,
+        "decided_ms": row.decided_ms or None,
+        "first_id": row.first_id or None,
+    }
+
+
+def _half_map(half: Half) -> dict[str, Any]:
+    options = half.options
+    return {
+        "topic": half.topic,
+        "due_ms": half.due_ms if half.delay_ms is None else None,
+        "delay_ms": half.delay_ms,
+        "bytes": half.size_bytes,
+        "key": None if options is None else options.key,
+        "tag": None if options is None else options.tag,
+    }
+
+
+def _is_seen(row: TransactionRow, only: Only | None) -> bool:
+    return only is None or all(map(only, row.topics))
+
+
+def _is_asked_for(row: TransactionRow, group: object, state: str | None, only: Only | None) -> bool:
+    if group is not None and row.group != group:
+        return False
+    is_wanted = not row.state.is_decided if state is None else row.state is STATES[state]
+    return is_wanted and _is_seen(row, only)
+
+
+def _unknown(name: str) -> UnknownTransaction:
+    return UnknownTransaction(
+        f"there is no transaction {name}, or it was decided so long ago that it is forgotten"
+    )
+
+
+def _has_moment(task: Any) -> bool:
+    """It says when it is due, whatever else happens."""
+    return len(task) == 4 and type(task[3]) is dict and task[3].get("due_ms") is not None
+
+
+def _half(new_task: NewTask, now_ms: int, *, counted: bool) -> Half:
+    topic, due_ms, body, options = new_task
+    return Half(topic, due_ms, due_ms - now_ms if counted else None, body, options)
