@@ -24,6 +24,12 @@ DASHBOARDS = (OVERVIEW, TOPICS, STORE, WHY)
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 WIDTH = 24
 PALETTE = {"mode": "palette-classic"}
+CONSOLE = "http://127.0.0.1:7356"
+"""Where the daemon's HTTP is unless somebody writes something else above the dashboard."""
+
+
+def _console(page: str) -> str:
+    return f"${{console:raw}}/console/#/{page}"
 
 
 def as_json(dashboard: Dashboard) -> dict[str, Any]:
@@ -54,7 +60,14 @@ def as_json(dashboard: Dashboard) -> dict[str, Any]:
                 "asDropdown": True,
                 "includeVars": True,
                 "keepTime": True,
-            }
+            },
+            {
+                "type": "link",
+                "title": "Console",
+                "url": _console(""),
+                "tooltip": "Tasks, groups and dead letters in the daemon's console",
+                "targetBlank": True,
+            },
         ],
         "templating": {"list": _variables(dashboard)},
         "annotations": {"list": [_annotation(*event) for event in ANNOTATIONS]},
@@ -80,6 +93,9 @@ def _variables(dashboard: Dashboard) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [source | {"label": "Data source"}]
     found.append(_variable("job", "label_values(tickwheel_build_info, job)", several=False))
     found += [_variable(name, query, several=True) for name, query in dashboard.variables]
+    address = {"name": "console", "type": "textbox", "label": "Daemon's HTTP address"}
+    current = {"text": CONSOLE, "value": CONSOLE}
+    found.append(address | {"query": CONSOLE, "current": current, "options": [current]})
     return found
 
 
@@ -157,14 +173,19 @@ def _mappings(panel: Panel) -> list[dict[str, Any]]:
 
 
 def _links(panel: Panel) -> list[dict[str, Any]]:
-    """From a line of a topic to the dashboard of that topic."""
+    """From a line of a topic to its dashboard and its page in the console; from a number of tasks
+    to these tasks."""
+    if panel.console:
+        return [{"title": "Show them", "url": _console(panel.console), "targetBlank": True}]
     if not any("{{topic}}" in legend for _, legend in panel.queries):
         return []
     url = (
         "/d/tickwheel-topic?var-job=${job}&var-topic=${__field.labels.topic}"
         "&var-group=${__field.labels.group:percentencode}&${__url_time_range}"
     )
-    return [{"title": "This topic", "url": url}]
+    page = "groups?topic=${__field.labels.topic:percentencode}"
+    console = {"title": "This topic in the console", "url": _console(page), "targetBlank": True}
+    return [{"title": "This topic", "url": url}, console]
 
 
 def _defaults(panel: Panel) -> dict[str, Any]:

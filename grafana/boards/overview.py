@@ -38,11 +38,17 @@ OVERVIEW = Dashboard(
                 ),
                 stat("Serving", f"max(tickwheel_serving{{{JOB}}})", states=YES, red_below=1),
                 stat("Early, must be 0", total("tickwheel_early_total"), red_above=1),
-                stat("Pending", total("tickwheel_pending_tasks")),
-                stat("Ready", total("tickwheel_ready_tasks")),
-                stat("In flight", total("tickwheel_in_flight_tasks")),
-                stat("Waiting for a retry", total("tickwheel_waiting_tasks")),
-                stat("Dead letters", total("tickwheel_dead_tasks"), red_above=1),
+                stat("Pending", total("tickwheel_pending_tasks"), console="tasks?state=scheduled"),
+                stat("Ready", total("tickwheel_ready_tasks"), console="tasks?state=ready"),
+                stat(
+                    "In flight", total("tickwheel_in_flight_tasks"), console="tasks?state=in_flight"
+                ),
+                stat(
+                    "Waiting for a retry",
+                    total("tickwheel_waiting_tasks"),
+                    console="tasks?state=waiting",
+                ),
+                stat("Dead letters", total("tickwheel_dead_tasks"), red_above=1, console="dead"),
             ],
             4,
         ),

@@ -45,6 +45,8 @@ class Panel:
     states: Sequence[State] = ()
     """Words and colours for the values of a state, instead of numbers."""
     stacked: bool = False
+    console: str = ""
+    """The page of the console with the tasks that are counted here, as ``tasks?state=ready``."""
 
 
 @dataclass
@@ -102,9 +104,11 @@ def stat(
     states: Sequence[State] = (),
     red_above: float | None = None,
     red_below: float | None = None,
+    console: str = "",
 ) -> Panel:
     colours = {"red_above": red_above, "red_below": red_below}
-    return Panel(title, [(expression, "")], unit, "stat", about, states=states, **colours)
+    query = [(expression, "")]
+    return Panel(title, query, unit, "stat", about, states=states, console=console, **colours)
 
 
 def states(title: str, queries: Sequence[Query], words: Sequence[State], about: str = "") -> Panel:

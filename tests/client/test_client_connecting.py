@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
 from typing import Any
 
@@ -275,7 +276,11 @@ async def test_goodbye_takes_the_answers_then_goes_on_elsewhere() -> None:
         await soon(late)
 
 
-async def test_a_drained_daemon_that_comes_back_is_found_again() -> None:
+async def test_a_drained_daemon_that_comes_back_is_found_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The log says both, what was lost and what was found."""
+    caplog.set_level(logging.INFO, "tickwheel.client")
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         peer.goodbye()
@@ -287,6 +292,10 @@ async def test_a_drained_daemon_that_comes_back_is_found_again() -> None:
         peer = await daemon.peer()
         peer.ok(await peer.next(T.PING))
         await soon(call)
+    said = [record.getMessage().partition(" ")[0] for record in caplog.records]
+    assert [word for word in said if word in {"connected", "connection"}][:3] == [
+        "connected", "connection", "connected",
+    ]  # fmt: skip
 
 
 async def test_draining_as_an_answer_is_not_an_answer() -> None:

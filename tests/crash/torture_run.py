@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,6 +61,8 @@ KILLS, GROUPS_, CLOCK, NETWORK, RESOURCES, WATCH = NEMESES = (
 )
 GUARD_S = 0.2
 CROWDED_MAX = 1_500
+DEAD_MAX = 100
+"""Dead letters that an operator leaves where they are while a nemesis takes the store's room."""
 ASKED_ABOUT = 1_000
 
 
@@ -183,6 +186,7 @@ class Run:
         self.plan = Plan(options.seed, large=options.store == "redis")
         self.plan.may_break = WATCH not in options.nemeses
         self.plan.may_be_full = RESOURCES in options.nemeses
+        self._operator = self.plan.journal("operator")
         self.redis: RedisRig | None = None
         self._folder = folder
         self._disk: resources.SmallDisk | None = None
@@ -379,7 +383,7 @@ class Run:
                 self.havoc.others.append(Watch(self.plan, self._fair, self.options.watch_s))
             await self.havoc.run()
             self.plan.producing = False
-            await asyncio.wait(producers)
+            await self._settled(producers)
             self.plan.misbehaving = False
             await self._drain()
             await self._look_up()
@@ -449,7 +453,17 @@ class Run:
         while self.plan.producing:
             stats = (await caller.ask(FrameType.STATS))[2]
             self.plan.crowded = stats["ready"] + stats["in_flight"] > CROWDED_MAX
+            if self.plan.may_be_full and stats["dead"] > DEAD_MAX:
+                await self._requeue(caller)
             await asyncio.sleep(GUARD_S)
+        caller.close()
+
+    async def _settled(self, producers: Iterable[asyncio.Task[None]]) -> None:
+        """Until all requests are answered for good. Nobody is told "no room" for ever."""
+        caller = Caller(self.plan)
+        while (await asyncio.wait(producers, timeout=LOOK_S))[1]:
+            if self.plan.may_be_full:
+                await self._requeue(caller)
         caller.close()
 
     async def _make_groups(self) -> None:
@@ -472,7 +486,6 @@ class Run:
         """Until the daemon says that nothing is left; dead letters are brought back. Who leads may
         change meanwhile: a standby takes over from one that a busy machine was slow to run."""
         deadline = time.monotonic() + DRAIN_TIMEOUT_S
-        journal = self.plan.journal("operator")
         caller = Caller(self.plan)
         while True:
             if self._groups is not None:
@@ -486,11 +499,18 @@ class Run:
                 self.problems.append(f"still there after {DRAIN_TIMEOUT_S} s: {counts}")
                 return caller.close()
             if counts["dead"]:
-                listed = await caller.ask(FrameType.DEAD_LIST, {"limit": 1000})
-                letters = [(letter["id"], letter["group"]) for letter in listed[2]["dead"]]
-                journal.requeued += [Requeued(i, group, now_ms()) for i, group in letters]
-                await caller.ask(FrameType.DEAD_REQUEUE, letters)
+                await self._requeue(caller)
             await asyncio.sleep(LOOK_S)
+
+    async def _requeue(self, caller: Caller) -> None:
+        """Dead letters come back; their bodies take the room that producers need."""
+        listed = await caller.ask(FrameType.DEAD_LIST, {"limit": 1000})
+        if listed[0] != FrameType.OK:
+            return
+        letters = [(letter["id"], letter["group"]) for letter in listed[2]["dead"]]
+        if letters:
+            self._operator.requeued += [Requeued(i, group, now_ms()) for i, group in letters]
+            await caller.ask(FrameType.DEAD_REQUEUE, letters)
 
     async def _look_up(self) -> None:
         """How those ended that need no ack."""

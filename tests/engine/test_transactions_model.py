@@ -102,6 +102,20 @@ class TransactionsMachine(RuleBasedStateMachine):
             self._serve()
         self._look()
 
+    @rule()
+    def all_is_durable(self) -> None:
+        self.rig.commit()
+        self._look()
+
+    @rule(name=names, how=st.sampled_from(["commit", "rollback"]), in_between=st.booleans())
+    def trade(self, name: str, how: str, in_between: bool) -> None:
+        """From the first half task to the decision, without a disturbance but those that follow."""
+        self.all_is_durable()
+        self.prepare(name, 2, 0)
+        if in_between:
+            self.all_is_durable()
+        self.decide(name, how)
+
     @rule(ms=st.sampled_from([100, 5_000, CHECK_MS]))
     def time_passes(self, ms: int) -> None:
         self.rig.pass_time(ms)
@@ -202,4 +216,4 @@ class TransactionsMachine(RuleBasedStateMachine):
 
 
 TestTransactions = TransactionsMachine.TestCase
-TestTransactions.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
+TestTransactions.settings = settings(max_examples=100, stateful_step_count=60, deadline=None)

@@ -107,6 +107,34 @@ def test_a_state_is_a_word(path: Path) -> None:
         assert {"0", "1"} <= set(mapping["options"]), panel["title"]
 
 
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
+def test_it_leads_to_pages_that_the_console_has(path: Path) -> None:
+    """From a line of a topic to the topic, from a number of tasks to the tasks."""
+    board = json.loads(path.read_text())
+    (address,) = [v for v in board["templating"]["list"] if v["name"] == "console"]
+    assert address["type"] == "textbox"
+    main = (ROOT / "tickwheel/server/http/console/main.js").read_text()
+    views = set(re.findall(r'^  \["(\w+)", "[^"]+", \(\) =>', main, re.MULTILINE))
+    links = [
+        (panel, link)
+        for panel in panels(path)
+        for link in panel.get("fieldConfig", {}).get("defaults", {}).get("links", ())
+    ]
+    addresses = [link["url"] for _, link in links if "console" in link["url"]]
+    addresses += [link["url"] for link in board["links"] if link["title"] == "Console"]
+    assert addresses
+    for url in addresses:
+        found = re.fullmatch(r"\$\{console:raw\}/console/#/(\w*)(\?[\w=&${}.:]+)?", url)
+        assert found, url
+        assert found[1] in views | {""}, url
+    linked = {panel["title"] for panel, link in links if "console" in link["url"]}
+    by_topic = {panel["title"] for panel in panels(path) for target in panel.get("targets", ())
+                if "{{topic}}" in target["legendFormat"]}  # fmt: skip
+    assert by_topic <= linked
+    if path.stem == "tickwheel-overview":
+        assert {"Pending", "Ready", "In flight", "Waiting for a retry", "Dead letters"} <= linked
+
+
 @pytest.mark.parametrize("name", ["tickwheel-overview", "tickwheel-store"])
 def test_two_active_daemons_are_red(name: str) -> None:
     path = ROOT / "grafana/dashboards" / f"{name}.json"

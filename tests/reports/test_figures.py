@@ -122,6 +122,23 @@ def test_figures_are_written_as_parquet_and_csv(made: Report, spark: SparkSessio
     assert not list(out.rglob(".*.crc"))
 
 
+def test_no_program_is_started_for_each_file(made: Report, spark: SparkSession) -> None:
+    """Hadoop would start chmod for each; the modes are the same without."""
+    out = Path(made.settings.out)
+    jvm: Any = spark.sparkContext._jvm
+    conf = spark.sparkContext._jsc.hadoopConfiguration()
+    system = jvm.org.apache.hadoop.fs.FileSystem.get(jvm.java.net.URI("file:///"), conf)
+    assert system.getClass().getName() == "tickwheel.LocalFiles"
+    made_by_spark = [*out.glob("metrics/*.parquet"), *out.glob("metrics/*.parquet/*.parquet")]
+    assert {(path.is_dir(), path.stat().st_mode & 0o7777) for path in made_by_spark} == {
+        (True, 0o755), (False, 0o644),
+    }  # fmt: skip
+    place = jvm.org.apache.hadoop.fs.Path(str(out / "csv"))
+    for mode in (0o1750, 0o700, 0o755):
+        system.setPermission(place, jvm.org.apache.hadoop.fs.permission.FsPermission(mode))
+        assert (out / "csv").stat().st_mode & 0o7777 == mode
+
+
 def test_the_page_draws_its_charts_and_needs_no_network(made: Report, browser: Browser) -> None:
     page = Path(made.page)
     text = page.read_text()
@@ -266,3 +283,73 @@ def test_the_data_in_the_page_is_the_figures(made: Report) -> None:
     assert data["buckets"][0] == ms("2026-11-20T10:00:00")
     assert {b - a for a, b in itertools.pairwise(data["buckets"])} == {60_000}
     assert data["names"] == [[MAIL, "default"], [ORDERS, "audit"], [ORDERS, "billing"]]
+
+
+CLICK = """<script>
+const over = document.querySelectorAll('.u-over')[CHART], box = over.getBoundingClientRect();
+const at = { bubbles: true, clientX: box.left + PART * box.width, clientY: box.top + 20 };
+for (const name of ['mouseenter', 'mousemove', 'mousedown', 'mouseup', 'click'])
+  over.dispatchEvent(new MouseEvent(name, at));
+</script></body>"""
+
+
+@pytest.mark.parametrize("chart", [0, 1, 2])
+@pytest.mark.parametrize("choice", ["", f"{ORDERS}\\naudit"])
+def test_a_click_on_a_bucket_lists_the_tasks_behind_it(
+    made: Report, browser: Browser, tmp_path: Path, chart: int, choice: str
+) -> None:
+    """In each chart over time, of the topics that are shown and no others."""
+    data = data_of(Path(made.page))
+    times = data["buckets"]
+    wanted = [row for row in data["examples"]
+              if not choice or choice == f"{row['topic']}\\n{row['group']}"]  # fmt: skip
+    at = next(row["at"] for row in wanted)
+    bucket = max(n for n, begin in enumerate(times) if begin <= at)
+    # The scale of time reaches from the first bucket's begin to the last one's.
+    part = (times[bucket] - times[0]) / (times[-1] - times[0])
+    text = Path(made.page).read_text()
+    script = CLICK.replace("CHART", str(chart)).replace("PART", f"{part:.4f}")
+    place = tmp_path / "report.html"
+    chosen = f"<script>location.hash = encodeURIComponent('{choice}')</script>"
+    place.write_text(
+        text.replace('<script id="data"', f'{chosen}<script id="data"').replace("</body>", script)
+    )
+    seen = browser.dom(place).split('id="behind"')[1].split("</section>")[0]
+    assert "Tasks behind 2026-11-20" in seen
+    found = re.findall(r"<tr><td>(\d+)</td>", seen)
+    end = times[bucket + 1] if bucket + 1 < len(times) else float("inf")
+    there = [row for row in wanted if times[bucket] <= row["at"] < end]
+    assert found == [str(row["task"]) for row in sorted(there, key=lambda row: -row["took"])[:20]]
+    assert found
+
+
+PHONE = """<!doctype html><body><iframe style="width:390px;height:844px;border:0"></iframe>
+<pre id="seen"></pre><script>
+const frame = document.querySelector('iframe');
+frame.addEventListener('load', () => {
+  const page = frame.contentDocument, seen = [];
+  if (page.documentElement.scrollWidth > 390) seen.push('page ' + page.documentElement.scrollWidth);
+  for (const one of page.querySelectorAll('.card, figure, .plot, .uplot, .table, .bar .track')) {
+    const box = one.getBoundingClientRect();
+    if (!box.width) continue;
+    const least = one.matches('.card') ? 100 : one.matches('.track') ? 200 : 280;
+    if (box.width < least || box.right > 390.5) seen.push(one.className + ' ' + box.width);
+  }
+  for (const cell of page.querySelectorAll('td.text')) {
+    const { width } = cell.getBoundingClientRect();
+    if (width && width < 110) seen.push('cell ' + width + ' ' + cell.textContent);
+  }
+  document.getElementById('seen').textContent = 'looked ' + page.querySelectorAll('.uplot').length
+    + ' ' + page.querySelectorAll('td').length + ': ' + seen.join('; ') + '.';
+});
+frame.srcdoc = SOURCE;
+</script></body>"""
+
+
+def test_a_phone_shows_no_slivers(made: Report, browser: Browser, tmp_path: Path) -> None:
+    """390 wide: nothing beyond the edge, no chart or column too thin to be read."""
+    source = json.dumps(Path(made.page).read_text()).replace("</", "<\\/")
+    place = tmp_path / "phone.html"
+    place.write_text(PHONE.replace("SOURCE", source))
+    seen = browser.dom(place).split('<pre id="seen">')[1].split("</pre>")[0]
+    assert re.fullmatch(r"looked 3 \d{2,}: \.", seen), seen

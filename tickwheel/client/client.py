@@ -102,10 +102,10 @@ class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs, TransactionVerbs):
         connect_timeout: float = 3.0,
         active_timeout: float = 10.0,
         heartbeat: float = HEARTBEAT_S,
-        name: str = f"tickwheel-python/{__version__}",
         ca: str | None = None,
         client_cert: str | None = None,
         client_key: str | None = None,
+        name: str = f"tickwheel-python/{__version__}",
     ) -> None:
         url = url or os.environ.get("TICKWHEEL_URL") or DEFAULT_URL
         self._addresses = parse_url(url)

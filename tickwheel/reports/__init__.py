@@ -10,8 +10,8 @@ Bird's eye::
 
 Only :mod:`~tickwheel.reports.load` writes the table, one numbered run after another; a run is
 there when its manifest is. Metrics are functions from DataFrame to DataFrame and write nothing.
-No code of ours runs on Spark's executors: everything is column expressions, so a cluster needs
-nothing installed. This package imports nothing else of ours, and importing it does not import
+No code of ours runs on a cluster's executors: everything is column expressions, so it needs nothing
+installed. This package imports nothing else of ours, and importing it does not import
 pyspark.
 """
 

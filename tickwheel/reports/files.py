@@ -58,6 +58,48 @@ def _causes(error: BaseException) -> list[str]:
     return causes
 
 
+_WITHOUT_PROGRAMS = """
+package tickwheel;
+
+public class LocalFiles extends org.apache.hadoop.fs.RawLocalFileSystem {
+    public void setPermission(org.apache.hadoop.fs.Path path,
+            org.apache.hadoop.fs.permission.FsPermission wanted) throws java.io.IOException {
+        if (wanted.getStickyBit()) {
+            super.setPermission(path, wanted);
+            return;
+        }
+        java.nio.file.Files.setPosixFilePermissions(pathToFile(path).toPath(),
+            java.nio.file.attribute.PosixFilePermissions.fromString(wanted.toString()));
+    }
+}
+"""
+
+
+def spare_programs(spark: SparkSession) -> None:
+    """Have Hadoop set the mode of each new local file and folder by a call.
+
+    Without its native library, which pyspark does not bring, it starts ``chmod`` for each: 420
+    times a report. Hadoop's own class with that one method replaced; Janino, with which Spark
+    compiles every query, compiles it here. Where that fails all stays as it was.
+    """
+    jvm: Any = spark.sparkContext._jvm
+    try:
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(jvm.java.lang.Thread.currentThread().getContextClassLoader())
+        compiler.cook(_WITHOUT_PROGRAMS)
+        conf = jvm.org.apache.hadoop.conf.Configuration(
+            spark.sparkContext._jsc.hadoopConfiguration()
+        )
+        conf.setClassLoader(compiler.getClassLoader())
+        conf.set("fs.file.impl", "tickwheel.LocalFiles")
+        # Hadoop keeps one object a scheme and user: who asks first decides for all.
+        local = jvm.java.net.URI("file:///")
+        jvm.org.apache.hadoop.fs.FileSystem.get(local, conf).close()
+        jvm.org.apache.hadoop.fs.FileSystem.get(local, conf)
+    except Py4JError:
+        return
+
+
 class Files:
     """Small files and folders. Paths are text; what is not there is None, empty or False."""
 
@@ -118,7 +160,7 @@ class Files:
         """
         system, hadoop = self._at(path)
         aside = self._aside(system, hadoop, text, ASIDE)
-        if system.getScheme() == "file":
+        if system.getUri().getScheme() == "file":
             # Without a moment at which there is neither the old nor the new one.
             os.replace(aside.toUri().getPath(), hadoop.toUri().getPath())
             return
@@ -137,7 +179,7 @@ class Files:
             return False
         aside = self._aside(system, hadoop, text, f"{ASIDE}{uuid.uuid4().hex}-")
         try:
-            if system.getScheme() == "file":
+            if system.getUri().getScheme() == "file":
                 return _linked(aside.toUri().getPath(), hadoop.toUri().getPath())
             return bool(system.rename(aside, hadoop))
         finally:

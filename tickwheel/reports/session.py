@@ -15,8 +15,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tickwheel.reports import classes
 from tickwheel.reports import manifest as manifests
 from tickwheel.reports.local import LocalFiles, is_local
 from tickwheel.reports.segments import listed, new
@@ -54,9 +55,12 @@ LOCAL = {
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "100000",
 }
 JAVA = "-XX:+UseParallelGC"
-QUICK_JAVA = f"{JAVA} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
+QUICK_JAVA = (
+    f"{JAVA} -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m -XX:-DontCompileHugeMethods"
+)
 """For runs with little to load. Most of their time is Spark's own code, each part of it run a few
-times only: compiling it well takes twice as long as it then runs (measured: 57 → 30 s of CPU)."""
+times only: compiling it well takes twice as long as it then runs (measured: 57 → 30 s of CPU).
+Widest plans become methods of over 8,000 bytes, which the JVM compiles only when told to."""
 LITTLE_BYTES, LITTLE_ROWS = 32 << 20, 5_000_000
 """Of new history, as it lies there, and of events in the table; with more of either the better
 compiler earns its time back."""
@@ -74,27 +78,38 @@ def missing_part() -> str | None:
 
 @contextlib.contextmanager
 def started(
-    master: str | None, *, memory: str = MEMORY, quiet: bool = False, little: bool = False
+    master: str | None,
+    *,
+    memory: str = MEMORY,
+    quiet: bool = False,
+    little: bool = False,
+    class_cache: str | None = classes.OFF,
 ) -> Iterator[SparkSession]:
     """A session that ends with the block. ``master`` None: what spark-submit says, else local.
 
-    ``quiet`` keeps the JVM's chatter away; ``little`` says that there is not much to do.
+    ``quiet`` keeps the JVM's chatter away; ``little`` says that there is not much to do;
+    ``class_cache``: see :func:`classes.options`.
     """
     missing = missing_part()
     if missing is not None:
         raise ReportError(missing)
-    from pyspark import SparkConf
+    from pyspark import SparkConf, SparkContext
     from pyspark.sql import SparkSession
 
+    from tickwheel.reports.files import spare_programs
+
     conf = SparkConf()
-    wanted = dict(NEEDED)
+    wanted, kept = dict(NEEDED), list[str]()
     if master is None and not conf.contains("spark.master"):
         master = "local[*]"
     if (master or "").startswith("local"):
         cores = _cores(str(master))
+        # Options are for a JVM that is yet to start.
+        kept = classes.options(class_cache) if SparkContext._gateway is None else []
+        java = [QUICK_JAVA if little else JAVA, *kept]
         wanted |= LOCAL | {
             "spark.driver.memory": memory,
-            "spark.driver.extraJavaOptions": QUICK_JAVA if little else JAVA,
+            "spark.driver.extraJavaOptions": " ".join(java),
             "spark.sql.shuffle.partitions": str(2 * cores),
             "spark.default.parallelism": str(cores),
         }
@@ -104,15 +119,23 @@ def started(
     for name, value in wanted.items():
         if name in NEEDED or not conf.contains(name):
             builder = builder.config(name, value)
-    with _stderr_aside(quiet) as log:
+    with _chatter_aside(quiet) as log:
         try:
             spark = builder.getOrCreate()
         except Exception as error:
             raise ReportError(f"Spark did not start: {_reason(error, log)}") from error
+    if (master or "").startswith("local"):
+        spare_programs(spark)
+    done = False
     try:
         yield spark
+        done = True
     finally:
+        gateway: Any = SparkContext._gateway
         spark.stop()
+        # What a report that failed has loaded is no sample of what the next one needs.
+        if not done and classes.records(kept):
+            gateway.proc.kill()
 
 
 def little_to_do(settings: ReportSettings) -> bool:
@@ -134,21 +157,25 @@ def _cores(master: str) -> int:
 
 
 @contextlib.contextmanager
-def _stderr_aside(quiet: bool) -> Iterator[Path | None]:
-    """The JVM keeps the stderr it was started with; its start-up chatter belongs to no user."""
+def _chatter_aside(quiet: bool) -> Iterator[Path | None]:
+    """The JVM keeps stdout and stderr as it was started with them; its chatter belongs to no user,
+    and who reads what a report prints must not wait for the JVM, which may end later."""
     if not quiet:
         yield None
         return
     descriptor, name = tempfile.mkstemp(prefix="tickwheel-spark-", suffix=".log")
+    sys.stdout.flush()
     sys.stderr.flush()
-    kept = os.dup(2)
-    os.dup2(descriptor, 2)
+    kept = [os.dup(number) for number in (1, 2)]
+    for number in (1, 2):
+        os.dup2(descriptor, number)
     os.close(descriptor)
     try:
         yield Path(name)
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        for number, former in zip((1, 2), kept, strict=True):
+            os.dup2(former, number)
+            os.close(former)
         # The JVM holds it open; the name is not needed any more.
         Path(name).unlink(missing_ok=True)
 

@@ -309,10 +309,10 @@ class Client:
         connect_timeout: float = 3.0,
         active_timeout: float = 10.0,
         heartbeat: float = HEARTBEAT_S,
-        name: str = f"tickwheel-python-sync/{__version__}",
         ca: str | None = None,
         client_cert: str | None = None,
         client_key: str | None = None,
+        name: str = f"tickwheel-python-sync/{__version__}",
     ) -> None:
         self._make = functools.partial(
             AsyncClient, url, token=token, send_timeout=send_timeout, retries=retries,

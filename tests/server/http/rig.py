@@ -69,7 +69,7 @@ class Request:
             "query_string": parts.query.encode(),
             "headers": [(k.lower().encode(), v.encode()) for k, v in headers.items()],
             "client": ("127.0.0.1", 5),
-            "state": {"abort": self._abort, **(connection or {})},
+            "state": {"abort": self._abort, "is_whole": lambda: False, **(connection or {})},
         }
         self.task = asyncio.create_task(api(scope, self._receive, self._take))
 

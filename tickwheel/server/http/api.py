@@ -184,6 +184,7 @@ class Api:
                 self._room,
                 bytes_max=settings.http_body_bytes,
                 timeout_s=settings.http_body_timeout_s,
+                is_here=scope["state"]["is_whole"],
             )
             call = Call(
                 route,

@@ -82,6 +82,7 @@ class _Connection(H11Protocol):
         self.app_state = {
             "abort": transport.abort,
             "is_extra": self._is_extra,
+            "is_whole": self._is_whole,
             "certificate": transport.get_extra_info("peercert"),
         }
 
@@ -129,6 +130,11 @@ class _Connection(H11Protocol):
         """Its whole request is here, and not answered."""
         cycle: RequestResponseCycle | None = self.cycle
         return not self.is_idle and cycle is not None and not cycle.more_body
+
+    def _is_whole(self) -> bool:
+        """All of the request that is worked on has arrived."""
+        cycle: RequestResponseCycle | None = self.cycle
+        return cycle is not None and not cycle.more_body
 
     @property
     def is_idle(self) -> bool:
