@@ -94,7 +94,7 @@ TOPICS = Dashboard(
                             rate(f"tickwheel_{what}_total", PAIR, "topic, group"),
                             "{{topic}}/{{group}} " + what,
                         )
-                        for what in ("nacked", "retried", "dead", "expired")
+                        for what in ("nacked", "retried", "dead", "expired", "filtered")
                     ],
                     "ops",
                 ),

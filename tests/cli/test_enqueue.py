@@ -116,7 +116,7 @@ def test_a_lines_time_wins_over_the_options_delay() -> None:
         (_line(body="x", key=7), "field key: text that is not empty"),
         (_line(body="x", priority=256), "field priority: 0 to 255 is allowed, not 256"),
         (_line(body="x", priority=True), "field priority: 0 to 255"),
-        (_line(body="x", properties={"a": 1}), "field properties: an object of texts"),
+        (_line(body="x", properties={"a": [1]}), "field properties: an object of texts"),
         (_line(body="x", ttl="x"), "field ttl: 'x' is not a duration"),
         (_line(body="x", delay_level=0), "field delay_level: 1 to 2147483647 is allowed, not 0"),
         (_line(body="x", delay_level=1, delay=1), "field delay_level: give it, delay or at"),

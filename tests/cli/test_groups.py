@@ -16,7 +16,7 @@ from tickwheel.cli import groups
 from tickwheel.cli.call import Call
 from tickwheel.cli.groups import parse_start
 from tickwheel.cli.output import Output
-from tickwheel.errors import Conflict, NotFound, TickwheelError
+from tickwheel.errors import BadRequest, Conflict, NotFound, TickwheelError
 from tickwheel.protocol.frames import FrameType as T
 
 POLICY = {"kind": "fixed", "delay_ms": 5_000, "retries": 2, "jitter": 0.0}
@@ -94,6 +94,33 @@ async def test_a_group_is_named_beside_its_topic() -> None:
         lambda call: groups.pause(call, "orders", "g"), T.CONFIGURE, {**SETTINGS, "group": "g"}
     )
     assert asked == ("orders", "g", {"paused": True})
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({"tags": "eu"}, {"tags": "eu"}),
+        ({"where": "a > 1"}, {"where": "a > 1"}),
+        ({"tags": "eu", "where": "a > 1"}, {"tags": "eu", "where": "a > 1"}),
+        ({"all_": True}, {"tags": None, "where": None}),
+    ],
+)
+async def test_setting_the_filter_of_a_group(
+    options: dict[str, Any], changed: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = {**SETTINGS, "group": "g", "tags": "eu", "where": "a > 1"}
+    asked = await _ask(
+        lambda call: groups.set_group(call, "orders", "g", **options), T.CONFIGURE, answer
+    )
+    assert asked == ("orders", "g", changed)
+    assert capsys.readouterr().out.endswith("no rate limit  tags eu, where a > 1\n")
+
+
+@pytest.mark.parametrize("options", [{}, {"tags": "eu", "all_": True}])
+async def test_setting_needs_a_filter_or_none(options: dict[str, Any]) -> None:
+    call = Call(None, None, Output(as_json=False))
+    with pytest.raises(BadRequest, match=r"--tags, --where or both"):
+        await groups.set_group(call, "orders", "g", **options)
 
 
 async def test_creating_a_group(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,7 +80,14 @@ def test_ids() -> None:
 def test_properties() -> None:
     assert values.parse_property("a=b=c") == ("a", "b=c")
     assert values.parse_property("a=") == ("a", "")
-    for text in ("a", "=b", ""):
+    assert values.parse_property("a=1") == ("a", "1")
+    for text, value in (("1", 1), ("-1.5e3", -1500.0), ("true", True), (" 2", 2)):
+        found = values.parse_property(f"a:={text}")
+        assert (found, type(found[1])) == (("a", value), type(value))
+    for text in ("", "x", "null", '"x"', "[1]"):
+        with pytest.raises(ValueError, match="a number, true or false"):
+            values.parse_property(f"a:={text}")
+    for text in ("a", "=b", "", ":=1"):
         with pytest.raises(ValueError, match="name=value"):
             values.parse_property(text)
 

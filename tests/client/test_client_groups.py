@@ -43,6 +43,10 @@ async def test_a_group_is_made() -> None:
             {"retry": Retry.none(), "rate": 5, "burst": 2},
             {"since": "now", "retry": {"kind": "none"}, "rate": 5.0, "burst": 2},
         ),
+        (
+            {"tags": "eu || us", "where": "n > 1"},
+            {"since": "now", "tags": "eu || us", "where": "n > 1"},
+        ),
     ):
         sent, found = await asked(
             T.GROUP_CREATE,
@@ -200,6 +204,50 @@ async def test_a_topic_is_for_broadcasts_only() -> None:
     assert found.broadcast_only
     _, found = await asked(T.CONFIGURE, SETTINGS, lambda client: client.configure("t", rate=5))
     assert not found.broadcast_only
+
+
+async def test_the_filter_of_a_group_is_set_part_by_part() -> None:
+    for options, wire in (
+        ({"tags": "eu"}, {"tags": "eu"}),
+        ({"where": "n > 1"}, {"where": "n > 1"}),
+        ({"tags": None, "where": None}, {"tags": None, "where": None}),
+    ):
+        sent, found = await asked(
+            T.CONFIGURE,
+            SETTINGS | {"tags": "eu", "where": "n > 1"},
+            lambda client, o=options: client.configure("t", "g", **o),
+        )
+        assert sent == ("t", "g", wire)
+        assert (found.tags, found.where) == ("eu", "n > 1")
+
+
+@pytest.mark.parametrize("broadcast", [False, True])
+async def test_a_consumer_names_the_filter(broadcast: bool) -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        wanted = {"tags": "eu", "where": "n > 1"}
+        pulling = asyncio.ensure_future(client.pull("t", group="g", **wanted))
+        frame = await peer.next(T.PULL)
+        assert frame[-1] == wanted
+        peer.ok(frame, (1, NOW_MS, ()))
+        assert await soon(pulling) == []
+        subscription = client.subscribe("t", broadcast=broadcast, **wanted)
+        starting = asyncio.ensure_future(subscription.start())
+        frame = await peer.next(T.SUBSCRIBE)
+        assert frame[-1] == wanted | ({"broadcast": True} if broadcast else {})
+        peer.ok(frame, {"lease_ms": 30_000})
+        await soon(starting)
+
+
+async def test_a_filter_is_a_text() -> None:
+    wrong: Any = 5
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        for name in ("tags", "where"):
+            with pytest.raises(errors.BadRequest, match=f"{name} must be a str"):
+                client.subscribe("t", **{name: wrong})
+            for call in (client.create_group, client.configure):
+                with pytest.raises(errors.BadRequest, match=f"{name} must be a str"):
+                    await call("t", "g", **{name: wrong})
 
 
 async def test_a_topic_is_deleted() -> None:

@@ -211,6 +211,16 @@ def test_the_page_of_due_windows_works_as_it_stands(tmp_path: Path, shell: dict[
         assert word in shown, (word, shown)
 
 
+def test_the_page_of_filters_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+    shown = run_as_it_stands("docs/filters.md", tmp_path, shell)
+    for pattern in (
+        "order 1", "order 2", "filtered", r"europe.* tags eu \|\| uk \|\| us$", "^large: sale 11$",
+        "^large: sale 12$", "not where amount > 5;", r"^ +amount > > 10\n +\^$",
+    ):  # fmt: skip
+        assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
+    assert "large: sale 9" not in shown and "large: sale 10" not in shown
+
+
 def test_the_examples_of_operations_work_as_they_stand(
     tmp_path: Path, shell: dict[str, str]
 ) -> None:

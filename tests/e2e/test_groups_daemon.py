@@ -515,3 +515,40 @@ def test_a_rate_holds_after_a_kill(daemon: Daemon) -> None:
         earliest = [stamps[0] + 50 * (n - 1) - 2 for n in range(12)]
         assert all(stamp >= least for stamp, least in zip(stamps, earliest, strict=True))
         assert stamps[-1] - stamps[0] < 3_000
+
+
+# --- filters -------------------------------------------------------------------------------------
+
+
+def test_a_filter_and_the_moment_of_its_change_outlast_kills(daemon: Daemon) -> None:
+    with Peer(daemon.port) as peer:
+        peer.do(T.GROUP_CREATE, "t", "a", {"tags": "eu", "where": "n > 1", "paused": True})
+        peer.do(T.GROUP_CREATE, "t", "b", {"paused": True})
+        old = [peer.put("t", b"x", tag="eu", props={"n": n})[0] for n in (1, 2)]
+        until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 2)
+        peer.do(T.CONFIGURE, "t", "a", {"tags": None, "where": "n = 1"})
+        new = [peer.put("t", b"x", tag="eu", props={"n": n})[0] for n in (1, 2)]
+        (gone,) = peer.put("u", b"x", tag="us")
+        peer.sub(1, "u", "g", tags="eu")
+        until(lambda: peer.words(gone) == ["filtered"])
+    for _ in range(2):
+        daemon.restart()
+        with Peer(daemon.port) as peer:
+            until(lambda: peer.topic("t")["groups"]["b"]["ready"] == 4)
+            assert peer.topic("t")["groups"]["a"]["ready"] == 2
+            assert peer.words(gone) == ["filtered"]
+            code, message = peer.refused(T.SUBSCRIBE, 1, "t", "a", 1, {"where": "n > 1"})
+            assert code == "conflict"
+            assert "has the filter where n = 1, not where n > 1" in message
+    with Peer(daemon.port) as peer:
+        for group in "ab":
+            peer.do(T.CONFIGURE, "t", group, {"paused": False})
+        peer.sub(1, "t", "a", where="n = 1")
+        assert sorted(item[0] for _, item in peer.deliveries(2)) == [old[1], new[0]]
+        peer.sub(2, "t", "b")
+        got = peer.deliveries(4)
+        assert sorted(item[0] for _, item in got) == sorted(old + new)
+        assert peer.ack("t", "b", *(item for _, item in got)) is None
+        left_out = [old[0], new[1]]
+        assert peer.words(*left_out) == ["acked", "acked"]
+        assert peer.silent()

@@ -171,6 +171,10 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
     ),
     ([Kind.ENDED, T, "t", None, "cancelled", [5]], [{"event": "cancelled", **TASK}]),
     ([Kind.ENDED, T, "t", "g", "expired", [5]], [{"event": "expired", **TASK, "group": "g"}]),
+    (
+        [Kind.ENDED, T, "t", "g", "filtered", [5], True],
+        [{"event": "filtered", **TASK, "group": "g", "ended": True}],
+    ),
     ([Kind.ENDED, T, "t", "g", "deleted", [5]], [{"event": "deleted", **TASK, "group": "g"}]),
     (
         [Kind.RESCHEDULED, T, "t", [5], [T + 1]],

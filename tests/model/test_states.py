@@ -10,6 +10,7 @@ import pytest
 
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, LEASE_MS, RETRY, Got, Rig
+from tickwheel.model.records import GroupSettings
 from tickwheel.model.states import TRANSITIONS, Event, State, diagram
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "durability.md"
@@ -30,6 +31,10 @@ class Life:
 
     def scheduled(self) -> None:
         self.rig.subscribe(group="a", prefetch=0)
+        self.staged()
+        self.rig.commit()
+
+    def scheduled_for_nobody(self) -> None:
         self.staged()
         self.rig.commit()
 
@@ -135,6 +140,21 @@ class Life:
     def reject(self) -> None:
         self.rig.reject(self._got())
 
+    def waits_for_a_group(self) -> None:
+        """It is due, and its topic has none."""
+        self.staged()
+        self.rig.commit()
+        self.due()
+
+    def wants_nothing(self) -> None:
+        """A group comes, and it is looked at for it."""
+        topic, now_ms = self.rig.core.topic("t"), self.rig.now_ms
+        grouping, settings = self.rig.engine.grouping, GroupSettings(tags="other")
+        grouping.create_now(topic, "a", now_ms, settings)
+        self.rig.pass_time(1_000)
+        self.rig.subscribe(group="a")
+        assert self.rig.tick() == []
+
     def release(self) -> None:
         self.rig.release(self._got())
 
@@ -165,12 +185,14 @@ WALKS: dict[Edge, tuple[Step, Step]] = {
     (S.SCHEDULED, E.RESCHEDULE): (Life.scheduled, Life.reschedule),
     (S.SCHEDULED, E.CANCEL): (Life.scheduled, Life.cancel),
     (S.SCHEDULED, E.ACK): (Life.scheduled_again, Life.ack),
+    (S.SCHEDULED, E.LEAVE_OUT): (Life.scheduled_for_nobody, Life.wants_nothing),
     (S.READY, E.DELIVER): (Life.ready, Life.deliver),
     (S.READY, E.RESCHEDULE): (Life.ready, Life.reschedule),
     (S.READY, E.CANCEL): (Life.ready, Life.cancel),
     (S.READY, E.EXPIRE): (Life.ready, Life.expire),
     (S.READY, E.ACK): (Life.ready_again, Life.ack),
     (S.READY, E.HOLD): (Life.ready, Life.hold),
+    (S.READY, E.LEAVE_OUT): (Life.waits_for_a_group, Life.wants_nothing),
     (S.READY, E.POSTPONE): (Life.ready_again, Life.reschedule),
     (S.IN_FLIGHT, E.ACK): (Life.in_flight, Life.ack),
     (S.IN_FLIGHT, E.NACK): (Life.in_flight, Life.nack),
@@ -209,7 +231,7 @@ def test_the_engine_takes_every_edge(edge: Edge) -> None:
 
 
 def test_nothing_leaves_a_final_state() -> None:
-    finals = {S.ACKED, S.CANCELLED, S.EXPIRED, S.DELETED, S.REFUSED}
+    finals = {S.ACKED, S.CANCELLED, S.EXPIRED, S.DELETED, S.FILTERED, S.REFUSED}
     assert {state for state, _ in TRANSITIONS} == set(S) - finals
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from mutations.mutants import Edit, Mutant
+from mutations.delivery_mutants import OWNERSHIP
+from mutations.mutants import DELIVERY, Edit, Mutant
 
 CONDITIONS = "tickwheel/model/filters/conditions.py"
 FILTER = "tickwheel/model/filters/filter.py"
 MODEL = "tests/model/filters/test_filter_model.py::"
+GROUPS = "tests/engine/test_engine_filters.py::"
+SHARD = "tests/server/shard/test_filters.py::"
+FILTERING = "tickwheel/engine/filtering.py"
 RULES = "tests/model/filters/test_filter.py::"
 SAME_TEXT = MODEL + "test_the_same_text_chooses_the_same_rows"
 TWO_KINDS = MODEL + "test_what_compares_two_kinds_is_unknown"
@@ -45,5 +49,52 @@ FILTER_MUTANTS = (
         (Edit(FILTER, "options[2] or NO_PROPERTIES) is True",
               "options[2] or NO_PROPERTIES) is not False"),),
         (SAME_TEXT, TWO_KINDS, RULES + "test_what_is_unknown"),
+    ),
+    Mutant(
+        "a-change-has-no-moment",
+        "what came due before a filter was changed is judged by the new one after a crash",
+        (Edit(FILTERING, "            if is_before(former, row):\n",
+              "            if former is None:\n"),),
+        (GROUPS + "test_what_came_due_before_a_change_is_judged_by_the_old_filter[True]",
+         SHARD + "test_what_came_due_before_a_change_outlasts_a_restart"),
+    ),
+    Mutant(
+        "former-filters-judge-by-due-time-alone",
+        "what is enqueued in the millisecond of a change is judged by the former filter",
+        (Edit(FILTERING, "row.due_ms <= former.due_ms and order_of(row) <= former.id",
+              "row.due_ms <= former.due_ms"),),
+        (GROUPS + "test_what_came_due_before_a_change_is_judged_by_the_old_filter[False]",),
+    ),
+    Mutant(
+        "a-restart-forgets-filters",
+        "a task that others have is handed to a group that left it out",
+        (Edit(OWNERSHIP, "    owed = [member for member in owed if wants(member, row)]\n", ""),),
+        (GROUPS + "test_what_one_group_was_handed_is_not_another_ones_after_a_crash",),
+    ),
+    Mutant(
+        "a-replay-asks-no-filter",
+        "a group that begins in the past gets what its filter leaves out",
+        (Edit(OWNERSHIP,
+              "            if not wants(group, row):\n"
+              "                self._count_left_out(group, row, last=False)\n"
+              "                return\n            owed = core",
+              "            owed = core"),),
+        (GROUPS + "test_a_group_that_begins_in_the_past_gets_what_its_filter_lets_pass",),
+    ),
+    Mutant(
+        "the-first-group-takes-everything",
+        "what waited for the first group is handed out whatever its filter says",
+        (Edit(DELIVERY, "            if task_id <= unjudged_id and not wants(group, row):\n",
+              "            if task_id < 0 and not wants(group, row):\n"),),
+        (GROUPS + "test_what_waited_for_the_first_group_is_judged_as_its_turn_comes",),
+    ),
+    Mutant(
+        "former-filters-are-dropped-at-once",
+        "a change forgets the former filter though tasks wait that it has to judge",
+        (Edit(OWNERSHIP,
+              "            if not any(one.holds_any for one in topic.groups.values()):\n"
+              "                return ()\n",
+              "            return ()\n"),),
+        (GROUPS + "test_what_came_due_before_a_change_is_judged_by_the_old_filter[True]",),
     ),
 )  # fmt: skip

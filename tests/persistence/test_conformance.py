@@ -11,6 +11,7 @@ from persistence.store_subject import OWNER, Subject
 from support.store_rows import (
     BROADCAST_TOPICS,
     DEAD,
+    FILTERED_GROUPS,
     GROUPS,
     HALVES,
     ID_MAX,
@@ -349,7 +350,7 @@ class TestReading:
     async def test_rules_of_topics_and_what_became_of_tasks_come_back(
         self, subject: Subject
     ) -> None:
-        topics = (*RULED_TOPICS, *BROADCAST_TOPICS)
+        topics = (*RULED_TOPICS, *BROADCAST_TOPICS, *FILTERED_GROUPS)
         groups = {(row.topic, row.group): row for row in topics}
         sessions = {MERGED_SESSION.session: MERGED_SESSION}
         await subject.commit(Effects(groups=groups, sessions=sessions))

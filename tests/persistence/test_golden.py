@@ -19,6 +19,7 @@ from support.golden import (
     content,
     crowd,
     ended,
+    filter_cases,
     former_cases,
     former_content,
     load_dump,
@@ -44,6 +45,7 @@ RECORDS_V3: dict[str, str] = json.loads((GOLDEN / "v3" / "records.json").read_te
 RECORDS_V6: dict[str, str] = json.loads((GOLDEN / "v6" / "records.json").read_text("utf-8"))
 RECORDS_V7: dict[str, str] = json.loads((GOLDEN / "v7" / "records.json").read_text("utf-8"))
 RECORDS_OF_BROADCASTS: dict[str, str] = json.loads((GOLDEN / "broadcasts.json").read_text("utf-8"))
+RECORDS_OF_FILTERS: dict[str, str] = json.loads((GOLDEN / "filters.json").read_text("utf-8"))
 RECORDS_OF_WINDOWS: dict[str, str] = json.loads((GOLDEN / "windows.json").read_text("utf-8"))
 RECORDS_OF_TRANSACTIONS: dict[str, str] = json.loads(
     (GOLDEN / "transactions.json").read_text("utf-8")
@@ -75,6 +77,14 @@ def test_records_of_tasks_with_a_due_window(name: str) -> None:
 def test_records_of_topics_for_broadcasts_only(name: str) -> None:
     value, encode, decode = broadcast_cases()[name]
     data = bytes.fromhex(RECORDS_OF_BROADCASTS[name])
+    _is_read(value, decode(data))
+    assert encode(value) == data, "a version is written as it was"
+
+
+@pytest.mark.parametrize("name", sorted(filter_cases()))
+def test_records_of_groups_with_filters(name: str) -> None:
+    value, encode, decode = filter_cases()[name]
+    data = bytes.fromhex(RECORDS_OF_FILTERS[name])
     _is_read(value, decode(data))
     assert encode(value) == data, "a version is written as it was"
 

@@ -14,6 +14,7 @@ from tickwheel.model.coalescing import Coalescing
 from tickwheel.model.records import (
     DeadRow,
     Failure,
+    FormerFilter,
     GroupRow,
     GroupSettings,
     Outcome,
@@ -65,7 +66,9 @@ rules = st.builds(Coalescing, names, st.none() | ints, names, names, names, st.n
 settings = st.builds(
     GroupSettings, st.booleans(), st.none() | floats, st.none() | ints,
     st.none() | names | policies, st.none() | ints, ints,
-    st.none() | rules,
+    st.none() | rules, st.booleans(), st.none() | names, st.none() | names,
+    st.lists(st.builds(FormerFilter, st.none() | names, st.none() | names, ints, ints), max_size=3)
+    .map(tuple),
 )  # fmt: skip
 groups = st.builds(GroupRow, names, names, ints, st.none() | settings, st.none() | ints)
 outcomes = st.lists(st.tuples(ints, ints, ints, ints), max_size=5).map(tuple)
@@ -139,10 +142,8 @@ def test_endings_take_nine_bytes_each() -> None:
     assert len(codec.encode_endings(ended)) < 9 * 10_000 + 20
 
 
-FIRST: list[Callable[[bytes], Any]] = [
-    codec.decode_endings,
-]
 SECOND: list[Callable[[bytes], Any]] = [
+    codec.decode_endings,
     codec.decode_answers,
     codec.decode_session,
     codec.decode_failures,
@@ -158,23 +159,20 @@ THIRD: list[Callable[[bytes], Any]] = [
 FOURTH: list[Callable[[bytes], Any]] = [
     codec.decode_extras,
     codec.decode_task,
-    codec.decode_settings,
 ]
 """Those of which there are four."""
-FIFTH: list[Callable[[bytes], Any]] = [codec.decode_group]
+FIFTH: list[Callable[[bytes], Any]] = [codec.decode_settings]
 """That of which there are five."""
-DECODERS = FIRST + SECOND + THIRD + FOURTH + FIFTH
-
-
-@pytest.mark.parametrize("decode", FIRST)
-def test_a_newer_version_is_refused(decode: Callable[[bytes], Any]) -> None:
-    with pytest.raises(RecordUnreadable, match="version 2; this release reads version 1; a newer"):
-        decode(msgpack.packb([2, 1, 2, 3]))
+SIXTH: list[Callable[[bytes], Any]] = [codec.decode_group]
+"""That of which there are six."""
+DECODERS = SECOND + THIRD + FOURTH + FIFTH + SIXTH
 
 
 @pytest.mark.parametrize("decode", SECOND)
 def test_a_version_above_the_second_is_refused(decode: Callable[[bytes], Any]) -> None:
-    with pytest.raises(RecordUnreadable, match="version 3; this release reads versions 1 to 2"):
+    with pytest.raises(
+        RecordUnreadable, match="version 3; this release reads versions 1 to 2; a newer"
+    ):
         decode(msgpack.packb([3, 1, 2, 3]))
 
 
@@ -194,6 +192,12 @@ def test_a_version_above_the_fourth_is_refused(decode: Callable[[bytes], Any]) -
 def test_a_version_above_the_fifth_is_refused(decode: Callable[[bytes], Any]) -> None:
     with pytest.raises(RecordUnreadable, match="version 6; this release reads versions 1 to 5"):
         decode(msgpack.packb([6, 1, 2, 3]))
+
+
+@pytest.mark.parametrize("decode", SIXTH)
+def test_a_version_above_the_sixth_is_refused(decode: Callable[[bytes], Any]) -> None:
+    with pytest.raises(RecordUnreadable, match="version 7; this release reads versions 1 to 6"):
+        decode(msgpack.packb([7, 1, 2, 3]))
 
 
 @pytest.mark.parametrize("decode", DECODERS)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 
 from support.engine_rig import Rig
+from tickwheel.engine.filtering import length_of
 from tickwheel.engine.ready import ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import Group, Topic, ttl_end_ms
@@ -67,6 +68,10 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
     for task_id, row in core.replaced.items():
         assert any(rows.get(task_id) is row for rows in held), f"{task_id} is held for ever"
     assert core.group_count == len(all_groups)
+    assert core.filters_length == sum(length_of(group.settings) for group in all_groups)
+    for topic in core.topics.values():
+        found = [group.judge is not None for group in topic.groups.values()]
+        assert topic.filtering == any(found)
     listening = sum(len(topic.broadcasters) for topic in core.topics.values())
     assert core.subscribers == listening + sum(len(group.subscribers) for group in all_groups)
     assert core.in_flight == sum(len(group.flight) for group in all_groups)

@@ -18,11 +18,13 @@ from support.store_rows import (
     BROADCAST_TOPICS,
     DEAD,
     FAILURES,
+    FILTERED_GROUPS,
     FORMER_GROUPS,
     FORMER_TASKS,
     FULL_EXTRAS,
     GROUPS,
     HALVES,
+    ID_MAX,
     KNOWN_FAILURES,
     MERGED_SESSION,
     OLD_DEAD,
@@ -145,6 +147,13 @@ def coalescing_cases() -> dict[str, Case]:
 def broadcast_cases() -> dict[str, Case]:
     """What came with topics for broadcasts only."""
     return _settings_cases(BROADCAST_TOPICS)
+
+
+def filter_cases() -> dict[str, Case]:
+    """What came with filters of groups."""
+    ended = [(1, Outcome.FILTERED), (ID_MAX, Outcome.ACKED)]
+    endings: Case = (ended, lambda value: codec.encode_endings(dict(value)), codec.decode_endings)
+    return _settings_cases(FILTERED_GROUPS) | {"endings": endings}
 
 
 def _settings_cases(rows: Iterable[GroupRow]) -> dict[str, Case]:

@@ -9,6 +9,7 @@ from tickwheel.model.effects import Effects
 from tickwheel.model.records import (
     DeadRow,
     Failure,
+    FormerFilter,
     GroupRow,
     GroupSettings,
     Outcome,
@@ -183,6 +184,27 @@ BROADCAST_TOPICS = (
         GroupSettings(rate=0.5, if_pending=Coalescing("keep"), broadcast_only=True),
     ),
 )
+FILTERED_GROUPS = (
+    GroupRow("tags", "g", 0, GroupSettings(tags="eu || us"), 5),
+    GroupRow(
+        "both",
+        UNICODE,
+        MS_MAX,
+        GroupSettings(
+            rate=0.5,
+            retry="slow",
+            tags=UNICODE,
+            where='"' + UNICODE.replace('"', "") + '" IS NULL',
+            former=(
+                FormerFilter(None, None, -1, 0),
+                FormerFilter("a", "b > 1 AND c LIKE '%'", MS_MAX, ID_MAX),
+            ),
+        ),
+        ID_MAX,
+    ),
+    GroupRow("former", "g", 0, GroupSettings(former=(FormerFilter("a", None, 5, 6),)), 7),
+)
+"""Groups with filters, and one that had one."""
 RULED_TOPICS = (
     GroupRow("ruled", "", 0, GroupSettings(if_pending=Coalescing("keep"))),
     GroupRow(

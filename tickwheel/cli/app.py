@@ -155,11 +155,12 @@ command(_topics, "delete")(groups.delete_topic)
 command(_topics, "broadcast")(groups.broadcast_topic)
 
 _groups = nested(
-    app, "groups", "Groups of a topic: list them (by default), create them, delete them.",
+    app, "groups", "Groups of a topic: list them (by default), create, set, delete them.",
     panel=TOPICS, list_by_default=True,
 )  # fmt: skip
 command(_groups, "list")(groups.list_groups)
 command(_groups, "create")(groups.create_group)
+command(_groups, "set")(groups.set_group)
 command(_groups, "delete")(groups.delete_group)
 
 _policy = nested(

@@ -93,6 +93,15 @@ def _held_up(row: Map) -> str:
 PAUSED = Column("paused", _held_up, number=False)
 RATE = Column("rate", rate_limit, number=False)
 RETRY = Column("retry", lambda row: short_policy(row.get("retry")), number=False)
+
+
+def filter_text(group: Map) -> str:
+    """Its filter, or a dash for none."""
+    parts = (f"{name} {group[name]}" for name in ("tags", "where") if group.get(name))
+    return ", ".join(parts) or "-"
+
+
+FILTER = Column("filter", filter_text, number=False)
 GROUPS = Column("groups", lambda row: format_count(len(row.get("groups") or {})))
 MEMBERS = Column("members", lambda row: format_count(row.get("subscribers")))
 REPLAY = Column("replay", replay)

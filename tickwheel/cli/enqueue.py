@@ -55,6 +55,7 @@ from tickwheel.cli.values import (
 )
 from tickwheel.client import Client, IfPending, Receipt, Task
 from tickwheel.errors import BadRequest, TickwheelError
+from tickwheel.model.records import PropertyValue
 
 _MERGED = ("kept", "replaced", "rejected")
 CHUNK_TASKS = 2_000
@@ -112,7 +113,11 @@ async def enqueue(
     tag: Annotated[str | None, typer.Option(help="A word to select by.")] = None,
     prop: Annotated[
         list[str] | None,
-        typer.Option("--prop", metavar="NAME=VALUE", help="A property; may be repeated."),
+        typer.Option(
+            "--prop",
+            metavar="NAME=VALUE",
+            help="A property; may be repeated. NAME:=12 is a number.",
+        ),
     ] = None,
     priority: Annotated[
         int, typer.Option(min=0, max=PRIORITY_MAX, help="Among what is due; higher goes first.")
@@ -174,7 +179,7 @@ async def _one(call: Call, topic: str, content: bytes, key: str | None, options:
     _show_receipt(call, topic, receipt)
 
 
-def _parse_properties(given: list[str]) -> dict[str, str]:
+def _parse_properties(given: list[str]) -> dict[str, PropertyValue]:
     try:
         return dict(parse_property(text) for text in given)
     except ValueError as error:
@@ -322,7 +327,7 @@ class Defaults:
     delay: float | None = None
     at: datetime | None = None
     tag: str | None = None
-    properties: dict[str, str] = field(default_factory=dict)
+    properties: dict[str, PropertyValue] = field(default_factory=dict)
     priority: int = 0
     ttl: float | None = None
     retry: Policy | None = None
@@ -448,12 +453,16 @@ def _utf8(name: str, text: str) -> bytes:
         raise ValueError(f"field {name}: holds half a surrogate pair") from None
 
 
-def _properties(given: dict[str, Any]) -> dict[str, str]:
+SCALARS = (str, int, float)
+
+
+def _properties(given: dict[str, Any]) -> dict[str, PropertyValue]:
     value = given.get("properties")
     if value is None:
         return {}
-    if not isinstance(value, dict) or not all(isinstance(v, str) for v in value.values()):
-        raise ValueError(f"field properties: an object of texts is needed, not {value!r:.40}")
+    if not isinstance(value, dict) or not all(isinstance(v, SCALARS) for v in value.values()):
+        what = "an object of texts, numbers and truth values"
+        raise ValueError(f"field properties: {what} is needed, not {value!r:.40}")
     return value
 
 

@@ -14,6 +14,7 @@ import typer
 
 from tickwheel.cli.call import EXIT_FAILED, Call, ask, can_ask
 from tickwheel.cli.counts import (
+    FILTER,
     GROUP_STATES,
     GROUPS,
     MEMBERS,
@@ -28,10 +29,19 @@ from tickwheel.cli.counts import (
     UNUSED_GROUPS,
     count_columns,
     counts_grid,
+    filter_text,
     head,
     rate_limit,
 )
-from tickwheel.cli.options import MaybeGroup, RetryOption, SpecParser, TopicArgument, typed
+from tickwheel.cli.options import (
+    MaybeGroup,
+    RetryOption,
+    SpecParser,
+    TagsOption,
+    TopicArgument,
+    WhereOption,
+    typed,
+)
 from tickwheel.cli.output import Grid
 from tickwheel.cli.values import (
     SPEC_HELP,
@@ -210,7 +220,9 @@ def settings_line(settings: Mapping[str, Any]) -> str:
     rule = settings.get("if_pending")
     merged = "" if rule is None else f"  if pending: {describe_rule(rule)}"
     alone = "  broadcasts only" if settings.get("broadcast_only") else ""
-    return f"{whom}  {state}  {limited}{retried}{merged}{alone}"
+    wanted = filter_text(settings)
+    filtered = "" if wanted == "-" else f"  {wanted}"
+    return f"{whom}  {state}  {limited}{retried}{merged}{alone}{filtered}"
 
 
 # --- groups --------------------------------------------------------------------------------------
@@ -249,7 +261,7 @@ async def list_groups(
     ]
     if not call.out.as_json:
         states, acked = count_columns(GROUP_STATES), count_columns(["acked"])
-        columns = (*states, OLDEST, MEMBERS, UNUSED, PAUSED, RATE, RETRY, REPLAY, *acked)
+        columns = (*states, OLDEST, MEMBERS, UNUSED, PAUSED, RATE, RETRY, FILTER, REPLAY, *acked)
         call.out.grid(counts_grid(("topic", "group"), columns, found))
         return
     for (name, group), of_group in found:
@@ -276,6 +288,8 @@ async def create_group(
     paused: Annotated[
         bool, typer.Option("--paused", help="Deliver nothing until resumed.")
     ] = False,
+    tags: TagsOption = None,
+    where: WhereOption = None,
 ) -> None:
     """Create a group before its first subscriber comes. One that exists stays as it is."""
     if rate is not None and rate <= 0:
@@ -291,10 +305,34 @@ async def create_group(
             rate=rate,
             burst=burst,
             paused=paused,
+            tags=tags,
+            where=where,
         )
     show_settings(call, settings)
     if not settings.raw.get("created", True):
         call.out.remark(f"group {group} of {topic} existed before; nothing was changed")
+
+
+async def set_group(
+    call: Call,
+    topic: TopicArgument,
+    group: GroupArgument,
+    tags: TagsOption = None,
+    where: WhereOption = None,
+    all_: Annotated[
+        bool, typer.Option("--all", help="No filter: it gets every task again.")
+    ] = False,
+) -> None:
+    """Change a group's filter. What came due before is judged by the one that it had.
+
+    What is not named of it stays.
+    """
+    if all_ == (tags is not None or where is not None):
+        raise BadRequest("name --tags, --where or both; or --all")
+    named = {"tags": tags, "where": where}
+    changed: dict[str, Any] = {k: v for k, v in named.items() if all_ or v is not None}
+    async with call.client() as client:
+        show_settings(call, await client.configure(topic, group, **changed))
 
 
 async def delete_group(

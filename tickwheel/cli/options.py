@@ -88,6 +88,20 @@ RetryOption = Annotated[
     Any, typer.Option("--retry", parser=SpecParser, metavar=SPEC_METAVAR, help=SPEC_HELP)
 ]
 
+# --- filters -------------------------------------------------------------------------------------
+
+TagsOption = Annotated[
+    str | None,
+    typer.Option(metavar="TAGS", help="The filter: tasks with one of these tags, 'eu || us'."),
+]
+WhereOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SQL",
+        help="The filter: tasks of which this is true, 'amount > 10 AND region IS NOT NULL'.",
+    ),
+]
+
 # --- dead letters --------------------------------------------------------------------------------
 
 

@@ -40,6 +40,7 @@ from tickwheel.cli.values import (
 from tickwheel.client import Client, ScheduleInfo
 from tickwheel.client.retry import policy_wire
 from tickwheel.errors import BadRequest
+from tickwheel.model.records import PropertyValue
 
 NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="The schedule's name.")]
 _MOMENTS = ("start_ms", "end_ms", "anchor_ms", "next_ms", "queued_ms")
@@ -123,7 +124,7 @@ async def put(
     _say(call, found, str(found.outcome))
 
 
-def _properties(given: list[str]) -> dict[str, str]:
+def _properties(given: list[str]) -> dict[str, PropertyValue]:
     try:
         return dict(parse_property(text) for text in given)
     except ValueError as error:

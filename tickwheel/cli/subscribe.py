@@ -25,7 +25,7 @@ import typer
 from tickwheel.cli.call import Call
 from tickwheel.cli.completion import groups as complete_groups
 from tickwheel.cli.completion import topics as complete_topics
-from tickwheel.cli.options import RetryOption, typed
+from tickwheel.cli.options import RetryOption, TagsOption, WhereOption, typed
 from tickwheel.cli.output import remark
 from tickwheel.cli.values import (
     Policy,
@@ -116,10 +116,13 @@ async def subscribe(
     retry: RetryOption = None,
     ack: AckOption = MANUAL,
     broadcast: BroadcastOption = False,
+    tags: TagsOption = None,
+    where: WhereOption = None,
 ) -> None:
     """Receive tasks as they come due, and ack them. Ctrl-C ends it cleanly.
 
-    --retry is the group's policy from then on, unless it has another one.
+    --retry is the group's policy from then on, unless it has another one. --tags and --where
+    are the filter of a group that is made by this; one that is there must have the same.
     """
     _check(no_ack, exec_, lease, ack)
     settles = ack == MANUAL and not broadcast
@@ -130,6 +133,7 @@ async def subscribe(
     receiver = Receiver(call, exec_, no_ack=no_ack, settles=settles)
     credit = prefetch or (1 if exec_ is not None else PREFETCH_DEFAULT)
     options: dict[str, Any] = {"prefetch": min(credit, max_ or credit), "broadcast": broadcast}
+    options |= {"tags": tags, "where": where}
     if not broadcast:
         options |= {"group": group or GROUP_DEFAULT, "ack": ack}
     if settles:

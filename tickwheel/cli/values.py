@@ -16,6 +16,7 @@ the daemon.
 from __future__ import annotations
 
 import base64
+import json
 import math
 import re
 from collections.abc import Mapping
@@ -72,12 +73,21 @@ def parse_id(text: str) -> int:
     return int(text)
 
 
-def parse_property(text: str) -> tuple[str, str]:
-    """``name=value``; the value may hold more equals signs, or be empty."""
+def parse_property(text: str) -> tuple[str, str | int | float | bool]:
+    """``name=value``, a text, which may hold more equals signs, or be empty; ``name:=value``: a
+    number, true or false."""
     name, equals, value = text.partition("=")
-    if not equals or not name:
-        raise ValueError(f"{text!r} is no property; write name=value")
-    return name, value
+    if not equals or name in {"", ":"}:
+        raise ValueError(f"{text!r} is no property; write name=value, or name:=number")
+    if not name.endswith(":"):
+        return name, value
+    try:
+        found = json.loads(value)
+    except ValueError:
+        found = None
+    if not isinstance(found, (int, float)):
+        raise ValueError(f"{text!r}: a number, true or false is needed behind :=")
+    return name[:-1], found
 
 
 def format_duration(seconds: float) -> str:

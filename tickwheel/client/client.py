@@ -15,6 +15,7 @@ from tickwheel.client.acks import Acks
 from tickwheel.client.addresses import DEFAULT_URL, is_secure, parse_url
 from tickwheel.client.coalescing import IfPending
 from tickwheel.client.delivery import Delivery
+from tickwheel.client.filters import filter_wire
 from tickwheel.client.producer import Producer, gather_receipts
 from tickwheel.client.reconnector import HEARTBEAT_S, Reconnector
 from tickwheel.client.requests import Calls
@@ -482,6 +483,8 @@ class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs, TransactionVerbs):
         ack: str = "manual",
         auto_ack: bool = False,
         broadcast: bool = False,
+        tags: str | None = None,
+        where: str | None = None,
     ) -> Subscription:
         """Deliveries as they come due, to one of the group's members each.
 
@@ -494,6 +497,9 @@ class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs, TransactionVerbs):
         connected, for this subscriber alone; no group, no retry. For both, every verb answers
         "done", without the daemon. ``auto_ack``: a delivery is acked when the loop comes back for
         the next one; ``autoack.py`` says what can be known about how its body ended.
+
+        ``tags``, ``where``: the group's filter, of a group that is made by this; where it has
+        another one, the subscription ends with Conflict. Of a broadcast: what it gets.
         """
         self._ready()
         self._checker.name(topic, "topic")
@@ -501,7 +507,7 @@ class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs, TransactionVerbs):
             self._checker.name(group, "group")
         asked = subscribe_options(
             topic, group, lease_ms=self._lease_ms(lease), retry=retry, ack=ack,
-            auto_ack=auto_ack, broadcast=broadcast,
+            auto_ack=auto_ack, broadcast=broadcast, tags=tags, where=where,
         )  # fmt: skip
         return self._subscriptions.make(asked, prefetch)
 
@@ -513,13 +519,16 @@ class Client(DeadLetterVerbs, GroupVerbs, ScheduleVerbs, TransactionVerbs):
         max: int = 32,  # noqa: A002  # the name of the published surface
         wait: Duration = 0.0,
         lease: Duration | None = None,
+        tags: str | None = None,
+        where: str | None = None,
         timeout: Duration | None = None,
     ) -> list[Delivery]:
         """Up to ``max`` deliveries; none after ``wait`` seconds without any. ``timeout`` is for
-        all of it, ``wait`` included."""
+        all of it, ``wait`` included; ``tags`` and ``where`` are as in ``subscribe``."""
         until_s = self._until(timeout)
         lease_ms, wait_ms = self._lease_ms(lease), duration_ms(wait, "wait")
-        options = {} if lease_ms is None else {"lease_ms": lease_ms}
+        options: dict[str, Any] = {} if lease_ms is None else {"lease_ms": lease_ms}
+        options |= filter_wire(tags, where)
         names = (self._checker.name(topic, "topic"), self._checker.name(group, "group"))
         answer = await self._calls.call(
             FrameType.PULL,

@@ -230,6 +230,8 @@ class GroupStats:
     acked: int
     nacked: int
     expired: int
+    filtered: int
+    """Tasks that its filter left out."""
     since_ms: int
     """It is owed what is due from then on, and what was enqueued since it was made; 0: all that
     is there."""
@@ -254,7 +256,7 @@ class GroupStats:
     @classmethod
     def of(cls, raw: Map) -> GroupStats:
         names = ("ready", "in_flight", "waiting", "dead", "subscribers", "delivered", "acked")
-        newer = _newer(raw, "nacked", "expired", "since_ms", "oldest_ready_ms")
+        newer = _newer(raw, "nacked", "expired", "filtered", "since_ms", "oldest_ready_ms")
         replay = raw.get("replay")
         share = None if replay is None else float(replay["share"])
         newer |= {"replay": share, "unused_ms": raw.get("unused_ms")}
@@ -604,6 +606,9 @@ class GroupSettings:
     """Of a topic: what becomes of tasks whose key is pending and that do not say it themselves."""
     broadcast_only: bool = False
     """Of a topic: it has no groups, and what comes due is broadcast and ends."""
+    tags: str | None = None
+    """Of a group, its filter; both None: it wants everything."""
+    where: str | None = None
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> GroupSettings:
@@ -619,4 +624,6 @@ class GroupSettings:
             created=bool(raw.get("created", False)),
             raw=raw,
             broadcast_only=bool(raw.get("broadcast_only", False)),
+            tags=raw.get("tags"),
+            where=raw.get("where"),
         )

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tickwheel.client.autoack import AutoAck, Reader
 from tickwheel.client.connection import LOGGER, Connection, Signal
 from tickwheel.client.delivery import FINISHED, Delivery, DeliveryBatch
+from tickwheel.client.filters import filter_wire
 from tickwheel.client.leases import EXTENDED, SURE, Extender, InHand, Leases, Lot
 from tickwheel.client.requests import Calls
 from tickwheel.client.resending import retry_pause_s
@@ -332,7 +333,7 @@ class Subscription:
                     if not undone and await self._undo():
                         undone = True
                         continue
-                    if self._insists or wish.retry is None:
+                    if self._insists or wish.retry is None or NOT_THE_POLICY in conflict.message:
                         raise
                     self._log_other_policy(conflict, wish.retry)
                     wish = replace(wish, retry=None)
@@ -483,6 +484,8 @@ class Subscriptions:
         self._open.clear()
 
 
+NOT_THE_POLICY = " has the filter "
+"""In the message of a conflict that no other policy ends."""
 MANUAL, ON_DELIVERY = "manual", "on_delivery"
 GROUP_DEFAULT = "default"
 
@@ -499,6 +502,8 @@ class SubscribeOptions:
     ack: str = MANUAL
     auto_ack: bool = False
     broadcast: bool = False
+    tags: str | None = None
+    where: str | None = None
 
     @property
     def leased(self) -> bool:
@@ -516,6 +521,7 @@ class SubscribeOptions:
             options["ack"] = self.ack
         if self.broadcast:
             options["broadcast"] = True
+        options |= filter_wire(self.tags, self.where)
         return number, self.topic, self.group or None, prefetch, options
 
 
@@ -528,6 +534,8 @@ def subscribe_options(
     ack: str,
     auto_ack: bool,
     broadcast: bool,
+    tags: str | None,
+    where: str | None,
 ) -> SubscribeOptions:
     """Checked. Raises BadRequest naming what does not go together."""
     if ack not in (MANUAL, ON_DELIVERY):
@@ -537,6 +545,7 @@ def subscribe_options(
             raise BadRequest(f"{field} must be True or False, not {shown(value)}")
     if retry is not None:
         policy_wire(retry, "retry")
+    filter_wire(tags, where)
     kind = "broadcast" if broadcast else f"ack={ack!r}"
     if broadcast or ack != MANUAL:
         given = [
@@ -552,7 +561,7 @@ def subscribe_options(
         if given:
             raise BadRequest(f"{given[0]} has no meaning with {kind}: nothing is delivered again")
     return SubscribeOptions(
-        topic, "" if broadcast else group, lease_ms, retry, ack, auto_ack, broadcast
+        topic, "" if broadcast else group, lease_ms, retry, ack, auto_ack, broadcast, tags, where
     )
 
 

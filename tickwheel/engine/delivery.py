@@ -19,6 +19,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import EXPIRED
+from tickwheel.engine.ownership import wants
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import (
     DELIVERY_BYTES,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.ownership import Ownership
     from tickwheel.engine.settlement import Settlement
     from tickwheel.engine.sinks import DeliverySink
+    from tickwheel.model.filters.filter import Filter
 
 NO_FAILURES: tuple[Failure, ...] = ()
 READ_AHEAD_TASKS = 1_000
@@ -161,7 +163,7 @@ class Delivery:
                 core.full_topics[topic.name] = None
             return
         groups = topic.live_groups
-        if len(groups) > 1 or topic.closing:
+        if len(groups) > 1 or topic.closing or topic.filtering:
             groups = self._ownership.assign(topic, groups, row)
         for group in groups:
             group.ready.push(row.id, priority, now_ms)
@@ -367,6 +369,7 @@ class Delivery:
         """Lease what can be delivered now of ``ids``; the number put back for lack of room."""
         core = self._core
         hot, flight, unsaved = core.hot, group.flight, core.unsaved
+        unjudged_id = group.unjudged_id
         shared = self._ownership.shared()
         deadline_ms = mono_ms + subscriber.lease_ms
         items: list[Item] = []
@@ -380,6 +383,9 @@ class Delivery:
                 continue
             if row is None:
                 self._set_aside(group, task_id, group.ready.priority_at(index))
+                continue
+            if task_id <= unjudged_id and not wants(group, row):
+                self._ownership.leave_out(group, row)
                 continue
             _, due_ms, _, body, options = row
             size = len(body) + DELIVERY_BYTES + (0 if options is None else options_bytes(options))
@@ -560,12 +566,19 @@ def _is_over(row: TaskRow, now_ms: int) -> bool:
 class Broadcaster(Subscriber):
     """One of them. Its group is a stand-in that holds nothing."""
 
-    __slots__ = ("buffer", "offered_ms", "size_bytes")
+    __slots__ = ("buffer", "filter", "offered_ms", "size_bytes")
 
     def __init__(
-        self, sink: DeliverySink | None, topic: Topic, prefetch: int, label: str = ""
+        self,
+        sink: DeliverySink | None,
+        topic: Topic,
+        prefetch: int,
+        label: str = "",
+        wanted: Filter | None = None,
     ) -> None:
         super().__init__(sink, Group(topic, "", 0), prefetch, 0, label=label)
+        self.filter = wanted
+        """What it wants, while it is there; None: everything."""
         self.buffer: deque[TaskRow] = deque()
         self.offered_ms = 0
         """The highest time at which something in the buffer was offered."""
@@ -616,6 +629,8 @@ class Broadcasts:
             assert isinstance(one, Broadcaster)
             if not one.is_subscribed:
                 continue  # cut to make room
+            if one.filter is not None and not one.filter.passes(row):
+                continue
             one.offered_ms = max(one.offered_ms, now_ms) if one.buffer else now_ms
             one.buffer.append(row)
             one.size_bytes += size_bytes

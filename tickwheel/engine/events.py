@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tickwheel.model.transactions import TransactionRow
 
 CANCELLED, EXPIRED, DELETED = "cancelled", "expired", "deleted"
+FILTERED = "filtered"
 PUT, PAUSED, RESUMED = "put", "paused", "resumed"
 PREPARED, COMMITTED, ROLLED_BACK = "prepared", "committed", "rolled_back"
 CHECKED, PARKED = "checked", "parked"
@@ -84,8 +85,8 @@ class Recorder(Protocol):
         """A dead letter of its group."""
 
     def ended(self, topic: str, group: str | None, how: str, task_id: int, *, last: bool) -> None:
-        """CANCELLED, EXPIRED or DELETED, in one group or (None) altogether; ``last``: that ended
-        the task."""
+        """CANCELLED, EXPIRED, DELETED or FILTERED, in one group or (None) altogether;
+        ``last``: that ended the task."""
 
     def ended_many(self, topic: str, how: str, ids: Sequence[int]) -> None:
         """``ended`` for many tasks, altogether."""

@@ -24,6 +24,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import DELETED
+from tickwheel.engine.filtering import filters_of, judge_of, length_of
 from tickwheel.engine.ownership import is_done
 from tickwheel.engine.rates import changed
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
@@ -58,18 +59,30 @@ class Grouping:
         """The group, made and recorded on first use. May be one that ``is_closed``."""
         return topic.groups.get(name) or self.create_now(topic, name, now_ms)
 
-    def create_now(self, topic: Topic, name: str, now_ms: int) -> Group:
+    def create_now(
+        self, topic: Topic, name: str, now_ms: int, settings: GroupSettings = NOTHING_SET
+    ) -> Group:
         """A group that is not there, owed what comes due from now on."""
-        return self.create(topic, name, self._ownership.from_now_ms(now_ms))
+        return self.create(topic, name, self._ownership.from_now_ms(now_ms), settings)
 
-    def create(self, topic: Topic, name: str, since_ms: int, *, by_due: bool = False) -> Group:
+    def create(
+        self,
+        topic: Topic,
+        name: str,
+        since_ms: int,
+        settings: GroupSettings = NOTHING_SET,
+        *,
+        by_due: bool = False,
+    ) -> Group:
         """A group that is not there, owed what is due from ``since_ms`` on and whatever is
-        enqueued from now on; ``by_due``: the start lies in the future, and only the former."""
-        core = self._core
+        enqueued from now on; ``by_due``: the start lies in the future, and only the former. Of
+        ``settings`` it begins with the filter; ``set`` sets the others."""
+        core, waits = self._core, 0
         if topic.unowned is not None:
             made, topic.unowned = topic.unowned, None
             core.full_topics.pop(topic.name, None)
             made.name = name
+            waits = core.wheel_id
             self._ownership.begin_first(made, 0)
         else:
             made = Group(topic, name, since_ms)
@@ -81,11 +94,23 @@ class Grouping:
                 self._ownership.begin_first(made, 1 + max(ends_ms))
                 self.release(topic)
         topic.groups[name] = made
+        wanted = NOTHING_SET._replace(tags=settings.tags, where=settings.where)
+        self._filter(made, wanted)
+        made.unjudged_id = waits if made.judge is not None else 0
         core.group_count += 1
         core.open.effects.groups[topic.name, name] = made.row()
         if core.recorder is not None:
             core.recorder.group_created(made)
+            if made.settings != NOTHING_SET:
+                core.recorder.configured(topic, made)
         return made
+
+    def _filter(self, group: Group, settings: GroupSettings) -> None:
+        """It has these settings from now on, of which the filters are new."""
+        self._core.filters_length += length_of(settings) - length_of(group.settings)
+        group.settings, group.judge = settings, judge_of(settings)
+        topic = group.topic
+        topic.filtering = any(one.judge is not None for one in topic.groups.values())
 
     def release(self, topic: Topic) -> None:
         """There is somebody again for what came due: it comes due anew."""
@@ -96,12 +121,27 @@ class Grouping:
 
     # --- set -------------------------------------------------------------------------------
 
+    def with_filter(
+        self,
+        group: Group,
+        settings: GroupSettings,
+        tags: str | None,
+        where: str | None,
+        now_ms: int,
+    ) -> GroupSettings:
+        """``settings`` of the group with another filter, which judges what comes due from now
+        on, and with what judges the rest."""
+        former = self._ownership.former(group, now_ms)
+        return settings._replace(tags=tags, where=where, former=former)
+
     def set(self, group: Group, settings: GroupSettings, mono_ms: int) -> None:
         """Durable with the open batch; what it allows goes out with the next dispatch."""
         core = self._core
         if settings[1:3] != group.settings[1:3]:
             group.bucket = changed(group.bucket, settings.rate, settings.burst, mono_ms)
             core.throttled.pop(group, None)
+        if filters_of(settings) != filters_of(group.settings):
+            self._filter(group, settings)
         group.settings = settings
         core.ledger.changed[group] = None
         core.open.effects.groups[group.topic.name, group.name] = group.row()
@@ -185,7 +225,9 @@ class Grouping:
             return
         group = topic.groups[row.group] = Group(topic, row.group, row.since_ms)
         self._core.group_count += 1
-        group.settings, group.bucket = settings, bucket
+        group.settings, group.bucket, group.judge = settings, bucket, judge_of(settings)
+        topic.filtering |= group.judge is not None
+        self._core.filters_length += length_of(settings)
         group.was_restored = group.is_closed
         topic.unowned = None
         topic.closing += group.is_closed
@@ -275,18 +317,16 @@ class Closing:
 
     def is_drained(self, group: Group) -> bool:
         """Nothing is left of it. After a restart what it held unrecorded comes due anew first."""
-        return not self._holds(group) and self._ownership.is_past(group)
-
-    @staticmethod
-    def _holds(group: Group) -> bool:
-        return bool(group.ready_count or group.flight or group.waiting or group.dead)
+        return not group.holds_any and self._ownership.is_past(group)
 
     def finish(self, group: Group) -> None:
         """Nothing is left of it."""
         core, topic = self._core, group.topic
-        if self._holds(group):
+        if group.holds_any:
             raise AssertionError(f"group {group.name} of {topic.name} holds tasks")
         del topic.groups[group.name]
+        topic.filtering = any(one.judge is not None for one in topic.groups.values())
+        core.filters_length -= length_of(group.settings)
         topic.closing -= 1
         core.group_count -= 1
         core.open.effects.groups[topic.name, group.name] = None

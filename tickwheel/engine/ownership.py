@@ -21,16 +21,20 @@ Rules, for what is durable (a group's row, a task's row):
    own start moves before that one.
 5. **First.** The first group of a topic begins at 0. While a topic has only one group, that
    group gets everything.
+6. **Filter.** Of what a group is owed by 1 to 5 its filter leaves out what it does not want. Which
+   filter that is, follows from the task's due time and place (``filtering.py``); a task that was
+   moved, and that a former filter would wrongly judge, gets a new place. What a group has a record
+   of it was owed. A task that every group's filter leaves out ends.
 
 Rules, for what is in memory:
 
-6. **Firing decides.** When a task fires, the groups that are owed it by the rules get it.
+7. **Firing decides.** When a task fires, the groups that are owed it by the rules get it.
    ``Core.owed`` names them, unless it is the topic's first group alone. After a crash what has
    no record fires anew, and what has one is owed to the groups of the rules and of its records.
-7. **Replay.** A group that begins in the past is owed tasks that have fired without it. Every
+8. **Replay.** A group that begins in the past is owed tasks that have fired without it. Every
    task with an id up to ``Replay.mark`` is looked at in the background. Until it has been, the
    replay counts as an owner: what another group ends of its tasks goes on as this group's
-   alone. A crash needs no memory of a replay: by 6 the row of the group says the same.
+   alone. A crash needs no memory of a replay: by 7 the row of the group says the same.
 """
 
 from __future__ import annotations
@@ -38,7 +42,8 @@ from __future__ import annotations
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
-from tickwheel.engine.events import DELETED
+from tickwheel.engine.events import DELETED, FILTERED
+from tickwheel.engine.filtering import is_before, judge_of, order_of, with_former
 from tickwheel.engine.state import Core
 from tickwheel.engine.topics import (
     Group,
@@ -53,6 +58,7 @@ from tickwheel.engine.topics import (
 from tickwheel.model.records import (
     BY_DUE_ALONE,
     ID_MAX,
+    FormerFilter,
     GroupSettings,
     Outcome,
     ProgressState,
@@ -80,13 +86,6 @@ M = TypeVar("M", bound=Member)
 # --- the rules: groups and tasks as they are stored ------------------------------------------
 
 
-def order_of(row: TaskRow) -> int:
-    """The task's place in the order."""
-    if row.options is None or row.options.order_id is None:
-        return row.id
-    return row.options.order_id
-
-
 def is_closed(member: Member) -> bool:
     """The group is being deleted."""
     return member.settings is not None and member.settings.closed_ms is not None
@@ -100,6 +99,12 @@ def owes(member: Member, row: TaskRow) -> bool:
             return False
     since_id = BY_DUE_ALONE if member.since_id is None else member.since_id
     return order > since_id or row.due_ms >= member.since_ms
+
+
+def wants(member: Member, row: TaskRow) -> bool:
+    """Whether the group's filter lets the task pass."""
+    judge = member.judge if isinstance(member, Group) else judge_of(member.settings)
+    return judge is None or judge.wants(row)
 
 
 def earliest(members: Iterable[M]) -> list[M]:
@@ -119,20 +124,21 @@ def moved_before(members: Iterable[M], since_ms: int) -> tuple[list[M], int]:
 def owing(members: Mapping[str, M], row: TaskRow, recorded: Collection[str]) -> list[M]:
     """The groups that are owed the task or were, finished or not, those that are being deleted
     included. ``recorded``: names of those that have a record of it."""
-    if len(members) == 1:
-        return list(members.values())
-    owed = [member for member in members.values() if owes(member, row)]
-    owed = owed or earliest(members.values())
+    owed = list(members.values())
+    if len(owed) > 1:
+        owed = [member for member in owed if owes(member, row)] or earliest(owed)
+    owed = [member for member in owed if wants(member, row)]
     return [member for name, member in members.items() if member in owed or name in recorded]
 
 
 def needs_place(members: Iterable[Member], row: TaskRow) -> bool:
-    """Whether a task that is scheduled anew would miss a group that is there, or be held by one
-    that is being deleted."""
+    """Whether a task that is scheduled anew would miss a group that is there, be held by one that
+    is being deleted, or be judged by a filter that was changed before."""
     return any(
         owes(member, row)
         if is_closed(member)
-        else member.since_id != BY_DUE_ALONE and not owes(member, row)
+        else (member.since_id != BY_DUE_ALONE and not owes(member, row))
+        or (member.settings is not None and any(is_before(f, row) for f in member.settings.former))
         for member in members
     )
 
@@ -141,7 +147,10 @@ def keeps_place(members: Iterable[Member], first_id: int) -> bool:
     """Whether ``needs_place`` is certainly False of tasks without a place of their own whose ids
     are ``first_id`` and above, whatever their due times."""
     return not any(
-        is_closed(member) or member.since_id is None or BY_DUE_ALONE > member.since_id >= first_id
+        is_closed(member)
+        or member.since_id is None
+        or BY_DUE_ALONE > member.since_id >= first_id
+        or (member.settings is not None and any(f.id >= first_id for f in member.settings.former))
         for member in members
     )
 
@@ -164,6 +173,8 @@ class Ownership:
         """Stored tasks that are due from then on may not be on the wheel yet."""
         self.replays: list[Replay] = []
         """Those that the shard has not begun with."""
+        self.stopped_ms = 0
+        """How far the wheel was before this start."""
 
     # --- where groups begin and end ----------------------------------------------------------
 
@@ -243,21 +254,65 @@ class Ownership:
         """It is scheduled anew: who is owed it is decided when it fires."""
         self._core.owed.pop(task_id, None)
 
+    # --- filters -----------------------------------------------------------------------------
+
+    def former(self, group: Group, now_ms: int) -> tuple[FormerFilter, ...]:
+        """The group's former filters, now that it gets another one. Of a topic that holds nothing
+        that is due there need be none."""
+        core, topic = self._core, group.topic
+        due_ms = max(core.wheel.position_ms, self.stopped_ms, now_ms)
+        found = with_former(group.settings, due_ms, core.wheel_id)
+        if self.unfired_ms() > max(one.due_ms for one in found) and not topic.deferred:
+            if not any(one.holds_any for one in topic.groups.values()):
+                return ()
+        return found
+
+    def _wanting(self, topic: Topic, groups: list[Group], row: TaskRow) -> list[Group]:
+        """Those of ``groups`` whose filters let the task pass. None: it has ended."""
+        found = [group for group in groups if group.judge is None or group.judge.wants(row)]
+        if len(found) == len(groups):
+            return found
+        others = [group for group in groups if group not in found]
+        for group in others:
+            self._count_left_out(group, row, last=not found and group is others[-1])
+        if not found:
+            core = self._core
+            core.lifetimes.end(row)
+            core.end(row.id, Outcome.FILTERED, topic.name, key_of(row))
+        return found
+
+    def leave_out(self, group: Group, row: TaskRow) -> None:
+        """It was taken out of ``group``, which does not want it."""
+        self._core.lifetimes.end(row)
+        self._count_left_out(group, row, last=self.finish(group, row, Outcome.FILTERED))
+
+    def _count_left_out(self, group: Group, row: TaskRow, *, last: bool) -> None:
+        core = self._core
+        group.filtered += 1
+        core.totals.filtered += 1
+        if core.recorder is not None:
+            core.recorder.ended(group.topic.name, group.name, FILTERED, row.id, last=last)
+
     # --- a task fires ------------------------------------------------------------------------
 
     def assign(self, topic: Topic, live: list[Group], row: TaskRow) -> list[Group]:
-        """Which of ``live`` get a task on a topic with several groups. None: it has ended."""
+        """Which of ``live`` get a task on a topic with several groups, or with a filter. None: it
+        has ended."""
         core = self._core
         order, due_ms = row.id if row.options is None else order_of(row), row.due_ms
-        groups = [group for group in live if order > group.since_id or due_ms >= group.since_ms]
-        groups = groups or earliest(live)
+        groups = live
+        if len(live) > 1:
+            groups = [group for group in live if order > group.since_id or due_ms >= group.since_ms]
+            groups = groups or earliest(live)
         if topic.closing and self.was_closed(topic, row):
             core.lifetimes.end(row)
             core.end(row.id, Outcome.DELETED, topic.name, key_of(row))
             if core.recorder is not None:
                 core.recorder.ended(topic.name, None, DELETED, row.id, last=True)
             return []
-        if len(groups) > 1 or groups[0] is not topic.first_group:
+        if topic.filtering:
+            groups = self._wanting(topic, groups, row)
+        if groups and (len(groups) > 1 or groups[0] is not topic.first_group):
             core.owed[row.id] = PendingGroups({group.name for group in groups}, topic.made)
         for _ in groups[1:]:
             core.lifetimes.begin(row)
@@ -411,12 +466,18 @@ class Ownership:
             owners = self.groups_of(known)
             if group in owners:
                 return
+            if not wants(group, row):
+                self._count_left_out(group, row, last=False)
+                return
             owed = core.owed[row.id] = PendingGroups({owner.name for owner in owners}, 0)
             owed.dead_lettered = len(known.dead)
             for owner in owners:
                 if owner in group.topic.replays:
                     group.topic.replays[owner].seen.add(row.id)
         elif group.name in owed.remaining:
+            return
+        elif not wants(group, row):
+            self._count_left_out(group, row, last=False)
             return
         owed.remaining.add(group.name)
         replay.given += 1
@@ -427,7 +488,10 @@ class Ownership:
         """What others have ended lay in ``loading`` for the replay: it is ready now."""
         core, row = self._core, known.row
         if not is_done(known, group):
-            group.ready.push(row.id, priority_of(row), now_ms)
+            if wants(group, row):
+                group.ready.push(row.id, priority_of(row), now_ms)
+            else:
+                self.leave_out(group, row)
             return
         core.lifetimes.end(row)
         self.finish_acked(group, known)

@@ -36,6 +36,7 @@ class Recovery:
         """How far the wheel was, by the clock that the ends of leases were written by."""
 
     def groups(self, rows: Iterable[GroupRow]) -> None:
+        self._ownership.stopped_ms = self.stopped_ms
         for row in sorted(rows, key=lambda r: r.since_ms):
             self._grouping.restore(row)
 

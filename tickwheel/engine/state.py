@@ -153,6 +153,8 @@ class Totals:
     snoozed: int = 0
     retried: int = 0
     expired: int = 0
+    filtered: int = 0
+    """Tasks that a group's filter left out, once for each group."""
     cancelled: int = 0
     leases_over: int = 0
     dead: int = 0
@@ -399,6 +401,8 @@ class Core:
     handed_bytes = 0
     """Of at-most-once deliveries that wait for their commit."""
     group_count = 0
+    filters_length = 0
+    """Characters of the filters of all groups."""
     subscribers = 0
     """Of groups and broadcasts; pulls are among them."""
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.events import CANCELLED, DELETED
-from tickwheel.engine.ownership import Ownership, keeps_place
+from tickwheel.engine.ownership import Ownership, keeps_place, owes, wants
 from tickwheel.engine.state import MOVE_BYTES, Core
 from tickwheel.engine.topics import Tries, key_of, priority_of
 from tickwheel.model.records import (
@@ -112,6 +112,9 @@ class Control:
         for name, progress in known.progress.items():
             if progress.state is ProgressState.DONE:
                 views[name] = GroupView("acked", progress.attempt, progress.at_ms, (), 0)
+        for group in topic.live_groups if topic.filtering else ():
+            if group.name not in views and owes(group, known.row) and not wants(group, known.row):
+                views[group.name] = GroupView("filtered", 0, known.row.due_ms, (), 0)
         return views
 
     # --- cancel, reschedule --------------------------------------------------------------

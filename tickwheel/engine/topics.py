@@ -29,6 +29,7 @@ from tickwheel.model.records import (
 )
 
 if TYPE_CHECKING:
+    from tickwheel.engine.filtering import Judge
     from tickwheel.engine.rates import Bucket
     from tickwheel.engine.sinks import DeliverySink
     from tickwheel.engine.spells import Causes, Spells
@@ -53,8 +54,10 @@ class Group:
         "detached",
         "expired",
         "expiry_mono_ms",
+        "filtered",
         "flight",
         "is_unused",
+        "judge",
         "loading",
         "nacked",
         "name",
@@ -70,6 +73,7 @@ class Group:
         "subscribers",
         "topic",
         "tries",
+        "unjudged_id",
         "used_mono_ms",
         "waiting",
         "was_restored",
@@ -83,6 +87,10 @@ class Group:
         self.since_id = BY_DUE_ALONE
         """Where it begins: see ``ownership.py``."""
         self.settings = NOTHING_SET
+        self.judge: Judge | None = None
+        """What its filters say; None: it wants every task."""
+        self.unjudged_id = 0
+        """What it holds up to this id came due before it was there: its filter has not seen it."""
         self.was_restored = False
         """Its deletion began before this start of the engine."""
         self.was_used = True
@@ -121,6 +129,7 @@ class Group:
         self.retried = 0
         self.dead_lettered = 0
         self.expired = 0
+        self.filtered = 0
 
     @property
     def is_held(self) -> bool:
@@ -130,6 +139,11 @@ class Group:
             or self.topic.settings.paused
             or self.settings.closed_ms is not None
         )
+
+    @property
+    def holds_any(self) -> bool:
+        """Some task, or a dead letter, is its."""
+        return bool(self.ready_count or self.flight or self.waiting or self.dead)
 
     @property
     def is_closed(self) -> bool:
@@ -284,6 +298,7 @@ class Topic:
         "deferred",
         "delivered",
         "enqueued",
+        "filtering",
         "groups",
         "made",
         "merged",
@@ -307,6 +322,8 @@ class Topic:
         """Those of them that tasks from before are still being looked at for."""
         self.closing = 0
         """How many of them are being deleted."""
+        self.filtering = False
+        """Some of them have a filter."""
         self.deferred: dict[int, int] = {}
         """id → due_ms of what came due while its last group was being deleted: it waits for the
         end of that, and counts as scheduled."""

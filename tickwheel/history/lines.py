@@ -44,7 +44,8 @@ class Kind(IntEnum):
     DEAD = 7
     """time_ms, topic, group, ids, attempts, reasons"""
     ENDED = 8
-    """time_ms, topic, group | nil, "cancelled" | "expired" | "deleted", ids[, ended]"""
+    """time_ms, topic, group | nil, "cancelled" | "expired" | "deleted" | "filtered",
+    ids[, ended]"""
     RESCHEDULED = 9
     """time_ms, topic, ids, dues[, places in the order]"""
     REQUEUED = 10
@@ -70,7 +71,7 @@ class Kind(IntEnum):
     "parked", tasks, first id | 0, details"""
 
 
-ENDINGS = ("cancelled", "expired", "deleted")
+ENDINGS = ("cancelled", "expired", "deleted", "filtered")
 GROUP_EVENTS = {
     "created": "group_created", "deleted": "group_deleted", "configured": "group_configured",
 }  # fmt: skip
@@ -91,7 +92,7 @@ OCCURRENCE_EVENTS = {
 EVENTS = (
     "enqueued", "replaced", "kept", "rejected", "rescheduled", "cancelled", "delivered", "acked",
     "nacked", "lease_over", "released", "dead", "requeued", "expired", "deleted",
-    *GROUP_EVENTS.values(), *DAEMON_EVENTS, "dropped", *SCHEDULE_EVENTS.values(),
+    "filtered", *GROUP_EVENTS.values(), *DAEMON_EVENTS, "dropped", *SCHEDULE_EVENTS.values(),
     *dict.fromkeys(OCCURRENCE_EVENTS.values()), *TRANSACTION_EVENTS.values(),
 )  # fmt: skip
 FIELDS = (

@@ -309,6 +309,10 @@ def settings_map(settings: GroupSettings) -> dict[str, Any]:
         found["if_pending"] = settings.if_pending.to_map()
     if settings.broadcast_only:
         found["broadcast_only"] = True
+    found |= {"tags": settings.tags, "where": settings.where}
+    if settings.former:
+        # Ids as text, here too.
+        found["former"] = [[*one[:3], str(one.id)] for one in settings.former]
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -203,6 +203,23 @@ class DeadRow(NamedTuple):
     failures: tuple[Failure, ...] = ()
 
 
+class FormerFilter(NamedTuple):
+    """A filter that a group had until it was changed: it judges what had come due by then."""
+
+    tags: str | None
+    where: str | None
+    due_ms: int
+    """Those are the tasks that are due by then,"""
+    id: int
+    """and whose place in the order was not behind this one."""
+
+
+FORMER_FILTERS_MAX = 16
+"""Of one group: as often its filter may be changed while what came due before is not over."""
+FILTERS_LENGTH_MAX = 4 * 1024 * 1024
+"""Characters of the filters of all groups, former ones among them; read, one is about 60 bytes."""
+
+
 class GroupSettings(NamedTuple):
     """What an operator or a subscriber has set for a group, or for a whole topic."""
 
@@ -220,6 +237,11 @@ class GroupSettings(NamedTuple):
     """Of a topic: the rule of tasks that have a key and none of their own."""
     broadcast_only: bool = False
     """Of a topic: it has no groups, and a task ends when it has come due and was broadcast."""
+    tags: str | None = None
+    """Of a group, its filter: ``model/filters/``. Both None: it wants every task."""
+    where: str | None = None
+    former: tuple[FormerFilter, ...] = ()
+    """Those that judge what came due before the filter was changed, oldest first."""
 
 
 class GroupRow(NamedTuple):
@@ -269,6 +291,8 @@ class Outcome(IntEnum):
     EXPIRED = 3
     DELETED = 4
     """Deleted from the dead letters by an operator."""
+    FILTERED = 5
+    """Every group's filter left it out."""
 
 
 def id_time_ms(task_id: int) -> int:

@@ -22,6 +22,7 @@ class State(StrEnum):
     CANCELLED = "cancelled"
     EXPIRED = "expired"
     DELETED = "deleted"
+    FILTERED = "filtered"
     REFUSED = "refused"
 
 
@@ -45,6 +46,7 @@ class Event(StrEnum):
     EXPIRE = "ttl over"
     REQUEUE = "requeue"
     DELETE = "delete"
+    LEAVE_OUT = "left out by a filter"
 
 
 S, E = State, Event
@@ -56,12 +58,14 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (S.SCHEDULED, E.RESCHEDULE): S.SCHEDULED,
     (S.SCHEDULED, E.CANCEL): S.CANCELLED,
     (S.SCHEDULED, E.ACK): S.ACKED,
+    (S.SCHEDULED, E.LEAVE_OUT): S.FILTERED,
     (S.READY, E.DELIVER): S.IN_FLIGHT,
     (S.READY, E.RESCHEDULE): S.SCHEDULED,
     (S.READY, E.CANCEL): S.CANCELLED,
     (S.READY, E.EXPIRE): S.EXPIRED,
     (S.READY, E.ACK): S.ACKED,
     (S.READY, E.HOLD): S.WAITING,
+    (S.READY, E.LEAVE_OUT): S.FILTERED,
     (S.IN_FLIGHT, E.ACK): S.ACKED,
     (S.IN_FLIGHT, E.NACK): S.WAITING,
     (S.IN_FLIGHT, E.GIVE_UP): S.DEAD,
@@ -83,7 +87,8 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
 SCHEDULED, a receipt from before a crash that forgot the delivery. A plain reschedule of a task
 that is WAITING finds one without an attempt, which waits because the clock went back. A cancel
 takes dead letters with it when another group still waits for the task. A crash goes back to the
-last state that is recorded.
+last state that is recorded. What waited for the first group of its topic is judged by that group's
+filter when its turn has come.
 """
 
 

@@ -19,7 +19,8 @@ was snoozed (failures, progress), written for those that were; a topic's rule fo
 answers: what became of tasks that had such a rule, written where there are some. Version 4: a
 task's due window (extras, task), and version 2 of a schedule whose tasks have one, written for
 those alone. A topic that is for broadcasts only: version 4 (settings), 5 (group), written where it
-is.
+is. A group that has, or had, a filter: version 5 (settings), 6 (group), written where there is one.
+Version 2 of endings: of those by filters.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from tickwheel.model.coalescing import Coalescing, Merged, Merging
 from tickwheel.model.records import (
     DeadRow,
     Failure,
+    FormerFilter,
     GroupRow,
     GroupSettings,
     Outcome,
@@ -55,11 +57,20 @@ if TYPE_CHECKING:
 
 
 def settings_fields(settings: GroupSettings) -> tuple[object, ...]:
-    paused, rate, burst, retry, closed_ms, closed_id, if_pending, broadcast_only = settings
+    paused, rate, burst, retry, closed_ms, closed_id, if_pending, broadcast_only = settings[:8]
     fields = paused, rate, burst, stored_fields(retry), closed_ms, closed_id
+    rule = None if if_pending is None else tuple(if_pending)
+    if is_filtered(settings):
+        former = tuple(map(tuple, settings.former))
+        return (*fields, rule, broadcast_only, settings.tags, settings.where, former)
     if broadcast_only:
-        return (*fields, None if if_pending is None else tuple(if_pending), True)
-    return fields if if_pending is None else (*fields, tuple(if_pending))
+        return (*fields, rule, True)
+    return fields if rule is None else (*fields, rule)
+
+
+def is_filtered(settings: GroupSettings) -> bool:
+    """It has a filter, or had one."""
+    return (settings.tags, settings.where, settings.former) != (None, None, ())
 
 
 def settings_of(
@@ -71,10 +82,17 @@ def settings_of(
     closed_id: int,
     if_pending: Iterable[Any] | None = None,
     broadcast_only: bool = False,
+    tags: str | None = None,
+    where: str | None = None,
+    former: Iterable[Any] = (),
 ) -> GroupSettings:
     policy = of_stored_fields(retry)
     rule = None if if_pending is None else Coalescing(*if_pending)
-    return GroupSettings(paused, rate, burst, policy, closed_ms, closed_id, rule, broadcast_only)
+    filters = tuple(FormerFilter(*fields) for fields in former)
+    return GroupSettings(
+        paused, rate, burst, policy, closed_ms, closed_id, rule, broadcast_only, tags, where,
+        filters,
+    )  # fmt: skip
 
 
 VERSION = 1
@@ -88,7 +106,9 @@ WINDOW_SCHEDULE_VERSION = 2
 SETTINGS_VERSION = 2
 GROUP_VERSION = 3
 """Of the few topics with ``GroupSettings.if_pending`` it is the next one, of those with
-``broadcast_only`` the one after that."""
+``broadcast_only`` the one after that, of groups with a filter the one after both."""
+FILTERED_VERSION = 2
+"""Of endings, where a task was left out by every filter."""
 MERGED_VERSION = 2
 """Of sessions, and of their answers, where some request had rules for its tasks."""
 FAILURES_VERSION = 2
@@ -227,11 +247,13 @@ def _newer_by(settings: GroupSettings | None) -> int:
     """Newer versions are written only where they say something."""
     if settings is None:
         return 0
+    if is_filtered(settings):
+        return 3
     return 2 if settings.broadcast_only else int(settings.if_pending is not None)
 
 
 def decode_settings(data: bytes | None) -> GroupSettings | None:
-    builds = (_settings_1, settings_of, settings_of, settings_of)
+    builds = (_settings_1, settings_of, settings_of, settings_of, settings_of)
     return None if not data else _unpack("settings", data, *builds)
 
 
@@ -305,11 +327,13 @@ def _merged_of(items: Iterable[Any]) -> AllMerged:
 
 def encode_endings(ended: dict[int, Outcome]) -> bytes:
     """One batch of (id, ending): 8-byte little-endian ids, then one byte each."""
-    return _pack(struct.pack(f"<{len(ended)}q", *ended), bytes(ended.values()))
+    kinds = bytes(ended.values())
+    version = FILTERED_VERSION if Outcome.FILTERED in kinds else VERSION
+    return _pack(struct.pack(f"<{len(ended)}q", *ended), kinds, version=version)
 
 
 def decode_endings(data: bytes) -> list[tuple[int, Outcome]]:
-    return _unpack("endings", data, _endings)
+    return _unpack("endings", data, _endings, _endings)
 
 
 def _endings(ids: bytes, kinds: bytes) -> list[tuple[int, Outcome]]:
@@ -412,7 +436,7 @@ def encode_group(row: GroupRow) -> bytes:
 
 
 def decode_group(data: bytes) -> GroupRow:
-    return _unpack("group", data, _group_1, _group, _group, _group, _group)
+    return _unpack("group", data, _group_1, _group, _group, _group, _group, _group)
 
 
 def _group_1(topic: str, group: str, since_ms: int) -> GroupRow:

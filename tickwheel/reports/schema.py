@@ -12,7 +12,7 @@ VERSION = 1
 
 TASK_EVENTS = (
     "enqueued", "rescheduled", "requeued", "delivered", "released", "nacked", "lease_over",
-    "dead", "acked", "cancelled", "expired", "deleted",
+    "dead", "acked", "cancelled", "expired", "filtered", "deleted",
 )  # fmt: skip
 """What happens to a task. The order decides between events of one millisecond: later wins."""
 GROUP_EVENTS = ("group_created", "group_deleted", "group_configured")
@@ -31,7 +31,7 @@ OTHER_EVENTS = (
 )  # fmt: skip
 EVENTS = TASK_EVENTS + OTHER_EVENTS
 TOPIC_EVENTS = TASK_EVENTS + GROUP_EVENTS + SCHEDULE_EVENTS + OCCURRENCE_EVENTS
-FINAL = ("acked", "cancelled", "expired", "deleted")
+FINAL = ("acked", "cancelled", "expired", "filtered", "deleted")
 """After one of these nothing more becomes of a task in its group."""
 
 UPGRADE_0 = {"shard": 0, "epoch": 0}

@@ -13,6 +13,8 @@ from typing import Any
 from tickwheel.errors import BadRequest, LimitExceeded, shown
 from tickwheel.model import coalescing, retry
 from tickwheel.model.coalescing import Coalescing
+from tickwheel.model.filters.errors import FilterError
+from tickwheel.model.filters.filter import Filter, known_filter
 from tickwheel.model.records import GroupSettings
 from tickwheel.model.retry import DEFAULT, InvalidPolicy, PolicyRef, RetryPolicy
 
@@ -97,11 +99,19 @@ def settings(
     if "retry" in given:
         own = given["retry"]
         after = after._replace(retry=None if own is None else policy(own, "retry", known))
+    return _of_one_kind(given, after)
+
+
+def _of_one_kind(given: Mapping[str, Any], after: GroupSettings) -> GroupSettings:
+    """What only a topic, or only a group, can have."""
     if "broadcast_only" in given:
         if not isinstance(given["broadcast_only"], bool):
             found = shown(given["broadcast_only"])
             raise BadRequest(f"broadcast_only must be true or false, not {found}")
         after = after._replace(broadcast_only=given["broadcast_only"])
+    if "tags" in given or "where" in given:
+        wanted = filter_of(given.get("tags", after.tags), given.get("where", after.where))
+        after = after._replace(tags=wanted.tags, where=wanted.where)
     if given.get("if_pending") is not None:
         after = after._replace(if_pending=rule(given["if_pending"], "if_pending"))
     elif "if_pending" in given:
@@ -120,11 +130,34 @@ def settings_map(
         "rate": found.rate,
         "burst": found.burst,
         "retry": policy_map(found.retry, known),
-        **of_topic_alone(found),
+        **where_set(found),
     }
 
 
-def of_topic_alone(found: GroupSettings) -> dict[str, Any]:
-    """What only a topic can have, where it has it."""
+def where_set(found: GroupSettings) -> dict[str, Any]:
+    """What only a topic, or only a group, can have, where it has it."""
     rule = {} if found.if_pending is None else {"if_pending": found.if_pending.to_map()}
-    return rule | ({"broadcast_only": True} if found.broadcast_only else {})
+    named = {"broadcast_only": found.broadcast_only or None, "tags": found.tags}
+    named |= {"where": found.where}
+    return rule | {name: value for name, value in named.items() if value is not None}
+
+
+NO_FILTER = Filter()
+
+
+def filter_of(tags: Any, where: Any) -> Filter:
+    """A filter as a client gives it; one that lets everything pass is ``NO_FILTER``."""
+    for name, value in (("tags", tags), ("where", where)):
+        if value is not None and not isinstance(value, str):
+            raise BadRequest(f"{name} must be a string, not {shown(value)}")
+    try:
+        found = known_filter(tags, where)
+    except FilterError as error:
+        raise (LimitExceeded if error.position is None else BadRequest)(str(error)) from None
+    return NO_FILTER if found.is_open else found
+
+
+def asked_filter(options: Mapping[str, Any]) -> Filter | None:
+    """The filter that a consumer names for its group; None: it names none."""
+    tags, where = options.get("tags"), options.get("where")
+    return None if tags is None and where is None else filter_of(tags, where)

@@ -396,6 +396,8 @@ class Client:
         ack: str = "manual",
         auto_ack: bool = False,
         broadcast: bool = False,
+        tags: str | None = None,
+        where: str | None = None,
     ) -> Subscription:
         """Deliveries as they come due, to one of the group's members each; arguments as the
         asynchronous one's. ``auto_ack``: a delivery is acked when its thread asks for the next
@@ -405,7 +407,7 @@ class Client:
         async def make(client: AsyncClient) -> AsyncSubscription:
             return client.subscribe(
                 topic, group=group, prefetch=prefetch, lease=lease, retry=retry, ack=ack,
-                auto_ack=auto_ack, broadcast=broadcast,
+                auto_ack=auto_ack, broadcast=broadcast, tags=tags, where=where,
             )  # fmt: skip
 
         return Subscription(runtime, runtime.call(make), auto_ack=auto_ack)
@@ -418,14 +420,17 @@ class Client:
         max: int = 32,  # noqa: A002  # the name of the published surface
         wait: Duration = 0.0,
         lease: Duration | None = None,
+        tags: str | None = None,
+        where: str | None = None,
         timeout: Duration | None = None,
     ) -> list[Delivery]:
         """Up to ``max`` deliveries; none after ``wait`` seconds without any. ``timeout`` is for
-        all of it, ``wait`` included."""
+        all of it, ``wait`` included; ``tags`` and ``where`` are as in ``subscribe``."""
         runtime, given = self._runtime(), {} if timeout is None else {"timeout": timeout}
         found = runtime.call(
-            AsyncClient.pull, topic, group=group, max=max, wait=wait, lease=lease, **given
-        )
+            AsyncClient.pull, topic, group=group, max=max, wait=wait, lease=lease, tags=tags,
+            where=where, **given,
+        )  # fmt: skip
         return [Delivery(runtime, one) for one in found]
 
     # --- transactions ---------------------------------------------------------------------------

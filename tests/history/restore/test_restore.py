@@ -30,6 +30,7 @@ from tickwheel.model.records import (
     ID_STEP,
     DeadRow,
     Failure,
+    FormerFilter,
     GroupRow,
     GroupSettings,
     Outcome,
@@ -300,6 +301,29 @@ async def test_groups_of_the_history(tmp_path: Path) -> None:
     assert set(found.rows) == {B}
     assert set(found.progress) == {(B, "h")}
     assert report.groups == 3
+
+
+async def test_filters_of_the_history(tmp_path: Path) -> None:
+    backup = await make_backup(tmp_path, [OLD, TaskRow(B, DUE, "t", b"b")])
+    former = [["eu", None, DUE, str(B)], [None, "n > 1", t(5), str(2**60)]]
+    settings = {"tags": "us", "where": "n > 2", "former": former}
+    write(
+        tmp_path,
+        [[STARTED], [[Kind.GROUP, t(3), "t", "h", "configured", settings]],
+         [[Kind.GROUP, t(3), "t", "h", "created", {"since_ms": t(3)}]],
+         [[Kind.GROUP, t(4), "t", "h", "configured", settings]],
+         [[Kind.ENDED, t(9), "t", "h", "filtered", [A, B], False]],
+         [[Kind.ENDED, t(9), "t", "h", "filtered", [B], True]], [stopped()]],
+    )  # fmt: skip
+    report = await run(tmp_path, backup)
+    found = await held(url(tmp_path))
+    filters = (FormerFilter("eu", None, DUE, B), FormerFilter(None, "n > 1", t(5), 2**60))
+    assert found.groups["t", "h"].settings == GroupSettings(
+        tags="us", where="n > 2", former=filters
+    )
+    assert set(found.rows) == {A}
+    assert not found.progress
+    assert report.restored == 1
 
 
 async def test_groups_and_moved_tasks_keep_their_places(tmp_path: Path) -> None:

@@ -122,6 +122,30 @@ async def test_a_topic_is_for_broadcasts_only(rig: HttpRig) -> None:
     assert (await rig.call("PUT", GROUP, {})).status == 201
 
 
+async def test_a_group_has_a_filter(rig: HttpRig) -> None:
+    made = await rig.call("PUT", GROUP, {"tags": "eu || uk"})
+    msgspec.json.decode(made.body, type=types.GroupSettings)
+    assert (made.status, made.json["tags"]) == (201, "eu || uk")
+    changed = await rig.call("PATCH", GROUP, {"tags": None, "where": "amount > 10"})
+    msgspec.json.decode(changed.body, type=types.GroupSettings)
+    assert (changed.json.get("tags"), changed.json["where"]) == (None, "amount > 10")
+    tasks = [{"topic": "t", "properties": {"amount": n}} for n in (10, 11)]
+    small, large = (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]
+    pull = {"group": "g", "max": 9, "where": "amount > 10"}
+    found = (await rig.post("/v1/topics/t/pull", pull))["deliveries"]
+    assert [one["id"] for one in found] == [large["id"]]
+    assert (await rig.call("GET", f"/v1/tasks/{small['id']}")).json["state"] == "filtered"
+    group = (await get(rig, "/v1/topics/t", types.Topic))["groups"]["g"]
+    assert (group["where"], group["filtered"]) == ("amount > 10", 1)
+    other = await rig.call("POST", "/v1/topics/t/pull", {"group": "g", "where": "TRUE"})
+    assert (other.status, other.json["code"]) == (409, "conflict")
+    stream = await rig.call("GET", "/v1/topics/t/deliveries?group=g&tags=eu")
+    assert (stream.status, stream.json["code"]) == (409, "conflict")
+    wrong = await rig.call("PATCH", GROUP, {"where": "amount >"})
+    assert (wrong.status, wrong.json["code"]) == (400, "bad_request")
+    assert wrong.json["detail"].endswith("^")
+
+
 async def test_a_topic_has_a_rule_for_keys_that_are_pending(rig: HttpRig) -> None:
     topic, rule = "/v1/topics/t", {"action": "replace", "replaces": "body"}
     made = await rig.call("PATCH", topic, {"if_pending": rule})

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from tickwheel.client.coalescing import IfPending, rule_wire
+from tickwheel.client.filters import filter_wire
 from tickwheel.client.results import KEEP, GroupSettings, Keep, read
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.times import Duration, moment_ms
@@ -32,13 +33,16 @@ class GroupVerbs(Verbs):
         rate: float | None = None,
         burst: int | None = None,
         paused: bool = False,
+        tags: str | None = None,
+        where: str | None = None,
         timeout: Duration | None = None,
     ) -> GroupSettings:
         """Make a group before its first subscriber comes; one that exists stays as it is
         (``created`` of the answer says which).
 
         ``start``: it is owed what comes due from "now" on, from the "first" task that is still
-        there, or from a moment.
+        there, or from a moment. ``tags``, ``where``: its filter; what it leaves out the group is
+        not owed.
         """
         names = self._names(topic, group, group_needed=True)
         options: dict[str, Any] = {"since": _since(start)}
@@ -50,6 +54,7 @@ class GroupVerbs(Verbs):
             options["burst"] = _burst(burst)
         if _bool(paused, "paused"):
             options["paused"] = True
+        options |= filter_wire(tags, where)
         answer = await self._calls.call(
             FrameType.GROUP_CREATE, *names, options, until_s=self._until(timeout)
         )
@@ -103,13 +108,16 @@ class GroupVerbs(Verbs):
         retry: Retry | Keep | None = KEEP,
         if_pending: str | IfPending | Keep | None = KEEP,
         broadcast_only: bool | Keep = KEEP,
+        tags: str | Keep | None = KEEP,
+        where: str | Keep | None = KEEP,
         timeout: Duration | None = None,
     ) -> GroupSettings:
         """Change settings of a group, or of the topic itself; what is not named stays. None
         lifts a rate or a policy. ``if_pending``, of a topic: what becomes of its tasks whose key is
         pending and that do not say it themselves. ``broadcast_only``, of a topic without groups:
         its tasks go to the broadcast subscriptions that are connected when they come due, and end;
-        nobody is owed them. Durable when it returns. Raises NotFound for a group, Conflict for
+        nobody is owed them. ``tags``, ``where``, of a group: its filter, by which what comes due
+        from now on is judged. Durable when it returns. Raises NotFound for a group, Conflict for
         ``broadcast_only`` of a topic with groups."""
         names = self._names(topic, group)
         changed: dict[str, Any] = {}
@@ -126,6 +134,10 @@ class GroupVerbs(Verbs):
             changed["if_pending"] = rule
         if broadcast_only is not KEEP:
             changed["broadcast_only"] = _bool(broadcast_only, "broadcast_only")
+        for name, text in (("tags", tags), ("where", where)):
+            if not isinstance(text, Keep):
+                changed[name] = None
+                changed |= filter_wire(**{name: text})
         answer = await self._calls.call(
             FrameType.CONFIGURE, *names, changed, until_s=self._until(timeout)
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tickwheel.client.delivery import Delivery
+from tickwheel.client.filters import filter_wire
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.client.times import Duration, duration_ms
@@ -34,6 +35,8 @@ class Route:
     retry: Retry | None
     timeout_s: float | None
     lease: Duration | None
+    tags: str | None
+    where: str | None
 
     @property
     def name(self) -> str:
@@ -57,6 +60,8 @@ def route(
     retry: Retry | None,
     timeout: Duration | None,
     lease: Duration | None,
+    tags: str | None = None,
+    where: str | None = None,
 ) -> Route:
     """Checked. Raises BadRequest naming field and value."""
     if not callable(handler):
@@ -69,6 +74,7 @@ def route(
         policy_wire(retry, "retry")
     if lease is not None:
         duration_ms(lease, "lease")
+    filter_wire(tags, where)
     return Route(
         handler,
         _is_async(handler),
@@ -79,6 +85,8 @@ def route(
         retry,
         None if timeout is None else seconds(timeout, "timeout"),
         lease,
+        tags,
+        where,
     )
 
 

@@ -94,6 +94,8 @@ class Worker:
         timeout: Duration | None = None,
         prefetch: int | None = None,
         lease: Duration | None = None,
+        tags: str | None = None,
+        where: str | None = None,
     ) -> Callable[[H], H]:
         """Register a handler for what comes due on ``topic`` for ``group``.
 
@@ -103,7 +105,8 @@ class Worker:
         policy of a group that has none; another one that the group has stays, and the log says
         how to change it. ``lease``: after how long without a sign of life from
         this worker others get the task (default: the daemon's 30 s); it is kept up while a
-        handler runs.
+        handler runs. ``tags``, ``where``: the filter that the group has, or is made with; where it
+        has another one the worker does not start.
         """
         if self._asked is not None:
             raise BadRequest("the worker runs already; register handlers before")
@@ -111,7 +114,7 @@ class Worker:
         def register(handler: H) -> H:
             made = route(
                 handler, topic, group=group, concurrency=concurrency, prefetch=prefetch,
-                retry=retry, timeout=timeout, lease=lease,
+                retry=retry, timeout=timeout, lease=lease, tags=tags, where=where,
             )  # fmt: skip
             if any((r.topic, r.group) == (made.topic, made.group) for r in self._routes):
                 raise BadRequest(f"topic {topic!r}, group {group!r} has a handler already")
@@ -281,6 +284,8 @@ class Lane:
             prefetch=self._ahead.prefetch,
             lease=route.lease,
             retry=route.retry,
+            tags=route.tags,
+            where=route.where,
         )
         self._leases: Leases | None = None
 

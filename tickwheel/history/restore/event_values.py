@@ -9,7 +9,7 @@ from typing import Any
 
 from tickwheel.history.segments import Event
 from tickwheel.model.coalescing import Coalescing, checked
-from tickwheel.model.records import GroupSettings, TaskOptions
+from tickwheel.model.records import FormerFilter, GroupSettings, TaskOptions
 from tickwheel.model.retry import of_history
 
 
@@ -42,6 +42,10 @@ def _rule(given: Any) -> Coalescing | None:
     return None if given is None else checked(given, "if_pending")
 
 
+def _former(tags: str | None, where: str | None, due_ms: int, order: str) -> FormerFilter:
+    return FormerFilter(tags, where, int(due_ms), int(order))
+
+
 def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:
     """None when nothing was ever set."""
     if not given:
@@ -54,5 +58,8 @@ def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:
         closed_ms=given.get("closed_ms"),
         if_pending=_rule(given.get("if_pending")),
         broadcast_only=bool(given.get("broadcast_only", False)),
+        tags=given.get("tags"),
+        where=given.get("where"),
+        former=tuple(_former(*fields) for fields in given.get("former", ())),
     )
     return None if found == GroupSettings() else found

@@ -70,6 +70,7 @@ class Fold:
             "requeued": self._requeued,
             "expired": self._expired,
             "deleted": self._deleted,
+            "filtered": self._filtered,
         }
 
     def needs(self, events: Collection[Event]) -> list[int]:
@@ -231,6 +232,11 @@ class Fold:
         task.dead.pop(group, None)
         task.let_go.add(group)
         self._end_if_over(task, event, Outcome.DELETED)
+
+    def _filtered(self, task: Task, event: Event) -> None:
+        """A group's filter left it out. Nothing is stored of that, unless it ended the task."""
+        if event.get("ended"):
+            self._end(task, Outcome.FILTERED)
 
     # --- steps of several --------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ condition as SQL-92 has them; ``parsing.GRAMMAR`` is the language.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 from tickwheel.model.filters.conditions import Condition, Judge, compiled, cost_of, depth_of
 from tickwheel.model.filters.errors import FilterError
@@ -70,6 +71,13 @@ class Filter:
         """As an error or a list shows it."""
         parts = (("tags", self.tags), ("where", self.where))
         return ", ".join(f"{name} {text}" for name, text in parts if text is not None) or "none"
+
+
+@lru_cache(maxsize=128)
+def known_filter(tags: str | None, where: str | None) -> Filter:
+    """A filter that may have been read before: thousands of consumers name the same one. Raises
+    FilterError."""
+    return Filter(tags, where)
 
 
 def _tags(text: str) -> frozenset[str | None] | None:

@@ -22,6 +22,8 @@ def _shape(description: str, **schema: Any) -> Meta:
 Name = Annotated[str, _shape("1 to 255 of A-Z a-z 0-9 . _ : / -", pattern=NAME_PATTERN)]
 Id = Annotated[str, _shape("A task's id: a whole number as text.", pattern="^[0-9]{1,19}$")]
 Key = Annotated[str, _shape("The producer's own name for a task.", maxLength=255)]
+TagList = Annotated[str, _shape("Tags between ||, or * for all.", maxLength=2048)]
+Condition = Annotated[str, _shape("A condition of SQL on a task.", maxLength=2048)]
 Receipt = Annotated[str, _shape("Opaque: from a delivery, to settle it with.")]
 Milliseconds = Annotated[int, _shape("Milliseconds.", minimum=0)]
 Moment = Annotated[int, _shape("Milliseconds since 1970 by the daemon's clock.")]
@@ -228,6 +230,8 @@ class PullIn(In):
     max: Annotated[int, _shape("", minimum=1)] = 1
     wait_ms: Milliseconds = 0
     lease_ms: Milliseconds | None = None
+    tags: TagList | None = None
+    where: Condition | None = None
 
 
 class Delivery(Out):
@@ -260,6 +264,8 @@ class StreamQuery(In):
     lease_ms: Milliseconds | None = None
     ack: Annotated[str, _shape("", enum=["manual", "on_delivery"])] = "manual"
     broadcast: bool = False
+    tags: TagList | None = None
+    where: Condition | None = None
 
 
 Receipts = Annotated[list[Receipt], _shape("", minItems=1, maxItems=16_384)]
@@ -314,6 +320,8 @@ class SettingsIn(In):
     retry: Retry | UnsetType | None = UNSET
     broadcast_only: bool | UnsetType = UNSET
     if_pending: IfPending | UnsetType | None = UNSET
+    tags: TagList | UnsetType | None = UNSET
+    where: Condition | UnsetType | None = UNSET
 
 
 class GroupIn(SettingsIn):
@@ -334,6 +342,8 @@ class GroupSettings(Out):
     created: bool | None = None
     broadcast_only: bool | None = None
     if_pending: IfPending | None = None
+    tags: TagList | None = None
+    where: Condition | None = None
 
 
 class Replay(Out):
@@ -358,6 +368,7 @@ class Group(Out):
     nacked: int
     snoozed: int
     expired: int
+    filtered: int
     since_ms: Moment
     unused_ms: int | None
     replay: Replay | None
@@ -366,6 +377,8 @@ class Group(Out):
     rate: float | None
     burst: int | None
     retry: dict[str, Any] | None
+    tags: TagList | None = None
+    where: Condition | None = None
 
 
 class TopicCounts(Out, kw_only=True):

@@ -164,6 +164,7 @@ GROUP: tuple[Metric[Group], ...] = (
     Metric("tickwheel_retried_total", "Retries that came due.", lambda g, _: g.retried),
     Metric("tickwheel_dead_total", "Became dead letters.", lambda g, _: g.dead_lettered),
     Metric("tickwheel_expired_total", "Not delivered in their ttl.", lambda g, _: g.expired),
+    Metric("tickwheel_filtered_total", "Left out by the filter.", lambda g, _: g.filtered),
 )
 """By topic and group. Before any group exists, what is due counts with an empty group."""
 

@@ -50,6 +50,7 @@ def stats_map(shard: Shard, now: Now, value_bytes: ValueBytes) -> dict[str, Any]
         "snoozed": totals.snoozed,
         "retried": totals.retried,
         "expired": totals.expired,
+        "filtered": totals.filtered,
         "cancelled": totals.cancelled,
         "leases_over": totals.leases_over,
         "early": totals.early,
@@ -127,6 +128,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
         "nacked": group.nacked,
         "snoozed": group.snoozed,
         "expired": group.expired,
+        "filtered": group.filtered,
         "since_ms": group.since_ms,
         "unused_ms": group.unused_ms(now.mono_ms),
         "replay": replay_map(group),
@@ -155,5 +157,5 @@ def _settings(core: Core, settings: GroupSettings) -> dict[str, Any]:
         "rate": settings.rate,
         "burst": settings.burst,
         "retry": policies.policy_map(settings.retry, core.policies),
-        **policies.of_topic_alone(settings),
+        **policies.where_set(settings),
     }

@@ -69,6 +69,7 @@ class Consuming:
         given = await call.json(_pull)
         wait_ms_max = int(call.operations.settings.http_wait_max_s * 1000)
         checks.integer(given.wait_ms, "wait_ms", 0, wait_ms_max)
+        options = {"lease_ms": given.lease_ms, "tags": given.tags, "where": given.where}
         topic, exchange, operations = call.named["topic"], call.exchange, call.operations
         sink = _PullSink(exchange, topic, given.group or DEFAULT_GROUP)
         answer = exchange.ask(
@@ -79,7 +80,7 @@ class Consuming:
                 given.group,
                 given.max,
                 given.wait_ms,
-                given.lease_ms,
+                options,
                 sink,
                 call.now,
             ),
@@ -177,7 +178,7 @@ class Stream:
 
     async def _subscribe(self) -> None:
         given, exchange = self._given, self._call.exchange
-        options: dict[str, Any] = {"ack": given.ack}
+        options: dict[str, Any] = {"ack": given.ack, "tags": given.tags, "where": given.where}
         if given.lease_ms is not None:
             options["lease_ms"] = given.lease_ms
         if given.broadcast:

@@ -171,7 +171,7 @@ class Listing:
 
 def _named_settings(given: types.SettingsIn) -> dict[str, Any]:
     """Those that the request names."""
-    names = ("paused", "rate", "burst", "retry", "broadcast_only", "if_pending")
+    names = ("paused", "rate", "burst", "retry", "broadcast_only", "if_pending", "tags", "where")
     found = {name: getattr(given, name) for name in names}
     return {k: policy(v) for k, v in found.items() if v is not msgspec.UNSET}
 

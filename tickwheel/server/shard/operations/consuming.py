@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.engine.delivery import Broadcaster
 from tickwheel.engine.sinks import DeliverySink
-from tickwheel.engine.topics import Subscriber
+from tickwheel.engine.topics import NOTHING_SET, Subscriber
 from tickwheel.errors import (
     BadRequest,
     Conflict,
@@ -19,11 +19,12 @@ from tickwheel.errors import (
     TickwheelError,
 )
 from tickwheel.server import checks, policies
-from tickwheel.server.shard.operations.grouping import find_room
+from tickwheel.server.shard.operations.grouping import check_filter_room, find_room
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.topics import Group, Item
+    from tickwheel.model.filters.filter import Filter
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
 
@@ -57,8 +58,9 @@ class Consuming:
         """Deliveries of a topic go to ``sink`` from now on, ``prefetch`` of them at a time.
 
         ``number`` is the caller's name for the subscription. ``options``: ``lease_ms``, ``retry``,
-        ``ack`` (manual or on_delivery), ``broadcast``. The answer has the lease that is given.
-        Raises BadRequest, Conflict, LimitExceeded, Overloaded, Refused, Draining.
+        ``ack`` (manual or on_delivery), ``broadcast``, ``tags`` and ``where``. The answer has
+        the lease that is given. Raises BadRequest, Conflict, LimitExceeded, Overloaded, Refused,
+        Draining.
         """
         checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)
         checks.integer(prefetch, "prefetch", 0, self._limits.prefetch_max)
@@ -101,7 +103,7 @@ class Consuming:
         retry, known = options.get("retry"), self._core.policies
         if retry is not None:
             retry = policies.policy(retry, "retry", known)
-        found = self._group(topic, group, now.now_ms)
+        found = self._group(topic, group, policies.asked_filter(options), now.now_ms)
         if retry is not None:
             own = found.settings.retry
             if own is None:
@@ -141,9 +143,10 @@ class Consuming:
             raise BadRequest(
                 f"a broadcast has no acks, no retries and no group, but {found} is given"
             )
+        wanted = policies.asked_filter(options)
         self._check_draining()
         found_topic, _ = find_room(self._shard, checks.name(topic, "topic"), None)
-        return Broadcaster(sink, found_topic, prefetch, caller.label)
+        return Broadcaster(sink, found_topic, prefetch, caller.label, wanted)
 
     def set_prefetch(self, caller: Caller, request: int, number: object, prefetch: int) -> None:
         """How many deliveries a subscription may have at a time. Raises NotFound, BadRequest."""
@@ -169,18 +172,19 @@ class Consuming:
         group: object,
         count: int,
         wait_ms: int,
-        lease_ms: object,
+        options: dict[str, Any],
         sink: DeliverySink,
         now: Now,
     ) -> None:
         """Up to ``count`` deliveries once, as soon as there is one: they go to ``sink``, which is
         the answer. When ``wait_ms`` are over without any the result is ``(epoch, now_ms, ())``.
+        ``options``: ``lease_ms``, ``tags`` and ``where``.
 
-        Raises BadRequest, LimitExceeded, Overloaded, Refused, Draining.
+        Raises BadRequest, Conflict, LimitExceeded, Overloaded, Refused, Draining.
         """
         checks.integer(count, "max", 1, self._limits.pull_max)
         checks.integer(wait_ms, "wait_ms", 0, self._limits.lease_ms_max)
-        lease = self._lease_ms({"lease_ms": lease_ms})
+        lease, wanted = self._lease_ms(options), policies.asked_filter(options)
         if caller.quota is not None:
             caller.quota.check_subscription()
         if len(caller.pulls) >= self._limits.pulls_max:
@@ -192,7 +196,8 @@ class Consuming:
         known = self._core.find_group(checks.name(topic, "topic"), checks.group_name(group))
         if known is not None and known.is_closed:
             known = None
-        found = known or self._group(topic, group, now.now_ms)
+        found = known or self._group(topic, group, wanted, now.now_ms)
+        _check_filter(found, wanted)
         pull = _Pull(self._shard, caller, request, found, count, lease, sink)
         pull.subscriber.asked_mono_ms = now.mono_ms
         if known is not None:
@@ -238,17 +243,36 @@ class Consuming:
         limits = self._limits
         return checks.integer(lease_ms, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
 
-    def _group(self, topic: object, group: object, now_ms: int) -> Group:
-        """The group by its names, made if there is room for another."""
+    def _group(self, topic: object, group: object, wanted: Filter | None, now_ms: int) -> Group:
+        """The group by its names, made if there is room for another. Raises Conflict when it has
+        another filter than is wanted."""
         topic_name = checks.name(topic, "topic")
         group_name = checks.group_name(group)
         self._check_draining()
         found, known = find_room(self._shard, topic_name, group_name)
-        return known or self._shard.border.act().grouping.create(found, group_name, now_ms)
+        if known is not None:
+            _check_filter(known, wanted)
+            return known
+        settings = NOTHING_SET
+        if wanted is not None:
+            check_filter_room(self._core, wanted)
+            settings = settings._replace(tags=wanted.tags, where=wanted.where)
+        return self._shard.border.act().grouping.create(found, group_name, now_ms, settings)
 
     def _check_draining(self) -> None:
         if self._shard.draining:
             raise Draining("the daemon is shutting down")
+
+
+def _check_filter(group: Group, wanted: Filter | None) -> None:
+    if wanted is None:
+        return
+    own = policies.filter_of(group.settings.tags, group.settings.where)
+    if own != wanted:
+        raise Conflict(
+            f"group {group.name} of topic {group.topic.name} has the filter {own}, not {wanted};"
+            " CONFIGURE changes it"
+        )
 
 
 class _Subscription:

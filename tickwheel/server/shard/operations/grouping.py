@@ -6,12 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Refused
+from tickwheel.model.records import FILTERS_LENGTH_MAX, FORMER_FILTERS_MAX, GroupSettings
 from tickwheel.server import checks, policies
 from tickwheel.server.shard.new_tasks import check_stays
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
     from tickwheel.engine.groups import Grouping as GroupVerbs
+    from tickwheel.engine.state import Core
+    from tickwheel.model.filters.filter import Filter
     from tickwheel.server.shard.callers import Caller
     from tickwheel.server.shard.shard import Shard
 
@@ -19,8 +22,9 @@ SINCE_MS_MAX = 2**53 - 1
 HELD = ("pending", "ready", "in_flight", "waiting", "dead")
 NAMED_MAX = 5
 """Schedules that one message names."""
-SETTINGS = ("paused", "rate", "burst", "retry", "if_pending", "broadcast_only")
+SETTINGS = ("paused", "rate", "burst", "retry", "if_pending", "broadcast_only", "tags", "where")
 OF_TOPICS = ("if_pending", "broadcast_only")
+OF_GROUPS = ("tags", "where")
 
 
 class Grouping:
@@ -53,8 +57,9 @@ class Grouping:
         found, known = find_room(self._shard, topic_name, name)
         created = known is None
         if known is None:
-            known = begin_group(self._grouping, found, name, since_ms, now.now_ms)
-            if settings != NOTHING_SET:
+            check_filter_room(core, policies.filter_of(settings.tags, settings.where))
+            known = begin_group(self._grouping, found, name, since_ms, now.now_ms, settings)
+            if settings != known.settings:
                 self._grouping.set(known, settings, now.mono_ms)
         answer = policies.settings_map(topic_name, name, known.settings, core.policies)
         answer["created"] = created
@@ -153,6 +158,9 @@ class Grouping:
         name = None if group is None else checks.name(group, "group")
         core = self._core
         if name is None:
+            for wrong in OF_GROUPS:
+                if settings.get(wrong) is not None:
+                    raise BadRequest(f"{wrong} is a setting of a group, not of a topic")
             found_topic, _ = find_room(self._shard, topic_name, None)
             after = policies.settings(settings, found_topic.settings, core.policies)
             if after.broadcast_only and found_topic.groups:
@@ -168,11 +176,30 @@ class Grouping:
             found = self._found(topic_name, name)
             _check_of_group(settings)
             after = policies.settings(settings, found.settings, core.policies)
+            after = self._with_filter(found, after, now.now_ms)
             if after != found.settings:
                 self._grouping.set(found, after, now.mono_ms)
         answer = policies.settings_map(topic_name, name, after, core.policies)
         self._shard.committer.reply(caller.replies, request, answer)
         self._shard.wake()
+
+    def _with_filter(self, found: Group, after: GroupSettings, now_ms: int) -> GroupSettings:
+        """With what judges the tasks that came due before, if the filter is another one now."""
+        before = found.settings
+        wanted = policies.filter_of(after.tags, after.where)
+        if wanted == policies.filter_of(before.tags, before.where):
+            return after
+        check_filter_room(self._core, wanted)
+        grouping = self._shard.engine.grouping
+        after = grouping.with_filter(found, after, wanted.tags, wanted.where, now_ms)
+        if len(after.former) > FORMER_FILTERS_MAX:
+            raise LimitExceeded(
+                f"the filter of group {found.name} of topic {found.topic.name} was changed"
+                f" {FORMER_FILTERS_MAX} times since tasks came due that are not over, or are dead"
+                " letters; the limit is"
+                f" {FORMER_FILTERS_MAX} (FORMER_FILTERS_MAX)"
+            )
+        return after
 
     def _found(self, topic_name: str, name: str) -> Group:
         found = self._core.find_group(topic_name, name)
@@ -216,13 +243,28 @@ def find_room(shard: Shard, topic_name: str, name: str | None) -> tuple[Topic, G
     return topic, group
 
 
+def check_filter_room(core: Core, wanted: Filter) -> None:
+    """Raises LimitExceeded when the filters of all groups are too long already for another."""
+    length = core.filters_length + len(wanted.tags or "") + len(wanted.where or "")
+    if length > FILTERS_LENGTH_MAX and not wanted.is_open:
+        raise LimitExceeded(
+            f"the filters of all groups would have {length} characters; the limit is"
+            f" {FILTERS_LENGTH_MAX} (FILTERS_LENGTH_MAX)"
+        )
+
+
 def begin_group(
-    grouping: GroupVerbs, topic: Topic, name: str, since_ms: int | None, now_ms: int
+    grouping: GroupVerbs,
+    topic: Topic,
+    name: str,
+    since_ms: int | None,
+    now_ms: int,
+    settings: GroupSettings = NOTHING_SET,
 ) -> Group:
-    """A new group that begins now (None), or at a time."""
+    """A new group that begins now (None), or at a time, with the filter of ``settings``."""
     if since_ms is None:
-        return grouping.create_now(topic, name, now_ms)
-    return grouping.create(topic, name, since_ms, by_due=since_ms > now_ms)
+        return grouping.create_now(topic, name, now_ms, settings)
+    return grouping.create(topic, name, since_ms, settings, by_due=since_ms > now_ms)
 
 
 def _check_of_group(settings: dict[str, Any]) -> None:

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from tickwheel.server.tcp.shared import Peer
 
 _DELIVER, _OK, _ENDED = int(FrameType.DELIVER), int(FrameType.OK), int(FrameType.ENDED)
-_OPTIONS = ("lease_ms", "retry", "ack", "broadcast")
+_OPTIONS = ("lease_ms", "retry", "ack", "broadcast", "tags", "where")
+_PULL_OPTIONS = ("lease_ms", "tags", "where")
 
 
 class Consuming:
@@ -53,11 +54,9 @@ class Consuming:
         decode.arity(frame, 5, "topic, group, max, wait_ms, options")
         request, topic, group, count, wait_ms, options = frame[1:]
         decode.request_number(request)
-        lease_ms = checks.options(options, ("lease_ms",)).get("lease_ms")
+        wanted = checks.options(options, _PULL_OPTIONS)
         sink = PullSink(peer, request)
-        self._operations.pull(
-            peer.caller, request, topic, group, count, wait_ms, lease_ms, sink, now
-        )
+        self._operations.pull(peer.caller, request, topic, group, count, wait_ms, wanted, sink, now)
 
 
 class SubscriptionSink:

@@ -1,0 +1,246 @@
+"""Filters of groups as clients give them: made with the group, kept by it, changed, refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.in_process import InProcess
+from support.shard_rig import Peer
+from tickwheel.model.filters.filter import FILTER_COST_MAX, FILTER_DEPTH_MAX, FILTER_LENGTH_MAX
+from tickwheel.model.records import FORMER_FILTERS_MAX
+from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server.shard.operations import grouping
+
+EU = {"tags": "eu"}
+BIG = {"where": "amount > 10"}
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
+    async with InProcess(tmp_path) as made:
+        yield made
+
+
+async def do(peer: Peer, kind: T, *fields: Any) -> Any:
+    answer = await peer.call(kind, *fields)
+    assert answer[0] == T.OK, answer
+    return answer[2]
+
+
+async def refused(peer: Peer, kind: T, *fields: Any) -> tuple[str, str]:
+    answer = await peer.call(kind, *fields)
+    assert answer[0] == T.ERROR, answer
+    return answer[2], answer[3]
+
+
+async def put(daemon: InProcess, peer: Peer, *options: dict[str, Any]) -> list[int]:
+    answer = await peer.enqueue(*(("t", b"x", 0, one or None) for one in options))
+    assert answer[0] == T.OK, answer
+    await daemon.settle()
+    return list(answer[2][1])
+
+
+async def pulled(peer: Peer, group: str, options: dict[str, Any] | None = None) -> list[int]:
+    _, _, items = await do(peer, T.PULL, "t", group, 100, 0, options)
+    return [item[0] for item in items]
+
+
+async def subscribe(peer: Peer, number: int, group: str, options: dict[str, Any]) -> Any:
+    return await peer.call(T.SUBSCRIBE, number, "t", group, 1, options)
+
+
+async def test_a_group_is_made_with_a_filter_by_whoever_comes_first(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    made = await do(peer, T.GROUP_CREATE, "t", "a", EU | {"rate": 5})
+    assert (made["tags"], made["rate"], made["created"]) == ("eu", 5.0, True)
+    assert "where" not in made
+    assert (await subscribe(peer, 1, "b", EU | BIG))[0] == T.OK
+    assert await pulled(peer, "c", BIG) == []
+    plain, small, large = await put(
+        daemon,
+        peer,
+        {},
+        {"tag": "eu", "props": {"amount": 1}},
+        {"tag": "eu", "props": {"amount": 11}},
+    )
+    assert await pulled(peer, "a") == [small, large]
+    assert await pulled(peer, "c") == [large]
+    states = [task["state"] for task in await do(peer, T.LOOKUP, (plain, small, large))]
+    assert states == ["filtered", "in_flight", "in_flight"]
+    groups = (await do(peer, T.STATS))["topics"]["t"]["groups"]
+    assert [(g.get("tags"), g.get("where"), g["filtered"]) for g in groups.values()] == [
+        ("eu", None, 1), ("eu", "amount > 10", 2), (None, "amount > 10", 2),
+    ]  # fmt: skip
+    assert (await do(peer, T.STATS))["filtered"] == 5
+    (one,) = await do(peer, T.LOOKUP, (small,))
+    assert {name: group["state"] for name, group in one["groups"].items()} == {
+        "a": "in_flight", "b": "filtered", "c": "filtered",
+    }  # fmt: skip
+    daemon.recount()
+
+
+async def test_another_filter_than_the_groups_is_refused_with_both(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    await do(peer, T.GROUP_CREATE, "t", "a", EU | BIG)
+    await do(peer, T.GROUP_CREATE, "t", "open", {})
+    own = "has the filter tags eu, where amount > 10, not "
+    for wanted, named in (
+        (EU, "tags eu"),
+        ({"tags": "us"} | BIG, "tags us, where amount > 10"),
+        ({"tags": "*"}, "none"),
+    ):
+        for answer in (
+            await subscribe(peer, 1, "a", wanted),
+            await peer.call(T.PULL, "t", "a", 1, 0, wanted),
+        ):
+            assert answer[0] == T.ERROR and answer[2] == "conflict"
+            found = f"group a of topic t {own}{named}; CONFIGURE changes it"
+            assert answer[3] == found
+    answer = await subscribe(peer, 1, "open", EU)
+    assert answer[2] == "conflict" and "has the filter none, not tags eu" in answer[3]
+    same = {"tags": " eu", "where": "(amount>10.0)"}
+    for number, wanted in enumerate(({}, EU | BIG, same), 1):
+        assert (await subscribe(peer, number, "a", wanted))[0] == T.OK
+    assert (await subscribe(peer, 9, "open", {"tags": "*"}))[0] == T.OK
+    assert await pulled(peer, "a", same) == []
+
+
+async def test_a_filter_is_changed_part_by_part(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    await do(peer, T.GROUP_CREATE, "t", "a", EU)
+
+    async def change(**changes: Any) -> tuple[Any, Any]:
+        found = await do(peer, T.CONFIGURE, "t", "a", changes)
+        return found.get("tags"), found.get("where")
+
+    assert await change(where="amount > 10") == ("eu", "amount > 10")
+    assert await change(paused=True) == ("eu", "amount > 10")
+    assert await change(tags=None) == (None, "amount > 10")
+    assert await change(tags="*") == ("*", "amount > 10")
+    assert await change(where=None) == (None, None)
+    assert await change(tags="us", where="TRUE") == ("us", "TRUE")
+    assert await change(tags=None, where=None) == (None, None)
+
+
+async def test_what_came_due_before_a_change_outlasts_a_restart(tmp_path: Path) -> None:
+    async with InProcess(tmp_path) as first:
+        peer = first.connect()
+        await do(peer, T.GROUP_CREATE, "t", "a", EU | {"paused": True})
+        await do(peer, T.GROUP_CREATE, "t", "b", {"paused": True})
+        old = await put(first, peer, {"tag": "eu"}, {"tag": "us"})
+        await do(peer, T.CONFIGURE, "t", "a", {"tags": "us"})
+        new = await put(first, peer, {"tag": "eu"}, {"tag": "us"})
+        store, now_ms = first.store, first.sources.now_ms
+    async with InProcess(tmp_path, store=store, now_ms=now_ms) as second:
+        peer = second.connect()
+        for group in "ab":
+            await do(peer, T.CONFIGURE, "t", group, {"paused": False})
+        await second.settle()
+        assert await pulled(peer, "a") == [old[0], new[1]]
+        assert await pulled(peer, "b") == [*old, *new]
+
+
+async def test_a_filter_that_cannot_be_read_names_the_place(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    for kind, fields in (
+        (T.SUBSCRIBE, lambda wrong: (1, "t", "g", 1, wrong)),
+        (T.SUBSCRIBE, lambda wrong: (1, "t", None, 1, wrong | {"broadcast": True})),
+        (T.PULL, lambda wrong: ("t", "g", 1, 0, wrong)),
+        (T.GROUP_CREATE, lambda wrong: ("t", "g", wrong)),
+    ):
+        code, message = await refused(peer, kind, *fields({"where": "amount > > 10"}))
+        assert code == "bad_request"
+        first, text, caret = message.splitlines()
+        assert first.startswith("where, character 10:")
+        assert text[caret.index("^")] == ">"
+        assert (await refused(peer, kind, *fields({"tags": "eu ||"})))[1].startswith("tags, ")
+        for wrong in ({"tags": 5}, {"where": ("a",)}):
+            assert (await refused(peer, kind, *fields(wrong)))[0] == "bad_request"
+    assert "g" not in (await do(peer, T.STATS))["topics"].get("t", {"groups": {}})["groups"]
+    code, message = await refused(peer, T.CONFIGURE, "t", None, EU)
+    assert (code, message) == ("bad_request", "tags is a setting of a group, not of a topic")
+
+
+async def test_a_filter_over_a_limit_is_refused(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    at_most = (
+        ({"tags": "e" * FILTER_LENGTH_MAX}, {"tags": "e" * (FILTER_LENGTH_MAX + 1)}),
+        ({"where": "a" + " " * (FILTER_LENGTH_MAX - 1)}, {"where": "a" + " " * FILTER_LENGTH_MAX}),
+        (
+            {"where": "NOT " * (FILTER_DEPTH_MAX - 1) + "a"},
+            {"where": "NOT " * (FILTER_DEPTH_MAX + 1) + "a"},
+        ),
+        (
+            {"where": " OR ".join(["a=1"] * FILTER_COST_MAX)},
+            {"where": " OR ".join(["a=1"] * (FILTER_COST_MAX + 1))},
+        ),
+    )
+    for number, (fits, exceeds) in enumerate(at_most):
+        assert (await do(peer, T.GROUP_CREATE, "t", f"g{number}", fits))["created"]
+        code, message = await refused(peer, T.GROUP_CREATE, "t", "x", exceeds)
+        assert code == "limit_exceeded"
+        assert "the limit is" in message and "FILTER_" in message
+
+
+async def test_the_filters_of_all_groups_have_a_limit(
+    daemon: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grouping, "FILTERS_LENGTH_MAX", 20)
+    peer, core = daemon.connect(), daemon.shard.core
+    assert (await do(peer, T.GROUP_CREATE, "t", "a", {"tags": "1234567890"}))["created"]
+    assert (await subscribe(peer, 1, "b", {"tags": "1234567890"}))[0] == T.OK
+    assert core.filters_length == 20
+    for answer in (
+        await peer.call(T.GROUP_CREATE, "t", "c", EU),
+        await subscribe(peer, 2, "c", EU),
+        await peer.call(T.PULL, "t", "c", 1, 0, EU),
+        await peer.call(T.CONFIGURE, "t", "a", {"where": "n"}),
+    ):
+        assert answer[2] == "limit_exceeded" and "(FILTERS_LENGTH_MAX)" in answer[3], answer
+    assert (await do(peer, T.GROUP_CREATE, "t", "c", {"tags": "*"}))["created"]
+    await do(peer, T.CONFIGURE, "t", "a", {"tags": None})
+    assert core.filters_length == 10
+    await do(peer, T.GROUP_DELETE, "t", "b", True)
+    await daemon.settle()
+    assert core.filters_length == 0
+    assert (await do(peer, T.CONFIGURE, "t", "c", EU))["tags"] == "eu"
+
+
+async def test_a_filter_is_changed_as_often_as_the_limit_says(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    await do(peer, T.GROUP_CREATE, "t", "a", {"where": "n >= 0"})
+    kept: list[int] = []
+    for number in range(FORMER_FILTERS_MAX + 1):
+        kept += await put(daemon, peer, {"props": {"n": number}})
+        change = (T.CONFIGURE, "t", "a", {"where": f"n > {number}"})
+        if number < FORMER_FILTERS_MAX:
+            await do(peer, *change)
+    code, message = await refused(peer, *change)
+    assert code == "limit_exceeded"
+    assert f"{FORMER_FILTERS_MAX} (FORMER_FILTERS_MAX)" in message
+    _, _, items = await do(peer, T.PULL, "t", "a", 100, 0, None)
+    assert [item[0] for item in items] == kept
+    (epoch,) = {(await do(peer, T.STATS))["epoch"]}
+    ids, attempts = tuple(item[0] for item in items), tuple(item[1] for item in items)
+    assert await do(peer, T.ACK, "t", "a", epoch, ids, attempts) is None
+    assert (await do(peer, *change))["where"] == f"n > {number}"
+    group = daemon.shard.core.find_group("t", "a")
+    assert group is not None and group.settings.former == ()
+
+
+async def test_each_broadcast_gets_what_its_own_filter_lets_pass(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    heard = [daemon.connect() for _ in range(3)]
+    for one, wanted in zip(heard, ({}, EU, BIG), strict=True):
+        await do(one, T.SUBSCRIBE, 1, "t", None, 9, {"broadcast": True} | wanted)
+    ids = await put(daemon, peer, {"tag": "eu"}, {"tag": "us", "props": {"amount": 11}})
+    got = [
+        [item[0] for frame in one.frames() if frame[0] == T.DELIVER for item in frame[4]]
+        for one in heard
+    ]
+    assert got == [ids, ids[:1], ids[1:]]
+    assert (await do(peer, T.STATS))["filtered"] == 0

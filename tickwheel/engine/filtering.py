@@ -1,0 +1,92 @@
+"""What a group's filter says of a task, and which filter that is.
+
+A filter is changed at a moment: what had come due by then the former one judges, whenever that is,
+also after a crash that makes it come due anew. So a moment is nothing but a due time and a place in
+the order of ids (``ownership.py``). Where a clock was set back, it is as far as the wheel had ever
+been.
+
+What is said of a task depends on its row and on the group's settings alone. It is decided when the
+task comes due, and nothing is written of it: after a restart the same is decided again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from tickwheel.model.filters.filter import Filter, known_filter
+from tickwheel.model.records import FormerFilter, GroupSettings, TaskRow
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class Judge:
+    """The filters of one group. Their texts are read when the first task is judged, so that a
+    restart does not wait for thousands of them."""
+
+    __slots__ = ("_current", "_former", "_settings")
+
+    def __init__(self, settings: GroupSettings) -> None:
+        self._settings = settings
+        self._current: Filter | None = None
+        self._former: Sequence[tuple[FormerFilter, Filter]] = ()
+
+    def wants(self, row: TaskRow) -> bool:
+        """Whether the task, which has come due, is the group's."""
+        current = self._current
+        if current is None:
+            current = self._read()
+        for former, judging in self._former:
+            if is_before(former, row):
+                return judging.passes(row)
+        return current.passes(row)
+
+    def _read(self) -> Filter:
+        settings = self._settings
+        self._former = [(one, known_filter(one.tags, one.where)) for one in settings.former]
+        self._current = known_filter(settings.tags, settings.where)
+        return self._current
+
+
+def filters_of(settings: GroupSettings) -> tuple[object, ...]:
+    """All that its judge goes by."""
+    return settings.tags, settings.where, settings.former
+
+
+def length_of(settings: GroupSettings) -> int:
+    """Characters of all of them."""
+    texts = (settings.tags, settings.where, *(text for one in settings.former for text in one[:2]))
+    return sum(len(text) for text in texts if text is not None)
+
+
+def judge_of(settings: GroupSettings | None) -> Judge | None:
+    """None: the group wants whatever comes."""
+    if settings is None or not (settings.tags or settings.where or settings.former):
+        return None
+    return Judge(settings)
+
+
+def is_before(former: FormerFilter, row: TaskRow) -> bool:
+    """The task came due before that filter was changed."""
+    return row.due_ms <= former.due_ms and order_of(row) <= former.id
+
+
+def order_of(row: TaskRow) -> int:
+    """The task's place in the order."""
+    if row.options is None or row.options.order_id is None:
+        return row.id
+    return row.options.order_id
+
+
+def with_former(settings: GroupSettings, due_ms: int, order: int) -> tuple[FormerFilter, ...]:
+    """The former filters when the one of ``settings`` is one of them, too: of what is due by
+    ``due_ms`` and not behind ``order``."""
+    former, fresh = settings.former, FormerFilter(settings.tags, settings.where, due_ms, order)
+    if former:
+        last = former[-1]
+        if last.due_ms >= due_ms and last.id >= order:
+            return former  # nothing has come due since the last change
+        is_later = last.due_ms <= due_ms and last.id <= order
+        if is_later and (last.tags, last.where) == (fresh.tags, fresh.where):
+            return (*former[:-1], fresh)
+    return (*former, fresh)
