@@ -250,6 +250,19 @@ def test_a_task_that_is_moved_behind_a_change_is_judged_by_the_new_filter(rig: F
     assert rig.state(old) == "filtered"
 
 
+def test_one_that_was_moved_to_this_moment_is_judged_by_the_old_filter(rig: FilterRig) -> None:
+    """Behind a group that came meanwhile, so that it has a place later than all ids there are."""
+    rig.make("a")
+    task_id = rig.put(1)
+    rig.make("b")
+    assert rig.reschedule(task_id, 0) == "scheduled"
+    rig.commit()
+    rig.refilter("a", EU)
+    rig.commit()
+    rig.consume("a", "b")
+    assert rig.had("a") == rig.had("b") == [task_id]
+
+
 def test_a_dead_letter_comes_back_though_the_filter_is_another_one_now(rig: FilterRig) -> None:
     rig.make("a", EU)
     rig.subscribe("t", "a")

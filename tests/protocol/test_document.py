@@ -67,7 +67,7 @@ def test_every_limit_with_its_default(running: Raw) -> None:
 
 def test_every_field_of_stats(running: Raw) -> None:
     running.enqueue(("t", b"x", 0))
-    running.call(FrameType.SUBSCRIBE, 1, "t", "g", 0, None)
+    running.call(FrameType.SUBSCRIBE, 1, "t", "g", 0, {"tags": "eu", "where": "TRUE"})
     stats = running.call(FrameType.STATS)[2]
     table = rows(section("Looking"))
     documented = {name for row in table[1:] for name in re.findall(r"`(\w+)`", row[0])}

@@ -261,7 +261,8 @@ class Ownership:
         that is due there need be none."""
         core, topic = self._core, group.topic
         due_ms = max(core.wheel.position_ms, self.stopped_ms, now_ms)
-        found = with_former(group.settings, due_ms, core.wheel_id)
+        # Not ``wheel_id``: a task that was moved has a later place, and is on the wheel as well.
+        found = with_former(group.settings, due_ms, core.ids.last)
         if self.unfired_ms() > max(one.due_ms for one in found) and not topic.deferred:
             if not any(one.holds_any for one in topic.groups.values()):
                 return ()

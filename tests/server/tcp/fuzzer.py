@@ -59,6 +59,7 @@ _LATER = msgpack.ExtType(42, b"\x00later\x00\xff\x13!")
 _LATER_PACKED = bytes(msgpack.packb(_LATER))
 
 SCHEDULES = ("a", "b", "c", "")
+TRANSACTIONS = ("a", "b", "c", "d", "e", "", "é" * 255)
 CRONS = ("* * * * *", "*/5 * * * * *", "0 9 * * 1", "@daily", "0 0 31 2 *", "no", "L L * * *")
 
 
@@ -118,6 +119,20 @@ class Fuzzer:
             T.CONFIGURE: lambda: (self.topic(), self.group(), self.settings()),
             T.STATUS: tuple,
             T.ALIVE: tuple,
+            T.PREPARE: lambda: (
+                self.pick(TRANSACTIONS),
+                self.group() or "g",
+                self.pick((1, 1, 2, 3)),
+                self.tasks(),
+                self.pick((None, {"from": "commit"}, {"from": "enqueue"})),
+            ),
+            T.COMMIT: lambda: (self.pick(TRANSACTIONS),),
+            T.ROLLBACK: lambda: (self.pick(TRANSACTIONS),),
+            T.TRANSACTION_LIST: lambda: (
+                self.pick((None, self.subset({"group": "g", "state": "open", "limit": 10}))),
+            ),
+            T.TRANSACTION_SHOW: lambda: (self.pick(TRANSACTIONS),),
+            T.CHECKS: lambda: (self.pick(((), ("g",), ("g", "h"), (self.text(),))),),
             T.SCHEDULE_PUT: lambda: (self.pick(SCHEDULES), self.schedule()),
             T.SCHEDULE_LIST: lambda: (self.subset({"after": "a", "limit": 10}),),
             T.SCHEDULE: lambda: (self.pick(SCHEDULES), *self.verb()),

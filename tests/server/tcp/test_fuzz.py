@@ -174,7 +174,7 @@ class Round:
 
     def _hear(self, n: int) -> None:
         for frame in self.peers[n].frames():
-            assert frame[0] in (T.OK, T.ERROR, T.DELIVER, T.ENDED, T.GOODBYE), frame
+            assert frame[0] in (T.OK, T.ERROR, T.DELIVER, T.ENDED, T.GOODBYE, T.CHECK), frame
             self.fuzzers[n].heard(frame)
             if frame[0] in (T.OK, T.ERROR):
                 self.asked[n].pop(frame[1], None)

@@ -99,7 +99,7 @@ class Transacting:
         members = checks.name(group, "group")
         number = checks.integer(part, "part", 1, PART_MAX)
         counted_from = options.get("from", "enqueue")
-        if counted_from not in COUNTED_FROM:
+        if type(counted_from) is not str or counted_from not in COUNTED_FROM:
             checks.wrong("from", f"one of {', '.join(COUNTED_FROM)}", counted_from)
 
         def act() -> None:
@@ -295,7 +295,7 @@ class Transacting:
             checks.name(after, "after")
         if group is not None:
             checks.name(group, "group")
-        if state is not None and state not in STATES:
+        if state is not None and (type(state) is not str or state not in STATES):
             checks.wrong("state", f"one of {', '.join(STATES)}", state)
         limit = checks.integer(options.get("limit", PAGE_DEFAULT), "limit", 1, PAGE_MAX)
         bytes_left = self._shard.limits.frame_bytes_max // 2
