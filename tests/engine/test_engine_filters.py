@@ -254,7 +254,10 @@ def test_one_that_was_moved_to_this_moment_is_judged_by_the_old_filter(rig: Filt
     """Behind a group that came meanwhile, so that it has a place later than all ids there are."""
     rig.make("a")
     task_id = rig.put(1)
+    rig.consume("a")
+    rig.commit()
     rig.make("b")
+    rig.commit()
     assert rig.reschedule(task_id, 0) == "scheduled"
     rig.commit()
     rig.refilter("a", EU)
