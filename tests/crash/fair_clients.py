@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from crash.link import Link, now_ms
 from crash.plan import BRIEF, Plan
@@ -91,13 +92,12 @@ class FairProducer:
         self, client: Client, topic: str, tokens: list[str], wait_ms: int
     ) -> list[int]:
         ttl, priority, sent = ttl_ms(self._rnd, topic), self._rnd.choice(PRIORITIES), Link.order()
-        options = {
+        within_ms = self._rnd.choice(WINDOWS_MS) if self._rnd.random() < WINDOW_SHARE else 0
+        options: dict[str, Any] = {
             "delay": wait_ms / 1000,
             "ttl": None if ttl is None else ttl / 1000,
             "priority": priority,
-            "within": self._rnd.choice(WINDOWS_MS) / 1000
-            if self._rnd.random() < WINDOW_SHARE
-            else None,
+            "within": within_ms / 1000 or None,
         }
         tasks = [Task(topic, token.encode(), **options) for token in tokens]
         try:
@@ -110,9 +110,9 @@ class FairProducer:
             raise
         ids = [receipt.id for receipt in receipts]
         dues_ms = tuple(receipt.due_ms for receipt in receipts)
-        self._journal.accepted.append(
-            Accepted(topic, tuple(tokens), tuple(ids), dues_ms, sent, Link.order(), ttl, priority)
-        )
+        named = tuple(tokens), tuple(ids), dues_ms
+        accepted = Accepted(topic, *named, sent, Link.order(), ttl, priority, within_ms)
+        self._journal.accepted.append(accepted)
         return ids
 
     async def _one(self, client: Client) -> None:

@@ -40,6 +40,7 @@ class Task(NamedTuple):
     priority: int
     sent: int
     order: int
+    within_ms: int = 0
 
 
 class PendingGroups:

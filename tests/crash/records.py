@@ -29,6 +29,9 @@ class Accepted:
     ttl_ms: int | None = None
     """Of each of its tasks."""
     priority: int = 0
+    within_ms: int = 0
+    """What the real client says of a due window whose first answer was lost, and whose task has
+    ended, is what was asked for: any moment of the window is right."""
 
 
 @dataclass(frozen=True, slots=True)

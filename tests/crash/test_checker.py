@@ -139,6 +139,15 @@ def test_another_due_time_in_the_second_answer_is_found() -> None:
     assert any("duplicate" in text for text in wrong(journal(accepted=twice)))
 
 
+@pytest.mark.parametrize(("after_ms", "is_right"), [(0, True), (100, True), (101, False)])
+def test_a_moment_outside_of_the_window_is_found(after_ms: int, is_right: bool) -> None:
+    accepted = [Accepted("t", ("x",), (7,), (DUE_MS,), within_ms=100)]
+    due_ms = DUE_MS + after_ms
+    come = replace(COME, due_ms=due_ms, delivered_ms=max(COME.delivered_ms, due_ms))
+    found = wrong(journal(accepted=accepted, delivered=[come]))
+    assert any("a due time it never had" in text for text in found) != is_right
+
+
 def test_a_second_task_that_was_never_confirmed_is_found() -> None:
     """A resend that was stored again: its id shows in a delivery only."""
     found = journal(delivered=[COME, replace(COME, id=8)])
