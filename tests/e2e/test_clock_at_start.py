@@ -31,9 +31,14 @@ UNTIL_S = 10.0
 
 
 def status(daemon: Daemon) -> dict[str, Any]:
-    with Raw(daemon.port) as raw:
-        answer: dict[str, Any] = raw.call(T.STATUS)[2]
-        return answer
+    """One that begins to lead sends away those who are connected: they ask again."""
+    while True:
+        try:
+            with Raw(daemon.port) as raw:
+                answer: dict[str, Any] = raw.call(T.STATUS)[2]
+                return answer
+        except (EOFError, ConnectionResetError):
+            assert daemon.alive
 
 
 def until(what: Callable[[], bool]) -> None:
