@@ -8,6 +8,7 @@ turns. What is asked leaves with the tick in which its time came, in frames of m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 from weakref import WeakValueDictionary
 
@@ -80,8 +81,8 @@ class CheckBacks:
         if not members:
             return False
         preparer = self._preparers.get(row.id)
-        turns = [*members] if preparer is None or preparer not in members else [preparer, *members]
-        for caller in turns:
+        first = () if preparer is None or preparer not in members else (preparer,)
+        for caller in chain(first, members):  # the first of thousands can answer, mostly
             if _can_answer(caller, members[caller], row):
                 members[caller] = members.pop(caller)
                 self._waiting.setdefault((caller, row.group), []).append(row)
