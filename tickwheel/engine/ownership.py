@@ -52,7 +52,6 @@ from tickwheel.engine.topics import (
     Replay,
     Topic,
     key_of,
-    priority_of,
     traits_of,
 )
 from tickwheel.model.records import (
@@ -482,7 +481,7 @@ class Ownership:
             return
         owed.remaining.add(group.name)
         replay.given += 1
-        group.ready.push(row.id, priority_of(row), now_ms)
+        core.come(group, row, now_ms)
         core.lifetimes.begin(row)
 
     def _settle(self, group: Group, known: TaskSnapshot, now_ms: int) -> None:
@@ -490,7 +489,7 @@ class Ownership:
         core, row = self._core, known.row
         if not is_done(known, group):
             if wants(group, row):
-                group.ready.push(row.id, priority_of(row), now_ms)
+                core.come(group, row, now_ms)
             else:
                 self.leave_out(group, row)
             return

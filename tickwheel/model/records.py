@@ -47,6 +47,7 @@ class TaskOptions(NamedTuple):
     within_ms: int | None = None
     """Any moment from ``asked_ms`` to so much later would do; one was chosen."""
     asked_ms: int | None = None
+    order_key: str | None = None
 
 
 _KEY_ALONE = TaskOptions()[1:]
@@ -118,7 +119,7 @@ def task_bytes(row: TaskRow) -> int:
 
 def options_bytes(options: TaskOptions) -> int:
     """At least what the extras take in a frame."""
-    key, tag, properties, _, _, retry, _, within_ms, _ = options
+    key, tag, properties, _, _, retry, _, within_ms, _, _ = options
     size = EXTRAS_BYTES
     if within_ms is not None:
         size += WINDOW_BYTES
@@ -157,6 +158,8 @@ class ProgressState(IntEnum):
     """Given back (lease over, connection lost, restart): ready again, attempts counted."""
     DONE = 4
     """Acked by this group while other groups still owe an ack."""
+    HELD = 5
+    """Its order key is held until an operator acts; ``at_ms`` is since when."""
 
 
 class Failure(NamedTuple):
@@ -242,6 +245,12 @@ class GroupSettings(NamedTuple):
     where: str | None = None
     former: tuple[FormerFilter, ...] = ()
     """Those that judge what came due before the filter was changed, oldest first."""
+    order_retry_ms: int | None = None
+    order_attempts: int | None = None
+    order_failure: str | None = None
+    fair_by: str | None = None
+    limit_each: int | None = None
+    rate_each: float | None = None
 
 
 class GroupRow(NamedTuple):
