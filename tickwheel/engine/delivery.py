@@ -303,6 +303,11 @@ class Delivery:
             core.ledger.judge_changed(now_ms)
         if core.throttled:
             self._unthrottle(mono_ms)
+        for group in list(core.gathered):
+            if group.ordering is None:
+                del core.gathered[group]
+            else:
+                group.ordering.go_on(limit, now_ms)
         for group in [group for group, at_ms in core.paced.items() if at_ms <= mono_ms]:
             if group.ordering is not None:
                 group.ordering.pace(mono_ms)
@@ -318,7 +323,7 @@ class Delivery:
                 looked_at += count
                 core.wake(group)
         core.ledger.could_go_on(core.runnable, now_ms)
-        unfinished = bool(core.runnable) and self._may_lease
+        unfinished = bool(core.gathered) or (bool(core.runnable) and self._may_lease)
         return out, unfinished or self._broadcasts.can_go_on
 
     @property

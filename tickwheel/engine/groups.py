@@ -351,6 +351,7 @@ class Closing:
         core.leased.pop(group, None)
         core.runnable.pop(group, None)
         core.paced.pop(group, None)
+        core.gathered.pop(group, None)
         if not topic.groups:
             topic.unowned = Group(topic, "", 0)
             self._grouping.release(topic)

@@ -32,12 +32,14 @@ if TYPE_CHECKING:
 FEW_MAX = 65_536
 """Heads in a dictionary, which is quick and takes five times as much as the table."""
 SPENT_MIN = 64
+NOBODY = -1
+"""The head of a key that waits for something else than a task."""
 LOTS = 64
 """Parts that keys are divided into."""
 
 
 class Line:
-    """A key with several tasks: its head, and those behind it, ascending."""
+    """A key with several tasks: its head (or ``NOBODY``), and those behind it, ascending."""
 
     __slots__ = ("_begin", "_dues_ms", "_ids", "head")
 
@@ -134,10 +136,11 @@ class Order:
         return True
 
     def queue(self, mark: int, task_id: int, due_ms: int, place: int) -> None:
-        """Behind the head of a key that is taken."""
+        """Into the line of a key that is taken; if it is free, it waits with nobody having the
+        turn."""
         line = self.lines.get(mark)
         if line is None:
-            line = self.lines[mark] = Line(self._forget(mark))
+            line = self.lines[mark] = Line(self._forget(mark) or NOBODY)
         if place != task_id:
             self.places[task_id] = place
         line.insert(task_id, due_ms, self.places)
@@ -157,6 +160,11 @@ class Order:
             if not len(line):
                 self._shrink(mark, line)
         return found
+
+    def park(self, mark: int, head: int, due_ms: int, place: int) -> None:
+        """The head goes back into the line of its key, and nobody has the turn."""
+        self.queue(mark, head, due_ms, place)
+        self.lines[mark].head = NOBODY
 
     def follow(self, mark: int) -> int:
         """The head has ended: the next one of the key, which is its head now; 0: it is free."""
@@ -192,7 +200,8 @@ class Order:
     def _shrink(self, mark: int, line: Line) -> None:
         """Nobody is behind the head any more."""
         del self.lines[mark]
-        self.claim(mark, line.head)
+        if line.head != NOBODY:
+            self.claim(mark, line.head)
 
     def _forget(self, mark: int) -> int:
         """The head of a key without a line, which is free now."""

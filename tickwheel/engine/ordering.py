@@ -23,7 +23,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from tickwheel.engine.filtering import order_of
-from tickwheel.engine.lines import Lots, Order, Share
+from tickwheel.engine.lines import NOBODY, Lots, Order, Share
 from tickwheel.engine.rates import Bucket, changed
 from tickwheel.engine.topics import (
     Group,
@@ -66,11 +66,10 @@ class Waiting(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """A task that is done as soon as its batch is durable, and had the turn of its key."""
+    """A key whose tasks have changed, and that goes on when the batch is durable."""
 
     ordering: Ordering
     mark: int
-    task_id: int
     number: int
 
 
@@ -133,7 +132,8 @@ class Ordering:
         """Id → its share, of those in the ready queue that have one."""
         self._waits: dict[int, Waiting] = {}
         self._ending: dict[int, tuple[int, int]] = {}
-        """Mark → (id, number) of tasks whose end is not durable."""
+        """Mark → (the head that has ended or 0, number) of keys of which something is not durable:
+        the end of the head, or that another one has left its line."""
         self._number = 0
         self._heap: list[tuple[int, int]] = []
         """(steady ms, mark) of shares that wait for a token."""
@@ -193,7 +193,7 @@ class Ordering:
 
     def _come(self, task_id: int, known: Waiting, priority: int, *, front: bool) -> None:
         order, share, due_ms, place = known
-        if order and not self._has_turn(order, task_id):
+        if order and (self._gathers or not self._has_turn(order, task_id)):
             self.order.queue(order, task_id, due_ms, place)
             self._group.in_lines += 1
             if priority or share:
@@ -205,7 +205,7 @@ class Ordering:
         ending = self._ending.get(mark)
         if ending is not None and ending[0] == task_id:
             # It is back before its end was durable.
-            del self._ending[mark]
+            self._ending[mark] = (0, ending[1])
             return True
         return self.order.claim(mark, task_id)
 
@@ -242,16 +242,24 @@ class Ordering:
         mark = self._order_of(row)
         if not mark:
             return False
-        first = self.order.exchange(mark, row.id, row.due_ms, order_of(row))
-        if first == row.id:
-            return False
+        ending, place = self._ending.get(mark), order_of(row)
+        if ending is not None and self.order.head(mark) == row.id:
+            # An earlier one has left, and a crash could bring it back.
+            self.order.park(mark, row.id, row.due_ms, place)
+            self._group.in_lines += 1
+            first = 0
+        else:
+            first = self.order.exchange(mark, row.id, row.due_ms, place)
+            if first == row.id:
+                return False
         self._uncall(row.id)
         share = self._share_of(row)
         priority = row.options.priority if row.options is not None else 0
         if priority or share:
             self._odd[row.id] = (priority, share)
-        priority, share = self._odd.pop(first, (0, 0))
-        self._call(first, share, priority, front=True)
+        if first:
+            priority, share = self._odd.pop(first, (0, 0))
+            self._call(first, share, priority, front=True)
         return True
 
     def traits(self, row: TaskRow, subscriber: Subscriber, mono_ms: int) -> Traits:
@@ -338,6 +346,8 @@ class Ordering:
             elif self.order.remove(order, task_id, row.due_ms, order_of(row)):
                 self._odd.pop(task_id, None)
                 group.in_lines -= 1
+                ending = self._ending.get(order)
+                self._note(order, 0 if ending is None else ending[0])
                 return True
         if waited or task_id in group.waiting or self._uncall(task_id):
             return False
@@ -371,24 +381,56 @@ class Ordering:
         return True
 
     def _end(self, mark: int, task_id: int) -> None:
-        if self.order.head(mark) != task_id:
-            return
+        if self.order.head(mark) == task_id:
+            self._note(mark, task_id)
+
+    def _note(self, mark: int, head: int) -> None:
+        """The key goes on when the open batch is durable, and not before."""
         self._number += 1
-        self._ending[mark] = (task_id, self._number)
-        self._core.open.ended.append(Ended(self, mark, task_id, self._number))
+        self._ending[mark] = (head, self._number)
+        self._core.open.ended.append(Ended(self, mark, self._number))
 
     def durable(self, ended: Ended, now_ms: int) -> None:
         """The end is: the next one of the key has the turn."""
         self._now_ms = max(self._now_ms, now_ms)
-        if self._ending.get(ended.mark) != (ended.task_id, ended.number):
+        mark = ended.mark
+        head, number = self._ending.get(mark, (0, 0))
+        if number != ended.number:
             return
-        del self._ending[ended.mark]
-        following = self.order.follow(ended.mark)
+        del self._ending[mark]
+        if head or (self.order.head(mark) == NOBODY and not self._gathers):
+            self._follow(mark)
+
+    def _follow(self, mark: int) -> None:
+        """The next one of the key has the turn."""
+        following = self.order.follow(mark)
         if following:
             self._group.in_lines -= 1
             priority, share = self._odd.pop(following, (0, 0))
             self._call(following, share, priority, front=False)
             self._core.wake(self._group)
+
+    @property
+    def _gathers(self) -> bool:
+        """Nobody gets a turn: a replay may still bring earlier tasks of any key."""
+        return self._group in self._group.topic.replays
+
+    def gathered(self) -> None:
+        """The replay is over."""
+        lines = self.order.lines.items()
+        self._core.gathered[self._group] = [mark for mark, one in lines if one.head == NOBODY]
+
+    def go_on(self, limit: int, now_ms: int) -> None:
+        """Some of the keys that a replay has gathered."""
+        self._now_ms = max(self._now_ms, now_ms)
+        marks = self._core.gathered[self._group]
+        if self._gathers or not marks:
+            del self._core.gathered[self._group]
+            return
+        for mark in marks[-limit:]:
+            if mark not in self._ending and self.order.head(mark) == NOBODY:
+                self._follow(mark)
+        del marks[-limit:]
 
     def some(self, limit: int) -> list[int]:
         """Up to ``limit`` tasks out of lines, for a group that is being deleted."""

@@ -482,6 +482,8 @@ class Core:
         """Groups held back by a rate → when there is a token, by the steady clock."""
         self.shared: dict[Group, None] = {}
         """Groups that are shared by a property, or were."""
+        self.gathered: dict[Group, list[int]] = {}
+        """Groups whose replay is over → their order keys that go on, a few at a time."""
         self.paced: dict[Group, int] = {}
         """Groups with values held back by ``rate_each`` → when the first may go on."""
         self.cut: list[tuple[Subscriber, str, str]] = []
