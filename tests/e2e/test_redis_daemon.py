@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,7 +79,8 @@ def test_the_password_is_not_in_the_log(server: RedisServer, tmp_path: Path) -> 
 
 def test_a_start_before_its_redis_waits_for_it(server: RedisServer, tmp_path: Path) -> None:
     server.kill()
-    with Daemon(tmp_path / "daemon", store=server.url(), store_wait_s=60) as early:
+    early = Daemon(tmp_path / "daemon", store=server.url(), store_wait_s=60)
+    with contextlib.closing(early):
         early.spawn()
         while "a store that can be asked" not in early.log_text():
             assert early.alive
