@@ -4,7 +4,7 @@ import { get, may, part, post } from "./api.js";
 import { ask, choice, commands, count, daemonNow, empty, field, fill, h, head, link, state, time, toast } from "./dom.js";
 import { Table } from "./table.js";
 
-const STATES = [["", "Any state"], ["scheduled", "Scheduled"], ["ready", "Ready"], ["in_flight", "In flight"], ["waiting", "Retrying"], ["dead", "Dead"]];
+const STATES = [["", "Any state"], ["scheduled", "Scheduled"], ["ready", "Ready"], ["in_flight", "In flight"], ["waiting", "Waiting"], ["dead", "Dead"]];
 const FIELDS = ["id", "topic", "state", "key", "key_prefix", "tag", "property"];
 const PAGE = 500;
 const BATCH = 1_000;
