@@ -87,7 +87,7 @@ class Grid:
 
     def _without_milliseconds(self) -> Grid:
         times = {i for i, name in enumerate(self.columns) if name in self.times}
-        rows = [
+        rows: list[Sequence[str]] = [
             [_MILLISECONDS.sub(r"\1", cell) if i in times else cell for i, cell in enumerate(row)]
             for row in self.rows
         ]
