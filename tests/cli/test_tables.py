@@ -57,7 +57,7 @@ def _top() -> Grid:
 TABLES: dict[str, tuple[Grid, str]] = {
     "topics": (topics_grid(TOPICS), "topic pending ready in flight waiting dead paused"),
     "groups": (
-        groups_grid(((LONG, name), of) for name, of in TOPIC["groups"].items()),
+        groups_grid([((LONG, name), of) for name, of in TOPIC["groups"].items()]),
         "topic group ready in flight waiting dead paused",
     ),
     "stats": (stats_topics_grid(TOPICS), "topic group pending ready in flight waiting dead"),
