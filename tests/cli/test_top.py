@@ -15,12 +15,16 @@ from tickwheel.cli.top import (
     Frame,
     Meter,
     arranged,
-    frame_text,
+    head_text,
     rows_grid,
     stats_grids,
     stats_topics_grid,
 )
 from tickwheel.client.results import Stats
+
+
+def frame_text(frame: Frame) -> str:
+    return "\n".join([head_text(frame), rows_grid(frame).plain()])
 
 
 def _group(**counts: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tickwheel.cli.output import Grid
-from tickwheel.cli.values import format_count, format_duration, short_policy
+from tickwheel.cli.values import format_count, format_duration, short_policy, spec_duration
 
 Map = Mapping[str, Any]
 
@@ -38,12 +38,14 @@ def counts_grid(
     columns: Sequence[Column],
     rows: Iterable[tuple[Sequence[str], Map]],
     title: str = "",
+    spare: Sequence[str] = (),
 ) -> Grid:
-    """A table: what each row is called, under ``names``, then its columns."""
+    """A table: what each row is called, under ``names``, then its columns; ``spare`` as a grid has
+    it."""
     heads = (*names, *(column.head for column in columns))
     numbers = frozenset(column.head for column in columns if column.number)
     cells = [(*called, *(column.cell(row) for column in columns)) for called, row in rows]
-    return Grid(heads, title=title, rows=list(cells), right=numbers)
+    return Grid(heads, title=title, rows=list(cells), right=numbers, spare=spare)
 
 
 def head(name: str) -> str:
@@ -101,6 +103,26 @@ def filter_text(group: Map) -> str:
     return ", ".join(parts) or "-"
 
 
+def lines_texts(group: Map) -> list[str]:
+    """What it says of order keys and of fair shares, in words."""
+    found = []
+    if (retry_ms := group.get("order_retry_ms")) is not None:
+        found.append(f"order retry {spec_duration(retry_ms)}")
+    if (failure := group.get("order_failure")) is not None:
+        found.append(f"{failure} after {group['order_attempts']} attempts")
+    if (value := group.get("fair_by")) is not None:
+        limit, rate = group.get("limit_each"), group.get("rate_each")
+        limits = [f"{limit} in flight"] if limit is not None else []
+        limits += [f"{rate:g}/s"] if rate is not None else []
+        found.append(f"fair by {value}" + (f" ({', '.join(limits)} each)" if limits else ""))
+    return found
+
+
+def _lines_text(group: Map) -> str:
+    return ", ".join(lines_texts(group)) or "-"
+
+
+LINES = Column("order, shares", _lines_text, number=False)
 FILTER = Column("filter", filter_text, number=False)
 GROUPS = Column("groups", lambda row: format_count(len(row.get("groups") or {})))
 MEMBERS = Column("members", lambda row: format_count(row.get("subscribers")))

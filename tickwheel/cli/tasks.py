@@ -394,6 +394,7 @@ def task_grid(info: TaskInfo) -> Grid:
         "within": _why_then(raw),
         "enqueued": format_time(raw.get("enqueued_ms")),
         "key": raw.get("key"),
+        "order key": raw.get("order_key"),
         "tag": raw.get("tag"),
         "properties": ", ".join(f"{k}={v}" for k, v in (raw.get("props") or {}).items()),
         "priority": raw.get("priority") or None,
@@ -432,7 +433,11 @@ def attempts_grid(info: TaskInfo) -> Grid:
 
 
 def tasks_grid() -> Grid:
-    return Grid(("id", "state", "topic", "due", "key", "body"), right=frozenset(("id",)))
+    return Grid(
+        ("id", "state", "topic", "due", "key", "body"),
+        right=frozenset(("id",)),
+        times=frozenset(("due",)),
+    )
 
 
 def task_row(info: TaskInfo) -> tuple[str, ...]:

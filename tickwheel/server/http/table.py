@@ -35,6 +35,7 @@ _TASK_HEADERS = (
     ("Tickwheel-Priority", "0 to 255, higher first."),
     ("Tickwheel-Ttl-Ms", "How long after it is due it is worth delivering."),
     ("Tickwheel-Within-Ms", "Due up to so much later, where there is room."),
+    ("Tickwheel-Order-Key", "The tasks of one are handed out one at a time, in order."),
     ("Tickwheel-Retry", "A named policy, or one as JSON."),
     ("Tickwheel-If-Pending", "When its key is pending: a word, or a rule as JSON."),
     _IDEMPOTENCY,
