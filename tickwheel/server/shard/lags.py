@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 from array import array
 from collections import deque
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
@@ -42,8 +41,8 @@ class _Line:
     def __init__(self, number: int) -> None:
         self.since = self.last = number
         """The first sample in it, and the last one that had something ready."""
-        self.ready = array("I", repeat(0, _PLACES))
-        self.ages_ms = array("Q", repeat(0, _PLACES))
+        self.ready = array("I", [0]) * _PLACES
+        self.ages_ms = array("Q", [0]) * _PLACES
 
     def take(self, number: int, ready: int, since_ms: int | None, now_ms: int) -> None:
         """One sample; ``since_ms`` is that of the oldest ready task."""
