@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 SAMPLE_S: Final = 10
 SAMPLES: Final = 360
 GROUPS_KEPT_MAX: Final = 1_000
-GROUPS_AT_A_TIME: Final = 500
+GROUPS_AT_A_TIME: Final = 100
 READY_SHOWN_MAX: Final = 2**32 - 1
 """A longer backlog is shown as this long."""
 _PLACES: Final = SAMPLES + 1
