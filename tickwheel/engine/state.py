@@ -140,6 +140,12 @@ class EngineConfig:
     """Decided ones, for a repeated commit or rollback; the oldest are forgotten first,"""
     transactions_remembered_ms: int = 3_600_000
     """and those that were decided so long ago."""
+    jobs_max: int = 100
+    """That are running."""
+    jobs_remembered_max: int = 1_000
+    """That are over; the oldest are forgotten first,"""
+    jobs_remembered_ms: int = 604_800_000
+    """and those that ended so long ago."""
 
 
 @dataclass(slots=True)
@@ -170,6 +176,8 @@ class Totals:
     transactions_checked: int = 0
     """Times that a producer was asked about one."""
     transactions_parked: int = 0
+    job_changes: Counter[str] = field(default_factory=Counter)
+    """Tasks that jobs have changed, by kind."""
     windows: int = 0
     """Moments that were chosen for tasks with a due window."""
     """Occurrences of schedules: those that became tasks, and those that did not."""
@@ -367,6 +375,7 @@ def rejoin(older: Batch, newer: Batch) -> None:
     b.groups = a.groups | b.groups
     b.sessions = a.sessions | b.sessions
     b.schedules = a.schedules | b.schedules
+    b.jobs = a.jobs | b.jobs
     b.id_mark = max(a.id_mark, b.id_mark)
     b.position_ms = max(a.position_ms, b.position_ms)
     for subscriber, count in older.credits.items():
@@ -401,6 +410,7 @@ class Core:
     handed_bytes = 0
     """Of at-most-once deliveries that wait for their commit."""
     group_count = 0
+    jobs_running = 0
     filters_length = 0
     """Characters of the filters of all groups."""
     subscribers = 0

@@ -105,6 +105,7 @@ class Observed:
             + len(effects.sessions)
             + len(effects.schedules)
             + len(effects.transactions)
+            + len(effects.jobs)
         )
 
     def schedules_late(self, late_ms: list[int]) -> None:

@@ -158,6 +158,11 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
         "answer_checks": Need(Right.PRODUCE, Of.FOUND),
         "list_transactions": Need(Right.READ, Of.FOUND),
         "show_transaction": Need(Right.READ, Of.FOUND),
+        "make_job": Need(Right.OPERATE, Of.NAMED),
+        "preview_job": Need(Right.READ, Of.NAMED),
+        "list_jobs": Need(Right.READ, Of.FOUND),
+        "show_job": Need(Right.READ, Of.FOUND),
+        "cancel_job": Need(Right.OPERATE, Of.FOUND),
         "backup": Need(Right.ADMIN, Of.ANY),
         # Whoever may speak at all may say these; they are about the caller itself.
         "ping": None,

@@ -22,6 +22,7 @@ from tickwheel.server.shard.border import Border, OnEvent
 from tickwheel.server.shard.checkbacks import CHECKS_PER_TICK, CheckBacks
 from tickwheel.server.shard.coalescing import Coalescing
 from tickwheel.server.shard.committer import Committer
+from tickwheel.server.shard.jobs import Runner
 from tickwheel.server.shard.listings import Listings
 from tickwheel.server.shard.new_tasks import NewTasks
 from tickwheel.server.shard.reads import Commands, Loader, Reader
@@ -120,6 +121,7 @@ class Shard:
         )
         self.coalescing = self._new_coalescing()
         self.upkeep = self._new_upkeep()
+        self.jobs = self._new_jobs()
         self.checkbacks = CheckBacks()
         self.callers: set[Caller] = set()
         self.on_landed: Callable[[], None] = lambda: None
@@ -190,6 +192,20 @@ class Shard:
             backup_folder=self.backup_folder,
         )
 
+    def _new_jobs(self) -> Runner:
+        return Runner(
+            self.engine,
+            self.store,
+            self.reader,
+            self.committer,
+            self.clock,
+            self.border,
+            delay_ms_max=self.limits.delay_ms_max,
+            spawn=self.spawn,
+            wake=self.wake,
+            on_event=self.on_event,
+        )
+
     # --- life --------------------------------------------------------------------------------
 
     def start(self, load_rest: Coroutine[Any, Any, None]) -> None:
@@ -203,6 +219,7 @@ class Shard:
         await load_rest
         self.loaded.set()
         self.upkeep.start()
+        self.jobs.start()
         self.wake()
         self.spawn(self.coalescing.run())
         await self.commands.run()
