@@ -56,6 +56,11 @@ CASES: list[tuple[list[Any], list[dict[str, Any]]]] = [
         [{"event": "enqueued", **TASK, "due_ms": T, "within_ms": 9, "asked_ms": T - 3}],
     ),
     (
+        [Kind.ENQUEUED, T, "", [5], [T], "t",
+         {0: [None, None, None, 0, None, None, None, None, None, "customer 7"]}, None],
+        [{"event": "enqueued", **TASK, "due_ms": T, "order_key": "customer 7"}],
+    ),
+    (
         [Kind.ENQUEUED, T, "p", [5], [T], "t", {0: ["k", "", {"a": 1}, 7, 9, "slow"]}, [b"\x00"]],
         [
             {

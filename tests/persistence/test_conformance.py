@@ -14,9 +14,13 @@ from support.store_rows import (
     FILTERED_GROUPS,
     GROUPS,
     HALVES,
+    HELD,
     ID_MAX,
+    LINED_GROUPS,
     MERGED_SESSION,
     MS_MAX,
+    ORDERED,
+    ORDERED_SCHEDULE,
     PROGRESS,
     RULED_TOPICS,
     SCHEDULES,
@@ -151,6 +155,21 @@ class TestStates:
         assert found[41].row == WINDOWED[0]._replace(due_ms=77)
         assert found[42].row == WINDOWED[1]
         assert (await subject.small()).schedules == [row]
+
+    async def test_keep_order_keys_and_what_is_held(self, subject: Subject) -> None:
+        schedule, key = ORDERED_SCHEDULE, (HELD.id, HELD.group)
+        effects = Effects(enqueued={task.id: task for task in ORDERED}, id_mark=ID_MAX)
+        effects.schedules = {schedule.schedule.name: schedule}
+        await subject.commit(effects)
+        await subject.commit(Effects(progress={key: HELD}))
+        await subject.commit(Effects(updated={52: ORDERED[1]._replace(due_ms=77)}))
+        await subject.reopen(clean=False)
+        found = await subject.store.read([task.id for task in ORDERED])
+        expected = [ORDERED[0], ORDERED[1]._replace(due_ms=77), ORDERED[2]]
+        assert [found[row.id].row for row in expected] == expected
+        assert found[HELD.id].progress == (HELD,)
+        small = await subject.small()
+        assert (small.schedules, small.progress) == ([schedule], [HELD])
 
     async def test_are_absolute(self, subject: Subject) -> None:
         row = TaskRow(10, 2_000, "other", b"new")
@@ -350,7 +369,7 @@ class TestReading:
     async def test_rules_of_topics_and_what_became_of_tasks_come_back(
         self, subject: Subject
     ) -> None:
-        topics = (*RULED_TOPICS, *BROADCAST_TOPICS, *FILTERED_GROUPS)
+        topics = (*RULED_TOPICS, *BROADCAST_TOPICS, *FILTERED_GROUPS, *LINED_GROUPS)
         groups = {(row.topic, row.group): row for row in topics}
         sessions = {MERGED_SESSION.session: MERGED_SESSION}
         await subject.commit(Effects(groups=groups, sessions=sessions))

@@ -28,6 +28,7 @@ from support.golden import (
     of_layout_6,
     old_cases,
     old_content,
+    order_cases,
     schedule_cases,
     snoozed_cases,
     transaction_cases,
@@ -46,6 +47,7 @@ RECORDS_V6: dict[str, str] = json.loads((GOLDEN / "v6" / "records.json").read_te
 RECORDS_V7: dict[str, str] = json.loads((GOLDEN / "v7" / "records.json").read_text("utf-8"))
 RECORDS_OF_BROADCASTS: dict[str, str] = json.loads((GOLDEN / "broadcasts.json").read_text("utf-8"))
 RECORDS_OF_FILTERS: dict[str, str] = json.loads((GOLDEN / "filters.json").read_text("utf-8"))
+RECORDS_OF_ORDER: dict[str, str] = json.loads((GOLDEN / "order.json").read_text("utf-8"))
 RECORDS_OF_WINDOWS: dict[str, str] = json.loads((GOLDEN / "windows.json").read_text("utf-8"))
 RECORDS_OF_TRANSACTIONS: dict[str, str] = json.loads(
     (GOLDEN / "transactions.json").read_text("utf-8")
@@ -85,6 +87,14 @@ def test_records_of_topics_for_broadcasts_only(name: str) -> None:
 def test_records_of_groups_with_filters(name: str) -> None:
     value, encode, decode = filter_cases()[name]
     data = bytes.fromhex(RECORDS_OF_FILTERS[name])
+    _is_read(value, decode(data))
+    assert encode(value) == data, "a version is written as it was"
+
+
+@pytest.mark.parametrize("name", sorted(order_cases()))
+def test_records_of_order_keys_and_fair_shares(name: str) -> None:
+    value, encode, decode = order_cases()[name]
+    data = bytes.fromhex(RECORDS_OF_ORDER[name])
     _is_read(value, decode(data))
     assert encode(value) == data, "a version is written as it was"
 
@@ -138,6 +148,7 @@ def test_no_record_is_left_out() -> None:
     assert RECORDS_V1.keys() == old_cases().keys()
     assert RECORDS_V3.keys() == former_cases().keys()
     assert RECORDS_V4.keys() == cases().keys()
+    assert RECORDS_OF_ORDER.keys() == order_cases().keys()
     assert RECORDS_OF_TRANSACTIONS.keys() == transaction_cases().keys()
     assert RECORDS_V6.keys() == (snoozed_cases() | schedule_cases()).keys()
 

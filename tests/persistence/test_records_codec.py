@@ -39,7 +39,7 @@ policies = st.builds(
 )  # fmt: skip
 windows = st.just((None, None)) | st.tuples(ints, st.none() | ints)
 options = st.builds(
-    lambda *fields: TaskOptions(*fields[:-1], *fields[-1]),
+    lambda *fields: TaskOptions(*fields[:-2], *fields[-2], fields[-1]),
     st.none() | names,
     st.none() | names,
     st.none() | st.dictionaries(names, values, max_size=4),
@@ -48,6 +48,7 @@ options = st.builds(
     st.none() | names | policies,
     st.none() | ints,
     windows,
+    st.none() | names,
 )
 tasks = st.builds(TaskRow, ints, ints, names, st.binary(max_size=50), st.none() | options)
 progress = st.builds(
@@ -69,6 +70,8 @@ settings = st.builds(
     st.none() | rules, st.booleans(), st.none() | names, st.none() | names,
     st.lists(st.builds(FormerFilter, st.none() | names, st.none() | names, ints, ints), max_size=3)
     .map(tuple),
+    st.none() | ints, st.none() | ints, st.none() | names, st.none() | names, st.none() | ints,
+    st.none() | floats,
 )  # fmt: skip
 groups = st.builds(GroupRow, names, names, ints, st.none() | settings, st.none() | ints)
 outcomes = st.lists(st.tuples(ints, ints, ints, ints), max_size=5).map(tuple)
@@ -148,24 +151,24 @@ SECOND: list[Callable[[bytes], Any]] = [
     codec.decode_session,
     codec.decode_failures,
     codec.decode_dead,
-    codec.decode_schedule,
 ]
 """Those of which there are two versions."""
 THIRD: list[Callable[[bytes], Any]] = [
     codec.decode_progress,
     codec.decode_attempts,
+    codec.decode_schedule,
 ]
 """Those of which there are three."""
-FOURTH: list[Callable[[bytes], Any]] = [
+FIFTH: list[Callable[[bytes], Any]] = [
     codec.decode_extras,
     codec.decode_task,
 ]
-"""Those of which there are four."""
-FIFTH: list[Callable[[bytes], Any]] = [codec.decode_settings]
-"""That of which there are five."""
-SIXTH: list[Callable[[bytes], Any]] = [codec.decode_group]
+"""Those of which there are five."""
+SIXTH: list[Callable[[bytes], Any]] = [codec.decode_settings]
 """That of which there are six."""
-DECODERS = SECOND + THIRD + FOURTH + FIFTH + SIXTH
+SEVENTH: list[Callable[[bytes], Any]] = [codec.decode_group]
+"""That of which there are seven."""
+DECODERS = SECOND + THIRD + FIFTH + SIXTH + SEVENTH
 
 
 @pytest.mark.parametrize("decode", SECOND)
@@ -182,12 +185,6 @@ def test_a_version_above_the_third_is_refused(decode: Callable[[bytes], Any]) ->
         decode(msgpack.packb([4, 1, 2, 3]))
 
 
-@pytest.mark.parametrize("decode", FOURTH)
-def test_a_version_above_the_fourth_is_refused(decode: Callable[[bytes], Any]) -> None:
-    with pytest.raises(RecordUnreadable, match="version 5; this release reads versions 1 to 4"):
-        decode(msgpack.packb([5, 1, 2, 3]))
-
-
 @pytest.mark.parametrize("decode", FIFTH)
 def test_a_version_above_the_fifth_is_refused(decode: Callable[[bytes], Any]) -> None:
     with pytest.raises(RecordUnreadable, match="version 6; this release reads versions 1 to 5"):
@@ -198,6 +195,12 @@ def test_a_version_above_the_fifth_is_refused(decode: Callable[[bytes], Any]) ->
 def test_a_version_above_the_sixth_is_refused(decode: Callable[[bytes], Any]) -> None:
     with pytest.raises(RecordUnreadable, match="version 7; this release reads versions 1 to 6"):
         decode(msgpack.packb([7, 1, 2, 3]))
+
+
+@pytest.mark.parametrize("decode", SEVENTH)
+def test_a_version_above_the_seventh_is_refused(decode: Callable[[bytes], Any]) -> None:
+    with pytest.raises(RecordUnreadable, match="version 8; this release reads versions 1 to 7"):
+        decode(msgpack.packb([8, 1, 2, 3]))
 
 
 @pytest.mark.parametrize("decode", DECODERS)

@@ -24,13 +24,17 @@ from support.store_rows import (
     FULL_EXTRAS,
     GROUPS,
     HALVES,
+    HELD,
     ID_MAX,
     KNOWN_FAILURES,
+    LINED_GROUPS,
     MERGED_SESSION,
     OLD_DEAD,
     OLD_GROUPS,
     OLD_PROGRESS,
     OLD_TASKS,
+    ORDERED,
+    ORDERED_SCHEDULE,
     PROGRESS,
     RULED_TOPICS,
     SCHEDULES,
@@ -44,6 +48,7 @@ from support.store_rows import (
 )
 from tickwheel.model.effects import Effects
 from tickwheel.model.records import ID_STEP, GroupRow, Outcome, TaskOptions, TaskRow
+from tickwheel.model.schedules import ScheduleRow
 from tickwheel.model.transactions import TransactionRow, TransactionState, key_of
 from tickwheel.persistence import codec
 from tickwheel.persistence.sqlite import SqliteOptions, SqliteStore, writer
@@ -176,12 +181,21 @@ def _answers(data: bytes) -> codec.Answers:
 
 def window_cases() -> dict[str, Case]:
     """What came with due windows: of tasks without one nothing is new."""
+    return _task_cases(WINDOWED, WINDOWED_SCHEDULE)
+
+
+def order_cases() -> dict[str, Case]:
+    """What came with order keys and fair shares: where there are none nothing is new."""
+    held: Case = (HELD, codec.encode_progress, codec.decode_progress)
+    return _task_cases(ORDERED, ORDERED_SCHEDULE) | _settings_cases(LINED_GROUPS) | {"held": held}
+
+
+def _task_cases(tasks: Iterable[TaskRow], row: ScheduleRow) -> dict[str, Case]:
     found: dict[str, Case] = {}
-    for task in WINDOWED:
+    for task in tasks:
         name = task.body.decode()
         found[f"task-{name}"] = (task, codec.encode_task, codec.decode_task)
         found[f"extras-{name}"] = (task.options, codec.encode_extras, codec.decode_extras)
-    row = WINDOWED_SCHEDULE
     found["schedule"] = (row, codec.encode_schedule, codec.decode_schedule)
     return found
 

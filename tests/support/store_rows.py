@@ -84,6 +84,15 @@ WINDOWED = (
     ),
 )  # fmt: skip
 """With a due window: what was chosen, and what was asked."""
+ORDERED = (
+    TaskRow(51, 9, "t", b"ordered", TaskOptions(order_key="customer-7")),
+    TaskRow(
+        52, MS_MAX, "t", b"ordered too",
+        TaskOptions("k", "t", {"a": 1}, 7, 5, None, 53, MS_MAX, MS_MAX, UNICODE),
+    ),
+    TaskRow(53, 9, "t", b"ordered by nothing", TaskOptions(order_key="")),
+)  # fmt: skip
+"""With an order key."""
 OLD_PROGRESS = (
     ProgressRow(3, "default", ProgressState.IN_FLIGHT, 1, 1_700_000_030_000, 1),
     ProgressRow(3, UNICODE, ProgressState.WAITING, 65_535, MS_MAX, 2**31, FAILURES),
@@ -100,6 +109,8 @@ PROGRESS = (
     ProgressRow(21, "a", ProgressState.WAITING, 2, 5, 7, KNOWN_FAILURES),
 )
 SNOOZED = ProgressRow(22, "b", ProgressState.WAITING, 0, MS_MAX, 7, KNOWN_FAILURES, 1_000)
+HELD = ProgressRow(51, UNICODE, ProgressState.HELD, 16, MS_MAX, 7, KNOWN_FAILURES)
+"""Its order key waits for an operator."""
 DEAD = (*OLD_DEAD, DeadRow(22, "a", "t", 5, 2, "why", KNOWN_FAILURES))
 OLD_GROUPS = (
     GroupRow("orders.close", "default", 0),
@@ -136,6 +147,9 @@ SCHEDULES = (
 )  # fmt: skip
 WINDOWED_SCHEDULE = SCHEDULES[0]._replace(
     schedule=SCHEDULES[0].schedule._replace(name="windowed", options=TaskOptions(within_ms=MS_MAX))
+)
+ORDERED_SCHEDULE = SCHEDULES[0]._replace(
+    schedule=SCHEDULES[0].schedule._replace(name="ordered", options=TaskOptions(order_key=UNICODE))
 )
 HALVES = (
     Halves("order-17", 1, 1_700_000_000_000, (Half("t", 5, None, b"", None),)),
@@ -205,6 +219,23 @@ FILTERED_GROUPS = (
     GroupRow("former", "g", 0, GroupSettings(former=(FormerFilter("a", None, 5, 6),)), 7),
 )
 """Groups with filters, and one that had one."""
+LINED_GROUPS = (
+    GroupRow("retried", "g", 0, GroupSettings(order_retry_ms=10), 5),
+    GroupRow("held", "g", 0, GroupSettings(order_attempts=1, order_failure="hold"), 5),
+    GroupRow(
+        "shared",
+        UNICODE,
+        MS_MAX,
+        GroupSettings(
+            True, 0.5, 3, "slow", tags="a", former=(FormerFilter("a", None, 5, 6),),
+            order_retry_ms=30_000, order_attempts=2**31, order_failure="dead", fair_by=UNICODE,
+            limit_each=2**31, rate_each=0.125,
+        ),
+        ID_MAX,
+    ),
+    GroupRow("fair", "g", 0, GroupSettings(fair_by="tag", limit_each=1), 7),
+)  # fmt: skip
+"""Groups that say something of order keys and fair shares."""
 RULED_TOPICS = (
     GroupRow("ruled", "", 0, GroupSettings(if_pending=Coalescing("keep"))),
     GroupRow(

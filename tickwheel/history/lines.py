@@ -98,12 +98,13 @@ EVENTS = (
 FIELDS = (
     "v", "time_ms", "event", "task_id", "topic", "group", "key", "tag", "due_ms", "attempt",
     "lateness_ms", "cause", "ack_ms", "ended", "subscriber", "producer", "reason", "body",
-    "priority", "ttl_ms", "within_ms", "asked_ms", "props", "retry", "since_ms", "since_id",
-    "order_id", "settings", "clean", "details", "count", "schedule", "planned_ms", "next_ms",
-    "runs", "queued_ms", "transaction", "node", "shard", "epoch", "seq", "synthetic",
+    "priority", "ttl_ms", "within_ms", "asked_ms", "order_key", "props", "retry", "since_ms",
+    "since_id", "order_id", "settings", "clean", "details", "count", "schedule", "planned_ms",
+    "next_ms", "runs", "queued_ms", "transaction", "node", "shard", "epoch", "seq", "synthetic",
 )  # fmt: skip
 TASK_OPTIONS = (
     "key", "tag", "props", "priority", "ttl_ms", "retry", "order_id", "within_ms", "asked_ms",
+    "order_key",
 )  # fmt: skip
 """The names of an enqueued task's options when they come as an array."""
 
@@ -476,6 +477,8 @@ def _options(options: Any) -> str:
     for name in ("ttl_ms", "within_ms", "asked_ms"):
         if (value := options.get(name)) is not None:
             text += f',"{name}":{value:d}'
+    if (value := options.get("order_key")) is not None:
+        text += f',"order_key":{quote(value)}'
     for name in ("props", "retry"):
         if (value := options.get(name)) is not None:
             text += f',"{name}":{to_json(value)}'

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.engine.events import PUT
 from tickwheel.history.lines import Kind
+from tickwheel.model.records import LINE_SETTINGS, LINES_FROM
 
 if TYPE_CHECKING:
     from tickwheel.engine.spells import Causes
@@ -313,6 +314,7 @@ def settings_map(settings: GroupSettings) -> dict[str, Any]:
     if settings.former:
         # Ids as text, here too.
         found["former"] = [[*one[:3], str(one.id)] for one in settings.former]
+    found |= zip(LINE_SETTINGS, settings[LINES_FROM:], strict=True)
     return {name: value for name, value in found.items() if value is not None}
 
 

@@ -47,6 +47,8 @@ class TaskOptions(NamedTuple):
     within_ms: int | None = None
     """Any moment from ``asked_ms`` to so much later would do; one was chosen."""
     asked_ms: int | None = None
+    order_key: str | None = None
+    """A group hands out the tasks of one key one at a time, in their order."""
 
 
 _KEY_ALONE = TaskOptions()[1:]
@@ -102,6 +104,8 @@ PROPERTY_BYTES = 8
 """Headers of a property's name and of its value."""
 WINDOW_BYTES = 40
 """Names and numbers of a window."""
+ORDER_KEY_BYTES = 16
+"""Its name and headers."""
 NUMBER_BYTES = 9
 """The longest number of msgpack."""
 
@@ -118,8 +122,10 @@ def task_bytes(row: TaskRow) -> int:
 
 def options_bytes(options: TaskOptions) -> int:
     """At least what the extras take in a frame."""
-    key, tag, properties, _, _, retry, _, within_ms, _ = options
+    key, tag, properties, _, _, retry, _, within_ms, _, order_key = options
     size = EXTRAS_BYTES
+    if order_key is not None:
+        size += ORDER_KEY_BYTES + text_bytes(order_key)
     if within_ms is not None:
         size += WINDOW_BYTES
     if key is not None:
@@ -157,6 +163,8 @@ class ProgressState(IntEnum):
     """Given back (lease over, connection lost, restart): ready again, attempts counted."""
     DONE = 4
     """Acked by this group while other groups still owe an ack."""
+    HELD = 5
+    """Its order key is held: an operator has to act. ``at_ms`` is since when."""
 
 
 class Failure(NamedTuple):
@@ -220,6 +228,22 @@ FILTERS_LENGTH_MAX = 4 * 1024 * 1024
 """Characters of the filters of all groups, former ones among them; read, one is about 60 bytes."""
 
 
+ORDER_RETRY_MS = 1_000
+ORDER_RETRY_MS_MIN = 10
+ORDER_RETRY_MS_MAX = 30_000
+ORDER_ATTEMPTS = 16
+"""Of a group that says what then becomes of the task, and not after how many."""
+ORDER_ATTEMPTS_MAX = 1_000_000
+ORDER_DEAD = "dead"
+"""It goes to the dead letters, and its key goes on."""
+ORDER_HOLD = "hold"
+"""Its key is held until an operator acts."""
+ORDER_FAILURES = (ORDER_DEAD, ORDER_HOLD)
+FAIR_BY_KEY = "key"
+FAIR_BY_TAG = "tag"
+LIMIT_EACH_MAX = 1_000_000
+
+
 class GroupSettings(NamedTuple):
     """What an operator or a subscriber has set for a group, or for a whole topic."""
 
@@ -242,6 +266,24 @@ class GroupSettings(NamedTuple):
     where: str | None = None
     former: tuple[FormerFilter, ...] = ()
     """Those that judge what came due before the filter was changed, oldest first."""
+    order_retry_ms: int | None = None
+    """Of a group, as all that follows: after so long a failed task of an order key is tried again;
+    None: ``ORDER_RETRY_MS``."""
+    order_attempts: int | None = None
+    """After so many failed attempts of such a task comes"""
+    order_failure: str | None = None
+    """what is one of ``ORDER_FAILURES``; None: it is tried until it succeeds."""
+    fair_by: str | None = None
+    """What its shares are by: ``FAIR_BY_KEY``, ``FAIR_BY_TAG``, or the name of a property."""
+    limit_each: int | None = None
+    """So many deliveries of one value of it may be in flight."""
+    rate_each: float | None = None
+    """Deliveries a second of one value of it at most."""
+
+
+LINES_FROM = GroupSettings._fields.index("order_retry_ms")
+LINE_SETTINGS = GroupSettings._fields[LINES_FROM:]
+"""What a group says of order keys and fair shares: the last fields."""
 
 
 class GroupRow(NamedTuple):

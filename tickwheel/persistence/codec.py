@@ -20,7 +20,10 @@ answers: what became of tasks that had such a rule, written where there are some
 task's due window (extras, task), and version 2 of a schedule whose tasks have one, written for
 those alone. A topic that is for broadcasts only: version 4 (settings), 5 (group), written where it
 is. A group that has, or had, a filter: version 5 (settings), 6 (group), written where there is one.
-Version 2 of endings: of those by filters.
+Version 2 of endings: of those by filters. A task with an order key: version 5 (extras, task), and
+version 3 of a schedule whose tasks have one. A group that says something of order keys or of fair
+shares: version 6 (settings), 7 (group), written where it does. The state of a task whose order key
+is held came with them (progress).
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ import msgpack
 from tickwheel.model.coalescing import Coalescing, Merged, Merging
 from tickwheel.model.jobs import Job, JobRow, JobState, Selection
 from tickwheel.model.records import (
+    LINES_FROM,
     DeadRow,
     Failure,
     FormerFilter,
@@ -61,9 +65,11 @@ def settings_fields(settings: GroupSettings) -> tuple[object, ...]:
     paused, rate, burst, retry, closed_ms, closed_id, if_pending, broadcast_only = settings[:8]
     fields = paused, rate, burst, stored_fields(retry), closed_ms, closed_id
     rule = None if if_pending is None else tuple(if_pending)
-    if is_filtered(settings):
+    if is_filtered(settings) or is_lined(settings):
         former = tuple(map(tuple, settings.former))
-        return (*fields, rule, broadcast_only, settings.tags, settings.where, former)
+        filters = settings.tags, settings.where, former
+        lines = settings[LINES_FROM:] if is_lined(settings) else ()
+        return (*fields, rule, broadcast_only, *filters, *lines)
     if broadcast_only:
         return (*fields, rule, True)
     return fields if rule is None else (*fields, rule)
@@ -72,6 +78,14 @@ def settings_fields(settings: GroupSettings) -> tuple[object, ...]:
 def is_filtered(settings: GroupSettings) -> bool:
     """It has a filter, or had one."""
     return (settings.tags, settings.where, settings.former) != (None, None, ())
+
+
+_NO_LINES = GroupSettings()[LINES_FROM:]
+
+
+def is_lined(settings: GroupSettings) -> bool:
+    """It says something of order keys or of fair shares."""
+    return settings[LINES_FROM:] != _NO_LINES
 
 
 def settings_of(
@@ -86,13 +100,19 @@ def settings_of(
     tags: str | None = None,
     where: str | None = None,
     former: Iterable[Any] = (),
+    order_retry_ms: int | None = None,
+    order_attempts: int | None = None,
+    order_failure: str | None = None,
+    fair_by: str | None = None,
+    limit_each: int | None = None,
+    rate_each: float | None = None,
 ) -> GroupSettings:
     policy = of_stored_fields(retry)
     rule = None if if_pending is None else Coalescing(*if_pending)
     filters = tuple(FormerFilter(*fields) for fields in former)
     return GroupSettings(
         paused, rate, burst, policy, closed_ms, closed_id, rule, broadcast_only, tags, where,
-        filters,
+        filters, order_retry_ms, order_attempts, order_failure, fair_by, limit_each, rate_each,
     )  # fmt: skip
 
 
@@ -103,11 +123,15 @@ PLACED_TASK_VERSION = 3
 """Of the few tasks with ``TaskOptions.order_id``."""
 WINDOW_TASK_VERSION = 4
 """Of tasks with ``TaskOptions.within_ms``."""
+ORDERED_TASK_VERSION = 5
+"""Of tasks with ``TaskOptions.order_key``."""
 WINDOW_SCHEDULE_VERSION = 2
+ORDERED_SCHEDULE_VERSION = 3
 SETTINGS_VERSION = 2
 GROUP_VERSION = 3
 """Of the few topics with ``GroupSettings.if_pending`` it is the next one, of those with
-``broadcast_only`` the one after that, of groups with a filter the one after both."""
+``broadcast_only`` the one after that, of groups with a filter the one after both, and the last of
+groups that say something of order keys or fair shares."""
 FILTERED_VERSION = 2
 """Of endings, where a task was left out by every filter."""
 MERGED_VERSION = 2
@@ -186,19 +210,23 @@ def decode_extras_of(data: bytes | str | None) -> TaskOptions | None:
 
 
 def decode_extras(data: bytes | None) -> TaskOptions | None:
-    return None if not data else _unpack("extras", data, _extras_1, _extras, _extras, _extras)
+    return None if not data else _unpack("extras", data, _extras_1, *_EXTRAS)
 
 
 def _version_of(options: TaskOptions | None) -> int:
     """Newer ones are written only where they say something: older releases read all the rest."""
     if options is None:
         return TASK_VERSION
+    if options.order_key is not None:
+        return ORDERED_TASK_VERSION
     if options.within_ms is not None:
         return WINDOW_TASK_VERSION
     return TASK_VERSION if options.order_id is None else PLACED_TASK_VERSION
 
 
-_FIELDS_OF = {TASK_VERSION: 6, PLACED_TASK_VERSION: 7, WINDOW_TASK_VERSION: 9}
+_FIELDS_OF = {
+    TASK_VERSION: 6, PLACED_TASK_VERSION: 7, WINDOW_TASK_VERSION: 9, ORDERED_TASK_VERSION: 10,
+}  # fmt: skip
 
 
 def _extras_fields(options: TaskOptions) -> tuple[object, ...]:
@@ -230,11 +258,16 @@ def _extras(
     order_id: int | None = None,
     within_ms: int | None = None,
     asked_ms: int | None = None,
+    order_key: str | None = None,
 ) -> TaskOptions:
     policy = of_stored_fields(retry)
     return TaskOptions(
-        key, tag, properties, priority, ttl_ms, policy, order_id, within_ms, asked_ms
+        key, tag, properties, priority, ttl_ms, policy, order_id, within_ms, asked_ms, order_key
     )
+
+
+_EXTRAS = (_extras,) * (ORDERED_TASK_VERSION - 1)
+"""Of all versions but the first: what a later one added is at its end."""
 
 
 def encode_settings(settings: GroupSettings | None) -> bytes | None:
@@ -248,14 +281,16 @@ def _newer_by(settings: GroupSettings | None) -> int:
     """Newer versions are written only where they say something."""
     if settings is None:
         return 0
+    if is_lined(settings):
+        return 4
     if is_filtered(settings):
         return 3
     return 2 if settings.broadcast_only else int(settings.if_pending is not None)
 
 
 def decode_settings(data: bytes | None) -> GroupSettings | None:
-    builds = (_settings_1, settings_of, settings_of, settings_of, settings_of)
-    return None if not data else _unpack("settings", data, *builds)
+    builds = (settings_of,) * 5
+    return None if not data else _unpack("settings", data, _settings_1, *builds)
 
 
 def _settings_1() -> GroupSettings:
@@ -368,7 +403,7 @@ def encode_tasks(rows: Iterable[TaskRow]) -> list[bytes]:
 
 
 def decode_task(data: bytes) -> TaskRow:
-    return _unpack("task", data, _task_1, _task, _task, _task)
+    return _unpack("task", data, _task_1, *(_task,) * len(_EXTRAS))
 
 
 def _task_1(
@@ -437,7 +472,7 @@ def encode_group(row: GroupRow) -> bytes:
 
 
 def decode_group(data: bytes) -> GroupRow:
-    return _unpack("group", data, _group_1, _group, _group, _group, _group, _group)
+    return _unpack("group", data, _group_1, *(_group,) * 6)
 
 
 def _group_1(topic: str, group: str, since_ms: int) -> GroupRow:
@@ -472,13 +507,18 @@ def _session(
 def encode_schedule(row: ScheduleRow) -> bytes:
     schedule = row.schedule
     options = None if schedule.options is None else _extras_fields(schedule.options)
-    has_window = schedule.options is not None and schedule.options.within_ms is not None
-    version = WINDOW_SCHEDULE_VERSION if has_window else VERSION
+    version = _SCHEDULE_VERSIONS.get(_version_of(schedule.options), VERSION)
     return _pack((*schedule[:3], options, *schedule[4:]), *row[1:], version=version)
 
 
+_SCHEDULE_VERSIONS = {
+    WINDOW_TASK_VERSION: WINDOW_SCHEDULE_VERSION, ORDERED_TASK_VERSION: ORDERED_SCHEDULE_VERSION,
+}  # fmt: skip
+"""By the version that its tasks have."""
+
+
 def decode_schedule(data: bytes) -> ScheduleRow:
-    return _unpack("schedule", data, _schedule, _schedule)
+    return _unpack("schedule", data, _schedule, _schedule, _schedule)
 
 
 def _schedule(

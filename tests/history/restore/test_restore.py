@@ -112,6 +112,22 @@ async def test_a_due_window_comes_with_what_was_chosen(tmp_path: Path) -> None:
     assert (await held(url(tmp_path))).rows[B] == TaskRow(B, DUE, "t", b"x", options)
 
 
+async def test_order_keys_and_what_groups_say_of_them_come_back(tmp_path: Path) -> None:
+    given = {0: [None, None, None, 0, None, None, None, None, None, "customer 7"]}
+    settings = {
+        "order_retry_ms": 50, "order_attempts": 3, "order_failure": "hold", "fair_by": "tenant",
+        "limit_each": 5, "rate_each": 0.5,
+    }  # fmt: skip
+    configured = [Kind.GROUP, t(3), "t", "g", "configured", settings]
+    write(tmp_path, [[STARTED, group(), configured],
+                     [enqueued([B], DUE, options=given, bodies=[b"x"])], [stopped()]])  # fmt: skip
+    await run(tmp_path, await make_backup(tmp_path, [OLD]))
+    found = await held(url(tmp_path))
+    options = TaskOptions(order_key="customer 7")
+    assert found.rows[B] == TaskRow(B, DUE, "t", b"x", options)
+    assert found.groups["t", "g"].settings == GroupSettings(**settings)
+
+
 async def test_what_has_ended_does_not_come_back(tmp_path: Path) -> None:
     rows = [TaskRow(i, DUE, "t", b"x") for i in (A, B, C, D)]
     backup = await make_backup(tmp_path, rows)

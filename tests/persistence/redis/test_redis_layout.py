@@ -52,6 +52,7 @@ class TestRedisCli:
             "first": (ProgressState.IN_FLIGHT, 1, 1_700_000_031_999),
             "retry": (ProgressState.WAITING, 3, 1_700_000_031_000),
             "many": (ProgressState.IN_FLIGHT, 5_000, 1_700_000_031_001),
+            "held": (ProgressState.HELD, 6, 1_700_000_031_000),
             "released": (ProgressState.RELEASED, 2, 1_700_000_031_000),
             "done": (ProgressState.DONE, 1, 1_700_000_031_000),
         }
@@ -61,12 +62,13 @@ class TestRedisCli:
         assert await cli.zrange(f"{S}:prepare", 0, -1, withscores=True) == [
             ("0000000000000000007/first", 1_700_000_031_000),
             ("0000000000000000007/retry", 1_700_000_031_002),
+            ("0000000000000000007/held", 1_700_000_031_005),
             ("0000000000000000007/many", 1_700_000_031_999),
         ]
         await subject.commit(
             Effects(progress={(7, "first"): rows[7, "first"]._replace(state=ProgressState.DONE)})
         )
-        assert await cli.zcard(f"{S}:prepare") == 2
+        assert await cli.zcard(f"{S}:prepare") == 3
         await subject.commit(ended([7]))
         assert sorted(await cli.keys("*")) == [f"{S}:endings", f"{S}:wheel"]
 

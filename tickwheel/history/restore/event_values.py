@@ -9,7 +9,7 @@ from typing import Any
 
 from tickwheel.history.segments import Event
 from tickwheel.model.coalescing import Coalescing, checked
-from tickwheel.model.records import FormerFilter, GroupSettings, TaskOptions
+from tickwheel.model.records import LINE_SETTINGS, FormerFilter, GroupSettings, TaskOptions
 from tickwheel.model.retry import of_history
 
 
@@ -34,6 +34,7 @@ def options_of(event: Event) -> TaskOptions | None:
         retry=of_history(event.get("retry")),
         within_ms=event.get("within_ms"),
         asked_ms=event.get("asked_ms"),
+        order_key=event.get("order_key"),
     )
     return None if found == TaskOptions() else found
 
@@ -61,5 +62,6 @@ def settings_of(given: Mapping[str, Any] | None) -> GroupSettings | None:
         tags=given.get("tags"),
         where=given.get("where"),
         former=tuple(_former(*fields) for fields in given.get("former", ())),
+        **{name: given[name] for name in LINE_SETTINGS if name in given},
     )
     return None if found == GroupSettings() else found

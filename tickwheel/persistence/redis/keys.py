@@ -52,7 +52,7 @@ TYPES = (
 KEY = {name: str(i + 1).encode() for i, name in enumerate(NAMES)}
 """A key's number in a script, as operations name it."""
 
-IN_PREPARE = frozenset((ProgressState.IN_FLIGHT, ProgressState.WAITING))
+IN_PREPARE = frozenset((ProgressState.IN_FLIGHT, ProgressState.WAITING, ProgressState.HELD))
 
 
 class Keys:

@@ -75,7 +75,7 @@ TABLES = (
     _PACK_KEY,
     _TASK_KEY,
     # The PrepareQueue: what was delivered and is not finished, for each group.
-    # state: 1 in flight (until at_ms), 2 waiting (for at_ms), 3 released, 4 done
+    # state: 1 in flight (until at_ms), 2 waiting (for at_ms), 3 released, 4 done, 5 held (since)
     """CREATE TABLE prepare(
         id INTEGER, grp TEXT, state INTEGER, attempt INTEGER, at_ms INTEGER, epoch INTEGER,
         failures BLOB, PRIMARY KEY(id, grp)) WITHOUT ROWID""",

@@ -55,7 +55,7 @@ def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
     key = given.get("key")
     if type(key) is not str or len(key) > length_max:
         return None
-    return _new_options(TaskOptions, (key, None, None, 0, None, None, None, None, None))
+    return _new_options(TaskOptions, (key, None, None, 0, None, None, None, None, None, None))
 
 
 _OPTIONS = (
