@@ -7,7 +7,7 @@ the same batch. Nothing of that is ever undone: like an ack it stays when a batc
 | kind | what it goes through | what it does | what it refuses |
 |---|---|---|---|
 | cancel | tasks | they end | in_flight, dead |
-| reschedule | tasks | at ``due_ms``, ``delay_ms`` after it was made, or ``shift_ms`` later | in_flight, dead, due_too_far |
+| reschedule | tasks | another due time (``_due_ms``) | in_flight, dead, due_too_far |
 | run_now | tasks | due at once | in_flight, dead |
 | requeue | dead letters | delivered again, attempts counted anew | |
 | delete | dead letters | gone | |

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from tickwheel.engine.jobs import OF_DEAD_LETTERS, OF_TASKS, Selector, Step
 from tickwheel.engine.rates import Bucket
-from tickwheel.model.jobs import START, JobState
+from tickwheel.model.jobs import START, JobState, Place
 from tickwheel.persistence.contract import StoreAway, StoreError
 from tickwheel.server.shard.reads import Records
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from tickwheel.clock import Clock
     from tickwheel.engine.engine import Engine
-    from tickwheel.model.jobs import Job, JobRow, Place
+    from tickwheel.model.jobs import Job, JobRow
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.persistence.contract import Store
     from tickwheel.server.shard.border import Border, OnEvent

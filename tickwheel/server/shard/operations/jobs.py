@@ -66,7 +66,10 @@ class Jobs:
         """Do ``kind`` to everything on the topic that ``options`` select, from now on in the
         background; answered with the job when it is durable. Raises BadRequest, LimitExceeded,
         DueTooFar, and once its turn has come Conflict, NotFound, Overloaded."""
-        wanted = self._checked(topic, kind, options, now)._replace(by=_who(caller))
+        core = self._shard.core
+        wanted = self._checked(topic, kind, options, now)
+        # Its moment is now, not when its turn comes: what is sent behind it is not touched.
+        wanted = wanted._replace(by=_who(caller), until_id=core.ids.last)
 
         def done() -> None:
             shard, found = self._shard, self._jobs.known.get(wanted.id)
@@ -74,9 +77,8 @@ class Jobs:
                 raise Conflict(f"there is a job {wanted.id} that does something else")
             if found is None:
                 self._check_room(wanted)
-                job = wanted._replace(until_id=shard.core.ids.last)
-                found = shard.border.act().jobs.make(job)
-                shard.jobs.begin(job.id)
+                found = shard.border.act().jobs.make(wanted)
+                shard.jobs.begin(wanted.id)
             shard.committer.reply(caller.replies, request, job_map(found))
 
         self._shard.commands.put(caller, request, (), _nothing, done)
