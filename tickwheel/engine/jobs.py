@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 OF_TASKS = ("cancel", "reschedule", "run_now")
 OF_DEAD_LETTERS = ("requeue", "delete")
+KINDS = (*OF_TASKS, *OF_DEAD_LETTERS)
 _DONE = frozenset(("cancelled", "scheduled", "requeued", "deleted"))
 """Words for what was changed; every other one is the reason why not."""
 _BUSY = frozenset((State.IN_FLIGHT, State.DEAD))
@@ -81,8 +82,6 @@ class Jobs:
         changed = sum(count for word, count in step.words.items() if word in _DONE)
         if changed < step.matched:
             refused = {word: n for word, n in step.words.items() if word not in _DONE}
-        if changed:
-            self._core.totals.job_changes[row.job.kind] += changed
         return self._write(
             row._replace(
                 place=step.place,

@@ -176,8 +176,6 @@ class Totals:
     transactions_checked: int = 0
     """Times that a producer was asked about one."""
     transactions_parked: int = 0
-    job_changes: Counter[str] = field(default_factory=Counter)
-    """Tasks that jobs have changed, by kind."""
     windows: int = 0
     """Moments that were chosen for tasks with a due window."""
     """Occurrences of schedules: those that became tasks, and those that did not."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from tickwheel.model.jobs import Job, JobRow
     from tickwheel.model.records import TaskSnapshot
     from tickwheel.persistence.contract import Store
+    from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.shard.border import Border, OnEvent
     from tickwheel.server.shard.committer import Committer
     from tickwheel.server.shard.reads import Reader, View
@@ -119,8 +120,10 @@ class Work:
         self._is_acting, before = True, self.row.changed
         row = self._runner.engine.jobs.stepped(self._name, act())
         self._is_acting = False
+        changed = row.changed - before
+        self._runner.observed.job_changes[self.job.kind] += changed
         if self._bucket is not None:
-            self._bucket.take(row.changed - before)
+            self._bucket.take(changed)
 
     async def durable(self) -> None:
         """What was changed so far goes out, and is stored."""
@@ -171,6 +174,7 @@ class Runner:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         wake: Callable[[], None],
         on_event: OnEvent,
+        observed: Observed,
     ) -> None:
         self.engine = engine
         self.store = store
@@ -179,6 +183,7 @@ class Runner:
         self.clock = clock
         self.wake = wake
         self.delay_ms_max = delay_ms_max
+        self.observed = observed
         self.turns = asyncio.Lock()
         self._border = border
         self._spawn = spawn

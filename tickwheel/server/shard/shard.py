@@ -204,6 +204,7 @@ class Shard:
             spawn=self.spawn,
             wake=self.wake,
             on_event=self.on_event,
+            observed=self.observed,
         )
 
     # --- life --------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from tickwheel.engine.jobs import OF_DEAD_LETTERS, OF_TASKS
 from tickwheel.errors import BadRequest, Conflict, NotFound, Overloaded
 from tickwheel.limits import ID_MAX
 from tickwheel.model.jobs import START, Argument, Job, JobState, Selection
-from tickwheel.model.states import State
 from tickwheel.server import checks, policies
+from tickwheel.server.shard.operations.listing import LIVE
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
@@ -42,7 +42,6 @@ PAGE_DEFAULT, PAGE_MAX = 100, 1_000
 KEY_PREFIX_LENGTH_MAX = REASON_LENGTH_MAX = 255
 RATE_MIN, RATE_MAX = 0.001, 1_000_000.0
 TIME_MS_MAX = 2**53 - 1
-_LIVE = (State.SCHEDULED, State.READY, State.IN_FLIGHT, State.WAITING, State.DEAD)
 
 
 class Jobs:
@@ -277,8 +276,8 @@ def _selection(options: dict[str, Any]) -> Selection:
         if value is not None:
             checks.integer(value, name, 0, TIME_MS_MAX)
     state, group = options.get("state"), options.get("group")
-    if state is not None and state not in _LIVE:
-        checks.wrong("state", f"one of {', '.join(_LIVE)}", state)
+    if state is not None and state not in LIVE:
+        checks.wrong("state", f"one of {', '.join(LIVE)}", state)
     if group is not None:
         checks.name(group, "group")
     reason = checks.text(options.get("reason", ""), "reason", REASON_LENGTH_MAX)
