@@ -150,7 +150,7 @@ async def test_a_daemon_that_is_killed_goes_on_where_it_was(killed: Daemon) -> N
 def test_commands_that_make_a_job(running: Daemon) -> None:
     cli, topic = Cli(running), "--topic=cli"
     for n in range(4):
-        more = ("--property", f"n={n}", "--tag", "ab"[n % 2])
+        more = ("--prop", f"n:={n}", "--tag", "ab"[n % 2])
         cli.run("enqueue", "cli", "x", "--delay", "1h", *more)
     tried = cli.one("cancel", topic, "--where", "n > 1", "--dry-run")
     assert (tried["matched"], tried["would_change"], len(tried["examples"])) == (2, 2, 2)

@@ -280,6 +280,7 @@ async def test_a_job_from_its_trial_to_its_end(rig: HttpRig) -> None:
     assert (page["jobs"][0]["kind"], page["jobs"][0]["changed"]) == ("requeue", 1)
     page = await get(rig, f"/v1/jobs?after={page['next']}", types.Jobs)
     assert [job["id"] for job in page["jobs"]] == ["mine"]
+    assert (await get(rig, "/v1/jobs?topic=u", types.Jobs))["jobs"] == []
     assert (await rig.call("DELETE", "/v1/jobs/mine")).json == shown, "it was over"
     for method, target, body, status in (
         ("POST", "/v1/jobs", {"kind": "cancel", "topic": "t", "id": "mine"}, 409),

@@ -120,8 +120,7 @@ class Shard:
             self.core, self.limits, self.make_topic_room, settings.delay_levels_ms
         )
         self.coalescing = self._new_coalescing()
-        self.upkeep = self._new_upkeep()
-        self.jobs = self._new_jobs()
+        self.upkeep, self.jobs = self._new_upkeep(), self._new_jobs()
         self.checkbacks = CheckBacks()
         self.callers: set[Caller] = set()
         self.on_landed: Callable[[], None] = lambda: None

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 _make = msgspec.json.Decoder(types.JobIn)
 _try = msgspec.json.Decoder(types.JobTrial)
-_NOT_OPTIONS = ("kind", "topic")
 
 
 class Jobs:
@@ -57,7 +56,7 @@ class Jobs:
         """A page."""
         given = call.query(types.JobPage)
         caller, operations = call.exchange.caller, call.operations
-        options = _options(given)
+        options = _options(given, ())
         answer = await call.exchange.ask(
             lambda number: operations.list_jobs(caller, number, options)
         )
@@ -80,10 +79,10 @@ class Jobs:
         await call.answer(answer)
 
 
-def _options(given: msgspec.Struct) -> dict[str, Any]:
-    """What is given of it."""
-    found = {name: getattr(given, name) for name in given.__struct_fields__}
-    return {n: value for n, value in found.items() if value is not None and n not in _NOT_OPTIONS}
+def _options(given: msgspec.Struct, but: tuple[str, ...] = ("kind", "topic")) -> dict[str, Any]:
+    """What is given of it, ``but`` what an operation has as arguments of their own."""
+    found = {name: getattr(given, name) for name in given.__struct_fields__ if name not in but}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _preview(found: dict[str, Any]) -> bytes:
