@@ -37,6 +37,15 @@ def test_a_line_with_everything() -> None:
     assert task.retry == Retry.of({"kind": "fixed", "delay_ms": 5000, "retries": 2})
 
 
+def test_an_order_key_stands_in_a_line_or_comes_from_the_options() -> None:
+    defaults = Defaults("orders", order_key="a")
+    assert read_task(_line(body="x", order_key="b"), defaults).order_key == "b"
+    assert read_task(_line(body="x"), defaults).order_key == "a"
+    assert read_task(_line(body="x"), TOPIC).order_key is None
+    with pytest.raises(ValueError, match="field order_key: text that is not empty"):
+        read_task(_line(body="x", order_key=""), TOPIC)
+
+
 def test_a_retry_may_be_a_map_or_come_from_the_options() -> None:
     given = {"kind": "table", "delays_ms": [1, 2]}
     assert read_task(_line(body="x", retry=given), TOPIC).retry == Retry.of(given)

@@ -116,11 +116,61 @@ async def test_setting_the_filter_of_a_group(
     assert capsys.readouterr().out.endswith("no rate limit  tags eu, where a > 1\n")
 
 
-@pytest.mark.parametrize("options", [{}, {"tags": "eu", "all_": True}])
-async def test_setting_needs_a_filter_or_none(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({}, "name what shall change"),
+        ({"tags": "eu", "all_": True}, "--tags, --where or both"),
+        ({"order_attempts": 5, "no_order": True}, "--no-order takes away"),
+        ({"rate_each": 5.0, "no_fair": True}, "--no-fair takes away"),
+    ],
+)
+async def test_setting_needs_what_shall_change(options: dict[str, Any], words: str) -> None:
     call = Call(None, None, Output(as_json=False))
-    with pytest.raises(BadRequest, match=r"--tags, --where or both"):
+    with pytest.raises(BadRequest, match=words):
         await groups.set_group(call, "orders", "g", **options)
+
+
+LINES = {
+    "order_retry_ms": 50, "order_attempts": 3, "order_failure": "hold", "fair_by": "tenant",
+    "limit_each": 5, "rate_each": 2.5,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        ({"order_retry": 0.05, "fair_by": "key"}, {"order_retry_ms": 50, "fair_by": "key"}),
+        ({"order_failure": "hold", "order_attempts": 3}, {"order_failure": "hold"}
+         | {"order_attempts": 3}),
+        ({"limit_each": 0, "rate_each": 5.0}, {"limit_each": None, "rate_each": 5.0}),
+        ({"no_order": True, "tags": "eu"},
+         {"tags": "eu"} | dict.fromkeys(("order_retry_ms", "order_attempts", "order_failure"))),
+        ({"no_fair": True}, dict.fromkeys(("fair_by", "limit_each", "rate_each"))),
+    ],
+)  # fmt: skip
+async def test_setting_what_a_group_says_of_order_keys_and_shares(
+    options: dict[str, Any], changed: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = {**SETTINGS, "group": "g", **LINES}
+    asked = await _ask(
+        lambda call: groups.set_group(call, "orders", "g", **options), T.CONFIGURE, answer
+    )
+    assert asked == ("orders", "g", changed)
+    assert capsys.readouterr().out.endswith(
+        "no rate limit  order retry 50ms  hold after 3 attempts"
+        "  fair by tenant (5 in flight, 2.5/s each)\n"
+    )
+
+
+async def test_what_groups_say_of_them_is_listed_where_one_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    topic = TOPIC | {"groups": {"billing": GROUP | LINES, "mail": GROUP}}
+    await _ask(groups.list_groups, T.STATS, STATS | {"topics": {"orders": topic}})
+    assert "order, shares" in capsys.readouterr().out
+    await _ask(groups.list_groups, T.STATS, STATS)
+    assert "order, shares" not in capsys.readouterr().out
 
 
 async def test_creating_a_group(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
 from support.waiting import soon
-from tickwheel import Client, IfPending, Receipt, Task, errors
+from tickwheel import Client, IfPending, Receipt, Retry, Task, errors
 from tickwheel.protocol.codec import Frame, encode
 from tickwheel.protocol.frames import FrameType as T
 
@@ -171,8 +171,10 @@ async def test_every_field_arrives() -> None:
         "properties": {"s": "x", "i": -5, "f": 1.5, "b": True},
         "priority": 255,
         "ttl": timedelta(minutes=1),
+        "order_key": "o",
     }
     sent = {"key": "k", "tag": "g", "props": options["properties"], "priority": 255}
+    sent |= {"order_key": "o"}
     async with FakeDaemon() as daemon, daemon.client() as client:
         peer = await daemon.peer()
         client.enqueue_nowait("t", b"a", at=at, **options)
@@ -601,6 +603,9 @@ async def test_a_caller_that_is_cancelled_while_waiting_leaves_nothing_behind() 
         ({"key": 5}, ("key", "5")),
         ({"key": "k" * 256}, ("key", "255", "256")),
         ({"tag": b"x"}, ("tag",)),
+        ({"order_key": 5}, ("order_key", "5")),
+        ({"order_key": "k" * 256}, ("order_key", "255", "256")),
+        ({"order_key": "k", "retry": Retry.none()}, ("order_key", "retry", "order_retry")),
         ({"properties": {"a": None}}, ("properties", "a")),
         ({"properties": {"a": float("nan")}}, ("properties", "nan")),
         ({"properties": {5: "a"}}, ("properties", "5")),

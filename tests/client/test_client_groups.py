@@ -21,6 +21,13 @@ SETTINGS: dict[str, Any] = {
 }  # fmt: skip
 
 
+LINES: dict[str, Any] = {
+    "order_retry": 0.05, "order_attempts": 3, "order_failure": "hold", "fair_by": "tenant",
+    "limit_each": 5, "rate_each": 2.5,
+}  # fmt: skip
+LINES_WIRE = {"order_retry_ms": 50} | {n: v for n, v in LINES.items() if n != "order_retry"}
+
+
 async def asked(
     kind: T, answer: Any, call: Callable[[Client], Coroutine[Any, Any, Any]]
 ) -> tuple[Any, Any]:
@@ -47,6 +54,7 @@ async def test_a_group_is_made() -> None:
             {"tags": "eu || us", "where": "n > 1"},
             {"since": "now", "tags": "eu || us", "where": "n > 1"},
         ),
+        (LINES, {"since": "now", **LINES_WIRE}),
     ):
         sent, found = await asked(
             T.GROUP_CREATE,
@@ -237,6 +245,57 @@ async def test_a_consumer_names_the_filter(broadcast: bool) -> None:
         assert frame[-1] == wanted | ({"broadcast": True} if broadcast else {})
         peer.ok(frame, {"lease_ms": 30_000})
         await soon(starting)
+
+
+async def test_what_is_said_of_order_keys_and_shares_is_set_part_by_part() -> None:
+    for options, wire in (
+        (LINES, LINES_WIRE),
+        ({"order_retry": 1}, {"order_retry_ms": 1_000}),
+        ({"fair_by": None, "limit_each": 2}, {"fair_by": None, "limit_each": 2}),
+        (dict.fromkeys(LINES), dict.fromkeys(LINES_WIRE)),
+    ):
+        sent, found = await asked(
+            T.CONFIGURE,
+            SETTINGS | LINES_WIRE,
+            lambda client, o=options: client.configure("t", "g", **o),
+        )
+        assert sent == ("t", "g", wire)
+        assert {name: getattr(found, name) for name in LINES} == LINES
+    _, found = await asked(T.CONFIGURE, SETTINGS, lambda client: client.configure("t", "g"))
+    assert {name: getattr(found, name) for name in LINES} == dict.fromkeys(LINES)
+
+
+async def test_a_consumer_names_what_its_group_says_of_them() -> None:
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        peer = await daemon.peer()
+        pulling = asyncio.ensure_future(client.pull("t", group="g", **LINES))
+        frame = await peer.next(T.PULL)
+        assert frame[-1] == LINES_WIRE
+        peer.ok(frame, (1, NOW_MS, ()))
+        assert await soon(pulling) == []
+        starting = asyncio.ensure_future(client.subscribe("t", **LINES).start())
+        frame = await peer.next(T.SUBSCRIBE)
+        assert frame[-1] == LINES_WIRE
+        peer.ok(frame, {"lease_ms": 30_000})
+        await soon(starting)
+        with pytest.raises(errors.BadRequest, match="fair_by has no meaning with broadcast"):
+            client.subscribe("t", broadcast=True, fair_by="key")
+
+
+async def test_what_is_said_of_them_is_of_the_right_type() -> None:
+    wrong: Any
+    async with FakeDaemon() as daemon, daemon.client() as client:
+        for name, wrong, words in (
+            ("order_attempts", 1.5, "an integer"), ("order_attempts", True, "an integer"),
+            ("order_failure", 5, "a str"), ("fair_by", b"key", "a str"),
+            ("limit_each", "5", "an integer"), ("rate_each", "5", "a number"),
+            ("order_retry", -1, "order_retry"),
+        ):  # fmt: skip
+            with pytest.raises(errors.BadRequest, match=words):
+                client.subscribe("t", **{name: wrong})
+            for call in (client.create_group, client.configure):
+                with pytest.raises(errors.BadRequest, match=words):
+                    await call("t", "g", **{name: wrong})
 
 
 async def test_a_filter_is_a_text() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tickwheel.cli.output import Grid
-from tickwheel.cli.values import format_count, format_duration, short_policy
+from tickwheel.cli.values import format_count, format_duration, short_policy, spec_duration
 
 Map = Mapping[str, Any]
 
@@ -101,6 +101,26 @@ def filter_text(group: Map) -> str:
     return ", ".join(parts) or "-"
 
 
+def lines_texts(group: Map) -> list[str]:
+    """What it says of order keys and of fair shares, in words."""
+    found = []
+    if (retry_ms := group.get("order_retry_ms")) is not None:
+        found.append(f"order retry {spec_duration(retry_ms)}")
+    if (failure := group.get("order_failure")) is not None:
+        found.append(f"{failure} after {group['order_attempts']} attempts")
+    if (value := group.get("fair_by")) is not None:
+        limit, rate = group.get("limit_each"), group.get("rate_each")
+        limits = [f"{limit} in flight"] if limit is not None else []
+        limits += [f"{rate:g}/s"] if rate is not None else []
+        found.append(f"fair by {value}" + (f" ({', '.join(limits)} each)" if limits else ""))
+    return found
+
+
+def _lines_text(group: Map) -> str:
+    return ", ".join(lines_texts(group)) or "-"
+
+
+LINES = Column("order, shares", _lines_text, number=False)
 FILTER = Column("filter", filter_text, number=False)
 GROUPS = Column("groups", lambda row: format_count(len(row.get("groups") or {})))
 MEMBERS = Column("members", lambda row: format_count(row.get("subscribers")))

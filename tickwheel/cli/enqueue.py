@@ -88,6 +88,14 @@ WithinOption = Annotated[
 ]
 
 
+OrderKeyOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY", help="Each group gets the tasks of one key one at a time, in their order."
+    ),
+]
+
+
 async def enqueue(
     call: Call,
     topic: TopicOrNone = None,
@@ -131,23 +139,22 @@ async def enqueue(
     replaces: ReplacesOption = None,
     due: DueOption = None,
     max_wait: MaxWaitOption = None,
+    order_key: OrderKeyOption = None,
 ) -> None:
     """Hand in a task to be delivered later. Confirmed means durable.
 
     Bulk input (--from) has one JSON object a line with "topic", "body" or "body_base64",
     "delay", "at" or "delay_level", "within", "key", "tag", "properties", "priority", "ttl",
-    "retry", "if_pending"; the options here hold for lines that do not say it. A file is checked
-    as a whole before the first task is sent.
+    "retry", "order_key", "if_pending"; the options here hold for lines that do not say it. A file
+    is checked as a whole before the first task is sent.
     """
-    if delay is not None and at is not None:
-        raise BadRequest("give --delay or --at, not both")
-    if delay_level is not None and (delay is not None or at is not None):
-        raise BadRequest("give --delay-level, --delay or --at, one of them")
+    _check_due(delay, at, delay_level)
     properties = _parse_properties(prop or [])
     rule = rule_of(if_pending, window, unique_until, replaces, due, max_wait)
     defaults = Defaults(
-        topic, delay, at, tag, properties, priority, ttl, retry, delay_level, within, rule
-    )
+        topic, delay, at, tag, properties, priority, ttl, retry, delay_level, within, rule,
+        order_key,
+    )  # fmt: skip
     if source is not None:
         if body is not None or key is not None:
             raise BadRequest("with --from, body and key stand in the file's lines")
@@ -157,6 +164,13 @@ async def enqueue(
         raise BadRequest("give TOPIC and BODY (or - for stdin), or --from FILE.jsonl")
     content = sys.stdin.buffer.read() if body == "-" else os.fsencode(body)
     await _one(call, topic, content, key, defaults)
+
+
+def _check_due(delay: float | None, at: datetime | None, delay_level: int | None) -> None:
+    if delay is not None and at is not None:
+        raise BadRequest("give --delay or --at, not both")
+    if delay_level is not None and (delay is not None or at is not None):
+        raise BadRequest("give --delay-level, --delay or --at, one of them")
 
 
 async def _one(call: Call, topic: str, content: bytes, key: str | None, options: Defaults) -> None:
@@ -175,6 +189,7 @@ async def _one(call: Call, topic: str, content: bytes, key: str | None, options:
             delay_level=options.delay_level,
             if_pending=options.if_pending,
             within=options.within,
+            order_key=options.order_key,
         )
     _show_receipt(call, topic, receipt)
 
@@ -310,7 +325,7 @@ def _progress(total_bytes: int | None) -> Iterator[Callable[[int, int], None]]:
 FIELDS = frozenset(
     (
         "topic", "body", "body_base64", "delay", "at", "delay_level", "key", "tag", "properties",
-        "priority", "ttl", "retry", "within", "if_pending",
+        "priority", "ttl", "retry", "within", "if_pending", "order_key",
     )
 )  # fmt: skip
 PRIORITY_MAX = 255
@@ -334,6 +349,7 @@ class Defaults:
     delay_level: int | None = None
     within: float | None = None
     if_pending: IfPending | None = None
+    order_key: str | None = None
 
 
 class BadLine(BadRequest):
@@ -384,6 +400,7 @@ def read_task(line: bytes, defaults: Defaults) -> Task:
         delay_level=delay_level,
         within=defaults.within if within is None else _duration("within", within),
         if_pending=_rule(given, defaults.if_pending),
+        order_key=_text(given, "order_key") or defaults.order_key,
     )
 
 

@@ -17,6 +17,7 @@ from tickwheel.cli.counts import (
     FILTER,
     GROUP_STATES,
     GROUPS,
+    LINES,
     MEMBERS,
     OLDEST,
     PAUSED,
@@ -31,15 +32,23 @@ from tickwheel.cli.counts import (
     counts_grid,
     filter_text,
     head,
+    lines_texts,
     rate_limit,
 )
 from tickwheel.cli.options import (
+    FairByOption,
+    LimitEachOption,
     MaybeGroup,
+    OrderAttemptsOption,
+    OrderFailureOption,
+    OrderRetryOption,
+    RateEachOption,
     RetryOption,
     SpecParser,
     TagsOption,
     TopicArgument,
     WhereOption,
+    lines_of,
     typed,
 )
 from tickwheel.cli.output import Grid
@@ -222,7 +231,8 @@ def settings_line(settings: Mapping[str, Any]) -> str:
     alone = "  broadcasts only" if settings.get("broadcast_only") else ""
     wanted = filter_text(settings)
     filtered = "" if wanted == "-" else f"  {wanted}"
-    return f"{whom}  {state}  {limited}{retried}{merged}{alone}{filtered}"
+    lined = "".join(f"  {part}" for part in lines_texts(settings))
+    return f"{whom}  {state}  {limited}{retried}{merged}{alone}{filtered}{lined}"
 
 
 # --- groups --------------------------------------------------------------------------------------
@@ -261,7 +271,9 @@ async def list_groups(
     ]
     if not call.out.as_json:
         states, acked = count_columns(GROUP_STATES), count_columns(["acked"])
-        columns = (*states, OLDEST, MEMBERS, UNUSED, PAUSED, RATE, RETRY, FILTER, REPLAY, *acked)
+        lines = (LINES,) if any(lines_texts(group) for _, group in found) else ()
+        columns = (*states, OLDEST, MEMBERS, UNUSED, PAUSED, RATE, RETRY, FILTER, *lines)
+        columns += (REPLAY, *acked)
         call.out.grid(counts_grid(("topic", "group"), columns, found))
         return
     for (name, group), of_group in found:
@@ -290,12 +302,19 @@ async def create_group(
     ] = False,
     tags: TagsOption = None,
     where: WhereOption = None,
+    order_retry: OrderRetryOption = None,
+    order_attempts: OrderAttemptsOption = None,
+    order_failure: OrderFailureOption = None,
+    fair_by: FairByOption = None,
+    limit_each: LimitEachOption = None,
+    rate_each: RateEachOption = None,
 ) -> None:
     """Create a group before its first subscriber comes. One that exists stays as it is."""
     if rate is not None and rate <= 0:
         raise BadRequest(f"--rate is {rate:g}; a number above 0 is needed")
     if rate is None and burst is not None:
         raise BadRequest("--burst goes with --rate")
+    lines = lines_of(order_retry, order_attempts, order_failure, fair_by, limit_each, rate_each)
     async with call.client() as client:
         settings = await client.create_group(
             topic,
@@ -307,6 +326,7 @@ async def create_group(
             paused=paused,
             tags=tags,
             where=where,
+            **lines,
         )
     show_settings(call, settings)
     if not settings.raw.get("created", True):
@@ -322,15 +342,37 @@ async def set_group(
     all_: Annotated[
         bool, typer.Option("--all", help="No filter: it gets every task again.")
     ] = False,
+    order_retry: OrderRetryOption = None,
+    order_attempts: OrderAttemptsOption = None,
+    order_failure: OrderFailureOption = None,
+    fair_by: FairByOption = None,
+    limit_each: LimitEachOption = None,
+    rate_each: RateEachOption = None,
+    no_order: Annotated[
+        bool, typer.Option("--no-order", help="Failed tasks of order keys as by default again.")
+    ] = False,
+    no_fair: Annotated[bool, typer.Option("--no-fair", help="No fair shares.")] = False,
 ) -> None:
-    """Change a group's filter. What came due before is judged by the one that it had.
+    """Change a group's filter, how it tries tasks of order keys again, and its fair shares.
 
-    What is not named of it stays.
+    What came due before is judged by the filter that it had. What is not named stays; a limit of 0
+    is none.
     """
-    if all_ == (tags is not None or where is not None):
-        raise BadRequest("name --tags, --where or both; or --all")
     named = {"tags": tags, "where": where}
+    if all_ and (tags is not None or where is not None):
+        raise BadRequest("name --tags, --where or both; or --all")
     changed: dict[str, Any] = {k: v for k, v in named.items() if all_ or v is not None}
+    lines = lines_of(order_retry, order_attempts, order_failure, fair_by, limit_each, rate_each)
+    for none, flag, names in (
+        (no_order, "--no-order", ("order_retry", "order_attempts", "order_failure")),
+        (no_fair, "--no-fair", ("fair_by", "limit_each", "rate_each")),
+    ):
+        if none and lines.keys() & set(names):
+            raise BadRequest(f"{flag} takes away what other options set; give one of them")
+        lines |= dict.fromkeys(names) if none else {}
+    changed |= lines
+    if not changed:
+        raise BadRequest("name what shall change: --tags, --where, --order-retry, --fair-by, …")
     async with call.client() as client:
         show_settings(call, await client.configure(topic, group, **changed))
 

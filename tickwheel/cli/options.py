@@ -105,6 +105,59 @@ WhereOption = Annotated[
     ),
 ]
 
+# --- order keys and fair shares ------------------------------------------------------------------
+
+OrderRetryOption = Annotated[
+    float | None,
+    typer.Option(
+        parser=typed(parse_duration),
+        metavar="DURATION",
+        help="When a failed task of an order key is tried again: 10ms to 30s. Default: 1s.",
+    ),
+]
+OrderAttemptsOption = Annotated[
+    int | None,
+    typer.Option(min=1, metavar="N", help="So often, until --order-failure. Default: 16."),
+]
+OrderFailureOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="dead|hold",
+        help="Then it is dead and its key goes on, or its key is held. Default: tried for ever.",
+    ),
+]
+FairByOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="key|tag|NAME",
+        help="Tasks of each key, tag, or value of this property take turns with the others'.",
+    ),
+]
+LimitEachOption = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="With --fair-by: in flight of each value.")
+]
+RateEachOption = Annotated[
+    float | None, typer.Option(min=0, metavar="N", help="With --fair-by: a second of each value.")
+]
+
+
+def lines_of(
+    order_retry: float | None,
+    order_attempts: int | None,
+    order_failure: str | None,
+    fair_by: str | None,
+    limit_each: int | None,
+    rate_each: float | None,
+) -> dict[str, Any]:
+    """What is given of them, as the client takes it; a limit of 0 is none."""
+    found = {
+        "order_retry": order_retry, "order_attempts": order_attempts,
+        "order_failure": order_failure, "fair_by": fair_by, "limit_each": limit_each,
+        "rate_each": rate_each,
+    }  # fmt: skip
+    return {name: value or None for name, value in found.items() if value is not None}
+
+
 # --- dead letters --------------------------------------------------------------------------------
 
 

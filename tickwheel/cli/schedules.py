@@ -110,6 +110,7 @@ async def put(
     ttl: Annotated[float | None, _duration("--ttl", "Of its tasks.")] = None,
     retry: RetryOption = None,
     within: Annotated[float | None, _duration("--within", "A due window of its tasks.")] = None,
+    order_key: Annotated[str | None, typer.Option(metavar="KEY", help="Of its tasks.")] = None,
 ) -> None:
     """Make a schedule, or make the one of this name so. Putting the same again changes nothing."""
     properties = _properties(prop or [])
@@ -119,7 +120,7 @@ async def put(
             anchor=anchor, jitter=jitter, start=start, end=end, runs_max=runs, gap=gap, fold=fold,
             catch_up=catch_up, catch_up_window=catch_up_window, overlap=overlap, key=key, tag=tag,
             properties=properties or None, priority=priority, ttl=ttl, within=within,
-            retry=retry_of(retry),
+            retry=retry_of(retry), order_key=order_key,
         )  # fmt: skip
     _say(call, found, str(found.outcome))
 
@@ -257,7 +258,19 @@ def _say_ids(call: Call, name: str, ids: list[int]) -> None:
 
 # --- apply ---------------------------------------------------------------------------------------
 
-_TEXTS = ("topic", "body", "cron", "timezone", "gap", "fold", "catch_up", "overlap", "key", "tag")
+_TEXTS = (
+    "topic",
+    "body",
+    "cron",
+    "timezone",
+    "gap",
+    "fold",
+    "catch_up",
+    "overlap",
+    "key",
+    "tag",
+    "order_key",
+)
 _DURATIONS = ("every", "jitter", "catch_up_window", "ttl", "within")
 _TIMES = ("anchor", "start", "end")
 _NUMBERS = ("runs_max", "priority")

@@ -25,7 +25,19 @@ import typer
 from tickwheel.cli.call import Call
 from tickwheel.cli.completion import groups as complete_groups
 from tickwheel.cli.completion import topics as complete_topics
-from tickwheel.cli.options import RetryOption, TagsOption, WhereOption, typed
+from tickwheel.cli.options import (
+    FairByOption,
+    LimitEachOption,
+    OrderAttemptsOption,
+    OrderFailureOption,
+    OrderRetryOption,
+    RateEachOption,
+    RetryOption,
+    TagsOption,
+    WhereOption,
+    lines_of,
+    typed,
+)
 from tickwheel.cli.output import remark
 from tickwheel.cli.values import (
     Policy,
@@ -118,11 +130,18 @@ async def subscribe(
     broadcast: BroadcastOption = False,
     tags: TagsOption = None,
     where: WhereOption = None,
+    order_retry: OrderRetryOption = None,
+    order_attempts: OrderAttemptsOption = None,
+    order_failure: OrderFailureOption = None,
+    fair_by: FairByOption = None,
+    limit_each: LimitEachOption = None,
+    rate_each: RateEachOption = None,
 ) -> None:
     """Receive tasks as they come due, and ack them. Ctrl-C ends it cleanly.
 
     --retry is the group's policy from then on, unless it has another one. --tags and --where
-    are the filter of a group that is made by this; one that is there must have the same.
+    are the filter of a group that is made by this, and what --order-… and --fair-by with its limits
+    say holds for it; one that is there must have the same.
     """
     _check(no_ack, exec_, lease, ack)
     settles = ack == MANUAL and not broadcast
@@ -134,6 +153,7 @@ async def subscribe(
     credit = prefetch or (1 if exec_ is not None else PREFETCH_DEFAULT)
     options: dict[str, Any] = {"prefetch": min(credit, max_ or credit), "broadcast": broadcast}
     options |= {"tags": tags, "where": where}
+    options |= lines_of(order_retry, order_attempts, order_failure, fair_by, limit_each, rate_each)
     if not broadcast:
         options |= {"group": group or GROUP_DEFAULT, "ack": ack}
     if settles:

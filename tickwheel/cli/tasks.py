@@ -489,6 +489,7 @@ def task_grid(info: TaskInfo) -> Grid:
         "within": _why_then(raw),
         "enqueued": format_time(raw.get("enqueued_ms")),
         "key": raw.get("key"),
+        "order key": raw.get("order_key"),
         "tag": raw.get("tag"),
         "properties": ", ".join(f"{k}={v}" for k, v in (raw.get("props") or {}).items()),
         "priority": raw.get("priority") or None,

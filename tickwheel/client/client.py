@@ -16,6 +16,7 @@ from tickwheel.client.addresses import DEFAULT_URL, is_secure, parse_url
 from tickwheel.client.coalescing import IfPending
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.filters import filter_wire
+from tickwheel.client.lines import Lines
 from tickwheel.client.producer import Producer, gather_receipts
 from tickwheel.client.reconnector import HEARTBEAT_S, Reconnector
 from tickwheel.client.requests import Calls
@@ -225,6 +226,7 @@ class Client(DeadLetterVerbs, GroupVerbs, JobVerbs, ScheduleVerbs, TransactionVe
         delay_level: int | None = None,
         within: Duration | None = None,
         if_pending: str | IfPending | None = None,
+        order_key: str | None = None,
     ) -> Receipt:
         """Store a task durably; due after ``delay``, or ``at``, else at once.
 
@@ -243,10 +245,13 @@ class Client(DeadLetterVerbs, GroupVerbs, JobVerbs, ScheduleVerbs, TransactionVe
         first. ``ttl``: it expires when it was not delivered so long after it was due.
         ``if_pending``: what becomes of it when a task with its ``key`` is pending: "keep",
         "replace", "reject", "add", or an IfPending; ``receipt.outcome`` says what it was.
+        ``order_key``: each group gets the tasks of one key one at a time, by when they are due,
+        then in the order in which they were enqueued; its ``order_retry`` says when one that has
+        failed is tried again, so ``retry`` does not go with it.
         """
         checked = self._check(
             topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level, within,
-            if_pending,
+            if_pending, order_key,
         )  # fmt: skip
         if if_pending is not None:
             return await self._enqueue_ruled(checked, timeout)
@@ -276,6 +281,7 @@ class Client(DeadLetterVerbs, GroupVerbs, JobVerbs, ScheduleVerbs, TransactionVe
         delay_level: int | None = None,
         within: Duration | None = None,
         if_pending: str | IfPending | None = None,
+        order_key: str | None = None,
     ) -> asyncio.Future[Receipt]:
         """``enqueue`` as a future.
 
@@ -284,7 +290,7 @@ class Client(DeadLetterVerbs, GroupVerbs, JobVerbs, ScheduleVerbs, TransactionVe
         """
         checked = self._check(
             topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level, within,
-            if_pending,
+            if_pending, order_key,
         )  # fmt: skip
         task, size = checked
         time_s = None if timeout is None else seconds(timeout, "timeout")
@@ -414,6 +420,7 @@ class Client(DeadLetterVerbs, GroupVerbs, JobVerbs, ScheduleVerbs, TransactionVe
         delay_level: int | None = None,
         within: Duration | None = None,
         if_pending: str | IfPending | None = None,
+        order_key: str | None = None,
     ) -> None:
         """Send a task and forget it: no answer, no retry, no promise that it is stored.
 
@@ -421,7 +428,7 @@ class Client(DeadLetterVerbs, GroupVerbs, JobVerbs, ScheduleVerbs, TransactionVe
         """
         checked = self._check(
             topic, body, delay, at, key, tag, properties, priority, ttl, retry, delay_level, within,
-            if_pending,
+            if_pending, order_key,
         )  # fmt: skip
         time_s = self._send_timeout_s if timeout is None else seconds(timeout, "timeout")
         connection = await self._reconnector.wait_up(time_s)
@@ -445,6 +452,7 @@ class Client(DeadLetterVerbs, GroupVerbs, JobVerbs, ScheduleVerbs, TransactionVe
         delay_level: int | None,
         within: Duration | None,
         if_pending: str | IfPending | None,
+        order_key: str | None,
     ) -> CheckedTask:
         if self._state != "open":
             self._ready()
@@ -459,6 +467,7 @@ class Client(DeadLetterVerbs, GroupVerbs, JobVerbs, ScheduleVerbs, TransactionVe
             and delay_level is None
             and within is None
             and if_pending is None
+            and order_key is None
         )
         if is_plain:
             checked = self._checker.plain(topic, body, delay)
@@ -467,7 +476,7 @@ class Client(DeadLetterVerbs, GroupVerbs, JobVerbs, ScheduleVerbs, TransactionVe
         task = Task(
             topic, body, delay=delay, at=at, key=key, tag=tag, properties=properties,
             priority=priority, ttl=ttl, retry=retry, delay_level=delay_level, within=within,
-            if_pending=if_pending,
+            if_pending=if_pending, order_key=order_key,
         )  # fmt: skip
         return self._checker.check(task)
 
@@ -486,6 +495,12 @@ class Client(DeadLetterVerbs, GroupVerbs, JobVerbs, ScheduleVerbs, TransactionVe
         broadcast: bool = False,
         tags: str | None = None,
         where: str | None = None,
+        order_retry: Duration | None = None,
+        order_attempts: int | None = None,
+        order_failure: str | None = None,
+        fair_by: str | None = None,
+        limit_each: int | None = None,
+        rate_each: float | None = None,
     ) -> Subscription:
         """Deliveries as they come due, to one of the group's members each.
 
@@ -500,7 +515,8 @@ class Client(DeadLetterVerbs, GroupVerbs, JobVerbs, ScheduleVerbs, TransactionVe
         the next one; ``autoack.py`` says what can be known about how its body ended.
 
         ``tags``, ``where``: the group's filter, of a group that is made by this; where it has
-        another one, the subscription ends with Conflict. Of a broadcast: what it gets.
+        another one, the subscription ends with Conflict. Of a broadcast: what it gets. The last
+        six, as ``create_group`` has them, are the group's in the same way.
         """
         self._ready()
         self._checker.name(topic, "topic")
@@ -509,6 +525,11 @@ class Client(DeadLetterVerbs, GroupVerbs, JobVerbs, ScheduleVerbs, TransactionVe
         asked = subscribe_options(
             topic, group, lease_ms=self._lease_ms(lease), retry=retry, ack=ack,
             auto_ack=auto_ack, broadcast=broadcast, tags=tags, where=where,
+            lines=Lines(
+                order_retry=order_retry, order_attempts=order_attempts,
+                order_failure=order_failure, fair_by=fair_by, limit_each=limit_each,
+                rate_each=rate_each,
+            ),
         )  # fmt: skip
         return self._subscriptions.make(asked, prefetch)
 
@@ -522,14 +543,24 @@ class Client(DeadLetterVerbs, GroupVerbs, JobVerbs, ScheduleVerbs, TransactionVe
         lease: Duration | None = None,
         tags: str | None = None,
         where: str | None = None,
+        order_retry: Duration | None = None,
+        order_attempts: int | None = None,
+        order_failure: str | None = None,
+        fair_by: str | None = None,
+        limit_each: int | None = None,
+        rate_each: float | None = None,
         timeout: Duration | None = None,
     ) -> list[Delivery]:
         """Up to ``max`` deliveries; none after ``wait`` seconds without any. ``timeout`` is for
-        all of it, ``wait`` included; ``tags`` and ``where`` are as in ``subscribe``."""
+        all of it, ``wait`` included; ``tags`` and what follows are as in ``subscribe``."""
         until_s = self._until(timeout)
         lease_ms, wait_ms = self._lease_ms(lease), duration_ms(wait, "wait")
         options: dict[str, Any] = {} if lease_ms is None else {"lease_ms": lease_ms}
         options |= filter_wire(tags, where)
+        options |= Lines(
+            order_retry=order_retry, order_attempts=order_attempts, order_failure=order_failure,
+            fair_by=fair_by, limit_each=limit_each, rate_each=rate_each,
+        ).to_wire()  # fmt: skip
         names = (self._checker.name(topic, "topic"), self._checker.name(group, "group"))
         answer = await self._calls.call(
             FrameType.PULL,

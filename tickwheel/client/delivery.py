@@ -134,6 +134,11 @@ class Delivered:
         return int(self._options.get("priority", 0))
 
     @property
+    def order_key(self) -> str | None:
+        """Its group gets the tasks of this key one at a time."""
+        return self._options.get("order_key")
+
+    @property
     def _options(self) -> Mapping[str, Any]:
         return self._item[4] if len(self._item) > 4 else _NOTHING
 

@@ -138,6 +138,8 @@ class TaskInfo:
     within_ms: int | None = None
     """Any moment from ``asked_ms`` to so much later would do; ``due_ms`` was the emptiest."""
     asked_ms: int | None = None
+    order_key: str | None = None
+    """Each group gets the tasks of one key one at a time."""
     slot: int | None = None
     cycles: int | None = None
     """Rotations of the wheel left."""
@@ -152,7 +154,7 @@ class TaskInfo:
         groups = {name: GroupInfo.of(group) for name, group in raw.get("groups", {}).items()}
         names = (
             "topic", "body", "due_ms", "enqueued_ms", "key", "tag", "ttl_ms", "within_ms",
-            "asked_ms", "slot", "cycles",
+            "asked_ms", "order_key", "slot", "cycles",
         )  # fmt: skip
         return cls(
             int(raw["id"]),
@@ -585,6 +587,9 @@ class Keep(Enum):
 KEEP: Final = Keep.KEEP
 
 
+_LINES = ("order_attempts", "order_failure", "fair_by", "limit_each", "rate_each")
+
+
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
     """What holds for a group, or for a topic (then ``group`` is None)."""
@@ -609,6 +614,19 @@ class GroupSettings:
     tags: str | None = None
     """Of a group, its filter; both None: it wants everything."""
     where: str | None = None
+    order_retry: float | None = None
+    """Of a group: seconds after which a failed task of an order key is tried again; None: 1."""
+    order_attempts: int | None = None
+    """After so many failed attempts comes"""
+    order_failure: str | None = None
+    """"dead": it goes to the dead letters, and its key goes on; "hold": its key is held until an
+    operator acts; None: it is tried until it succeeds."""
+    fair_by: str | None = None
+    """Of a group, what has equal turns: "key", "tag", or the name of a property."""
+    limit_each: int | None = None
+    """So many deliveries of each value of it may be in flight."""
+    rate_each: float | None = None
+    """Deliveries a second of each value of it at most."""
 
     @classmethod
     def of(cls, raw: Mapping[str, Any]) -> GroupSettings:
@@ -626,4 +644,6 @@ class GroupSettings:
             broadcast_only=bool(raw.get("broadcast_only", False)),
             tags=raw.get("tags"),
             where=raw.get("where"),
+            order_retry=None if (ms := raw.get("order_retry_ms")) is None else ms / 1000,
+            **{name: raw.get(name) for name in _LINES},
         )

@@ -90,9 +90,11 @@ def task_options(
     ttl: Duration | None,
     retry: Retry | None,
     within: Duration | None = None,
+    order_key: str | None = None,
 ) -> dict[str, Any]:
     """Of the tasks of a schedule. Raises BadRequest."""
     found: dict[str, Any] = {"key": key, "tag": tag, "priority": priority or None}
+    found["order_key"] = order_key
     found["props"] = dict(properties) if properties else None
     found["ttl_ms"] = None if ttl is None else duration_ms(ttl, "ttl")
     found["retry"] = None if retry is None else policy_wire(retry, "retry")

@@ -26,6 +26,7 @@ from tickwheel.client.connection import LOGGER, Connection, Signal
 from tickwheel.client.delivery import FINISHED, Delivery, DeliveryBatch
 from tickwheel.client.filters import filter_wire
 from tickwheel.client.leases import EXTENDED, SURE, Extender, InHand, Leases, Lot
+from tickwheel.client.lines import LINE_NAMES, NO_LINES, Lines
 from tickwheel.client.requests import Calls
 from tickwheel.client.resending import retry_pause_s
 from tickwheel.client.retry import Retry, policy_wire
@@ -333,7 +334,8 @@ class Subscription:
                     if not undone and await self._undo():
                         undone = True
                         continue
-                    if self._insists or wish.retry is None or NOT_THE_POLICY in conflict.message:
+                    is_other = any(words in conflict.message for words in NOT_THE_POLICY)
+                    if self._insists or wish.retry is None or is_other:
                         raise
                     self._log_other_policy(conflict, wish.retry)
                     wish = replace(wish, retry=None)
@@ -484,7 +486,7 @@ class Subscriptions:
         self._open.clear()
 
 
-NOT_THE_POLICY = " has the filter "
+NOT_THE_POLICY = (" has the filter ", *(f" has {name} " for name in LINE_NAMES))
 """In the message of a conflict that no other policy ends."""
 MANUAL, ON_DELIVERY = "manual", "on_delivery"
 GROUP_DEFAULT = "default"
@@ -504,6 +506,7 @@ class SubscribeOptions:
     broadcast: bool = False
     tags: str | None = None
     where: str | None = None
+    lines: Lines = NO_LINES
 
     @property
     def leased(self) -> bool:
@@ -522,6 +525,7 @@ class SubscribeOptions:
         if self.broadcast:
             options["broadcast"] = True
         options |= filter_wire(self.tags, self.where)
+        options |= self.lines.to_wire()
         return number, self.topic, self.group or None, prefetch, options
 
 
@@ -536,6 +540,7 @@ def subscribe_options(
     broadcast: bool,
     tags: str | None,
     where: str | None,
+    lines: Lines = NO_LINES,
 ) -> SubscribeOptions:
     """Checked. Raises BadRequest naming what does not go together."""
     if ack not in (MANUAL, ON_DELIVERY):
@@ -546,6 +551,7 @@ def subscribe_options(
     if retry is not None:
         policy_wire(retry, "retry")
     filter_wire(tags, where)
+    line_names = lines.to_wire()
     kind = "broadcast" if broadcast else f"ack={ack!r}"
     if broadcast or ack != MANUAL:
         given = [
@@ -555,14 +561,16 @@ def subscribe_options(
                 ("retry", retry is not None),
                 ("lease", lease_ms is not None),
                 ("auto_ack", auto_ack),
+                *((name, broadcast) for name in line_names),
             )
             if is_given
         ]
         if given:
             raise BadRequest(f"{given[0]} has no meaning with {kind}: nothing is delivered again")
     return SubscribeOptions(
-        topic, "" if broadcast else group, lease_ms, retry, ack, auto_ack, broadcast, tags, where
-    )
+        topic, "" if broadcast else group, lease_ms, retry, ack, auto_ack, broadcast, tags, where,
+        lines,
+    )  # fmt: skip
 
 
 EXTEND_BELOW = 0.55

@@ -49,7 +49,8 @@ class Task:
     of the daemon's table of delays, over the highest the highest. ``within``: any moment from then
     to so much later will do; the daemon chooses the emptiest. ``if_pending``: what becomes of it
     when a task with its key is pending: "keep", "replace", "reject", "add", or an IfPending.
-    Checked when it is enqueued.
+    ``order_key``: each group gets the tasks of one key one at a time, in their order. Checked when
+    it is enqueued.
     """
 
     topic: str
@@ -66,6 +67,7 @@ class Task:
     delay_level: int | None = None
     within: Duration | None = None
     if_pending: str | IfPending | None = None
+    order_key: str | None = None
 
 
 class Receipt(NamedTuple):
@@ -204,6 +206,7 @@ class TaskChecker:
                 and task.delay_level is None
                 and task.within is None
                 and task.if_pending is None
+                and task.order_key is None
                 and task.priority == 0
                 and type(task.priority) is int
                 and type(task.topic) is str
@@ -326,7 +329,17 @@ class TaskChecker:
         if task.if_pending is not None:
             rule = task_rule_wire(task.if_pending, task.key, f"{field}.if_pending")
             options["if_pending"] = rule
+        if task.order_key is not None:
+            options["order_key"] = self._order_key(task, f"{field}.order_key")
         return options
+
+    def _order_key(self, task: Task, field: str) -> str:
+        if task.retry is not None:
+            raise BadRequest(
+                f"{field} and retry are given; give one of them: the group's order_retry says when"
+                " a failed task of an order key is tried again"
+            )
+        return _text(task.order_key, field, self.limits.key_length_max)
 
     def _within(self, within: Duration, field: str) -> int:
         within_ms, limit = duration_ms(within, field), self.limits.within_ms_max

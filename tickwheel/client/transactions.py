@@ -111,6 +111,7 @@ class Transaction:
         delay_level: int | None = None,
         within: Duration | None = None,
         if_pending: str | IfPending | None = None,
+        order_key: str | None = None,
     ) -> None:
         """Keep a half task: durable, and nobody sees it before the commit. Arguments and errors as
         of ``Client.enqueue``; ``if_pending`` is refused. Its delay counts from now, or from the
@@ -118,7 +119,7 @@ class Transaction:
         task = Task(
             topic, body, delay=delay, at=at, key=key, tag=tag, properties=properties,
             priority=priority, ttl=ttl, retry=retry, delay_level=delay_level, within=within,
-            if_pending=if_pending,
+            if_pending=if_pending, order_key=order_key,
         )  # fmt: skip
         await self.enqueue_many((task,), timeout=timeout)
 

@@ -241,6 +241,8 @@ ORDER_HOLD = "hold"
 ORDER_FAILURES = (ORDER_DEAD, ORDER_HOLD)
 FAIR_BY_KEY = "key"
 FAIR_BY_TAG = "tag"
+FAIR_BY_LENGTH_MAX = 255
+"""Characters, as many as a property's name may have."""
 LIMIT_EACH_MAX = 1_000_000
 
 

@@ -15,8 +15,20 @@ from tickwheel.model import coalescing, retry
 from tickwheel.model.coalescing import Coalescing
 from tickwheel.model.filters.errors import FilterError
 from tickwheel.model.filters.filter import Filter, known_filter
-from tickwheel.model.records import GroupSettings
+from tickwheel.model.records import (
+    FAIR_BY_LENGTH_MAX,
+    LIMIT_EACH_MAX,
+    LINE_SETTINGS,
+    LINES_FROM,
+    ORDER_ATTEMPTS,
+    ORDER_ATTEMPTS_MAX,
+    ORDER_FAILURES,
+    ORDER_RETRY_MS_MAX,
+    ORDER_RETRY_MS_MIN,
+    GroupSettings,
+)
 from tickwheel.model.retry import DEFAULT, InvalidPolicy, PolicyRef, RetryPolicy
+from tickwheel.server import checks
 
 RATE_MAX = 1_000_000_000.0
 RATE_MIN = 1e-6
@@ -116,7 +128,63 @@ def _of_one_kind(given: Mapping[str, Any], after: GroupSettings) -> GroupSetting
         after = after._replace(if_pending=rule(given["if_pending"], "if_pending"))
     elif "if_pending" in given:
         after = after._replace(if_pending=None)
+    return lines(given, after)
+
+
+def lines(given: Mapping[str, Any], before: GroupSettings) -> GroupSettings:
+    """``before`` with what ``given`` names of order keys and fair shares, checked. What needs
+    something that is taken away goes with it."""
+    named = {name: _line(name, given[name]) for name in LINE_SETTINGS if name in given}
+    if not named:
+        return before
+    if named.get("order_failure", KEPT) is None:
+        named.setdefault("order_attempts", None)
+    if named.get("fair_by", KEPT) is None:
+        named = {"limit_each": None, "rate_each": None} | named
+    after = before._replace(**named)
+    if after.order_failure is not None and after.order_attempts is None:
+        after = after._replace(order_attempts=ORDER_ATTEMPTS)
+    for name, other in NEEDS.items():
+        if getattr(after, name) is not None and getattr(after, other) is None:
+            raise BadRequest(f"{name} is {getattr(after, name)}, which needs {other}")
     return after
+
+
+KEPT = "kept"
+NEEDS = {"order_attempts": "order_failure", "limit_each": "fair_by", "rate_each": "fair_by"}
+"""What of order keys and fair shares means nothing without another."""
+_LINE_NUMBERS = {
+    "order_retry_ms": (ORDER_RETRY_MS_MIN, ORDER_RETRY_MS_MAX),
+    "order_attempts": (1, ORDER_ATTEMPTS_MAX),
+    "limit_each": (1, LIMIT_EACH_MAX),
+}
+
+
+def _line(name: str, value: Any) -> Any:
+    """One of ``LINE_SETTINGS``, as a client gives it."""
+    if value is None:
+        return None
+    if name == "order_failure":
+        if value not in ORDER_FAILURES:
+            raise BadRequest(f"{name} must be {' or '.join(ORDER_FAILURES)}, not {shown(value)}")
+        return value
+    if name == "fair_by":
+        if checks.text(value, name, FAIR_BY_LENGTH_MAX) == "":
+            raise BadRequest(f"{name} must be key, tag or the name of a property, not {value!r}")
+        return value
+    with _refused():
+        if name == "rate_each":
+            return retry.check_float(value, name, RATE_MIN, RATE_MAX)
+        return retry.check_integer(value, name, *_LINE_NUMBERS[name])
+
+
+def asked_lines(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What a consumer names of order keys and fair shares for its group, checked."""
+    given = {name: options[name] for name in LINE_SETTINGS if options.get(name) is not None}
+    if not given:
+        return given
+    found = lines(given, _NOTHING_SET)
+    return {name: getattr(found, name) for name in given}
 
 
 def settings_map(
@@ -137,12 +205,14 @@ def settings_map(
 def where_set(found: GroupSettings) -> dict[str, Any]:
     """What only a topic, or only a group, can have, where it has it."""
     rule = {} if found.if_pending is None else {"if_pending": found.if_pending.to_map()}
-    named = {"broadcast_only": found.broadcast_only or None, "tags": found.tags}
+    named: dict[str, Any] = {"broadcast_only": found.broadcast_only or None, "tags": found.tags}
     named |= {"where": found.where}
+    named |= zip(LINE_SETTINGS, found[LINES_FROM:], strict=True)
     return rule | {name: value for name, value in named.items() if value is not None}
 
 
 NO_FILTER = Filter()
+_NOTHING_SET = GroupSettings()
 
 
 def filter_of(tags: Any, where: Any) -> Filter:

@@ -398,6 +398,12 @@ class Client:
         broadcast: bool = False,
         tags: str | None = None,
         where: str | None = None,
+        order_retry: Duration | None = None,
+        order_attempts: int | None = None,
+        order_failure: str | None = None,
+        fair_by: str | None = None,
+        limit_each: int | None = None,
+        rate_each: float | None = None,
     ) -> Subscription:
         """Deliveries as they come due, to one of the group's members each; arguments as the
         asynchronous one's. ``auto_ack``: a delivery is acked when its thread asks for the next
@@ -408,6 +414,9 @@ class Client:
             return client.subscribe(
                 topic, group=group, prefetch=prefetch, lease=lease, retry=retry, ack=ack,
                 auto_ack=auto_ack, broadcast=broadcast, tags=tags, where=where,
+                order_retry=order_retry, order_attempts=order_attempts,
+                order_failure=order_failure, fair_by=fair_by, limit_each=limit_each,
+                rate_each=rate_each,
             )  # fmt: skip
 
         return Subscription(runtime, runtime.call(make), auto_ack=auto_ack)
@@ -422,14 +431,22 @@ class Client:
         lease: Duration | None = None,
         tags: str | None = None,
         where: str | None = None,
+        order_retry: Duration | None = None,
+        order_attempts: int | None = None,
+        order_failure: str | None = None,
+        fair_by: str | None = None,
+        limit_each: int | None = None,
+        rate_each: float | None = None,
         timeout: Duration | None = None,
     ) -> list[Delivery]:
         """Up to ``max`` deliveries; none after ``wait`` seconds without any. ``timeout`` is for
-        all of it, ``wait`` included; ``tags`` and ``where`` are as in ``subscribe``."""
+        all of it, ``wait`` included; ``tags`` and what follows are as in ``subscribe``."""
         runtime, given = self._runtime(), {} if timeout is None else {"timeout": timeout}
         found = runtime.call(
             AsyncClient.pull, topic, group=group, max=max, wait=wait, lease=lease, tags=tags,
-            where=where, **given,
+            where=where, order_retry=order_retry, order_attempts=order_attempts,
+            order_failure=order_failure, fair_by=fair_by, limit_each=limit_each,
+            rate_each=rate_each, **given,
         )  # fmt: skip
         return [Delivery(runtime, one) for one in found]
 

@@ -224,9 +224,27 @@ async def test_a_batch_of_events(rig: HttpRig) -> None:
     assert len(found["tasks"]) == 3 and rig.core.tasks == 3
 
 
+async def test_the_partition_key_of_an_event_is_the_order_key_of_its_task(rig: HttpRig) -> None:
+    event = json.dumps(EVENT | {"partitionkey": "customer 7"}).encode()
+    path = "/v1/topics/orders/tasks"
+    for headers, expected in (
+        ({}, "customer 7"),
+        ({"tickwheel_order_key": "customer 8"}, "customer 8"),
+    ):
+        found = await rig.post(path, event, content_type=KIND, **headers)
+        task = (await rig.call("GET", f"/v1/tasks/{found['id']}")).json
+        assert (task["order_key"], task["properties"]["ce-partitionkey"]) == (
+            expected, "customer 7",
+        )  # fmt: skip
+    headers = {f"ce-{name}": value for name, value in EVENT.items()}
+    found = await rig.post(path, b"x", **headers, **{"ce-partitionkey": "caf%C3%A9"})
+    assert (await rig.call("GET", f"/v1/tasks/{found['id']}")).json["order_key"] == "café"
+
+
 @pytest.mark.parametrize(
     ("event", "text"),
     [
+        (EVENT | {"partitionkey": 5}, "order_key must be a string, not 5"),
         (EVENT | {"specversion": "0.3"}, "specversion must be '1.0', not '0.3'"),
         ({k: v for k, v in EVENT.items() if k != "id"}, "must have id"),
         (EVENT | {"data": 1, "data_base64": "AA=="}, "one of data and data_base64"),

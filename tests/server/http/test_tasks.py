@@ -183,6 +183,19 @@ async def test_a_body_may_be_raw_with_its_fields_in_headers(rig: HttpRig) -> Non
     assert base64.b64decode(task["body_base64"]) == b"\x89PNG"
 
 
+async def test_an_order_key_comes_as_json_and_in_a_header(rig: HttpRig) -> None:
+    one = await rig.post("/v1/tasks", {"topic": "t", "order_key": "customer 7"})
+    headers = {"tickwheel-order-key": "customer 7", "content-type": "text/plain"}
+    other = (await rig.call("POST", "/v1/topics/t/tasks", b"x", **headers)).json
+    for task_id in (one["id"], other["id"]):
+        assert (await rig.call("GET", f"/v1/tasks/{task_id}")).json["order_key"] == "customer 7"
+    pull = {"group": "g", "fair_by": "key", "limit_each": 2, "order_retry_ms": 50}
+    found = (await rig.post("/v1/topics/t/pull", pull))["deliveries"]
+    assert [(task["id"], task["order_key"]) for task in found] == [(one["id"], "customer 7")]
+    wrong = await rig.call("POST", "/v1/tasks", {"topic": "t", "order_key": "k", "retry": "none"})
+    assert (wrong.status, wrong.json["code"]) == (400, "bad_request")
+
+
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [

@@ -18,6 +18,7 @@ from typing import Any
 import msgpack
 
 from tickwheel.limits import Limits
+from tickwheel.model import records
 from tickwheel.model import retry as retries
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server import policies
@@ -264,7 +265,7 @@ class Fuzzer:
                 "priority": self.pick((0, 1, 128, 255)),
                 "ttl_ms": self.pick((1, 5, 1_000, self.limits.delay_ms_max)),
                 "within_ms": self.pick((0, 5, 60_000, self.near(self.limits.within_ms_max))),
-                "retry": self.policy(),
+                **self.pick(({"retry": self.policy()}, {"order_key": self.name()})),
             }
         )
         return self.topic(), body, delay_ms, options
@@ -340,6 +341,17 @@ class Fuzzer:
     def subset(self, options: dict[str, Any]) -> dict[str, Any]:
         return {name: one for name, one in options.items() if self.random.random() < 0.4}
 
+    def lines(self) -> dict[str, Any]:
+        """What a group says of order keys and fair shares."""
+        return {
+            "order_retry_ms": self.pick((None, 10, 1_000, 30_000, 9)),
+            "order_attempts": self.pick((None, 1, 3, 0)),
+            "order_failure": self.pick((None, "dead", "hold", "no")),
+            "fair_by": self.pick((None, "key", "tag", self.name(), "n0")),
+            "limit_each": self.pick((None, 1, 5, records.LIMIT_EACH_MAX)),
+            "rate_each": self.pick((None, 1, 100.5, policies.RATE_MIN)),
+        }
+
     def settings(self) -> dict[str, Any]:
         return self.subset(
             {
@@ -347,6 +359,7 @@ class Fuzzer:
                 "rate": self.pick((None, None, 1, 1_000.0, policies.RATE_MIN, policies.RATE_MAX)),
                 "burst": self.pick((None, 1, 1_000, policies.BURST_MAX)),
                 "retry": self.pick((None, self.policy())),
+                **self.pick(({}, {}, self.lines())),
             }
         )
 

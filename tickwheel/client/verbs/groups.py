@@ -8,6 +8,7 @@ from typing import Any
 
 from tickwheel.client.coalescing import IfPending, rule_wire
 from tickwheel.client.filters import filter_wire
+from tickwheel.client.lines import Lines, changed_lines
 from tickwheel.client.results import KEEP, GroupSettings, Keep, read
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.times import Duration, moment_ms
@@ -35,6 +36,12 @@ class GroupVerbs(Verbs):
         paused: bool = False,
         tags: str | None = None,
         where: str | None = None,
+        order_retry: Duration | None = None,
+        order_attempts: int | None = None,
+        order_failure: str | None = None,
+        fair_by: str | None = None,
+        limit_each: int | None = None,
+        rate_each: float | None = None,
         timeout: Duration | None = None,
     ) -> GroupSettings:
         """Make a group before its first subscriber comes; one that exists stays as it is
@@ -42,7 +49,10 @@ class GroupVerbs(Verbs):
 
         ``start``: it is owed what comes due from "now" on, from the "first" task that is still
         there, or from a moment. ``tags``, ``where``: its filter; what it leaves out the group is
-        not owed.
+        not owed. ``order_retry``, ``order_attempts``, ``order_failure``: when a failed task of an
+        order key is tried again, and what becomes of it after how many attempts ("dead", "hold").
+        ``fair_by``: what has equal turns ("key", "tag", a property's name), each value of it with
+        at most ``limit_each`` deliveries in flight and ``rate_each`` a second.
         """
         names = self._names(topic, group, group_needed=True)
         options: dict[str, Any] = {"since": _since(start)}
@@ -55,6 +65,10 @@ class GroupVerbs(Verbs):
         if _bool(paused, "paused"):
             options["paused"] = True
         options |= filter_wire(tags, where)
+        options |= Lines(
+            order_retry=order_retry, order_attempts=order_attempts, order_failure=order_failure,
+            fair_by=fair_by, limit_each=limit_each, rate_each=rate_each,
+        ).to_wire()  # fmt: skip
         answer = await self._calls.call(
             FrameType.GROUP_CREATE, *names, options, until_s=self._until(timeout)
         )
@@ -110,6 +124,12 @@ class GroupVerbs(Verbs):
         broadcast_only: bool | Keep = KEEP,
         tags: str | Keep | None = KEEP,
         where: str | Keep | None = KEEP,
+        order_retry: Duration | Keep | None = KEEP,
+        order_attempts: int | Keep | None = KEEP,
+        order_failure: str | Keep | None = KEEP,
+        fair_by: str | Keep | None = KEEP,
+        limit_each: int | Keep | None = KEEP,
+        rate_each: float | Keep | None = KEEP,
         timeout: Duration | None = None,
     ) -> GroupSettings:
         """Change settings of a group, or of the topic itself; what is not named stays. None
@@ -117,8 +137,8 @@ class GroupVerbs(Verbs):
         pending and that do not say it themselves. ``broadcast_only``, of a topic without groups:
         its tasks go to the broadcast subscriptions that are connected when they come due, and end;
         nobody is owed them. ``tags``, ``where``, of a group: its filter, by which what comes due
-        from now on is judged. Durable when it returns. Raises NotFound for a group, Conflict for
-        ``broadcast_only`` of a topic with groups."""
+        from now on is judged; the rest as in ``create_group``. Durable when it returns. Raises
+        NotFound for a group, Conflict for ``broadcast_only`` of a topic with groups."""
         names = self._names(topic, group)
         changed: dict[str, Any] = {}
         if paused is not KEEP:
@@ -138,6 +158,12 @@ class GroupVerbs(Verbs):
             if not isinstance(text, Keep):
                 changed[name] = None
                 changed |= filter_wire(**{name: text})
+        lines = {
+            "order_retry": order_retry, "order_attempts": order_attempts,
+            "order_failure": order_failure, "fair_by": fair_by, "limit_each": limit_each,
+            "rate_each": rate_each,
+        }  # fmt: skip
+        changed |= changed_lines({n: v for n, v in lines.items() if not isinstance(v, Keep)})
         answer = await self._calls.call(
             FrameType.CONFIGURE, *names, changed, until_s=self._until(timeout)
         )

@@ -45,6 +45,7 @@ class ScheduleVerbs(Verbs):
         timeout: Duration | None = None,
         retry: Retry | None = None,
         within: Duration | None = None,
+        order_key: str | None = None,
     ) -> ScheduleInfo:
         """Make a schedule, or make the one of that name so; its ``outcome`` says which. Putting
         the same again changes nothing.
@@ -58,7 +59,7 @@ class ScheduleVerbs(Verbs):
         of its tasks, as ``enqueue`` has it. Raises BadRequest, LimitExceeded.
         """
         until_s = self._until(timeout)
-        task = task_options(key, tag, properties, priority, ttl, retry, within)
+        task = task_options(key, tag, properties, priority, ttl, retry, within, order_key)
         options = put_options(
             topic, body, task, cron=cron, timezone=timezone, every=every, anchor=anchor,
             jitter=jitter, start=start, end=end, runs_max=runs_max, gap=gap, fold=fold,

@@ -9,6 +9,7 @@ from typing import Any
 
 from tickwheel.client.delivery import Delivery
 from tickwheel.client.filters import filter_wire
+from tickwheel.client.lines import NO_LINES, Lines
 from tickwheel.client.retry import Retry, policy_wire
 from tickwheel.client.tasks import TaskChecker
 from tickwheel.client.times import Duration, duration_ms
@@ -37,6 +38,7 @@ class Route:
     lease: Duration | None
     tags: str | None
     where: str | None
+    lines: Lines
 
     @property
     def name(self) -> str:
@@ -62,6 +64,7 @@ def route(
     lease: Duration | None,
     tags: str | None = None,
     where: str | None = None,
+    lines: Lines = NO_LINES,
 ) -> Route:
     """Checked. Raises BadRequest naming field and value."""
     if not callable(handler):
@@ -75,6 +78,7 @@ def route(
     if lease is not None:
         duration_ms(lease, "lease")
     filter_wire(tags, where)
+    lines.to_wire()
     return Route(
         handler,
         _is_async(handler),
@@ -87,6 +91,7 @@ def route(
         lease,
         tags,
         where,
+        lines,
     )
 
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 import asyncio
 import signal
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tickwheel.client.client import Client
 from tickwheel.client.connection import Signal
+from tickwheel.client.lines import Lines
 from tickwheel.client.times import Duration
 from tickwheel.client.worker.ahead import AHEAD_MAX, Ahead
 from tickwheel.client.worker.job import LOGGER, Runner, Threads
@@ -96,6 +98,12 @@ class Worker:
         lease: Duration | None = None,
         tags: str | None = None,
         where: str | None = None,
+        order_retry: Duration | None = None,
+        order_attempts: int | None = None,
+        order_failure: str | None = None,
+        fair_by: str | None = None,
+        limit_each: int | None = None,
+        rate_each: float | None = None,
     ) -> Callable[[H], H]:
         """Register a handler for what comes due on ``topic`` for ``group``.
 
@@ -106,7 +114,9 @@ class Worker:
         how to change it. ``lease``: after how long without a sign of life from
         this worker others get the task (default: the daemon's 30 s); it is kept up while a
         handler runs. ``tags``, ``where``: the filter that the group has, or is made with; where it
-        has another one the worker does not start.
+        has another one the worker does not start. The last six, as ``create_group`` has them, are
+        the group's in the same way: how failed tasks of order keys are tried again, and whose
+        tasks have equal turns.
         """
         if self._asked is not None:
             raise BadRequest("the worker runs already; register handlers before")
@@ -115,6 +125,11 @@ class Worker:
             made = route(
                 handler, topic, group=group, concurrency=concurrency, prefetch=prefetch,
                 retry=retry, timeout=timeout, lease=lease, tags=tags, where=where,
+                lines=Lines(
+                    order_retry=order_retry, order_attempts=order_attempts,
+                    order_failure=order_failure, fair_by=fair_by, limit_each=limit_each,
+                    rate_each=rate_each,
+                ),
             )  # fmt: skip
             if any((r.topic, r.group) == (made.topic, made.group) for r in self._routes):
                 raise BadRequest(f"topic {topic!r}, group {group!r} has a handler already")
@@ -286,6 +301,7 @@ class Lane:
             retry=route.retry,
             tags=route.tags,
             where=route.where,
+            **asdict(route.lines),
         )
         self._leases: Leases | None = None
 

@@ -1,7 +1,8 @@
 """CloudEvents 1.0 over HTTP as tasks: binary, structured and batched.
 
-An event's data is the body of its task, its attributes are properties ``ce-…``. Where the task goes
-and when it is due is said by the path or the headers ``Tickwheel-…``, for all events of a batch.
+An event's data is the body of its task, its attributes are properties ``ce-…``, and its
+partitionkey is the task's order key as well. Where the task goes and when it is due is said by the
+path or the headers ``Tickwheel-…``, for all events of a batch.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ BATCHED = "application/cloudevents-batch+json"
 _VERSION = "1.0"
 _REQUIRED = ("id", "source", "type")
 _ATTRIBUTE_HEADER = b"ce-"
+_ORDER_KEY = "partitionkey"
+"""The attribute of the extension "partitioning"; a header ``Tickwheel-Order-Key`` wins over it."""
 
 _event = msgspec.json.Decoder(dict[str, Any])
 _events = msgspec.json.Decoder(list[dict[str, Any]])
@@ -111,6 +114,8 @@ def _task(
             raise BadRequest(f"the event must have {name}")
     given = reader.of_headers(topic, call.headers, body)
     options = dict(given.task[3]) if len(given.task) > 3 else {}
+    if attributes.get(_ORDER_KEY):
+        options.setdefault("order_key", attributes[_ORDER_KEY])
     own = options.get("props", {})
     options["props"] = own | {f"ce-{name}": value for name, value in attributes.items()}
     return given._replace(task=(*given.task[:3], options))

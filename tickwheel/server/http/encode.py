@@ -141,6 +141,8 @@ def _put_options(view: dict[str, Any], options: TaskOptions) -> None:
         view["properties"] = options.properties
     if options.priority:
         view["priority"] = options.priority
+    if options.order_key is not None:
+        view["order_key"] = options.order_key
 
 
 def deliveries(items: Sequence[Item], topic: str, group: str, epoch: int, now_ms: int) -> bytes:

@@ -178,6 +178,8 @@ def _options(given: types.TaskFields) -> dict[str, Any]:
         options["retry"] = policy(given.retry)
     if given.within_ms is not None:
         options["within_ms"] = given.within_ms
+    if given.order_key is not None:
+        options["order_key"] = given.order_key
     if given.if_pending is not None:
         options["if_pending"] = given.if_pending
     return options

@@ -22,8 +22,31 @@ def _shape(description: str, **schema: Any) -> Meta:
 Name = Annotated[str, _shape("1 to 255 of A-Z a-z 0-9 . _ : / -", pattern=NAME_PATTERN)]
 Id = Annotated[str, _shape("A task's id: a whole number as text.", pattern="^[0-9]{1,19}$")]
 Key = Annotated[str, _shape("The producer's own name for a task.", maxLength=255)]
+OrderKey = Annotated[
+    str, _shape("Tasks of one are handed out one at a time, in their order.", maxLength=255)
+]
 TagList = Annotated[str, _shape("Tags between ||, or * for all.", maxLength=2048)]
 Condition = Annotated[str, _shape("A condition of SQL on a task.", maxLength=2048)]
+OrderRetry = Annotated[
+    int,
+    _shape(
+        "Milliseconds after which a failed task of an order key is tried again.",
+        minimum=10, maximum=30_000,
+    ),
+]  # fmt: skip
+Attempts = Annotated[
+    int, _shape("After so many failed attempts comes order_failure.", minimum=1, maximum=1_000_000)
+]
+OrderFailure = Annotated[
+    str, _shape("The task is dead, or its key is held.", enum=["dead", "hold"])
+]
+FairBy = Annotated[
+    str, _shape("What has equal turns: key, tag, or a property's name.", maxLength=255)
+]
+LimitEach = Annotated[
+    int, _shape("In flight for each value of fair_by.", minimum=1, maximum=1_000_000)
+]
+RateEach = Annotated[float, _shape("A second for each value of fair_by.")]
 Receipt = Annotated[str, _shape("Opaque: from a delivery, to settle it with.")]
 Milliseconds = Annotated[int, _shape("Milliseconds.", minimum=0)]
 Moment = Annotated[int, _shape("Milliseconds since 1970 by the daemon's clock.")]
@@ -75,6 +98,7 @@ class TaskFields(When):
     ttl_ms: Annotated[int, _shape("Worth delivering so long after due.", minimum=1)] | None = None
     retry: Retry | None = None
     within_ms: Window | None = None
+    order_key: OrderKey | None = None
     if_pending: IfPending | None = None
 
 
@@ -151,6 +175,7 @@ class Task(Out):
     ttl_ms: int | None = None
     within_ms: int | None = None
     asked_ms: Moment | None = None
+    order_key: str | None = None
     slot: int | None = None
     cycles: int | None = None
     groups: dict[str, GroupOfTask] | None = None
@@ -232,6 +257,12 @@ class PullIn(In):
     lease_ms: Milliseconds | None = None
     tags: TagList | None = None
     where: Condition | None = None
+    order_retry_ms: OrderRetry | None = None
+    order_attempts: Attempts | None = None
+    order_failure: OrderFailure | None = None
+    fair_by: FairBy | None = None
+    limit_each: LimitEach | None = None
+    rate_each: RateEach | None = None
 
 
 class Delivery(Out):
@@ -248,6 +279,7 @@ class Delivery(Out):
     tag: str | None = None
     properties: Properties | None = None
     priority: int | None = None
+    order_key: str | None = None
 
 
 class Deliveries(Out):
@@ -266,6 +298,12 @@ class StreamQuery(In):
     broadcast: bool = False
     tags: TagList | None = None
     where: Condition | None = None
+    order_retry_ms: OrderRetry | None = None
+    order_attempts: Attempts | None = None
+    order_failure: OrderFailure | None = None
+    fair_by: FairBy | None = None
+    limit_each: LimitEach | None = None
+    rate_each: RateEach | None = None
 
 
 Receipts = Annotated[list[Receipt], _shape("", minItems=1, maxItems=16_384)]
@@ -322,6 +360,12 @@ class SettingsIn(In):
     if_pending: IfPending | UnsetType | None = UNSET
     tags: TagList | UnsetType | None = UNSET
     where: Condition | UnsetType | None = UNSET
+    order_retry_ms: OrderRetry | UnsetType | None = UNSET
+    order_attempts: Attempts | UnsetType | None = UNSET
+    order_failure: OrderFailure | UnsetType | None = UNSET
+    fair_by: FairBy | UnsetType | None = UNSET
+    limit_each: LimitEach | UnsetType | None = UNSET
+    rate_each: RateEach | UnsetType | None = UNSET
 
 
 class GroupIn(SettingsIn):
@@ -344,6 +388,12 @@ class GroupSettings(Out):
     if_pending: IfPending | None = None
     tags: TagList | None = None
     where: Condition | None = None
+    order_retry_ms: OrderRetry | None = None
+    order_attempts: Attempts | None = None
+    order_failure: OrderFailure | None = None
+    fair_by: FairBy | None = None
+    limit_each: LimitEach | None = None
+    rate_each: RateEach | None = None
 
 
 class Replay(Out):
@@ -379,6 +429,12 @@ class Group(Out):
     retry: dict[str, Any] | None
     tags: TagList | None = None
     where: Condition | None = None
+    order_retry_ms: OrderRetry | None = None
+    order_attempts: Attempts | None = None
+    order_failure: OrderFailure | None = None
+    fair_by: FairBy | None = None
+    limit_each: LimitEach | None = None
+    rate_each: RateEach | None = None
 
 
 class TopicCounts(Out, kw_only=True):
@@ -581,6 +637,7 @@ class TaskOfSchedule(In):
     ttl_ms: int | None = None
     retry: Retry | None = None
     within_ms: int | None = None
+    order_key: OrderKey | None = None
 
 
 class ScheduleIn(In):
@@ -740,7 +797,7 @@ class Trouble(Out):
     level: Annotated[str, _shape("", enum=["error", "warning", "note"])]
     text: str
     about: str
-    """Where to look: tasks, groups, dead, daemon, topics."""
+    """Where to look: tasks, groups, dead, daemon, topics, transactions."""
     topic: str | None = None
     group: str | None = None
 
@@ -784,6 +841,17 @@ class WatchQuery(In):
     """A look every ``every_ms``."""
 
     every_ms: Annotated[int, _shape("", minimum=500, maximum=60_000)] = 1_000
+
+
+class GroupLag(Out):
+    """A sample every ``every_ms`` of the last hour, the oldest first."""
+
+    every_ms: int
+    taken_ms: list[Moment]
+    ready: list[int | None]
+    """Due and waiting for a subscriber; null: not known."""
+    oldest_ready_ms: list[int | None]
+    """For how long the oldest of them had waited."""
 
 
 class TaskHistory(Out):

@@ -60,6 +60,7 @@ def key_alone(task: tuple[Any, ...], length_max: int) -> TaskOptions | None:
 
 _OPTIONS = (
     "due_ms", "delay_level", "key", "tag", "props", "priority", "ttl_ms", "retry", "within_ms",
+    "order_key",
 )  # fmt: skip
 _RULE = "if_pending"
 _OPTIONS_AND_RULE = (*_OPTIONS, _RULE)
@@ -334,8 +335,16 @@ class NewTasks:
         if retry is not None:
             retry = policies.policy(retry, f"{field}.retry", self._core.policies)
         within_ms = self._within(given.get("within_ms"), f"{field}.within_ms")
+        order_key = given.get("order_key")
+        if order_key is not None:
+            checks.text(order_key, f"{field}.order_key", limits.key_length_max)
+            if retry is not None:
+                raise BadRequest(
+                    f"{field} has order_key and retry; give one of them: the group's order_retry"
+                    " says when a failed task of an order key is tried again"
+                )
         task_options = TaskOptions(
-            key, tag, properties, priority, ttl_ms, retry, within_ms=within_ms
+            key, tag, properties, priority, ttl_ms, retry, within_ms=within_ms, order_key=order_key
         )
         return None if task_options == _NOTHING else task_options
 

@@ -32,6 +32,7 @@ def task_map(
         "ttl_ms": options.ttl_ms,
         "within_ms": options.within_ms,
         "asked_ms": options.asked_ms,
+        "order_key": options.order_key,
         "slot": slot,
         "cycles": cycles,
         "groups": {

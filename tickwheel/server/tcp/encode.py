@@ -31,6 +31,8 @@ def delivery_options(task_options: TaskOptions) -> dict[str, Any]:
         options["props"] = task_options.properties
     if task_options.priority:
         options["priority"] = task_options.priority
+    if task_options.order_key is not None:
+        options["order_key"] = task_options.order_key
     return options
 
 

@@ -22,6 +22,7 @@ from tickwheel.server.http import types
 from tickwheel.server.http.bulk import NDJSON
 from tickwheel.server.http.encode import as_json, deliveries, delivery_view
 from tickwheel.server.http.problems import line as problem_line
+from tickwheel.server.shard.operations.grouping import OF_GROUPS
 
 if TYPE_CHECKING:
     from tickwheel.engine.topics import Item
@@ -69,7 +70,7 @@ class Consuming:
         given = await call.json(_pull)
         wait_ms_max = int(call.operations.settings.http_wait_max_s * 1000)
         checks.integer(given.wait_ms, "wait_ms", 0, wait_ms_max)
-        options = {"lease_ms": given.lease_ms, "tags": given.tags, "where": given.where}
+        options = {"lease_ms": given.lease_ms, **_of_group(given)}
         topic, exchange, operations = call.named["topic"], call.exchange, call.operations
         sink = _PullSink(exchange, topic, given.group or DEFAULT_GROUP)
         answer = exchange.ask(
@@ -104,6 +105,11 @@ class Consuming:
             await Stream(call, given, number, group, is_lines=is_lines).run(self._keep_alive_s)
         finally:
             self._streams.closed(number)
+
+
+def _of_group(given: types.PullIn | types.StreamQuery) -> dict[str, Any]:
+    """How the group shall be set."""
+    return {name: getattr(given, name) for name in OF_GROUPS}
 
 
 class _PullSink:
@@ -178,7 +184,7 @@ class Stream:
 
     async def _subscribe(self) -> None:
         given, exchange = self._given, self._call.exchange
-        options: dict[str, Any] = {"ack": given.ack, "tags": given.tags, "where": given.where}
+        options: dict[str, Any] = {"ack": given.ack, **_of_group(given)}
         if given.lease_ms is not None:
             options["lease_ms"] = given.lease_ms
         if given.broadcast:

@@ -11,6 +11,7 @@ from tickwheel.server.http import types
 from tickwheel.server.http.encode import as_json, task_view
 from tickwheel.server.http.handlers.controlling import read_id
 from tickwheel.server.http.new_tasks import policy
+from tickwheel.server.shard.operations.grouping import SETTINGS
 
 if TYPE_CHECKING:
     from tickwheel.server.http.call import Call
@@ -171,8 +172,7 @@ class Listing:
 
 def _named_settings(given: types.SettingsIn) -> dict[str, Any]:
     """Those that the request names."""
-    names = ("paused", "rate", "burst", "retry", "broadcast_only", "if_pending", "tags", "where")
-    found = {name: getattr(given, name) for name in names}
+    found = {name: getattr(given, name) for name in SETTINGS}
     return {k: policy(v) for k, v in found.items() if v is not msgspec.UNSET}
 
 

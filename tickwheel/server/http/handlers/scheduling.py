@@ -124,6 +124,7 @@ def _options(given: types.ScheduleIn) -> dict[str, Any]:
             "ttl_ms": given.task.ttl_ms,
             "retry": policy(given.task.retry),
             "within_ms": given.task.within_ms,
+            "order_key": given.task.order_key,
         }
         options["task"] = {name: value for name, value in task.items() if value is not None}
     return options

@@ -103,6 +103,7 @@ class Operations:
         self._on_jobs(Jobs(self.shard, value_bytes, show))
         watch = Watching(self.shard, show)
         self.overview = watch.overview
+        self.group_lag = watch.group_lag
         self.task_history = watch.task_history
         self.report = watch.report
         self.list_tasks = show.list_tasks

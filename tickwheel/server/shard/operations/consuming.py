@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tickwheel.engine.delivery import Broadcaster
 from tickwheel.engine.sinks import DeliverySink
@@ -17,7 +17,9 @@ from tickwheel.errors import (
     NotFound,
     Overloaded,
     TickwheelError,
+    shown,
 )
+from tickwheel.model.records import LINE_SETTINGS, GroupSettings
 from tickwheel.server import checks, policies
 from tickwheel.server.shard.operations.grouping import check_filter_room, find_room
 
@@ -58,9 +60,9 @@ class Consuming:
         """Deliveries of a topic go to ``sink`` from now on, ``prefetch`` of them at a time.
 
         ``number`` is the caller's name for the subscription. ``options``: ``lease_ms``, ``retry``,
-        ``ack`` (manual or on_delivery), ``broadcast``, ``tags`` and ``where``. The answer has
-        the lease that is given. Raises BadRequest, Conflict, LimitExceeded, Overloaded, Refused,
-        Draining.
+        ``ack`` (manual or on_delivery), ``broadcast``, and what ``Wanted`` says of the group. The
+        answer has the lease that is given. Raises BadRequest, Conflict, LimitExceeded, Overloaded,
+        Refused, Draining.
         """
         checks.integer(number, "sub", 0, SUBSCRIPTION_NUMBER_MAX)
         checks.integer(prefetch, "prefetch", 0, self._limits.prefetch_max)
@@ -103,7 +105,7 @@ class Consuming:
         retry, known = options.get("retry"), self._core.policies
         if retry is not None:
             retry = policies.policy(retry, "retry", known)
-        found = self._group(topic, group, policies.asked_filter(options), now.now_ms)
+        found = self._group(topic, group, Wanted.of(options), now)
         if retry is not None:
             own = found.settings.retry
             if own is None:
@@ -138,6 +140,7 @@ class Consuming:
         if options["broadcast"] is not True:
             checks.wrong("broadcast", "true or false", options["broadcast"])
         others = [name for name in ("retry", "ack") if options.get(name) not in (None, "manual")]
+        others += [name for name in LINE_SETTINGS if options.get(name) is not None]
         if group not in (None, "") or others:
             found = ", ".join(["group"] * (group not in (None, "")) + others)
             raise BadRequest(
@@ -178,13 +181,13 @@ class Consuming:
     ) -> None:
         """Up to ``count`` deliveries once, as soon as there is one: they go to ``sink``, which is
         the answer. When ``wait_ms`` are over without any the result is ``(epoch, now_ms, ())``.
-        ``options``: ``lease_ms``, ``tags`` and ``where``.
+        ``options``: ``lease_ms``, and what ``Wanted`` says of the group.
 
         Raises BadRequest, Conflict, LimitExceeded, Overloaded, Refused, Draining.
         """
         checks.integer(count, "max", 1, self._limits.pull_max)
         checks.integer(wait_ms, "wait_ms", 0, self._limits.lease_ms_max)
-        lease, wanted = self._lease_ms(options), policies.asked_filter(options)
+        lease, wanted = self._lease_ms(options), Wanted.of(options)
         if caller.quota is not None:
             caller.quota.check_subscription()
         if len(caller.pulls) >= self._limits.pulls_max:
@@ -196,8 +199,8 @@ class Consuming:
         known = self._core.find_group(checks.name(topic, "topic"), checks.group_name(group))
         if known is not None and known.is_closed:
             known = None
-        found = known or self._group(topic, group, wanted, now.now_ms)
-        _check_filter(found, wanted)
+        found = known or self._group(topic, group, wanted, now)
+        wanted.check(found)
         pull = _Pull(self._shard, caller, request, found, count, lease, sink)
         pull.subscriber.asked_mono_ms = now.mono_ms
         if known is not None:
@@ -243,36 +246,65 @@ class Consuming:
         limits = self._limits
         return checks.integer(lease_ms, "lease_ms", limits.lease_ms_min, limits.lease_ms_max)
 
-    def _group(self, topic: object, group: object, wanted: Filter | None, now_ms: int) -> Group:
-        """The group by its names, made if there is room for another. Raises Conflict when it has
-        another filter than is wanted."""
+    def _group(self, topic: object, group: object, wanted: Wanted, now: Now) -> Group:
+        """The group by its names, made if there is room for another. Raises Conflict when it is
+        set otherwise than is wanted."""
         topic_name = checks.name(topic, "topic")
         group_name = checks.group_name(group)
         self._check_draining()
         found, known = find_room(self._shard, topic_name, group_name)
         if known is not None:
-            _check_filter(known, wanted)
+            wanted.check(known)
             return known
-        settings = NOTHING_SET
-        if wanted is not None:
-            check_filter_room(self._core, wanted)
-            settings = settings._replace(tags=wanted.tags, where=wanted.where)
-        return self._shard.border.act().grouping.create(found, group_name, now_ms, settings)
+        settings = wanted.settings
+        if wanted.filter is not None:
+            check_filter_room(self._core, wanted.filter)
+        grouping = self._shard.border.act().grouping
+        made = grouping.create(found, group_name, now.now_ms, settings)
+        if settings != made.settings:
+            grouping.set(made, settings, now.mono_ms)
+        return made
 
     def _check_draining(self) -> None:
         if self._shard.draining:
             raise Draining("the daemon is shutting down")
 
 
-def _check_filter(group: Group, wanted: Filter | None) -> None:
-    if wanted is None:
-        return
-    own = policies.filter_of(group.settings.tags, group.settings.where)
-    if own != wanted:
-        raise Conflict(
-            f"group {group.name} of topic {group.topic.name} has the filter {own}, not {wanted};"
-            " CONFIGURE changes it"
-        )
+class Wanted(NamedTuple):
+    """How a consumer wants its group to be set: one that it makes is, any other must be."""
+
+    filter: Filter | None
+    """By ``tags`` and ``where``; None: it names none."""
+    lines: dict[str, Any]
+    """What it names of ``LINE_SETTINGS``."""
+
+    @classmethod
+    def of(cls, options: dict[str, Any]) -> Wanted:
+        """Raises BadRequest, LimitExceeded."""
+        return cls(policies.asked_filter(options), policies.asked_lines(options))
+
+    @property
+    def settings(self) -> GroupSettings:
+        """Of a group that is made for it."""
+        found = policies.lines(self.lines, NOTHING_SET)
+        if self.filter is None:
+            return found
+        return found._replace(tags=self.filter.tags, where=self.filter.where)
+
+    def check(self, group: Group) -> None:
+        """Raises Conflict when the group is set otherwise."""
+        settings = group.settings
+        of = f"group {group.name} of topic {group.topic.name} has"
+        if self.filter is not None:
+            own = policies.filter_of(settings.tags, settings.where)
+            if own != self.filter:
+                raise Conflict(f"{of} the filter {own}, not {self.filter}; CONFIGURE changes it")
+        for name, wanted in self.lines.items():
+            own_value = getattr(settings, name)
+            if own_value != wanted:
+                raise Conflict(
+                    f"{of} {name} {shown(own_value)}, not {shown(wanted)}; CONFIGURE changes it"
+                )
 
 
 class _Subscription:

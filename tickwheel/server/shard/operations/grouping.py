@@ -6,7 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
 from tickwheel.errors import BadRequest, Conflict, LimitExceeded, NotFound, Refused
-from tickwheel.model.records import FILTERS_LENGTH_MAX, FORMER_FILTERS_MAX, GroupSettings
+from tickwheel.model.records import (
+    FILTERS_LENGTH_MAX,
+    FORMER_FILTERS_MAX,
+    LINE_SETTINGS,
+    GroupSettings,
+)
 from tickwheel.server import checks, policies
 from tickwheel.server.shard.new_tasks import check_stays
 
@@ -22,9 +27,9 @@ SINCE_MS_MAX = 2**53 - 1
 HELD = ("pending", "ready", "in_flight", "waiting", "dead")
 NAMED_MAX = 5
 """Schedules that one message names."""
-SETTINGS = ("paused", "rate", "burst", "retry", "if_pending", "broadcast_only", "tags", "where")
 OF_TOPICS = ("if_pending", "broadcast_only")
-OF_GROUPS = ("tags", "where")
+OF_GROUPS = ("tags", "where", *LINE_SETTINGS)
+SETTINGS = ("paused", "rate", "burst", "retry", *OF_TOPICS, *OF_GROUPS)
 
 
 class Grouping:

@@ -406,6 +406,7 @@ class Scheduling:
             "priority": options.priority or None,
             "ttl_ms": options.ttl_ms,
             "within_ms": options.within_ms,
+            "order_key": options.order_key,
             "retry": policies.policy_map(options.retry, self._core.policies),
         }
         return schedule | {

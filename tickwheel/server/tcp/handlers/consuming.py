@@ -9,6 +9,7 @@ from tickwheel.errors import NotFound
 from tickwheel.protocol.codec import encode
 from tickwheel.protocol.frames import FrameType
 from tickwheel.server import checks
+from tickwheel.server.shard.operations.grouping import OF_GROUPS
 from tickwheel.server.tcp import decode
 from tickwheel.server.tcp.encode import delivery_items
 
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
     from tickwheel.server.tcp.shared import Peer
 
 _DELIVER, _OK, _ENDED = int(FrameType.DELIVER), int(FrameType.OK), int(FrameType.ENDED)
-_OPTIONS = ("lease_ms", "retry", "ack", "broadcast", "tags", "where")
-_PULL_OPTIONS = ("lease_ms", "tags", "where")
+_OPTIONS = ("lease_ms", "retry", "ack", "broadcast", *OF_GROUPS)
+_PULL_OPTIONS = ("lease_ms", *OF_GROUPS)
 
 
 class Consuming:
