@@ -15,10 +15,14 @@ from tickwheel.cli.top import (
     Frame,
     Meter,
     arranged,
-    frame_text,
+    head_text,
     rows_grid,
     stats_topics_grid,
 )
+
+
+def frame_text(frame: Frame) -> str:
+    return "\n".join([head_text(frame), rows_grid(frame).plain()])
 
 
 def _group(**counts: Any) -> dict[str, Any]:

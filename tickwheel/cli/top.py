@@ -382,17 +382,20 @@ def rows_grid(frame: Frame, rows_max: int | None = None, first: int = 0) -> Grid
         for index, row in enumerate(shown)
     ]
     grid = counts_grid(
-        ("topic", "group"), _COLUMNS, zip(named, map(_row_fields, shown), strict=True)
+        ("topic", "group"),
+        _COLUMNS,
+        zip(named, map(_row_fields, shown), strict=True),
+        spare=("acked/s", "oldest", "pending", "in/s"),
     )
     if len(shown) < len(rows):
         grid.rows.append((f"… {len(rows) - len(shown)} more", *[""] * (len(grid.columns) - 1)))
     return grid
 
 
-def frame_text(frame: Frame) -> str:
-    """A frame as text."""
+def head_text(frame: Frame) -> str:
+    """What stands above the table, as text."""
     trouble = [frame.trouble] if frame.trouble else []
-    return "\n".join([*trouble, *head_lines(frame), "", rows_grid(frame).plain()])
+    return "\n".join([*trouble, *head_lines(frame), ""])
 
 
 def _rate(value: float | None) -> str:
@@ -511,7 +514,8 @@ class View:
         if self._out.as_json:
             self._out.record(frame.fields())
         elif self._live is None:
-            self._out.line(frame_text(frame))
+            self._out.line(head_text(frame))
+            self._out.grid(rows_grid(frame))
         else:
             self._live.update(self._drawn(frame), refresh=True)
 
@@ -527,8 +531,10 @@ class View:
         controls, frame = self.controls, arranged(frame, self.controls.sort, self.controls.wanted)
         count = sum(1 + len(groups) for _, groups in frame.topics)
         grid = rows_grid(frame, room, controls.place(count, room))
-        shown, hidden = grid.fitted(self._console.width)
-        parts: list[RenderableType] = [trouble, *lines, table_of(shown, dim=bool(frame.trouble))]
+        width = self._console.width
+        shown, hidden = grid.fitted(width)
+        table = table_of(shown, width, dim=bool(frame.trouble))
+        parts: list[RenderableType] = [trouble, *lines, table]
         if hidden:
             parts.append(Text(hidden_text(hidden), style="dim", no_wrap=True, overflow="ellipsis"))
         if self.has_keys:

@@ -8,7 +8,7 @@ const COUNTS = [
   ["pending", "Scheduled", "#/tasks?state=scheduled", "wait on the wheel until they are due"],
   ["ready", "Ready", "#/tasks?state=ready", "due, and nobody has taken them yet"],
   ["in_flight", "In flight", "#/tasks?state=in_flight", "handed out, not settled yet"],
-  ["waiting", "Retrying", "#/tasks?state=waiting", "failed, and tried again later"],
+  ["waiting", "Waiting", "#/tasks?state=waiting", "failed, and tried again later"],
   ["dead", "Dead letters", "#/dead", "given up; somebody has to decide"],
 ];
 const RATES = [["enqueued", "Enqueued"], ["delivered", "Delivered"], ["acked", "Acked"]];
@@ -58,7 +58,7 @@ export async function open(main, query, signal) {
       pair("Subscribers", count(counts.subscribers), "#/groups?sort=subscribers"), pair("Schedules", count(counts.schedules), "#/schedules"),
       pair("Transactions", count(counts.transactions), "#/transactions"),
       pair("Up for", duration(overview.uptime_s * 1000), "#/nodes")));
-    fill(legend, h("span", { class: "key key-this" }), ` this turn ${count(sum(overview.ring.this))} `, h("span", { class: "key key-next" }), ` next turn ${overview.ring.exact ? "" : "about "}${count(sum(overview.ring.next))} `, h("span", { class: "dim" }, ` later ${count(overview.ring.later)}`));
+    fill(legend, h("span", null, h("span", { class: "key key-this" }), ` this turn ${count(sum(overview.ring.this))}`), " ", h("span", null, h("span", { class: "key key-next" }), ` next turn ${overview.ring.exact ? "" : "about "}${count(sum(overview.ring.next))}`), " ", h("span", { class: "dim" }, ` later ${count(overview.ring.later)}`));
     showTroubles(overview, troubles);
     showFirst(overview, first);
     showSlot();

@@ -1,7 +1,7 @@
 // One task: what it is, when it is tried next and why, its life on a time line, its body.
 
 import { get, may, part } from "./api.js";
-import { clock, count, daemonNow, duration, empty, facts, fill, h, head, link, moment, section, state, time, toast } from "./dom.js";
+import { clock, count, daemonNow, duration, empty, facts, fill, h, head, link, moment, section, shown, state, time } from "./dom.js";
 import { cancel, reschedule, runNow } from "./tasks.js";
 
 const HEX_MAX = 16_384;
@@ -35,7 +35,7 @@ export async function open(main, query, signal, [id]) {
 
   function showTop(task, topic) {
     const can = topic !== undefined && may("produce", topic), why = can ? null : "It needs the right produce for this topic";
-    const act = (title, danger, work) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can || ENDED.includes(task.state), title: why, onclick: () => work([task], "1 task").then((done) => done && refresh()).catch((error) => toast(error.message, "error")) }, title);
+    const act = (title, danger, work) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can || ENDED.includes(task.state), title: why, onclick: () => work([task], "1 task").then((done) => done && refresh()).catch(shown) }, title);
     fill(top, head(h("span", null, "Task ", h("span", { class: "mono" }, id)), state(task.state), act("Run now …", false, runNow), act("Reschedule …", false, reschedule), act("Cancel …", true, cancel)),
       task.said ? empty(task.said, story.events.length ? null : h("p", null, "The history has nothing of it either, or none is kept.")) : null,
       task.topic ? section("What it is", facts([
@@ -45,7 +45,7 @@ export async function open(main, query, signal, [id]) {
         ["Key", task.key ? link(`#/tasks?topic=${part(task.topic)}&key=${part(task.key)}`, task.key) : "–"],
         ["Tag", task.tag ? link(`#/tasks?topic=${part(task.topic)}&tag=${part(task.tag)}`, task.tag) : "–"],
         ["Priority", count(task.priority)], task.ttl_ms ? ["Worth delivering for", duration(task.ttl_ms)] : null, task.within_ms ? ["Due window", duration(task.within_ms)] : null,
-        task.state === "scheduled" ? ["On the wheel", `slot ${count(task.slot)}, ${count(task.cycles)} turns left`] : null,
+        task.state === "scheduled" ? ["On the wheel", `slot ${count(task.slot)}, ${count(task.cycles)} cycles left`] : null,
         ...Object.entries(task.properties ?? {}).map(([name, value]) => [name, link(`#/tasks?topic=${part(task.topic)}&property=${part(`${name}=${value}`)}`, String(value))]),
       ])) : null,
       ENDED.includes(task.state) || !task.topic ? null : section("What comes next", h("ul", { class: "plain" }, next(task))));

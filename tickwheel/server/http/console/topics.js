@@ -1,7 +1,7 @@
 // Topics with their counts; what is set for a topic; deleting one.
 
 import { get, may, part, request } from "./api.js";
-import { ask, choice, commands, count, duration, empty, field, fill, h, head, link, rate, toast } from "./dom.js";
+import { ask, choice, commands, count, duration, empty, field, fill, h, head, link, rate, shown, toast } from "./dom.js";
 import { policyText, readPolicy } from "./policy.js";
 import { Table } from "./table.js";
 
@@ -49,7 +49,7 @@ export async function open(main, query, signal) {
       { name: "Scheduled", class: "number", cell: (one) => tasks(one.topic, "scheduled", one.pending) },
       { name: "Ready", class: "number", cell: (one) => tasks(one.topic, "ready", one.ready) },
       { name: "In flight", class: "number", cell: (one) => tasks(one.topic, "in_flight", one.in_flight) },
-      { name: "Retrying", class: "number", cell: (one) => tasks(one.topic, "waiting", one.waiting) },
+      { name: "Waiting", class: "number", cell: (one) => tasks(one.topic, "waiting", one.waiting) },
       { name: "Dead", class: "number", cell: (one) => (one.dead ? link(`#/dead?topic=${part(one.topic)}`, count(one.dead)) : h("span", { class: "dim" }, "0")) },
       { name: "Groups", class: "number wide", cell: (one) => link(`#/groups?topic=${part(one.topic)}`, count(Object.keys(one.groups).length)) },
       { name: "Oldest ready", class: "number wide", cell: (one) => (one.oldest_ready_ms ? duration(one.oldest_ready_ms) : "–") },
@@ -79,22 +79,22 @@ export async function open(main, query, signal) {
     const path = `/v1/topics/${part(one.topic)}`;
     return h("span", { class: "row-acts" },
       h("button", { type: "button", disabled: !can, title: why, data: { part: "pause" }, onclick: async () => {
-        await request("PATCH", path, { body: { paused: !one.paused } }).then(() => toast(`${one.topic} ${one.paused ? "goes on" : "is paused"}`), (error) => toast(error.message, "error"));
-        await refresh();
+        await request("PATCH", path, { body: { paused: !one.paused } }).then(() => toast(`${one.topic} ${one.paused ? "goes on" : "is paused"}`), shown);
+        await refresh().catch(shown);
       } }, one.paused ? "Resume" : "Pause"),
-      h("button", { type: "button", disabled: !can, title: why, data: { part: "set" }, onclick: () => configure(one.topic, null, one).then(refresh) }, "Set …"),
-      h("button", { type: "button", class: "danger", disabled: !can, title: why, data: { part: "delete" }, onclick: () => remove(one).then(refresh) }, "Delete …"));
+      h("button", { type: "button", disabled: !can, title: why, data: { part: "set" }, onclick: () => configure(one.topic, null, one).then(refresh).catch(shown) }, "Set …"),
+      h("button", { type: "button", class: "danger", disabled: !can, title: why, data: { part: "delete" }, onclick: () => remove(one).then(refresh).catch(shown) }, "Delete …"));
   }
 
   async function remove(one) {
     const held = one.pending + one.ready + one.in_flight + one.waiting + one.dead;
     const sure = await ask({
       title: `Delete topic ${one.topic}?`, confirm: "Delete it", danger: true, typed: held ? one.topic : null,
-      text: [`Its ${count(Object.keys(one.groups).length)} groups end, and everything that it holds is deleted for good: ${count(one.pending)} scheduled, ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} retrying, ${count(one.dead)} dead.`],
+      text: [`Its ${count(Object.keys(one.groups).length)} groups end, and everything that it holds is deleted for good: ${count(one.pending)} scheduled, ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} waiting for a retry, ${count(one.dead)} dead.`],
     });
     if (!sure) return;
     await request("DELETE", `/v1/topics/${part(one.topic)}`, { query: { force: held ? "true" : "" } })
-      .then(() => toast(`${one.topic} is deleted`), (error) => toast(error.message, "error"));
+      .then(() => toast(`${one.topic} is deleted`), shown);
   }
 
   fill(none, empty("No topic yet", h("p", null, "A topic comes to be with its first task, or its first subscriber."), commands([["Make one", 'tickwheel enqueue hello "my first task" --delay 10s']])));
