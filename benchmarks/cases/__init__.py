@@ -14,6 +14,7 @@ from benchmarks.cases.large import due_million, mixed_day, ten_million
 from benchmarks.cases.lateness import lateness
 from benchmarks.cases.pending import memory, rate_pending, recovery
 from benchmarks.cases.redis import redis_bulk_client, redis_enqueue, redis_memory, redis_recovery
+from benchmarks.cases.transactions import transactions
 from benchmarks.context import Context, Result
 
 Cases = dict[str, Callable[[Context], Result]]
@@ -40,6 +41,7 @@ CASES: dict[str, Cases] = {
         recovery,
         rate_pending,
         keys,
+        transactions,
         http,
         ten_million,
         due_million,

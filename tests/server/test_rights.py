@@ -165,6 +165,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/jobs"): JOB,
     ("POST", "/v1/job-previews"): JOB,
     ("POST", "/v1/backups"): {"name": "copy.db"},
+    ("POST", "/v1/restores"): {"into": "new.db", "backup": "copy.db"},
 }
 NAMED = {
     "{topic}": OURS,

@@ -187,8 +187,9 @@ class Frame:
     rates: Mapping[str, float | None]
     oldest_ms: int
     lateness: Map
-    early: int
-    connections: int
+    early: int | None
+    """This and the next: None, when only the counts of some topics may be read."""
+    connections: int | None
     subscribers: int
     topics: tuple[tuple[Row, tuple[Row, ...]], ...]
     """Each topic with its groups, sorted."""
@@ -277,8 +278,8 @@ class Meter:
             rates=_rates(raw, before, took_s),
             oldest_ms=max((topic.oldest_ms for topic, _ in topics), default=0),
             lateness=raw.get("lateness") or {},
-            early=raw["early"],
-            connections=raw["connections"],
+            early=raw.get("early"),
+            connections=raw.get("connections"),
             subscribers=raw["subscribers"],
             topics=tuple(sorted(topics, key=lambda found: _order(found[0], self.sort))),
         )
@@ -358,16 +359,18 @@ def head_lines(frame: Frame) -> list[str]:
     """The daemon as a whole."""
     late, counts = frame.lateness, frame.counts
     store = "ok" if frame.store_ok else "NOT OK"
-    lateness = " / ".join(f"{late.get(name) or 0:g}" for name in ("p50_ms", "p99_ms"))
+    lateness = " / ".join(
+        f"{late.get(name) or 0:g}" if late else "-" for name in ("p50_ms", "p99_ms")
+    )
     return [
         f"{printable(frame.node)}  {frame.role}  up {format_duration(frame.uptime_s)}"
         f"  epoch {frame.epoch}  store {store}"
-        f"  connections {frame.connections}  subscribers {frame.subscribers}",
+        f"  connections {format_count(frame.connections)}  subscribers {frame.subscribers}",
         "  ".join(f"{head(name)} {format_count(counts.get(name))}" for name in STATES)
         + f"  oldest {age(frame.oldest_ms)}",
         f"in {_rate(frame.rates.get('enqueued'))}/s  out {_rate(frame.rates.get('delivered'))}/s"
         f"  acked {_rate(frame.rates.get('acked'))}/s"
-        f"  late p50 / p99 {lateness} ms  early {frame.early}",
+        f"  late p50 / p99 {lateness} ms  early {format_count(frame.early)}",
     ]
 
 
@@ -574,10 +577,13 @@ def stats_grids(stats: Stats) -> list[Grid]:
         "slot": f"{raw.get('slot')} of {raw.get('slots')}",
         "connections": format_count(raw.get("connections")),
         **{_spaced(n): format_count(raw[n]) for n in (*STATES, *_TOTALS) if n in raw},
-        "lateness p50 / p99 / max": " / ".join(
-            f"{lateness.get(name) or 0:g} ms" for name in ("p50_ms", "p99_ms", "max_ms")
-        ),
     }
+    if lateness:
+        shown["lateness p50 / p99 / max"] = " / ".join(
+            f"{lateness.get(name) or 0:g} ms" for name in ("p50_ms", "p99_ms", "max_ms")
+        )
+    if raw.get("partial"):
+        shown["counts"] = "of the topics that may be read"
     daemon = facts_grid(("what", "value"), shown, "Daemon", right=True)
     return [daemon, stats_topics_grid(raw.get("topics") or {})]
 

@@ -389,6 +389,10 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
                rows["schedules"],
                [("schedule", "schedule", folded), ("topic", "topic", folded), *_SCHEDULES],
                lambda row: bool(row["missed"])),
+        _table("Transactions", "What became of them: of how many tasks, and how long after the "
+               "first of these.", rows["transactions"],
+               [("what", "what", text), ("n", "n", count), ("tasks", "tasks", count),
+                ("mean age", "age_mean_ms", duration), ("oldest", "age_max_ms", duration)]),
         _table("The daemon", "", rows["daemon"], [("what", "what", text), ("n", "n", count)]),
         _table("Quarantine", "Lines of the history that are no events.", rows["quarantine"],
                [("reason", "reason", text), ("lines", "lines", count),
