@@ -15,8 +15,8 @@ from tickwheel.engine.delivery import Delivery
 from tickwheel.engine.enqueue import Intake
 from tickwheel.engine.events import Recorder
 from tickwheel.engine.groups import Closing, Grouping
-from tickwheel.engine.jobs import Jobs
 from tickwheel.engine.held_keys import KeyControl
+from tickwheel.engine.jobs import Jobs
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.recovery import Recovery
 from tickwheel.engine.schedules import Schedules
