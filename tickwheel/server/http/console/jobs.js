@@ -95,7 +95,7 @@ export async function begin({ kind, counted = kind, verb, nouns, text, danger = 
     toast(cannot ? `${count(cannot)} fit, and cannot be changed: they are in flight, or dead` : `No ${nouns[0]} fits`);
     return false;
   }
-  const rates = choice(RATES, pace), id = `${kind}-${newJobName()}`;
+  const rates = paceField(pace), id = newJobId(kind);
   const which = Object.entries(selection).map(([name, value]) => `${words(name)} ${value}`).join(", ");
   const given = await ask({
     title: `${verb} ${many}?`, confirm: `${verb} them`, danger, typed,
@@ -104,17 +104,27 @@ export async function begin({ kind, counted = kind, verb, nouns, text, danger = 
       cannot ? `${count(cannot)} more fit and stay as they are: they are in flight, or dead.` : null,
       "It goes on without this page, and can be stopped. What is enqueued from now on is not touched.",
     ],
-    fields: [...fields, field("Pace", rates)], read,
+    fields: [...fields, rates.element], read,
     // Pressed again after an answer that did not come it is the same job.
-    act: (more) => post("/v1/jobs", { id, kind, ...asked, ...more, rate: Number(rates.value) || undefined }),
+    act: (more) => post("/v1/jobs", { id, kind, ...asked, ...more, rate: rates.read() }),
   });
-  if (given === null) return false;
-  toast(`Job ${id} is under way`);
-  location.hash = `#/jobs?id=${part(id)}`;
+  if (given !== null) jobIsThere(id);
   return false;
 }
 
-const newJobName = () => [...crypto.getRandomValues(new Uint8Array(6))].map((one) => one.toString(16).padStart(2, "0")).join("");
+export function jobIsThere(id) {
+  toast(`Job ${id} is under way`);
+  location.hash = `#/jobs?id=${part(id)}`;
+}
+
+// How fast it goes; undefined: as fast as goes.
+export function paceField(pace) {
+  const box = choice(RATES, pace);
+  return { element: field("Pace", box), read: () => Number(box.value) || undefined };
+}
+
+export const newJobId = (kind) => `${kind}-${randomHex(6)}`;
+const randomHex = (size) => [...crypto.getRandomValues(new Uint8Array(size))].map((one) => one.toString(16).padStart(2, "0")).join("");
 
 // Texts and names in the language of filters.
 const quoted = (text) => `'${text.replaceAll("'", "''")}'`;
