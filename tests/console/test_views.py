@@ -229,6 +229,30 @@ def test_a_group_says_its_filter_and_gets_another(
     expect(page.locator(".filter")).to_have_text("Filter: none, it wants every task")
 
 
+def test_a_group_says_its_order_and_shares_and_gets_others(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    make_group(shop, topic, order_failure="hold", order_attempts=3, limit_each=5, fair_by="tenant")
+    page = console.open(f"groups?topic={topic}&group=g")
+    facts = page.locator(".facts")
+    expect(facts).to_contain_text("Order keys\nheld after 3 attempts", use_inner_text=True)
+    expect(facts).to_contain_text("Fair shares\nby tenant, 5 in flight each", use_inner_text=True)
+    console.row("g").get_by_role("button", name="Set …").click()
+    page.get_by_label("A failed task of an order key").fill("5")
+    page.get_by_label("A task that fails too often").select_option("dead")
+    page.get_by_label("Tasks take turns by").fill("")  # and with it goes what is for each
+    dialog = page.locator("dialog")
+    dialog.get_by_role("button", name="Set", exact=True).click()
+    expect(dialog.get_by_role("alert")).to_contain_text("order_retry_ms")
+    page.get_by_label("A failed task of an order key").fill("2500")
+    console.confirm("Set")
+    expect(facts).to_contain_text("tried again after 2.5 s, dead after 3 attempts")
+    expect(facts).not_to_contain_text("Fair shares")
+    found = get(shop, f"/v1/topics/{topic}/groups/g")
+    assert (found["order_retry_ms"], found["order_failure"]) == (2500, "dead")
+    assert "fair_by" not in found and "limit_each" not in found
+
+
 def test_a_group_is_made_with_its_filter(console: Console, shop: Daemon, topic: str) -> None:
     enqueue(shop, topic, delay_ms=HOUR_MS)
     page = console.open(f"groups?topic={topic}")

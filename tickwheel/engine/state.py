@@ -31,6 +31,7 @@ from tickwheel.engine.agenda import Agenda, Planned
 from tickwheel.engine.book import Book, Transaction
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.lateness import Ledger
+from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Turns
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.topics import (
@@ -40,6 +41,9 @@ from tickwheel.engine.topics import (
     PendingGroups,
     Subscriber,
     Topic,
+    Tries,
+    has_order,
+    priority_of,
     ttl_end_ms,
 )
 from tickwheel.model.coalescing import Merging
@@ -321,6 +325,8 @@ class Batch:
     """By topic, what became of those tasks of ``staged`` that were not stored."""
     has_marks: bool = False
     """Answers are remembered for resends that nothing else in the batch says."""
+    ended: list[Ended] = field(default_factory=list)
+    """Tasks whose order keys go on when it is durable."""
     replies: list[Reply] = field(default_factory=list)
     """Answers that rest on this batch, in order."""
     notes: object = None
@@ -332,6 +338,7 @@ class Batch:
             or self.credits
             or self.replies
             or self.has_marks
+            or self.ended
             or not self.effects.is_empty()
         )
 
@@ -375,6 +382,7 @@ def rejoin(older: Batch, newer: Batch) -> None:
     newer.handed_bytes += older.handed_bytes
     newer.updated_bytes += older.updated_bytes
     newer.replies[:0] = older.replies
+    newer.ended[:0] = older.ended
     newer.replaced = older.replaced | newer.replaced
     newer.has_marks |= older.has_marks
 
@@ -465,7 +473,7 @@ class Core:
         self.lifetimes = Lifetimes(now_ms, config.slots, config.tick_ms)
         self.wants_lapsed: list[int] = []
         """Ids whose ttl is over, for ``Delivery.lapsed``."""
-        self.agenda = Agenda()
+        self.agenda, self.turns = Agenda(), Turns(self.wake, self._goes_on)
         self.book = Book(config.transaction_check_ms, config.transaction_check_every_ms)
         self.throttled: dict[Group, int] = {}
         """Groups held back by a rate → when there is a token, by the steady clock."""
@@ -700,7 +708,25 @@ class Core:
         if self.expiry_mono_ms is None or self.expiry_mono_ms > at_mono_ms:
             self.expiry_mono_ms = at_mono_ms
 
+    def _goes_on(self, ended: Ended) -> None:
+        """An order key does, when the open batch is durable."""
+        self.open.ended.append(ended)
+
     # --- steps of several parts ----------------------------------------------------------
+
+    def come(self, group: Group, row: TaskRow, now_ms: int) -> None:
+        """The task is due for ``group``: ready, as soon as it has its turn."""
+        ordering = self.ordering_for(group, row)
+        if ordering is None:
+            group.ready.push(row.id, priority_of(row), now_ms)
+        else:
+            ordering.arrive(row, now_ms)
+
+    def ordering_for(self, group: Group, row: TaskRow) -> Ordering | None:
+        """What decides about the task's turn; None: nothing does."""
+        if not group.is_ordered and (not has_order(row) or group.is_closed):
+            return None
+        return self.turns.begin(group)
 
     def wait(self, group: Group, task_id: int, at_ms: int) -> None:
         """``group`` gets the task again at ``at_ms``."""
@@ -722,20 +748,40 @@ class Core:
                 tries.snoozes,
             )
 
-    def leave(self, group: Group, row: TaskRow) -> None:
-        """A task that is ready or waiting in ``group`` is taken out of it."""
+    def leave(self, group: Group, row: TaskRow, *, keeps_turn: bool = False) -> None:
+        """A task that is ready or waiting in ``group`` is taken out of it; ``keeps_turn``: only to
+        wait, and its order key waits with it."""
         task_id = row.id
         group.tries.pop(task_id, None)
         self.lifetimes.end(row)
+        if group.is_ordered and self.turns.of[group].leave(row, keeps_turn=keeps_turn):
+            return
         at_ms = group.waiting.pop(task_id, None)
         if at_ms is not None:
-            self.wheel.cancel(task_id, at_ms)
+            if at_ms != NEVER_MS:
+                self.wheel.cancel(task_id, at_ms)
             self.waited(group, task_id)
             return
         group.withdraw(task_id)
         topic = group.topic
         if topic.unowned is group and group.ready_count < self.config.backlog_max:
             self.full_topics.pop(topic.name, None)
+
+    def hold_key(self, group: Group, task_id: int, tries: Tries, now_ms: int) -> None:
+        """``group`` gets the task again when an operator says so."""
+        group.tries[task_id] = tries
+        group.waiting[task_id] = NEVER_MS
+        self.retrying.setdefault(task_id, []).append(group)
+        self.open.effects.progress[task_id, group.name] = ProgressRow(
+            task_id,
+            group.name,
+            ProgressState.HELD,
+            tries.attempt,
+            now_ms,
+            tries.epoch,
+            tries.failures,
+            tries.snoozes,
+        )
 
     def waited(self, group: Group, task_id: int) -> None:
         """``group`` does not wait for this task's next attempt any more."""
@@ -772,7 +818,7 @@ class Core:
             self.wake(group)
 
     def wake(self, group: Group) -> None:
-        if group.able and group.ready_count and group not in self.throttled:
+        if group.able and group.ready_count > group.in_lines and group not in self.throttled:
             self.runnable[group] = None
 
 
