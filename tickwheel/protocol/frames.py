@@ -60,6 +60,10 @@ class FrameType(IntEnum):
     TRANSACTION_LIST = 39
     TRANSACTION_SHOW = 40
     CHECKS = 41
+    JOB_MAKE = 47
+    JOB_PREVIEW = 48
+    JOB_LIST = 49
+    JOB = 50
     LOAD = 59
     SNOOZE = 60
     SCHEDULE_PUT = 61
