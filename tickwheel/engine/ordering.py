@@ -278,7 +278,8 @@ class Ordering:
         if options is None:
             return Traits(0, None, None, None, 0, share)
         end_ms = ttl_end_ms(row.due_ms, options)
-        return Traits(options.priority, options.retry, end_ms, key_of(row), order, share)
+        is_again = options.replayed is not None
+        return Traits(options.priority, options.retry, end_ms, key_of(row), order, share, is_again)
 
     def restored(self, row: TaskRow) -> Traits:
         """Of a task that was in flight before a restart."""
@@ -662,7 +663,7 @@ def shared_value(row: TaskRow, by: str) -> object:
     if options is None:
         return None
     if by == FAIR_BY_KEY:
-        return options.key
+        return options.key if options.replayed is None else options.replayed.key
     if by == FAIR_BY_TAG:
         return options.tag
     return (options.properties or {}).get(by)
