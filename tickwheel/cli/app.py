@@ -26,6 +26,7 @@ from tickwheel.cli import (
     load,
     pending,
     report,
+    resets,
     schedules,
     serve,
     subscribe,
@@ -156,13 +157,14 @@ command(_topics, "delete")(groups.delete_topic)
 command(_topics, "broadcast")(groups.broadcast_topic)
 
 _groups = nested(
-    app, "groups", "Groups of a topic: list them (by default), create, set, delete them.",
+    app, "groups", "Groups of a topic: list them (by default), create, set, reset, delete them.",
     panel=TOPICS, list_by_default=True,
 )  # fmt: skip
 command(_groups, "list")(groups.list_groups)
 command(_groups, "create")(groups.create_group)
 command(_groups, "set")(groups.set_group)
 command(_groups, "delete")(groups.delete_group)
+command(_groups, "reset")(resets.reset)
 
 _policy = nested(
     app, "policy", "Retry policies of topics and groups: show, set, clear.", panel=TOPICS
