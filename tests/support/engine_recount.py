@@ -10,6 +10,7 @@ from collections import Counter
 
 from support.engine_rig import Rig
 from tickwheel.engine.filtering import length_of
+from tickwheel.engine.ordering import NEVER_MS
 from tickwheel.engine.ready import ReadyQueue
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import Group, Topic, ttl_end_ms
@@ -27,7 +28,29 @@ def ready_ids(group: Group) -> list[int]:
     assert all(entries[i] >= n > 0 for i, n in group.stale.items()), "stale without an entry"
     assert sum(group.stale.values()) == group.stale_count
     entries.subtract(group.stale)
-    return [*entries.elements(), *group.loading]
+    return [*entries.elements(), *group.loading, *in_lines(group)]
+
+
+def in_lines(group: Group) -> list[int]:
+    """Ids that wait for their turn."""
+    ordering = group.ordering
+    if ordering is None:
+        assert group.in_lines == 0
+        return []
+    found = [task_id for line in ordering.order.lines.values() for task_id in line]
+    assert len(found) == ordering.order.waiting
+    assert all(len(line) for line in ordering.order.lines.values()), "a line of nobody"
+    for share in ordering.shares.values():
+        entries = Counter([] if share.queue is None else queued(share.queue))
+        assert all(entries[i] >= n > 0 for i, n in share.stale.items()), "stale without an entry"
+        entries.subtract(share.stale)
+        assert share.waiting == entries.total()
+        found += entries.elements()
+        flying = [one for one in group.flight.values() if one.traits.share is share]
+        assert share.in_flight == len(flying), "in flight of a value"
+        assert not share.is_idle or share.bucket is not None, "a value with nothing is remembered"
+    assert group.in_lines == len(found)
+    return found
 
 
 def recount(rig: Rig) -> dict[tuple[int, str], str]:
@@ -45,7 +68,8 @@ def recount(rig: Rig) -> dict[tuple[int, str], str]:
         assert not (topic.deferred and topic.live_groups), "deferred, though there is a group"
     scheduled = _scheduled(rig, known, places)
     _tasks(rig, known, places, scheduled)
-    waits = sum(len(g.waiting) for t in core.topics.values() for g in t.groups.values())
+    all_waits = (g.waiting.values() for t in core.topics.values() for g in t.groups.values())
+    waits = sum(at_ms != NEVER_MS for waits in all_waits for at_ms in waits)
     deferred = sum(len(topic.deferred) for topic in core.topics.values())
     handles = len(scheduled) - len(core.firing) - deferred - len(core.replaced) + waits
     assert len(core.wheel) == handles, "handles on the wheel"

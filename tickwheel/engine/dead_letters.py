@@ -11,7 +11,7 @@ from __future__ import annotations
 from tickwheel.engine.events import DELETED
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.state import Core
-from tickwheel.engine.topics import Group, Lease, priority_of
+from tickwheel.engine.topics import Group, Lease
 from tickwheel.model.records import FAILURES_MAX, DeadRow, Failure, Outcome, TaskSnapshot
 
 
@@ -59,7 +59,7 @@ class DeadLetters:
         if group is None:
             return "unknown"
         self._take_out(group, row.id, owes_it=True)
-        group.ready.push(row.id, priority_of(row), now_ms)
+        core.come(group, row, now_ms)
         core.ledger.came_back(group, row.due_ms, now_ms)
         core.lifetimes.begin(row)
         core.wake(group)

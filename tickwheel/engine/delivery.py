@@ -16,9 +16,11 @@ Invariants:
 from __future__ import annotations
 
 from collections import deque
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import EXPIRED
+from tickwheel.engine.filtering import order_of
 from tickwheel.engine.ownership import wants
 from tickwheel.engine.state import ROW_OVERHEAD_BYTES, Core
 from tickwheel.engine.topics import (
@@ -31,11 +33,13 @@ from tickwheel.engine.topics import (
     Presence,
     Subscriber,
     Topic,
+    has_order,
     priority_of,
     traits_of,
     ttl_end_ms,
 )
 from tickwheel.model.records import (
+    ID_MAX,
     Failure,
     Outcome,
     TaskRow,
@@ -47,12 +51,16 @@ from tickwheel.model.records import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from tickwheel.engine.ordering import Ordering
     from tickwheel.engine.ownership import Ownership
+    from tickwheel.engine.rates import Bucket
     from tickwheel.engine.settlement import Settlement
     from tickwheel.engine.sinks import DeliverySink
     from tickwheel.model.filters.filter import Filter
 
 NO_FAILURES: tuple[Failure, ...] = ()
+PREFERRED_MAX = 64
+"""Subscribers that one look at the preferences of order keys takes in."""
 READ_AHEAD_TASKS = 1_000
 """Rows of a group's backlog that are read beyond what its subscribers can take now."""
 
@@ -71,6 +79,9 @@ class Delivery:
         counted yet."""
         self._allowed = 0
         """How many of that group rates let go now."""
+        self._picked: dict[int, int] | None = None
+        """Id → priority of what is being leased, if somebody has picked it; None: it is what was
+        taken from the ready queue last."""
 
     # --- due -------------------------------------------------------------------------------
 
@@ -82,15 +93,22 @@ class Delivery:
             return False
         ids, dues, more = core.wheel.advance(now_ms, min(limit, room))
         hot, retrying = core.hot, core.retrying
+        firing, unloaded_ms = core.firing, self._ownership.unloaded_ms
         for task_id, due_ms in zip(ids, dues, strict=True):
             if task_id in retrying and self._retry_due(task_id, due_ms, now_ms):
                 continue
             row = hot.get(task_id)
             if row is None:
-                core.firing[task_id] = due_ms
+                firing[task_id] = due_ms
                 core.wants.append(task_id)
             elif row.due_ms == due_ms:
-                self._due(row, now_ms)
+                if (firing or unloaded_ms is not None) and has_order(row):
+                    core.behind[task_id] = row
+                    firing[task_id] = due_ms
+                else:
+                    self._due(row, now_ms)
+        if core.behind:
+            self._catch_up(now_ms)
         upcoming = core.wheel.take_upcoming(limit)
         if upcoming and core.has_room:
             core.wants += [i for i in upcoming if i not in hot and i not in retrying]
@@ -104,12 +122,34 @@ class Delivery:
             row = rows.get(task_id)
             if row is None:
                 continue
-            due_ms = core.firing.pop(task_id, None)
+            due_ms = core.firing.get(task_id)
             if due_ms is not None:
+                if row.due_ms == due_ms and has_order(row):
+                    core.behind[task_id] = row
+                    continue
+                del core.firing[task_id]
                 if row.due_ms == due_ms:
                     self._due(row, now_ms)
             elif core.has_room and row.due_ms > now_ms and core.is_scheduled(row):
                 core.keep(row)
+        if core.behind:
+            self._catch_up(now_ms)
+
+    def _catch_up(self, now_ms: int) -> None:
+        """Tasks with an order key come due one after the other: not before all that are due
+        before them have their rows, or those may come behind them."""
+        core = self._core
+        firing, behind, missing = core.firing, core.behind, core.missing
+        for task_id in [i for i, row in behind.items() if firing.get(i) != row.due_ms]:
+            del behind[task_id]  # it has left in another way
+        reading = (at for i, at in firing.items() if i not in behind and i not in missing)
+        until_ms = min(reading, default=ID_MAX)
+        if self._ownership.unloaded_ms is not None:
+            until_ms = min(until_ms, self._ownership.unloaded_ms)
+        ready = [row for row in behind.values() if row.due_ms < until_ms]
+        for row in sorted(ready, key=lambda row: (row.due_ms, order_of(row))):
+            del behind[row.id], firing[row.id]
+            self._due(row, now_ms)
 
     def found_again(self, known: TaskSnapshot, now_ms: int) -> None:
         """The row of a task that was missing: whatever waited for it goes on."""
@@ -156,7 +196,7 @@ class Delivery:
             priority = row.options.priority
             core.lifetimes.begin(row)
         if topic.unowned is not None:
-            topic.unowned.ready.push(row.id, priority, now_ms)
+            core.come(topic.unowned, row, now_ms)
             if topic.unowned.spells is None:
                 core.ledger.judge(topic.unowned, now_ms)
             if topic.unowned.ready_count >= core.config.backlog_max:
@@ -165,8 +205,12 @@ class Delivery:
         groups = topic.live_groups
         if len(groups) > 1 or topic.closing or topic.filtering:
             groups = self._ownership.assign(topic, groups, row)
+        ordered = has_order(row)
         for group in groups:
-            group.ready.push(row.id, priority, now_ms)
+            if ordered or group.ordering is not None:
+                core.come(group, row, now_ms)
+            else:
+                group.ready.push(row.id, priority, now_ms)
             if group.able:
                 core.runnable[group] = None
             elif group.spells is None or group.spells.current is None:
@@ -183,7 +227,11 @@ class Delivery:
         del group.waiting[task_id]
         core.waited(group, task_id)
         tries = group.tries.get(task_id)
-        group.ready.push(task_id, tries.priority if tries else 0, now_ms)
+        priority = tries.priority if tries else 0
+        if group.ordering is None:
+            group.ready.push(task_id, priority, now_ms)
+        else:
+            group.ordering.retry(task_id, priority, now_ms)
         group.retried += 1
         core.totals.retried += 1
         core.wake(group)
@@ -255,6 +303,14 @@ class Delivery:
             core.ledger.judge_changed(now_ms)
         if core.throttled:
             self._unthrottle(mono_ms)
+        for group in list(core.gathered):
+            if group.ordering is None:
+                del core.gathered[group]
+            else:
+                group.ordering.go_on(limit, now_ms)
+        for group in [group for group, at_ms in core.paced.items() if at_ms <= mono_ms]:
+            if group.ordering is not None:
+                group.ordering.pace(mono_ms)
         self._bytes_left -= self._broadcasts.flush(out, self._bytes_left, now_ms)
         while core.runnable and looked_at < limit and self._bytes_left > 0 and self._may_lease:
             group = next(iter(core.runnable))
@@ -267,7 +323,7 @@ class Delivery:
                 looked_at += count
                 core.wake(group)
         core.ledger.could_go_on(core.runnable, now_ms)
-        unfinished = bool(core.runnable) and self._may_lease
+        unfinished = bool(core.gathered) or (bool(core.runnable) and self._may_lease)
         return out, unfinished or self._broadcasts.can_go_on
 
     @property
@@ -280,7 +336,7 @@ class Delivery:
         waiting = allowed = len(group.ready)
         if not able or not waiting or group.is_held:
             return 0
-        buckets = [b for b in (group.bucket, group.topic.bucket) if b is not None]
+        buckets = _buckets(group)
         if buckets:
             allowed = min(bucket.left(mono_ms) for bucket in buckets)
             if allowed <= 0:
@@ -290,6 +346,8 @@ class Delivery:
         share = min(-(-waiting // len(able)), core.config.delivery_frame_tasks_max)
         allowed = min(allowed, core.config.in_flight_max - core.in_flight)
         self._aside_left, self._allowed = None, allowed
+        if group.ordering is not None and group.ordering.has_preferences:
+            return self._dispatch_preferred(group, allowed, now_ms, mono_ms, out)
         for _ in range(len(able)):
             if not len(group.ready) or allowed <= 0 or self._bytes_left <= 0:
                 break
@@ -311,6 +369,67 @@ class Delivery:
         if self._aside_left is not None and core.reads_ahead:
             self._read_ahead(group)
         return used
+
+    def _dispatch_preferred(
+        self, group: Group, allowed: int, now_ms: int, mono_ms: int, out: list[Dispatch]
+    ) -> int:
+        """``_dispatch_group``, where order keys prefer the subscriber that had them: when it has
+        credit, else whoever has."""
+        core, ordering, buckets = self._core, group.ordering, _buckets(group)
+        assert ordering is not None
+        used = 0
+        parts, priorities = self._divide(group, ordering, allowed)
+        for subscriber, ids in parts.items():
+            if self._bytes_left <= 0 or not subscriber.is_subscribed:
+                _put_back(group, ids, priorities)
+                continue
+            self._picked = priorities
+            items, back = self._hand_out(group, subscriber, ids, now_ms, mono_ms, out)
+            self._picked = None
+            used += len(ids) - back
+            for bucket in buckets:
+                bucket.take(items)
+        if self._aside_left is not None and core.reads_ahead:
+            self._read_ahead(group)
+        return used
+
+    def _divide(
+        self, group: Group, ordering: Ordering, allowed: int
+    ) -> tuple[dict[Subscriber, list[int]], dict[int, int]]:
+        """Who gets what of the ready queue now, and the priorities of all that was taken."""
+        config, hot = self._core.config, self._core.hot
+        room: dict[Subscriber, int] = {}
+        for subscriber in group.able:
+            if subscriber.at_most_once and self._core.handed_bytes >= config.handed_bytes_max:
+                self._core.held_back[group] = None
+            elif subscriber.credit > 0:
+                room[subscriber] = min(subscriber.credit, config.delivery_frame_tasks_max)
+            if len(room) >= PREFERRED_MAX:
+                break
+        ids = group.ready.take(min(allowed, sum(room.values())))
+        priorities = {task_id: group.ready.priority_at(at) for at, task_id in enumerate(ids)}
+        parts: dict[Subscriber, list[int]] = {}
+        others: list[int] = []
+        for task_id in ids:
+            row = hot.get(task_id)
+            wanted = None if row is None else ordering.preferred(row)
+            if wanted is None or not room.get(wanted):
+                others.append(task_id)
+                continue
+            room[wanted] -= 1
+            parts.setdefault(wanted, []).append(task_id)
+        while others:
+            left = [one for one, count in room.items() if count]
+            share = -(-len(others) // len(left))
+            for subscriber in left:
+                count = min(share, room[subscriber], len(others))
+                if count:
+                    room[subscriber] -= count
+                    parts.setdefault(subscriber, []).extend(others[:count])
+                    del others[:count]
+        for subscriber in parts:
+            group.able.move_to_end(subscriber)
+        return parts, priorities
 
     def _hand_out(
         self,
@@ -361,7 +480,8 @@ class Delivery:
 
     def next_token_mono_ms(self) -> int | None:
         """When a rate lets the next delivery go, if one is held back by it."""
-        return min(self._core.throttled.values(), default=None)
+        times = chain(self._core.throttled.values(), self._core.paced.values())
+        return min(times, default=None)
 
     def _lease_all(
         self, group: Group, subscriber: Subscriber, ids: list[int], now_ms: int, mono_ms: int
@@ -369,7 +489,7 @@ class Delivery:
         """Lease what can be delivered now of ``ids``; the number put back for lack of room."""
         core = self._core
         hot, flight, unsaved = core.hot, group.flight, core.unsaved
-        unjudged_id = group.unjudged_id
+        unjudged_id, ordering = group.unjudged_id, group.ordering
         shared = self._ownership.shared()
         deadline_ms = mono_ms + subscriber.lease_ms
         items: list[Item] = []
@@ -377,32 +497,38 @@ class Delivery:
         for index, task_id in enumerate(ids):
             row = hot.get(task_id)
             if row is None and self._left_to_set_aside(group) <= 0:
-                group.ready.put_back(ids[index:])
+                self._put_back(group, ids[index:])
                 break
             if group.stale and group.is_stale(task_id):
                 continue
             if row is None:
-                self._set_aside(group, task_id, group.ready.priority_at(index))
+                self._set_aside(group, task_id, self._priority_at(group, index, task_id))
                 continue
             if task_id <= unjudged_id and not wants(group, row):
+                if ordering is not None:
+                    ordering.taken(row)
                 self._ownership.leave_out(group, row)
                 continue
             _, due_ms, _, body, options = row
             size = len(body) + DELIVERY_BYTES + (0 if options is None else options_bytes(options))
             if size > size_left and items:
-                group.ready.put_back(ids[index:])
+                self._put_back(group, ids[index:])
                 break
             if due_ms > now_ms or (options is not None and _is_over(row, now_ms)):
                 self._withhold(group, row, now_ms)
                 continue
             attempt, failures, snoozes = 1, NO_FAILURES, 0
             tries = group.tries.pop(task_id, None) if group.tries else None
+            if ordering is not None and tries is None and ordering.is_displaced(row):
+                continue
             if tries is not None:
                 attempt, failures, snoozes = tries.attempt + 1, tries.failures, tries.snoozes
             traits = PLAIN
             if options is not None:
                 traits = traits_of(row)
                 core.lifetimes.end(row)
+            if ordering is not None:
+                traits = ordering.traits(row, subscriber, mono_ms)
             flight[task_id] = lease = Lease(
                 task_id,
                 group,
@@ -438,12 +564,29 @@ class Delivery:
 
     def _withhold(self, group: Group, row: TaskRow, now_ms: int) -> None:
         """Taken from the queue, but not to be delivered now."""
-        if row.due_ms > now_ms:
+        ordering, must_wait = group.ordering, row.due_ms > now_ms
+        if ordering is not None:
+            ordering.taken(row, keeps_turn=must_wait)
+        if must_wait:
             # The clock went back below its due time: it waits again, as if for a retry.
             self._core.wait(group, row.id, row.due_ms)
+            if ordering is not None:
+                ordering.waits(row)
             return
         self._core.lifetimes.end(row)
         self.expire(group, row)
+
+    def _put_back(self, group: Group, ids: list[int]) -> None:
+        """The last of what ``_lease_all`` got: there is no room for these now."""
+        if self._picked is None:
+            group.ready.put_back(ids)
+        else:
+            _put_back(group, ids, self._picked)
+
+    def _priority_at(self, group: Group, index: int, task_id: int) -> int:
+        if self._picked is None:
+            return group.ready.priority_at(index)
+        return self._picked[task_id]
 
     # --- rows that have to be read -----------------------------------------------------------
 
@@ -522,6 +665,8 @@ class Delivery:
             self._broadcasts.join(subscriber)
             return
         subscriber.group.subscribers[subscriber] = None
+        if subscriber.group.ordering is not None:
+            subscriber.group.ordering.join(subscriber)
         self._core.ledger.changed[subscriber.group] = None
         self._core.subscribers += 1
         self._core.regained(subscriber)
@@ -536,6 +681,8 @@ class Delivery:
         if subscriber in group.subscribers:
             del group.subscribers[subscriber]
             group.able.pop(subscriber, None)
+            if group.ordering is not None:
+                group.ordering.part(subscriber)
             self._core.ledger.changed[group] = None
             self._core.subscribers -= 1
 
@@ -556,6 +703,16 @@ class Delivery:
         self.unsubscribe(subscriber)
         subscriber.gone_mono_ms = mono_ms + self._core.config.reconnect_grace_ms
         self._core.expires(subscriber.group, subscriber.gone_mono_ms)
+
+
+def _buckets(group: Group) -> list[Bucket]:
+    """The rates that hold for it."""
+    return [bucket for bucket in (group.bucket, group.topic.bucket) if bucket is not None]
+
+
+def _put_back(group: Group, ids: Sequence[int], priorities: Mapping[int, int]) -> None:
+    for task_id in reversed(ids):
+        group.ready.push_front(task_id, priorities[task_id])
 
 
 def _is_over(row: TaskRow, now_ms: int) -> bool:

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import DELETED
 from tickwheel.engine.filtering import filters_of, judge_of, length_of
+from tickwheel.engine.ordering import Ordering
 from tickwheel.engine.ownership import is_done
 from tickwheel.engine.rates import changed
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
@@ -142,12 +143,21 @@ class Grouping:
             core.throttled.pop(group, None)
         if filters_of(settings) != filters_of(group.settings):
             self._filter(group, settings)
-        group.settings = settings
+        former, group.settings = group.settings, settings
+        self._share(group, former, mono_ms)
         core.ledger.changed[group] = None
         core.open.effects.groups[group.topic.name, group.name] = group.row()
         if core.recorder is not None:
             core.recorder.configured(group.topic, group)
         core.wake(group)
+
+    def _share(self, group: Group, former: GroupSettings, mono_ms: int) -> None:
+        """By what it is shared, and how, may be new."""
+        if _sharing(group.settings) == _sharing(former):
+            return
+        if group.ordering is None:
+            group.ordering = Ordering(self._core, group)
+        group.ordering.shared_by(former, mono_ms)
 
     def set_topic(self, topic: Topic, settings: GroupSettings, mono_ms: int) -> None:
         core = self._core
@@ -228,11 +238,18 @@ class Grouping:
         group.settings, group.bucket, group.judge = settings, bucket, judge_of(settings)
         topic.filtering |= group.judge is not None
         self._core.filters_length += length_of(settings)
+        if settings.fair_by is not None and not group.is_closed:
+            group.ordering = Ordering(self._core, group)
+            self._core.shared[group] = None
         group.was_restored = group.is_closed
         topic.unowned = None
         topic.closing += group.is_closed
         if self._ownership.begin_again(group, row.since_id):
             self._core.open.effects.groups[row.topic, row.group] = group.row()
+
+
+def _sharing(settings: GroupSettings) -> tuple[object, ...]:
+    return settings.fair_by, settings.limit_each, settings.rate_each
 
 
 class Closing:
@@ -274,12 +291,13 @@ class Closing:
         missing = self._core.missing
         held = chain(group.flight, group.waiting, group.loading)
         ids = list(islice((i for i in held if i not in missing), limit))
-        for task_id in group.ready.take(limit - len(ids)):
-            if not group.is_stale(task_id):
-                # Where cancels and acks find it while its record is read.
-                group.loading[task_id] = 0
-                ids.append(task_id)
-        return ids
+        taken = [i for i in group.ready.take(limit - len(ids)) if not group.is_stale(i)]
+        if group.ordering is not None:
+            taken += group.ordering.some(limit - len(ids) - len(taken))
+        for task_id in taken:
+            # Where cancels and acks find it while its record is read.
+            group.loading[task_id] = 0
+        return ids + taken
 
     def drop(self, group: Group, asked: Iterable[int], known: Mapping[int, TaskSnapshot]) -> None:
         """Take these out, as far as the group still holds them."""
@@ -332,6 +350,8 @@ class Closing:
         core.open.effects.groups[topic.name, group.name] = None
         core.leased.pop(group, None)
         core.runnable.pop(group, None)
+        core.paced.pop(group, None)
+        core.gathered.pop(group, None)
         if not topic.groups:
             topic.unowned = Group(topic, "", 0)
             self._grouping.release(topic)

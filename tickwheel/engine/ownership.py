@@ -52,7 +52,6 @@ from tickwheel.engine.topics import (
     Replay,
     Topic,
     key_of,
-    priority_of,
     traits_of,
 )
 from tickwheel.model.records import (
@@ -440,6 +439,8 @@ class Ownership:
         replay.passed(page[0].row.id if page else 0, len(page), following)
         if replay.is_over:
             del replays[group]
+            if group.ordering is not None:
+                group.ordering.gathered()
         self._core.wake(group)
 
     def look_ahead(self, known: TaskSnapshot, now_ms: int) -> None:
@@ -482,7 +483,7 @@ class Ownership:
             return
         owed.remaining.add(group.name)
         replay.given += 1
-        group.ready.push(row.id, priority_of(row), now_ms)
+        core.come(group, row, now_ms)
         core.lifetimes.begin(row)
 
     def _settle(self, group: Group, known: TaskSnapshot, now_ms: int) -> None:
@@ -490,7 +491,7 @@ class Ownership:
         core, row = self._core, known.row
         if not is_done(known, group):
             if wants(group, row):
-                group.ready.push(row.id, priority_of(row), now_ms)
+                core.come(group, row, now_ms)
             else:
                 self.leave_out(group, row)
             return

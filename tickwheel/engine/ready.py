@@ -196,6 +196,27 @@ class ReadyQueue:
                 self._emptied(line)
                 del self._by_priority[priority]
 
+    def absorb(self, other: ReadyQueue, now_ms: int) -> None:
+        """All that another one holds, behind what is here."""
+        for priority, line in (*other._by_priority.items(), (0, other._plain)):
+            if len(line):
+                mine = self._level(priority) if priority else self._plain
+                first, *_ = line.peek(1)
+                mine.arrive(first, now_ms)
+                line.take(1)
+                mine.extend(line.peek(len(line)))
+
+    def holds(self, task_id: int) -> bool:
+        """Looks through all of them."""
+        return any(task_id in line for line in self.lines())
+
+    def peek(self) -> int:
+        """One of those that come first; 0: there is none."""
+        for line in self.lines():
+            for task_id in line.peek(1):
+                return task_id
+        return 0
+
     def lines(self) -> list[Line]:
         """Highest priority first."""
         levels = sorted(self._by_priority, reverse=True)

@@ -62,7 +62,7 @@ class Recovery:
         groups = self._ownership.restore(known)
         if topic.unowned is not None:
             # Its records name groups that are not there: it waits for the first one.
-            topic.unowned.ready.push(row.id, priority_of(row), now_ms)
+            core.come(topic.unowned, row, now_ms)
             core.lifetimes.begin(row)
             return
         if not groups and not known.dead:
@@ -86,9 +86,10 @@ class Recovery:
     ) -> None:
         core, task_id, priority = self._core, known.row.id, priority_of(known.row)
         if progress is None:
-            group.ready.push(task_id, priority, now_ms)
+            core.come(group, known.row, now_ms)
             core.lifetimes.begin(known.row)
             return
+        ordering = core.ordering_for(group, known.row)
         if progress.state is ProgressState.IN_FLIGHT:
             # A clock that was set back meanwhile makes no lease longer than it was.
             left_ms = max(0, progress.at_ms - max(now_ms, self.stopped_ms))
@@ -103,7 +104,7 @@ class Recovery:
                 mono_ms,
                 mono_ms + left_ms,
                 known.row.due_ms,
-                traits_of(known.row),
+                traits_of(known.row) if ordering is None else ordering.restored(known.row),
                 progress.failures,
                 progress.snoozes,
             )
@@ -117,12 +118,22 @@ class Recovery:
         group.tries[task_id] = Tries(
             progress.attempt, progress.epoch, priority, progress.failures, progress.snoozes
         )
+        if ordering is not None and (progress.attempt or progress.snoozes):
+            ordering.claim(known.row)
+        if progress.state is ProgressState.HELD:
+            core.hold_key(group, task_id, group.tries[task_id], progress.at_ms)
+            if ordering is not None:
+                ordering.held[task_id] = progress.at_ms
+                ordering.waits(known.row)
+            return
         if progress.state is ProgressState.WAITING:
+            if ordering is not None:
+                ordering.waits(known.row)
             group.waiting[task_id] = progress.at_ms
             core.retrying.setdefault(task_id, []).append(group)
             core.wheel.add(task_id, progress.at_ms)
         else:
-            group.ready.push(task_id, priority, now_ms)
+            core.come(group, known.row, now_ms)
 
     def handles(
         self,

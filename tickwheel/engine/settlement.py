@@ -26,7 +26,7 @@ from typing import NamedTuple
 from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.ownership import Ownership, is_done
 from tickwheel.engine.state import Core, failure_of
-from tickwheel.engine.topics import Group, Lease, Subscriber, Tries
+from tickwheel.engine.topics import Group, Lease, Subscriber, Tries, has_order
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     FAILURES_MAX,
@@ -37,6 +37,11 @@ from tickwheel.model.records import (
     TaskSnapshot,
 )
 
+ORDER_RETRY_MS = 1_000
+ORDER_ATTEMPTS = 16
+"""Where a group says what follows the failure of a task with an order key, and not after how many
+attempts."""
+HOLD = "hold"
 EXPIRY_SCAN_GAP_MS_MIN = 20
 """Leases end up to this much late, so that a crowd of deadlines costs few scans."""
 EXPIRY_SCAN_LEASES_PER_MS = 10_000
@@ -68,6 +73,8 @@ class Verdict(NamedTuple):
     failure: Failure
     wait_ms: int | None
     """Until the next attempt; None: there is none, and the task becomes a dead letter."""
+    holds_key: bool = False
+    """Instead, its order key waits for an operator."""
 
 
 class Snooze(NamedTuple):
@@ -99,6 +106,7 @@ class Settlement:
                 or not 0 < epoch <= lease.epoch
                 or attempt < 1
                 or (attempt > lease.attempt and epoch == lease.epoch)
+                or (lease.traits.order and (epoch, attempt) != (lease.epoch, lease.attempt))
                 or task_id in leases
             ):
                 unresolved.append(index)
@@ -120,7 +128,7 @@ class Settlement:
             return "stale"
         lease = group.flight.get(task_id)
         if lease is not None:
-            if epoch >= core.epoch:
+            if epoch >= core.epoch or lease.traits.order:
                 return "stale"
             # Delivered before a crash that forgot this delivery, not the ones before it.
             self.ack(group, lease.epoch, [task_id], [lease.attempt])
@@ -133,6 +141,8 @@ class Settlement:
         if epoch >= core.epoch and (epoch, attempt) > newest:
             return "stale"
         if not self._ownership.is_owed(group, task_id):
+            return "stale"
+        if has_order(row) and (epoch, attempt) < newest:
             return "stale"
         if tries is None and core.is_scheduled(row):
             if epoch >= core.epoch or len(group.topic.groups) > 1:
@@ -161,11 +171,15 @@ class Settlement:
         """The attempt failed: wait for the next, or go to the dead letters."""
         verdict = self._judge(lease, delay_ms, reason or "nack", now_ms)
         self._end_one(NACKED, lease, now_ms, verdict)
+        if verdict.holds_key:
+            return "held"
         return "dead" if verdict.wait_ms is None else "retrying"
 
     def _judge(self, lease: Lease, delay_ms: int | None, reason: str, now_ms: int) -> Verdict:
         """Changes nothing yet, so a policy that cannot be computed ends its task and not the
         daemon."""
+        if lease.traits.order:
+            return _judge_ordered(lease, delay_ms, failure_of(lease, reason, now_ms))
         try:
             policy = self._core.policy(lease.traits.retry, lease.group)
             if not policy.allows(lease.attempt):
@@ -179,7 +193,9 @@ class Settlement:
     def reject(self, lease: Lease, reason: str | None, now_ms: int) -> None:
         """Straight to the dead letters."""
         failure = failure_of(lease, reason or "rejected", now_ms)
-        self._end_one(NACKED, lease, now_ms, Verdict(failure, None))
+        settings = lease.group.settings
+        holds_key = bool(lease.traits.order) and settings.order_failure == HOLD
+        self._end_one(NACKED, lease, now_ms, Verdict(failure, None, holds_key))
 
     def unfit(self, lease: Lease, error: Exception, now_ms: int) -> None:
         """It cannot be written to any subscriber: to the dead letters, with what went wrong."""
@@ -242,6 +258,8 @@ class Settlement:
                 # Else one that is dead and holds its connection would burn every attempt there is.
                 subscriber.presence.doubt(lease)
             core.give_back(subscriber, 1)
+        if group.ordering is not None:
+            group.ordering.returned(leases.values(), done=why is ACKED)
         for subscriber, count in ended.items():
             core.unconfirmed(subscriber, count)
         core.in_flight -= len(leases)
@@ -302,24 +320,46 @@ class Settlement:
             return
         if isinstance(verdict, Snooze):
             self._keep_tries(lease, lease.attempt - 1, lease.failures)
-            self._core.wait(lease.group, lease.id, verdict.until_ms)
+            self._wait(lease, verdict.until_ms)
             if recorder is not None:
                 recorder.released(lease, verdict.until_ms, now_ms)
             return
-        failure, wait_ms = verdict
+        failure, wait_ms, holds_key = verdict
+        failures = (*lease.failures, failure)[-FAILURES_MAX:]
         if wait_ms is None:
+            if holds_key:
+                self._hold_key(lease, failure, failures, now_ms)
+                return
+            if lease.group.ordering is not None:
+                lease.group.ordering.died(lease)
             self._dead_letters.to_dead_letters(lease, failure, now_ms)
             return
-        failures = (*lease.failures, failure)[-FAILURES_MAX:]
         if why is NACKED:
             self._keep_tries(lease, lease.attempt, failures)
-            self._core.wait(lease.group, lease.id, now_ms + wait_ms)
+            self._wait(lease, now_ms + wait_ms)
             if recorder is not None:
                 recorder.nacked(lease, failure.reason, now_ms + wait_ms, now_ms)
             return
         self._ready_again(lease, lease.attempt, failures, now_ms, front=False)
         if recorder is not None:
             recorder.lease_over(lease, failure.reason, now_ms)
+
+    def _wait(self, lease: Lease, until_ms: int) -> None:
+        self._core.wait(lease.group, lease.id, until_ms)
+        if lease.group.ordering is not None:
+            lease.group.ordering.waits(lease)
+
+    def _hold_key(
+        self, lease: Lease, failure: Failure, failures: tuple[Failure, ...], now_ms: int
+    ) -> None:
+        """The task stays, and its key waits for an operator."""
+        core, ordering = self._core, lease.group.ordering
+        assert ordering is not None
+        self._keep_tries(lease, lease.attempt, failures)
+        core.hold_key(lease.group, lease.id, lease.group.tries[lease.id], now_ms)
+        ordering.hold(lease, now_ms)
+        if core.recorder is not None:
+            core.recorder.nacked(lease, failure.reason, now_ms, now_ms)
 
     def _ready_again(
         self,
@@ -347,7 +387,9 @@ class Settlement:
         self._keep_tries(lease, attempt, failures)
         if attempt == 0:
             core.ledger.came_back(group, lease.due_ms, now_ms)
-        if front:
+        if group.ordering is not None:
+            group.ordering.again(lease, now_ms, front=front)
+        elif front:
             group.ready.push_front(task_id, lease.traits.priority)
         else:
             group.ready.push(task_id, lease.traits.priority, now_ms)
@@ -403,3 +445,14 @@ class Settlement:
             verdict = self._judge(lease, 0, "connection lost" if gone else "lease over", now_ms)
             self._end_one(LAPSED, lease, now_ms, verdict)
         return len(over)
+
+
+def _judge_ordered(lease: Lease, delay_ms: int | None, failure: Failure) -> Verdict:
+    """What the group says of tasks with an order key, instead of a retry policy."""
+    settings = lease.group.settings
+    if settings.order_failure is not None:
+        if lease.attempt >= (settings.order_attempts or ORDER_ATTEMPTS):
+            return Verdict(failure, None, settings.order_failure == HOLD)
+    if delay_ms is None:
+        delay_ms = ORDER_RETRY_MS if settings.order_retry_ms is None else settings.order_retry_ms
+    return Verdict(failure, delay_ms)

@@ -31,6 +31,7 @@ from tickwheel.engine.agenda import Agenda, Planned
 from tickwheel.engine.book import Book, Transaction
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.lateness import Ledger
+from tickwheel.engine.ordering import NEVER_MS, Ordering
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.topics import (
@@ -40,6 +41,9 @@ from tickwheel.engine.topics import (
     PendingGroups,
     Subscriber,
     Topic,
+    Tries,
+    has_order,
+    priority_of,
     ttl_end_ms,
 )
 from tickwheel.model.coalescing import Merging
@@ -66,6 +70,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from tickwheel.engine.events import Recorder
+    from tickwheel.engine.ordering import Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +326,8 @@ class Batch:
     """By topic, what became of those tasks of ``staged`` that were not stored."""
     has_marks: bool = False
     """Answers are remembered for resends that nothing else in the batch says."""
+    ended: list[Ended] = field(default_factory=list)
+    """Tasks whose order keys go on when it is durable."""
     replies: list[Reply] = field(default_factory=list)
     """Answers that rest on this batch, in order."""
     notes: object = None
@@ -332,6 +339,7 @@ class Batch:
             or self.credits
             or self.replies
             or self.has_marks
+            or self.ended
             or not self.effects.is_empty()
         )
 
@@ -375,6 +383,7 @@ def rejoin(older: Batch, newer: Batch) -> None:
     newer.handed_bytes += older.handed_bytes
     newer.updated_bytes += older.updated_bytes
     newer.replies[:0] = older.replies
+    newer.ended[:0] = older.ended
     newer.replaced = older.replaced | newer.replaced
     newer.has_marks |= older.has_marks
 
@@ -443,6 +452,8 @@ class Core:
         """id → groups in which it waits for a retry."""
         self.firing: dict[int, int] = {}
         """id → due_ms of tasks whose handles fired before their rows were in memory."""
+        self.behind: dict[int, TaskRow] = {}
+        """Those of them that have their rows, and an order key: others due before are read."""
         # Scheduled tasks that are off the wheel until their new bodies are durable; topics with a
         # rule for tasks whose key is pending; topics that are being deleted.
         self.replaced, self.ruled_topics = dict[int, TaskRow](), set[str]()
@@ -469,6 +480,12 @@ class Core:
         self.book = Book(config.transaction_check_ms, config.transaction_check_every_ms)
         self.throttled: dict[Group, int] = {}
         """Groups held back by a rate → when there is a token, by the steady clock."""
+        self.shared: dict[Group, None] = {}
+        """Groups that are shared by a property, or were."""
+        self.gathered: dict[Group, list[int]] = {}
+        """Groups whose replay is over → their order keys that go on, a few at a time."""
+        self.paced: dict[Group, int] = {}
+        """Groups with values held back by ``rate_each`` → when the first may go on."""
         self.cut: list[tuple[Subscriber, str, str]] = []
         """Subscriptions that were ended here, with an error code and a sentence, for the shard."""
         self.faults: list[tuple[str, Exception]] = []
@@ -702,6 +719,20 @@ class Core:
 
     # --- steps of several parts ----------------------------------------------------------
 
+    def come(self, group: Group, row: TaskRow, now_ms: int) -> None:
+        """The task is due for ``group``: ready, as soon as it has its turn."""
+        ordering = self.ordering_for(group, row)
+        if ordering is None:
+            group.ready.push(row.id, priority_of(row), now_ms)
+        else:
+            ordering.arrive(row, now_ms)
+
+    def ordering_for(self, group: Group, row: TaskRow) -> Ordering | None:
+        """What decides about the task's turn; None: nothing does."""
+        if group.ordering is None and has_order(row) and not group.is_closed:
+            group.ordering = Ordering(self, group)
+        return group.ordering
+
     def wait(self, group: Group, task_id: int, at_ms: int) -> None:
         """``group`` gets the task again at ``at_ms``."""
         group.waiting[task_id] = at_ms
@@ -722,20 +753,41 @@ class Core:
                 tries.snoozes,
             )
 
-    def leave(self, group: Group, row: TaskRow) -> None:
-        """A task that is ready or waiting in ``group`` is taken out of it."""
+    def leave(self, group: Group, row: TaskRow, *, keeps_turn: bool = False) -> None:
+        """A task that is ready or waiting in ``group`` is taken out of it; ``keeps_turn``: only to
+        wait, and its order key waits with it."""
         task_id = row.id
         group.tries.pop(task_id, None)
         self.lifetimes.end(row)
+        ordering = group.ordering
+        if ordering is not None and ordering.leave(row, keeps_turn=keeps_turn):
+            return
         at_ms = group.waiting.pop(task_id, None)
         if at_ms is not None:
-            self.wheel.cancel(task_id, at_ms)
+            if at_ms != NEVER_MS:
+                self.wheel.cancel(task_id, at_ms)
             self.waited(group, task_id)
             return
         group.withdraw(task_id)
         topic = group.topic
         if topic.unowned is group and group.ready_count < self.config.backlog_max:
             self.full_topics.pop(topic.name, None)
+
+    def hold_key(self, group: Group, task_id: int, tries: Tries, now_ms: int) -> None:
+        """``group`` gets the task again when an operator says so."""
+        group.tries[task_id] = tries
+        group.waiting[task_id] = NEVER_MS
+        self.retrying.setdefault(task_id, []).append(group)
+        self.open.effects.progress[task_id, group.name] = ProgressRow(
+            task_id,
+            group.name,
+            ProgressState.HELD,
+            tries.attempt,
+            now_ms,
+            tries.epoch,
+            tries.failures,
+            tries.snoozes,
+        )
 
     def waited(self, group: Group, task_id: int) -> None:
         """``group`` does not wait for this task's next attempt any more."""
@@ -772,7 +824,7 @@ class Core:
             self.wake(group)
 
     def wake(self, group: Group) -> None:
-        if group.able and group.ready_count and group not in self.throttled:
+        if group.able and group.ready_count > group.in_lines and group not in self.throttled:
             self.runnable[group] = None
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.events import CANCELLED, DELETED
+from tickwheel.engine.ordering import NEVER_MS
 from tickwheel.engine.ownership import Ownership, keeps_place, owes, wants
 from tickwheel.engine.state import MOVE_BYTES, Core
 from tickwheel.engine.topics import Tries, key_of, priority_of
@@ -101,6 +102,8 @@ class Control:
             attempt, failures = (tries.attempt, tries.failures) if tries else (0, ())
             at_ms = group.waiting.get(task_id)
             state = "ready" if at_ms is None else "waiting"
+            if at_ms == NEVER_MS and group.ordering is not None:
+                state, at_ms = "held", group.ordering.held.get(task_id, known.row.due_ms)
             views[group.name] = GroupView(
                 state,
                 attempt,
@@ -213,7 +216,8 @@ class Control:
         """When a task that some group has had, and nobody has now, comes next; at least."""
         task_id = known.row.id
         waits = (group.waiting.get(task_id) for group in self._ownership.groups_of(known))
-        return min((at_ms for at_ms in waits if at_ms is not None), default=known.row.due_ms)
+        times = (at_ms for at_ms in waits if at_ms is not None and at_ms != NEVER_MS)
+        return min(times, default=known.row.due_ms)
 
     def _take_back(self, known: TaskSnapshot, state: State) -> None:
         """Out of where a task is that nobody has had, to be scheduled anew."""
@@ -327,10 +331,13 @@ class Control:
             if task_id in group.flight:
                 continue
             tries = group.tries.get(task_id) or Tries(0, 0, priority_of(known.row), ())
-            core.leave(group, known.row)
+            # Who has had an attempt keeps the turn of its order key.
+            core.leave(group, known.row, keeps_turn=bool(tries.attempt or tries.snoozes))
             group.tries[task_id] = tries
             core.lifetimes.begin(known.row)
             core.wait(group, task_id, due_ms)
+            if group.ordering is not None:
+                group.ordering.waits(known.row)
 
     # --- dead letters ------------------------------------------------------------------------
 

@@ -2,7 +2,8 @@
 
 Invariants:
 
-* A task is in at most one of a group's ``ready``, ``loading``, ``waiting`` and ``flight``.
+* A task is in at most one of a group's ``ready``, ``loading``, ``waiting`` and ``flight``, and of
+  the lines of its ``ordering``.
 * ``ready`` may hold entries of tasks that left it some other way (cancel, reschedule, ack by
   an earlier receipt); ``stale`` counts them, so that ``ready_count`` stays true in O(1). They are
   dropped before they outnumber the others. A task that left and came back has two entries: the
@@ -30,6 +31,8 @@ from tickwheel.model.records import (
 
 if TYPE_CHECKING:
     from tickwheel.engine.filtering import Judge
+    from tickwheel.engine.lines import Share
+    from tickwheel.engine.ordering import Ordering
     from tickwheel.engine.rates import Bucket
     from tickwheel.engine.sinks import DeliverySink
     from tickwheel.engine.spells import Causes, Spells
@@ -59,8 +62,10 @@ class Group:
         "is_unused",
         "judge",
         "loading",
+        "in_lines",
         "nacked",
         "name",
+        "ordering",
         "ready",
         "retried",
         "settings",
@@ -118,6 +123,10 @@ class Group:
         """Stands for consumers of leases taken over from before a restart."""
         self.expiry_mono_ms: int | None = None
         """No lease ends before this; found again by a scan when it has come."""
+        self.ordering: Ordering | None = None
+        """Which tasks have their turn; None: all that are due have."""
+        self.in_lines = 0
+        """Tasks that are due and have not."""
         self.spells: Spells | None = None
         """What held it back; None: nothing ever did."""
         self.dead = 0
@@ -184,7 +193,13 @@ class Group:
 
     @property
     def ready_count(self) -> int:
-        return len(self.ready) + len(self.loading) - self.stale_count
+        return len(self.ready) + len(self.loading) - self.stale_count + self.in_lines
+
+    def add_stale(self, stale: dict[int, int]) -> None:
+        """So many entries of these ids were added to ``ready`` that stand for nothing."""
+        for task_id, count in stale.items():
+            self.stale[task_id] = self.stale.get(task_id, 0) + count
+            self.stale_count += count
 
     def withdraw(self, task_id: int) -> None:
         """A task that is ready leaves without being taken from the queue."""
@@ -368,6 +383,10 @@ class Traits(NamedTuple):
     ttl_end_ms: int | None
     """The first millisecond in which it is over."""
     key: str | None
+    order: int = 0
+    """The mark of its order key; 0: it has none."""
+    share: Share | None = None
+    """Its value, of a group that is shared."""
 
 
 PLAIN = Traits(0, None, None, None)
@@ -394,6 +413,11 @@ class Dispatch(NamedTuple):
 
 def priority_of(row: TaskRow) -> int:
     return row.options.priority if row.options is not None else 0
+
+
+def has_order(row: TaskRow) -> bool:
+    """It has an order key."""
+    return row.options is not None and row.options.order_key is not None
 
 
 def key_of(row: TaskRow) -> str | None:

@@ -1,0 +1,562 @@
+"""Order keys: one at a time, in order, whatever becomes of the one before. Fair shares: values
+take turns, and no more than so many are in flight."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.engine_recount import recount
+from support.engine_rig import CONFIG, Got, Rig
+from tickwheel.engine.lines import FEW_MAX, Lots, Order
+from tickwheel.model.records import TaskOptions, size_of
+
+
+class OrderRig(Rig):
+    """Tasks with order keys and properties."""
+
+    def put(
+        self,
+        order_key: str | None,
+        delay_ms: int = 0,
+        *,
+        lands: bool = True,
+        priority: int = 0,
+        ttl_ms: int | None = None,
+        **properties: Any,
+    ) -> int:
+        options = TaskOptions(
+            order_key=order_key,
+            priority=priority,
+            ttl_ms=ttl_ms,
+            properties=properties or None,
+        )
+        new = "t", self.now_ms + delay_ms, b"b", options
+        self.engine.intake.enqueue(None, None, 0, [new], size_of(*new[2:]), self.now_ms)
+        task_id = self.core.ids.last
+        if lands:
+            self.commit()
+        return task_id
+
+    def ids(self) -> list[int]:
+        recount(self)
+        return [got.id for got in self.tick()]
+
+    def done(self, got: Got) -> None:
+        assert self.ack(got) == "acked"
+        self.commit()
+
+
+def rig_with(*tasks: tuple[str | None, int]) -> tuple[OrderRig, list[int]]:
+    rig = OrderRig()
+    rig.subscribe()
+    return rig, [rig.put(key, delay_ms) for key, delay_ms in tasks]
+
+
+def test_of_a_key_one_is_handed_out_at_a_time_and_other_keys_go_on() -> None:
+    rig, (a1, a2, b1, plain) = rig_with(("a", 0), ("a", 0), ("b", 0), (None, 0))
+    got = {one.id: one for one in rig.tick()}
+    assert list(got) == [a1, b1, plain]
+    rig.done(got[b1])
+    assert rig.ids() == []
+    rig.done(got[a1])
+    assert rig.ids() == [a2]
+
+
+def test_the_next_one_comes_when_the_end_of_the_one_before_is_durable() -> None:
+    rig, (first, second) = rig_with(("a", 0), ("a", 0))
+    assert rig.ack(rig.one()) == "acked"
+    assert rig.ids() == []
+    rig.seal()
+    assert rig.ids() == []
+    rig.refuse()
+    assert rig.ids() == []
+    rig.commit()
+    assert rig.ids() == [second]
+    assert rig.state(first) == "acked"
+
+
+def test_a_crash_before_that_hands_out_the_earlier_one_again() -> None:
+    rig, (first, second) = rig_with(("a", 0), ("a", 0))
+    rig.ack(rig.one())
+    rig.crash()
+    rig.subscribe()
+    assert [got.id for got in rig.tick()] == [first]
+    rig.pass_time(60_000)
+    (got,) = rig.tick()
+    rig.done(got)
+    assert rig.ids() == [second]
+
+
+def test_they_come_by_due_time_and_then_in_the_order_of_enqueues() -> None:
+    rig = OrderRig()
+    late, early, same = rig.put("a", 300), rig.put("a", 100), rig.put("a", 100)
+    rig.pass_time(1_000)
+    rig.subscribe()
+    seen: list[int] = []
+    while got := rig.tick():
+        seen += [one.id for one in got]
+        rig.done(got[0])
+    assert seen == [early, same, late]
+
+
+def test_one_that_nobody_has_had_gives_way_to_an_earlier_one() -> None:
+    """As a transaction's tasks, which are due before they land."""
+    rig = OrderRig()
+    rig.fire()
+    later = rig.put("a", 0)
+    rig.fire()
+    new = "t", rig.now_ms - 500, b"b", TaskOptions(order_key="a", priority=3)
+    rig.engine.intake.enqueue(None, None, 0, [new], 10, rig.now_ms)
+    earlier = rig.core.ids.last
+    rig.commit()
+    rig.fire()
+    rig.subscribe()
+    got = rig.one()
+    assert got.id == earlier
+    rig.done(got)
+    assert rig.ids() == [later]
+
+
+def test_priority_counts_among_those_whose_turn_it_is() -> None:
+    rig = OrderRig()
+    low, high, other = rig.put("a"), rig.put("a", priority=9), rig.put("b", priority=1)
+    rig.subscribe(prefetch=1)
+    order: list[int] = []
+    while got := rig.tick():
+        order.append(got[0].id)
+        rig.done(got[0])
+    assert order == [other, low, high]
+
+
+def test_a_failing_one_holds_its_key_and_no_other() -> None:
+    rig, (a1, a2, b1, b2) = rig_with(("a", 0), ("a", 0), ("b", 0), ("b", 0))
+    got = {one.id: one for one in rig.tick()}
+    assert rig.nack(got[a1]) == "retrying"
+    rig.done(got[b1])
+    assert rig.ids() == [b2]
+    for attempt in range(2, 30):
+        rig.pass_time(999)
+        assert rig.ids() == []
+        rig.pass_time(1)
+        (again,) = rig.tick()
+        assert (again.id, again.attempt) == (a1, attempt)
+        rig.nack(again)
+        rig.commit()
+        recount(rig)
+    rig.pass_time(1_000)
+    rig.done(rig.one())
+    assert rig.ids() == [a2]
+
+
+def test_after_so_many_attempts_it_is_a_dead_letter_and_the_key_goes_on() -> None:
+    rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
+    rig.configure("t", "default", order_failure="dead", order_attempts=2, order_retry_ms=10)
+    assert rig.nack(rig.one()) == "retrying"
+    rig.pass_time(10)
+    assert rig.nack(rig.one()) == "dead"
+    assert rig.ids() == []
+    rig.commit()
+    assert rig.ids() == [a2]
+    assert rig.state(a1) == "dead"
+
+
+def test_a_requeued_one_comes_before_later_ones_of_its_key() -> None:
+    rig, (a1, a2, a3) = rig_with(("a", 0), ("a", 0), ("a", 0))
+    rig.reject(rig.one())
+    rig.commit()
+    got = rig.one()
+    assert got.id == a2
+    assert rig.requeue(a1) == "requeued"
+    rig.commit()
+    assert rig.ids() == []
+    rig.done(got)
+    got = rig.one()
+    assert got.id == a1
+    rig.done(got)
+    assert rig.ids() == [a3]
+
+
+def test_one_that_is_back_before_its_end_is_durable_keeps_its_turn() -> None:
+    rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
+    rig.reject(rig.one())
+    assert rig.requeue(a1) == "requeued"
+    rig.commit()
+    got = rig.one()
+    assert got.id == a1
+    rig.done(got)
+    assert rig.ids() == [a2]
+
+
+@pytest.mark.parametrize("restart", [None, Rig.crash, Rig.stop_and_start])
+@pytest.mark.parametrize("what", ["release", "skip"])
+def test_a_held_key_waits_for_an_operator(restart: Any, what: str) -> None:
+    rig, (a1, a2, b1) = rig_with(("a", 0), ("a", 0), ("b", 0))
+    rig.configure("t", "default", order_failure="hold", order_attempts=1)
+    got = {one.id: one for one in rig.tick()}
+    assert rig.nack(got[a1], reason="broken") == "held"
+    rig.done(got[b1])
+    held_ms = rig.now_ms
+    if restart is not None:
+        restart(rig)
+        rig.subscribe()
+    rig.pass_time(10_000_000)
+    assert rig.ids() == []
+    (held,) = rig.engine.ordering.held(rig.group())
+    assert (held.task_id, held.since_ms, held.attempt, held.waiting) == (a1, held_ms, 1, 1)
+    assert rig.views(a1) == {"default": ("held", 1)}
+    known = rig.find(a1)
+    assert known is not None
+    turns, group = rig.engine.ordering, rig.group()
+    if what == "release":
+        assert turns.release(group, known, rig.now_ms) == "released"
+        assert turns.release(group, known, rig.now_ms) == "not_held"
+        again = rig.one()
+        assert (again.id, again.attempt) == (a1, 1)
+        rig.done(again)
+    else:
+        assert turns.skip(group, known, rig.now_ms) == "skipped"
+        assert turns.skip(group, known, rig.now_ms) == "not_held"
+        assert rig.ids() == []
+        rig.commit()
+        assert rig.state(a1) == "dead"
+    assert turns.held(group) == []
+    assert rig.ids() == [a2]
+
+
+def test_a_rejected_one_holds_a_key_that_is_to_be_held() -> None:
+    rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
+    rig.configure("t", "default", order_failure="hold")
+    rig.reject(rig.one())
+    rig.commit()
+    assert rig.ids() == []
+    assert rig.cancel(a1) == "cancelled"
+    rig.commit()
+    assert rig.ids() == [a2]
+    assert rig.engine.ordering.held(rig.group()) == []
+
+
+@pytest.mark.parametrize("what", ["cancel", "reschedule", "expire"])
+@pytest.mark.parametrize("which", [0, 1])
+def test_one_that_leaves_lets_its_key_go_on(what: str, which: int) -> None:
+    rig = OrderRig()
+    ids = [rig.put("a", ttl_ms=50 if what == "expire" and which == n else None) for n in range(3)]
+    rig.fire()
+    if what == "cancel":
+        assert rig.cancel(ids[which]) == "cancelled"
+    elif what == "reschedule":
+        assert rig.reschedule(ids[which], 5_000) == "scheduled"
+    rig.pass_time(100)
+    rig.commit()
+    rig.fire()
+    rig.commit()
+    recount(rig)
+    rig.subscribe()
+    seen: list[int] = []
+    while got := rig.tick():
+        seen.append(got[0].id)
+        rig.done(got[0])
+    left = [task_id for task_id in ids if task_id != ids[which]]
+    assert seen == left
+
+
+def test_one_that_has_had_an_attempt_keeps_its_turn_when_it_is_moved() -> None:
+    rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
+    rig.nack(rig.one())
+    assert rig.reschedule(a1, 10_000) == "scheduled"
+    rig.commit()
+    rig.pass_time(9_999)
+    assert rig.ids() == []
+    rig.crash(down_ms=0)
+    rig.subscribe()
+    assert rig.ids() == []
+    rig.pass_time(1)
+    got = rig.one()
+    assert (got.id, got.attempt) == (a1, 2)
+    rig.done(got)
+    assert rig.ids() == [a2]
+
+
+def test_only_the_current_receipt_ends_it() -> None:
+    rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
+    first = rig.one()
+    rig.nack(first, 0)
+    second = rig.one()
+    assert second.attempt == 2
+    assert rig.ack(first) == "stale"
+    rig.done(second)
+    assert rig.ids() == [a2]
+    assert rig.state(a1) == "acked"
+
+
+def test_a_lease_that_is_over_leaves_the_turn_with_its_task() -> None:
+    rig, (a1, a2) = rig_with(("a", 0), ("a", 0))
+    rig.one()
+    rig.pass_time(31_000)
+    got = rig.one()
+    assert (got.id, got.attempt) == (a1, 2)
+    rig.done(got)
+    assert rig.ids() == [a2]
+
+
+def test_at_most_once_hands_out_the_next_one_behind_the_commit() -> None:
+    rig = OrderRig()
+    a1, a2 = rig.put("a"), rig.put("a")
+    rig.subscribe(at_most_once=True)
+    rig.tick()
+    assert rig.handed == []
+    rig.commit()
+    assert [got.id for got in rig.handed] == [a1]
+    rig.tick()
+    rig.commit()
+    assert [got.id for got in rig.handed] == [a1, a2]
+
+
+def test_rows_that_are_not_in_memory_come_in_order_too() -> None:
+    rig = OrderRig(replace(CONFIG, resident_horizon_ms=1_000))
+    rig.subscribe()
+    far = [rig.put("a", 5_000), rig.put("b", 5_001)]
+    rig.pass_time(4_500)
+    near = [rig.put("a", 501), rig.put("b", 501)]
+    for task_id in far:
+        rig.core.drop(task_id)
+    rig.pass_time(600)
+    more = rig.engine.delivery.fire(rig.now_ms, 1_000)
+    assert not more
+    assert rig.dispatch() == [], "those due before them are being read"
+    rig.load()
+    got = rig.dispatch()
+    assert [one.id for one in got] == far
+    for one in got:
+        rig.done(one)
+    assert rig.ids() == near
+
+
+def test_a_group_that_is_deleted_lets_go_of_lines() -> None:
+    rig = OrderRig()
+    rig.create_group("t", "g")
+    rig.create_group("t", "h")
+    ids = [rig.put("a") for _ in range(5)]
+    rig.fire()
+    rig.delete_group("t", "g")
+    recount(rig)
+    rig.subscribe(group="h")
+    seen: list[int] = []
+    while got := rig.tick():
+        seen.append(got[0].id)
+        rig.done(got[0])
+    assert seen == ids
+
+
+def test_keys_prefer_the_subscriber_that_had_them() -> None:
+    rig = OrderRig()
+    subscribers = [rig.subscribe() for _ in range(4)]
+    keys = [f"k{n}" for n in range(40)]
+    had: dict[str, object] = {}
+    for round_ in range(5):
+        ids = {rig.put(key): key for key in keys}
+        got = rig.tick()
+        assert len(got) == len(keys)
+        for one in got:
+            key = ids[one.id]
+            assert had.setdefault(key, one.subscriber) is one.subscriber
+            rig.done(one)
+        if round_ == 2:
+            subscribers.append(rig.subscribe())  # takes none of those that have a subscriber
+    assert len({id(one) for one in had.values()}) == 4
+    gone = subscribers[0]
+    rig.disconnect(gone)
+    ids = {rig.put(key): key for key in keys}
+    for one in rig.tick():
+        before = had[ids[one.id]]
+        assert one.subscriber is before or before is gone
+        rig.done(one)
+
+
+def test_a_slow_subscriber_does_not_hold_up_its_keys() -> None:
+    rig = OrderRig()
+    slow, quick = rig.subscribe(prefetch=1), rig.subscribe(prefetch=100)
+    ids = {rig.put(f"k{n}") for n in range(40)}
+    got = rig.tick()
+    assert {one.id for one in got} == ids
+    assert sum(one.subscriber is slow for one in got) == 1
+    assert sum(one.subscriber is quick for one in got) == 39
+
+
+def test_a_part_of_the_lots_moves_when_somebody_joins_or_leaves() -> None:
+    rig = OrderRig()
+    lots, members = Lots(), [rig.subscribe() for _ in range(5)]
+    for one in members[:4]:
+        lots.join(one)
+    before = [lots.of(n) for n in range(64)]
+    lots.join(members[4])
+    after = [lots.of(n) for n in range(64)]
+    assert all(a is b or b is members[4] for a, b in zip(before, after, strict=True))
+    lots.part(members[0])
+    for a, b in zip(after, [lots.of(n) for n in range(64)], strict=True):
+        assert b is not members[0]
+        assert a is b or a is members[0]
+
+
+def test_a_million_heads_leave_the_dictionary() -> None:
+    order = Order()
+    for n in range(1, FEW_MAX + 1_000):
+        assert order.claim(n * 0x9E3779B97F4A7C15 % 2**64, n)
+    assert len(order) == FEW_MAX + 999
+    for n in range(1, FEW_MAX + 1_000):
+        mark = n * 0x9E3779B97F4A7C15 % 2**64
+        assert order.head(mark) == n
+        assert not order.claim(mark, n + 1)
+        order.queue(mark, n + 10**9, 5, n + 10**9)
+        assert order.follow(mark) == n + 10**9
+        assert order.follow(mark) == 0
+        assert order.head(mark) == 0
+    assert len(order) == 0
+
+
+# --- fair shares -------------------------------------------------------------------------------
+
+
+def fair_rig(**settings: Any) -> OrderRig:
+    rig = OrderRig()
+    rig.create_group("t", "default")
+    rig.configure("t", "default", fair_by="tenant", **settings)
+    return rig
+
+
+def test_one_tenants_many_do_not_make_the_others_wait() -> None:
+    rig = fair_rig()
+    many = [rig.put(None, tenant="big", lands=False) for _ in range(2_000)]
+    rig.commit()
+    few = [rig.put(None, tenant=f"small{n}") for n in range(3)]
+    rig.fire()
+    rig.subscribe(prefetch=100)
+    got = rig.ids()
+    assert set(few) <= set(got)
+    assert len(got) == 100
+    assert [i for i in got if i in set(many)] == many[: len(got) - 3]
+
+
+def test_no_more_than_so_many_of_a_value_are_in_flight() -> None:
+    rig = fair_rig(limit_each=2)
+    ids = [rig.put(None, tenant=tenant) for tenant in ("a", "a", "a", "b", "b", "b")]
+    rig.put(None)
+    rig.subscribe()
+    got = rig.tick()
+    assert {one.id for one in got} >= {*ids[:2], *ids[3:5]}
+    assert len(got) == 5
+    recount(rig)
+    rig.nack(got[0], 10)
+    (third,) = rig.tick()
+    assert third.id == ids[2]
+    rig.pass_time(10)
+    assert rig.ids() == []
+    rig.done(third)
+    (again,) = rig.tick()
+    assert (again.id, again.attempt) == (ids[0], 2)
+    rig.configure("t", "default", limit_each=3)
+    assert rig.ids() == [ids[5]]
+
+
+def test_a_rate_for_each_value() -> None:
+    rig = fair_rig(rate_each=2.0)
+    a = [rig.put(None, tenant="a") for _ in range(5)]
+    b = [rig.put(None, tenant="b") for _ in range(1)]
+    rig.subscribe()
+    assert set(rig.ids()) == {*a[:2], *b}
+    assert rig.ids() == []
+    rig.seal(checkpoint_all=True)
+    rig.apply_and_land()
+    assert rig.engine.wake_in_ms(rig.now_ms, rig.mono_ms) == 500
+    rig.pass_time(499)
+    assert rig.ids() == []
+    rig.pass_time(1)
+    assert rig.ids() == [a[2]]
+    rig.pass_time(1_000)
+    assert rig.ids() == a[3:]
+
+
+def test_what_waits_for_its_share_can_be_cancelled_and_moved() -> None:
+    rig = fair_rig(limit_each=1)
+    ids = [rig.put(None, tenant="a") for _ in range(5)]
+    rig.subscribe()
+    (got,) = rig.tick()
+    assert rig.cancel(ids[2]) == "cancelled"
+    assert rig.reschedule(ids[1], 1_000) == "scheduled"
+    rig.commit()
+    recount(rig)
+    rig.done(got)
+    (got,) = rig.tick()
+    assert got.id == ids[3]
+    rig.pass_time(1_000)
+    assert rig.ids() == []
+    rig.done(got)
+    (got,) = rig.tick()
+    assert got.id == ids[4]
+    rig.done(got)
+    assert rig.ids() == [ids[1]]
+
+
+@pytest.mark.parametrize("restart", [Rig.crash, Rig.stop_and_start])
+def test_a_restart_counts_what_is_in_flight(restart: Any) -> None:
+    rig = fair_rig(limit_each=2)
+    ids = [rig.put(None, tenant="a") for _ in range(4)]
+    rig.subscribe()
+    assert rig.ids() == ids[:2]
+    rig.seal(checkpoint_all=True)
+    rig.apply_and_land()
+    restart(rig)
+    rig.subscribe()
+    assert rig.ids() == []
+    rig.pass_time(6_000 if restart is Rig.crash else 31_000)
+    assert rig.ids() == ids[2:], "what comes back stands behind the others"
+
+
+def test_another_property_holds_for_what_comes() -> None:
+    rig = fair_rig(limit_each=1)
+    ids = [rig.put(None, tenant="a", region="x") for _ in range(4)]
+    rig.fire()
+    rig.configure("t", "default", fair_by="region", limit_each=2)
+    recount(rig)
+    ids += [rig.put(None, tenant="b", region="y") for _ in range(4)]
+    assert rig.cancel(ids[1]) == "cancelled"
+    rig.commit()
+    rig.subscribe()
+    assert rig.ids() == [ids[0], *ids[2:4], *ids[4:6]]
+    rig.configure("t", "default", fair_by=None, limit_each=None)
+    assert rig.ids() == ids[6:]
+
+
+def test_order_and_shares_hold_together() -> None:
+    rig = fair_rig(limit_each=2)
+    a = [rig.put("k", tenant="a") for _ in range(3)]
+    others = [rig.put(f"k{n}", tenant="a") for n in range(3)]
+    rig.subscribe()
+    got = rig.tick()
+    assert [one.id for one in got] == [a[0], others[0]]
+    rig.done(got[0])
+    (one,) = rig.tick()
+    assert one.id == others[1], "it stood in line before the next one of the key had its turn"
+    rig.done(got[1])
+    assert rig.ids() == [others[2]]
+    rig.done(one)
+    assert rig.ids() == [a[1]]
+
+
+def test_who_waits_for_whom_is_shown() -> None:
+    rig = fair_rig(limit_each=1)
+    for _ in range(3):
+        rig.put("k", tenant="b")
+    ids = [rig.put(None, tenant="a") for _ in range(5)]
+    rig.subscribe()
+    rig.tick()
+    lines = rig.engine.ordering.lines(rig.group(), 10)
+    assert [(one.kind, one.state, one.in_flight, one.waiting) for one in lines] == [
+        ("fair", "limited", 1, 4),
+        ("order", "in_flight", 1, 2),
+    ]
+    assert lines[0].task_id == ids[1]
+
+

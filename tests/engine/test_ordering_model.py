@@ -1,0 +1,290 @@
+"""Order keys and fair shares, whatever happens: crashes, refused batches, lapsed leases, failures,
+cancels, moves, dead letters, a group that begins in the past.
+
+The model knows what is durable and what was handed out. At each delivery it looks at every other
+task of the key in that group: none is in flight, none that has had an attempt is left, none that
+comes first is due.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from engine.test_engine_ordering import OrderRig
+from support.engine_recount import recount
+from support.engine_rig import CONFIG, RETRY, Got
+from tickwheel.engine.filtering import order_of
+from tickwheel.engine.topics import Group
+from tickwheel.model.records import ProgressState, TaskRow, TaskSnapshot
+
+STEADY = replace(CONFIG, slots=8, retry=replace(RETRY, base_ms=50, retries_max=10_000))
+SMALL = replace(STEADY, resident_bytes_max=0)
+GROUPS = ("a", "b", "late")
+LIMIT_EACH = 2
+delays_ms = st.sampled_from([0, 0, 0, 1, 60, 250, 1_000])
+keys = st.sampled_from([None, "k", "k", "l", "m"])
+tenants = st.sampled_from([None, "x", "y"])
+picks = st.integers(0, 10_000)
+names = st.sampled_from(GROUPS[:2])
+
+
+class OrderMachine(RuleBasedStateMachine):
+    """One topic. Group "a" keeps order alone, "b" is shared by tenant besides, "late" begins in
+    the past some time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rig = OrderRig(STEADY)
+        self.had: list[Got] = []
+        """Deliveries, some of which have ended."""
+
+    @initialize(small=st.booleans(), failure=st.sampled_from([None, "dead", "hold"]))
+    def begin(self, small: bool, failure: str | None) -> None:
+        self.rig = OrderRig(SMALL if small else STEADY)
+        for name in GROUPS[:2]:
+            self.rig.create_group("t", name)
+            self.rig.configure(
+                "t", name, order_failure=failure, order_attempts=failure and 2, order_retry_ms=50
+            )
+        self.rig.configure("t", "b", fair_by="tenant", limit_each=LIMIT_EACH)
+        self.rig.commit()
+        self.subscribe()
+
+    def teardown(self) -> None:
+        """What is left is handed out and done in the end."""
+        for restart in (False, True):
+            if restart:
+                self.crash(down_ms=0)
+            for _ in range(400):
+                self.replay(100)
+                self.let_go_of_held()
+                self.rig.pass_time(500)
+                self.consume()
+                for got in self.had:
+                    if self.rig.lease(got) is not None:
+                        self.rig.ack(got)
+                self.rig.commit()
+                if not self.rig.rows.tasks.keys() - {i for i, _ in self.rig.rows.dead}:
+                    break
+            left = self.rig.rows.tasks.keys() - {i for i, _ in self.rig.rows.dead}
+            assert not left, f"{len(left)} are never handed out"
+
+    # --- what is looked at ---------------------------------------------------------------------
+
+    def consume(self) -> None:
+        for got in self.rig.tick():
+            self.look_at(got)
+            self.had.append(got)
+
+    def look_at(self, got: Got) -> None:
+        group = got.group
+        known = self.rig.known(list(self.rig.rows.tasks))
+        mine = known[got.id].row
+        if mine.options is None or mine.options.order_key is None:
+            return
+        for other in known.values():
+            same = other.row.options is not None and (
+                other.row.options.order_key == mine.options.order_key
+            )
+            if same and other.row.id != got.id:
+                self.compare(group, got, mine, other)
+
+    def compare(self, group: Group, got: Got, mine: TaskRow, other: TaskSnapshot) -> None:
+        row, name = other.row, group.name
+        assert row.id not in group.flight, "two of a key are in flight"
+        stored = self.rig.rows.progress.get((row.id, name))
+        if (row.id, name) in self.rig.rows.dead:
+            return
+        if stored is not None and stored.state is ProgressState.DONE:
+            return
+        if not self.rig.engine.ownership.is_owed(group, row.id):
+            done = other.progress.get(name)
+            assert done is None or done.state is not ProgressState.DONE, "its end is not durable"
+            return
+        tries = group.tries.get(row.id)
+        assert tries is None or not tries.attempt, "one that has failed is left"
+        if got.attempt > 1 or row.id in group.waiting:
+            return  # it has its turn, or the other one was moved
+        is_due = row.due_ms <= self.rig.now_ms and not self.rig.core.is_scheduled(row)
+        comes_first = (row.due_ms, order_of(row)) < (mine.due_ms, order_of(mine))
+        assert not (is_due and comes_first), "one that comes first is left"
+
+    def live(self, name: str) -> list[Got]:
+        return [one for one in self.had if one.group.name == name and self.rig.lease(one)]
+
+    # --- producers and operators -----------------------------------------------------------------
+
+    @rule(
+        delay_ms=delays_ms,
+        key=keys,
+        tenant=tenants,
+        priority=st.sampled_from([0, 0, 3]),
+        ttl_ms=st.sampled_from([None, None, None, 500]),
+        end=st.sampled_from(["lands", "lands", "open", "refused"]),
+    )
+    def put(
+        self,
+        delay_ms: int,
+        key: str | None,
+        tenant: str | None,
+        priority: int,
+        ttl_ms: int | None,
+        end: str,
+    ) -> None:
+        more = {} if tenant is None else {"tenant": tenant}
+        rig = self.rig
+        if end == "refused":
+            rig.commit()
+        rig.put(key, delay_ms, lands=False, priority=priority, ttl_ms=ttl_ms, **more)
+        if end == "lands":
+            rig.commit()
+        elif end == "refused":
+            rig.seal()
+            rig.refuse()
+            rig.commit()
+
+    @rule(pick=picks, delay_ms=delays_ms, what=st.sampled_from(["cancel", "move"]))
+    def change(self, pick: int, delay_ms: int, what: str) -> None:
+        ids = sorted(i for i in self.rig.rows.tasks if i <= self.rig.core.landed_id)
+        if not ids:
+            return
+        task_id = ids[pick % len(ids)]
+        if what == "cancel":
+            self.rig.cancel(task_id)
+        else:
+            self.rig.reschedule(task_id, delay_ms)
+
+    @rule(pick=picks)
+    def requeue(self, pick: int) -> None:
+        dead = sorted(self.rig.rows.dead)
+        if dead:
+            self.rig.requeue(*dead[pick % len(dead)])
+
+    @rule()
+    def let_go_of_held(self) -> None:
+        for name in GROUPS:
+            group = self.rig.core.find_group("t", name)
+            if group is None:
+                continue
+            for at, held in enumerate(self.rig.engine.ordering.held(group)):
+                known = self.rig.find(held.task_id)
+                assert known is not None
+                act = self.rig.engine.ordering.release if at % 2 else self.rig.engine.ordering.skip
+                act(group, known, self.rig.now_ms)
+
+    @precondition(lambda self: self.rig.core.find_group("t", "late") is None)
+    @rule()
+    def begin_late(self) -> None:
+        self.rig.create_group("t", "late", 1, replays=False)
+        self.rig.subscribe(group="late")
+
+    @rule(limit=st.integers(1, 5))
+    def replay(self, limit: int) -> None:
+        group = self.rig.core.find_group("t", "late")
+        if group is not None:
+            self.rig.replay(group, limit)
+
+    # --- consumers ---------------------------------------------------------------------------------
+
+    @rule(group=names, prefetch=st.sampled_from([1, 2, 100]))
+    def join(self, group: str, prefetch: int) -> None:
+        if len(self.rig.group(name=group).subscribers) < 4:
+            self.rig.subscribe(group=group, prefetch=prefetch)
+
+    @rule(group=names, pick=picks)
+    def leave(self, group: str, pick: int) -> None:
+        found = list(self.rig.group(name=group).subscribers)
+        if len(found) > 1:
+            self.rig.disconnect(found[pick % len(found)])
+
+    @rule(name=st.sampled_from(GROUPS), pick=picks, what=st.sampled_from(
+        ["ack", "ack", "ack", "nack", "reject", "release", "snooze"]
+    ))
+    def settle(self, name: str, pick: int, what: str) -> None:
+        live = self.live(name)
+        if not live:
+            return
+        got = live[pick % len(live)]
+        if what == "ack":
+            assert self.rig.ack(got) == "acked"
+        elif what == "nack":
+            self.rig.nack(got)
+        elif what == "reject":
+            self.rig.reject(got)
+        elif what == "snooze":
+            self.rig.snooze(got, 70)
+        else:
+            self.rig.release(got)
+
+    @rule(pick=picks)
+    def ack_old(self, pick: int) -> None:
+        """A receipt that may not be the current one."""
+        if self.had:
+            self.rig.ack(self.had[pick % len(self.had)])
+
+    # --- time, commits, restarts -----------------------------------------------------------------
+
+    @rule(ms=st.sampled_from([1, 50, 300, 31_000]))
+    def time(self, ms: int) -> None:
+        self.rig.pass_time(ms)
+
+    @rule()
+    def tick(self) -> None:
+        self.consume()
+
+    @rule()
+    def fire(self) -> None:
+        self.rig.fire()
+
+    @rule(what=st.sampled_from(["commit", "commit", "seal", "refuse"]))
+    def commit(self, what: str) -> None:
+        rig = self.rig
+        if what == "commit" or rig.core.sealed is not None:
+            rig.commit()
+        elif rig.seal() is not None and what == "refuse":
+            rig.refuse()
+
+    @rule(down_ms=st.sampled_from([0, 100, 6_000]), clean=st.booleans())
+    def restart(self, down_ms: int, clean: bool) -> None:
+        if clean:
+            self.rig.stop_and_start(down_ms=down_ms)
+            self.subscribe()
+        else:
+            self.crash(down_ms)
+
+    def crash(self, down_ms: int) -> None:
+        self.rig.crash(down_ms=down_ms)
+        self.subscribe()
+
+    def subscribe(self) -> None:
+        for name in GROUPS:
+            if self.rig.core.find_group("t", name) is not None:
+                self.rig.subscribe(group=name)
+                self.rig.subscribe(group=name, prefetch=3)
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        recount(self.rig)
+        for name in GROUPS:
+            group = self.rig.core.find_group("t", name)
+            if group is None:
+                continue
+            flying: dict[object, int] = {}
+            for lease in group.flight.values():
+                known = self.rig.find(lease.id)
+                assert known is not None
+                options = known.row.options
+                if options is not None and options.order_key is not None:
+                    key = options.order_key
+                    assert flying.setdefault(key, lease.id) == lease.id, "two of a key in flight"
+            if group.ordering is not None:
+                for share in group.ordering.shares.values():
+                    assert share.in_flight + share.called <= max(LIMIT_EACH, share.in_flight)
+
+
+OrderMachine.TestCase.settings = settings(max_examples=4000, stateful_step_count=70, deadline=None)
+TestOrder = OrderMachine.TestCase

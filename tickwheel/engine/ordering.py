@@ -1,0 +1,687 @@
+"""Order keys and fair shares of a group: which of its tasks that are due have their turn.
+
+A task that a group gets passes two stages before it is ready. If it has an order key, it waits
+until every task of that key before it is done (``Order``). If the group is shared by a property, it
+waits until its value has a place (``Share``). A group that has neither has none of this
+(``Group.ordering`` is None).
+
+Invariants:
+
+* Of a key one task has the turn: it is ready, in flight, waiting for a retry or held. It keeps the
+  turn until it is done for the group, and the next one has it when that is durable. So no crash
+  makes an earlier task come again after a later one was handed out.
+* Who has had an attempt keeps the turn, also when somebody moves it; one that nobody has had gives
+  it to a task that came after it and is due before it.
+* A task in a line is ready as far as counts go (``Group.in_lines``), and in no queue of the group.
+* With ``limit_each``, what is in flight of a value and what is called are never more together.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush, nlargest
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+from tickwheel.engine.filtering import order_of
+from tickwheel.engine.lines import NOBODY, Lots, Order, Share
+from tickwheel.engine.rates import Bucket, changed
+from tickwheel.engine.topics import (
+    Group,
+    Lease,
+    Subscriber,
+    Traits,
+    Tries,
+    key_of,
+    priority_of,
+    traits_of,
+    ttl_end_ms,
+)
+from tickwheel.model.records import Failure
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tickwheel.engine.dead_letters import DeadLetters
+    from tickwheel.engine.state import Core
+    from tickwheel.model.records import GroupSettings, TaskRow, TaskSnapshot
+
+CALLED_MAX, CALLED_IN_ALL = 64, 256
+"""Tasks of one value that are called at a time, and of all values together, about."""
+HAD_MAX = 65_536
+"""Keys of which is remembered who had them last."""
+LINES_LOOKED_AT = 50_000
+HELD_SHOWN_MAX = 1_000
+NEVER_MS = 1 << 62
+"""When a held task is tried again."""
+_MASK = 2**64 - 1
+
+
+class Waiting(NamedTuple):
+    """What has to be known of a task that waits for its next attempt."""
+
+    order: int
+    share: int
+    due_ms: int
+    place: int
+
+
+class Ended(NamedTuple):
+    """A key whose tasks have changed, and that goes on when the batch is durable."""
+
+    ordering: Ordering
+    mark: int
+    number: int
+
+
+class KeyLine(NamedTuple):
+    """Who waits for whom: one order key, or one value of a group that is shared."""
+
+    task_id: int
+    """One of its tasks."""
+    state: str
+    """Of that task, or what holds back the value: "limited", "throttled"."""
+    in_flight: int
+    waiting: int
+    kind: str
+    """"order" or "fair"."""
+
+
+class HeldKey(NamedTuple):
+    """An order key whose group holds it until an operator acts."""
+
+    task_id: int
+    since_ms: int
+    attempt: int
+    waiting: int
+    """Tasks behind it."""
+
+
+class Ordering:
+    """One group's."""
+
+    __slots__ = (
+        "_called",
+        "_core",
+        "_ending",
+        "_group",
+        "_had",
+        "_heap",
+        "_lots",
+        "_mono_ms",
+        "_now_ms",
+        "_number",
+        "_odd",
+        "_plain_left",
+        "_waits",
+        "held",
+        "order",
+        "shares",
+    )
+
+    def __init__(self, core: Core, group: Group) -> None:
+        self._core = core
+        self._group = group
+        self.order = Order()
+        self.shares: dict[int, Share] = {}
+        """Those that hold tasks, or have a rate."""
+        self.held: dict[int, int] = {}
+        """Id → since when, of tasks that an operator has to act on."""
+        self._odd: dict[int, tuple[int, int]] = {}
+        """Id → (priority, mark of its share), of those in lines that have either."""
+        self._called: dict[int, Share] = {}
+        """Id → its share, of those in the ready queue that have one."""
+        self._waits: dict[int, Waiting] = {}
+        self._ending: dict[int, tuple[int, int]] = {}
+        """Mark → (the head that has ended or 0, number) of keys of which something is not durable:
+        the end of the head, or that another one has left its line."""
+        self._number = 0
+        self._heap: list[tuple[int, int]] = []
+        """(steady ms, mark) of shares that wait for a token."""
+        self._plain_left = 0
+        """Tasks in the ready queue from before the group was shared, at most."""
+        self._now_ms = self._mono_ms = 0
+        """The latest times it was told."""
+        self._lots = Lots()
+        self._had: dict[int, Subscriber] = {}
+        for subscriber in group.subscribers:
+            self.join(subscriber)
+
+    # --- marks -------------------------------------------------------------------------------
+
+    def _order_of(self, row: TaskRow) -> int:
+        """The mark of its order key; 0: it has none."""
+        options = row.options
+        if options is None or options.order_key is None:
+            return 0
+        return hash(options.order_key) & _MASK or 1
+
+    def _share_of(self, row: TaskRow) -> int:
+        """The mark of its value; 0: the group is not shared."""
+        by, options = self._group.settings.fair_by, row.options
+        if by is None:
+            return 0
+        value = shared_value(row, by) if options is not None else None
+        return hash((by, type(value) is bool, value)) & _MASK or 1
+
+    # --- a task comes ------------------------------------------------------------------------
+
+    def arrive(self, row: TaskRow, now_ms: int) -> None:
+        """The group has got the task: it is ready when it has its turn."""
+        self._now_ms = max(self._now_ms, now_ms)
+        options = row.options
+        if options is None and self._group.settings.fair_by is None:
+            self._group.ready.push(row.id, 0, now_ms)
+            return
+        priority = options.priority if options is not None else 0
+        waiting = Waiting(self._order_of(row), self._share_of(row), row.due_ms, order_of(row))
+        self._come(row.id, waiting, priority, front=False)
+
+    def again(self, lease: Lease, now_ms: int, *, front: bool) -> None:
+        """The task of a lease that has ended is ready again."""
+        self._now_ms = max(self._now_ms, now_ms)
+        self._come(lease.id, _of_lease(lease), lease.traits.priority, front=front)
+
+    def retry(self, task_id: int, priority: int, now_ms: int) -> None:
+        """Its wait is over."""
+        self._now_ms = max(self._now_ms, now_ms)
+        self.held.pop(task_id, None)
+        known = self._waits.pop(task_id, None)
+        if known is None:
+            self._group.ready.push(task_id, priority, now_ms)
+        else:
+            self._come(task_id, known, priority, front=False)
+
+    def _come(self, task_id: int, known: Waiting, priority: int, *, front: bool) -> None:
+        order, share, due_ms, place = known
+        if order and (self._gathers or not self._has_turn(order, task_id)):
+            self.order.queue(order, task_id, due_ms, place)
+            self._group.in_lines += 1
+            if priority or share:
+                self._odd[task_id] = (priority, share)
+            return
+        self._call(task_id, share, priority, front=front)
+
+    def _has_turn(self, mark: int, task_id: int) -> bool:
+        ending = self._ending.get(mark)
+        if ending is not None and ending[0] == task_id:
+            # It is back before its end was durable.
+            self._ending[mark] = (0, ending[1])
+            return True
+        return self.order.claim(mark, task_id)
+
+    def _call(self, task_id: int, mark: int, priority: int, *, front: bool) -> None:
+        """It has the turn of its key: ready, if its value has a place."""
+        group = self._group
+        if mark:
+            share = self._share(mark)
+            if not self._has_place(share) or (share.queue is not None and not front):
+                share.put(task_id, priority, self._now_ms, front=front)
+                group.in_lines += 1
+                return
+            share.called += 1
+            self._called[task_id] = share
+        if front:
+            group.ready.push_front(task_id, priority)
+        else:
+            group.ready.push(task_id, priority, self._now_ms)
+
+    def waits(self, of: Lease | TaskRow) -> None:
+        """The group waits for the task's next attempt. It keeps its turn, if it has it."""
+        if isinstance(of, Lease):
+            known = _of_lease(of)
+        else:
+            known = Waiting(self._order_of(of), self._share_of(of), of.due_ms, order_of(of))
+        if known.order or known.share:
+            self._waits[of.id] = known
+
+    # --- a task is handed out ------------------------------------------------------------------
+
+    def is_displaced(self, row: TaskRow) -> bool:
+        """A task that was taken from the ready queue and that nobody has had: whether one of its
+        key has come since that is due before it. That one is ready now, and this one in line."""
+        mark = self._order_of(row)
+        if not mark:
+            return False
+        ending, place = self._ending.get(mark), order_of(row)
+        if ending is not None and self.order.head(mark) == row.id:
+            # An earlier one has left, and a crash could bring it back.
+            self.order.park(mark, row.id, row.due_ms, place)
+            self._group.in_lines += 1
+            first = 0
+        else:
+            first = self.order.exchange(mark, row.id, row.due_ms, place)
+            if first == row.id:
+                return False
+        self._uncall(row.id)
+        share = self._share_of(row)
+        priority = row.options.priority if row.options is not None else 0
+        if priority or share:
+            self._odd[row.id] = (priority, share)
+        if first:
+            priority, share = self._odd.pop(first, (0, 0))
+            self._call(first, share, priority, front=True)
+        return True
+
+    def traits(self, row: TaskRow, subscriber: Subscriber, mono_ms: int) -> Traits:
+        """Of a task that is being leased, and so has left the ready queue."""
+        self._mono_ms = max(self._mono_ms, mono_ms)
+        share = self._called.pop(row.id, None)
+        if share is not None:
+            share.called -= 1
+            share.in_flight += 1
+            if share.bucket is not None:
+                share.bucket.left(mono_ms)
+                share.bucket.take(1)
+            self._admit(share)
+        elif self._plain_left:
+            self._plain_left -= 1
+        return self._traits(row, share, subscriber)
+
+    def _traits(self, row: TaskRow, share: Share | None, subscriber: Subscriber | None) -> Traits:
+        options, order = row.options, self._order_of(row)
+        if order and subscriber is not None and subscriber in self._lots:
+            self._remember(order, subscriber)
+        if options is None:
+            return Traits(0, None, None, None, 0, share)
+        end_ms = ttl_end_ms(row.due_ms, options)
+        return Traits(options.priority, options.retry, end_ms, key_of(row), order, share)
+
+    def restored(self, row: TaskRow) -> Traits:
+        """Of a task that was in flight before a restart."""
+        order, mark = self._order_of(row), self._share_of(row)
+        if order:
+            self.order.claim(order, row.id)
+        share = self._share(mark) if mark else None
+        if share is not None:
+            share.in_flight += 1
+        return self._traits(row, share, None)
+
+    def claim(self, row: TaskRow) -> None:
+        """A task that waited for a retry before a restart has its turn."""
+        order = self._order_of(row)
+        if order:
+            self.order.claim(order, row.id)
+
+    def returned(self, leases: Iterable[Lease], *, done: bool) -> None:
+        """They have ended; ``done``: so are their tasks."""
+        for lease in leases:
+            share = lease.traits.share
+            if share is not None:
+                share.in_flight -= 1
+                self._admit(share)
+            if done and lease.traits.order:
+                self._end(lease.traits.order, lease.id)
+        self._core.wake(self._group)
+
+    def died(self, lease: Lease) -> None:
+        """Its task is a dead letter."""
+        if lease.traits.order:
+            self._end(lease.traits.order, lease.id)
+
+    def hold(self, lease: Lease, now_ms: int) -> None:
+        """Its key waits for an operator."""
+        self.held[lease.id] = now_ms
+        self.waits(lease)
+
+    def let_go(self, task_id: int) -> None:
+        """A held task goes another way, and its key with it."""
+        self.held.pop(task_id, None)
+        known = self._waits.pop(task_id, None)
+        if known is not None and known.order:
+            self._end(known.order, task_id)
+
+    # --- a task leaves -------------------------------------------------------------------------
+
+    def leave(self, row: TaskRow, *, keeps_turn: bool = False) -> bool:
+        """A task that is ready or waits leaves the group's queues. Whether it stood in a line, and
+        so in no queue. ``keeps_turn``: only to wait."""
+        task_id, group = row.id, self._group
+        self.held.pop(task_id, None)
+        waited = self._waits.pop(task_id, None) is not None
+        order = self._order_of(row)
+        if order:
+            if self.order.head(order) == task_id:
+                if not keeps_turn:
+                    self._end(order, task_id)
+            elif self.order.remove(order, task_id, row.due_ms, order_of(row)):
+                self._odd.pop(task_id, None)
+                group.in_lines -= 1
+                ending = self._ending.get(order)
+                self._note(order, 0 if ending is None else ending[0])
+                return True
+        if waited or task_id in group.waiting or self._uncall(task_id):
+            return False
+        share = self.shares.get(self._share_of(row))
+        if share is None or not share.waiting or task_id in group.loading:
+            return False
+        assert share.queue is not None
+        if self._plain_left and not share.queue.holds(task_id):
+            self._plain_left -= 1
+            return False
+        share.withdraw(task_id)
+        group.in_lines -= 1
+        self._prune(share)
+        return True
+
+    def taken(self, row: TaskRow, *, keeps_turn: bool = False) -> None:
+        """``leave`` of one that was taken from the ready queue and is not handed out."""
+        order = self._order_of(row)
+        if order and not keeps_turn:
+            self._end(order, row.id)
+        if not self._uncall(row.id) and self._plain_left:
+            self._plain_left -= 1
+
+    def _uncall(self, task_id: int) -> bool:
+        """It is in the ready queue no more: whether it was called."""
+        share = self._called.pop(task_id, None)
+        if share is None:
+            return False
+        share.called -= 1
+        self._admit(share)
+        return True
+
+    def _end(self, mark: int, task_id: int) -> None:
+        if self.order.head(mark) == task_id:
+            self._note(mark, task_id)
+
+    def _note(self, mark: int, head: int) -> None:
+        """The key goes on when the open batch is durable, and not before."""
+        self._number += 1
+        self._ending[mark] = (head, self._number)
+        self._core.open.ended.append(Ended(self, mark, self._number))
+
+    def durable(self, ended: Ended, now_ms: int) -> None:
+        """The end is: the next one of the key has the turn."""
+        self._now_ms = max(self._now_ms, now_ms)
+        mark = ended.mark
+        head, number = self._ending.get(mark, (0, 0))
+        if number != ended.number:
+            return
+        del self._ending[mark]
+        if head or (self.order.head(mark) == NOBODY and not self._gathers):
+            self._follow(mark)
+
+    def _follow(self, mark: int) -> None:
+        """The next one of the key has the turn."""
+        following = self.order.follow(mark)
+        if following:
+            self._group.in_lines -= 1
+            priority, share = self._odd.pop(following, (0, 0))
+            self._call(following, share, priority, front=False)
+            self._core.wake(self._group)
+
+    @property
+    def _gathers(self) -> bool:
+        """Nobody gets a turn: a replay may still bring earlier tasks of any key."""
+        return self._group in self._group.topic.replays
+
+    def gathered(self) -> None:
+        """The replay is over."""
+        lines = self.order.lines.items()
+        self._core.gathered[self._group] = [mark for mark, one in lines if one.head == NOBODY]
+
+    def go_on(self, limit: int, now_ms: int) -> None:
+        """Some of the keys that a replay has gathered."""
+        self._now_ms = max(self._now_ms, now_ms)
+        marks = self._core.gathered[self._group]
+        if self._gathers or not marks:
+            del self._core.gathered[self._group]
+            return
+        for mark in marks[-limit:]:
+            if mark not in self._ending and self.order.head(mark) == NOBODY:
+                self._follow(mark)
+        del marks[-limit:]
+
+    def some(self, limit: int) -> list[int]:
+        """Up to ``limit`` tasks out of lines, for a group that is being deleted."""
+        taken = self.order.pop_some(limit)
+        for share in list(self.shares.values()):
+            while len(taken) < limit and (found := share.next()) is not None:
+                taken.append(found[0])
+            self._prune(share)
+        for task_id in taken:
+            self._odd.pop(task_id, None)
+        self._group.in_lines -= len(taken)
+        return taken
+
+    # --- shares --------------------------------------------------------------------------------
+
+    def _share(self, mark: int) -> Share:
+        found = self.shares.get(mark)
+        if found is None:
+            rate, bucket = self._group.settings.rate_each, None
+            if rate is not None:
+                bucket = Bucket(rate, None, self._mono_ms)
+            found = self.shares[mark] = Share(mark, bucket)
+        return found
+
+    def _has_place(self, share: Share) -> bool:
+        """One more of its tasks may be called."""
+        limit, called = self._group.settings.limit_each, share.called
+        if limit is not None and called + share.in_flight >= limit:
+            return False
+        if called and called >= min(CALLED_MAX, CALLED_IN_ALL // len(self.shares)):
+            return False
+        bucket = share.bucket
+        if bucket is None or bucket.left(self._mono_ms) > called:
+            return True
+        if not share.is_paced and not called:
+            share.is_paced = True
+            heappush(self._heap, (bucket.next_mono_ms(), share.mark))
+            self._core.paced[self._group] = self._heap[0][0]
+        return False
+
+    def _admit(self, share: Share) -> None:
+        """Call those that may be called now."""
+        group = self._group
+        while share.queue is not None and self._has_place(share):
+            found = share.next()
+            if found is None:
+                break
+            task_id, priority = found
+            group.in_lines -= 1
+            share.called += 1
+            self._called[task_id] = share
+            group.ready.push(task_id, priority, self._now_ms)
+        self._prune(share)
+
+    def _prune(self, share: Share) -> None:
+        """Forget a value that has nothing to remember."""
+        if not share.is_idle or self.shares.get(share.mark) is not share:
+            return
+        bucket = share.bucket
+        if bucket is None or bucket.left(self._mono_ms) >= int(bucket.burst):
+            del self.shares[share.mark]
+
+    def pace(self, mono_ms: int) -> None:
+        """Values whose token has come go on."""
+        self._mono_ms = max(self._mono_ms, mono_ms)
+        heap = self._heap
+        while heap and heap[0][0] <= mono_ms:
+            _, mark = heappop(heap)
+            share = self.shares.get(mark)
+            if share is not None:
+                share.is_paced = False
+                self._admit(share)
+        if heap:
+            self._core.paced[self._group] = heap[0][0]
+        else:
+            self._core.paced.pop(self._group, None)
+        self._core.wake(self._group)
+
+    def sweep(self) -> None:
+        """Once in a while: forget values that wait for nothing but their tokens."""
+        for share in list(self.shares.values()):
+            self._prune(share)
+
+    def shared_by(self, former: GroupSettings, mono_ms: int) -> None:
+        """The group has other settings than the ``former`` ones. Another ``fair_by`` holds for
+        what comes from now on: what is there goes out as it came."""
+        self._mono_ms = max(self._mono_ms, mono_ms)
+        settings, group = self._group.settings, self._group
+        self._core.shared[group] = None
+        if settings.fair_by != former.fair_by:
+            for share in self.shares.values():
+                if share.queue is not None:
+                    group.in_lines -= share.waiting
+                    group.ready.absorb(share.queue, self._now_ms)
+                    group.add_stale(share.stale)
+                    share.queue, share.stale = None, {}
+            self.shares, self._called, self._heap = {}, {}, []
+            self._core.paced.pop(group, None)
+            self._odd = {i: (priority, 0) for i, (priority, _) in self._odd.items() if priority}
+            self._plain_left = len(group.ready) + len(group.loading)
+            return
+        for share in list(self.shares.values()):
+            share.bucket = changed(share.bucket, settings.rate_each, None, mono_ms)
+            self._admit(share)
+        self._core.wake(group)
+
+    # --- who is preferred ----------------------------------------------------------------------
+
+    def join(self, subscriber: Subscriber) -> None:
+        """It may be preferred. A pull is not: it is gone after one delivery."""
+        if not subscriber.once:
+            self._lots.join(subscriber)
+
+    def part(self, subscriber: Subscriber) -> None:
+        """It gets nothing more."""
+        self._lots.part(subscriber)
+
+    @property
+    def has_preferences(self) -> bool:
+        return len(self.order) > 0 and len(self._lots) > 1
+
+    def preferred(self, row: TaskRow) -> Subscriber | None:
+        """Who had the key last, if it is there, else whom its lot falls to."""
+        mark = self._order_of(row)
+        if not mark:
+            return None
+        had = self._had.get(mark)
+        return had if had in self._lots else self._lots.of(mark)
+
+    def _remember(self, mark: int, subscriber: Subscriber) -> None:
+        had = self._had
+        if had.get(mark) is not subscriber:
+            had.pop(mark, None)
+            if len(had) >= HAD_MAX:
+                del had[next(iter(had))]
+            had[mark] = subscriber
+
+    # --- what is shown ---------------------------------------------------------------------------
+
+    def held_keys(self, limit: int) -> list[HeldKey]:
+        """Oldest first."""
+        found: list[HeldKey] = []
+        for task_id, since_ms in islice(self.held.items(), limit):
+            tries, known = self._group.tries.get(task_id), self._waits.get(task_id)
+            line = self.order.lines.get(known.order) if known is not None else None
+            attempt = tries.attempt if tries is not None else 0
+            found.append(HeldKey(task_id, since_ms, attempt, 0 if line is None else len(line)))
+        return found
+
+    def key_lines(self, limit: int) -> list[KeyLine]:
+        """Those in which most tasks wait, of so many as a look may take."""
+        lines = islice(self.order.lines.values(), LINES_LOOKED_AT)
+        shares = islice(self.shares.values(), LINES_LOOKED_AT)
+        found = [
+            KeyLine(line.head, self._state(line.head), 0, len(line), "order")
+            for line in nlargest(limit, lines, key=len)
+        ]
+        for share in nlargest(limit, shares, key=lambda share: share.waiting):
+            if share.queue is not None and (head := share.queue.peek()):
+                held_back = self._held_back(share)
+                found.append(KeyLine(head, held_back, share.in_flight, share.waiting, "fair"))
+        found = [one._replace(in_flight=1) if one.state == "in_flight" else one for one in found]
+        return sorted(found, key=lambda one: -one.waiting)[:limit]
+
+    def _state(self, task_id: int) -> str:
+        group = self._group
+        if task_id in group.flight:
+            return "in_flight"
+        if task_id in self.held:
+            return "held"
+        return "retrying" if task_id in group.waiting else "ready"
+
+    def _held_back(self, share: Share) -> str:
+        limit = self._group.settings.limit_each
+        if limit is not None and share.called + share.in_flight >= limit:
+            return "limited"
+        return "throttled" if share.is_paced else "ready"
+
+
+class Turns:
+    """What an operator sees of keys and values, and does about held keys."""
+
+    def __init__(self, core: Core, dead_letters: DeadLetters) -> None:
+        self._core = core
+        self._dead_letters = dead_letters
+
+    def held(self, group: Group, limit: int = HELD_SHOWN_MAX) -> list[HeldKey]:
+        """Keys that are held, oldest first."""
+        return [] if group.ordering is None else group.ordering.held_keys(limit)
+
+    def lines(self, group: Group, limit: int) -> list[KeyLine]:
+        """Keys and values for whose turn most tasks wait."""
+        return [] if group.ordering is None else group.ordering.key_lines(limit)
+
+    def release(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
+        """The held task is tried again at once, its attempts counted anew."""
+        core, ordering, task_id = self._core, group.ordering, known.row.id
+        if ordering is None or task_id not in ordering.held:
+            return "not_held"
+        self._take_out(group, task_id)
+        core.open.effects.progress[task_id, group.name] = None
+        ordering.retry(task_id, priority_of(known.row), now_ms)
+        core.wake(group)
+        if core.recorder is not None:
+            core.recorder.requeued(known.row.topic, group.name, task_id)
+        return "released"
+
+    def skip(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
+        """The held task goes to the dead letters, and its key goes on."""
+        core, ordering, row = self._core, group.ordering, known.row
+        if ordering is None or row.id not in ordering.held:
+            return "not_held"
+        tries = self._take_out(group, row.id)
+        core.lifetimes.end(row)
+        ordering.let_go(row.id)
+        lease = Lease(
+            row.id,
+            group,
+            group.detached,
+            tries.attempt,
+            tries.epoch,
+            0,
+            0,
+            row.due_ms,
+            traits_of(row),
+            tries.failures,
+            tries.snoozes,
+        )
+        failure = Failure(tries.attempt, now_ms, "skipped: its key was held", "")
+        self._dead_letters.to_dead_letters(lease, failure, now_ms)
+        return "skipped"
+
+    def _take_out(self, group: Group, task_id: int) -> Tries:
+        del group.waiting[task_id]
+        self._core.waited(group, task_id)
+        return group.tries.pop(task_id)
+
+
+def shared_value(row: TaskRow, by: str) -> object:
+    """What a task has of that by which a group is shared; None: it has nothing of it."""
+    options = row.options
+    if options is None:
+        return None
+    if by == "key":
+        return options.key
+    if by == "tag":
+        return options.tag
+    return (options.properties or {}).get(by)
+
+
+def _of_lease(lease: Lease) -> Waiting:
+    traits = lease.traits
+    share = 0 if traits.share is None else traits.share.mark
+    return Waiting(traits.order, share, lease.due_ms, lease.id)
