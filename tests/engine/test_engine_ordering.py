@@ -558,5 +558,3 @@ def test_who_waits_for_whom_is_shown() -> None:
         ("order", "in_flight", 1, 2),
     ]
     assert lines[0].task_id == ids[1]
-
-

@@ -201,9 +201,11 @@ class OrderMachine(RuleBasedStateMachine):
         if len(found) > 1:
             self.rig.disconnect(found[pick % len(found)])
 
-    @rule(name=st.sampled_from(GROUPS), pick=picks, what=st.sampled_from(
-        ["ack", "ack", "ack", "nack", "reject", "release", "snooze"]
-    ))
+    @rule(
+        name=st.sampled_from(GROUPS),
+        pick=picks,
+        what=st.sampled_from(["ack", "ack", "ack", "nack", "reject", "release", "snooze"]),
+    )
     def settle(self, name: str, pick: int, what: str) -> None:
         live = self.live(name)
         if not live:

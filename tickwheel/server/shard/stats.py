@@ -122,6 +122,7 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
         "waiting": len(group.waiting),
         "retrying": len(group.waiting),
         "dead": group.dead,
+        **_lined(group),
         "subscribers": len(group.subscribers),
         "delivered": group.delivered,
         "acked": group.acked,
@@ -135,6 +136,18 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
         "oldest_ready_ms": age_ms(group, now),
         **_settings(core, group.settings),
     }
+
+
+def held_count(group: Group) -> int:
+    """Order keys that wait for an operator."""
+    return 0 if group.ordering is None else len(group.ordering.held)
+
+
+def _lined(group: Group) -> dict[str, int]:
+    """Of a group that has, or had, tasks with order keys or fair shares."""
+    if group.ordering is None:
+        return {}
+    return {"held": held_count(group), "in_lines": group.in_lines}
 
 
 def replay_map(group: Group) -> dict[str, Any] | None:
