@@ -8,6 +8,7 @@ import urllib.request
 from typing import Any
 
 from support.daemon import Daemon
+from tickwheel.sync import Client
 
 TIMEOUT_S = 60
 
@@ -69,3 +70,17 @@ def dead_letters(
         post(daemon, "/v1/rejections", {"receipts": receipts, "reason": reason})
         found += [one["id"] for one in some]
     return found
+
+
+def prepare(
+    daemon: Daemon,
+    name: str,
+    *tasks: dict[str, Any],
+    group: str = "payments",
+    token: str | None = None,
+) -> None:
+    """A transaction that its producer leaves open."""
+    with Client(daemon.url, token=token) as client:
+        transaction = client.transaction(group, id=name)
+        for task in tasks:
+            transaction.enqueue(**{"body": b""} | task)

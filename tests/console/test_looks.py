@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from console.asking import ask, enqueue, make_group, post, pull
+from console.asking import ask, enqueue, make_group, post, prepare, pull
 from console.conftest import Console
 from support.daemon import Daemon
 
@@ -66,6 +66,15 @@ class Shop:
             post(daemon, "/v1/tasks", {"tasks": tasks})
         ask(daemon, "PATCH", "/v1/topics/mails.send/groups/smtp", {"paused": True})
         enqueue(daemon, "mails.send", 120)
+        ask(
+            daemon,
+            "PATCH",
+            "/v1/topics/mails.send/groups/smtp",
+            {"where": "size > 0 OR size IS NULL"},
+        )
+        for order in (4_711, 4_712):
+            mail = {"topic": "mails.send", "body": b"paid", "delay": 60.0, "key": f"order-{order}"}
+            prepare(daemon, f"order-{order}", mail, {"topic": "orders.close", "delay": 86_400.0})
         self._fail()
         daily = {"topic": "mails.send", "cron": "0 9 * * *", "timezone": "Europe/Berlin"}
         ask(daemon, "PUT", "/v1/schedules/daily-summary", daily)
@@ -122,7 +131,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 VIEWS = (
     "", "topics", "groups", "groups?topic=orders.close&group=billing", "tasks", "task/TASK", "dead",
-    "schedules?name=daily-summary", "nodes", "reports", "tasks?topic=nothing.here",
+    "schedules?name=daily-summary", "transactions", "transactions?id=order-4711", "nodes",
+    "reports", "tasks?topic=nothing.here",
 )  # fmt: skip
 
 
@@ -202,6 +212,17 @@ def test_the_keyboard_alone(console_on: Open, shop: Shop) -> None:
     page.keyboard.press("Escape")
     dialog.wait_for(state="detached")
     expect(page.get_by_role("button", name="Cancel …")).to_be_focused()
+
+
+def test_the_focus_stays_where_figures_are_drawn_anew(console_on: Open, shop: Shop) -> None:
+    console = console_on(shop.daemon)
+    page = looked_at(console, shop, "groups?topic=orders.close&group=billing")
+    held = page.locator(".facts a").last
+    held.focus()
+    before = held.element_handle()
+    assert before is not None
+    page.wait_for_function("old => !old.isConnected", arg=before)
+    expect(held).to_be_focused()
 
 
 def test_less_motion_is_asked_for(console_on: Open, shop: Shop) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from console.asking import ask, enqueue, get, make_group, post
+from console.asking import ask, enqueue, get, make_group, post, prepare
 from console.conftest import Console
 from support.daemon import Daemon
 from tickwheel.server import tokens
@@ -115,6 +115,7 @@ def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
     daemon, admin = guarded.daemon, guarded.admin
     [task] = [post(daemon, "/v1/tasks", {"topic": "safe", "delay_ms": HOUR_MS}, admin)["id"]]
     ask(daemon, "PUT", "/v1/topics/safe/groups/g", {}, admin)
+    prepare(daemon, "open", {"topic": "safe"}, token=admin)
     console = console_on(daemon)
     page = log_in(console, guarded.reader)
     expect(page.locator("main h1")).to_have_text("Overview")
@@ -122,6 +123,7 @@ def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
         (f"task/{task}", ("Run now …", "Reschedule …", "Cancel …")),
         ("groups?topic=safe", ("New group …", "Pause", "Set …", "Delete …")),
         ("topics", ("Pause", "Set …", "Delete …")),
+        ("transactions?id=open", ("Commit …", "Roll back …")),
     ):
         console.open(view)
         for name in names:
@@ -131,6 +133,7 @@ def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
         ("DELETE", f"/v1/tasks/{task}"),
         ("DELETE", "/v1/topics/safe?force=true"),
         ("POST", f"/v1/tasks/{task}/run"),
+        ("POST", "/v1/transactions/open/commit"),
     ):
         status, said = page.evaluate(FETCH, [method, target, ours])
         assert (status == 403 and said["code"] == "forbidden") or status == 404, (target, said)
@@ -228,6 +231,11 @@ def test_hostile_texts_stay_texts(console_on: Open, tmp_path: Path) -> None:
             "/v1/schedules/x",
             {"topic": "hostile", "body": HOSTILE[0], "every_ms": HOUR_MS},
         )
+        halves = [{"topic": "hostile", "key": text, "tag": text} for text in HOSTILE]
+        prepare(daemon, "hostile", *halves)
+        where = "tag <> '" + HOSTILE[0].replace("'", "''") + "'"
+        path = "/v1/topics/hostile/groups/g"
+        assert ask(daemon, "PATCH", path, {"where": where})[0] == 200
         console = console_on(daemon)
         page = console.open("tasks")
         expect(page.locator("tbody tr")).to_have_count(len(HOSTILE))
@@ -239,11 +247,20 @@ def test_hostile_texts_stay_texts(console_on: Open, tmp_path: Path) -> None:
             "topics",
             "groups?topic=hostile",
             "schedules?name=x",
+            "groups?topic=hostile&group=g",
+            "transactions?id=hostile",
             *(f"task/{i}" for i in ids),
         ):
             console.open(view)
             page.wait_for_timeout(50)  # what would run from markup runs by now
         console.open("dead?reason=" + json.dumps(HOSTILE[0])[1:20])
+        console.open("groups?topic=hostile&group=g")
+        expect(page.locator(".filter code")).to_have_text(f"where {where}")
+        console.row("g").get_by_role("button", name="Set …").click()
+        page.get_by_label("Only tasks for which this is true").fill(HOSTILE[0])
+        page.locator("dialog").get_by_role("button", name="Set", exact=True).click()
+        expect(page.locator("dialog pre")).to_contain_text("<img src=x")
+        console.confirm("Do not")
         assert page.evaluate("window.owned") is None
         assert page.locator("main img, main script").count() == 0
         console.open(f"tasks?topic={HOSTILE[0]}&key=%00")

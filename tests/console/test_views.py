@@ -9,12 +9,21 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from console.asking import ask, dead_letters, enqueue, get, make_group, post, pull
+from console.asking import ask, dead_letters, enqueue, get, make_group, post, prepare, pull
 from console.conftest import Console
 from support.daemon import Daemon
 
 Open = Callable[..., Console]
 HOUR_MS = 3_600_000
+
+
+@pytest.fixture(scope="module", autouse=True)
+def behind(shop: Daemon) -> str:
+    """A topic whose group g has fallen behind. From the beginning on, because the daemon looks
+    every ten seconds only; the last test is about it."""
+    make_group(shop, "behind", paused=True)
+    enqueue(shop, "behind", 1_234)
+    return "behind"
 
 
 @pytest.fixture
@@ -180,8 +189,59 @@ def test_what_is_wrong_in_a_form_is_said_in_it(console: Console, shop: Daemon, t
     page.locator("dialog").get_by_role("button", name="Set", exact=True).click()
     expect(page.locator("dialog").get_by_role("alert")).to_contain_text("no JSON")
     page.get_by_label("Retry policy").fill("such-a-policy")
+    page.locator("dialog").get_by_role("button", name="Set", exact=True).click()
+    alert = page.locator("dialog").get_by_role("alert")
+    expect(alert).to_contain_text("such-a-policy")  # the daemon's own words
+    page.get_by_label("Retry policy").fill("none")
     console.confirm("Set")
-    console.says("such-a-policy")  # the daemon's own words
+    console.says("Set")
+    assert get(shop, f"/v1/topics/{topic}/groups/g")["retry"]["kind"] == "none"
+
+
+def test_a_group_says_its_filter_and_gets_another(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    make_group(shop, topic)
+    page = console.open(f"groups?topic={topic}&group=g")
+    expect(page.locator(".filter")).to_have_text("Filter: none, it wants every task")
+    console.row("g").get_by_role("button", name="Set …").click()
+    page.get_by_label("Only tasks with these tags").fill("eu || uk")
+    page.get_by_label("Only tasks for which this is true").fill("amount > > 10")
+    dialog = page.locator("dialog")
+    dialog.get_by_role("button", name="Set", exact=True).click()
+    alert = dialog.get_by_role("alert")
+    expect(alert).to_contain_text("where, character 10: a name or a value is expected, found >")
+    assert alert.locator("pre").inner_text().splitlines() == ["  amount > > 10", "           ^"]
+    page.get_by_label("Only tasks for which this is true").fill("amount > 10")
+    console.confirm("Set")
+    console.says("Set")
+    expect(page.locator(".filter code")).to_have_text("tags eu || uk, where amount > 10")
+    expect(console.row("g").locator(".tag")).to_have_text("filter")
+    for tag, amount in (("eu", 20), ("us", 20), ("eu", 5), ("uk", 11)):
+        enqueue(shop, topic, tag=tag, properties={"amount": amount})
+    expect(page.locator(".facts")).to_contain_text("Left out by its filter\n2", use_inner_text=True)
+    assert get(shop, f"/v1/topics/{topic}/groups/g")["ready"] == 2
+    console.row("g").get_by_role("button", name="Set …").click()
+    expect(page.get_by_label("Only tasks with these tags")).to_have_value("eu || uk")
+    page.get_by_label("Only tasks with these tags").fill("")
+    page.get_by_label("Only tasks for which this is true").fill("")
+    console.confirm("Set")
+    expect(page.locator(".filter")).to_have_text("Filter: none, it wants every task")
+
+
+def test_a_group_is_made_with_its_filter(console: Console, shop: Daemon, topic: str) -> None:
+    enqueue(shop, topic, delay_ms=HOUR_MS)
+    page = console.open(f"groups?topic={topic}")
+    page.get_by_role("button", name="New group …").click()
+    dialog = page.locator("dialog")
+    dialog.get_by_label("Name").fill("eu")
+    dialog.get_by_label("Only tasks with these tags").fill("eu ||")
+    dialog.get_by_role("button", name="Make it").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("a tag is expected")
+    dialog.get_by_label("Only tasks with these tags").fill("eu")
+    console.confirm("Make it")
+    console.says("eu is there")
+    assert get(shop, f"/v1/topics/{topic}/groups/eu")["tags"] == "eu"
 
 
 # --- tasks ---------------------------------------------------------------------------------------
@@ -373,6 +433,93 @@ def test_what_goes_on_can_be_stopped(console: Console, shop: Daemon, topic: str)
     assert 0 < get(shop, f"/v1/topics/{topic}")["groups"]["g"]["dead"] < 60
 
 
+# --- transactions --------------------------------------------------------------------------------
+
+
+def test_a_transaction_is_found_looked_at_and_committed(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    name, group = f"{topic}-1", f"{topic}-shop"
+    tasks = ({"topic": topic, "body": b"now"}, {"topic": topic, "delay": 3600, "key": "k"})
+    prepare(shop, name, *tasks, group=group)
+    prepare(shop, f"{topic}-2", tasks[0])
+    page = console.open(f"transactions?group={group}")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    assert cells(page, name)[2:5] == ["open", group, "2"]
+    console.row(name).get_by_role("link", name=name).click()
+    expect(page.locator("main h2").first).to_have_text(f"Transaction {name}")
+    facts = page.locator(".facts")
+    for text in ("Producer group\n" + group, "Asked\n0 of 0 times", "Tasks\n2"):
+        expect(facts).to_contain_text(text, use_inner_text=True)
+    halves = page.get_by_role("table", name="Half tasks")
+    expect(halves.locator("tbody tr")).to_have_count(2)
+    expect(halves.locator("tbody tr").last).to_contain_text("k")
+    assert get(shop, f"/v1/tasks?topic={topic}")["tasks"] == []
+    page.get_by_role("button", name="Commit …").click()
+    said = console.confirm("Commit")
+    assert f"Its 2 half tasks of {topic} become tasks" in said and "1 at once, 1 later" in said
+    assert "may be about to decide otherwise" in said and "cannot be undone" in said
+    console.says(f"{name} committed: 2 tasks")
+    expect(page.locator(".facts .state")).to_have_text("committed")
+    expect(page.get_by_role("button", name="Commit …")).to_be_hidden()
+    page.locator(".facts a.mono, .facts a", has=page.locator(".mono")).click()
+    expect(page.locator("main h1")).to_contain_text("Task")
+    assert len(get(shop, f"/v1/tasks?topic={topic}")["tasks"]) == 2
+
+
+def test_chosen_transactions_are_rolled_back(console: Console, shop: Daemon, topic: str) -> None:
+    for number in range(3):
+        prepare(shop, f"{topic}-{number}", {"topic": topic}, {"topic": topic}, group=topic)
+    page = console.open(f"transactions?group={topic}")
+    for number in (0, 2):
+        page.get_by_label(f"Choose {topic}-{number}").check()
+    page.get_by_role("button", name="Roll back …").click()
+    said = console.confirm("Roll back")
+    assert "Roll back 2 transactions?" in said
+    assert f"Their 4 half tasks of {topic} are deleted" in said
+    console.says("2 rolled back")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    page.get_by_label("State").select_option("rolled_back")
+    page.get_by_role("button", name="Search").click()
+    expect(page.locator("tbody tr")).to_have_count(2)
+    expect(page.get_by_role("checkbox")).to_have_count(0)  # what is decided stays so
+    assert get(shop, f"/v1/transactions/{topic}-1")["state"] == "open"
+
+
+def test_what_somebody_else_decided_meanwhile_is_said(
+    console: Console, shop: Daemon, topic: str
+) -> None:
+    prepare(shop, topic, {"topic": topic}, group=topic)
+    page = console.open(f"transactions?group={topic}")
+    page.get_by_label(f"Choose {topic}").check()
+    post(shop, f"/v1/transactions/{topic}/commit")
+    page.get_by_role("button", name="Roll back …").click()
+    console.confirm("Roll back")
+    console.says(f"1 not rolled back: transaction {topic} was committed")
+    expect(page.locator("main")).to_contain_text("No transaction fits")
+
+
+def test_a_parked_transaction_is_wrong_right_now(console_on: Open, tmp_path: Any) -> None:
+    settings = {"transaction_check_s": 0.05, "transaction_check_every_s": 0.05}
+    with Daemon(tmp_path, http=True, transaction_checks_max=2, **settings) as daemon:
+        console = console_on(daemon)
+        page = console.open("transactions")
+        expect(page.locator("main")).to_contain_text("Every transaction is decided")
+        prepare(daemon, "lost", {"topic": "t"})
+        page = console.open()
+        page.get_by_role("link", name="1 transaction is parked").click()
+        expect(page).to_have_url(re.compile(r"#/transactions\?state=parked$"))
+        expect(page.locator("tbody .state")).to_have_text("parked")
+        page.get_by_role("link", name="lost").click()
+        expect(page.locator(".facts")).to_contain_text("0 of 2 times")
+        expect(page.locator(".next")).to_contain_text("stays until somebody decides")
+
+
+def test_a_transaction_that_nobody_knows(console: Console) -> None:
+    page = console.open("transactions?id=nothing")
+    expect(page.locator("main")).to_contain_text("there is no transaction nothing")
+
+
 # --- the rest ------------------------------------------------------------------------------------
 
 
@@ -443,3 +590,19 @@ def test_light_and_dark_are_kept(console: Console) -> None:
     assert page.evaluate(shade) != light
     page.reload()
     assert page.locator("#theme").inner_text() == "Theme: dark"
+
+
+def test_the_last_hour_of_a_group(console: Console, behind: str) -> None:
+    page = console.open(f"groups?topic={behind}&group=g")
+    hour = page.locator(".panel", has=page.get_by_role("heading", name="The last hour"))
+    ready = hour.locator(".hour").first
+    expect(ready.locator("b")).to_have_text("1,234", timeout=30_000)
+    expect(ready).to_contain_text(re.compile(r"Most 1,234 at \d\d:\d\d:\d\d"))
+    label = ready.locator("canvas").get_attribute("aria-label")
+    assert label is not None and label.startswith("Ready in the last hour. Most 1,234 at ")
+    drawn = (
+        "canvas => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height)"
+        ".data.some(Boolean)"
+    )
+    assert ready.locator("canvas").evaluate(drawn)
+    expect(hour.locator(".hour-ends span")).to_have_count(2)

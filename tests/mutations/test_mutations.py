@@ -22,6 +22,7 @@ from mutations.key_mutants import KEY_MUTANTS
 from mutations.limits_mutants import LIMITS_MUTANTS
 from mutations.mutants import MUTANTS as OTHER_MUTANTS
 from mutations.mutants import Mutant
+from mutations.order_mutants import ORDER_MUTANTS
 from mutations.ownership_mutants import OWNERSHIP_MUTANTS
 from mutations.reading_mutants import READING_MUTANTS
 from mutations.report_mutants import REPORT_MUTANTS
@@ -32,8 +33,8 @@ from mutations.transaction_mutants import TRANSACTION_MUTANTS
 MUTANTS = (
     *OTHER_MUTANTS, *ACCESS_MUTANTS, *CLIENT_MUTANTS, *DELIVERY_MUTANTS, *FILTER_MUTANTS,
     *HISTORY_MUTANTS, *HTTP_MUTANTS, *INPUT_MUTANTS, *KEY_MUTANTS, *LIMITS_MUTANTS,
-    *OWNERSHIP_MUTANTS, *READING_MUTANTS, *REPORT_MUTANTS, *SCHEDULE_MUTANTS, *TOPIC_MUTANTS,
-    *TRANSACTION_MUTANTS,
+    *ORDER_MUTANTS, *OWNERSHIP_MUTANTS, *READING_MUTANTS, *REPORT_MUTANTS, *SCHEDULE_MUTANTS,
+    *TOPIC_MUTANTS, *TRANSACTION_MUTANTS,
 )  # fmt: skip
 ROOT = Path(__file__).resolve().parents[2]
 TIMEOUT_S = 600

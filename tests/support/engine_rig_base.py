@@ -77,6 +77,7 @@ class RigBase:
         special = {key[0] for key in (*rows.progress, *rows.dead)}
         for known in rows.known(special).values():
             recovery.with_history(known, self.now_ms, self.mono_ms, None if clean else GRACE_MS)
+        recovery.arrived(self.now_ms)
         self.engine.transactions.restore(rows.transactions.values())
         for schedule in rows.schedules.values():
             self.engine.schedules.restore(schedule, Timetable(schedule.schedule))

@@ -33,6 +33,7 @@ from tickwheel.engine.topics import (
     Presence,
     Subscriber,
     Topic,
+    Traits,
     has_order,
     priority_of,
     traits_of,
@@ -103,11 +104,11 @@ class Delivery:
                 core.wants.append(task_id)
             elif row.due_ms == due_ms:
                 if (firing or unloaded_ms is not None) and has_order(row):
-                    core.behind[task_id] = row
+                    core.turns.behind[task_id] = row
                     firing[task_id] = due_ms
                 else:
                     self._due(row, now_ms)
-        if core.behind:
+        if core.turns.behind:
             self._catch_up(now_ms)
         upcoming = core.wheel.take_upcoming(limit)
         if upcoming and core.has_room:
@@ -125,21 +126,21 @@ class Delivery:
             due_ms = core.firing.get(task_id)
             if due_ms is not None:
                 if row.due_ms == due_ms and has_order(row):
-                    core.behind[task_id] = row
+                    core.turns.behind[task_id] = row
                     continue
                 del core.firing[task_id]
                 if row.due_ms == due_ms:
                     self._due(row, now_ms)
             elif core.has_room and row.due_ms > now_ms and core.is_scheduled(row):
                 core.keep(row)
-        if core.behind:
+        if core.turns.behind:
             self._catch_up(now_ms)
 
     def _catch_up(self, now_ms: int) -> None:
         """Tasks with an order key come due one after the other: not before all that are due
         before them have their rows, or those may come behind them."""
         core = self._core
-        firing, behind, missing = core.firing, core.behind, core.missing
+        firing, behind, missing = core.firing, core.turns.behind, core.missing
         for task_id in [i for i, row in behind.items() if firing.get(i) != row.due_ms]:
             del behind[task_id]  # it has left in another way
         reading = (at for i, at in firing.items() if i not in behind and i not in missing)
@@ -303,12 +304,12 @@ class Delivery:
             core.ledger.judge_changed(now_ms)
         if core.throttled:
             self._unthrottle(mono_ms)
-        for group in list(core.gathered):
+        for group in list(core.turns.gathered):
             if group.ordering is None:
-                del core.gathered[group]
+                del core.turns.gathered[group]
             else:
                 group.ordering.go_on(limit, now_ms)
-        for group in [group for group, at_ms in core.paced.items() if at_ms <= mono_ms]:
+        for group in [group for group, at_ms in core.turns.paced.items() if at_ms <= mono_ms]:
             if group.ordering is not None:
                 group.ordering.pace(mono_ms)
         self._bytes_left -= self._broadcasts.flush(out, self._bytes_left, now_ms)
@@ -323,7 +324,7 @@ class Delivery:
                 looked_at += count
                 core.wake(group)
         core.ledger.could_go_on(core.runnable, now_ms)
-        unfinished = bool(core.gathered) or (bool(core.runnable) and self._may_lease)
+        unfinished = bool(core.turns.gathered) or (bool(core.runnable) and self._may_lease)
         return out, unfinished or self._broadcasts.can_go_on
 
     @property
@@ -480,7 +481,7 @@ class Delivery:
 
     def next_token_mono_ms(self) -> int | None:
         """When a rate lets the next delivery go, if one is held back by it."""
-        times = chain(self._core.throttled.values(), self._core.paced.values())
+        times = chain(self._core.throttled.values(), self._core.turns.paced.values())
         return min(times, default=None)
 
     def _lease_all(
@@ -504,10 +505,7 @@ class Delivery:
             if row is None:
                 self._set_aside(group, task_id, self._priority_at(group, index, task_id))
                 continue
-            if task_id <= unjudged_id and not wants(group, row):
-                if ordering is not None:
-                    ordering.taken(row)
-                self._ownership.leave_out(group, row)
+            if (ordering is not None or task_id <= unjudged_id) and self._stands_back(group, row):
                 continue
             _, due_ms, _, body, options = row
             size = len(body) + DELIVERY_BYTES + (0 if options is None else options_bytes(options))
@@ -519,16 +517,11 @@ class Delivery:
                 continue
             attempt, failures, snoozes = 1, NO_FAILURES, 0
             tries = group.tries.pop(task_id, None) if group.tries else None
-            if ordering is not None and tries is None and ordering.is_displaced(row):
-                continue
             if tries is not None:
                 attempt, failures, snoozes = tries.attempt + 1, tries.failures, tries.snoozes
             traits = PLAIN
-            if options is not None:
-                traits = traits_of(row)
-                core.lifetimes.end(row)
-            if ordering is not None:
-                traits = ordering.traits(row, subscriber, mono_ms)
+            if options is not None or ordering is not None:
+                traits = self._traits(row, subscriber, mono_ms)
             flight[task_id] = lease = Lease(
                 task_id,
                 group,
@@ -551,6 +544,24 @@ class Delivery:
             index = len(ids)
         self._bytes_left -= core.config.delivery_frame_bytes_max - size_left
         return items, len(ids) - index
+
+    def _stands_back(self, group: Group, row: TaskRow) -> bool:
+        """It is not to be handed out now, though it was ready: the group's filter has not seen it
+        before and leaves it out, or another one of its key comes first."""
+        ordering = group.ordering
+        if row.id <= group.unjudged_id and not wants(group, row):
+            if ordering is not None:
+                ordering.taken(row)
+            self._ownership.leave_out(group, row)
+            return True
+        return ordering is not None and row.id not in group.tries and ordering.is_displaced(row)
+
+    def _traits(self, row: TaskRow, subscriber: Subscriber, mono_ms: int) -> Traits:
+        """Of a task that is being leased and has some, or may have."""
+        if row.options is not None:
+            self._core.lifetimes.end(row)
+        ordering = subscriber.group.ordering
+        return traits_of(row) if ordering is None else ordering.traits(row, subscriber, mono_ms)
 
     def _count_delivered(
         self, group: Group, subscriber: Subscriber, count: int, deadline_ms: int

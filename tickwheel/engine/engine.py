@@ -15,7 +15,7 @@ from tickwheel.engine.delivery import Delivery
 from tickwheel.engine.enqueue import Intake
 from tickwheel.engine.events import Recorder
 from tickwheel.engine.groups import Closing, Grouping
-from tickwheel.engine.ordering import Turns
+from tickwheel.engine.ordering import KeyControl
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.recovery import Recovery
 from tickwheel.engine.schedules import Schedules
@@ -55,7 +55,7 @@ class Engine:
         self.coalescer = Coalescer(core, ownership, self.intake, self.control)
         self.schedules = Schedules(core, self.intake, self.control)
         self.transactions = Transactions(core, self.intake)
-        self.ordering = Turns(core, dead_letters)
+        self.ordering = KeyControl(core, dead_letters)
         self.recovery = Recovery(core, ownership, dead_letters, self.grouping)
 
     def seal(self, now_ms: int, mono_ms: int, *, checkpoint_all: bool = False) -> Batch | None:
@@ -141,9 +141,9 @@ class Engine:
         for key in core.sessions.expired(now_ms):
             self.forget_session(key)
         self.transactions.sweep(now_ms)
-        for group in list(core.shared):
+        for group in list(core.turns.shared):
             if group.ordering is None or group.is_closed or group.settings.fair_by is None:
-                del core.shared[group]
+                del core.turns.shared[group]
             else:
                 group.ordering.sweep()
         if len(core.unsaved) > 2 * core.in_flight:

@@ -240,7 +240,7 @@ class Grouping:
         self._core.filters_length += length_of(settings)
         if settings.fair_by is not None and not group.is_closed:
             group.ordering = Ordering(self._core, group)
-            self._core.shared[group] = None
+            self._core.turns.shared[group] = None
         group.was_restored = group.is_closed
         topic.unowned = None
         topic.closing += group.is_closed
@@ -350,8 +350,8 @@ class Closing:
         core.open.effects.groups[topic.name, group.name] = None
         core.leased.pop(group, None)
         core.runnable.pop(group, None)
-        core.paced.pop(group, None)
-        core.gathered.pop(group, None)
+        core.turns.paced.pop(group, None)
+        core.turns.gathered.pop(group, None)
         if not topic.groups:
             topic.unowned = Group(topic, "", 0)
             self._grouping.release(topic)

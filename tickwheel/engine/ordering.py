@@ -18,6 +18,7 @@ Invariants:
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from heapq import heappop, heappush, nlargest
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,7 +37,7 @@ from tickwheel.engine.topics import (
     traits_of,
     ttl_end_ms,
 )
-from tickwheel.model.records import Failure
+from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG, Failure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -71,6 +72,21 @@ class Ended(NamedTuple):
     ordering: Ordering
     mark: int
     number: int
+
+
+@dataclass(slots=True)
+class Turns:
+    """Of all groups: what the next ticks have to do about keys and shares."""
+
+    behind: dict[int, TaskRow] = field(default_factory=dict)
+    """Tasks with an order key that have fired and have their rows, while others that are due
+    before are being read; they are in ``Core.firing``, too."""
+    gathered: dict[Group, list[int]] = field(default_factory=dict)
+    """Groups whose replay is over → their keys that go on, a few at a time."""
+    paced: dict[Group, int] = field(default_factory=dict)
+    """Groups with values held back by ``rate_each`` → when the first may go on."""
+    shared: dict[Group, None] = field(default_factory=dict)
+    """Groups that are shared by a property, or were."""
 
 
 class KeyLine(NamedTuple):
@@ -418,14 +434,14 @@ class Ordering:
     def gathered(self) -> None:
         """The replay is over."""
         lines = self.order.lines.items()
-        self._core.gathered[self._group] = [mark for mark, one in lines if one.head == NOBODY]
+        self._core.turns.gathered[self._group] = [mark for mark, one in lines if one.head == NOBODY]
 
     def go_on(self, limit: int, now_ms: int) -> None:
         """Some of the keys that a replay has gathered."""
         self._now_ms = max(self._now_ms, now_ms)
-        marks = self._core.gathered[self._group]
+        marks = self._core.turns.gathered[self._group]
         if self._gathers or not marks:
-            del self._core.gathered[self._group]
+            del self._core.turns.gathered[self._group]
             return
         for mark in marks[-limit:]:
             if mark not in self._ending and self.order.head(mark) == NOBODY:
@@ -468,7 +484,7 @@ class Ordering:
         if not share.is_paced and not called:
             share.is_paced = True
             heappush(self._heap, (bucket.next_mono_ms(), share.mark))
-            self._core.paced[self._group] = self._heap[0][0]
+            self._core.turns.paced[self._group] = self._heap[0][0]
         return False
 
     def _admit(self, share: Share) -> None:
@@ -504,9 +520,9 @@ class Ordering:
                 share.is_paced = False
                 self._admit(share)
         if heap:
-            self._core.paced[self._group] = heap[0][0]
+            self._core.turns.paced[self._group] = heap[0][0]
         else:
-            self._core.paced.pop(self._group, None)
+            self._core.turns.paced.pop(self._group, None)
         self._core.wake(self._group)
 
     def sweep(self) -> None:
@@ -519,7 +535,7 @@ class Ordering:
         what comes from now on: what is there goes out as it came."""
         self._mono_ms = max(self._mono_ms, mono_ms)
         settings, group = self._group.settings, self._group
-        self._core.shared[group] = None
+        self._core.turns.shared[group] = None
         if settings.fair_by != former.fair_by:
             for share in self.shares.values():
                 if share.queue is not None:
@@ -528,7 +544,7 @@ class Ordering:
                     group.add_stale(share.stale)
                     share.queue, share.stale = None, {}
             self.shares, self._called, self._heap = {}, {}, []
-            self._core.paced.pop(group, None)
+            self._core.turns.paced.pop(group, None)
             self._odd = {i: (priority, 0) for i, (priority, _) in self._odd.items() if priority}
             self._plain_left = len(group.ready) + len(group.loading)
             return
@@ -610,7 +626,7 @@ class Ordering:
         return "throttled" if share.is_paced else "ready"
 
 
-class Turns:
+class KeyControl:
     """What an operator sees of keys and values, and does about held keys."""
 
     def __init__(self, core: Core, dead_letters: DeadLetters) -> None:
@@ -674,9 +690,9 @@ def shared_value(row: TaskRow, by: str) -> object:
     options = row.options
     if options is None:
         return None
-    if by == "key":
+    if by == FAIR_BY_KEY:
         return options.key
-    if by == "tag":
+    if by == FAIR_BY_TAG:
         return options.tag
     return (options.properties or {}).get(by)
 

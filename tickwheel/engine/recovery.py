@@ -7,16 +7,19 @@ from collections.abc import Iterable, Sequence
 
 from tickwheel.engine.dead_letters import DeadLetters
 from tickwheel.engine.events import DELETED
+from tickwheel.engine.filtering import order_of
 from tickwheel.engine.groups import Grouping
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.state import Core
 from tickwheel.engine.topics import Group, Lease, Tries, key_of, priority_of, traits_of
 from tickwheel.model.records import (
+    NO_BODY,
     GroupRow,
     Outcome,
     ProgressRow,
     ProgressState,
     SessionRow,
+    TaskRow,
     TaskSnapshot,
 )
 
@@ -31,6 +34,9 @@ class Recovery:
         self._ownership = ownership
         self._dead_letters = dead_letters
         self._grouping = grouping
+        self._arrivals: list[tuple[Group, TaskRow]] = []
+        """Tasks that are due and for whose turn ``Group.ordering`` is asked when it knows of all
+        that were in flight."""
         self.leases_kept = 0
         self.stopped_ms = 0
         """How far the wheel was, by the clock that the ends of leases were written by."""
@@ -62,7 +68,7 @@ class Recovery:
         groups = self._ownership.restore(known)
         if topic.unowned is not None:
             # Its records name groups that are not there: it waits for the first one.
-            core.come(topic.unowned, row, now_ms)
+            self._arrives(topic.unowned, row, now_ms)
             core.lifetimes.begin(row)
             return
         if not groups and not known.dead:
@@ -86,7 +92,7 @@ class Recovery:
     ) -> None:
         core, task_id, priority = self._core, known.row.id, priority_of(known.row)
         if progress is None:
-            core.come(group, known.row, now_ms)
+            self._arrives(group, known.row, now_ms)
             core.lifetimes.begin(known.row)
             return
         ordering = core.ordering_for(group, known.row)
@@ -133,7 +139,20 @@ class Recovery:
             core.retrying.setdefault(task_id, []).append(group)
             core.wheel.add(task_id, progress.at_ms)
         else:
-            core.come(group, known.row, now_ms)
+            self._arrives(group, known.row, now_ms)
+
+    def _arrives(self, group: Group, row: TaskRow, now_ms: int) -> None:
+        if self._core.ordering_for(group, row) is None:
+            self._core.come(group, row, now_ms)
+        else:
+            self._arrivals.append((group, row._replace(body=NO_BODY)))
+
+    def arrived(self, now_ms: int) -> None:
+        """All that have a history were restored."""
+        arrivals, self._arrivals = self._arrivals, []
+        arrivals.sort(key=lambda one: (one[1].due_ms, order_of(one[1])))
+        for group, row in arrivals:
+            self._core.come(group, row, now_ms)
 
     def handles(
         self,

@@ -30,6 +30,9 @@ from tickwheel.engine.topics import Group, Lease, Subscriber, Tries, has_order
 from tickwheel.model.records import (
     ATTEMPT_MAX,
     FAILURES_MAX,
+    ORDER_ATTEMPTS,
+    ORDER_HOLD,
+    ORDER_RETRY_MS,
     Failure,
     Outcome,
     ProgressRow,
@@ -37,11 +40,6 @@ from tickwheel.model.records import (
     TaskSnapshot,
 )
 
-ORDER_RETRY_MS = 1_000
-ORDER_ATTEMPTS = 16
-"""Where a group says what follows the failure of a task with an order key, and not after how many
-attempts."""
-HOLD = "hold"
 EXPIRY_SCAN_GAP_MS_MIN = 20
 """Leases end up to this much late, so that a crowd of deadlines costs few scans."""
 EXPIRY_SCAN_LEASES_PER_MS = 10_000
@@ -140,9 +138,8 @@ class Settlement:
         # What was delivered before a crash may be forgotten; such a receipt is believed.
         if epoch >= core.epoch and (epoch, attempt) > newest:
             return "stale"
-        if not self._ownership.is_owed(group, task_id):
-            return "stale"
-        if has_order(row) and (epoch, attempt) < newest:
+        is_older = has_order(row) and (epoch, attempt) < newest
+        if is_older or not self._ownership.is_owed(group, task_id):
             return "stale"
         if tries is None and core.is_scheduled(row):
             if epoch >= core.epoch or len(group.topic.groups) > 1:
@@ -194,7 +191,7 @@ class Settlement:
         """Straight to the dead letters."""
         failure = failure_of(lease, reason or "rejected", now_ms)
         settings = lease.group.settings
-        holds_key = bool(lease.traits.order) and settings.order_failure == HOLD
+        holds_key = bool(lease.traits.order) and settings.order_failure == ORDER_HOLD
         self._end_one(NACKED, lease, now_ms, Verdict(failure, None, holds_key))
 
     def unfit(self, lease: Lease, error: Exception, now_ms: int) -> None:
@@ -452,7 +449,7 @@ def _judge_ordered(lease: Lease, delay_ms: int | None, failure: Failure) -> Verd
     settings = lease.group.settings
     if settings.order_failure is not None:
         if lease.attempt >= (settings.order_attempts or ORDER_ATTEMPTS):
-            return Verdict(failure, None, settings.order_failure == HOLD)
+            return Verdict(failure, None, settings.order_failure == ORDER_HOLD)
     if delay_ms is None:
         delay_ms = ORDER_RETRY_MS if settings.order_retry_ms is None else settings.order_retry_ms
     return Verdict(failure, delay_ms)

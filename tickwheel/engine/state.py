@@ -31,7 +31,7 @@ from tickwheel.engine.agenda import Agenda, Planned
 from tickwheel.engine.book import Book, Transaction
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.lateness import Ledger
-from tickwheel.engine.ordering import NEVER_MS, Ordering
+from tickwheel.engine.ordering import NEVER_MS, Ordering, Turns
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.topics import (
@@ -452,8 +452,6 @@ class Core:
         """id → groups in which it waits for a retry."""
         self.firing: dict[int, int] = {}
         """id → due_ms of tasks whose handles fired before their rows were in memory."""
-        self.behind: dict[int, TaskRow] = {}
-        """Those of them that have their rows, and an order key: others due before are read."""
         # Scheduled tasks that are off the wheel until their new bodies are durable; topics with a
         # rule for tasks whose key is pending; topics that are being deleted.
         self.replaced, self.ruled_topics = dict[int, TaskRow](), set[str]()
@@ -473,19 +471,13 @@ class Core:
         """Groups that may have deliveries in flight."""
         self.full_topics: dict[str, None] = {}
         """Topics without a group whose backlog is at its limit."""
-        self.lifetimes = Lifetimes(now_ms, config.slots, config.tick_ms)
+        self.lifetimes, self.turns = Lifetimes(now_ms, config.slots, config.tick_ms), Turns()
         self.wants_lapsed: list[int] = []
         """Ids whose ttl is over, for ``Delivery.lapsed``."""
         self.agenda = Agenda()
         self.book = Book(config.transaction_check_ms, config.transaction_check_every_ms)
         self.throttled: dict[Group, int] = {}
         """Groups held back by a rate → when there is a token, by the steady clock."""
-        self.shared: dict[Group, None] = {}
-        """Groups that are shared by a property, or were."""
-        self.gathered: dict[Group, list[int]] = {}
-        """Groups whose replay is over → their order keys that go on, a few at a time."""
-        self.paced: dict[Group, int] = {}
-        """Groups with values held back by ``rate_each`` → when the first may go on."""
         self.cut: list[tuple[Subscriber, str, str]] = []
         """Subscriptions that were ended here, with an error code and a sentence, for the shard."""
         self.faults: list[tuple[str, Exception]] = []

@@ -137,8 +137,7 @@ class Group:
         self.snoozed = 0
         self.retried = 0
         self.dead_lettered = 0
-        self.expired = 0
-        self.filtered = 0
+        self.expired = self.filtered = 0
 
     @property
     def is_held(self) -> bool:

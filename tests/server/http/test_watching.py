@@ -137,6 +137,36 @@ async def test_a_stream_has_a_pace(rig: HttpRig, every: str) -> None:
     assert response.status == 400 and "every_ms" in response.json["detail"]
 
 
+async def test_a_parked_transaction_waits_for_somebody(rig: HttpRig) -> None:
+    book = rig.shard.core.book
+    assert (await overview(rig))["counts"]["transactions"] == 0
+    book.parked = 2
+    found = await overview(rig)
+    assert found["troubles"][0]["about"] == "transactions"
+    assert texts(found) == [
+        "2 transactions are parked: nobody could say what became of it; somebody has to decide"
+    ]
+    book.parked = 0
+
+
+# --- groups --------------------------------------------------------------------------------------
+
+
+async def test_how_far_a_group_was_behind(rig: HttpRig) -> None:
+    await rig.call("PUT", "/v1/topics/t/groups/g", {})
+    await rig.post("/v1/tasks", {"tasks": [{"topic": "t"}] * 3})
+    rig.pass_time(5_000)
+    await rig.shard.upkeep.lags.look()
+    response = await rig.call("GET", "/v1/topics/t/groups/g/lag")
+    found = msgspec.json.decode(response.body, type=types.GroupLag)
+    assert found.every_ms == 10_000
+    assert (found.taken_ms[-1], found.ready[-1]) == (NOW_MS + 5_000, 3)
+    assert found.oldest_ready_ms[-1] == 5_000
+    for path in ("/v1/topics/t/groups/none/lag", "/v1/topics/none/groups/g/lag"):
+        response = await rig.call("GET", path)
+        assert response.status == 404 and "has no group" in response.json["detail"]
+
+
 # --- tasks ---------------------------------------------------------------------------------------
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cache
+from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -118,23 +120,34 @@ def _console() -> list[PageRoute]:
     found = [PageRoute("/", to_console), PageRoute("/console", to_console)]
     for path in sorted(_CONSOLE.iterdir()):
         name = "" if path.name == "index.html" else path.name
-        serve = _file(path, _KINDS[path.suffix], _CONSOLE_HEADERS)
-        found.append(PageRoute(f"/console/{name}", serve))
+        found.append(PageRoute(f"/console/{name}", _kept(path, _KINDS[path.suffix])))
     return found
+
+
+def _kept(path: Path, kind: str) -> Callable[[Request], Awaitable[Response]]:
+    """A file that stays in memory from the first request on: a page is a dozen of them, and each
+    that came from the disk would be two jobs for a thread."""
+
+    @cache
+    def read() -> tuple[bytes, bytes, str]:
+        data = path.read_bytes()
+        return data, gzip.compress(data), f'W/"{sha256(data).hexdigest()[:16]}"'
+
+    async def serve(request: Request) -> Response:
+        data, packed, tag = read()
+        headers = _CONSOLE_HEADERS | {"etag": tag, "vary": "accept-encoding"}
+        if tag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(packed, media_type=kind, headers=headers | {"content-encoding": "gzip"})
+        return Response(data, media_type=kind, headers=headers)
+
+    return serve
 
 
 def _swagger_ui(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
     async def serve(request: Request) -> Response:
         return FileResponse(_folder() / name, media_type=kind, headers=_HEADERS)
-
-    return serve
-
-
-def _file(
-    path: Path, kind: str, headers: dict[str, str]
-) -> Callable[[Request], Awaitable[Response]]:
-    async def serve(request: Request) -> Response:
-        return FileResponse(path, media_type=kind, headers=headers)
 
     return serve
 

@@ -849,7 +849,7 @@ class Trouble(Out):
     level: Annotated[str, _shape("", enum=["error", "warning", "note"])]
     text: str
     about: str
-    """Where to look: tasks, groups, dead, daemon, topics."""
+    """Where to look: tasks, groups, dead, daemon, topics, transactions."""
     topic: str | None = None
     group: str | None = None
 
@@ -893,6 +893,17 @@ class WatchQuery(In):
     """A look every ``every_ms``."""
 
     every_ms: Annotated[int, _shape("", minimum=500, maximum=60_000)] = 1_000
+
+
+class GroupLag(Out):
+    """A sample every ``every_ms`` of the last hour, the oldest first."""
+
+    every_ms: int
+    taken_ms: list[Moment]
+    ready: list[int | None]
+    """Due and waiting for a subscriber; null: not known."""
+    oldest_ready_ms: list[int | None]
+    """For how long the oldest of them had waited."""
 
 
 class TaskHistory(Out):

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tickwheel.history.writer.retention import write_last_backup
 from tickwheel.persistence.contract import StoreAway, StoreError
+from tickwheel.server.shard.lags import Lags
 from tickwheel.server.shard.unused import UnusedGroups
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class Upkeep:
         self._drains: dict[Group, asyncio.Task[None]] = {}
         self._retention_ms = int(settings.dead_retention_s * 1000)
         self.unused = UnusedGroups(settings, engine.core, clock, on_event, observed, self.end_group)
+        self.lags = Lags(engine.core, clock)
 
     def start(self) -> None:
         """Go on with what was under way when the daemon ended last."""
@@ -109,6 +111,7 @@ class Upkeep:
         self._spawn(self._sweep_for_ever())
         self._observed.groups_unused = 0
         self._spawn(self.unused.run())
+        self._spawn(self.lags.run())
         if self._history is not None:
             self._spawn(self._history.flush_for_ever(self._core))
         if self._settings.backup_daily_hour is not None:

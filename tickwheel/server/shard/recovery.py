@@ -79,6 +79,7 @@ class Recovering:
                 now = self._clock.read()
                 recovery.with_history(known, now.now_ms, now.mono_ms, grace_ms)
         self.rows_missing = len(ids) - len(self._special)
+        recovery.arrived(self._clock.read().now_ms)
         await self._look_at_runs()
         self._chunks = aiter(self._store.recover_handles(FIRST_CHUNK))
         first = await anext(self._chunks, None)

@@ -23,10 +23,17 @@ export function add(element, children) {
   return element;
 }
 
+// Whoever had the focus in it keeps it, if the same thing is there again: figures are drawn anew
+// every few seconds, and the keyboard must not be thrown out by that.
 export function fill(element, ...children) {
+  const active = document.activeElement, held = element !== active && element.contains(active) ? focusable(element).indexOf(active) : -1;
   element.replaceChildren();
-  return add(element, children);
+  add(element, children);
+  const found = held < 0 ? null : focusable(element)[held];
+  if (found && found.tagName === active.tagName && found.textContent === active.textContent) found.focus({ preventScroll: true });
+  return element;
 }
+const focusable = (element) => [...element.querySelectorAll("a[href], button, input, select, textarea, [tabindex]")];
 
 let lastId = 0;
 export const newId = (stem) => `${stem}-${(lastId += 1)}`;
@@ -147,16 +154,27 @@ export function toast(text, kind = "note") {
 
 // --- dialogs -------------------------------------------------------------------------------------
 
-// Resolves to what `read` gives when it is confirmed, else to null.
-export function ask({ title, text, fields = [], confirm, danger = false, typed = null, read = () => true }) {
+// Resolves to what `read` gives when it is confirmed, else to null. With `act` it is confirmed once
+// that has been done: what is wrong with it is said in the dialog, and nothing typed is lost.
+export function ask({ title, text, fields = [], confirm, danger = false, typed = null, read = () => true, act = null }) {
   return new Promise((resolve) => {
     const id = newId("dialog");
-    const problem = h("p", { class: "problem", role: "alert" });
+    const problem = h("div", { class: "problem", role: "alert" });
+    const sure = h("button", { type: "submit", class: danger ? "danger" : "primary" }, confirm);
     const name = typed === null ? null : h("input", { type: "text", autocomplete: "off", spellcheck: false });
-    const form = h("form", { method: "dialog", onsubmit: (event) => {
+    const form = h("form", { method: "dialog", onsubmit: async (event) => {
       event.preventDefault();
       if (name && name.value !== typed) { problem.textContent = `Type ${typed} to confirm`; name.focus(); return; }
-      try { done(read()); } catch (error) { problem.textContent = error.message; }
+      sure.disabled = true;
+      try {
+        const given = read();
+        await act?.(given);
+        done(given);
+      } catch (error) {
+        fill(problem, pointed(error.message));
+      } finally {
+        sure.disabled = false;
+      }
     } },
       h("h2", { id }, title),
       ...[text].flat().filter(Boolean).map((line) => (line instanceof Node ? line : h("p", null, line))),
@@ -165,12 +183,18 @@ export function ask({ title, text, fields = [], confirm, danger = false, typed =
       problem,
       h("div", { class: "buttons" },
         h("button", { type: "button", onclick: () => done(null) }, "Do not"),
-        h("button", { type: "submit", class: danger ? "danger" : "primary" }, confirm)));
+        sure));
     const dialog = h("dialog", { "aria-labelledby": id, oncancel: () => done(null) }, form);
     const done = (value) => { if (dialog.isConnected) { dialog.close(); dialog.remove(); resolve(value); } };
     document.body.append(dialog);
     dialog.showModal();
   });
+}
+
+// A message with a place in a text below it, and a caret under that.
+function pointed(message) {
+  const [said, ...lines] = message.split("\n");
+  return [said, lines.length ? h("pre", { class: "pointed", tabindex: "0" }, lines.join("\n")) : null];
 }
 
 // Work in steps that can be stopped: `step(report)` returns false when all is done.

@@ -2,27 +2,24 @@
 
 import { get, may, part, request } from "./api.js";
 import { ask, choice, commands, count, duration, empty, facts, field, fill, h, head, link, rate, section, toast } from "./dom.js";
+import { lagOf } from "./lag.js";
 import { policyText } from "./policy.js";
-import { spark } from "./ring.js";
 import { Table } from "./table.js";
-import { allTopics, configure, Rates } from "./topics.js";
+import { allTopics, configure, filterFields, Rates } from "./topics.js";
 
 const SORTS = { name: "By name", ready: "Most ready", oldest: "Oldest ready", dead: "Most dead", subscribers: "Fewest subscribers", per_s: "Busiest" };
 const COMPARE = {
   name: () => 0, ready: (a, b) => b.ready - a.ready, oldest: (a, b) => b.oldest_ready_ms - a.oldest_ready_ms,
   dead: (a, b) => b.dead - a.dead, subscribers: (a, b) => a.subscribers - b.subscribers, per_s: (a, b) => (b.per_s ?? 0) - (a.per_s ?? 0),
 };
-// Lag of the group that is looked at, as long as the page is open: an hour at most.
-const lags = new Map();
-const LAGS_MAX = 1_800;
 
 export async function open(main, query, signal) {
   const topic = query.get("topic"), wanted = query.get("group");
   let sort = query.get("sort") in SORTS ? query.get("sort") : "name";
   let all = [];
   const rates = new Rates();
-  const said = h("p", { class: "dim tabular", role: "status" }), none = h("div", { hidden: true }), detail = h("div");
-  const lag = spark("Age of the oldest ready task while this page is open");
+  const said = h("p", { class: "dim tabular", role: "status" }), none = h("div", { hidden: true }), known = h("div");
+  const lag = topic === null || wanted === null ? null : lagOf(topic, wanted, signal);
   const words = h("input", { type: "search", placeholder: "Group or topic", "aria-label": "Groups with this in their or their topics' names", oninput: () => draw() });
   const sorting = choice(Object.entries(SORTS), sort, (value) => { sort = value; draw(); });
   sorting.setAttribute("aria-label", "Order");
@@ -30,7 +27,7 @@ export async function open(main, query, signal) {
   const table = new Table({
     label: "Groups", key: (one) => `${one.topic} ${one.group}`,
     columns: [
-      { name: "Group", class: "name", cell: (one) => [link(`#/groups?topic=${part(one.topic)}&group=${part(one.group)}`, one.group), one.paused ? h("span", { class: "tag" }, "paused") : null] },
+      { name: "Group", class: "name", cell: (one) => [link(`#/groups?topic=${part(one.topic)}&group=${part(one.group)}`, one.group), one.paused ? h("span", { class: "tag" }, "paused") : null, isFiltered(one) ? h("span", { class: "tag", title: filterText(one) }, "filter") : null] },
       { name: "Topic", class: "name wide", cell: (one) => link(`#/groups?topic=${part(one.topic)}`, one.topic) },
       { name: "Ready", class: "number", cell: (one) => (one.ready ? link(`#/tasks?topic=${part(one.topic)}&state=ready`, count(one.ready)) : dim("0")) },
       { name: "In flight", class: "number", cell: (one) => (one.in_flight ? link(`#/tasks?topic=${part(one.topic)}&state=in_flight`, count(one.in_flight)) : dim("0")) },
@@ -49,7 +46,7 @@ export async function open(main, query, signal) {
     all = topics.flatMap((one) => Object.entries(one.groups).map(([group, counts]) => ({ topic: one.topic, group, ...counts })));
     rates.read(all, table.key);
     draw();
-    if (topic !== null) showDetail(topics[0]);
+    if (topic !== null) await showDetail(topics[0]);
   }
 
   function draw() {
@@ -61,16 +58,13 @@ export async function open(main, query, signal) {
     table.element.hidden = all.length === 0;
   }
 
-  function showDetail(found) {
+  async function showDetail(found) {
     const one = wanted === null ? null : all.find((group) => group.group === wanted);
-    if (wanted !== null && !one) { fill(detail, h("p", { class: "problem" }, `Topic ${topic} has no group ${wanted}.`)); return; }
+    if (lag) lag.element.hidden = !one;
+    if (wanted !== null && !one) { fill(known, h("p", { class: "problem" }, `Topic ${topic} has no group ${wanted}.`)); return; }
     const of = one ?? found;
-    const known = lags.get(`${topic} ${wanted}`) ?? [];
-    lags.set(`${topic} ${wanted}`, known);
-    known.push(of.oldest_ready_ms);
-    if (known.length > LAGS_MAX) known.shift();
     const tasks = (state, value) => link(`#/tasks?topic=${part(topic)}&state=${state}`, count(value));
-    fill(detail, section(one ? `Group ${wanted} of ${topic}` : `Topic ${topic}`, facts([
+    fill(known, section(one ? `Group ${wanted} of ${topic}` : `Topic ${topic}`, facts([
       one ? null : ["Scheduled", tasks("scheduled", found.pending)],
       ["Ready", tasks("ready", of.ready)], ["In flight", tasks("in_flight", of.in_flight)], ["Retrying", tasks("waiting", of.waiting)],
       ["Dead", link(`#/dead?topic=${part(topic)}${one ? `&group=${part(wanted)}` : ""}`, count(of.dead))],
@@ -80,11 +74,10 @@ export async function open(main, query, signal) {
       ["Retry policy", policyText(of.retry) || "the daemon's"],
       one ? ["Owed since", one.since_ms ? new Date(one.since_ms).toISOString().slice(0, 19).replace("T", " ") + " UTC" : "the first task"] : null,
       one?.replay ? ["Replay", `${count(one.replay.looked_at)} looked at, ${count(one.replay.given)} owed`] : null,
-      ["Oldest ready", h("span", { class: "lag" }, of.oldest_ready_ms ? duration(of.oldest_ready_ms) : "–", lag)],
-    ])));
-    // Two seconds a point; the line has room for 180.
-    const step = Math.max(1, Math.ceil(known.length / 180));
-    lag.show(known.filter((_, at) => (known.length - 1 - at) % step === 0));
+      ["Oldest ready", of.oldest_ready_ms ? duration(of.oldest_ready_ms) : "–"],
+      one ? ["Left out by its filter", count(one.filtered)] : null,
+    ]), one ? h("p", { class: "filter" }, "Filter: ", isFiltered(one) ? h("code", null, filterText(one)) : h("span", { class: "dim" }, "none, it wants every task")) : null));
+    await lag?.refresh();
   }
 
   function actions(one) {
@@ -112,14 +105,25 @@ export async function open(main, query, signal) {
   async function create() {
     const name = h("input", { type: "text", required: true, spellcheck: false, autocomplete: "off" });
     const since = choice([["now", "what comes due from now on"], ["first", "everything that the topic still holds"]], "now");
-    const given = await ask({ title: `A new group of ${topic}`, confirm: "Make it", fields: [field("Name", name), field("It is owed", since)], read: () => ({ name: name.value.trim(), since: since.value }) });
+    const filter = filterFields({});
+    const given = await ask({
+      title: `A new group of ${topic}`, confirm: "Make it", fields: [field("Name", name), field("It is owed", since), filter.fields],
+      read: () => ({ name: name.value.trim(), body: { since: since.value, ...filter.read() } }),
+      act: (group) => request("PUT", `/v1/topics/${part(topic)}/groups/${part(group.name)}`, { body: group.body }),
+    });
     if (!given) return;
-    await request("PUT", `/v1/topics/${part(topic)}/groups/${part(given.name)}`, { body: { since: given.since } }).then(() => toast(`${given.name} is there`), (error) => toast(error.message, "error"));
+    toast(`${given.name} is there`);
     await refresh();
   }
 
   const can = topic !== null && may("operate", topic);
   fill(none, empty("No group yet", h("p", null, "A group comes to be with its first subscriber."), commands([["Subscribe", `tickwheel subscribe ${topic ?? "hello"}`]])));
-  fill(main, head(topic === null ? "Groups" : "Groups of a topic", topic === null ? null : link("#/groups", "All groups"), topic === null ? null : h("button", { type: "button", disabled: !can, onclick: create }, "New group …"), words, sorting), detail, said, none, table.element);
+  fill(main, head(topic === null ? "Groups" : "Groups of a topic", topic === null ? null : link("#/groups", "All groups"), topic === null ? null : h("button", { type: "button", disabled: !can, onclick: create }, "New group …"), words, sorting), known, lag?.element, said, none, table.element);
   return { refresh, every: 2_000 };
+}
+
+const isFiltered = (one) => one.tags !== undefined || one.where !== undefined;
+// As one line of words.
+function filterText(one) {
+  return [one.tags === undefined ? null : `tags ${one.tags}`, one.where === undefined ? null : `where ${one.where}`].filter(Boolean).join(", ");
 }

@@ -10,6 +10,7 @@ const VIEWS = [
   ["tasks", "Tasks", () => import("./tasks.js")],
   ["dead", "Dead letters", () => import("./dead.js")],
   ["schedules", "Schedules", () => import("./schedules.js")],
+  ["transactions", "Transactions", () => import("./transactions.js")],
   ["nodes", "Nodes", () => import("./nodes.js")],
   ["reports", "Reports", () => import("./reports.js")],
 ];

@@ -56,6 +56,7 @@ export async function open(main, query, signal) {
       pair("Oldest ready", counts.oldest_ready_ms ? duration(counts.oldest_ready_ms) : "–", "#/groups?sort=oldest"),
       pair("Topics", count(counts.topics), "#/topics"), pair("Groups", count(counts.groups), "#/groups"),
       pair("Subscribers", count(counts.subscribers), "#/groups?sort=subscribers"), pair("Schedules", count(counts.schedules), "#/schedules"),
+      pair("Transactions", count(counts.transactions), "#/transactions"),
       pair("Up for", duration(overview.uptime_s * 1000), "#/nodes")));
     fill(legend, h("span", { class: "key key-this" }), ` this turn ${count(sum(overview.ring.this))} `, h("span", { class: "key key-next" }), ` next turn ${overview.ring.exact ? "" : "about "}${count(sum(overview.ring.next))} `, h("span", { class: "dim" }, ` later ${count(overview.ring.later)}`));
     showTroubles(overview, troubles);
@@ -111,7 +112,7 @@ function showTroubles(overview, box) {
   const text = JSON.stringify([overview.troubles, overview.troubles_left_out]);
   if (text === said && box.children.length) return;
   said = text;
-  const where = { tasks: "#/tasks", groups: "#/groups", dead: "#/dead", daemon: "#/nodes", topics: "#/topics" };
+  const where = { tasks: "#/tasks", groups: "#/groups", dead: "#/dead", daemon: "#/nodes", topics: "#/topics", transactions: "#/transactions?state=parked" };
   fill(box, overview.troubles.map((one) => {
     const asked = new URLSearchParams(Object.entries({ topic: one.topic, group: one.group }).filter(([, value]) => value));
     const page = where[one.about] ?? "#/";

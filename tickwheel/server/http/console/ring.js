@@ -181,7 +181,7 @@ export class Ring {
 }
 
 // A line of values, the newest at the right; gaps where nothing is known.
-export function spark(label) {
+export function spark(label, places = 180) {
   const canvas = h("canvas", { class: "spark", role: "img", "aria-label": label });
   canvas.show = (values) => {
     const scale = Math.min(2, devicePixelRatio || 1), wide = Math.round(canvas.clientWidth * scale), tall = Math.round(canvas.clientHeight * scale);
@@ -196,7 +196,7 @@ export function spark(label) {
     let isOpen = false;
     values.forEach((value, at) => {
       if (value === null) { isOpen = false; return; }
-      const x = wide - (values.length - 1 - at) * (wide / 179), y = tall - scale - (value / most) * (tall - 2 * scale);
+      const x = wide - (values.length - 1 - at) * (wide / (places - 1)), y = tall - scale - (value / most) * (tall - 2 * scale);
       if (isOpen) draw.lineTo(x, y); else draw.moveTo(x, y);
       isOpen = true;
     });

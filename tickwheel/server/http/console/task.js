@@ -5,7 +5,7 @@ import { clock, count, daemonNow, duration, empty, facts, fill, h, head, link, m
 import { cancel, reschedule, runNow } from "./tasks.js";
 
 const HEX_MAX = 16_384;
-const ENDED = ["acked", "cancelled", "expired", "deleted", "gone", "unknown", "left_out"];
+const ENDED = ["acked", "cancelled", "expired", "deleted", "filtered", "gone", "unknown"];
 
 export async function open(main, query, signal, [id]) {
   const top = h("div"), life = h("div"), body = h("div");
@@ -74,6 +74,7 @@ function next(task) {
     if (group.state === "in_flight") return h("li", null, who, `: attempt ${count(group.attempt)} is with a subscriber. Its lease ends `, time(group.at_ms), "; without an ack it comes again.");
     if (group.state === "ready") return h("li", null, who, `: ready since `, time(group.at_ms), `${tries}, for the next subscriber with room.`);
     if (group.state === "dead") return h("li", null, who, ": given up ", time(group.at_ms), reason ? ` because ${reason}` : "", ". ", link(`#/dead?topic=${part(task.topic)}&group=${part(name)}`, "To the dead letters"));
+    if (group.state === "filtered") return h("li", null, who, ": left out by its filter; it does not get it.");
     return h("li", null, who, `: ${group.state.replaceAll("_", " ")} `, group.at_ms ? time(group.at_ms) : "");
   });
 }

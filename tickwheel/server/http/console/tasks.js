@@ -1,113 +1,57 @@
 // Tasks that have not ended: searched, and cancelled, rescheduled or run, one or many.
 
-import { get, may, part, post } from "./api.js";
-import { ask, choice, commands, count, daemonNow, empty, field, fill, h, head, link, state, time, toast } from "./dom.js";
-import { Table } from "./table.js";
+import { get, part, post } from "./api.js";
+import { ask, choice, commands, count, daemonNow, empty, field, fill, h, link, state, time, toast } from "./dom.js";
+import { List, searchBox } from "./list.js";
 
 const STATES = [["", "Any state"], ["scheduled", "Scheduled"], ["ready", "Ready"], ["in_flight", "In flight"], ["waiting", "Retrying"], ["dead", "Dead"]];
-const FIELDS = ["id", "topic", "state", "key", "key_prefix", "tag", "property"];
-const PAGE = 500;
+const ORDERS = [["", "Newest first"], ["false", "Oldest first"]];
 const BATCH = 1_000;
+const PREVIEW = 80;
 
 export async function open(main, query, signal) {
-  const asked = Object.fromEntries(FIELDS.map((name) => [name, query.get(name) ?? ""]));
-  const isNewest = query.get("newest") !== "false";
-  const text = (name, hint) => h("input", { type: "search", name, value: asked[name], placeholder: hint, spellcheck: false, autocomplete: "off" });
-  const boxes = {
-    id: text("id", "task id"), topic: text("topic", "topic"), key: text("key", "whole key"), key_prefix: text("key_prefix", "beginning of a key"),
-    tag: text("tag", "tag"), property: text("property", "name=value"), state: choice(STATES, asked.state),
-  };
-  boxes.topic.setAttribute("list", "topics");
-  const newest = choice([["true", "Newest first"], ["false", "Oldest first"]], String(isNewest));
-  const topics = h("datalist", { id: "topics" });
-  const said = h("p", { class: "dim tabular", role: "status" });
-  const none = h("div", { hidden: true });
-  const bar = h("div", { class: "chosen-bar", hidden: true, role: "toolbar", "aria-label": "What to do with the chosen tasks" });
-  let after = "";
-  let isAll = false;
-
-  const table = new Table({
-    label: "Tasks", key: (task) => task.id, onChosen: showChosen,
+  const topics = h("datalist", { id: "topics" }), topic = searchBox("topic");
+  topic.setAttribute("list", "topics");
+  const dash = () => h("span", { class: "dim" }, "–");
+  const list = new List(main, query, {
+    view: "tasks", title: "Tasks", nouns: ["task", "tasks"], right: "produce", topicsOf: (task) => [task.topic], key: (task) => task.id,
+    fields: [
+      ["topic", "Topic", topic], ["state", "State", choice(STATES, "")], ["key", "Key", searchBox("whole key")], ["key_prefix", "Key begins", searchBox("beginning of a key")],
+      ["tag", "Tag", searchBox("tag")], ["property", "Property", searchBox("name=value")], ["id", "Id", searchBox("task id")], ["newest", "Order", choice(ORDERS, "")],
+    ],
     columns: [
       { name: "Task", class: "name mono", cell: (task) => link(`#/task/${task.id}`, task.id) },
       { name: "State", class: "word", cell: (task) => state(task.state) },
       { name: "Topic", class: "name wide", cell: (task) => link(`#/tasks?topic=${part(task.topic)}`, task.topic) },
-      { name: "Key", class: "name", cell: (task) => task.key ?? h("span", { class: "dim" }, "–") },
-      { name: "Tag", class: "name wide", cell: (task) => task.tag ?? h("span", { class: "dim" }, "–") },
+      { name: "Key", class: "name", cell: (task) => task.key ?? dash() },
+      { name: "Tag", class: "name wide", cell: (task) => task.tag ?? dash() },
       { name: "Due", class: "when", cell: (task) => time(task.due_ms) },
       { name: "Slot, cycles", class: "number wide", cell: (task) => (task.state === "scheduled" ? `${count(task.slot)}, ${count(task.cycles)}` : "–") },
       { name: "Body", class: "body wide", cell: (task) => h("span", { class: "mono dim" }, task.preview) },
     ],
+    page: (asked, after, limit) => find(asked, after, limit, signal),
+    acts: [{ title: "Run now …", work: runNow }, { title: "Reschedule …", work: reschedule }, { title: "Cancel …", danger: true, work: cancel }],
+    between: topics,
+    none: () => (isSearched(list.asked)
+      ? empty("No task fits", h("p", null, "Tasks that have ended are not here; the history may have them."), list.asked.id ? link(`#/task/${part(list.asked.id)}`, `What is known of ${list.asked.id}`) : link("#/tasks", "All tasks"))
+      : empty("No task waits", commands([["Hand one in", 'tickwheel enqueue hello "my first task" --delay 10s']]))),
   });
-
-  async function load() {
-    if (asked.id) {
-      const found = await post("/v1/lookups", { ids: [asked.id] });
-      isAll = true;
-      return found.tasks.filter((task) => task.state !== "unknown").map(row);
-    }
-    const { id, ...filters } = asked;
-    const page = await get("/v1/tasks", { ...filters, newest: isNewest ? "true" : "", after, limit: PAGE }, signal);
-    after = page.next ?? "";
-    isAll = page.next === null;
-    return page.tasks.map(row);
-  }
-
-  async function begin() {
-    after = "";
-    const rows = await load();
-    // A filter that matches little may give pages with nothing on them.
-    for (let pages = 0; !rows.length && !isAll && pages < 20; pages += 1) rows.push(...(await load()));
-    table.set(rows, isAll ? null : async () => { table.append(await load()); describe(); return !isAll; });
-    describe();
-  }
-
-  function describe() {
-    said.textContent = `${count(table.rows.length)} ${table.rows.length === 1 ? "task" : "tasks"}${isAll ? "" : " so far: more come as you scroll"}`;
-    none.hidden = table.rows.length > 0;
-    table.element.hidden = table.rows.length === 0;
-    if (!none.hidden) showNone();
-  }
-
-  function showNone() {
-    const isFiltered = FIELDS.some((name) => asked[name]);
-    fill(none, isFiltered
-      ? empty("No task fits", h("p", null, "Tasks that have ended are not here; the history may have them."), asked.id ? link(`#/task/${part(asked.id)}`, `What is known of ${asked.id}`) : link("#/tasks", "All tasks"))
-      : empty("No task waits", commands([["Hand one in", 'tickwheel enqueue hello "my first task" --delay 10s']])));
-  }
-
-  function search() {
-    const given = new URLSearchParams();
-    for (const name of FIELDS) if (boxes[name].value.trim()) given.set(name, boxes[name].value.trim());
-    if (newest.value === "false") given.set("newest", "false");
-    const hash = `#/tasks${given.size ? `?${given}` : ""}`;
-    if (hash === location.hash) begin().catch((error) => toast(error.message, "error")); else location.hash = hash;
-  }
-
-  function showChosen(rows) {
-    bar.hidden = rows.length === 0;
-    if (!rows.length) return;
-    const can = rows.every((task) => may("produce", task.topic)), why = can ? null : "It needs the right produce for their topics";
-    const many = `${count(rows.length)} ${rows.length === 1 ? "task" : "tasks"}`;
-    const act = (name, title, danger, work) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, onclick: () => work(rows, many).then((done) => { if (!done) return null; table.forget(); return begin(); }).catch((error) => toast(error.message, "error")) }, title);
-    fill(bar, h("b", { class: "tabular" }, `${many} chosen`), h("span", { class: "grow" }),
-      act("run", "Run now …", false, runNow), act("reschedule", "Reschedule …", false, reschedule), act("cancel", "Cancel …", true, cancel));
-  }
-
-  const form = h("form", { class: "filters", role: "search", "aria-label": "Tasks", onsubmit: (event) => { event.preventDefault(); search(); } },
-    field("Topic", boxes.topic), field("State", boxes.state), field("Key", boxes.key), field("Key begins", boxes.key_prefix), field("Tag", boxes.tag), field("Property", boxes.property), field("Id", boxes.id), field("Order", newest),
-    h("div", { class: "field" }, h("button", { type: "submit", class: "primary" }, "Search")), topics);
-  fill(main, head("Tasks"), form, bar, said, none, table.element);
   get("/v1/topics", { limit: 1000 }, signal).then((page) => fill(topics, page.topics.map((one) => h("option", { value: one.topic }))), () => {});
-  let isFirst = true;
-  return {
-    // Nothing moves under somebody's hands: only what was never loaded, or is small and untouched.
-    refresh: async () => { if (isFirst || (table.rows.length < PAGE && !table.chosen.size && !table.element.scrollTop)) { isFirst = false; await begin(); } },
-    every: 3_000,
-  };
+  return { refresh: () => list.refresh(), every: 3_000 };
 }
 
-const PREVIEW = 80;
+const isSearched = ({ newest, ...filters }) => Object.values(filters).some(Boolean);
+
+async function find({ id, newest, ...filters }, after, limit, signal) {
+  if (id) {
+    const { tasks } = await post("/v1/lookups", { ids: [id] });
+    return { rows: tasks.filter((task) => task.state !== "unknown").map(row), next: null };
+  }
+  const { tasks, next } = await get("/v1/tasks", { ...filters, newest: newest === "false" ? "" : "true", after, limit }, signal);
+  return { rows: tasks.map(row), next };
+}
+
+// A list of very many keeps no bodies.
 function row(task) {
   const { body, body_base64, groups, ...rest } = task;
   const preview = body === undefined || body === null ? (body_base64 ? "(bytes)" : "") : body.slice(0, PREVIEW);

@@ -108,24 +108,35 @@ export async function configure(topic, group, now) {
   const burst = h("input", { type: "number", min: 1, step: 1, value: now.burst ?? "" });
   const retry = h("textarea", { rows: 3, spellcheck: false, value: policyText(now.retry) });
   const paused = choice([["false", "delivers"], ["true", "is paused"]], String(now.paused));
+  const wanted = group === null ? null : filterFields(now);
   const number = (box, name) => {
     if (box.value.trim() === "") return null;
     if (!Number.isFinite(Number(box.value))) throw new Error(`${name} must be a number`);
     return Number(box.value);
   };
-  const settings = await ask({
+  const path = `/v1/topics/${part(topic)}${group === null ? "" : `/groups/${part(group)}`}`;
+  const set = await ask({
     title: group === null ? `Settings of topic ${topic}` : `Settings of group ${group} of ${topic}`, confirm: "Set",
     text: [group === null ? "They hold for all groups of the topic together." : "Deliveries that are in flight are not touched."],
     fields: [
       field("It", paused), field("At most so many deliveries a second", rateBox, "Empty: as many as are wanted."),
       field("In one burst", burst, "Empty: a second's worth."),
       field("Retry policy", retry, "Empty: the one above it. A name (exponential, fixed, none …), or JSON such as {\"kind\": \"fixed\", \"delay_ms\": 5000, \"retries\": 3}."),
+      wanted?.fields, wanted ? h("p", { class: "dim" }, "Another filter judges what comes due from now on; what came due before, the one of before.") : null,
     ],
-    read: () => ({ paused: paused.value === "true", rate: number(rateBox, "The rate"), burst: number(burst, "The burst"), retry: readPolicy(retry.value) }),
+    read: () => ({ paused: paused.value === "true", rate: number(rateBox, "The rate"), burst: number(burst, "The burst"), retry: readPolicy(retry.value), ...wanted?.read() }),
+    act: (settings) => request("PATCH", path, { body: settings }),
   });
-  if (!settings) return;
-  const path = `/v1/topics/${part(topic)}${group === null ? "" : `/groups/${part(group)}`}`;
-  await request("PATCH", path, { body: settings }).then(() => toast("Set"), (error) => toast(error.message, "error"));
+  if (set) toast("Set");
 }
 
-
+// Which tasks a group wants.
+export function filterFields(now) {
+  const tags = h("input", { type: "text", spellcheck: false, autocomplete: "off", value: now.tags ?? "", placeholder: "eu || uk" });
+  const where = h("textarea", { rows: 2, spellcheck: false, value: now.where ?? "", placeholder: "amount > 10 AND region IS NOT NULL" });
+  const text = (box) => (box.value.trim() === "" ? null : box.value);
+  return {
+    fields: [field("Only tasks with these tags", tags, "Empty: whatever their tag."), field("Only tasks for which this is true", where, "Empty: all. A condition on properties, tag, key and priority.")],
+    read: () => ({ tags: text(tags), where: text(where) }),
+  };
+}

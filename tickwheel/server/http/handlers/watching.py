@@ -78,6 +78,14 @@ class Watching:
             if left_s > 0 and not over.is_set():
                 await _write(call, b": still here\n\n")
 
+    async def group_lag(self, call: Call) -> None:
+        """Of one group."""
+        named, caller, operations = call.named, call.exchange.caller, call.operations
+        answer = await call.exchange.ask(
+            lambda number: operations.group_lag(caller, number, named["topic"], named["group"])
+        )
+        await call.answer(answer)
+
     async def task_history(self, call: Call) -> None:
         """Of one task."""
         task_id = read_id(call.named["id"], "id")

@@ -111,6 +111,7 @@ class Operations:
     def _on_what_is_there(self, show: Listing) -> None:
         watch = Watching(self.shard, show)
         self.overview = watch.overview
+        self.group_lag = watch.group_lag
         self.task_history = watch.task_history
         self.report = watch.report
         self.list_tasks = show.list_tasks

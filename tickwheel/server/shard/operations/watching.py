@@ -1,5 +1,6 @@
 """What somebody who looks at the daemon wants to see at once: the wheel slot by slot, counts, what
-is wrong in words; what the history has of one task; the page of the last report.
+is wrong in words; how far a group was behind; what the history has of one task; the page of the
+last report.
 
 Invariants:
 
@@ -32,6 +33,7 @@ from tickwheel.server.shard.stats import age_ms, held_count
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
+    from tickwheel.engine.state import Core
     from tickwheel.engine.topics import Group, Topic
     from tickwheel.server.shard.access import Only
     from tickwheel.server.shard.callers import Caller
@@ -122,6 +124,7 @@ class Watching:
                 "subscribers": core.subscribers,
                 "connections": len(shard.callers),
                 "schedules": len(core.agenda.known),
+                "transactions": core.book.undecided,
             },
             "totals": {
                 name: getattr(totals, name)
@@ -201,6 +204,17 @@ class Watching:
             "recent_p99_ms": lateness.percentile_ms(0.99, recent),
             "recent_count": sum(recent),
         }
+
+    # --- the lag of a group ----------------------------------------------------------------------
+
+    def group_lag(self, caller: Caller, request: int, topic: object, group: object) -> None:
+        """What was ready in the last hour, and how old the oldest was. Raises BadRequest,
+        NotFound."""
+        topic_name, name = checks.name(topic, "topic"), checks.name(group, "group")
+        found = self._shard.core.find_group(topic_name, name)
+        if found is None or found.is_closed:
+            raise NotFound(f"topic {topic_name} has no group {name}")
+        self._shard.committer.reply(caller.replies, request, self._shard.upkeep.lags.of(found))
 
     # --- the history of a task -------------------------------------------------------------------
 
@@ -325,12 +339,21 @@ def _of_daemon(shard: Shard, status: dict[str, Any]) -> Iterator[dict[str, Any]]
     if observed.internal_errors:
         text = f"{observed.internal_errors} unexpected errors since the start: see the log"
         yield _trouble("warning", text, "daemon")
-    if core.dead:
-        many = "1 dead letter waits" if core.dead == 1 else f"{core.dead:,} dead letters wait"
-        yield _trouble("note", f"{many} for a decision", "dead")
+    yield from _of_decisions(core)
     if observed.groups_unused:
         text = f"{observed.groups_unused} groups are used by nobody for long"
         yield _trouble("note", text, "groups")
+
+
+def _of_decisions(core: Core) -> Iterator[dict[str, Any]]:
+    """What stays until somebody decides."""
+    if parked := core.book.parked:
+        many = "1 transaction is" if parked == 1 else f"{parked:,} transactions are"
+        text = f"{many} parked: nobody could say what became of it; somebody has to decide"
+        yield _trouble("warning", text, "transactions")
+    if core.dead:
+        many = "1 dead letter waits" if core.dead == 1 else f"{core.dead:,} dead letters wait"
+        yield _trouble("note", f"{many} for a decision", "dead")
 
 
 def _duration(ms: int) -> str:

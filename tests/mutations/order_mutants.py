@@ -1,0 +1,168 @@
+"""Seeded bugs of order keys and fair shares; each must be found by each of its tests."""
+
+from __future__ import annotations
+
+from mutations.mutants import SETTLEMENT, Edit, Mutant
+
+ORDERING = "tickwheel/engine/ordering.py"
+LINES = "tickwheel/engine/lines.py"
+DELIVERY = "tickwheel/engine/delivery.py"
+TASKS = "tickwheel/engine/tasks.py"
+RECOVERY = "tickwheel/engine/recovery.py"
+STATE = "tickwheel/engine/state.py"
+ENGINE = "tests/engine/test_engine_ordering.py::"
+MODEL = "tests/engine/test_ordering_model.py::TestOrder::runTest"
+
+ORDER_MUTANTS = (
+    Mutant(
+        "the-next-one-before-the-end-is-durable",
+        "a crash brings the earlier one back after the later one was handed out",
+        (
+            Edit(
+                ORDERING,
+                "        self._core.open.ended.append(Ended(self, mark, self._number))\n",
+                "        self.durable(Ended(self, mark, self._number), self._now_ms)\n",
+            ),
+        ),
+        (ENGINE + "test_the_next_one_comes_when_the_end_of_the_one_before_is_durable", MODEL),
+    ),
+    Mutant(
+        "a-line-in-order-of-arrival",
+        "what came later and is due before stands behind",
+        (
+            Edit(
+                LINES,
+                "        if at > self._begin and self._dues_ms[-1] >= due_ms:\n",
+                "        if False:\n",
+            ),
+        ),
+        (MODEL,),
+    ),
+    Mutant(
+        "nobody-gives-way",
+        "one that nobody has had is handed out before an earlier one that came after it",
+        (
+            Edit(
+                LINES,
+                "        if (first_ms, self.places.get(first, first)) >= (due_ms, place):\n",
+                "        if first_ms >= 0:\n",
+            ),
+        ),
+        (ENGINE + "test_one_that_nobody_has_had_gives_way_to_an_earlier_one",),
+    ),
+    Mutant(
+        "one-that-is-back-loses-its-turn",
+        "a requeued task and the next of its key are both on their way",
+        (
+            Edit(
+                ORDERING,
+                "            self._ending[mark] = (0, ending[1])\n",
+                "            pass\n",
+            ),
+        ),
+        (ENGINE + "test_one_that_is_back_before_its_end_is_durable_keeps_its_turn", MODEL),
+    ),
+    Mutant(
+        "any-receipt-ends-it",
+        "an earlier receipt ends a task whose attempt somebody else has now",
+        (
+            Edit(
+                SETTLEMENT,
+                "                or (lease.traits.order and"
+                " (epoch, attempt) != (lease.epoch, lease.attempt))\n",
+                "",
+            ),
+        ),
+        (ENGINE + "test_only_the_current_receipt_ends_it",),
+    ),
+    Mutant(
+        "a-moved-one-gives-up-its-turn",
+        "after an attempt the key goes on without it",
+        (
+            Edit(
+                TASKS,
+                "keeps_turn=bool(tries.attempt or tries.snoozes))",
+                "keeps_turn=False)",
+            ),
+        ),
+        (ENGINE + "test_one_that_has_had_an_attempt_keeps_its_turn_when_it_is_moved", MODEL),
+    ),
+    Mutant(
+        "a-restart-forgets-whose-turn-it-is",
+        "what waits for a retry does not have the turn of its key",
+        (
+            Edit(
+                RECOVERY,
+                "            ordering.claim(known.row)\n",
+                "            pass\n",
+            ),
+        ),
+        (ENGINE + "test_a_held_key_waits_for_an_operator[release-crash]", MODEL),
+    ),
+    Mutant(
+        "rows-are-not-waited-for",
+        "what is in memory is ready before what is due before it has been read",
+        (
+            Edit(
+                DELIVERY,
+                "                if (firing or unloaded_ms is not None) and has_order(row):\n",
+                "                if False:\n",
+            ),
+        ),
+        (ENGINE + "test_rows_that_are_not_in_memory_come_in_order_too",),
+    ),
+    Mutant(
+        "a-replay-hands-out-at-once",
+        "tasks of a key come by their ids, not by their due times",
+        (
+            Edit(
+                ORDERING,
+                "        return self._group in self._group.topic.replays\n",
+                "        return False\n",
+            ),
+        ),
+        (MODEL,),
+    ),
+    Mutant(
+        "a-refused-batch-forgets-who-goes-on",
+        "the keys whose tasks ended in it stand still for ever",
+        (Edit(STATE, "    newer.ended[:0] = older.ended\n", ""),),
+        (ENGINE + "test_the_next_one_comes_when_the_end_of_the_one_before_is_durable", MODEL),
+    ),
+    Mutant(
+        "called-ones-do-not-count",
+        "a value has more in flight than its limit",
+        (
+            Edit(
+                ORDERING,
+                "        if limit is not None and called + share.in_flight >= limit:\n",
+                "        if limit is not None and share.in_flight >= limit:\n",
+            ),
+        ),
+        (ENGINE + "test_no_more_than_so_many_of_a_value_are_in_flight",),
+    ),
+    Mutant(
+        "an-end-does-not-call-the-next",
+        "what waits for its share is never handed out",
+        (
+            Edit(
+                ORDERING,
+                "                share.in_flight -= 1\n                self._admit(share)\n",
+                "                share.in_flight -= 1\n",
+            ),
+        ),
+        (ENGINE + "test_no_more_than_so_many_of_a_value_are_in_flight", MODEL),
+    ),
+    Mutant(
+        "a-restart-does-not-count-shares",
+        "after it a value has more in flight than its limit",
+        (
+            Edit(
+                ORDERING,
+                "        if share is not None:\n            share.in_flight += 1\n        return",
+                "        return",
+            ),
+        ),
+        (ENGINE + "test_a_restart_counts_what_is_in_flight[crash]",),
+    ),
+)

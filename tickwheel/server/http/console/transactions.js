@@ -1,0 +1,157 @@
+// Transactions: which nobody has decided, how often was asked about them; commit and roll back.
+
+import { get, may, part, post } from "./api.js";
+import { ask, bytes, choice, count, daemonNow, duration, empty, facts, fill, h, link, section, state, time, toast } from "./dom.js";
+import { List, searchBox, shown } from "./list.js";
+import { Table } from "./table.js";
+
+const STATES = [["", "Not decided"], ["open", "Open"], ["parked", "Parked"], ["committed", "Committed"], ["rolled_back", "Rolled back"]];
+const DECIDED = ["committed", "rolled_back"];
+const WORDS = {
+  commit: { title: "Commit", done: "committed", confirm: "Commit", danger: false },
+  rollback: { title: "Roll back", done: "rolled back", confirm: "Roll back", danger: true },
+};
+
+export async function open(main, query, signal) {
+  const wanted = query.get("id"), detail = wanted === null ? null : detailOf(wanted, signal, () => refresh());
+  const verbs = DECIDED.includes(query.get("state")) ? [] : Object.entries(WORDS);
+  const list = new List(main, query, {
+    view: "transactions", title: "Transactions", nouns: ["transaction", "transactions"], right: "produce", topicsOf: (one) => one.topics, key: (one) => one.id,
+    fields: [["group", "Producer group", searchBox("group")], ["state", "State", choice(STATES, "")]],
+    columns: [
+      { name: "Transaction", class: "name", cell: (one) => link(list.address({ ...list.asked, id: one.id }), one.id) },
+      { name: "State", class: "word", cell: (one) => state(one.state) },
+      { name: "Group", class: "name wide", cell: (one) => link(list.address({ ...list.asked, group: one.group }), one.group) },
+      { name: "Tasks", class: "number", cell: (one) => count(one.tasks) },
+      { name: "Begun", class: "when", cell: (one) => time(one.began_ms) },
+      { name: "Asked", class: "number wide", cell: (one) => asked(one) },
+      { name: "Topics", class: "body wide", cell: (one) => one.topics.join(", ") },
+    ],
+    page: async (filters, after, limit) => {
+      const { transactions, next } = await get("/v1/transactions", { ...filters, after, limit }, signal);
+      return { rows: transactions, next };
+    },
+    acts: verbs.map(([verb, { title, danger }]) => ({ title: `${title} …`, danger, work: (rows, many) => decide(verb, rows, many) })),
+    above: wanted === null ? null : link("#/transactions", "All transactions"),
+    between: detail?.element,
+    none: () => (list.isFiltered ? empty("No transaction fits", link("#/transactions", "Those that are not decided"))
+      : empty("Every transaction is decided", h("p", null, "One that its producer leaves open is asked about; one of which nobody can say what became is parked, and waits here."))),
+  });
+  async function refresh() {
+    await detail?.refresh();
+    await list.refresh();
+  }
+  return { refresh, every: 3_000 };
+}
+
+const asked = (one) => `${count(one.asked)} of ${count(one.checks)}`;
+
+// --- one -----------------------------------------------------------------------------------------
+
+function detailOf(name, signal, onDone) {
+  const top = h("div"), below = h("div");
+  let shownHalves = "";
+
+  async function refresh() {
+    let one;
+    try {
+      one = await get(`/v1/transactions/${part(name)}`, {}, signal);
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      fill(top, h("p", { class: "problem" }, error.message));
+      fill(below);
+      return;
+    }
+    const isOpen = !DECIDED.includes(one.state);
+    fill(top, section(`Transaction ${one.id}`, factsOf(one), isOpen ? h("p", { class: "next" }, next(one)) : null, isOpen ? buttons(one, onDone) : null));
+    // What is scrolled is not taken away.
+    const signature = JSON.stringify(one.halves);
+    if (signature === shownHalves) return;
+    shownHalves = signature;
+    fill(below, one.halves?.length ? halves(one) : null);
+  }
+
+  return { element: h("div", null, top, below), refresh };
+}
+
+function factsOf(one) {
+  return facts([
+    ["State", state(one.state)], ["Producer group", one.group], ["Tasks", count(one.tasks)], ["Size", bytes(one.bytes)],
+    ["Topics", one.topics.flatMap((topic, at) => [at ? ", " : null, link(`#/groups?topic=${part(topic)}`, topic)])],
+    ["Begun", time(one.began_ms)], ["Heard of last", time(one.touched_ms)],
+    ["Asked", h("span", { title: "How often somebody was there to be asked, of the times when it was time to" }, `${asked(one)} times`)],
+    one.checked_ms === null ? null : ["Asked last", time(one.checked_ms)],
+    one.decided_ms === null ? null : ["Decided", time(one.decided_ms)],
+    one.first_id === null ? null : ["The first of its tasks", link(`#/task/${one.first_id}`, h("span", { class: "mono" }, one.first_id))],
+  ]);
+}
+
+function buttons(one, onDone) {
+  const can = one.topics.every((topic) => may("produce", topic)), why = can ? null : "It needs the right produce for all its topics";
+  return h("div", { class: "row-acts" }, Object.entries(WORDS).map(([verb, { title, danger }]) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, onclick: () =>
+    decide(verb, [one], `transaction ${one.id}`).then((done) => done && onDone()).catch(shown) }, `${title} …`)));
+}
+
+function next(one) {
+  if (one.state === "parked") return "Its producers were asked as often as is set, and nobody could say. It stays until somebody decides, or its producer does after all.";
+  if (one.checks) return "Its producer has not decided yet; those of its group are asked again and again.";
+  return "Its producer has not decided yet. When it says nothing for long, those of its group are asked.";
+}
+
+function halves(one) {
+  const dash = () => h("span", { class: "dim" }, "–");
+  const table = new Table({
+    label: "Half tasks", key: (half) => half.at,
+    columns: [
+      { name: "Topic", class: "name", cell: (half) => half.topic },
+      { name: "Due", class: "when", cell: (half) => (half.due_ms === null ? `${duration(half.delay_ms)} after the commit` : time(half.due_ms)) },
+      { name: "Key", class: "name", cell: (half) => half.key ?? dash() },
+      { name: "Tag", class: "name wide", cell: (half) => half.tag ?? dash() },
+      { name: "Size", class: "number wide", cell: (half) => bytes(half.bytes) },
+    ],
+  });
+  table.element.classList.add("short");
+  table.set(one.halves.map((half, at) => ({ ...half, at })));
+  const left = one.tasks - one.halves.length;
+  return section(left > 0 ? `Its half tasks: the first ${count(one.halves.length)} of ${count(one.tasks)}` : "Its half tasks", table.element);
+}
+
+// --- decisions -----------------------------------------------------------------------------------
+
+const totalOf = (rows) => rows.reduce((total, one) => total + one.tasks, 0);
+const tasksOf = (number) => `${count(number)} half ${number === 1 ? "task" : "tasks"}`;
+
+function consequence(verb, rows) {
+  const topics = [...new Set(rows.flatMap((one) => one.topics))].join(", "), its = rows.length === 1 ? "Its" : "Their";
+  const many = `${its} ${tasksOf(totalOf(rows))} of ${topics}`;
+  if (verb === "rollback") return `${many} ${totalOf(rows) === 1 ? "is" : "are"} deleted, and never delivered to anybody.`;
+  const known = rows.flatMap((one) => one.halves ?? []), now = daemonNow();
+  const atOnce = known.filter((half) => (half.due_ms === null ? half.delay_ms <= 0 : half.due_ms <= now)).length;
+  const when = known.length && known.length === totalOf(rows) ? ` ${count(atOnce)} at once, ${count(totalOf(rows) - atOnce)} later.` : "";
+  return `${many} become tasks, which are delivered when they are due.${when}`;
+}
+
+export async function decide(verb, rows, many) {
+  const { title, done, confirm, danger } = WORDS[verb], open = rows.filter((one) => one.state === "open").length;
+  const sure = await ask({ title: `${title} ${many}?`, confirm, danger, text: [
+    consequence(verb, rows),
+    open ? `${rows.length === 1 ? "It is" : `${count(open)} of them are`} not parked: the producer may be about to decide otherwise.` : null,
+    "Decide as the producer's own database has it. This cannot be undone.",
+  ] });
+  if (!sure) return false;
+  let decided = 0, tasks = 0;
+  const problems = [];
+  for (const one of rows) {
+    try {
+      const { ids } = await post(`/v1/transactions/${part(one.id)}/${verb}`);
+      decided += 1;
+      tasks += ids.length;
+    } catch (error) {
+      if (error.code === "unreachable") throw error;
+      problems.push(error.message);
+    }
+  }
+  if (decided) toast(`${rows.length === 1 ? rows[0].id : count(decided)} ${done}${verb === "commit" ? `: ${count(tasks)} ${tasks === 1 ? "task" : "tasks"}` : ""}`);
+  if (problems.length) toast(`${count(problems.length)} not ${done}: ${problems[0]}`, "error");
+  return true;
+}
