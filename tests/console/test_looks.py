@@ -225,6 +225,25 @@ def test_the_focus_stays_where_figures_are_drawn_anew(console_on: Open, shop: Sh
     expect(held).to_be_focused()
 
 
+def test_on_a_phone_the_view_is_named_and_a_form_shows_what_is_wrong(
+    console_on: Open, shop: Shop
+) -> None:
+    console = console_on(shop.daemon, viewport=PHONE)
+    page = looked_at(console, shop, "transactions")
+    expect(page.locator("nav a[aria-current]")).to_be_in_viewport(ratio=1)
+    looked_at(console, shop, "groups?topic=mails.send&group=smtp")
+    page.locator(".scroll").evaluate("box => { box.scrollLeft = box.scrollWidth; }")
+    console.row("smtp").get_by_role("button", name="Set …").click()
+    page.get_by_label("Only tasks for which this is true").fill("a > > 1")
+    page.locator("dialog").get_by_role("button", name="Set", exact=True).click()
+    caret = page.locator("dialog pre")
+    expect(caret).to_be_in_viewport(ratio=1)
+    here, buttons = caret.bounding_box(), page.locator("dialog .buttons").bounding_box()
+    assert here is not None and buttons is not None
+    assert here["y"] + here["height"] <= buttons["y"] + 1
+    console.confirm("Do not")
+
+
 def test_less_motion_is_asked_for(console_on: Open, shop: Shop) -> None:
     """The hand stands still between two looks."""
     console = console_on(shop.daemon, reduced_motion="reduce")
@@ -246,6 +265,12 @@ TAKEN = (
     ("console.png", "", WIDE, "light"),
     ("console-task.png", "task/TASK", WIDE, "light"),
     ("console-dead.png", "dead", {"width": 1280, "height": 640}, "dark"),
+    (
+        "console-transaction.png",
+        "transactions?id=order-4711",
+        {"width": 1280, "height": 700},
+        "light",
+    ),
     ("console-phone.png", "", PHONE, "dark"),
 )
 

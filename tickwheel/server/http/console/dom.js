@@ -152,6 +152,9 @@ export function toast(text, kind = "note") {
   setTimeout(() => one.remove(), kind === "error" ? 12_000 : 5_000);
 }
 
+// What an act has come to. Whoever went to another view does not want to know what broke off.
+export const shown = (error) => { if (error.name !== "AbortError") toast(error.message, "error"); };
+
 // --- dialogs -------------------------------------------------------------------------------------
 
 // Resolves to what `read` gives when it is confirmed, else to null. With `act` it is confirmed once
@@ -172,6 +175,7 @@ export function ask({ title, text, fields = [], confirm, danger = false, typed =
         done(given);
       } catch (error) {
         fill(problem, pointed(error.message));
+        problem.scrollIntoView({ block: "nearest" });
       } finally {
         sure.disabled = false;
       }

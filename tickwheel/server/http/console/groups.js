@@ -1,7 +1,7 @@
 // Groups of all topics, or of one: backlog, lag, rates; pause, settings, deleting one.
 
 import { get, may, part, request } from "./api.js";
-import { ask, choice, commands, count, duration, empty, facts, field, fill, h, head, link, rate, section, toast } from "./dom.js";
+import { ask, choice, commands, count, duration, empty, facts, field, fill, h, head, link, rate, section, shown, toast } from "./dom.js";
 import { lagOf } from "./lag.js";
 import { policyText } from "./policy.js";
 import { Table } from "./table.js";
@@ -27,7 +27,7 @@ export async function open(main, query, signal) {
   const table = new Table({
     label: "Groups", key: (one) => `${one.topic} ${one.group}`,
     columns: [
-      { name: "Group", class: "name", cell: (one) => [link(`#/groups?topic=${part(one.topic)}&group=${part(one.group)}`, one.group), one.paused ? h("span", { class: "tag" }, "paused") : null, isFiltered(one) ? h("span", { class: "tag", title: filterText(one) }, "filter") : null] },
+      { name: "Group", class: "name", cell: (one) => [link(`#/groups?topic=${part(one.topic)}&group=${part(one.group)}`, one.group), one.paused ? h("span", { class: "tag" }, "paused") : null, isFiltered(one) ? h("span", { class: "tag wide", title: filterText(one) }, "filter") : null, topic === null ? h("span", { class: "narrow dim" }, ` ${one.topic}`) : null] },
       { name: "Topic", class: "name wide", cell: (one) => link(`#/groups?topic=${part(one.topic)}`, one.topic) },
       { name: "Ready", class: "number", cell: (one) => (one.ready ? link(`#/tasks?topic=${part(one.topic)}&state=ready`, count(one.ready)) : dim("0")) },
       { name: "In flight", class: "number", cell: (one) => (one.in_flight ? link(`#/tasks?topic=${part(one.topic)}&state=in_flight`, count(one.in_flight)) : dim("0")) },
@@ -85,11 +85,11 @@ export async function open(main, query, signal) {
     const path = `/v1/topics/${part(one.topic)}/groups/${part(one.group)}`;
     return h("span", { class: "row-acts" },
       h("button", { type: "button", disabled: !can, title: why, data: { part: "pause" }, onclick: async () => {
-        await request("PATCH", path, { body: { paused: !one.paused } }).then(() => toast(`${one.group} ${one.paused ? "goes on" : "is paused"}`), (error) => toast(error.message, "error"));
-        await refresh();
+        await request("PATCH", path, { body: { paused: !one.paused } }).then(() => toast(`${one.group} ${one.paused ? "goes on" : "is paused"}`), shown);
+        await refresh().catch(shown);
       } }, one.paused ? "Resume" : "Pause"),
-      h("button", { type: "button", disabled: !can, title: why, data: { part: "set" }, onclick: () => configure(one.topic, one.group, one).then(refresh) }, "Set …"),
-      h("button", { type: "button", class: "danger", disabled: !can, title: why, data: { part: "delete" }, onclick: () => remove(one, path).then(refresh) }, "Delete …"));
+      h("button", { type: "button", disabled: !can, title: why, data: { part: "set" }, onclick: () => configure(one.topic, one.group, one).then(refresh).catch(shown) }, "Set …"),
+      h("button", { type: "button", class: "danger", disabled: !can, title: why, data: { part: "delete" }, onclick: () => remove(one, path).then(refresh).catch(shown) }, "Delete …"));
   }
 
   async function remove(one, path) {
@@ -99,7 +99,7 @@ export async function open(main, query, signal) {
       text: [`Its ${count(one.subscribers)} subscribers are sent away. What it is still owed goes with it: ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} retrying, ${count(one.dead)} dead. Other groups keep theirs.`],
     });
     if (!sure) return;
-    await request("DELETE", path, { query: { force: held ? "true" : "" } }).then(() => toast(`${one.group} is deleted`), (error) => toast(error.message, "error"));
+    await request("DELETE", path, { query: { force: held ? "true" : "" } }).then(() => toast(`${one.group} is deleted`), shown);
   }
 
   async function create() {
@@ -118,7 +118,7 @@ export async function open(main, query, signal) {
 
   const can = topic !== null && may("operate", topic);
   fill(none, empty("No group yet", h("p", null, "A group comes to be with its first subscriber."), commands([["Subscribe", `tickwheel subscribe ${topic ?? "hello"}`]])));
-  fill(main, head(topic === null ? "Groups" : "Groups of a topic", topic === null ? null : link("#/groups", "All groups"), topic === null ? null : h("button", { type: "button", disabled: !can, onclick: create }, "New group …"), words, sorting), known, lag?.element, said, none, table.element);
+  fill(main, head(topic === null ? "Groups" : "Groups of a topic", topic === null ? null : link("#/groups", "All groups"), topic === null ? null : h("button", { type: "button", disabled: !can, onclick: () => create().catch(shown) }, "New group …"), words, sorting), known, lag?.element, said, none, table.element);
   return { refresh, every: 2_000 };
 }
 

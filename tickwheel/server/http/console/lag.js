@@ -20,7 +20,9 @@ export function lagOf(topic, group, signal) {
     }
     const { taken_ms: taken } = found;
     for (const one of lines) one.show(found);
-    fill(said, taken.length ? [h("span", null, clock(taken[0])), h("span", null, clock(taken.at(-1)))] : "The first look is a moment away.");
+    // The line is an hour long, also where the daemon leads for less.
+    const [first, last] = [taken[0], taken.at(-1)];
+    fill(said, taken.length ? [h("span", null, clock(last - (PLACES - 1) * found.every_ms)), taken.length < PLACES ? h("span", null, `noted since ${clock(first)}`) : null, h("span", null, clock(last))] : "The first look is a moment away.");
   }
   return { element, refresh };
 }

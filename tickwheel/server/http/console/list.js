@@ -2,15 +2,13 @@
 // What is asked for is in the address. Knows nothing of what its rows are.
 
 import { may } from "./api.js";
-import { count, field, fill, h, head, toast } from "./dom.js";
+import { count, field, fill, h, head, shown } from "./dom.js";
 import { Table } from "./table.js";
 
 export const PAGE = 500;
 const EMPTY_PAGES_MAX = 20;
 
 export const searchBox = (hint) => h("input", { type: "search", placeholder: hint, spellcheck: false, autocomplete: "off" });
-
-export const shown = (error) => toast(error.message, "error");
 
 export class List {
   asked;
@@ -44,7 +42,7 @@ export class List {
     const form = h("form", { class: "filters", role: "search", "aria-label": label, onsubmit: (event) => { event.preventDefault(); this.#search(); } },
       is.fields.map(([, text, box]) => field(text, box)),
       h("div", { class: "field" }, h("button", { type: "submit", class: "primary" }, "Search")));
-    fill(main, head(is.title, is.above, this.#allBar), form, is.between, this.#bar, this.#said, this.#none, this.table.element);
+    fill(main, head(is.title, is.above, is.allActs ? this.#allBar : null), form, is.between, this.#bar, this.#said, this.#none, this.table.element);
   }
 
   get rows() { return this.table.rows; }

@@ -39,7 +39,10 @@ async function show({ focus = true } = {}) {
   const opened = { signal: abort.signal, stop: () => { clearInterval(opened.timer); abort.abort(); }, view: {}, timer: 0 };
   current = opened;
   for (const one of views.querySelectorAll("a")) {
-    if (one.textContent === title) one.setAttribute("aria-current", "page"); else one.removeAttribute("aria-current");
+    if (one.textContent !== title) { one.removeAttribute("aria-current"); continue; }
+    one.setAttribute("aria-current", "page");
+    // On a phone not all of them have room.
+    views.scrollTo({ left: one.offsetLeft - (views.clientWidth - one.offsetWidth) / 2 });
   }
   document.title = title ? `${title} · Tickwheel` : "Tickwheel";
   if (!load) { fill(main, empty("There is no such page", link("#/", "To the overview"))); return; }

@@ -58,7 +58,7 @@ export async function open(main, query, signal) {
       pair("Subscribers", count(counts.subscribers), "#/groups?sort=subscribers"), pair("Schedules", count(counts.schedules), "#/schedules"),
       pair("Transactions", count(counts.transactions), "#/transactions"),
       pair("Up for", duration(overview.uptime_s * 1000), "#/nodes")));
-    fill(legend, h("span", { class: "key key-this" }), ` this turn ${count(sum(overview.ring.this))} `, h("span", { class: "key key-next" }), ` next turn ${overview.ring.exact ? "" : "about "}${count(sum(overview.ring.next))} `, h("span", { class: "dim" }, ` later ${count(overview.ring.later)}`));
+    fill(legend, h("span", null, h("span", { class: "key key-this" }), ` this turn ${count(sum(overview.ring.this))}`), " ", h("span", null, h("span", { class: "key key-next" }), ` next turn ${overview.ring.exact ? "" : "about "}${count(sum(overview.ring.next))}`), " ", h("span", { class: "dim" }, ` later ${count(overview.ring.later)}`));
     showTroubles(overview, troubles);
     showFirst(overview, first);
     showSlot();

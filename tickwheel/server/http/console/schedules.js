@@ -1,7 +1,7 @@
 // Recurring schedules: when they run next, what became of the last runs; pause, run now, delete.
 
 import { get, may, part, request } from "./api.js";
-import { ask, commands, count, duration, empty, facts, fill, h, head, link, section, state, time, toast } from "./dom.js";
+import { ask, commands, count, duration, empty, facts, fill, h, head, link, section, shown, state, time, toast } from "./dom.js";
 import { Table } from "./table.js";
 
 const PAGE = 500;
@@ -49,7 +49,7 @@ export async function open(main, query, signal) {
     fill(detail, section(`Schedule ${one.name}`, facts([
       ["When", h("span", { class: "mono" }, when(one))], ["Topic", link(`#/groups?topic=${part(one.topic)}`, one.topic)],
       ["Runs", `${count(one.runs)}${one.runs_max ? ` of ${count(one.runs_max)}` : ""}`], ["When the last is unfinished", one.overlap],
-      ["What was missed", one.catch_up], ["Body", h("span", { class: "mono" }, one.body ?? (one.body_base64 ? "(bytes)" : "(empty)"))],
+      ["What was missed", one.catch_up], ["Body", h("span", { class: "mono" }, one.body || (one.body_base64 ? "(bytes)" : "(empty)"))],
     ]), h("div", { class: "two" },
       h("div", null, h("h3", null, "Next"), one.next?.length ? h("ul", { class: "plain" }, one.next.map((at) => h("li", null, time(at)))) : h("p", { class: "dim" }, "Nothing.")),
       h("div", null, h("h3", null, "The last runs"), one.recent?.length ? h("ul", { class: "plain" }, one.recent.map((run) => h("li", null, time(run.planned_ms), " ", run.outcome.replaceAll("_", " "), run.id ? [" ", link(`#/task/${run.id}`, run.id), " ", run.state ? state(run.state) : null] : null))) : h("p", { class: "dim" }, "None yet.")))));
@@ -58,7 +58,7 @@ export async function open(main, query, signal) {
   function actions(one) {
     const can = may("operate", one.topic), why = can ? null : "It needs the right operate for its topic";
     const path = `/v1/schedules/${part(one.name)}`;
-    const act = (title, name, work, danger = false) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, data: { part: name }, onclick: () => work().then(refresh).catch((error) => toast(error.message, "error")) }, title);
+    const act = (title, name, work, danger = false) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can, title: why, data: { part: name }, onclick: () => work().then(refresh).catch(shown) }, title);
     return h("span", { class: "row-acts" },
       act(one.paused ? "Resume" : "Pause", "pause", async () => { await request("POST", `${path}/${one.paused ? "resume" : "pause"}`); toast(`${one.name} ${one.paused ? "goes on" : "is paused"}`); }),
       act("Run now …", "run", async () => {

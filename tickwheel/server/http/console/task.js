@@ -1,7 +1,7 @@
 // One task: what it is, when it is tried next and why, its life on a time line, its body.
 
 import { get, may, part } from "./api.js";
-import { clock, count, daemonNow, duration, empty, facts, fill, h, head, link, moment, section, state, time, toast } from "./dom.js";
+import { clock, count, daemonNow, duration, empty, facts, fill, h, head, link, moment, section, shown, state, time } from "./dom.js";
 import { cancel, reschedule, runNow } from "./tasks.js";
 
 const HEX_MAX = 16_384;
@@ -35,7 +35,7 @@ export async function open(main, query, signal, [id]) {
 
   function showTop(task, topic) {
     const can = topic !== undefined && may("produce", topic), why = can ? null : "It needs the right produce for this topic";
-    const act = (title, danger, work) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can || ENDED.includes(task.state), title: why, onclick: () => work([task], "1 task").then((done) => done && refresh()).catch((error) => toast(error.message, "error")) }, title);
+    const act = (title, danger, work) => h("button", { type: "button", class: danger ? "danger" : null, disabled: !can || ENDED.includes(task.state), title: why, onclick: () => work([task], "1 task").then((done) => done && refresh()).catch(shown) }, title);
     fill(top, head(h("span", null, "Task ", h("span", { class: "mono" }, id)), state(task.state), act("Run now …", false, runNow), act("Reschedule …", false, reschedule), act("Cancel …", true, cancel)),
       task.said ? empty(task.said, story.events.length ? null : h("p", null, "The history has nothing of it either, or none is kept.")) : null,
       task.topic ? section("What it is", facts([

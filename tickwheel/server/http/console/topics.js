@@ -1,7 +1,7 @@
 // Topics with their counts; what is set for a topic; deleting one.
 
 import { get, may, part, request } from "./api.js";
-import { ask, choice, commands, count, duration, empty, field, fill, h, head, link, rate, toast } from "./dom.js";
+import { ask, choice, commands, count, duration, empty, field, fill, h, head, link, rate, shown, toast } from "./dom.js";
 import { policyText, readPolicy } from "./policy.js";
 import { Table } from "./table.js";
 
@@ -79,11 +79,11 @@ export async function open(main, query, signal) {
     const path = `/v1/topics/${part(one.topic)}`;
     return h("span", { class: "row-acts" },
       h("button", { type: "button", disabled: !can, title: why, data: { part: "pause" }, onclick: async () => {
-        await request("PATCH", path, { body: { paused: !one.paused } }).then(() => toast(`${one.topic} ${one.paused ? "goes on" : "is paused"}`), (error) => toast(error.message, "error"));
-        await refresh();
+        await request("PATCH", path, { body: { paused: !one.paused } }).then(() => toast(`${one.topic} ${one.paused ? "goes on" : "is paused"}`), shown);
+        await refresh().catch(shown);
       } }, one.paused ? "Resume" : "Pause"),
-      h("button", { type: "button", disabled: !can, title: why, data: { part: "set" }, onclick: () => configure(one.topic, null, one).then(refresh) }, "Set …"),
-      h("button", { type: "button", class: "danger", disabled: !can, title: why, data: { part: "delete" }, onclick: () => remove(one).then(refresh) }, "Delete …"));
+      h("button", { type: "button", disabled: !can, title: why, data: { part: "set" }, onclick: () => configure(one.topic, null, one).then(refresh).catch(shown) }, "Set …"),
+      h("button", { type: "button", class: "danger", disabled: !can, title: why, data: { part: "delete" }, onclick: () => remove(one).then(refresh).catch(shown) }, "Delete …"));
   }
 
   async function remove(one) {
@@ -94,7 +94,7 @@ export async function open(main, query, signal) {
     });
     if (!sure) return;
     await request("DELETE", `/v1/topics/${part(one.topic)}`, { query: { force: held ? "true" : "" } })
-      .then(() => toast(`${one.topic} is deleted`), (error) => toast(error.message, "error"));
+      .then(() => toast(`${one.topic} is deleted`), shown);
   }
 
   fill(none, empty("No topic yet", h("p", null, "A topic comes to be with its first task, or its first subscriber."), commands([["Make one", 'tickwheel enqueue hello "my first task" --delay 10s']])));

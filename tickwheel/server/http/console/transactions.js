@@ -1,8 +1,8 @@
 // Transactions: which nobody has decided, how often was asked about them; commit and roll back.
 
 import { get, may, part, post } from "./api.js";
-import { ask, bytes, choice, count, daemonNow, duration, empty, facts, fill, h, link, section, state, time, toast } from "./dom.js";
-import { List, searchBox, shown } from "./list.js";
+import { ask, bytes, choice, count, daemonNow, duration, empty, facts, fill, h, link, section, shown, state, time, toast } from "./dom.js";
+import { List, searchBox } from "./list.js";
 import { Table } from "./table.js";
 
 const STATES = [["", "Not decided"], ["open", "Open"], ["parked", "Parked"], ["committed", "Committed"], ["rolled_back", "Rolled back"]];
