@@ -245,6 +245,38 @@ def client_single(
         return figures
 
 
+def client_transactions(
+    port: int, count: int, per_call: int, callers: int, seed: int, plain: bool
+) -> Generator[None, None, dict[str, Any]]:
+    """``callers`` coroutines of one client, each with one transaction of ``per_call`` tasks after
+    the other; or the same calls without any, when ``plain``."""
+    from tickwheel.client import Client, Task
+
+    texts, delays = payload.bodies(seed), payload.delays_s(count, seed)
+    tasks = [Task(TOPIC, texts[i % len(texts)], delay=delay) for i, delay in enumerate(delays)]
+    calls = [tasks[start : start + per_call] for start in range(0, count, per_call)]
+    client = Client(f"tcp://127.0.0.1:{port}")
+
+    async def put(share: list[list[Task]]) -> None:
+        for some in share:
+            if plain:
+                await client.enqueue_many(some)
+                continue
+            async with client.transaction("benchmark") as transaction:
+                await transaction.enqueue_many(some)
+
+    async def run(shares: list[list[list[Task]]]) -> None:
+        await asyncio.gather(*(put(share) for share in shares))
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_connect(client))
+        shares = [calls[start::callers] for start in range(callers)]
+        yield
+        figures = timed(runner, run(shares), count)
+        runner.run(_close(client, count))
+        return figures
+
+
 async def _connect(client: Client) -> None:
     await client.connect()
 

@@ -15,7 +15,12 @@ from typing import Any
 
 from benchmarks import payload
 from benchmarks.by_id_jobs import by_id, by_key, nack
-from benchmarks.client_jobs import client_bulk, client_burst, client_single
+from benchmarks.client_jobs import (
+    client_bulk,
+    client_burst,
+    client_single,
+    client_transactions,
+)
 from benchmarks.consume import BeanstalkdConsumer, TickwheelConsumer, percentiles
 from benchmarks.environment import syncs_s
 from benchmarks.http_jobs import http_lines, http_put
@@ -241,6 +246,7 @@ JOBS: dict[str, Callable[..., Job]] = {
         client_bulk,
         client_burst,
         client_single,
+        client_transactions,
         http_put,
         http_lines,
         mixed_consume,

@@ -15,6 +15,7 @@ from benchmarks.cases.lateness import lateness
 from benchmarks.cases.order import filters, order
 from benchmarks.cases.pending import memory, rate_pending, recovery
 from benchmarks.cases.redis import redis_bulk_client, redis_enqueue, redis_memory, redis_recovery
+from benchmarks.cases.transactions import transactions
 from benchmarks.context import Context, Result
 
 Cases = dict[str, Callable[[Context], Result]]
@@ -43,6 +44,7 @@ CASES: dict[str, Cases] = {
         keys,
         order,
         filters,
+        transactions,
         http,
         ten_million,
         due_million,

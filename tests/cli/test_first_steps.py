@@ -35,7 +35,7 @@ LONG = "shop.eu-central.orders.close"
 def drawn(grid: Grid, width: int = TERMINAL) -> str:
     out = io.StringIO()
     shown, _ = grid.fitted(width)
-    Console(file=out, width=width, force_terminal=False).print(table_of(shown))
+    Console(file=out, width=width, force_terminal=False).print(table_of(shown, width))
     return out.getvalue()
 
 

@@ -122,6 +122,26 @@ def test_what_is_not_there_is_4_and_what_is_wrong_is_2(folder: Path, capsys: Cap
     assert code == 2 and "TICKWHEEL_HISTORY_DIR" in err
 
 
+def test_a_transaction_has_its_own_story(tmp_path: Path, capsys: Capture) -> None:
+    details = {"group": "payments", "part": 1, "bytes": 9}
+    records = [
+        [Kind.TRANSACTION, NOW_MS + n, "p" if what == "prepared" else "", name, what, 3, A, details]
+        for n, (name, what) in enumerate(
+            (("order-1", "prepared"), ("order-2", "prepared"), ("order-1", "committed"))
+        )
+    ]
+    write(tmp_path, [[STARTED, group()], *([one] for one in records), [enqueued([A])]])
+    options = ("--dir", str(tmp_path), "--transaction", "order-1")
+    code, lines, _ = call(capsys, "history", "--json", "--oldest-first", *options)
+    assert code == 0
+    found = [(event["event"], event["transaction"]) for event in objects(lines)]
+    words = ("transaction_prepared", "transaction_committed")
+    assert found == [(word, "order-1") for word in words]
+    shown = "\n".join(call(capsys, "history", *options)[1])
+    assert shown.count("transaction order-1, 3 tasks") == 2 and "order-2" not in shown
+    assert call(capsys, "history", "--dir", str(tmp_path), "--transaction", "none")[0] == 4
+
+
 def test_the_folder_may_come_from_the_environment(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,10 +15,16 @@ from tickwheel.cli.top import (
     Frame,
     Meter,
     arranged,
-    frame_text,
+    head_text,
     rows_grid,
+    stats_grids,
     stats_topics_grid,
 )
+from tickwheel.client.results import Stats
+
+
+def frame_text(frame: Frame) -> str:
+    return "\n".join([head_text(frame), rows_grid(frame).plain()])
 
 
 def _group(**counts: Any) -> dict[str, Any]:
@@ -135,6 +141,21 @@ def test_json_has_topics_with_their_groups() -> None:
     assert topic["groups"][0]["group"] == "g"
     assert topic["groups"][0]["dead"] == 1
     assert "pending" not in topic["groups"][0]
+
+
+def test_what_is_counted_for_all_topics_only_is_a_dash_for_who_may_read_some() -> None:
+    raw = _stats(a=_topic(ready=3))
+    for name in ("early", "connections", "lateness"):
+        del raw[name]
+    frame = Meter().read(raw | {"partial": True})
+    text = frame_text(frame)
+    assert "connections -  " in text and "late p50 / p99 - / - ms  early -" in text
+    assert frame.fields()["connections"] is None
+    names = ("dead_total", "dead_expired", "dropped_once")
+    found = Stats.of({**raw, "partial": True, "topics": {}})
+    assert not any(getattr(found, name) for name in names)
+    shown = "\n".join(" ".join(row) for row in stats_grids(found)[0].rows)
+    assert "counts of the topics that may be read" in shown and "lateness" not in shown
 
 
 # --- keys ----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from support.fake_daemon import FakeDaemon, Peer, turns
+from support.fake_daemon import NOW_MS, FakeDaemon, Peer, turns
 from support.waiting import soon
 from tickwheel import Client, Delivery, Reject, Retry, RetryLater, Snooze, Worker, errors
 from tickwheel.cli.values import parse_policy, retry_of
@@ -206,6 +206,37 @@ async def test_a_settlement_that_fails_does_not_end_the_worker(
         await r.deliver(b"good")
         await answer(r.peer, T.ACK)
     assert "too late" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("error", "word"),
+    [
+        (ValueError("no such order"), "failed: ValueError: no such order"),
+        (Reject("not ours"), "was rejected: not ours"),
+        (RetryLater(60, "closed"), "is to come again: closed"),
+        (Snooze(60), "is postponed: snoozed for 60"),
+        (asyncio.CancelledError(), "failed: its handler was cancelled from within"),
+    ],
+)
+async def test_a_log_line_names_task_topic_key_group_and_attempt(
+    error: BaseException, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Who reads a worker's log searches it for what the order is called, not for an id."""
+
+    async def handler(delivery: Delivery) -> None:
+        raise error
+
+    caplog.set_level(logging.DEBUG, "tickwheel.worker")
+    async with rig(handler) as r:
+        r.peer.send(T.DELIVER, r.sub, 1, NOW_MS, ((77, 3, NOW_MS, b"x", {"key": "order-17"}),))
+        r.peer.ok(await r.peer.next(), ("dead",))
+        await turns(20)
+        found = [record for record in caplog.records if "Delivery" in record.getMessage()]
+    of = "<Delivery 77 of t 'order-17', group default, attempt 3>"
+    assert f"{of} {word}" in [record.getMessage() for record in found]
+    # Each line of a delivery, also the one that says how it ended.
+    assert any(record.levelname == "ERROR" for record in found)
+    assert all(record.getMessage().startswith(of) for record in found)
 
 
 # --- plain functions -------------------------------------------------------------------------

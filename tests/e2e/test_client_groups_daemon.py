@@ -141,8 +141,13 @@ async def test_when_a_group_begins(client: Client, topic: str) -> None:
         assert (await one(client, topic, group)).body == b"before"
     assert await client.pull(topic, group="later") == []
     since_ms = (await client.stats()).topics[topic].groups["now"].since_ms
-    assert since_ms >= receipt.due_ms, "it is owed what comes due in this very millisecond"
-    assert len(await client.pull(topic, group="now")) == (since_ms == receipt.due_ms)
+    assert abs(since_ms - receipt.due_ms) < 60_000
+    # Mostly a few milliseconds after the task, and then it is not owed it. In this very
+    # millisecond it is; and so it is where the wall clock has gone back between the two.
+    if since_ms > receipt.due_ms:
+        assert await client.pull(topic, group="now") == []
+    else:
+        assert (await one(client, topic, "now")).body == b"before"
 
 
 async def test_pause_and_resume(client: Client, topic: str) -> None:

@@ -179,7 +179,8 @@ def test_the_page_of_http_works_as_it_stands(tmp_path: Path, forked_shell: dict[
     for word in (
         '"results":["acked"]', '"results":[{"id":', "already_cancelled", "the same task",
         '"body":"to the stream"', '"outcome":"created"', "today.db", '"code":"bad_request"',
-        '"role":"active"',
+        '"role":"active"', '"transaction":"order-9","part":1,"tasks":1', '"state":"done"',
+        "there is no such restore", "a restore goes into a new file",
     ):  # fmt: skip
         assert word in shown, (word, shown)
 

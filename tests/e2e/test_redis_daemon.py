@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.daemon import Daemon
+from support.daemon import Daemon, DaemonFailed
 from support.raw import Raw
 from support.redis_server import RedisServer
 from tickwheel.protocol.frames import FrameType as T
@@ -73,3 +75,23 @@ def test_the_password_is_not_in_the_log(server: RedisServer, tmp_path: Path) -> 
         assert raw.enqueue(("t", b"x", DAY_MS))[0] == T.OK
     assert "recovered" in daemon.log_text()
     assert "sesam" not in daemon.log_text()
+
+
+def test_a_start_before_its_redis_waits_for_it(server: RedisServer, tmp_path: Path) -> None:
+    server.kill()
+    early = Daemon(tmp_path / "daemon", store=server.url(), store_wait_s=60)
+    with contextlib.closing(early):
+        early.spawn()
+        while "a store that can be asked" not in early.log_text():
+            assert early.alive
+            time.sleep(0.01)  # another process says it, and nowhere else
+        server.start()
+        early.wait_ready()
+        with Raw(early.port) as raw:
+            raw.enqueue(("t", b"x", DAY_MS))
+
+
+def test_a_redis_that_does_not_come_ends_the_start(server: RedisServer, tmp_path: Path) -> None:
+    server.kill()
+    with pytest.raises(DaemonFailed, match="store redis"):
+        Daemon(tmp_path / "daemon", store=server.url(), store_wait_s=0.5).start()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -271,6 +272,23 @@ async def test_handshakes_that_do_not_end_stop_nobody(
     finally:
         for sock in half:
             sock.close()
+
+
+async def test_a_rush_of_handshakes_is_let_in_one_after_the_other(
+    tmp_path: Path, settings: dict[str, Any], authority: Authority
+) -> None:
+    """So many at once, then so many a second; all come in, and who is in waits for nobody."""
+    at_once, per_s, count = settings["tls_handshakes_max"], 50, 30
+    with Daemon(tmp_path, tls_handshakes_per_s=per_s, **settings) as daemon:
+        async with client(daemon, authority, token=None) as first:
+            began_s = time.monotonic()
+            async with contextlib.AsyncExitStack() as stack:
+                enter = stack.enter_async_context
+                rush = [enter(client(daemon, authority, token=None)) for _ in range(count)]
+                entering = asyncio.gather(*rush)
+                await soon(first.enqueue("t", b"", delay=3600))
+                await soon(entering)
+            assert time.monotonic() - began_s >= (count - at_once) / per_s - 0.05
 
 
 def ended(sock: socket.socket) -> bool:

@@ -11,6 +11,7 @@ import pytest
 from support.engine_recount import recount
 from support.engine_rig import CONFIG, Got, Rig
 from tickwheel.engine.lines import FEW_MAX, Lots, Order
+from tickwheel.engine.topics import Subscriber
 from tickwheel.model.records import TaskOptions, size_of
 
 
@@ -387,7 +388,7 @@ def test_a_slow_subscriber_does_not_hold_up_its_keys() -> None:
 
 def test_a_part_of_the_lots_moves_when_somebody_joins_or_leaves() -> None:
     rig = OrderRig()
-    lots, members = Lots(), [rig.subscribe() for _ in range(5)]
+    lots, members = Lots[Subscriber](), [rig.subscribe() for _ in range(5)]
     for one in members[:4]:
         lots.join(one)
     before = [lots.of(n) for n in range(64)]

@@ -284,8 +284,9 @@ class OrderMachine(RuleBasedStateMachine):
                 if options is not None and options.order_key is not None:
                     key = options.order_key
                     assert flying.setdefault(key, lease.id) == lease.id, "two of a key in flight"
-            if group.ordering is not None:
-                for share in group.ordering.shares.values():
+            ordering = self.rig.core.turns.of.get(group)
+            if ordering is not None:
+                for share in ordering.shares.values():
                     assert share.in_flight + share.called <= max(LIMIT_EACH, share.in_flight)
 
 

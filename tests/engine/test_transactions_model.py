@@ -23,7 +23,7 @@ names = st.sampled_from(["a", "b", "c", "d"])
 class TransactionsMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.rig = TransactionRig()
+        self.rig = self.make_rig()
         self.count = 0
         self.kept: dict[str, set[bytes]] = {}
         """Name → bodies of half tasks whose answer has come;"""
@@ -35,6 +35,9 @@ class TransactionsMachine(RuleBasedStateMachine):
         self.seen = 0
         self.generation: dict[str, int] = {}
         self._serve()
+
+    def make_rig(self) -> TransactionRig:
+        return TransactionRig()
 
     def _serve(self) -> None:
         self.rig.subscribe()

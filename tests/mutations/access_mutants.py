@@ -272,7 +272,7 @@ ACCESS_MUTANTS = (
         (
             Edit(
                 AUDIT,
-                '        self._ended("ok", self._counts)\n',
+                '        self._end(answer.request, "ok", answer.counts)\n',
                 "",
             ),
         ),
@@ -281,7 +281,43 @@ ACCESS_MUTANTS = (
     Mutant(
         "refusals-are-in-no-audit-log",
         "who tries what they may not leaves no line",
-        (Edit(AUDIT, "                ended(error.code)\n", ""),),
+        (Edit(AUDIT, "                asking.replies.failed(request, error.code)\n", ""),),
         ("tests/server/test_audit.py::test_over_http_too_and_what_is_refused",),
+    ),
+    Mutant(
+        "a-clean-stop-forgets-lines-of-the-audit-log",
+        "what waits for the thread is not written at the end",
+        (
+            Edit(
+                AUDIT,
+                "            some = list(self._lines)\n",
+                "            some = [] if self._closing else list(self._lines)\n",
+            ),
+        ),
+        ("tests/server/test_audit.py::test_a_clean_stop_waits_for_every_line",),
+    ),
+    Mutant(
+        "a-token-for-some-topics-sees-the-counts-of-all",
+        "STATS is not narrowed to the topics that may be read",
+        (
+            Edit(
+                "tickwheel/server/shard/stats.py",
+                "if only is None or only(topic.name)",
+                "if topic.name",
+            ),
+        ),
+        ("tests/server/test_guard.py::test_stats_are_of_the_topics_that_may_be_read",),
+    ),
+    Mutant(
+        "any-name-is-a-name-of-ours",
+        "Host is not looked at where there are no tokens",
+        (
+            Edit(
+                "tickwheel/server/http/app.py",
+                " or host is None or is_named(host, names)",
+                " or host is not names",
+            ),
+        ),
+        ("tests/server/http/test_hosts.py::test_only_names_of_ours_are_answered",),
     ),
 )

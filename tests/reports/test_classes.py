@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,15 +51,38 @@ def test_the_first_jvm_records_and_the_next_one_uses_it(cache: Path) -> None:
     assert classes.records([recording])
     assert cache.stat().st_mode & 0o077 == 0
     assert java(recording).returncode == 0
-    (archive,) = cache.iterdir()
+    (archive,) = cache.glob("*.jsa")
     using = only(cache)
     assert using == f"{USE}{archive}"
     assert not classes.records([using])
     assert java(using).returncode == 0
 
 
-def test_two_record_at_once_each_for_itself(cache: Path) -> None:
-    assert only(cache) != only(cache)
+def test_of_many_that_start_at_once_one_records(cache: Path) -> None:
+    """200 MB each, and seconds of processor time."""
+    many = 8
+    begin = threading.Barrier(many)
+
+    def start() -> list[str]:
+        begin.wait()
+        return classes.options(str(cache))
+
+    with ThreadPoolExecutor(many) as pool:
+        found = [future.result() for future in [pool.submit(start) for _ in range(many)]]
+    (recording,) = (options for options in found if options)
+    assert classes.records(recording)
+
+
+def test_a_report_that_failed_leaves_the_recording_to_the_next_one(cache: Path) -> None:
+    first = only(cache)
+    assert classes.options(str(cache)) == []
+    classes.give_up([first])
+    second = only(cache)
+    assert classes.records([second])
+    assert java(second).returncode == 0
+    using = only(cache)
+    classes.give_up([using])
+    assert only(cache) == using
 
 
 def test_off_is_off(cache: Path) -> None:
@@ -106,7 +131,7 @@ def test_another_java_spark_or_class_path_has_an_archive_of_its_own(
 def test_what_is_not_ours_alone_is_not_mapped(cache: Path) -> None:
     """Whoever can write an archive can put code into our JVM."""
     java(only(cache))
-    (archive,) = cache.iterdir()
+    (archive,) = cache.glob("*.jsa")
     archive.chmod(0o664)
     assert classes.options(str(cache)) == []
     archive.chmod(0o444)
@@ -152,4 +177,5 @@ def test_a_few_archives_of_others_stay(cache: Path) -> None:
         old.write_bytes(classes.MAGIC)
         age(old, 10_000 * (number + 1))
     assert only(cache).startswith(RECORD)
-    assert sorted(path.name[23] for path in cache.iterdir()) == ["0", "1", "2"]
+    left = {path.name[23] for path in cache.glob("0*.jsa")}
+    assert left == {"0", "1", "2"}

@@ -323,21 +323,25 @@ def test_a_click_on_a_bucket_lists_the_tasks_behind_it(
     assert found
 
 
-PHONE = """<!doctype html><body><iframe style="width:390px;height:844px;border:0"></iframe>
+LOOK = """<!doctype html><body><iframe style="width:WIDTHpx;height:844px;border:0"></iframe>
 <pre id="seen"></pre><script>
 const frame = document.querySelector('iframe');
 frame.addEventListener('load', () => {
-  const page = frame.contentDocument, seen = [];
-  if (page.documentElement.scrollWidth > 390) seen.push('page ' + page.documentElement.scrollWidth);
+  const page = frame.contentDocument, seen = [], phone = WIDTH < 400;
+  const wide = page.documentElement.scrollWidth;
+  if (wide > WIDTH) seen.push('page ' + wide);
   for (const one of page.querySelectorAll('.card, figure, .plot, .uplot, .table, .bar .track')) {
     const box = one.getBoundingClientRect();
     if (!box.width) continue;
     const least = one.matches('.card') ? 100 : one.matches('.track') ? 200 : 280;
-    if (box.width < least || box.right > 390.5) seen.push(one.className + ' ' + box.width);
+    if (box.width < least || box.right > WIDTH + 0.5) seen.push(one.className + ' ' + box.width);
   }
-  for (const cell of page.querySelectorAll('td.text')) {
+  for (const cell of page.querySelectorAll('td.text:not(.word)')) {
     const { width } = cell.getBoundingClientRect();
-    if (width && width < 110) seen.push('cell ' + width + ' ' + cell.textContent);
+    if (width && width < 84) seen.push('cell ' + width + ' ' + cell.textContent);
+  }
+  for (const box of page.querySelectorAll('.table .scroll')) {
+    if (!phone && box.scrollWidth > box.clientWidth) seen.push(box.ariaLabel + ' is cut');
   }
   document.getElementById('seen').textContent = 'looked ' + page.querySelectorAll('.uplot').length
     + ' ' + page.querySelectorAll('td').length + ': ' + seen.join('; ') + '.';
@@ -346,10 +350,14 @@ frame.srcdoc = SOURCE;
 </script></body>"""
 
 
-def test_a_phone_shows_no_slivers(made: Report, browser: Browser, tmp_path: Path) -> None:
-    """390 wide: nothing beyond the edge, no chart or column too thin to be read."""
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_cut_and_a_phone_shows_no_slivers(
+    made: Report, browser: Browser, tmp_path: Path, width: int
+) -> None:
+    """Nothing beyond the edge, no chart or column too thin to be read; on a screen no table
+    has columns that are seen only when it is scrolled."""
     source = json.dumps(Path(made.page).read_text()).replace("</", "<\\/")
-    place = tmp_path / "phone.html"
-    place.write_text(PHONE.replace("SOURCE", source))
+    place = tmp_path / "look.html"
+    place.write_text(LOOK.replace("SOURCE", source).replace("WIDTH", str(width)))
     seen = browser.dom(place).split('<pre id="seen">')[1].split("</pre>")[0]
     assert re.fullmatch(r"looked 3 \d{2,}: \.", seen), seen

@@ -3,8 +3,10 @@ is secret."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import stat
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,11 @@ from typing import Any
 import pytest
 
 from server.access_rig import AccessRig, id_of
+from support.shard_rig import Peer
 from tickwheel.protocol.frames import FrameType as T
 from tickwheel.server import tokens
+from tickwheel.server.logins import FAILURES_NOTED_MAX
+from tickwheel.server.shard import audit
 from tickwheel.server.shard.access import RIGHTS, Right
 from tickwheel.server.shard.audit import AUDITED, IDS_MAX, TEXT_LENGTH_MAX
 
@@ -34,7 +39,11 @@ async def rig(path: Path) -> AsyncIterator[AccessRig]:
     await running.stop()
 
 
-def lines(path: Path) -> list[dict[str, Any]]:
+def lines(rig: AccessRig) -> list[dict[str, Any]]:
+    """Once the thread has written them all."""
+    assert rig.logins.audit is not None and rig.settings.audit_file is not None
+    rig.logins.audit.wrote_all()
+    path = Path(rig.settings.audit_file)
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -46,16 +55,16 @@ def test_whatever_changes_what_others_have_is_in_it() -> None:
     assert not AUDITED & {"enqueue", "enqueue_plain", "ack", "list_tasks", "stats", "pull"}
 
 
-async def test_who_did_what_and_how_it_ended(rig: AccessRig, path: Path) -> None:
+async def test_who_did_what_and_how_it_ended(rig: AccessRig) -> None:
     token = await rig.token("all", name="ops")
     peer = await rig.peer(token=token, client="a-tool")
     ids = (await peer.enqueue(*[("t", SECRET, DAY_MS, {"key": "k"})] * 12))[2][1]
-    assert lines(path)[1:] == []  # enqueues are not in it; the token is
+    assert lines(rig)[1:] == []  # enqueues are not in it; the token is
     assert (await peer.call(T.CANCEL, ids[:11]))[0] == T.OK
     assert (await peer.call(T.CANCEL, (1, ids[0])))[0] == T.OK
     assert (await peer.call(T.GROUP_CREATE, "t", "g", {}))[0] == T.OK
     assert (await peer.call(T.GROUP_DELETE, "t", "none", False))[0] == T.ERROR
-    found = lines(path)[1:]
+    found = lines(rig)[1:]
     first = found[0]
     assert first.pop("at").endswith("+00:00")
     assert ":" in first.pop("from")
@@ -76,13 +85,13 @@ async def test_who_did_what_and_how_it_ended(rig: AccessRig, path: Path) -> None
     assert found[2]["named"] == {"group": "g", "topic": "t"}
 
 
-async def test_over_http_too_and_what_is_refused(rig: AccessRig, path: Path) -> None:
+async def test_over_http_too_and_what_is_refused(rig: AccessRig) -> None:
     few = await rig.token("read", name="few")
     ops = await rig.token("all", name="ops")
     assert (await rig.http(few, "DELETE", "/v1/topics/t")).status == 403
     schedule = {"topic": "t", "every_ms": 60_000, "body": SECRET.decode()}
     assert (await rig.http(ops, "PUT", "/v1/schedules/nightly", schedule)).status in (200, 201)
-    found = [one for one in lines(path) if not one["operation"].startswith("token_")]
+    found = [one for one in lines(rig) if not one["operation"].startswith("token_")]
     assert [(one["who"], one["operation"], one["outcome"]) for one in found] == [
         ("token few", "delete_topic", "forbidden"),
         ("token ops", "put_schedule", "ok"),
@@ -97,6 +106,7 @@ async def test_it_has_no_secrets_and_no_bodies(rig: AccessRig, path: Path) -> No
     await peer.call(T.CANCEL, (SECRET.decode(),) * 5)
     await peer.call(T.CANCEL, SECRET)
     await rig.http(token, "PUT", "/v1/schedules/s", {"topic": "t", "every_ms": 60_000, "body": "b"})
+    assert len(lines(rig)) == 4
     text = path.read_text()
     assert (
         token.split("_", 2)[2] not in text
@@ -107,11 +117,11 @@ async def test_it_has_no_secrets_and_no_bodies(rig: AccessRig, path: Path) -> No
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-async def test_changes_of_the_file_of_tokens(rig: AccessRig, path: Path) -> None:
+async def test_changes_of_the_file_of_tokens(rig: AccessRig) -> None:
     token = await rig.token("produce=orders.*", name="shop")
     tokens.revoke(rig.path, "shop")
     await rig.reload()
-    added, removed = lines(path)
+    added, removed = lines(rig)
     assert (added["operation"], removed["operation"]) == ("token_added", "token_removed")
     assert (
         added["named"]
@@ -125,26 +135,26 @@ async def test_changes_of_the_file_of_tokens(rig: AccessRig, path: Path) -> None
     assert added["who"] == str(rig.path)
 
 
-async def test_a_line_is_there_before_its_answer(rig: AccessRig, path: Path) -> None:
+async def test_a_line_is_there_before_its_answer(rig: AccessRig) -> None:
     peer = await rig.peer_with("all")
     rig.store.stall()
     number = peer.send(T.GROUP_CREATE, "t", "g", {})
     await rig.settle()
-    assert len(lines(path)) == 1  # the token's
+    assert len(lines(rig)) == 1  # the token's
     rig.store.go_on()
     assert (await peer.answer(number))[0] == T.OK
-    assert lines(path)[1]["outcome"] == "ok"
+    assert lines(rig)[1]["outcome"] == "ok"
 
 
-async def test_who_has_gone_is_in_it_all_the_same(rig: AccessRig, path: Path) -> None:
+async def test_who_has_gone_is_in_it_all_the_same(rig: AccessRig) -> None:
     peer = await rig.peer_with("all")
     rig.store.stall()
     peer.send(T.GROUP_CREATE, "t", "g", {})
     await rig.settle()
     peer.lose()
     rig.store.go_on()
-    await rig.until(lambda: len(lines(path)) == 2)
-    assert lines(path)[1]["operation"] == "create_group"
+    await rig.until(lambda: len(lines(rig)) == 2)
+    assert lines(rig)[1]["operation"] == "create_group"
 
 
 async def test_it_grows_to_its_limit_and_no_further(path: Path) -> None:
@@ -155,6 +165,7 @@ async def test_it_grows_to_its_limit_and_no_further(path: Path) -> None:
         peer = await rig.peer_with("all")
         for _ in range(600):
             await peer.call(T.CANCEL, (1,))
+        lines(rig)
         older = path.with_name("audit.jsonl.1")
         assert most // 2 < older.stat().st_size <= most and path.stat().st_size <= most
         for file in (path, older):
@@ -172,10 +183,143 @@ async def test_a_log_that_cannot_be_written_stops_nothing(tmp_path: Path) -> Non
         peer = await rig.peer_with("all")
         for _ in range(3):
             assert (await peer.call(T.CANCEL, (1,)))[0] == T.OK
+        assert lines(rig) == []
         assert not rig.observed.audit_ok
+        await rig.until(lambda: "audit_unwritable" in [event for event, _ in rig.notices])
+        await rig.settle()
         assert [event for event, _ in rig.notices].count("audit_unwritable") == 1
         path.parent.mkdir()
         assert (await peer.call(T.CANCEL, (1,)))[0] == T.OK
-        assert rig.observed.audit_ok and len(lines(path)) == 1
+        lost, written = lines(rig)
+        assert rig.observed.audit_ok and written["operation"] == "cancel"
+        assert (lost["operation"], lost["count"]) == ("audit_lines_lost", 4)  # the token's, too
     finally:
         await rig.stop()
+
+
+async def test_lines_that_wait_for_a_slow_disk_have_a_limit(
+    rig: AccessRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the limit and one above it: the loop waits for nobody, and the rest is counted."""
+    log = rig.logins.audit
+    assert log is not None
+    goes_on, taken, append = threading.Event(), threading.Event(), log._append
+
+    def stuck(line: bytes) -> None:
+        taken.set()
+        assert goes_on.wait(20)
+        append(line)
+
+    monkeypatch.setattr(log, "_append", stuck)
+    log.write({"operation": "first"})
+    assert await asyncio.to_thread(taken.wait, 20)
+    size = len(log._line({"operation": "n"}))
+    monkeypatch.setattr(audit, "WAITING_BYTES_MAX", 3 * size)
+    for _ in range(5):
+        log.write({"operation": "n"})
+    goes_on.set()
+    found = [one["operation"] for one in lines(rig)]
+    assert found == ["first", "audit_lines_lost", "n", "n", "n"]
+    assert lines(rig)[1]["count"] == 2
+
+
+async def test_a_clean_stop_waits_for_every_line(
+    rig: AccessRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = rig.logins.audit
+    assert log is not None
+    goes_on, append = threading.Event(), log._append
+
+    def stuck(line: bytes) -> None:
+        assert goes_on.wait(20)
+        append(line)
+
+    monkeypatch.setattr(log, "_append", stuck)
+    for number in range(100):
+        log.write({"operation": str(number)})
+    stopping = asyncio.create_task(rig.logins.stop())
+    await asyncio.sleep(0)
+    goes_on.set()
+    await stopping
+    assert [one["operation"] for one in lines(rig)] == [str(number) for number in range(100)]
+    log.write({"operation": "later"})
+    assert lines(rig)[-1]["operation"] == "later"
+
+
+async def test_what_is_accepted_as_an_enqueue_has_its_line(rig: AccessRig) -> None:
+    """Two requests of one connection in one batch, beside an enqueue of its own."""
+    peer = await rig.peer_with("all", "produce=t")
+    schedule = {"topic": "t", "body": b"", "every_ms": 60_000}
+    assert (await peer.call(T.SCHEDULE_PUT, "s", schedule))[0] == T.OK
+    rig.store.stall()
+    numbers = [peer.send(T.ENQUEUE, peer.request + 1, (("t", b"", 0),))]
+    numbers += [peer.send(T.SCHEDULE, "s", "run", {})]
+    await rig.settle()
+    rig.store.go_on()
+    for number in numbers:
+        assert (await peer.answer(number))[0] == T.OK
+    ran = [one for one in lines(rig) if one["operation"] == "run_schedule"]
+    assert [(one["outcome"], one["counts"]) for one in ran] == [("ok", {"tasks": 1})]
+
+
+async def prepared(rig: AccessRig, peer: Peer, *names: str) -> None:
+    for name in names:
+        half = ("t", SECRET, DAY_MS)
+        assert (await peer.call(T.PREPARE, name, "payments", 1, (half, half), {}))[0] == T.OK
+
+
+async def test_a_decision_of_an_operator_is_in_it(rig: AccessRig) -> None:
+    producer, operator = await rig.peer_with("all"), await rig.peer_with("all")
+    await prepared(rig, producer, "a", "b", "c")
+    rig.store.stall()
+    numbers = [operator.send(T.COMMIT, "a"), operator.send(T.ROLLBACK, "b")]
+    numbers += [operator.send(T.COMMIT, "none")]
+    await rig.settle()
+    rig.store.go_on()
+    answers = [await operator.answer(number) for number in numbers]
+    assert [answer[0] for answer in answers] == [T.OK, T.OK, T.ERROR]
+    assert (await operator.call(T.COMMIT, "a"))[0] == T.OK  # once more
+    found = [one for one in lines(rig) if one["operation"].endswith("_transaction")]
+    said = {(one["operation"], one["named"]["transaction"], one["outcome"]) for one in found}
+    assert said == {
+        ("commit_transaction", "a", "ok"),
+        ("rollback_transaction", "b", "ok"),
+        ("commit_transaction", "none", "unknown_transaction"),
+    }
+    commits = [one["counts"] for one in found if one["named"]["transaction"] == "a"]
+    assert commits == [{"tasks": 2}] * 2
+
+
+async def test_what_producers_decide_is_not_an_operators(rig: AccessRig) -> None:
+    producer, member = await rig.peer_with("all"), await rig.peer_with("all")
+    await prepared(rig, producer, "a", "b")
+    assert (await member.call(T.CHECKS, ("payments",)))[0] == T.OK
+    assert (await producer.call(T.COMMIT, "a"))[0] == T.OK
+    assert (await member.call(T.ROLLBACK, "b"))[0] == T.OK
+    assert not [one for one in lines(rig) if one["operation"].endswith("_transaction")]
+    token = await rig.token("all")
+    assert (await rig.http(token, "POST", "/v1/transactions/a/commit")).status == 200
+    assert lines(rig)[-1]["operation"] == "commit_transaction"
+
+
+async def test_logins_of_the_console_are_in_it_and_only_some_that_failed(rig: AccessRig) -> None:
+    token = await rig.token("read", name="few")
+    begun = len(lines(rig))
+    for method, path, operation in (
+        ("POST", "/v1/sessions", "console_login"),
+        ("POST", "/v1/session-links", "console_link"),
+        ("DELETE", "/v1/session", "console_logout"),
+    ):
+        assert (await rig.http(token, method, path)).status in (200, 201)
+        last = lines(rig)[-1]
+        assert (last["who"], last["operation"], last["outcome"]) == ("token few", operation, "ok")
+    assert len(lines(rig)) == begun + 3
+    for _ in range(FAILURES_NOTED_MAX + 5):
+        assert (await rig.http("tw_x_y", "POST", "/v1/sessions")).status == 401
+    failed = lines(rig)[begun + 3 :]
+    assert len(failed) == FAILURES_NOTED_MAX
+    assert {(one["who"], one["outcome"]) for one in failed} == {("nobody", "unauthorized")}
+    rig.sources.now_ms += 60_000
+    await rig.http("tw_x_y", "POST", "/v1/sessions")
+    assert lines(rig)[-1]["counts"] == {"left_out": 5}
+    assert "tw_x_y" not in Path(str(rig.settings.audit_file)).read_text()

@@ -164,6 +164,7 @@ BODIES: dict[tuple[str, str], Any] = {
     ("PUT", "/v1/schedules/{name}"): SCHEDULE,
     ("POST", "/v1/schedules/{name}/backfill"): {"from_ms": 0, "to_ms": 10},
     ("POST", "/v1/backups"): {"name": "copy.db"},
+    ("POST", "/v1/restores"): {"into": "new.db", "backup": "copy.db"},
 }
 NAMED = {"{topic}": OURS, "{group}": "g", "{id}": "5", "{key}": "k", "{name}": "daily"}
 

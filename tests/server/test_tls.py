@@ -13,7 +13,7 @@ from tickwheel.errors import BadRequest
 from tickwheel.server.metrics.observed import Observed
 from tickwheel.server.settings import Settings
 from tickwheel.server.settings import load as load_settings
-from tickwheel.server.tls import Certificates, Files, load, parts_of, required_parts
+from tickwheel.server.tls import Certificates, Files, Pace, load, parts_of, required_parts
 
 
 @pytest.fixture(scope="module")
@@ -162,3 +162,19 @@ def test_a_port_without_what_it_needs_is_refused(given: dict[str, object], words
 )
 def test_a_port_with_what_it_needs_is_taken(given: dict[str, object]) -> None:
     assert isinstance(load_settings(None, given), Settings)
+
+
+def test_so_many_handshakes_a_second_and_no_more() -> None:
+    pace = Pace(per_s=10, most=5)
+    for _ in range(5):
+        assert pace.wait_s(1.0) == 0
+        pace.begun()
+    assert pace.wait_s(1.0) == pytest.approx(0.1)
+    assert pace.wait_s(1.05) == pytest.approx(0.05)
+    assert pace.wait_s(1.1001) == 0
+    pace.begun()
+    assert pace.wait_s(1.1001) > 0.09
+    assert pace.wait_s(1_000.0) == 0
+    for _ in range(5):  # what nobody used is not kept for later
+        pace.begun()
+    assert pace.wait_s(1_000.0) > 0

@@ -22,20 +22,21 @@ def queued(ready: ReadyQueue) -> list[int]:
     return [task_id for line in ready.lines() for task_id in line.peek(len(line))]
 
 
-def ready_ids(group: Group) -> list[int]:
+def ready_ids(core: Core, group: Group) -> list[int]:
     """Ids that stand in the queue or are being loaded, each as often as it is there."""
     entries = Counter(queued(group.ready))
     assert all(entries[i] >= n > 0 for i, n in group.stale.items()), "stale without an entry"
     assert sum(group.stale.values()) == group.stale_count
     entries.subtract(group.stale)
-    return [*entries.elements(), *group.loading, *in_lines(group)]
+    return [*entries.elements(), *group.loading, *in_lines(core, group)]
 
 
-def in_lines(group: Group) -> list[int]:
+def in_lines(core: Core, group: Group) -> list[int]:
     """Ids that wait for their turn."""
-    ordering = group.ordering
+    ordering = core.turns.of.get(group)
+    assert group.is_ordered == (ordering is not None)
     if ordering is None:
-        assert group.in_lines == 0
+        assert group.in_lines == group.held == 0
         return []
     found = [task_id for line in ordering.order.lines.values() for task_id in line]
     assert len(found) == ordering.order.waiting
@@ -50,6 +51,7 @@ def in_lines(group: Group) -> list[int]:
         assert share.in_flight == len(flying), "in flight of a value"
         assert not share.is_idle or share.bucket is not None, "a value with nothing is remembered"
     assert group.in_lines == len(found)
+    assert group.held == len(ordering.held) == sum(at == NEVER_MS for at in group.waiting.values())
     return found
 
 
@@ -158,7 +160,7 @@ def _settings(rig: Rig) -> None:
 def _group(
     rig: Rig, group: Group, known: dict[int, TaskSnapshot], places: dict[tuple[int, str], str]
 ) -> None:
-    found = [(i, "ready") for i in ready_ids(group)]
+    found = [(i, "ready") for i in ready_ids(rig.core, group)]
     found += [(i, "in_flight") for i in group.flight]
     found += [(i, "waiting") for i in group.waiting]
     for task_id, place in found:

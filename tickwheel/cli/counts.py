@@ -38,12 +38,14 @@ def counts_grid(
     columns: Sequence[Column],
     rows: Iterable[tuple[Sequence[str], Map]],
     title: str = "",
+    spare: Sequence[str] = (),
 ) -> Grid:
-    """A table: what each row is called, under ``names``, then its columns."""
+    """A table: what each row is called, under ``names``, then its columns; ``spare`` as a grid has
+    it."""
     heads = (*names, *(column.head for column in columns))
     numbers = frozenset(column.head for column in columns if column.number)
     cells = [(*called, *(column.cell(row) for column in columns)) for called, row in rows]
-    return Grid(heads, title=title, rows=list(cells), right=numbers)
+    return Grid(heads, title=title, rows=list(cells), right=numbers, spare=spare)
 
 
 def head(name: str) -> str:

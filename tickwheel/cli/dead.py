@@ -381,6 +381,8 @@ def dead_grid() -> Grid:
     return Grid(
         ("id", "group", "topic", "died", "attempts", "reason"),
         right=frozenset(("id", "attempts")),
+        times=frozenset(("died",)),
+        spare=("attempts",),
     )
 
 

@@ -74,6 +74,13 @@ BurstOption = Annotated[
 ]
 
 
+_SPARE = (
+    "acked", "delivered", "enqueued", "unused", "groups", "replay", "members", "retry", "rate",
+    "oldest", "order, shares", "filter",
+)  # fmt: skip
+"""Where a terminal is narrow: what is there now, and what holds it up, stay longest."""
+
+
 async def topics(call: Call) -> None:
     """Every topic: its counts, its oldest ready task, whether it is paused, its rate limit."""
     async with call.client() as client:
@@ -82,10 +89,15 @@ async def topics(call: Call) -> None:
         for name, topic in sorted(found.items()):
             call.out.record({"topic": name, **topic})
         return
+    call.out.grid(topics_grid(found))
+
+
+def topics_grid(topics: Mapping[str, Any]) -> Grid:
+    """A row a topic of STATS."""
     counts, totals = count_columns(STATES), count_columns(TOTALS)
     columns = (*counts, OLDEST, PAUSED, RATE, GROUPS, UNUSED_GROUPS, *totals)
-    rows = (((name,), topic) for name, topic in sorted(found.items()))
-    call.out.grid(counts_grid(("topic",), columns, rows))
+    rows = (((name,), topic) for name, topic in sorted(topics.items()))
+    return counts_grid(("topic",), columns, rows, spare=_SPARE)
 
 
 async def broadcast_topic(
@@ -270,14 +282,19 @@ async def list_groups(
         for group, of_group in sorted((of_topic.get("groups") or {}).items())
     ]
     if not call.out.as_json:
-        states, acked = count_columns(GROUP_STATES), count_columns(["acked"])
-        lines = (LINES,) if any(lines_texts(group) for _, group in found) else ()
-        columns = (*states, OLDEST, MEMBERS, UNUSED, PAUSED, RATE, RETRY, FILTER, *lines)
-        columns += (REPLAY, *acked)
-        call.out.grid(counts_grid(("topic", "group"), columns, found))
+        call.out.grid(groups_grid(found))
         return
     for (name, group), of_group in found:
         call.out.record({"topic": name, "group": group, **of_group})
+
+
+def groups_grid(groups: Sequence[tuple[tuple[str, str], Mapping[str, Any]]]) -> Grid:
+    """A row a group of STATS, by the names of topic and group."""
+    states, acked = count_columns(GROUP_STATES), count_columns(["acked"])
+    lines = (LINES,) if any(lines_texts(group) for _, group in groups) else ()
+    columns = (*states, OLDEST, MEMBERS, UNUSED, PAUSED, RATE, RETRY, FILTER, *lines)
+    columns += (REPLAY, *acked)
+    return counts_grid(("topic", "group"), columns, groups, spare=_SPARE)
 
 
 async def create_group(

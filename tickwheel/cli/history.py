@@ -57,6 +57,7 @@ def list_(
     topic: Annotated[str | None, typer.Option(help="Only this topic's.")] = None,
     group: Annotated[str | None, typer.Option(help="Only this group's.")] = None,
     schedule: Annotated[str | None, typer.Option(help="Only of this schedule.")] = None,
+    transaction: Annotated[str | None, typer.Option(help="Only of this transaction.")] = None,
     events: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,7 +83,7 @@ def list_(
 ) -> int:
     """Events of the history, newest first.
 
-    Exit code 4 when a task or a key was asked for and nothing is there.
+    Exit code 4 when a task, a key or a transaction was asked for and nothing is there.
     """
     from tickwheel.history.read import Query
     from tickwheel.history.segments import Tally
@@ -95,6 +96,7 @@ def list_(
         topic=topic,
         group=group,
         schedule=schedule,
+        transaction=transaction,
         events=_event_names(events),
         since_ms=_ms(since),
         until_ms=_ms(until),
@@ -104,7 +106,7 @@ def list_(
         return _follow(call, folder, query, tally)
     found = _show_events(call, _find(folder, query, limit, tally, oldest_first=oldest_first), limit)
     remark_skipped(call, tally)
-    asked = query.ids is not None or query.key is not None
+    asked = (query.ids, query.key, query.transaction) != (None, None, None)
     return EXIT_NOT_FOUND if asked and not found else 0
 
 
@@ -268,6 +270,8 @@ def _what(event: Event, *, with_attempt: bool) -> str:
         parts.append(printable(str(event["reason"]), REASON_SHOWN_MAX))
     if "schedule" in event:
         parts += _of_schedule(event)
+    elif "transaction" in event:
+        parts += [f"transaction {_text(event, 'transaction')}", f"{event['count']:,} tasks"]
     elif "count" in event:
         parts.append(f"{event['count']:,} events")
     if "clean" in event:

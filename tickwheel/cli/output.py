@@ -7,8 +7,9 @@ terminal, plain aligned columns into a pipe or file. ``NO_COLOR`` is obeyed (by 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,13 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-TEXT_WIDTH = 24
-"""A column of texts is not narrower than this, if it has so much to say."""
-GAP = 3
+NAME_WIDTH = 20
+"""Where there is too little room a name is folded after so much of it, and a text at its blanks."""
+TEXT_WIDTH = 12
+TIME_WIDTH = 19
+GAP = 2
 """Between two columns."""
+NOTHING = frozenset(("", "-"))
 
 
 @dataclass
@@ -31,6 +35,10 @@ class Grid:
     rows: list[Sequence[str]] = field(default_factory=list)
     right: frozenset[str] = frozenset()
     """Columns of numbers."""
+    times: frozenset[str] = frozenset()
+    """Columns of times, which do without milliseconds where there is too little room."""
+    spare: Sequence[str] = ()
+    """What is left out first, in this order."""
 
     def plain(self) -> str:
         """Aligned columns, two spaces between, no trailing ones."""
@@ -46,25 +54,73 @@ class Grid:
         return "\n".join(text)
 
     def fitted(self, width: int) -> tuple[Grid, list[str]]:
-        """What ``width`` characters have room for, and the columns that they have not: counts go
-        first, from the right, so that whatever a row is called by stays."""
-        kept, hidden = list(range(len(self.columns))), list[str]()
-        needed = [self._needed(i) + GAP for i in kept]
-        while len(kept) > 1 and sum(needed[i] for i in kept) > width:
-            counts = [i for i in kept[1:] if self.columns[i] in self.right]
-            # Of texts the second may still be part of the name, as a group is.
-            last = counts[-1] if counts else kept[-1]
-            kept.remove(last)
-            hidden.insert(0, self.columns[last])
-        if not hidden:
-            return self, hidden
-        rows: list[Sequence[str]] = [[row[i] for i in kept] for row in self.rows]
-        return replace(self, columns=[self.columns[i] for i in kept], rows=rows), hidden
+        """What ``width`` characters have room for, and the columns that they have not.
 
-    def _needed(self, column: int) -> int:
-        """Characters of the column: counts are never cut, texts may be folded to some lines."""
-        full = max(len(line[column]) for line in [self.columns, *self.rows])
-        return full if self.columns[column] in self.right else min(full, TEXT_WIDTH)
+        First times do without their milliseconds, then columns go that say nothing in any row, then
+        texts are folded. Columns are left out after that: ``spare`` in its order, counts from the
+        right, texts from the right. Whatever a row is called by stays.
+        """
+        if self._takes(range(len(self.columns))) <= width:
+            return self, []
+        grid = self._without_milliseconds()
+        kept, hidden = list(range(len(grid.columns))), list[int]()
+        for i in reversed(range(1, len(grid.columns))):
+            if grid._takes(kept) > width and all(row[i] in NOTHING for row in grid.rows):
+                kept.remove(i)
+        folded = grid._takes(kept) > width
+        while len(kept) > 1 and grid._takes(kept, folded=folded) > width:
+            hidden.append(grid._least(kept))
+            kept.remove(hidden[-1])
+        rows: list[Sequence[str]] = [[row[i] for i in kept] for row in grid.rows]
+        columns = [grid.columns[i] for i in kept]
+        return replace(grid, columns=columns, rows=rows), [grid.columns[i] for i in sorted(hidden)]
+
+    def _least(self, kept: list[int]) -> int:
+        """Of these columns what can be missed most easily."""
+        for name in self.spare:
+            for i in kept[1:]:
+                if self.columns[i] == name:
+                    return i
+        counts = [i for i in kept[1:] if self.columns[i] in self.right]
+        # Of texts the second may still be part of the name, as a group is.
+        return counts[-1] if counts else kept[-1]
+
+    def _without_milliseconds(self) -> Grid:
+        times = {i for i, name in enumerate(self.columns) if name in self.times}
+        rows: list[Sequence[str]] = [
+            [_MILLISECONDS.sub(r"\1", cell) if i in times else cell for i, cell in enumerate(row)]
+            for row in self.rows
+        ]
+        return replace(self, rows=rows)
+
+    def widths(self, width: int) -> list[int]:
+        """How wide each column is drawn. What texts do not need goes to them from the left."""
+        every = range(len(self.columns))
+        found = [self._needed(i, folded=True) for i in every]
+        left = width - self._takes(every, folded=True)
+        for i in every:
+            more = min(max(left, 0), self._needed(i) - found[i])
+            found[i], left = found[i] + more, left - more
+        return found
+
+    def _takes(self, kept: Iterable[int], *, folded: bool = False) -> int:
+        # Rich reckons with a blank behind the last column, too.
+        return sum(self._needed(i, folded=folded) + GAP for i in kept) - GAP + 1
+
+    def _needed(self, column: int, *, folded: bool = False) -> int:
+        """Characters of the column. A count is never cut; a text may be folded at its blanks, and
+        a word of it that is too long anywhere."""
+        cells = [line[column] for line in [self.columns, *self.rows]]
+        full = max(map(len, cells))
+        if not folded or self.columns[column] in self.right:
+            return full
+        if self.columns[column] in self.times:
+            return min(full, TIME_WIDTH)
+        words = max((len(word) for cell in cells for word in cell.split()), default=0)
+        return min(full, max(TEXT_WIDTH, min(words, NAME_WIDTH)))
+
+
+_MILLISECONDS = re.compile(r"(\d:\d\d)\.\d{3}\b")
 
 
 def facts_grid(
@@ -109,7 +165,7 @@ class Output:
 
         console = Console()
         shown, hidden = grid.fitted(console.width)
-        console.print(table_of(shown))
+        console.print(table_of(shown, console.width))
         if hidden:
             remark(hidden_text(hidden))
 
@@ -122,8 +178,8 @@ def hidden_text(hidden: Sequence[str]) -> str:
     return f"not in this width: {', '.join(hidden)} (--json has all)"
 
 
-def table_of(grid: Grid, *, dim: bool = False) -> Table:
-    """A grid as rich draws it."""
+def table_of(grid: Grid, width: int, *, dim: bool = False) -> Table:
+    """A grid as rich draws it, where it has room for it."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
@@ -136,14 +192,16 @@ def table_of(grid: Grid, *, dim: bool = False) -> Table:
         style=style,
         box=box.SIMPLE_HEAD,
         show_edge=False,
+        padding=(0, GAP - 1, 0, 0),
+        pad_edge=False,
     )
-    for index, name in enumerate(grid.columns):
+    for name, size in zip(grid.columns, grid.widths(width), strict=True):
         table.add_column(
             name,
             justify="right" if name in grid.right else "left",
             overflow="fold",
             no_wrap=name in grid.right,
-            min_width=grid._needed(index),
+            width=size,
         )
     for row in grid.rows:
         table.add_row(*(Text(cell, style=style) for cell in row))

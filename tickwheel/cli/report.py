@@ -229,7 +229,8 @@ def grid(topics: list[dict[str, Any]], slos: list[dict[str, Any]]) -> Grid:
         "enqueued", "delivered", "acked", "retried", "dead", "on time", "p50", "p99", "max",
         "first try",
     )  # fmt: skip
-    table = Grid(("topic", "group", *numbers, "slo"), right=frozenset(numbers))
+    spare = ("retried", "first try", "max", "acked", "p50")
+    table = Grid(("topic", "group", *numbers, "slo"), right=frozenset(numbers), spare=spare)
     for row in topics:
         kept = {None: "-", True: "met", False: "MISSED"}[met.get((row["topic"], row["group"]))]
         table.rows.append(

@@ -143,11 +143,19 @@ async def list_(call: Call) -> None:
         for one in found:
             call.out.record(fields_of(one))
         return
-    grid = Grid(("name", "topic", "when", "next", "runs"), right=frozenset(("runs",)))
+    grid = schedules_grid()
     for one in found:
         row = (one.name, one.topic, timing(one.raw), _next(one), format_count(one.runs))
         grid.rows.append(row)
     call.out.grid(grid)
+
+
+def schedules_grid() -> Grid:
+    return Grid(
+        ("name", "topic", "when", "next", "runs"),
+        right=frozenset(("runs",)),
+        times=frozenset(("next",)),
+    )
 
 
 async def show(

@@ -433,7 +433,11 @@ def attempts_grid(info: TaskInfo) -> Grid:
 
 
 def tasks_grid() -> Grid:
-    return Grid(("id", "state", "topic", "due", "key", "body"), right=frozenset(("id",)))
+    return Grid(
+        ("id", "state", "topic", "due", "key", "body"),
+        right=frozenset(("id",)),
+        times=frozenset(("due",)),
+    )
 
 
 def task_row(info: TaskInfo) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ def list_(ctx: typer.Context, file: FileOption, as_json: JsonOption = False) -> 
     found, used = tokens.read(path), tokens.read_used(path)
     now_ms = time.time_ns() // 1_000_000
     out = merge(ctx, None, None, as_json).out
-    grid = Grid(("id", "name", "scopes", "created", "expires", "last used"))
+    grid = tokens_grid()
     for token in found.values():
         used_ms = used.get(token.id)
         if out.as_json:
@@ -111,10 +111,18 @@ def list_(ctx: typer.Context, file: FileOption, as_json: JsonOption = False) -> 
             continue
         over = " (expired)" if token.is_over(now_ms) else ""
         ends = "never" if token.expires_ms is None else format_time(token.expires_ms) + over
-        times = (format_time(token.created_ms), ends, format_time(used_ms))
-        grid.rows.append((token.id, token.name, _scopes(token), *times))
+        created, last = format_time(token.created_ms), format_time(used_ms)
+        grid.rows.append((token.id, token.name, _scopes(token), created, ends, last))
     if not out.as_json:
         out.grid(grid)
+
+
+def tokens_grid() -> Grid:
+    return Grid(
+        ("id", "name", "scopes", "created", "expires", "last used"),
+        times=frozenset(("created", "expires", "last used")),
+        spare=("created",),
+    )
 
 
 def revoke(

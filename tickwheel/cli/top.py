@@ -187,8 +187,9 @@ class Frame:
     rates: Mapping[str, float | None]
     oldest_ms: int
     lateness: Map
-    early: int
-    connections: int
+    early: int | None
+    """This and the next: None, when only the counts of some topics may be read."""
+    connections: int | None
     subscribers: int
     topics: tuple[tuple[Row, tuple[Row, ...]], ...]
     """Each topic with its groups, sorted."""
@@ -277,8 +278,8 @@ class Meter:
             rates=_rates(raw, before, took_s),
             oldest_ms=max((topic.oldest_ms for topic, _ in topics), default=0),
             lateness=raw.get("lateness") or {},
-            early=raw["early"],
-            connections=raw["connections"],
+            early=raw.get("early"),
+            connections=raw.get("connections"),
             subscribers=raw["subscribers"],
             topics=tuple(sorted(topics, key=lambda found: _order(found[0], self.sort))),
         )
@@ -358,16 +359,18 @@ def head_lines(frame: Frame) -> list[str]:
     """The daemon as a whole."""
     late, counts = frame.lateness, frame.counts
     store = "ok" if frame.store_ok else "NOT OK"
-    lateness = " / ".join(f"{late.get(name) or 0:g}" for name in ("p50_ms", "p99_ms"))
+    lateness = " / ".join(
+        f"{late.get(name) or 0:g}" if late else "-" for name in ("p50_ms", "p99_ms")
+    )
     return [
         f"{printable(frame.node)}  {frame.role}  up {format_duration(frame.uptime_s)}"
         f"  epoch {frame.epoch}  store {store}"
-        f"  connections {frame.connections}  subscribers {frame.subscribers}",
+        f"  connections {format_count(frame.connections)}  subscribers {frame.subscribers}",
         "  ".join(f"{head(name)} {format_count(counts.get(name))}" for name in STATES)
         + f"  oldest {age(frame.oldest_ms)}",
         f"in {_rate(frame.rates.get('enqueued'))}/s  out {_rate(frame.rates.get('delivered'))}/s"
         f"  acked {_rate(frame.rates.get('acked'))}/s"
-        f"  late p50 / p99 {lateness} ms  early {frame.early}",
+        f"  late p50 / p99 {lateness} ms  early {format_count(frame.early)}",
     ]
 
 
@@ -382,17 +385,20 @@ def rows_grid(frame: Frame, rows_max: int | None = None, first: int = 0) -> Grid
         for index, row in enumerate(shown)
     ]
     grid = counts_grid(
-        ("topic", "group"), _COLUMNS, zip(named, map(_row_fields, shown), strict=True)
+        ("topic", "group"),
+        _COLUMNS,
+        zip(named, map(_row_fields, shown), strict=True),
+        spare=("acked/s", "oldest", "pending", "in/s"),
     )
     if len(shown) < len(rows):
         grid.rows.append((f"… {len(rows) - len(shown)} more", *[""] * (len(grid.columns) - 1)))
     return grid
 
 
-def frame_text(frame: Frame) -> str:
-    """A frame as text."""
+def head_text(frame: Frame) -> str:
+    """What stands above the table, as text."""
     trouble = [frame.trouble] if frame.trouble else []
-    return "\n".join([*trouble, *head_lines(frame), "", rows_grid(frame).plain()])
+    return "\n".join([*trouble, *head_lines(frame), ""])
 
 
 def _rate(value: float | None) -> str:
@@ -511,7 +517,8 @@ class View:
         if self._out.as_json:
             self._out.record(frame.fields())
         elif self._live is None:
-            self._out.line(frame_text(frame))
+            self._out.line(head_text(frame))
+            self._out.grid(rows_grid(frame))
         else:
             self._live.update(self._drawn(frame), refresh=True)
 
@@ -527,8 +534,10 @@ class View:
         controls, frame = self.controls, arranged(frame, self.controls.sort, self.controls.wanted)
         count = sum(1 + len(groups) for _, groups in frame.topics)
         grid = rows_grid(frame, room, controls.place(count, room))
-        shown, hidden = grid.fitted(self._console.width)
-        parts: list[RenderableType] = [trouble, *lines, table_of(shown, dim=bool(frame.trouble))]
+        width = self._console.width
+        shown, hidden = grid.fitted(width)
+        table = table_of(shown, width, dim=bool(frame.trouble))
+        parts: list[RenderableType] = [trouble, *lines, table]
         if hidden:
             parts.append(Text(hidden_text(hidden), style="dim", no_wrap=True, overflow="ellipsis"))
         if self.has_keys:
@@ -568,10 +577,13 @@ def stats_grids(stats: Stats) -> list[Grid]:
         "slot": f"{raw.get('slot')} of {raw.get('slots')}",
         "connections": format_count(raw.get("connections")),
         **{_spaced(n): format_count(raw[n]) for n in (*STATES, *_TOTALS) if n in raw},
-        "lateness p50 / p99 / max": " / ".join(
-            f"{lateness.get(name) or 0:g} ms" for name in ("p50_ms", "p99_ms", "max_ms")
-        ),
     }
+    if lateness:
+        shown["lateness p50 / p99 / max"] = " / ".join(
+            f"{lateness.get(name) or 0:g} ms" for name in ("p50_ms", "p99_ms", "max_ms")
+        )
+    if raw.get("partial"):
+        shown["counts"] = "of the topics that may be read"
     daemon = facts_grid(("what", "value"), shown, "Daemon", right=True)
     return [daemon, stats_topics_grid(raw.get("topics") or {})]
 

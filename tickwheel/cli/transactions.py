@@ -35,8 +35,7 @@ async def list_(
 ) -> None:
     """Transactions that nobody has decided. A parked one waits for you: its producers were asked
     often enough."""
-    columns = ("transaction", "group", "state", "tasks", "began", "asked", "topics")
-    grid = Grid(columns, right=frozenset(("tasks", "asked")))
+    grid = transactions_grid()
     async with call.client() as client:
         found = client.list_transactions(
             group=group, state=None if state is None else state.value, limit=limit
@@ -56,6 +55,15 @@ async def list_(
         call.out.grid(grid)
     else:
         call.out.remark("there is no such transaction")
+
+
+def transactions_grid() -> Grid:
+    return Grid(
+        ("transaction", "group", "state", "tasks", "began", "asked", "topics"),
+        right=frozenset(("tasks", "asked")),
+        times=frozenset(("began",)),
+        spare=("topics", "asked"),
+    )
 
 
 async def show(call: Call, transaction: IdArgument) -> None:

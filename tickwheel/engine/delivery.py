@@ -208,7 +208,7 @@ class Delivery:
             groups = self._ownership.assign(topic, groups, row)
         ordered = has_order(row)
         for group in groups:
-            if ordered or group.ordering is not None:
+            if ordered or group.is_ordered:
                 core.come(group, row, now_ms)
             else:
                 group.ready.push(row.id, priority, now_ms)
@@ -229,10 +229,10 @@ class Delivery:
         core.waited(group, task_id)
         tries = group.tries.get(task_id)
         priority = tries.priority if tries else 0
-        if group.ordering is None:
-            group.ready.push(task_id, priority, now_ms)
+        if group.is_ordered:
+            core.turns.of[group].retry(task_id, priority, now_ms)
         else:
-            group.ordering.retry(task_id, priority, now_ms)
+            group.ready.push(task_id, priority, now_ms)
         group.retried += 1
         core.totals.retried += 1
         core.wake(group)
@@ -304,14 +304,7 @@ class Delivery:
             core.ledger.judge_changed(now_ms)
         if core.throttled:
             self._unthrottle(mono_ms)
-        for group in list(core.turns.gathered):
-            if group.ordering is None:
-                del core.turns.gathered[group]
-            else:
-                group.ordering.go_on(limit, now_ms)
-        for group in [group for group, at_ms in core.turns.paced.items() if at_ms <= mono_ms]:
-            if group.ordering is not None:
-                group.ordering.pace(mono_ms)
+        core.turns.tick(limit, now_ms, mono_ms)
         self._bytes_left -= self._broadcasts.flush(out, self._bytes_left, now_ms)
         while core.runnable and looked_at < limit and self._bytes_left > 0 and self._may_lease:
             group = next(iter(core.runnable))
@@ -347,7 +340,7 @@ class Delivery:
         share = min(-(-waiting // len(able)), core.config.delivery_frame_tasks_max)
         allowed = min(allowed, core.config.in_flight_max - core.in_flight)
         self._aside_left, self._allowed = None, allowed
-        if group.ordering is not None and group.ordering.has_preferences:
+        if group.is_ordered and core.turns.of[group].has_preferences:
             return self._dispatch_preferred(group, allowed, now_ms, mono_ms, out)
         for _ in range(len(able)):
             if not len(group.ready) or allowed <= 0 or self._bytes_left <= 0:
@@ -376,10 +369,9 @@ class Delivery:
     ) -> int:
         """``_dispatch_group``, where order keys prefer the subscriber that had them: when it has
         credit, else whoever has."""
-        core, ordering, buckets = self._core, group.ordering, _buckets(group)
-        assert ordering is not None
+        core, buckets = self._core, _buckets(group)
         used = 0
-        parts, priorities = self._divide(group, ordering, allowed)
+        parts, priorities = self._divide(group, core.turns.of[group], allowed)
         for subscriber, ids in parts.items():
             if self._bytes_left <= 0 or not subscriber.is_subscribed:
                 _put_back(group, ids, priorities)
@@ -490,7 +482,7 @@ class Delivery:
         """Lease what can be delivered now of ``ids``; the number put back for lack of room."""
         core = self._core
         hot, flight, unsaved = core.hot, group.flight, core.unsaved
-        unjudged_id, ordering = group.unjudged_id, group.ordering
+        unjudged_id, is_ordered = group.unjudged_id, group.is_ordered
         shared = self._ownership.shared()
         deadline_ms = mono_ms + subscriber.lease_ms
         items: list[Item] = []
@@ -505,7 +497,7 @@ class Delivery:
             if row is None:
                 self._set_aside(group, task_id, self._priority_at(group, index, task_id))
                 continue
-            if (ordering is not None or task_id <= unjudged_id) and self._stands_back(group, row):
+            if (is_ordered or task_id <= unjudged_id) and self._stands_back(group, row):
                 continue
             _, due_ms, _, body, options = row
             size = len(body) + DELIVERY_BYTES + (0 if options is None else options_bytes(options))
@@ -520,7 +512,7 @@ class Delivery:
             if tries is not None:
                 attempt, failures, snoozes = tries.attempt + 1, tries.failures, tries.snoozes
             traits = PLAIN
-            if options is not None or ordering is not None:
+            if options is not None or is_ordered:
                 traits = self._traits(row, subscriber, mono_ms)
             flight[task_id] = lease = Lease(
                 task_id,
@@ -548,7 +540,7 @@ class Delivery:
     def _stands_back(self, group: Group, row: TaskRow) -> bool:
         """It is not to be handed out now, though it was ready: the group's filter has not seen it
         before and leaves it out, or another one of its key comes first."""
-        ordering = group.ordering
+        ordering = self._core.turns.of.get(group)
         if row.id <= group.unjudged_id and not wants(group, row):
             if ordering is not None:
                 ordering.taken(row)
@@ -560,7 +552,7 @@ class Delivery:
         """Of a task that is being leased and has some, or may have."""
         if row.options is not None:
             self._core.lifetimes.end(row)
-        ordering = subscriber.group.ordering
+        ordering = self._core.turns.of.get(subscriber.group)
         return traits_of(row) if ordering is None else ordering.traits(row, subscriber, mono_ms)
 
     def _count_delivered(
@@ -575,7 +567,7 @@ class Delivery:
 
     def _withhold(self, group: Group, row: TaskRow, now_ms: int) -> None:
         """Taken from the queue, but not to be delivered now."""
-        ordering, must_wait = group.ordering, row.due_ms > now_ms
+        ordering, must_wait = self._core.turns.of.get(group), row.due_ms > now_ms
         if ordering is not None:
             ordering.taken(row, keeps_turn=must_wait)
         if must_wait:
@@ -676,8 +668,8 @@ class Delivery:
             self._broadcasts.join(subscriber)
             return
         subscriber.group.subscribers[subscriber] = None
-        if subscriber.group.ordering is not None:
-            subscriber.group.ordering.join(subscriber)
+        if subscriber.group.is_ordered:
+            self._core.turns.of[subscriber.group].join(subscriber)
         self._core.ledger.changed[subscriber.group] = None
         self._core.subscribers += 1
         self._core.regained(subscriber)
@@ -692,8 +684,8 @@ class Delivery:
         if subscriber in group.subscribers:
             del group.subscribers[subscriber]
             group.able.pop(subscriber, None)
-            if group.ordering is not None:
-                group.ordering.part(subscriber)
+            if group.is_ordered:
+                self._core.turns.of[group].part(subscriber)
             self._core.ledger.changed[group] = None
             self._core.subscribers -= 1
 

@@ -15,7 +15,7 @@ from tickwheel.engine.delivery import Delivery
 from tickwheel.engine.enqueue import Intake
 from tickwheel.engine.events import Recorder
 from tickwheel.engine.groups import Closing, Grouping
-from tickwheel.engine.ordering import KeyControl
+from tickwheel.engine.held_keys import KeyControl
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.recovery import Recovery
 from tickwheel.engine.schedules import Schedules
@@ -141,11 +141,7 @@ class Engine:
         for key in core.sessions.expired(now_ms):
             self.forget_session(key)
         self.transactions.sweep(now_ms)
-        for group in list(core.turns.shared):
-            if group.ordering is None or group.is_closed or group.settings.fair_by is None:
-                del core.turns.shared[group]
-            else:
-                group.ordering.sweep()
+        core.turns.sweep()
         if len(core.unsaved) > 2 * core.in_flight:
             # While the store is away deliveries end and come again, behind one that lasts.
             live = (lease for lease in core.unsaved if lease.live and not lease.checkpointed)

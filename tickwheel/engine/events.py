@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
     from tickwheel.model.records import NewTask, TaskRow
     from tickwheel.model.schedules import Run, ScheduleRow
-    from tickwheel.model.transactions import TransactionRow
+    from tickwheel.model.transactions import Halves, TransactionRow
 
 CANCELLED, EXPIRED, DELETED = "cancelled", "expired", "deleted"
 FILTERED = "filtered"
@@ -123,7 +123,13 @@ class Recorder(Protocol):
     # --- transactions ------------------------------------------------------------------------
 
     def transacted(
-        self, source: object, row: TransactionRow, what: str, now_ms: int, part: int = 0
+        self,
+        source: object,
+        row: TransactionRow,
+        what: str,
+        now_ms: int,
+        added: Halves | None = None,
     ) -> None:
-        """PREPARED (``part`` of it), COMMITTED, ROLLED_BACK, CHECKED or PARKED; the transaction
-        is as ``row`` says now. It is forgotten with what is staged in the open batch."""
+        """PREPARED (with what was ``added``), COMMITTED, ROLLED_BACK, CHECKED or PARKED; the
+        transaction is as ``row`` says now. It is forgotten with what is staged in the open
+        batch."""

@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 from tickwheel.engine.events import DELETED
 from tickwheel.engine.filtering import filters_of, judge_of, length_of
-from tickwheel.engine.ordering import Ordering
 from tickwheel.engine.ownership import is_done
 from tickwheel.engine.rates import changed
 from tickwheel.engine.topics import NOTHING_SET, Group, Topic
@@ -155,9 +154,7 @@ class Grouping:
         """By what it is shared, and how, may be new."""
         if _sharing(group.settings) == _sharing(former):
             return
-        if group.ordering is None:
-            group.ordering = Ordering(self._core, group)
-        group.ordering.shared_by(former, mono_ms)
+        self._core.turns.begin(group).shared_by(former, mono_ms)
 
     def set_topic(self, topic: Topic, settings: GroupSettings, mono_ms: int) -> None:
         core = self._core
@@ -206,6 +203,8 @@ class Grouping:
 
     def forget(self, topic: Topic) -> None:
         """One that is idle."""
+        if topic.unowned is not None:
+            self._core.turns.forget(topic.unowned)
         del self._core.topics[topic.name]
         self._core.full_topics.pop(topic.name, None)
 
@@ -239,8 +238,7 @@ class Grouping:
         topic.filtering |= group.judge is not None
         self._core.filters_length += length_of(settings)
         if settings.fair_by is not None and not group.is_closed:
-            group.ordering = Ordering(self._core, group)
-            self._core.turns.shared[group] = None
+            self._core.turns.begin(group)
         group.was_restored = group.is_closed
         topic.unowned = None
         topic.closing += group.is_closed
@@ -292,8 +290,8 @@ class Closing:
         held = chain(group.flight, group.waiting, group.loading)
         ids = list(islice((i for i in held if i not in missing), limit))
         taken = [i for i in group.ready.take(limit - len(ids)) if not group.is_stale(i)]
-        if group.ordering is not None:
-            taken += group.ordering.some(limit - len(ids) - len(taken))
+        if group.is_ordered:
+            taken += self._core.turns.of[group].some(limit - len(ids) - len(taken))
         for task_id in taken:
             # Where cancels and acks find it while its record is read.
             group.loading[task_id] = 0
@@ -350,8 +348,7 @@ class Closing:
         core.open.effects.groups[topic.name, group.name] = None
         core.leased.pop(group, None)
         core.runnable.pop(group, None)
-        core.turns.paced.pop(group, None)
-        core.turns.gathered.pop(group, None)
+        core.turns.forget(group)
         if not topic.groups:
             topic.unowned = Group(topic, "", 0)
             self._grouping.release(topic)

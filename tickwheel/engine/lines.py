@@ -18,7 +18,8 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from typing import TYPE_CHECKING
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from tickwheel.engine.keys import Table
 from tickwheel.engine.ready import ReadyQueue
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from tickwheel.engine.rates import Bucket
-    from tickwheel.engine.topics import Subscriber
 
+M = TypeVar("M", bound=Hashable)
 FEW_MAX = 65_536
 """Heads in a dictionary, which is quick and takes five times as much as the table."""
 SPENT_MIN = 64
@@ -281,8 +282,8 @@ class Share:
         return None
 
 
-class Lots:
-    """Which subscriber a key falls to: keys are divided into ``LOTS`` parts, and each part belongs
+class Lots(Generic[M]):
+    """Which member a key falls to: keys are divided into ``LOTS`` parts, and each part belongs
     to the member for which a hash of both is highest (rendezvous hashing: Thaler and Ravishankar,
     1998). A member that joins takes its parts from all others, and one that leaves gives its own
     to all others."""
@@ -290,36 +291,36 @@ class Lots:
     __slots__ = ("_best", "_members", "_number")
 
     def __init__(self) -> None:
-        self._members: dict[Subscriber, int] = {}
-        self._best: list[tuple[int, Subscriber] | None] = [None] * LOTS
+        self._members: dict[M, int] = {}
+        self._best: list[tuple[int, M] | None] = [None] * LOTS
         self._number = 0
 
     def __len__(self) -> int:
         return len(self._members)
 
-    def __contains__(self, subscriber: object) -> bool:
-        return subscriber in self._members
+    def __contains__(self, member: object) -> bool:
+        return member in self._members
 
-    def join(self, subscriber: Subscriber) -> None:
+    def join(self, member: M) -> None:
         self._number += 1
-        number = self._members[subscriber] = self._number
+        number = self._members[member] = self._number
         for lot, best in enumerate(self._best):
             score = hash((lot, number, "lot"))
             if best is None or score > best[0]:
-                self._best[lot] = (score, subscriber)
+                self._best[lot] = (score, member)
 
-    def part(self, subscriber: Subscriber) -> None:
-        if self._members.pop(subscriber, None) is None:
+    def part(self, member: M) -> None:
+        if self._members.pop(member, None) is None:
             return
         for lot, best in enumerate(self._best):
-            if best is not None and best[1] is subscriber:
+            if best is not None and best[1] is member:
                 self._best[lot] = max(
                     ((hash((lot, number, "lot")), one) for one, number in self._members.items()),
                     key=lambda found: found[0],
                     default=None,
                 )
 
-    def of(self, mark: int) -> Subscriber | None:
+    def of(self, mark: int) -> M | None:
         """None: nobody is there."""
         best = self._best[mark % LOTS]
         return None if best is None else best[1]

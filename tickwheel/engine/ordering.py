@@ -3,7 +3,7 @@
 A task that a group gets passes two stages before it is ready. If it has an order key, it waits
 until every task of that key before it is done (``Order``). If the group is shared by a property, it
 waits until its value has a place (``Share``). A group that has neither has none of this
-(``Group.ordering`` is None).
+(``Group.is_ordered``).
 
 Invariants:
 
@@ -18,7 +18,6 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from heapq import heappop, heappush, nlargest
 from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -31,27 +30,21 @@ from tickwheel.engine.topics import (
     Lease,
     Subscriber,
     Traits,
-    Tries,
     key_of,
-    priority_of,
-    traits_of,
     ttl_end_ms,
 )
-from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG, Failure
+from tickwheel.model.records import FAIR_BY_KEY, FAIR_BY_TAG
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from tickwheel.engine.dead_letters import DeadLetters
-    from tickwheel.engine.state import Core
-    from tickwheel.model.records import GroupSettings, TaskRow, TaskSnapshot
+    from tickwheel.model.records import GroupSettings, TaskRow
 
 CALLED_MAX, CALLED_IN_ALL = 64, 256
 """Tasks of one value that are called at a time, and of all values together, about."""
 HAD_MAX = 65_536
 """Keys of which is remembered who had them last."""
 LINES_LOOKED_AT = 50_000
-HELD_SHOWN_MAX = 1_000
 NEVER_MS = 1 << 62
 """When a held task is tried again."""
 _MASK = 2**64 - 1
@@ -72,21 +65,6 @@ class Ended(NamedTuple):
     ordering: Ordering
     mark: int
     number: int
-
-
-@dataclass(slots=True)
-class Turns:
-    """Of all groups: what the next ticks have to do about keys and shares."""
-
-    behind: dict[int, TaskRow] = field(default_factory=dict)
-    """Tasks with an order key that have fired and have their rows, while others that are due
-    before are being read; they are in ``Core.firing``, too."""
-    gathered: dict[Group, list[int]] = field(default_factory=dict)
-    """Groups whose replay is over → their keys that go on, a few at a time."""
-    paced: dict[Group, int] = field(default_factory=dict)
-    """Groups with values held back by ``rate_each`` → when the first may go on."""
-    shared: dict[Group, None] = field(default_factory=dict)
-    """Groups that are shared by a property, or were."""
 
 
 class KeyLine(NamedTuple):
@@ -117,7 +95,6 @@ class Ordering:
 
     __slots__ = (
         "_called",
-        "_core",
         "_ending",
         "_group",
         "_had",
@@ -128,14 +105,15 @@ class Ordering:
         "_number",
         "_odd",
         "_plain_left",
+        "_turns",
         "_waits",
         "held",
         "order",
         "shares",
     )
 
-    def __init__(self, core: Core, group: Group) -> None:
-        self._core = core
+    def __init__(self, turns: Turns, group: Group) -> None:
+        self._turns = turns
         self._group = group
         self.order = Order()
         self.shares: dict[int, Share] = {}
@@ -157,7 +135,7 @@ class Ordering:
         """Tasks in the ready queue from before the group was shared, at most."""
         self._now_ms = self._mono_ms = 0
         """The latest times it was told."""
-        self._lots = Lots()
+        self._lots = Lots[Subscriber]()
         self._had: dict[int, Subscriber] = {}
         for subscriber in group.subscribers:
             self.join(subscriber)
@@ -200,7 +178,7 @@ class Ordering:
     def retry(self, task_id: int, priority: int, now_ms: int) -> None:
         """Its wait is over."""
         self._now_ms = max(self._now_ms, now_ms)
-        self.held.pop(task_id, None)
+        self._unhold(task_id)
         known = self._waits.pop(task_id, None)
         if known is None:
             self._group.ready.push(task_id, priority, now_ms)
@@ -327,7 +305,7 @@ class Ordering:
                 self._admit(share)
             if done and lease.traits.order:
                 self._end(lease.traits.order, lease.id)
-        self._core.wake(self._group)
+        self._turns.wake(self._group)
 
     def died(self, lease: Lease) -> None:
         """Its task is a dead letter."""
@@ -336,12 +314,20 @@ class Ordering:
 
     def hold(self, lease: Lease, now_ms: int) -> None:
         """Its key waits for an operator."""
-        self.held[lease.id] = now_ms
+        self.held_since(lease.id, now_ms)
         self.waits(lease)
+
+    def held_since(self, task_id: int, since_ms: int) -> None:
+        self.held[task_id] = since_ms
+        self._group.held = len(self.held)
+
+    def _unhold(self, task_id: int) -> None:
+        if self.held.pop(task_id, None) is not None:
+            self._group.held = len(self.held)
 
     def let_go(self, task_id: int) -> None:
         """A held task goes another way, and its key with it."""
-        self.held.pop(task_id, None)
+        self._unhold(task_id)
         known = self._waits.pop(task_id, None)
         if known is not None and known.order:
             self._end(known.order, task_id)
@@ -352,7 +338,7 @@ class Ordering:
         """A task that is ready or waits leaves the group's queues. Whether it stood in a line, and
         so in no queue. ``keeps_turn``: only to wait."""
         task_id, group = row.id, self._group
-        self.held.pop(task_id, None)
+        self._unhold(task_id)
         waited = self._waits.pop(task_id, None) is not None
         order = self._order_of(row)
         if order:
@@ -404,7 +390,7 @@ class Ordering:
         """The key goes on when the open batch is durable, and not before."""
         self._number += 1
         self._ending[mark] = (head, self._number)
-        self._core.open.ended.append(Ended(self, mark, self._number))
+        self._turns.goes_on(Ended(self, mark, self._number))
 
     def durable(self, ended: Ended, now_ms: int) -> None:
         """The end is: the next one of the key has the turn."""
@@ -424,7 +410,7 @@ class Ordering:
             self._group.in_lines -= 1
             priority, share = self._odd.pop(following, (0, 0))
             self._call(following, share, priority, front=False)
-            self._core.wake(self._group)
+            self._turns.wake(self._group)
 
     @property
     def _gathers(self) -> bool:
@@ -434,14 +420,14 @@ class Ordering:
     def gathered(self) -> None:
         """The replay is over."""
         lines = self.order.lines.items()
-        self._core.turns.gathered[self._group] = [mark for mark, one in lines if one.head == NOBODY]
+        self._turns.gathered[self._group] = [mark for mark, one in lines if one.head == NOBODY]
 
     def go_on(self, limit: int, now_ms: int) -> None:
         """Some of the keys that a replay has gathered."""
         self._now_ms = max(self._now_ms, now_ms)
-        marks = self._core.turns.gathered[self._group]
+        marks = self._turns.gathered[self._group]
         if self._gathers or not marks:
-            del self._core.turns.gathered[self._group]
+            del self._turns.gathered[self._group]
             return
         for mark in marks[-limit:]:
             if mark not in self._ending and self.order.head(mark) == NOBODY:
@@ -484,7 +470,7 @@ class Ordering:
         if not share.is_paced and not called:
             share.is_paced = True
             heappush(self._heap, (bucket.next_mono_ms(), share.mark))
-            self._core.turns.paced[self._group] = self._heap[0][0]
+            self._turns.paced[self._group] = self._heap[0][0]
         return False
 
     def _admit(self, share: Share) -> None:
@@ -520,10 +506,10 @@ class Ordering:
                 share.is_paced = False
                 self._admit(share)
         if heap:
-            self._core.turns.paced[self._group] = heap[0][0]
+            self._turns.paced[self._group] = heap[0][0]
         else:
-            self._core.turns.paced.pop(self._group, None)
-        self._core.wake(self._group)
+            self._turns.paced.pop(self._group, None)
+        self._turns.wake(self._group)
 
     def sweep(self) -> None:
         """Once in a while: forget values that wait for nothing but their tokens."""
@@ -535,7 +521,6 @@ class Ordering:
         what comes from now on: what is there goes out as it came."""
         self._mono_ms = max(self._mono_ms, mono_ms)
         settings, group = self._group.settings, self._group
-        self._core.turns.shared[group] = None
         if settings.fair_by != former.fair_by:
             for share in self.shares.values():
                 if share.queue is not None:
@@ -544,14 +529,14 @@ class Ordering:
                     group.add_stale(share.stale)
                     share.queue, share.stale = None, {}
             self.shares, self._called, self._heap = {}, {}, []
-            self._core.turns.paced.pop(group, None)
+            self._turns.paced.pop(group, None)
             self._odd = {i: (priority, 0) for i, (priority, _) in self._odd.items() if priority}
             self._plain_left = len(group.ready) + len(group.loading)
             return
         for share in list(self.shares.values()):
             share.bucket = changed(share.bucket, settings.rate_each, None, mono_ms)
             self._admit(share)
-        self._core.wake(group)
+        self._turns.wake(group)
 
     # --- who is preferred ----------------------------------------------------------------------
 
@@ -626,63 +611,49 @@ class Ordering:
         return "throttled" if share.is_paced else "ready"
 
 
-class KeyControl:
-    """What an operator sees of keys and values, and does about held keys."""
+class Turns:
+    """Of all groups: who has an ``Ordering``, and what the next ticks have to do about them."""
 
-    def __init__(self, core: Core, dead_letters: DeadLetters) -> None:
-        self._core = core
-        self._dead_letters = dead_letters
+    def __init__(self, wake: Callable[[Group], None], goes_on: Callable[[Ended], None]) -> None:
+        """``wake``: a group may be able to deliver; ``goes_on``: to be told ``durable`` when the
+        open batch is."""
+        self.wake = wake
+        self.goes_on = goes_on
+        self.of: dict[Group, Ordering] = {}
+        """Those of the groups that are ``is_ordered``."""
+        self.behind: dict[int, TaskRow] = {}
+        """Tasks with an order key that have fired and have their rows, while others that are due
+        before are being read; they are in ``Core.firing``, too."""
+        self.gathered: dict[Group, list[int]] = {}
+        """Groups whose replay is over → their keys that go on, a few at a time."""
+        self.paced: dict[Group, int] = {}
+        """Groups with values held back by ``rate_each`` → when the first may go on."""
 
-    def held(self, group: Group, limit: int = HELD_SHOWN_MAX) -> list[HeldKey]:
-        """Keys that are held, oldest first."""
-        return [] if group.ordering is None else group.ordering.held_keys(limit)
+    def begin(self, group: Group) -> Ordering:
+        """The group's, made on first use."""
+        found = self.of.get(group)
+        if found is None:
+            found = self.of[group] = Ordering(self, group)
+            group.is_ordered = True
+        return found
 
-    def lines(self, group: Group, limit: int) -> list[KeyLine]:
-        """Keys and values for whose turn most tasks wait."""
-        return [] if group.ordering is None else group.ordering.key_lines(limit)
+    def forget(self, group: Group) -> None:
+        """It is gone."""
+        for names in (self.of, self.gathered, self.paced):
+            names.pop(group, None)
 
-    def release(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
-        """The held task is tried again at once, its attempts counted anew."""
-        core, ordering, task_id = self._core, group.ordering, known.row.id
-        if ordering is None or task_id not in ordering.held:
-            return "not_held"
-        self._take_out(group, task_id)
-        core.open.effects.progress[task_id, group.name] = None
-        ordering.retry(task_id, priority_of(known.row), now_ms)
-        core.wake(group)
-        if core.recorder is not None:
-            core.recorder.requeued(known.row.topic, group.name, task_id)
-        return "released"
+    def tick(self, limit: int, now_ms: int, mono_ms: int) -> None:
+        """Keys that a replay has gathered, and values whose token has come, go on."""
+        for group in list(self.gathered):
+            self.of[group].go_on(limit, now_ms)
+        for group in [group for group, at_ms in self.paced.items() if at_ms <= mono_ms]:
+            self.of[group].pace(mono_ms)
 
-    def skip(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
-        """The held task goes to the dead letters, and its key goes on."""
-        core, ordering, row = self._core, group.ordering, known.row
-        if ordering is None or row.id not in ordering.held:
-            return "not_held"
-        tries = self._take_out(group, row.id)
-        core.lifetimes.end(row)
-        ordering.let_go(row.id)
-        lease = Lease(
-            row.id,
-            group,
-            group.detached,
-            tries.attempt,
-            tries.epoch,
-            0,
-            0,
-            row.due_ms,
-            traits_of(row),
-            tries.failures,
-            tries.snoozes,
-        )
-        failure = Failure(tries.attempt, now_ms, "skipped: its key was held", "")
-        self._dead_letters.to_dead_letters(lease, failure, now_ms)
-        return "skipped"
-
-    def _take_out(self, group: Group, task_id: int) -> Tries:
-        del group.waiting[task_id]
-        self._core.waited(group, task_id)
-        return group.tries.pop(task_id)
+    def sweep(self) -> None:
+        """Once in a while: values that nothing waits for are forgotten."""
+        for ordering in self.of.values():
+            if ordering.shares:
+                ordering.sweep()
 
 
 def shared_value(row: TaskRow, by: str) -> object:

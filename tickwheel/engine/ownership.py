@@ -439,8 +439,8 @@ class Ownership:
         replay.passed(page[0].row.id if page else 0, len(page), following)
         if replay.is_over:
             del replays[group]
-            if group.ordering is not None:
-                group.ordering.gathered()
+            if group.is_ordered:
+                self._core.turns.of[group].gathered()
         self._core.wake(group)
 
     def look_ahead(self, known: TaskSnapshot, now_ms: int) -> None:

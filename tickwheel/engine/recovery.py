@@ -35,7 +35,7 @@ class Recovery:
         self._dead_letters = dead_letters
         self._grouping = grouping
         self._arrivals: list[tuple[Group, TaskRow]] = []
-        """Tasks that are due and for whose turn ``Group.ordering`` is asked when it knows of all
+        """Tasks that are due and for whose turn ``Turns`` are asked when they know of all
         that were in flight."""
         self.leases_kept = 0
         self.stopped_ms = 0
@@ -129,7 +129,7 @@ class Recovery:
         if progress.state is ProgressState.HELD:
             core.hold_key(group, task_id, group.tries[task_id], progress.at_ms)
             if ordering is not None:
-                ordering.held[task_id] = progress.at_ms
+                ordering.held_since(task_id, progress.at_ms)
                 ordering.waits(known.row)
             return
         if progress.state is ProgressState.WAITING:

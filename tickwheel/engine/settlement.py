@@ -255,8 +255,8 @@ class Settlement:
                 # Else one that is dead and holds its connection would burn every attempt there is.
                 subscriber.presence.doubt(lease)
             core.give_back(subscriber, 1)
-        if group.ordering is not None:
-            group.ordering.returned(leases.values(), done=why is ACKED)
+        if group.is_ordered:
+            core.turns.of[group].returned(leases.values(), done=why is ACKED)
         for subscriber, count in ended.items():
             core.unconfirmed(subscriber, count)
         core.in_flight -= len(leases)
@@ -327,8 +327,8 @@ class Settlement:
             if holds_key:
                 self._hold_key(lease, failure, failures, now_ms)
                 return
-            if lease.group.ordering is not None:
-                lease.group.ordering.died(lease)
+            if lease.group.is_ordered:
+                self._core.turns.of[lease.group].died(lease)
             self._dead_letters.to_dead_letters(lease, failure, now_ms)
             return
         if why is NACKED:
@@ -343,18 +343,17 @@ class Settlement:
 
     def _wait(self, lease: Lease, until_ms: int) -> None:
         self._core.wait(lease.group, lease.id, until_ms)
-        if lease.group.ordering is not None:
-            lease.group.ordering.waits(lease)
+        if lease.group.is_ordered:
+            self._core.turns.of[lease.group].waits(lease)
 
     def _hold_key(
         self, lease: Lease, failure: Failure, failures: tuple[Failure, ...], now_ms: int
     ) -> None:
         """The task stays, and its key waits for an operator."""
-        core, ordering = self._core, lease.group.ordering
-        assert ordering is not None
+        core = self._core
         self._keep_tries(lease, lease.attempt, failures)
         core.hold_key(lease.group, lease.id, lease.group.tries[lease.id], now_ms)
-        ordering.hold(lease, now_ms)
+        core.turns.of[lease.group].hold(lease, now_ms)
         if core.recorder is not None:
             core.recorder.nacked(lease, failure.reason, now_ms, now_ms)
 
@@ -384,8 +383,8 @@ class Settlement:
         self._keep_tries(lease, attempt, failures)
         if attempt == 0:
             core.ledger.came_back(group, lease.due_ms, now_ms)
-        if group.ordering is not None:
-            group.ordering.again(lease, now_ms, front=front)
+        if group.is_ordered:
+            core.turns.of[group].again(lease, now_ms, front=front)
         elif front:
             group.ready.push_front(task_id, lease.traits.priority)
         else:

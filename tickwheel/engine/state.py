@@ -31,7 +31,7 @@ from tickwheel.engine.agenda import Agenda, Planned
 from tickwheel.engine.book import Book, Transaction
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.lateness import Ledger
-from tickwheel.engine.ordering import NEVER_MS, Ordering, Turns
+from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Turns
 from tickwheel.engine.sessions import Session, Sessions, StoredAnswer
 from tickwheel.engine.sinks import ReplySink
 from tickwheel.engine.topics import (
@@ -70,7 +70,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from tickwheel.engine.events import Recorder
-    from tickwheel.engine.ordering import Ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,10 +470,10 @@ class Core:
         """Groups that may have deliveries in flight."""
         self.full_topics: dict[str, None] = {}
         """Topics without a group whose backlog is at its limit."""
-        self.lifetimes, self.turns = Lifetimes(now_ms, config.slots, config.tick_ms), Turns()
+        self.lifetimes = Lifetimes(now_ms, config.slots, config.tick_ms)
         self.wants_lapsed: list[int] = []
         """Ids whose ttl is over, for ``Delivery.lapsed``."""
-        self.agenda = Agenda()
+        self.agenda, self.turns = Agenda(), Turns(self.wake, self._goes_on)
         self.book = Book(config.transaction_check_ms, config.transaction_check_every_ms)
         self.throttled: dict[Group, int] = {}
         """Groups held back by a rate → when there is a token, by the steady clock."""
@@ -709,6 +708,10 @@ class Core:
         if self.expiry_mono_ms is None or self.expiry_mono_ms > at_mono_ms:
             self.expiry_mono_ms = at_mono_ms
 
+    def _goes_on(self, ended: Ended) -> None:
+        """An order key does, when the open batch is durable."""
+        self.open.ended.append(ended)
+
     # --- steps of several parts ----------------------------------------------------------
 
     def come(self, group: Group, row: TaskRow, now_ms: int) -> None:
@@ -721,9 +724,9 @@ class Core:
 
     def ordering_for(self, group: Group, row: TaskRow) -> Ordering | None:
         """What decides about the task's turn; None: nothing does."""
-        if group.ordering is None and has_order(row) and not group.is_closed:
-            group.ordering = Ordering(self, group)
-        return group.ordering
+        if not group.is_ordered and (not has_order(row) or group.is_closed):
+            return None
+        return self.turns.begin(group)
 
     def wait(self, group: Group, task_id: int, at_ms: int) -> None:
         """``group`` gets the task again at ``at_ms``."""
@@ -751,8 +754,7 @@ class Core:
         task_id = row.id
         group.tries.pop(task_id, None)
         self.lifetimes.end(row)
-        ordering = group.ordering
-        if ordering is not None and ordering.leave(row, keeps_turn=keeps_turn):
+        if group.is_ordered and self.turns.of[group].leave(row, keeps_turn=keeps_turn):
             return
         at_ms = group.waiting.pop(task_id, None)
         if at_ms is not None:

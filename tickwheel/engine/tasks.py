@@ -102,8 +102,8 @@ class Control:
             attempt, failures = (tries.attempt, tries.failures) if tries else (0, ())
             at_ms = group.waiting.get(task_id)
             state = "ready" if at_ms is None else "waiting"
-            if at_ms == NEVER_MS and group.ordering is not None:
-                state, at_ms = "held", group.ordering.held.get(task_id, known.row.due_ms)
+            if at_ms == NEVER_MS:
+                state, at_ms = "held", self._core.turns.of[group].held[task_id]
             views[group.name] = GroupView(
                 state,
                 attempt,
@@ -336,8 +336,8 @@ class Control:
             group.tries[task_id] = tries
             core.lifetimes.begin(known.row)
             core.wait(group, task_id, due_ms)
-            if group.ordering is not None:
-                group.ordering.waits(known.row)
+            if group.is_ordered:
+                self._core.turns.of[group].waits(known.row)
 
     # --- dead letters ------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 Invariants:
 
 * A task is in at most one of a group's ``ready``, ``loading``, ``waiting`` and ``flight``, and of
-  the lines of its ``ordering``.
+  the lines of its keys.
 * ``ready`` may hold entries of tasks that left it some other way (cancel, reschedule, ack by
   an earlier receipt); ``stale`` counts them, so that ``ready_count`` stays true in O(1). They are
   dropped before they outnumber the others. A task that left and came back has two entries: the
@@ -32,7 +32,6 @@ from tickwheel.model.records import (
 if TYPE_CHECKING:
     from tickwheel.engine.filtering import Judge
     from tickwheel.engine.lines import Share
-    from tickwheel.engine.ordering import Ordering
     from tickwheel.engine.rates import Bucket
     from tickwheel.engine.sinks import DeliverySink
     from tickwheel.engine.spells import Causes, Spells
@@ -59,13 +58,14 @@ class Group:
         "expiry_mono_ms",
         "filtered",
         "flight",
+        "held",
         "in_lines",
+        "is_ordered",
         "is_unused",
         "judge",
         "loading",
         "nacked",
         "name",
-        "ordering",
         "ready",
         "retried",
         "settings",
@@ -123,10 +123,10 @@ class Group:
         """Stands for consumers of leases taken over from before a restart."""
         self.expiry_mono_ms: int | None = None
         """No lease ends before this; found again by a scan when it has come."""
-        self.ordering: Ordering | None = None
-        """Which tasks have their turn; None: all that are due have."""
-        self.in_lines = 0
-        """Tasks that are due and have not."""
+        self.is_ordered = False
+        """Some of its tasks have to wait for their turn: see ``ordering.py``."""
+        self.in_lines = self.held = 0
+        """Tasks that are due and wait for it; order keys that wait for an operator."""
         self.spells: Spells | None = None
         """What held it back; None: nothing ever did."""
         self.dead = 0

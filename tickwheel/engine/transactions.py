@@ -117,7 +117,7 @@ class Transactions:
         )
         self._core.open.effects.transactions[name, halves.part] = halves
         self._write(found, row)
-        self._note(address, row, PREPARED, now_ms, halves.part)
+        self._note(address, row, PREPARED, now_ms, halves)
 
     def commit(
         self, transaction: Transaction, address: ReplySink, request: int, now_ms: int
@@ -260,10 +260,15 @@ class Transactions:
         transaction.staged = batch
 
     def _note(
-        self, source: object, row: TransactionRow, what: str, now_ms: int, part: int = 0
+        self,
+        source: object,
+        row: TransactionRow,
+        what: str,
+        now_ms: int,
+        added: Halves | None = None,
     ) -> None:
         if self._core.recorder is not None:
-            self._core.recorder.transacted(source, row, what, now_ms, part)
+            self._core.recorder.transacted(source, row, what, now_ms, added)
 
     def _write(self, transaction: Transaction, row: TransactionRow) -> None:
         self._core.open.effects.transactions[row.id, HEADER_PART] = row

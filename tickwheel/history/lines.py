@@ -405,6 +405,8 @@ class Renderer:
         _, time_ms, producer, name, what, tasks, first_id, details, *_ = record
         text = _start(time_ms, TRANSACTION_EVENTS[what])
         text += f',"task_id":"{first_id:d}"' if first_id else ""
+        age_ms = details.get("age_ms")
+        text += f',"ack_ms":{age_ms:d}' if age_ms is not None else ""
         text += f',"producer":{quote(producer)}' if producer else ""
         text += f',"details":{to_json(details)},"count":{tasks:d},"transaction":{quote(name)}'
         return [f"{text}{self._end}{seq}}}\n"]

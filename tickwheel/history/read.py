@@ -36,6 +36,7 @@ class Query:
     topic: str | None = None
     group: str | None = None
     schedule: str | None = None
+    transaction: str | None = None
     events: frozenset[str] | None = None
     since_ms: int | None = None
     until_ms: int | None = None
@@ -50,12 +51,13 @@ class Query:
             and (self.topic is None or event.get("topic") == self.topic)
             and (self.group is None or event.get("group") == self.group)
             and (self.schedule is None or event.get("schedule") == self.schedule)
+            and (self.transaction is None or event.get("transaction") == self.transaction)
             and (self.ids is None or task_id(event) in self.ids)
         )
 
     def sieve(self) -> Callable[[bytes], bool]:
         """Whether a line can be wanted, by its bytes. Passes too much rather than too little."""
-        names = (self.topic, self.group, self.schedule)
+        names = (self.topic, self.group, self.schedule, self.transaction)
         needles = [_spellings(name) for name in names if name is not None]
         if self.events is not None:
             needles.append([needle for name in self.events for needle in _spellings(name)])

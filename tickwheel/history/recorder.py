@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tickwheel.engine.events import PUT
+from tickwheel.engine.events import COMMITTED, PARKED, PUT, ROLLED_BACK
 from tickwheel.history.lines import Kind
 from tickwheel.model.records import LINE_SETTINGS, LINES_FROM
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tickwheel.engine.topics import Group, Item, Lease, Subscriber, Topic
     from tickwheel.model.records import GroupSettings, NewTask, TaskRow
     from tickwheel.model.schedules import Run, ScheduleRow
-    from tickwheel.model.transactions import TransactionRow
+    from tickwheel.model.transactions import Halves, TransactionRow
 
 Record = list[Any]
 Arrival = tuple[int, object, range, "Sequence[NewTask]"]
@@ -31,6 +31,8 @@ REPEATS_MAX = 1_000_000
 leases that end, retries. All else is bounded by the tasks there are. One that is noted alone takes
 about 300 bytes, and a nack's reason."""
 REPEATS = frozenset((Kind.DELIVERED, Kind.NACKED, Kind.LEASE_OVER, Kind.RELEASED, Kind.OCCURRENCE))
+_ENDS = frozenset((COMMITTED, ROLLED_BACK, PARKED))
+"""Of a transaction: it is said how old it is."""
 Clock = Callable[[], tuple[int, int]]
 """(wall clock, steady clock) in ms."""
 
@@ -268,15 +270,23 @@ class Recorder:
     # --- transactions ------------------------------------------------------------------------
 
     def transacted(
-        self, source: object, row: TransactionRow, what: str, now_ms: int, part: int = 0
+        self,
+        source: object,
+        row: TransactionRow,
+        what: str,
+        now_ms: int,
+        added: Halves | None = None,
     ) -> None:
         details: dict[str, Any] = {"group": row.group, "bytes": row.size_bytes}
-        if part:
-            details["part"] = part
+        tasks = row.tasks
+        if added is not None:
+            details["part"], tasks = added.part, len(added.halves)
+        if what in _ENDS:
+            details["age_ms"] = max(0, now_ms - row.began_ms)
         if row.checks:
             details |= {"checks": row.checks, "asked": row.asked}
         record = [
-            Kind.TRANSACTION, now_ms, self._named(source), row.id, what, row.tasks, row.first_id,
+            Kind.TRANSACTION, now_ms, self._named(source), row.id, what, tasks, row.first_id,
             details,
         ]  # fmt: skip
         self._occurrences.append(record)

@@ -67,6 +67,10 @@ class StoreUnusable(StoreError):
     """The store cannot be opened as it is; the message says what to change."""
 
 
+class StoreUnreachable(StoreUnusable):
+    """The store does not answer, so nothing is known of it; it may answer soon."""
+
+
 class StoreAway(StoreError):
     """The store does not answer at the moment; the read may be tried again."""
 

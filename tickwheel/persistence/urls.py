@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from tickwheel.persistence.contract import Store, StoreUnusable
 from tickwheel.persistence.election import Election
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from tickwheel.persistence.election import Election
 
 KNOWN = (
@@ -65,6 +67,11 @@ def _settings(url: str, query: str) -> list[tuple[str, int]]:
             raise StoreUnusable(f"store {url!r}: {name}={text!r} is not a whole number")
         found.append((name, int(text)))
     return found
+
+
+def sqlite_url(path: Path) -> str:
+    """The address of a store in this file, whatever its name has in it."""
+    return f"sqlite:///{quote(str(path.absolute()))}"
 
 
 def with_setting(url: str, name: str, value: str) -> str:

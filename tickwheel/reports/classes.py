@@ -6,13 +6,15 @@ comes next; the following ones map it. What an archive is good for is in its nam
 checks Java and class path once more: an archive that does not fit is passed over, never an error.
 
 Mapped into a JVM an archive is code, so only what this user wrote, in a folder that nobody else can
-write to, is used. Each recording has a file of its own and the JVM writes its head last, so two
-that record at once, or one that is killed, leave nothing that is taken for whole.
+write to, is used. Of several first reports at once one records: it takes the archive's name while
+it has the folder's lock. The JVM writes the head last, so one that is killed leaves nothing that is
+taken for whole.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -30,9 +32,12 @@ MAGIC = bytes.fromhex("a8ab0bf0")
 KEPT = 3
 """Archives of other versions and class paths that stay beside the one in use; 200 MB each."""
 RECORDING_S = 600.0
-"""A file without its head is being written for no longer than this."""
+"""A file without its head is waited for no longer: whoever was to write it will not."""
 ROOM_BYTES = 1 << 30
 """Less room than this on the disk, and nothing is recorded."""
+_RECORD, _USE = "-XX:ArchiveClassesAtExit=", "-XX:SharedArchiveFile="
+LOCK = "lock"
+"""Who decides to record holds it for that moment; the file stays."""
 ENVIRONMENT = ("SPARK_HOME", "SPARK_DIST_CLASSPATH", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS")
 CONF_FOLDERS = ("SPARK_CONF_DIR", "HADOOP_CONF_DIR", "YARN_CONF_DIR")
 """They lie on the class path, and the JVM keeps no classes of one that has a folder on it."""
@@ -57,24 +62,57 @@ def options(place: str | None) -> list[str]:
         # An option of the JVM is cut at blanks.
         if not _is_ours_alone(folder) or any(mark in str(folder) for mark in " \t\"'\\"):
             return []
-        for path in sorted(folder.glob(f"{key}-*.jsa"), key=_written_s, reverse=True):
-            if _is_whole(path):
-                os.utime(path)
-                return [f"-XX:SharedArchiveFile={path}"]
-            if time.time() - _written_s(path) < RECORDING_S:
-                return []
-        _sweep(folder)
-        if shutil.disk_usage(folder).free < ROOM_BYTES:
-            return []
+        found = _using(folder, key)
+        if found is not None:
+            return found
+        with _alone(folder):
+            found = _using(folder, key)  # perhaps somebody was quicker
+            return _recording(folder, key) if found is None else found
     except OSError:
         return []
-    mark = f"{os.getpid()}-{time.time_ns()}"
-    return [f"-XX:ArchiveClassesAtExit={folder.resolve()}/{key}-{mark}.jsa"]
+
+
+def _using(folder: Path, key: str) -> list[str] | None:
+    """Options for the archive that is there; none while somebody records it; None without one."""
+    for path in sorted(folder.glob(f"{key}-*.jsa"), key=_written_s, reverse=True):
+        if _is_whole(path):
+            os.utime(path)
+            return [f"{_USE}{path}"]
+        if time.time() - _written_s(path) < RECORDING_S:
+            return []
+    return None
+
+
+def _recording(folder: Path, key: str) -> list[str]:
+    """Take a name, which tells others that somebody records; the JVM replaces the empty file."""
+    _sweep(folder)
+    if shutil.disk_usage(folder).free < ROOM_BYTES:
+        return []
+    path = folder.resolve() / f"{key}-{os.getpid()}-{time.time_ns()}.jsa"
+    path.touch(mode=0o600, exist_ok=False)
+    return [f"{_RECORD}{path}"]
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def records(found: list[str]) -> bool:
     """Whether a JVM with these options writes an archive when it ends."""
-    return any(option.startswith("-XX:ArchiveClassesAtExit=") for option in found)
+    return any(option.startswith(_RECORD) for option in found)
+
+
+def give_up(found: list[str]) -> None:
+    """The JVM with these options was ended before it could write: the next report may record."""
+    for option in found:
+        if option.startswith(_RECORD):
+            Path(option.removeprefix(_RECORD)).unlink(missing_ok=True)
 
 
 def _key() -> str | None:

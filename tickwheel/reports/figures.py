@@ -93,6 +93,7 @@ def figures(
     chosen = sorted(filter(settings.wants, topics))
     found["totals"] = totals(counts, {*chosen, schema.NO_TOPIC})
     found["daemon"] = daemon(counts)
+    found["transactions"] = transactions(counts)
     return found, chosen
 
 
@@ -116,7 +117,14 @@ def _of_facts(facts: DataFrame, buckets: Grain, settings: ReportSettings) -> lis
     cube = Cube(every, settings.timezone, buckets.step_ms)
     attempts = over_time("attempts", settings)
     unclean = (facts.attempt == -1).alias("unclean")
-    counts = facts.groupBy("topic", "event", unclean).agg(F.sum("n").alias("n"))
+    taken = F.col("n") * F.col("value_ms")
+    counts = facts.groupBy("topic", "event", unclean).agg(
+        F.sum("n").alias("n"),
+        # Of transactions only; sums, which cost this plan nothing.
+        F.sum(F.col("n") * F.col("attempt")).alias("tasks"),
+        F.sum(taken).alias("took_sum_ms"),
+        F.max("value_ms").alias("took_max_ms"),
+    )
     return [
         cubed(cube, service.service(counted, cube)),
         cubed(attempts, service.attempts(counted, attempts), "attempt"),
@@ -282,6 +290,25 @@ def daemon(counts: Rows) -> Figure:
         if row["event"] in {"started", "stopped", "dropped"}
     )
     return Figure(_summed("what", found), "what STRING, n LONG")
+
+
+def transactions(counts: Rows) -> Figure:
+    """What became of transactions: how often, of how many tasks, how long after their first. A row
+    for each event, also for one that never was, as soon as there was any."""
+    found = {row["event"]: row for row in counts if row["event"] in schema.TRANSACTION_EVENTS}
+    rows = []
+    for event in schema.TRANSACTION_EVENTS if found else ():
+        row = found.get(event, {"n": 0, "tasks": 0, "took_sum_ms": None, "took_max_ms": None})
+        total_ms = row["took_sum_ms"]
+        mean_ms = None if total_ms is None else total_ms / row["n"]
+        rows.append({
+            "what": event.removeprefix("transaction_"), "n": row["n"], "tasks": row["tasks"],
+            "age_mean_ms": mean_ms, "age_max_ms": row["took_max_ms"],
+        })  # fmt: skip
+    return Figure(rows, TRANSACTIONS)
+
+
+TRANSACTIONS = "what STRING, n LONG, tasks LONG, age_mean_ms DOUBLE, age_max_ms LONG"
 
 
 def quarantine(lines: DataFrame) -> DataFrame:

@@ -8,6 +8,7 @@ keys, reasons) is escaped. Pure: rows in, text out.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from html import escape
@@ -285,6 +286,20 @@ def text(value: Any) -> str:
     return "–" if value in {None, ""} else str(value)
 
 
+def folded(value: Any) -> str:
+    """Of a topic or a group: it may be folded where its parts end."""
+    return text(value)
+
+
+def unfolded(value: Any) -> str:
+    """What is never folded: an id, a day."""
+    return text(value)
+
+
+def spaced(value: Any) -> str:
+    return text(value).replace("_", " ")
+
+
 def change(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:+.1f} %"
 
@@ -305,6 +320,21 @@ def newest(days: list[Row]) -> list[Row]:
     return sorted(known, key=lambda row: -abs(row["delivered_change"]))
 
 
+def whole_days(rows: list[Row]) -> list[Row]:
+    """:func:`whole`, by the day: what was enqueued on it is the topic's, for each of its groups."""
+    own = {(row["topic"], row["local"]): row for row in rows if not row["group"]}
+    grouped = {(row["topic"], row["local"]) for row in rows if row["group"]}
+    found = []
+    for row in rows:
+        at = row["topic"], row["local"]
+        if row["group"]:
+            topic = own.get(at, row)
+            found.append({**row, **{name: topic[name] for name in ("enqueued", "enqueued_change")}})
+        elif at not in grouped:
+            found.append(row)
+    return found
+
+
 def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
     """All tables; one without rows is left out."""
     zone = ZoneInfo(settings.timezone)
@@ -314,8 +344,9 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
             return "–"
         return datetime.fromtimestamp(ms / 1000, UTC).astimezone(zone).strftime("%m-%d %H:%M:%S")
 
-    days = rows["day_against_day"]
-    named: list[Column] = [("topic", "topic", text), ("group", "group", text)]
+    days = whole_days(rows["day_against_day"])
+    last = newest(days)
+    named: list[Column] = [("topic", "topic", folded), ("group", "group", folded)]
     parts = [
         _table("Topics and groups", "Lateness of first deliveries; time to the ack. Enqueued, "
                "cancelled and expired are the topic’s.", whole(rows["by_topic"]),
@@ -324,39 +355,44 @@ def tables(rows: Mapping[str, list[Row]], settings: ReportSettings) -> str:
                "there was, as a multiple of what the objective allows.",
                rows["slo"], [*named, *_SLO], bad=lambda row: row["met"] is False),
         _table("Days that missed an objective", "", rows["slo_breaches"],
-               [("day", "local", text), *named, *_BREACH]),
-        _table("What has changed", "The newest day against the one before it.",
-               newest(days), [("day", "local", text), *named, *_DAYS]),
-        _table("Day against day", "Each day, and its changes against the day before.",
+               [("day", "local", unfolded), *named, *_BREACH]),
+        _table("What has changed", f"{last[0]['local']} against the day before. Enqueued is the "
+               "topic’s." if last else "", last, [*named, *_DAYS]),
+        _table("Day against day", "Each day, and its changes against the day before. "
+               "Enqueued is the topic’s.",
                days if len({row["local"] for row in days}) > 2 else [],
-               [("day", "local", text), *named, *_DAYS]),
+               [*named, ("day", "local", unfolded), *_DAYS]),
         _table("Stuck tasks in short", f"Not ended {duration(settings.stuck_after_ms)} after they "
                "should have been.", rows["stuck_by_group"],
                [*named, ("state", "state", text), ("tasks", "tasks", count),
                 ("longest overdue", "overdue_ms", duration), ("since", "expected_ms", moment),
-                ("for example", "task_id", text)]),
+                ("for example", "task_id", unfolded)]),
         _table("Stuck tasks", "Examples: the longest overdue first.", rows["stuck"],
-               [("task", "task_id", text), *named, ("state", "state", text), ("key", "key", text),
-                ("expected", "expected_ms", moment), ("overdue", "overdue_ms", duration),
-                ("attempts", "attempts", count)]),
+               [("task", "task_id", unfolded), *named, ("state", "state", text),
+                ("key", "key", text), ("expected", "expected_ms", moment),
+                ("overdue", "overdue_ms", duration), ("attempts", "attempts", count)]),
         _table("Slowest keys", "Each by its slowest task, from due to the ack.",
                rows["slowest_keys"],
                [*named, ("key", "key", text), ("took", "took_ms", duration),
                 ("due", "came_due_ms", moment), ("deliveries", "deliveries", count),
-                ("task", "task_id", text)]),
+                ("task", "task_id", unfolded)]),
         _table("Slowest producers", "Their tasks, from due to the ack.", rows["producers"],
-               [("topic", "topic", text), ("producer", "name", text), *_PRODUCERS]),
+               [("topic", "topic", folded), ("producer", "name", folded), *_PRODUCERS]),
         _table("Slowest subscribers", "From a delivery to its ack.", rows["subscribers"],
-               [*named, ("subscriber", "name", text), *_SUBSCRIBERS]),
+               [*named, ("subscriber", "name", folded), *_SUBSCRIBERS]),
         _table("Peak rates", "The busiest second.", rows["peaks"],
-               [*named, ("event", "event", text), ("a second", "per_second", count),
+               [*named, ("event", "event", spaced), ("a second", "per_second", count),
                 ("at", "at_ms", moment)]),
         _table("Why deliveries failed", "", rows["reasons"],
-               [*named, ("event", "event", text), ("reason", "reason", text), ("n", "n", count)]),
+               [*named, ("event", "event", spaced), ("reason", "reason", text), ("n", "n", count)]),
         _table("Schedules", "Occurrences that were decided of, and how late those were that fired.",
                rows["schedules"],
-               [("schedule", "schedule", text), ("topic", "topic", text), *_SCHEDULES],
+               [("schedule", "schedule", folded), ("topic", "topic", folded), *_SCHEDULES],
                lambda row: bool(row["missed"])),
+        _table("Transactions", "What became of them: of how many tasks, and how long after the "
+               "first of these.", rows["transactions"],
+               [("what", "what", text), ("n", "n", count), ("tasks", "tasks", count),
+                ("mean age", "age_mean_ms", duration), ("oldest", "age_max_ms", duration)]),
         _table("The daemon", "", rows["daemon"], [("what", "what", text), ("n", "n", count)]),
         _table("Quarantine", "Lines of the history that are no events.", rows["quarantine"],
                [("reason", "reason", text), ("lines", "lines", count),
@@ -417,6 +453,20 @@ def _cut(value: Any) -> str:
     return shown if len(shown) <= 120 else shown[:119] + "…"
 
 
+_KINDS: dict[Callable[[Any], str], str] = {
+    text: "text", _cut: "text", spaced: "text", folded: "text name", unfolded: "text word",
+}  # fmt: skip
+"""Classes of cells; all others are numbers."""
+
+
+def _folds(escaped: str, kind: str) -> str:
+    """Where a browser may fold a name: behind what parts it."""
+    return _PART.sub(r"\1<wbr>", escaped) if kind == "text name" else escaped
+
+
+_PART = re.compile(r"([./:@_-])(?=\w)")
+
+
 def _table(
     title: str,
     remark: str,
@@ -426,18 +476,18 @@ def _table(
 ) -> str:
     if not rows:
         return ""
-    kinds = ["text" if write in {text, _cut} else "n" for _, _, write in columns]
+    kinds = [_KINDS.get(write, "n") for _, _, write in columns]
     heads = "".join(
-        f'<th class="{kind}"><button type="button">{escape(name)}</button></th>'
-        for (name, _, _), kind in zip(columns, kinds, strict=True)
+        f'<th class="{kind}"><button type="button">{escape(head)}</button></th>'
+        for (head, _, _), kind in zip(columns, kinds, strict=True)
     )
     lines = []
     for row in rows[:LISTED_MAX]:
         mark = " bad" if bad(row) else ""
         cells = "".join(
-            f'<td class="{kind}{mark if kind == "n" else ""}"{_sorts(row[name], kind)}>'
-            f"{escape(write(row[name]))}</td>"
-            for (_, name, write), kind in zip(columns, kinds, strict=True)
+            f'<td class="{kind}{mark if kind == "n" else ""}"{_sorts(row[of], kind)}>'
+            f"{_folds(escape(write(row[of])), kind)}</td>"
+            for (_, of, write), kind in zip(columns, kinds, strict=True)
         )
         lines.append(f"<tr{_of(row)}>{cells}</tr>")
     if len(rows) > LISTED_MAX:
@@ -451,7 +501,7 @@ def _table(
 
 def _sorts(value: Any, kind: str) -> str:
     """What a cell is sorted by, where that is not its text."""
-    return "" if kind == "text" or value is None else f' data-v="{float(value):.17g}"'
+    return "" if kind != "n" or value is None else f' data-v="{float(value):.17g}"'
 
 
 def _of(row: Row) -> str:

@@ -14,11 +14,19 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from tickwheel.reports.schema import NO_TOPIC, OCCURRENCE_EVENTS, REASON_MAX
+from tickwheel.reports.schema import (
+    NO_TOPIC,
+    OCCURRENCE_EVENTS,
+    REASON_MAX,
+    TRANSACTION_ENDS,
+    TRANSACTION_EVENTS,
+)
 from tickwheel.reports.settings import QUARTER_MS
 
 RATED = ("enqueued", "delivered", "acked")
 FAILED = ("nacked", "lease_over", "dead")
+TASKS_MAX = 1_000_000_000
+"""More than any transaction has."""
 WITH_REASON = ("nacked", "lease_over", "dead", "expired")
 
 
@@ -39,20 +47,30 @@ def facts(events: DataFrame, span_ms: int = QUARTER_MS) -> DataFrame:
     """How often what happened, by attempt and by the value measured.
 
     What is kept is by the quarter of an hour; another ``span_ms`` divides it.
-    ``value_ms`` is the lateness of a first delivery, the time to the ack of an ack, else null.
+    ``value_ms`` is the lateness of a first delivery, the time to the ack of an ack, the age of a
+    transaction that ends, else null.
     """
     measured = F.when(F.col("event") == "delivered", F.col("lateness_ms")).when(
-        F.col("event") == "acked", F.col("ack_ms")
+        F.col("event").isin("acked", *TRANSACTION_ENDS), F.col("ack_ms")
     )
     counted = F.when(F.col("event") == "dropped", F.coalesce("count", F.lit(1))).otherwise(1)
     unclean = (F.col("event") == "started") & (F.col("clean") == F.lit(False))
     return events.groupBy(
         *_keys(span_ms),
         "event",
-        # A start has no attempt; here it says whether the daemon had ended cleanly before.
-        F.when(unclean, -1).otherwise(F.coalesce("attempt", F.lit(0))).alias("attempt"),
+        # A start has no attempt; here it says whether the daemon had ended cleanly before, and of a
+        # transaction how many tasks it is about.
+        F.when(unclean, -1)
+        .when(F.col("event").isin(*TRANSACTION_EVENTS), _tasks())
+        .otherwise(F.coalesce("attempt", F.lit(0)))
+        .alias("attempt"),
         measured.alias("value_ms"),
     ).agg(F.sum(counted).cast("long").alias("n"))
+
+
+def _tasks() -> Column:
+    """Of a transaction, from a line that may say anything."""
+    return F.least(F.coalesce("count", F.lit(0)), F.lit(TASKS_MAX)).cast("int")
 
 
 def reasons(events: DataFrame) -> DataFrame:

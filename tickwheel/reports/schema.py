@@ -22,7 +22,9 @@ TRANSACTION_EVENTS = (
     "transaction_prepared", "transaction_committed", "transaction_rolled_back",
     "transaction_checked", "transaction_parked",
 )  # fmt: skip
-"""No figure counts them: the tasks of a committed one are enqueued like all others."""
+"""The tasks of a committed one are enqueued like all others."""
+TRANSACTION_ENDS = ("transaction_committed", "transaction_rolled_back", "transaction_parked")
+"""With how long it took."""
 KEY_EVENTS = ("replaced", "kept", "rejected")
 """What a task with a pending key did to that one: no figure counts them."""
 OTHER_EVENTS = (

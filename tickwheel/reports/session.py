@@ -136,6 +136,7 @@ def started(
         # What a report that failed has loaded is no sample of what the next one needs.
         if not done and classes.records(kept):
             gateway.proc.kill()
+            classes.give_up(kept)
 
 
 def little_to_do(settings: ReportSettings) -> bool:

@@ -22,6 +22,12 @@ def integer(value: object, field: str, low: int, high: int) -> int:
     return value
 
 
+def boolean(value: object, field: str) -> bool:
+    if type(value) is not bool:
+        wrong(field, "true or false", value)
+    return value
+
+
 def text(value: object, field: str, length_max: int) -> str:
     if type(value) is not str:
         raise BadRequest(f"{field} must be a string, not {shown(value)}")

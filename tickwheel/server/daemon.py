@@ -181,6 +181,7 @@ class Daemon:
             keep_alive_s=self.settings.heartbeat_interval_s,
             api=self._make_api(),
             tls=self._tls_server if self.settings.speaks_tls("http") else None,
+            names=None if self._logins.are_needed else self.settings.http_names,
         )
         await self._http.start()
         self.roles.http_url = self._http.url
@@ -205,9 +206,11 @@ class Daemon:
     def ask_to_stop(self) -> None:
         """From a signal handler."""
         self._stop_asked.set()
+        self.roles.give_up()
 
     def accept_clock(self) -> None:
         """From a signal handler: an operator trusts the clock."""
+        self._logins.note_signal("accept_clock")
         self.roles.accept_clock()
 
     async def wait(self) -> None:
@@ -275,11 +278,11 @@ class Daemon:
             if self._watching is not None:
                 self._watching.cancel()
                 await asyncio.gather(self._watching, return_exceptions=True)
-                await self._logins.note()
             if self._probe is not None:
                 self._probe.cancel()
             if self._http is not None:
                 await self._http.stop()
+            await self._logins.stop()
 
     # --- connections -------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tickwheel.errors import BadRequest, TickwheelError, Unauthorized
 from tickwheel.server import tokens as files
 from tickwheel.server.shard.access import ANONYMOUS, TOKEN_HOLDER, Principal, Quotas
-from tickwheel.server.shard.audit import AuditLog
+from tickwheel.server.shard.audit import AuditLog, said_of
 from tickwheel.server.shard.quotas import QuotaBook
 from tickwheel.server.tls import parts_of, required_parts
 
@@ -29,12 +29,16 @@ if TYPE_CHECKING:
     from tickwheel.server.metrics.observed import Observed
     from tickwheel.server.settings import Settings
     from tickwheel.server.shard.border import OnEvent
+    from tickwheel.server.shard.callers import Caller
     from tickwheel.server.tokens import Token
 
 LOOK_S = 1.0
 """Between two looks at the file."""
 NOTE_S = 60.0
 """Between two notes of what was used."""
+FAILURES_NOTED_MAX = 10
+"""Failed logins of the console that have a line of their own in FAILURES_NOTED_S."""
+FAILURES_NOTED_S = 60.0
 WAITING_MAX = 256
 """Failures that wait for their answers; more are answered at once."""
 REVOKED = "the token was revoked, changed or has expired"
@@ -74,6 +78,8 @@ class Logins:
         """By id, since the last note."""
         self._unwritable = False
         self._call_later: Callable[[float, Callable[[], None]], object] = _call_later
+        self._failures_noted = self._failures_left_out = 0
+        self._failures_since_ms = 0
         self.waiting = 0
         """Failures that are not answered yet."""
 
@@ -159,6 +165,42 @@ class Logins:
     def refused(self) -> None:
         """A request of somebody known, for want of a right."""
         self._observed.forbidden += 1
+
+    async def stop(self) -> None:
+        """Keep what was noted of those who were let in."""
+        await self.note()
+        if self.audit is not None:
+            await asyncio.to_thread(self.audit.close)
+
+    # --- the log of what operators did -----------------------------------------------------------
+
+    def note_console(self, caller: Caller, operation: str) -> None:
+        """Somebody has logged in to the console, or out."""
+        if self.audit is not None:
+            self.audit.write({**said_of(caller, operation, {}), "outcome": "ok"})
+
+    def note_signal(self, operation: str) -> None:
+        """Whoever may send this process a signal has done so."""
+        if self.audit is not None:
+            who = {"who": "signal", "operation": operation}
+            self.audit.write({**who, "named": {}, "outcome": "ok"})
+
+    def note_failed_console(self, address: str, error: TickwheelError) -> None:
+        """Somebody has tried to log in to the console. Who does so for ever must not fill the log:
+        most are only counted."""
+        if self.audit is None:
+            return
+        now_ms = self._clock.read().mono_ms
+        if now_ms - self._failures_since_ms >= FAILURES_NOTED_S * 1000:
+            self._failures_noted, self._failures_since_ms = 0, now_ms
+        if self._failures_noted >= FAILURES_NOTED_MAX:
+            self._failures_left_out += 1
+            return
+        self._failures_noted += 1
+        left_out, self._failures_left_out = self._failures_left_out, 0
+        counts = {"counts": {"left_out": left_out}} if left_out else {}
+        who = {"who": "nobody", "from": address, "client": "http", "operation": "console_login"}
+        self.audit.write({**who, "named": {}, "outcome": error.code, **counts})
 
     # --- the file --------------------------------------------------------------------------------
 

@@ -77,6 +77,10 @@ class Settings(BaseSettings):
     tls_handshake_timeout_s: float = Field(default=5.0, gt=0, le=600)
     tls_handshakes_max: int = Field(default=256, gt=0)
     """Of one port, under way."""
+    tls_handshakes_per_s: float = Field(default=500.0, gt=0)
+    """Of one port, begun."""
+    http_hosts: str = ""
+    """Names, separated by commas, by which a port without tokens may be asked."""
     insecure: bool = False
     """Listen beyond this machine without tokens or without TLS."""
     backup_dir: str | None = None
@@ -84,6 +88,8 @@ class Settings(BaseSettings):
     # failover
     advertise: str | None = None
     leader_ttl_s: float = Field(default=3.0, ge=0.2, le=3_600)
+    store_wait_s: float = Field(default=10.0, ge=0, le=3_600)
+    """At a start, for a Redis that does not answer."""
     allow_volatile_store: bool = False
     # room
     disk_refuse: float = Field(default=0.90, gt=0, le=1)
@@ -288,6 +294,16 @@ class Settings(BaseSettings):
                     " (--insecure)"
                 )
         return self
+
+    @property
+    def http_names(self) -> frozenset[str] | None:
+        """By which the HTTP port may be asked while it asks for no token; None: by any, as it is
+        reached from elsewhere and nobody has said by which."""
+        given = {name.strip().rstrip(".").lower() for name in self.http_hosts.split(",")} - {""}
+        host = split_address(self.http, "http")[0] if self.http is not None else ""
+        if not given and not _is_local(host):
+            return None
+        return frozenset(given | {host.lower()})
 
     def speaks_tls(self, port: str) -> bool:
         """Whether ``listen`` or ``http`` does."""

@@ -229,6 +229,7 @@ class TlsServer:
         self._make = make
         self._certificates = certificates
         self._most = settings.tls_handshakes_max
+        self._pace = Pace(settings.tls_handshakes_per_s, self._most)
         self._timeout_s = settings.tls_handshake_timeout_s
         self._observed = observed
         self._on_event = on_event
@@ -270,6 +271,11 @@ class TlsServer:
 
     def _accept(self) -> None:
         for _ in range(ACCEPTS_MAX):
+            wait_s = self._pace.wait_s(self._loop.time())
+            if wait_s:
+                # The system keeps who comes meanwhile; those who are in are not held up.
+                self._pause(wait_s)
+                return
             try:
                 sock, address = self._listener.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -277,6 +283,7 @@ class TlsServer:
             except OSError as error:
                 self._accept_later(error)
                 return
+            self._pace.begun()
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if len(self._waiting) >= self._most:
@@ -294,8 +301,11 @@ class TlsServer:
         context = {"message": "socket.accept() out of system resource", "exception": error}
         self._loop.call_exception_handler(context)
         if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-            self._loop.remove_reader(self._listener)
-            self._again = self._loop.call_later(NO_FILES_S, self._accept_again)
+            self._pause(NO_FILES_S)
+
+    def _pause(self, wait_s: float) -> None:
+        self._loop.remove_reader(self._listener)
+        self._again = self._loop.call_later(wait_s, self._accept_again)
 
     def _accept_again(self) -> None:
         self._loop.add_reader(self._listener, self._accept)
@@ -372,6 +382,24 @@ class TlsServer:
             peer = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "a client"
             rest = "; the next ones are only counted" if self._logged == LOGGED_MAX else ""
             self._on_event("tls_failed", f"{peer}: {why}{rest}")
+
+
+class Pace:
+    """So many handshakes a second, and as many at once as may be under way."""
+
+    def __init__(self, per_s: float, most: int) -> None:
+        self._per_s = per_s
+        self._left = self._most = max(1.0, min(per_s, most))
+        self._at_s = 0.0
+
+    def wait_s(self, now_s: float) -> float:
+        """0: one may begin."""
+        left = self._left + max(0.0, now_s - self._at_s) * self._per_s
+        self._left, self._at_s = min(self._most, left), now_s
+        return max(0.0, (1.0 - self._left) / self._per_s)
+
+    def begun(self) -> None:
+        self._left -= 1.0
 
 
 def _set(future: asyncio.Future[None]) -> None:

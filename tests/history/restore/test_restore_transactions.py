@@ -117,6 +117,29 @@ def test_what_was_refused_leaves_no_event() -> None:
         ("transaction_committed", "x", 2),
     ]
     assert found[0]["details"] == {"group": "payments", "bytes": 2, "part": 1}
+    assert "ack_ms" not in found[0] and found[1]["ack_ms"] == found[1]["details"]["age_ms"] == 0
     enqueued = [e for e in lines(rig.history) if e["event"] == "enqueued"]
     assert [e["task_id"] for e in enqueued] == [str(row) for row in sorted(rig.rows.tasks)]
     assert found[1]["task_id"] == enqueued[0]["task_id"]
+
+
+def test_how_many_were_added_and_how_old_it_is_at_its_end() -> None:
+    rig = RecordingTransactionRig(TRANSACTIONS)
+    rig.prepare("x", 1, half(b"1"), half(b"2"))
+    rig.prepare("y", 1, half(b"1"))
+    rig.commit()
+    rig.pass_time(700)
+    rig.prepare("x", 2, half(b"3"))
+    rig.commit()
+    rig.pass_time(300)
+    rig.commit_of("x")
+    rig.roll_back("y")
+    rig.commit()
+    found = [e for e in lines(rig.history) if "transaction" in e]
+    assert [(e["event"], e["transaction"], e["count"], e.get("ack_ms")) for e in found] == [
+        ("transaction_prepared", "x", 2, None),
+        ("transaction_prepared", "y", 1, None),
+        ("transaction_prepared", "x", 1, None),
+        ("transaction_committed", "x", 3, 1_000),
+        ("transaction_rolled_back", "y", 1, 1_000),
+    ]

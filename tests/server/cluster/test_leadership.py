@@ -10,7 +10,7 @@ import pytest
 
 from support.stand_in import stand_in
 from tickwheel.clock import Clock
-from tickwheel.persistence.contract import StoreAway, StoreUnusable
+from tickwheel.persistence.contract import StoreAway, StoreUnreachable, StoreUnusable
 from tickwheel.persistence.election import Leader, Seen
 from tickwheel.server.cluster import lease as module
 from tickwheel.server.cluster.lease import Deposed, Leadership
@@ -52,6 +52,9 @@ class TableElection:
         self.rewriting = ""
         self.is_replica = False
         self.away = False
+        self.unreachable = 0
+        """So many first questions find nobody."""
+        self.asked = 0
         self.connections = 1
         self.released: list[str] = []
 
@@ -60,6 +63,9 @@ class TableElection:
             raise StoreAway("no answer")
 
     async def prepare(self) -> None:
+        self.asked += 1
+        if self.asked <= self.unreachable:
+            raise StoreUnreachable("store x: nobody is there")
         self._ask()
 
     async def look(self) -> Seen:
@@ -445,3 +451,40 @@ async def test_the_first_campaign_leaves_a_store_that_is_away_to_the_next(rig: R
     rig.table.away = True
     assert not await rig.leadership.first_campaign(ME, ADDRESS)
     assert rig.events == ["election_trouble"]
+
+
+# --- a start before its store --------------------------------------------------------------------
+
+
+async def test_a_start_waits_for_a_store_that_comes_soon(rig: Rig) -> None:
+    rig.table.unreachable = 3
+    rig.script = [rig.later(250)] * 3
+    await rig.leadership.prepare(1.0)
+    assert rig.table.asked == 4 and not rig.script
+    [said] = rig.waits
+    assert "1.0 s" in said and "store_wait_s" in said and "nobody is there" in said
+
+
+async def test_and_gives_up_when_the_time_is_over(rig: Rig) -> None:
+    rig.table.unreachable = 100
+    rig.script = [rig.later(250)] * 4
+    with pytest.raises(StoreUnreachable, match="nobody is there"):
+        await rig.leadership.prepare(1.0)
+    assert rig.table.asked == 5 and not rig.script
+
+
+async def test_or_at_once_when_there_is_no_time_or_it_shall_stop(rig: Rig) -> None:
+    rig.table.unreachable = 100
+    with pytest.raises(StoreUnreachable):
+        await rig.leadership.prepare(0)
+    rig.script = [rig.leadership.give_up]
+    with pytest.raises(StoreUnreachable):
+        await rig.leadership.prepare(100)
+    assert rig.table.asked == 3
+
+
+async def test_a_store_that_must_not_be_used_is_not_waited_for(rig: Rig) -> None:
+    rig.table.away = True
+    with pytest.raises(StoreAway):
+        await rig.leadership.prepare(100)
+    assert rig.table.asked == 1

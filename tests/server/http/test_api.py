@@ -21,7 +21,7 @@ from tickwheel.server.shard.operations.standby import StandbyOperations
 ROUTES = table.routes((1_000,), 10.0)
 ON_TCP_ONLY = {
     "enqueue_plain", "enqueue_columns", "enqueue_unanswered", "ping", "set_prefetch",
-    "unsubscribe", "leave", "prepare", "answer_checks",
+    "unsubscribe", "leave", "answer_checks",
 }  # fmt: skip
 """What TCP needs for its speed or its conversation; over HTTP each has another form."""
 

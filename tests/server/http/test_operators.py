@@ -286,6 +286,57 @@ async def test_transactions_are_listed_shown_and_decided(rig: HttpRig) -> None:
     assert committed["transactions"][0]["first_id"] == ids[0]
 
 
+def half_tasks(name: str, part: int, *bodies: str, **more: Any) -> dict[str, Any]:
+    of = {"id": name, "group": "payments", "part": part, **more}
+    return {"transaction": of, "tasks": [{"topic": "t", "body": body} for body in bodies]}
+
+
+async def test_tasks_of_a_transaction_are_tasks_when_it_is_committed(rig: HttpRig) -> None:
+    first = await rig.call("POST", "/v1/tasks", half_tasks("a", 1, "1", "2"))
+    assert (first.status, first.json) == (201, {"transaction": "a", "part": 1, "tasks": 2})
+    again = await rig.post("/v1/tasks", half_tasks("a", 1, "1", "2"))
+    assert again == first.json, "a resend keeps nothing twice"
+    more = half_tasks("a", 2, "3", count_from="commit")
+    more["tasks"][0] |= {"delay_ms": 5_000, "key": "k", "properties": {"n": 1}}
+    await rig.post("/v1/tasks", more)
+    assert (await get(rig, "/v1/tasks", types.Tasks))["tasks"] == []
+    shown = await get(rig, "/v1/transactions/a", types.Transaction)
+    assert (shown["tasks"], shown["halves"][2]["delay_ms"]) == (3, 5_000)
+    rig.sources.now_ms += 10_000
+    ids = (await rig.post("/v1/transactions/a/commit"))["ids"]
+    found = (await get(rig, "/v1/tasks", types.Tasks))["tasks"]
+    assert [(task["id"], task["body"]) for task in found] == list(
+        zip(ids, ("1", "2", "3"), strict=True)
+    )
+    assert (found[2]["due_ms"], found[2]["key"]) == (NOW_MS + 15_000, "k")
+
+
+async def test_what_does_not_fit_a_transaction_says_so(rig: HttpRig) -> None:
+    await rig.post("/v1/tasks", half_tasks("a", 1, "1"))
+    await rig.post("/v1/transactions/a/rollback")
+    late = await rig.call("POST", "/v1/tasks", half_tasks("a", 2, "2"))
+    assert (late.status, late.json["code"]) == (409, "transaction_rolled_back")
+    await rig.post("/v1/tasks", half_tasks("b", 1, "1"))
+    other = half_tasks("b", 2, "2")
+    other["transaction"]["group"] = "others"
+    wrong = await rig.call("POST", "/v1/tasks", other)
+    assert (wrong.status, wrong.json["code"]) == (409, "conflict")
+    of = half_tasks("c", 1, "1")
+    for body, word in (
+        ({"transaction": of["transaction"], "topic": "t"}, "tasks"),
+        (of | {"topic": "t"}, "not both"),
+        ({"transaction": {"id": "c", "group": "payments"}, "tasks": of["tasks"]}, "part"),
+        (half_tasks("c", 0, "1"), "part"),
+        (half_tasks("c", 1), "0"),
+        (half_tasks("c", 1, "1", count_from="never"), "commit"),
+    ):
+        wrong = await rig.call("POST", "/v1/tasks", body)
+        assert wrong.status == 400 and word in wrong.json["detail"], (body, wrong.json)
+    keyed = await rig.call("POST", "/v1/tasks", of, idempotency_key="k")
+    assert keyed.status == 400 and "part" in keyed.json["detail"]
+    assert (await rig.call("GET", "/v1/transactions/c")).status == 404
+
+
 async def test_counts_status_and_limits_are_as_documented(rig: HttpRig) -> None:
     await rig.call("PUT", GROUP, {})
     await get(rig, "/v1/stats", types.Stats)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -40,6 +40,13 @@ EPOCHS_AFTER_CRASH = 16
 """Starts that no event is left of."""
 LISTED_MAX = 100
 """Ids of a kind that are listed; all are counted."""
+TASKS_AT_ONCE = 1_000
+"""So many are looked at, or written, between two words of how far it is."""
+
+Watch = Callable[[str, int, int | None], None]
+"""Called again and again with what is being done (``STEPS``), how much of it is done, and of how
+much, if that is known. What it raises ends the restore."""
+STEPS = ("backup", "events", "tasks", "writing")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +63,7 @@ class Plan:
     shard: int | None = None
 
 
-async def restore(plan: Plan, now_ms: int) -> Report:
+async def restore(plan: Plan, now_ms: int, watch: Watch = lambda step, done, of: None) -> Report:
     """Raises TickwheelError for what cannot be done; then the target is as it was, or says so."""
     if plan.backup is None and not plan.history:
         raise BadRequest("name a backup, a history, or both")
@@ -64,8 +71,9 @@ async def restore(plan: Plan, now_ms: int) -> Report:
         if not Path(folder).is_dir():
             raise BadRequest(f"history {folder}: no such folder")
     await check_empty(plan.into)
+    watch("backup", 0, None)
     async with open_backup(plan.backup, _scratch(plan)) as backup:
-        return await _Run(plan, backup, now_ms).run()
+        return await _Run(plan, backup, now_ms, watch).run()
 
 
 def _scratch(plan: Plan) -> str | None:
@@ -77,8 +85,9 @@ def _scratch(plan: Plan) -> str | None:
 
 
 class _Run:
-    def __init__(self, plan: Plan, backup: Backup, now_ms: int) -> None:
+    def __init__(self, plan: Plan, backup: Backup, now_ms: int, watch: Watch) -> None:
         self._plan, self._backup, self._now_ms = plan, backup, now_ms
+        self._watch = watch
         self._shard = _shard(plan, backup)
         since_ms = backup.position_ms - MARGIN_MS if backup.position_ms else None
         folders = [Path(folder) for folder in plan.history]
@@ -114,6 +123,7 @@ class _Run:
     async def _take_events(self) -> None:
         fold = self._fold
         for some in _some(self._replay.events()):
+            self._watch("events", self._replay.seen.events, None)
             await self._bring(some)
             for event in some:
                 fold.apply(event, is_old=event["time_ms"] <= self._backup.position_ms)
@@ -180,7 +190,11 @@ class _Run:
         """Count everything before anything is written."""
         report, fold = self._report, self._fold
         left = set(self._wanted)
+        looked = 0
         async for task in self._tasks():
+            if looked % TASKS_AT_ONCE == 0:
+                self._watch("tasks", looked, None)
+            looked += 1
             named = task.row.id
             left.discard(named)
             at_once = self._goes_out_at_once(task)
@@ -221,9 +235,13 @@ class _Run:
         report = self._report
         async with filling(self._plan.into, report.epoch, self._now_ms) as filler:
             await self._begin(filler)
+            written = 0
             async for task in self._tasks():
                 if self._is_wanted(task):
+                    if written % TASKS_AT_ONCE == 0:
+                        self._watch("writing", written, report.restored)
                     await filler.put(task)
+                    written += 1
             await filler.end()
 
     async def _begin(self, filler: Filler) -> None:

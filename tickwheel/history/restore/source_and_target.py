@@ -82,7 +82,7 @@ async def open_backup(path: str | None, scratch: str | None) -> AsyncIterator[Ba
         raise NotFound(f"backup {path}: no such file")
     if not source.stat().st_size:
         raise StoreUnusable(f"backup {path} is empty")
-    with tempfile.TemporaryDirectory(prefix=".tickwheel-restore-", dir=scratch) as folder:
+    with tempfile.TemporaryDirectory(prefix=_scratch_of(os.getpid()), dir=scratch) as folder:
         copy = Path(folder) / "backup.db"
         shutil.copyfile(source, copy)
         log = source.with_name(source.name + "-wal")
@@ -105,6 +105,29 @@ async def open_backup(path: str | None, scratch: str | None) -> AsyncIterator[Ba
             )
         finally:
             await store.close(clean=True)
+
+
+def _scratch_of(pid: int) -> str:
+    return f".tickwheel-restore-{pid}-"
+
+
+def remove_leftovers(into: Path, pid: int) -> None:
+    """Of a restore into a SQLite file whose process was killed; of one that ended nothing is
+    left."""
+    _remove_part(_part_of(str(into), pid))
+    for folder in into.parent.glob(f"{_scratch_of(pid)}*"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _part_of(path: str, pid: int) -> str:
+    """Under this name it is filled."""
+    return f"{path}.restore-{pid}"
+
+
+def _remove_part(part: str) -> None:
+    for rest in ("", ".lock", ".reserve", "-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{part}{rest}")
 
 
 # --- the new store ---------------------------------------------------------------------------
@@ -266,7 +289,7 @@ async def filling(url: str, epoch_min: int, now_ms: int) -> AsyncIterator[Filler
 @asynccontextmanager
 async def _sqlite(url: str, owner: str, epoch_min: int, now_ms: int) -> AsyncIterator[Filler]:
     path = os.path.abspath(parse(url).path)
-    part = f"{path}.restore-{os.getpid()}"
+    part = _part_of(path, os.getpid())
     store = SqliteStore(part, replace(SqliteOptions(), reserve_bytes=0))
     try:
         opened = await store.open(owner, now_ms, epoch_min=epoch_min)
@@ -282,9 +305,7 @@ async def _sqlite(url: str, owner: str, epoch_min: int, now_ms: int) -> AsyncIte
             raise Conflict(f"{path} exists already; a restore goes into a new store") from None
         _sync_folder(os.path.dirname(path))
     finally:
-        for rest in ("", ".lock", ".reserve", "-wal", "-shm"):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{part}{rest}")
+        _remove_part(part)
 
 
 def _sync_folder(folder: str) -> None:

@@ -13,7 +13,7 @@ import logging
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from tickwheel.persistence.contract import Opened, StoreUnusable
+from tickwheel.persistence.contract import Opened, StoreError, StoreUnreachable, StoreUnusable
 from tickwheel.persistence.redis.driver import Argument, NoReply, NotConnected, ServerError
 from tickwheel.persistence.redis.keys import LAYOUT, TYPES, Keys
 from tickwheel.persistence.redis.mirror import TASK_BYTES
@@ -112,7 +112,7 @@ async def _may_do_all(line: Connection, options: RedisOptions) -> None:
     try:
         missing = await missing_rights(line, options)
     except (NotConnected, NoReply) as error:
-        raise _unusable(options, error.message) from error
+        raise _unreachable(options, error) from error
     except ServerError as error:
         raise _refusal(options, error) from error
     if missing:
@@ -149,7 +149,7 @@ async def _info(line: Connection, options: RedisOptions) -> dict[str, str]:
         except ServerError as error:
             raise _refusal(options, error) from error
         except (NotConnected, NoReply) as error:
-            raise _unusable(options, error.message) from error
+            raise _unreachable(options, error) from error
         await asyncio.sleep(LOAD_POLL_S)
 
 
@@ -239,4 +239,12 @@ def _refusal(options: RedisOptions, error: ServerError) -> StoreUnusable:
 
 
 def _unusable(options: RedisOptions, why: str) -> StoreUnusable:
-    return StoreUnusable(f"store {options.name}: {why.removeprefix(f'{options.name}: ')}")
+    return StoreUnusable(_named(options, why))
+
+
+def _unreachable(options: RedisOptions, error: StoreError) -> StoreUnreachable:
+    return StoreUnreachable(_named(options, error.message))
+
+
+def _named(options: RedisOptions, why: str) -> str:
+    return f"store {options.name}: {why.removeprefix(f'{options.name}: ')}"

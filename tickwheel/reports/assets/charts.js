@@ -92,12 +92,12 @@ const Charts = (() => {
     [6e4, HM, YMD, null, MD, null, null, null, 1],
     [1e3, "{HH}:{mm}:{ss}", YMD, null, MD, null, null, null, 1],
   ];
-  function axes(marks, format) {
+  function axes(marks, format, narrow) {
     const line = { stroke: css("--grid"), width: 1 }, font = "11px system-ui, sans-serif";
     const both = { stroke: css("--soft"), font, grid: line, ticks: { ...line, size: 4 } };
     return [
       { ...both, values: STAMPS, space: 64, size: 40 },
-      { ...both, splits: () => marks, filter: (_, found) => found, values: (_, found) => found.map(format), size: 62, gap: 4 },
+      { ...both, splits: () => marks, filter: (_, found) => found, values: (_, found) => found.map(format), size: narrow ? 48 : 62, gap: 4 },
     ];
   }
   // One chart over time. `drawn` are uPlot's series, `data` its columns behind the times.
@@ -112,7 +112,7 @@ const Charts = (() => {
         x: { time: true, range: (_, from, to) => (to - from < step ? [from - step, from + 2 * step] : [from, to]) },
         y: { distr: options.log ? 4 : 1, asinh: 0.5, range: [0, end] },
       },
-      axes: axes(marks, options.format),
+      axes: axes(marks, options.format, element.clientWidth < 480),
       series: [{}, ...drawn],
       hooks: {
         draw: options.target === undefined ? [] : [(u) => target(u, options)],

@@ -138,7 +138,7 @@ class Roles:
         if self.history is not None:
             self.history.start()
         if leadership is not None:
-            await leadership.prepare()
+            await leadership.prepare(self.settings.store_wait_s)
             if not await leadership.first_campaign(self._new_owner(), self.address):
                 self._enter("standby")
                 return
@@ -257,6 +257,11 @@ class Roles:
             self.clock.accept()  # there is nothing that could fire
         else:
             self.on_event("clock_held", why_held(self.clock))
+
+    def give_up(self) -> None:
+        """The daemon shall stop: wait no longer for a store that cannot be asked."""
+        if self._leadership is not None:
+            self._leadership.give_up()
 
     def accept_clock(self) -> None:
         """An operator says that the wall clock is right."""

@@ -18,7 +18,12 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from tickwheel.clock import Clock
-from tickwheel.persistence.contract import StoreAway, StoreError, StoreUnusable
+from tickwheel.persistence.contract import (
+    StoreAway,
+    StoreError,
+    StoreUnreachable,
+    StoreUnusable,
+)
 from tickwheel.persistence.election import Election, Leader, Seen
 from tickwheel.server.cluster.life import Life, is_over
 
@@ -76,6 +81,7 @@ class Leadership:
         self._wait: _Wait | None = None
         self._logged_wait = ("", 0)
         """For what it waits, and when that was logged."""
+        self._gives_up = False
         self._until_mono_ms = 0
         self._empty_since_mono_ms: int | None = None
         self._trouble = False
@@ -100,9 +106,28 @@ class Leadership:
 
     # --- standing by -------------------------------------------------------------------------
 
-    async def prepare(self) -> None:
-        """Raises StoreUnusable when this store must not be used."""
-        await self._election.prepare()
+    async def prepare(self, wait_s: float) -> None:
+        """Raises StoreUnusable when this store must not be used, or cannot be asked for so
+        long: machines that start together are there one after the other."""
+        until_mono_ms = self._clock.read().mono_ms + int(wait_s * 1000)
+        while True:
+            try:
+                await self._election.prepare()
+            except StoreUnreachable as error:
+                left_ms = until_mono_ms - self._clock.read().mono_ms
+                if left_ms <= 0 or self._gives_up:
+                    raise
+                unless = f", then it gives up (store_wait_s): {error.message}"
+                self._wait = _Wait("a store that can be asked", left_ms, unless)
+            else:
+                self._wait = None
+                return
+            self._log_wait()
+            await asyncio.sleep(self._poll_s)
+
+    def give_up(self) -> None:
+        """Wait no longer for a store that cannot be asked: the daemon shall stop."""
+        self._gives_up = True
 
     async def look(self) -> bool:
         """One look; whether it is this daemon's turn. Raises StoreError."""

@@ -151,6 +151,7 @@ class Api:
 
     async def _answer(self, scope: Scope, receive: Receive, begun: _Answering) -> None:
         headers: dict[bytes, bytes] = dict(scope["headers"])
+        address = ":".join(map(str, scope.get("client") or ("?",)))
         try:
             if scope["state"].get("is_extra"):
                 raise TooManyConnections(
@@ -162,15 +163,13 @@ class Api:
             _check_origin(headers)
             operations = self._for(route, principal)
         except Unauthorized as error:
-            waited = asyncio.Event()
-            self._logins.later(waited.set)
-            await waited.wait()
-            await self._refuse(begun, error)
+            if (scope["method"], scope["path"]) == _LOGIN:
+                self._logins.note_failed_console(address, error)
+            await self._refuse_slowly(begun, error)
             return
         except TickwheelError as error:
             await self._refuse(begun, error)
             return
-        address = ":".join(map(str, scope.get("client") or ("?",)))
         exchange = Exchange(operations, principal, address)
         self._exchanges.add(exchange)
         body: Body | None = None
@@ -267,6 +266,12 @@ class Api:
             await begun.cut_off()
         else:
             await self._refuse(begun, error)
+
+    async def _refuse_slowly(self, send: Send, error: Unauthorized) -> None:
+        waited = asyncio.Event()
+        self._logins.later(waited.set)
+        await waited.wait()
+        await self._refuse(send, error)
 
     async def _refuse(self, send: Send, error: TickwheelError) -> None:
         is_standby = isinstance(error, NotActive)

@@ -15,8 +15,10 @@ import contextlib
 import json
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from ipaddress import ip_address
 from itertools import count
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import h11
 import uvicorn
@@ -27,7 +29,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from tickwheel.errors import BadRequest, TickwheelError, TlsRequired
+from tickwheel.errors import BadRequest, Forbidden, TickwheelError, TlsRequired
 from tickwheel.server.tcp.heartbeats import keep_alive
 
 if TYPE_CHECKING:
@@ -52,6 +54,9 @@ HEADER_BYTES_MAX = 16 * 1024
 EXTRA_CONNECTIONS_MAX = 16
 """Over ``connections_max``, for health checks while all others are busy."""
 API_PREFIX = "/v1/"
+PROBLEM_TYPE = "application/problem+json"
+OWN_NAME = "localhost"
+"""It, and names that end with it, are this machine for every browser."""
 _places = count()
 
 
@@ -158,11 +163,32 @@ class _Connection(H11Protocol):
         self._timer = self.loop.call_later(self.idle_s, self._look)
 
 
+def is_named(host: bytes, names: frozenset[str]) -> bool:
+    """Whether ``host``, with or without a port, is an address, ``localhost``, or one of
+    ``names``."""
+    try:
+        name = (urlsplit(b"//" + host).hostname or b"").decode("ascii").rstrip(".")
+    except ValueError:
+        return False
+    if name == OWN_NAME or name.endswith(f".{OWN_NAME}") or name in names:
+        return True
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _said(error: TickwheelError, title: str) -> dict[str, object]:
+    """A problem, where the API's extra may be missing."""
+    said: dict[str, object] = {"type": f"urn:tickwheel:error:{error.code}", "title": title}
+    said |= {"status": error.http_status, "detail": error.message, "code": error.code}
+    return said | {"retryable": error.retryable}
+
+
 def _bad_request(error: TickwheelError) -> tuple[h11.Event, ...]:
-    said = {"type": f"urn:tickwheel:error:{error.code}", "title": "Bad request", "status": 400}
-    said |= {"detail": error.message, "code": error.code, "retryable": error.retryable}
-    body = json.dumps(said).encode()
-    headers = [(b"content-type", b"application/problem+json")]
+    body = json.dumps(_said(error, "Bad request")).encode()
+    headers = [(b"content-type", PROBLEM_TYPE.encode())]
     headers += [(b"content-length", b"%d" % len(body)), (b"connection", b"close")]
     head = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
     return head, h11.Data(data=body), h11.EndOfMessage()
@@ -224,9 +250,12 @@ class Http:
         keep_alive_s: float = _Connection.keep_alive_s,
         api: Api | None = None,
         tls: MakeTls | None = None,
+        names: frozenset[str] | None = None,
     ) -> None:
-        """``tls``: makes what accepts connections, in the place of the event loop."""
+        """``tls``: makes what accepts connections, in the place of the event loop. ``names``: by
+        which it may be asked, beside addresses and ``localhost``; None: by any."""
         self._tls = tls
+        self._names = names
         self._address = (host, port)
         limits = {
             "connections_max": connections_max,
@@ -299,6 +328,27 @@ class Http:
 
         about = {"/healthz": healthz, "/readyz": readyz, "/metrics": metrics}
         routes: list[BaseRoute] = [Route(path, route) for path, route in about.items()]
+        return self._named(self._by_path(routes))
+
+    def _named(self, application: ASGIApp) -> ASGIApp:
+        """Only for those who ask by a name of ours. A page of another site may give its own name
+        our address; the browser then takes what we say for that site's."""
+        names = self._names
+        if names is None:
+            return application
+
+        async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+            host = next((value for name, value in scope["headers"] if name == b"host"), None)
+            if scope["type"] != "http" or host is None or is_named(host, names):
+                await application(scope, receive, send)
+                return
+            error = Forbidden("Host is not a name of this daemon's: see http_hosts")
+            answer = JSONResponse(_said(error, "Forbidden"), 403, media_type=PROBLEM_TYPE)
+            await answer(scope, receive, send)
+
+        return checked
+
+    def _by_path(self, routes: list[BaseRoute]) -> ASGIApp:
         api = self.api
         if api is None:
             return Starlette(routes=routes)

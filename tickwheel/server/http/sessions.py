@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tickwheel.clock import Clock
     from tickwheel.server.logins import Logins
     from tickwheel.server.shard.access import Principal
+    from tickwheel.server.shard.callers import Caller
 
 SESSION_S: Final = 12 * 3600
 SESSIONS_MAX: Final = 1_000
@@ -73,6 +74,10 @@ class Sessions:
         """Whether or not it is there."""
         if text:
             self._sessions.pop(_hash(text), None)
+
+    def note(self, caller: Caller, operation: str) -> None:
+        """For the log of what operators did."""
+        self._logins.note_console(caller, operation)
 
     # --- links -----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from tickwheel.server.http.handlers.controlling import Controlling
 from tickwheel.server.http.handlers.lining import Lining
 from tickwheel.server.http.handlers.listing import Listing
 from tickwheel.server.http.handlers.producing import Producing
+from tickwheel.server.http.handlers.restoring import Restoring
 from tickwheel.server.http.handlers.scheduling import Scheduling
 from tickwheel.server.http.handlers.sessions import Login
 from tickwheel.server.http.handlers.settling import Settling
@@ -59,6 +60,7 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
         *_schedules(Scheduling()),
         *_transactions(Transacting()),
         *_daemon(Listing()),
+        *_restores(Restoring()),
         *_watching(Watching(keep_alive_s=keep_alive_s)),
     ]
 
@@ -66,15 +68,16 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
 def _producing(produce: Producing) -> list[Route]:
     operations = ("enqueue", "enqueue_once")
     codes = (*_NEW, "idempotency_key_reused", "request_forgotten")
+    decided = ("conflict", "transaction_committed", "transaction_rolled_back")
     return [
         Route(
             "POST", "/v1/tasks", produce.enqueue, "tasks",
             "Enqueue one task or several; as NDJSON a stream of them, answered line by line",
-            operations, types.Accepted | types.AcceptedMany, 201,
+            (*operations, "prepare"), types.Accepted | types.AcceptedMany | types.Prepared, 201,
             body=types.NewTask | types.NewTasks,
             headers=(_IDEMPOTENCY, _TOPIC_HEADER),
             raw=(NDJSON,), streams=(NDJSON,),
-            codes=codes,
+            codes=(*codes, *decided),
         ),
         Route(
             "POST", "/v1/topics/{topic}/tasks", produce.enqueue_raw, "tasks",
@@ -265,6 +268,22 @@ def _daemon(show: Listing) -> list[Route]:
               dict[str, int], standby=True),
         Route("POST", "/v1/backups", show.backup, tag, "Copy the store to a new file",
               ("backup",), types.Backup, 201, body=types.BackupIn, codes=("conflict",)),
+    ]  # fmt: skip
+
+
+def _restores(restores: Restoring) -> list[Route]:
+    tag, path, unknown = "daemon", "/v1/restores/{id}", ("not_found",)
+    return [
+        Route("POST", "/v1/restores", restores.restore, tag,
+              "Restore a backup and the history since into a new file", ("restore",),
+              types.Restore, 202, body=types.RestoreIn, codes=("not_found", "conflict")),
+        Route("GET", "/v1/restores", restores.list_restores, tag, "The newest restores",
+              ("list_restores",), types.RestoreList),
+        Route("GET", path, restores.show_restore, tag, "How far a restore is",
+              ("show_restore",), types.Restore, codes=unknown),
+        Route("DELETE", path, restores.cancel_restore, tag,
+              "Cancel a restore: nothing of it stays", ("cancel_restore",), types.Restore,
+              codes=unknown),
     ]  # fmt: skip
 
 

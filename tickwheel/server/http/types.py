@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from tickwheel.model.transactions import PART_MAX
+
 NAME_PATTERN = "^[A-Za-z0-9._:/-]{1,255}$"
 
 
@@ -108,9 +110,22 @@ class NewTask(TaskFields, kw_only=True):
     topic: Name
 
 
-class NewTasks(In):
-    """Several at once: all of them or none."""
+class OfTransaction(In):
+    """Which transaction half tasks are of; the same ``part`` again is a resend."""
 
+    id: Name
+    group: Name
+    """Its producer group: who is asked what became of it."""
+    part: Annotated[int, _shape("1 for its first request.", minimum=1, maximum=PART_MAX)]
+    count_from: Annotated[str, _shape("", enum=["enqueue", "commit"])] = "enqueue"
+    """What delays count from."""
+
+
+class NewTasks(In, kw_only=True):
+    """Several at once: all of them or none. With a ``transaction`` they are tasks when it is
+    committed."""
+
+    transaction: OfTransaction | None = None
     tasks: Annotated[list[NewTask], _shape("", minItems=1, maxItems=16_384)]
 
 
@@ -119,6 +134,7 @@ class OneOrMany(TaskFields):
 
     topic: Name | None = None
     tasks: list[NewTask] | None = None
+    transaction: OfTransaction | None = None
 
 
 class Accepted(Out):
@@ -136,6 +152,14 @@ class AcceptedMany(Out):
     """In the order asked."""
 
     tasks: list[Accepted]
+
+
+class Prepared(Out):
+    """Half tasks that are kept; they have no ids before the commit."""
+
+    transaction: Name
+    part: int
+    tasks: int
 
 
 class Failure(Out):
@@ -565,7 +589,7 @@ class TopicHeld(Out):
     groups: int
 
 
-class Stats(Out):
+class Stats(Out, kw_only=True):
     """Counts of the daemon; docs/protocol.md lists what they mean."""
 
     node: str
@@ -586,9 +610,12 @@ class Stats(Out):
     delivered: int
     acked: int
     store_ok: bool
-    lateness: dict[str, Any]
+    lateness: dict[str, Any] | None = None
+    """None: of all topics only, and the caller may not read all."""
     topics: dict[str, TopicCounts]
     topics_left_out: int
+    partial: bool = False
+    """The counts are of the topics that the caller may read."""
 
 
 class LoadQuery(In):
@@ -838,6 +865,58 @@ class Backup(Out):
 
     path: str
     bytes: int
+
+
+class RestoreIn(In):
+    """Names of files in the folder for backups; without ``ids`` all tasks."""
+
+    into: str
+    """A new SQLite file."""
+    backup: str | None = None
+    history: bool = True
+    """What happened since the backup, too, where the daemon keeps a history."""
+    ids: Ids | None = None
+    include_overdue: bool = True
+    allow_missing_bodies: bool = False
+    dry_run: bool = False
+
+
+class RestoreProgress(Out):
+    """``step``: backup, events, tasks, writing."""
+
+    step: str
+    done: int
+    of: int | None
+
+
+class RestoreError(Out):
+    """Why it failed."""
+
+    code: str
+    message: str
+
+
+class Restore(Out):
+    """One restore."""
+
+    id: Id
+    state: Annotated[str, _shape("", enum=["running", "done", "refused", "failed", "cancelled"])]
+    """Refused: nothing was written, because tasks have no body; ``report`` names them."""
+    into: str
+    backup: str | None
+    dry_run: bool
+    began_ms: Moment
+    ended_ms: Moment | None
+    progress: RestoreProgress
+    report: dict[str, Any] | None
+    """As ``tickwheel restore --json`` has it."""
+    error: RestoreError | None
+
+
+class RestoreList(Out):
+    """The newest first."""
+
+    restores: list[Restore]
 
 
 # --- the console ---------------------------------------------------------------------------------

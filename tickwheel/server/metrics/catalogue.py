@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from tickwheel.model.coalescing import Merging
-from tickwheel.server.shard.stats import held_count
 from tickwheel.server.status import readiness
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ GROUP: tuple[Metric[Group], ...] = (
     Metric(
         "tickwheel_held_keys",
         "Order keys that are held until an operator acts.",
-        lambda g, _: held_count(g),
+        lambda g, _: g.held,
     ),
     Metric(
         "tickwheel_oldest_ready_age_seconds",

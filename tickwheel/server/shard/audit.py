@@ -1,12 +1,16 @@
 """The log of what operators did: who, when, what it named, how it ended; one JSON object a line.
 
-``AuditLog`` is the file. ``Audited`` stands in the place of a principal's operations, outside of
-what checks its rights, so that what is refused is in the log as well; both transports call through
-it. Where there is no log, it is not there either.
+``AuditLog`` is the file, written by a thread: the event loop does not wait for a disk. ``Audited``
+stands in the place of a principal's operations, outside of what checks its rights, so that what is
+refused is in the log as well; both transports call through it. Where there is no log, it is not
+there either.
 
 Invariants:
 
-* A line is written before its answer is given: who was answered is in the log.
+* A line is given to the thread before its answer is given. A clean stop waits for all of them; a
+  daemon that is killed loses those that the thread had not come to.
+* What waits for the thread is bounded. Lines that found no room, or could not be written, are
+  counted, and the next line that is written says how many they were.
 * Only what ``NAMED`` lists is taken from a request, each of it cut to a length: never a body, a
   property, a token.
 * A log that cannot be written stops nothing; that is said once, and shown by a metric.
@@ -14,10 +18,12 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import os
-from collections import Counter
+import threading
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence, Sized
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,23 +43,31 @@ if TYPE_CHECKING:
 TEXT_LENGTH_MAX: Final = 255
 IDS_MAX: Final = 10
 """Of one line; of more it says how many there are."""
+WAITING_BYTES_MAX: Final = 4 * 1024 * 1024
+"""Of lines that wait for the thread."""
 COMMANDS = frozenset(
     ("cancel", "reschedule", "run_now", "cancel_key", "reschedule_key", "run_now_key")
 )
 """Beside what needs the right to operate, or to administer."""
+DECISIONS = frozenset(("commit_transaction", "rollback_transaction"))
+"""Of an operator, unless they come from who prepared the transaction, or answers for its group."""
 AUDITED = frozenset(
     name
     for name, need in RIGHTS.items()
-    if name in COMMANDS or (need is not None and need.right in (Right.OPERATE, Right.ADMIN))
+    if name in COMMANDS | DECISIONS
+    or (need is not None and need.right in (Right.OPERATE, Right.ADMIN))
 )
 NAMED = frozenset(
-    ("topic", "group", "key", "name", "path", "force", "paused", "delay_ms", "due_ms", "settings")
-)
+    (
+        "topic", "group", "key", "name", "path", "force", "paused", "delay_ms", "due_ms",
+        "settings", "transaction", "into", "backup", "restore_id",
+    )
+)  # fmt: skip
 _IDS = ("ids", "pairs", "items")
 
 
 class AuditLog:
-    """``write`` a line; the file is opened with the first one."""
+    """``write`` a line; ``close`` when all are written. The thread begins with the first one."""
 
     def __init__(
         self, path: str, bytes_max: int, clock: Clock, on_event: OnEvent, observed: Observed
@@ -63,28 +77,109 @@ class AuditLog:
         self._clock = clock
         self._on_event = on_event
         self._observed = observed
+        self._lines: deque[bytes] = deque()
+        self._waiting_bytes = 0
+        self._lost = 0
+        """Lines that are not in the file, since the last one that is."""
+        self._changed = threading.Condition()
+        """Guards what is above, and wakes who waits for it."""
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._is_writing = False
+        # the thread's own
         self._fd: int | None = None
         self._bytes = 0
 
     def write(self, fields: Mapping[str, object]) -> None:
-        """With the time before it."""
+        """With the time before it. Never waits."""
+        line = self._line(fields)
+        with self._changed:
+            if self._waiting_bytes + len(line) > WAITING_BYTES_MAX:
+                self._lost += 1
+                return
+            self._lines.append(line)
+            self._waiting_bytes += len(line)
+            if self._thread is None:
+                self._begin()
+            self._changed.notify_all()
+
+    def wrote_all(self) -> None:
+        """Wait until every line is in the file, or could not be written. Not for the event loop."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._lines and not self._is_writing)
+
+    def close(self) -> None:
+        """The same, and end the thread; a later line begins another. Not for the event loop."""
+        with self._changed:
+            thread, self._thread, self._closing = self._thread, None, True
+            self._changed.notify_all()
+        if thread is not None:
+            thread.join()
+
+    def _line(self, fields: Mapping[str, object]) -> bytes:
         now_s = self._clock.read().now_ms / 1000
         at = datetime.fromtimestamp(now_s, UTC).isoformat(timespec="milliseconds")
-        line = json.dumps({"at": at, **fields}, ensure_ascii=True).encode() + b"\n"
-        observed = self._observed
-        try:
-            self._append(line)
-        except OSError as error:
-            if observed.audit_ok:
-                self._on_event("audit_unwritable", f"{self._path}: {error.strerror}")
-            observed.audit_ok = False
-            self.close()
-            return
-        observed.audit_ok = True
+        return json.dumps({"at": at, **fields}, ensure_ascii=True).encode() + b"\n"
+
+    def _begin(self) -> None:
+        loop, self._closing = asyncio.get_running_loop(), False
+        # It ends with ``close``; a process that is ended otherwise does not wait for its disk.
+        self._thread = threading.Thread(target=self._run, args=(loop,), name="audit", daemon=True)
+        self._thread.start()
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
+        while some := self._next():
+            try:
+                self._write_all(some)
+                self._well()
+            except OSError as error:
+                self._ill(loop, error, len(some))
+        self._end_file()
+
+    def _next(self) -> list[bytes]:
+        """All that waits; empty when it is to end."""
+        with self._changed:
+            self._is_writing = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._lines or self._closing)
+            some = list(self._lines)
+            self._lines.clear()
+            self._waiting_bytes = 0
+            self._is_writing = bool(some)
+            return some
+
+    def _write_all(self, some: list[bytes]) -> None:
+        """``some`` is left with what was not written."""
+        with self._changed:
+            lost, self._lost = self._lost, 0
+        if lost:
+            try:
+                self._append(self._line({"operation": "audit_lines_lost", "count": lost}))
+            except OSError:
+                with self._changed:
+                    self._lost += lost
+                raise
+        while some:
+            self._append(some[0])
+            del some[0]
+
+    def _well(self) -> None:
+        self._observed.audit_ok = True
+
+    def _ill(self, loop: asyncio.AbstractEventLoop, error: OSError, lost: int) -> None:
+        with self._changed:
+            self._lost += lost
+        was_ok, self._observed.audit_ok = self._observed.audit_ok, False
+        self._end_file()
+        if was_ok:
+            said = f"{self._path}: {error.strerror}"
+            loop.call_soon_threadsafe(self._on_event, "audit_unwritable", said)
 
     def _append(self, line: bytes) -> None:
         if self._fd is not None and self._bytes + len(line) > self._bytes_max:
-            self.close()
+            self._end_file()
             self._path.replace(self._path.with_name(f"{self._path.name}.1"))
         if self._fd is None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
@@ -95,10 +190,23 @@ class AuditLog:
                 return
         self._bytes += os.write(self._fd, line)
 
-    def close(self) -> None:
+    def _end_file(self) -> None:
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
+
+
+def said_of(caller: Caller, operation: str, named: Mapping[str, object]) -> dict[str, object]:
+    """How a line begins."""
+    principal = caller.principal
+    return {
+        "who": principal.name or "anonymous",
+        **({"token": principal.token_id} if principal.token_id else {}),
+        "from": caller.address,
+        "client": caller.name[:TEXT_LENGTH_MAX],
+        "operation": operation,
+        "named": named,
+    }
 
 
 class Audited:
@@ -106,6 +214,7 @@ class Audited:
 
     def __init__(self, operations: Operations, guarded: Operations, log: AuditLog) -> None:
         """``operations`` without their guard say what the parameters are called."""
+        self._operations = operations
         self._guarded = guarded
         self._log = log
         for name in vars(operations):
@@ -121,6 +230,13 @@ class Audited:
             raise AttributeError(name)
         return getattr(self._guarded, name)
 
+    def is_behind(self, caller: Caller) -> bool:
+        """Answers that leave a line count as the caller's, too."""
+        committer, audited = self._operations.shard.committer, caller.audited
+        if audited is not None and committer.is_behind(audited):
+            return True
+        return self._guarded.is_behind(caller)
+
     def _audited(
         self, name: str, parameters: Sequence[str], operation: Callable[..., Any]
     ) -> Callable[..., Any]:
@@ -128,33 +244,39 @@ class Audited:
 
         def audited(caller: Caller, request: int, *args: Any, **named: Any) -> None:
             given = {**dict(zip(parameters, args, strict=False)), **named}
-            line = {
-                "who": caller.principal.name or "anonymous",
-                **({"token": caller.principal.token_id} if caller.principal.token_id else {}),
-                "from": caller.address,
-                "client": caller.name[:TEXT_LENGTH_MAX],
-                "operation": name,
-                "named": _named(given),
-            }
+            if name in DECISIONS and self._is_own(caller, given.get("transaction")):
+                operation(caller, request, *args, **named)
+                return
+            line = said_of(caller, name, _named(given))
 
             def ended(outcome: str, counts: dict[str, int] | None = None) -> None:
                 log.write({**line, "outcome": outcome, **({"counts": counts} if counts else {})})
 
+            asking = _Asking(caller)
+            asking.replies.expect(request, ended)
             try:
-                operation(_Asking(caller, ended), request, *args, **named)
+                operation(asking, request, *args, **named)
             except TickwheelError as error:
-                ended(error.code)
+                asking.replies.failed(request, error.code)
                 raise
 
         return audited
+
+    def _is_own(self, caller: Caller, transaction: object) -> bool:
+        shard = self._operations.shard
+        found = shard.core.book.known.get(transaction) if isinstance(transaction, str) else None
+        return found is not None and shard.checkbacks.is_of(caller, found.row)
 
 
 class _Asking:
     """The caller during one request: its answer is seen on its way."""
 
-    def __init__(self, caller: Caller, ended: Callable[..., None]) -> None:
+    def __init__(self, caller: Caller) -> None:
         self._caller = caller
-        self.replies = _Replies(caller, ended)
+        replies = caller.audited
+        if not isinstance(replies, AuditedReplies):
+            replies = caller.audited = AuditedReplies(caller)
+        self.replies = replies
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._caller, name)
@@ -175,39 +297,63 @@ class _Asking:
         self.replies.flush()
 
 
-class _Replies:
-    """A ``ReplySink`` before the caller's own, whatever that is by then."""
+class _Answer:
+    """One that may wait, and whose it is."""
 
-    def __init__(self, caller: Caller, ended: Callable[..., None]) -> None:
+    __slots__ = ("counts", "request", "value")
+
+    def __init__(self, request: int, counts: dict[str, int] | None, value: Sized) -> None:
+        self.request = request
+        self.counts = counts
+        self.value = value
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+
+class AuditedReplies:
+    """A ``ReplySink`` before the caller's own, whatever that is by then: one for all requests of a
+    caller, because answers of a batch come together."""
+
+    def __init__(self, caller: Caller) -> None:
         self._caller = caller
-        self._own = caller.replies
-        self._ended = ended
-        self._counts: dict[str, int] | None = None
+        self._expected: dict[int, list[Callable[..., None]]] = {}
+        """By request; a client may use a number twice."""
 
-    def __hash__(self) -> int:
-        return hash(self._own)
+    def expect(self, request: int, ended: Callable[..., None]) -> None:
+        """Call it when the request is answered."""
+        self._expected.setdefault(request, []).append(ended)
 
-    def __eq__(self, other: object) -> bool:
-        """What waits for the store counts as the caller's."""
-        return (other._own if isinstance(other, _Replies) else other) is self._own
+    def failed(self, request: int, code: str) -> None:
+        """It was refused before it was taken."""
+        self._end(request, code)
+
+    def _end(self, request: int, outcome: str, counts: dict[str, int] | None = None) -> None:
+        waiting = self._expected.get(request)
+        if waiting is None:
+            return
+        waiting.pop(0)(outcome, counts)
+        if not waiting:
+            del self._expected[request]
 
     @property
     def label(self) -> str:
         return self._caller.replies.label
 
     def accepted(self, answers: Sequence[StoredAnswer]) -> None:
+        for request, _, count, _ in answers:
+            self._end(request, "ok", {"tasks": count})
         self._caller.replies.accepted(answers)
 
     def answer_to(self, request: int, value: object) -> Sized:
-        self._counts = _counts(value)
-        return self._caller.replies.answer_to(request, value)
+        return _Answer(request, _counts(value), self._caller.replies.answer_to(request, value))
 
-    def give(self, answer: Sized) -> None:
-        self._ended("ok", self._counts)
-        self._caller.replies.give(answer)
+    def give(self, answer: Any) -> None:
+        self._end(answer.request, "ok", answer.counts)
+        self._caller.replies.give(answer.value)
 
     def error(self, request: int, code: str, message: str) -> None:
-        self._ended(code)
+        self._end(request, code)
         self._caller.replies.error(request, code, message)
 
     def flush(self) -> None:
@@ -215,9 +361,11 @@ class _Replies:
 
 
 def _counts(value: object) -> dict[str, int] | None:
-    """Of an answer with a word for each id: how many of each."""
+    """Of an answer with a word for each id how many of each; of one with new tasks how many."""
     if not isinstance(value, (tuple, list)):
         return None
+    if len(value) > 1 and type(value[0]) is int and isinstance(value[1], tuple):
+        return {"tasks": len(value[1])}
     words = [one[0] if isinstance(one, (tuple, list)) and one else one for one in value]
     return dict(Counter(word for word in words if isinstance(word, str))) or None
 

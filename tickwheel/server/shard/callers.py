@@ -42,6 +42,8 @@ class Caller:
         self, replies: ReplySink, *, principal: Principal = ANONYMOUS, address: str = "?"
     ) -> None:
         self.replies = replies
+        self.audited: ReplySink | None = None
+        """In its place for requests that leave a line in the log of what operators did."""
         self.principal = principal
         self.quota: Quota | None = None
         """Of its principal, once it is let in; None: no limits of its own."""
@@ -68,6 +70,7 @@ class Caller:
         never in a daemon that has little to do."""
         self.is_open = False
         self.replies = _NOBODY
+        self.audited = None
 
     @property
     def label(self) -> str:

@@ -70,6 +70,10 @@ class CheckBacks:
         """Nobody will be asked any more."""
         self._preparers.pop(name, None)
 
+    def is_of(self, caller: Caller, row: TransactionRow) -> bool:
+        """Whether it prepared this transaction, or answers for its producer group."""
+        return self._preparers.get(row.id) is caller or row.group in self._groups.get(caller, ())
+
     @property
     def members(self) -> int:
         """Connections that are asked."""

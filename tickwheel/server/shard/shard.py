@@ -25,6 +25,7 @@ from tickwheel.server.shard.committer import Committer
 from tickwheel.server.shard.listings import Listings
 from tickwheel.server.shard.new_tasks import NewTasks
 from tickwheel.server.shard.reads import Commands, Loader, Reader
+from tickwheel.server.shard.restores import Restores
 from tickwheel.server.shard.views import task_map
 
 if TYPE_CHECKING:
@@ -96,11 +97,11 @@ class Shard:
         """Gets the exception that must stop the daemon."""
         listings_max = settings.listings_max, settings.listings_all_max
         self.listings = Listings(self.spawn, self._takes_more, LISTINGS_AT_A_TIME, *listings_max)
-        backups_max = settings.backups_max
-        self.backups = Listings(self.spawn, self._takes_more, 1, backups_max, backups_max)
+        self.backups = Listings(self.spawn, self._takes_more, 1, *[settings.backups_max] * 2)
         self.observed = observed or Observed()
         self.history = history
         self.backup_folder = backup_folder
+        self.restores = self._new_restores()
         self.lateness = self.observed.lateness
         self._delivering = Delivering(engine, clock, self.lateness)
         self.committer = self._new_committer(owner, opened)
@@ -158,6 +159,16 @@ class Shard:
             hand_over=self._delivering.hand_over,
             observed=self.observed,
             history=self.history,
+        )
+
+    def _new_restores(self) -> Restores:
+        return Restores(
+            self.backup_folder,
+            self.settings.history_dir,
+            self.core.config.shard,
+            self.clock,
+            self.border,
+            self.spawn,
         )
 
     def _new_coalescing(self) -> Coalescing:

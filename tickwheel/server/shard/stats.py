@@ -10,20 +10,25 @@ from tickwheel.engine.topics import Group, Topic
 from tickwheel.model.coalescing import Merging
 from tickwheel.model.records import GroupSettings
 from tickwheel.server import policies
+from tickwheel.server.shard.access import Only
 from tickwheel.server.shard.shard import Shard
 from tickwheel.server.shard.views import ValueBytes
 from tickwheel.version import __version__
 
+STATES = ("ready", "in_flight", "waiting")
+_OF_TOPICS = ("pending", *STATES, "dead", "enqueued", "delivered", "acked", "cancelled")
+_OF_GROUPS = ("nacked", "snoozed", "expired", "filtered", "subscribers")
 
-def stats_map(shard: Shard, now: Now, value_bytes: ValueBytes) -> dict[str, Any]:
-    """What ``tickwheel stats`` shows; ``docs/protocol.md`` lists the fields."""
+
+def stats_map(
+    shard: Shard, now: Now, value_bytes: ValueBytes, only: Only | None = None
+) -> dict[str, Any]:
+    """What ``tickwheel stats`` shows; ``docs/protocol.md`` lists the fields. ``only``: counts are
+    those of these topics, and what is counted for the whole daemon only is left out."""
     core = shard.core
-    wheel, totals = core.wheel, core.totals
-    topics = {topic.name: topic_map(core, topic, now) for topic in core.topics.values()}
-    sums = {
-        name: sum(topic[name] for topic in topics.values())
-        for name in ("ready", "in_flight", "waiting")
-    }
+    seen = (topic for topic in core.topics.values() if only is None or only(topic.name))
+    topics = {topic.name: topic_map(core, topic, now) for topic in seen}
+    counts = _whole(shard, topics) if only is None else _of(topics)
     shown, left_out = _that_fit(topics, shard.settings.out_room_bytes // 2, value_bytes)
     return {
         "node": shard.settings.node,
@@ -33,8 +38,29 @@ def stats_map(shard: Shard, now: Now, value_bytes: ValueBytes) -> dict[str, Any]
         "uptime_s": (now.mono_ms - shard.started_mono_ms) / 1000,
         "slots": core.config.slots,
         "tick_ms": core.config.tick_ms,
-        "slot": wheel.slot_of(now.now_ms),
-        "position_ms": wheel.position_ms,
+        "slot": core.wheel.slot_of(now.now_ms),
+        "position_ms": core.wheel.position_ms,
+        "store_ok": shard.committer.trouble is None,
+        **counts,
+        "partial": only is not None,
+        "topics": shown,
+        "topics_left_out": left_out,
+    }
+
+
+def _of(topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Sums over some topics, and the groups that they have."""
+    groups = [group for topic in topics.values() for group in topic["groups"].values()]
+    sums = {name: sum(topic[name] for topic in topics.values()) for name in _OF_TOPICS}
+    return sums | {name: sum(group[name] for group in groups) for name in _OF_GROUPS}
+
+
+def _whole(shard: Shard, topics: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Of the whole daemon."""
+    core = shard.core
+    wheel, totals = core.wheel, core.totals
+    sums = {name: sum(topic[name] for topic in topics.values()) for name in STATES}
+    return {
         "wheel_bytes": wheel.memory_bytes,
         "resident_bytes": core.resident_bytes,
         "pending": core.scheduled,
@@ -67,10 +93,7 @@ def stats_map(shard: Shard, now: Now, value_bytes: ValueBytes) -> dict[str, Any]
             "half_tasks": core.book.tasks,
             "bytes": core.book.size_bytes,
         },
-        "store_ok": shard.committer.trouble is None,
         "lateness": shard.lateness.summary(),
-        "topics": shown,
-        "topics_left_out": left_out,
     }
 
 
@@ -138,16 +161,9 @@ def group_map(core: Core, group: Group, now: Now) -> dict[str, Any]:
     }
 
 
-def held_count(group: Group) -> int:
-    """Order keys that wait for an operator."""
-    return 0 if group.ordering is None else len(group.ordering.held)
-
-
 def _lined(group: Group) -> dict[str, int]:
     """Of a group that has, or had, tasks with order keys or fair shares."""
-    if group.ordering is None:
-        return {}
-    return {"held": held_count(group), "in_lines": group.in_lines}
+    return {"held": group.held, "in_lines": group.in_lines} if group.is_ordered else {}
 
 
 def replay_map(group: Group) -> dict[str, Any] | None:

@@ -31,7 +31,7 @@ export async function open(main, query, signal) {
       { name: "Topic", class: "name wide", cell: (one) => link(`#/groups?topic=${part(one.topic)}`, one.topic) },
       { name: "Ready", class: "number", cell: (one) => (one.ready ? link(`#/tasks?topic=${part(one.topic)}&state=ready`, count(one.ready)) : dim("0")) },
       { name: "In flight", class: "number", cell: (one) => (one.in_flight ? link(`#/tasks?topic=${part(one.topic)}&state=in_flight`, count(one.in_flight)) : dim("0")) },
-      { name: "Retrying", class: "number", cell: (one) => (one.waiting ? link(`#/tasks?topic=${part(one.topic)}&state=waiting`, count(one.waiting)) : dim("0")) },
+      { name: "Waiting", class: "number", cell: (one) => (one.waiting ? link(`#/tasks?topic=${part(one.topic)}&state=waiting`, count(one.waiting)) : dim("0")) },
       { name: "Dead", class: "number", cell: (one) => (one.dead ? link(`#/dead?topic=${part(one.topic)}&group=${part(one.group)}`, count(one.dead)) : dim("0")) },
       { name: "Subscribers", class: "number wide", cell: (one) => (one.subscribers ? count(one.subscribers) : h("span", { class: one.ready ? "bad" : "dim" }, "0")) },
       { name: "Oldest ready", class: "number", cell: (one) => (one.oldest_ready_ms ? duration(one.oldest_ready_ms) : "–") },
@@ -66,7 +66,7 @@ export async function open(main, query, signal) {
     const tasks = (state, value) => link(`#/tasks?topic=${part(topic)}&state=${state}`, count(value));
     fill(known, section(one ? `Group ${wanted} of ${topic}` : `Topic ${topic}`, facts([
       one ? null : ["Scheduled", tasks("scheduled", found.pending)],
-      ["Ready", tasks("ready", of.ready)], ["In flight", tasks("in_flight", of.in_flight)], ["Retrying", tasks("waiting", of.waiting)],
+      ["Ready", tasks("ready", of.ready)], ["In flight", tasks("in_flight", of.in_flight)], ["Waiting", tasks("waiting", of.waiting)],
       ["Dead", link(`#/dead?topic=${part(topic)}${one ? `&group=${part(wanted)}` : ""}`, count(of.dead))],
       ["Delivered", count(of.delivered)], ["Acked", count(of.acked)], one ? ["Nacked", count(one.nacked)] : ["Enqueued", count(found.enqueued)],
       one ? ["Subscribers", count(one.subscribers)] : ["Broadcast subscribers", count(found.broadcasters)],
@@ -96,7 +96,7 @@ export async function open(main, query, signal) {
     const held = one.ready + one.in_flight + one.waiting + one.dead;
     const sure = await ask({
       title: `Delete group ${one.group} of ${one.topic}?`, confirm: "Delete it", danger: true, typed: held ? one.group : null,
-      text: [`Its ${count(one.subscribers)} subscribers are sent away. What it is still owed goes with it: ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} retrying, ${count(one.dead)} dead. Other groups keep theirs.`],
+      text: [`Its ${count(one.subscribers)} subscribers are sent away. What it is still owed goes with it: ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} waiting for a retry, ${count(one.dead)} dead. Other groups keep theirs.`],
     });
     if (!sure) return;
     await request("DELETE", path, { query: { force: held ? "true" : "" } }).then(() => toast(`${one.group} is deleted`), shown);

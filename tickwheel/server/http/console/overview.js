@@ -8,7 +8,7 @@ const COUNTS = [
   ["pending", "Scheduled", "#/tasks?state=scheduled", "wait on the wheel until they are due"],
   ["ready", "Ready", "#/tasks?state=ready", "due, and nobody has taken them yet"],
   ["in_flight", "In flight", "#/tasks?state=in_flight", "handed out, not settled yet"],
-  ["waiting", "Retrying", "#/tasks?state=waiting", "failed, and tried again later"],
+  ["waiting", "Waiting", "#/tasks?state=waiting", "failed, and tried again later"],
   ["dead", "Dead letters", "#/dead", "given up; somebody has to decide"],
 ];
 const RATES = [["enqueued", "Enqueued"], ["delivered", "Delivered"], ["acked", "Acked"]];

@@ -45,7 +45,7 @@ export async function open(main, query, signal, [id]) {
         ["Key", task.key ? link(`#/tasks?topic=${part(task.topic)}&key=${part(task.key)}`, task.key) : "–"],
         ["Tag", task.tag ? link(`#/tasks?topic=${part(task.topic)}&tag=${part(task.tag)}`, task.tag) : "–"],
         ["Priority", count(task.priority)], task.ttl_ms ? ["Worth delivering for", duration(task.ttl_ms)] : null, task.within_ms ? ["Due window", duration(task.within_ms)] : null,
-        task.state === "scheduled" ? ["On the wheel", `slot ${count(task.slot)}, ${count(task.cycles)} turns left`] : null,
+        task.state === "scheduled" ? ["On the wheel", `slot ${count(task.slot)}, ${count(task.cycles)} cycles left`] : null,
         ...Object.entries(task.properties ?? {}).map(([name, value]) => [name, link(`#/tasks?topic=${part(task.topic)}&property=${part(`${name}=${value}`)}`, String(value))]),
       ])) : null,
       ENDED.includes(task.state) || !task.topic ? null : section("What comes next", h("ul", { class: "plain" }, next(task))));

@@ -4,7 +4,7 @@ import { get, part, post } from "./api.js";
 import { ask, choice, commands, count, daemonNow, empty, field, fill, h, link, state, time, toast } from "./dom.js";
 import { List, searchBox } from "./list.js";
 
-const STATES = [["", "Any state"], ["scheduled", "Scheduled"], ["ready", "Ready"], ["in_flight", "In flight"], ["waiting", "Retrying"], ["dead", "Dead"]];
+const STATES = [["", "Any state"], ["scheduled", "Scheduled"], ["ready", "Ready"], ["in_flight", "In flight"], ["waiting", "Waiting"], ["dead", "Dead"]];
 const ORDERS = [["", "Newest first"], ["false", "Oldest first"]];
 const BATCH = 1_000;
 const PREVIEW = 80;

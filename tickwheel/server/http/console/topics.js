@@ -49,7 +49,7 @@ export async function open(main, query, signal) {
       { name: "Scheduled", class: "number", cell: (one) => tasks(one.topic, "scheduled", one.pending) },
       { name: "Ready", class: "number", cell: (one) => tasks(one.topic, "ready", one.ready) },
       { name: "In flight", class: "number", cell: (one) => tasks(one.topic, "in_flight", one.in_flight) },
-      { name: "Retrying", class: "number", cell: (one) => tasks(one.topic, "waiting", one.waiting) },
+      { name: "Waiting", class: "number", cell: (one) => tasks(one.topic, "waiting", one.waiting) },
       { name: "Dead", class: "number", cell: (one) => (one.dead ? link(`#/dead?topic=${part(one.topic)}`, count(one.dead)) : h("span", { class: "dim" }, "0")) },
       { name: "Groups", class: "number wide", cell: (one) => link(`#/groups?topic=${part(one.topic)}`, count(Object.keys(one.groups).length)) },
       { name: "Oldest ready", class: "number wide", cell: (one) => (one.oldest_ready_ms ? duration(one.oldest_ready_ms) : "–") },
@@ -90,7 +90,7 @@ export async function open(main, query, signal) {
     const held = one.pending + one.ready + one.in_flight + one.waiting + one.dead;
     const sure = await ask({
       title: `Delete topic ${one.topic}?`, confirm: "Delete it", danger: true, typed: held ? one.topic : null,
-      text: [`Its ${count(Object.keys(one.groups).length)} groups end, and everything that it holds is deleted for good: ${count(one.pending)} scheduled, ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} retrying, ${count(one.dead)} dead.`],
+      text: [`Its ${count(Object.keys(one.groups).length)} groups end, and everything that it holds is deleted for good: ${count(one.pending)} scheduled, ${count(one.ready)} ready, ${count(one.in_flight)} in flight, ${count(one.waiting)} waiting for a retry, ${count(one.dead)} dead.`],
     });
     if (!sure) return;
     await request("DELETE", `/v1/topics/${part(one.topic)}`, { query: { force: held ? "true" : "" } })

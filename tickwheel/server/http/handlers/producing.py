@@ -1,4 +1,4 @@
-"""Enqueues: one, many, raw bodies, CloudEvents, and streams of lines."""
+"""Enqueues: one, many, half tasks of a transaction, raw bodies, CloudEvents, streams of lines."""
 
 from __future__ import annotations
 
@@ -56,13 +56,33 @@ class Producing:
     async def _json(self, call: Call) -> None:
         given = await call.json(_one_or_many)
         if given.tasks is None:
+            if given.transaction is not None:
+                raise BadRequest("a request with a transaction has its tasks in tasks")
             await self._one(call, self._reader.task(given, given.topic))
             return
-        if given != types.OneOrMany(tasks=given.tasks):
+        if given != types.OneOrMany(tasks=given.tasks, transaction=given.transaction):
             raise BadRequest("a request has the fields of one task, or tasks, not both")
         read = self._reader.task
         many = [read(task, task.topic, f"tasks[{i}]") for i, task in enumerate(given.tasks)]
-        await self._many(call, many)
+        if given.transaction is not None:
+            await self._prepare(call, given.transaction, many)
+        else:
+            await self._many(call, many)
+
+    @staticmethod
+    async def _prepare(call: Call, of: types.OfTransaction, many: Sequence[Given]) -> None:
+        """Half tasks: answered when they are durable, and without ids."""
+        if call.header(b"idempotency-key") is not None:
+            raise BadRequest("idempotency-key is not for a transaction: its part is the resend")
+        exchange, operations, now = call.exchange, call.operations, call.now
+        caller, options = exchange.caller, {"from": of.count_from}
+        tasks = tuple(given.task for given in many)
+        await exchange.ask(
+            lambda number: operations.prepare(
+                caller, number, of.id, of.group, of.part, tasks, options, now
+            )
+        )
+        await call.answer({"transaction": of.id, "part": of.part, "tasks": len(tasks)})
 
     async def _cloudevents(self, call: Call, topic: str) -> None:
         data = await call.incoming.read()

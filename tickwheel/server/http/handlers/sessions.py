@@ -28,6 +28,7 @@ class Login:
             await call.answer(self._said(principal, None))
             return
         text, session = self._sessions.begin(principal)
+        self._sessions.note(call.exchange.caller, "console_login")
         said = self._said(principal, session.until_ms)
         await call.answer(said, headers={b"set-cookie": _cookie(call, text, SESSION_S)})
 
@@ -41,6 +42,7 @@ class Login:
         """Log out; whoever is not logged in is answered the same."""
         if call.exchange.caller.principal is not NOBODY:
             self._sessions.end(cookie_of(call.headers))
+            self._sessions.note(call.exchange.caller, "console_logout")
         who = NOBODY if self._sessions.are_needed else call.exchange.caller.principal
         await call.answer(self._said(who, None), headers={b"set-cookie": _cookie(call, "", 0)})
 
@@ -50,6 +52,7 @@ class Login:
             await call.answer({"code": None, "until_ms": None})
             return
         code, session = self._sessions.link(call.exchange.caller.principal)
+        self._sessions.note(call.exchange.caller, "console_link")
         await call.answer({"code": code, "until_ms": session.until_ms})
 
     def _said(self, principal: Principal, until_ms: int | None) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from tickwheel.server.shard.operations.grouping import Grouping
 from tickwheel.server.shard.operations.lining import Lining
 from tickwheel.server.shard.operations.listing import Listing
 from tickwheel.server.shard.operations.producing import Producing
+from tickwheel.server.shard.operations.restoring import Restoring
 from tickwheel.server.shard.operations.scheduling import Scheduling
 from tickwheel.server.shard.operations.settling import Settling
 from tickwheel.server.shard.operations.transacting import Transacting
@@ -121,6 +122,11 @@ class Operations:
         self.stats = show.stats
         self.load = show.load
         self.backup = show.backup
+        restores = Restoring(self.shard, show)
+        self.restore = restores.restore
+        self.list_restores = restores.list_restores
+        self.show_restore = restores.show_restore
+        self.cancel_restore = restores.cancel_restore
 
     def _on_schedules(self, schedule: Scheduling) -> None:
         self.put_schedule = schedule.put_schedule

@@ -8,14 +8,12 @@ its tasks, which is read first.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tickwheel.engine.ordering import HeldKey, KeyLine, shared_value
 from tickwheel.errors import BadRequest, NotFound
 from tickwheel.limits import KEY_TASKS_MAX
 from tickwheel.server import checks
-from tickwheel.server.shard.stats import held_count
 from tickwheel.server.shard.views import ValueBytes
 
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ class Lining:
         limit = _limit(options)
 
         def answer(found: Group, maps: list[dict[str, Any]]) -> dict[str, Any]:
-            return {"keys": maps, "held": held_count(found)}
+            return {"keys": maps, "held": found.held}
 
         self._show(
             caller,
@@ -152,7 +150,8 @@ class Lining:
 
         def find() -> Sequence[int]:
             found = self._found(named)
-            looked_at[:] = dict.fromkeys(asked) if key is None else _held_ids(found)
+            held = (one.task_id for one in self._ordering.held(found, KEY_TASKS_MAX))
+            looked_at[:] = dict.fromkeys(asked) if key is None else held
             return looked_at
 
         def act(some: range, known: Mapping[int, TaskSnapshot]) -> None:
@@ -184,12 +183,6 @@ class Lining:
         if found is None or found.is_closed:
             raise NotFound(f"topic {topic} has no group {name}")
         return found
-
-
-def _held_ids(group: Group) -> list[int]:
-    """As many as one command by key may be about, the oldest first."""
-    held = () if group.ordering is None else group.ordering.held
-    return list(islice(held, KEY_TASKS_MAX))
 
 
 def _limit(options: dict[str, Any]) -> int:

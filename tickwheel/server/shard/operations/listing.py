@@ -70,17 +70,17 @@ class Listing:
         self._shard = shard
         self._value_bytes = value_bytes
 
-    def stats(self, caller: Caller, request: int, now: Now) -> None:
+    def stats(self, caller: Caller, request: int, now: Now, *, only: Only | None = None) -> None:
         """Counts. Raises Overloaded."""
         shard = self._shard
         if shard.loaded.is_set():
-            counts = stats_map(shard, now, self._value_bytes)
+            counts = stats_map(shard, now, self._value_bytes, only)
             shard.committer.reply(caller.replies, request, counts)
         else:  # no answer before the counts are true
-            self.answer(caller, request, self._stats_when_loaded)
+            self.answer(caller, request, partial(self._stats_when_loaded, only))
 
-    async def _stats_when_loaded(self) -> dict[str, Any]:
-        return stats_map(self._shard, self._shard.clock.read(), self._value_bytes)
+    async def _stats_when_loaded(self, only: Only | None) -> dict[str, Any]:
+        return stats_map(self._shard, self._shard.clock.read(), self._value_bytes, only)
 
     def list_topics(
         self, caller: Caller, request: int, options: dict[str, Any], *, only: Only | None = None
@@ -259,15 +259,7 @@ class Listing:
     def backup(self, caller: Caller, request: int, name: object) -> None:
         """A copy of the store as a new file in the folder for backups. Raises BadRequest,
         LimitExceeded, Overloaded."""
-        name = checks.text(name, "name", 255)
-        if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
-            raise BadRequest(f"name must be a file name without a folder, not {checks.shown(name)}")
-        size_bytes = len(os.fsencode(name))
-        if size_bytes > BACKUP_NAME_BYTES_MAX:
-            raise LimitExceeded(
-                f"name has {size_bytes} bytes; the limit is {BACKUP_NAME_BYTES_MAX}"
-            )
-        path = self._shard.backup_folder / name
+        path = self._shard.backup_folder / file_name(name, "name")
         line = self._shard.backups
         self.answer(caller, request, lambda: self._backup(path), line, BACKUP_LIMITS)
 
@@ -313,6 +305,17 @@ class Listing:
                 shard.committer.reply(caller.replies, request, result)
 
         (line or shard.listings).put(caller, run, limits)
+
+
+def file_name(given: object, field: str) -> str:
+    """Of a file in the folder for backups. Raises BadRequest, LimitExceeded."""
+    name = checks.text(given, field, 255)
+    if not name or name in (".", "..") or Path(name).name != name or "\0" in name:
+        raise BadRequest(f"{field} must be a file name without a folder, not {checks.shown(name)}")
+    size_bytes = len(os.fsencode(name))
+    if size_bytes > BACKUP_NAME_BYTES_MAX:
+        raise LimitExceeded(f"{field} has {size_bytes} bytes; the limit is {BACKUP_NAME_BYTES_MAX}")
+    return name
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from tickwheel.limits import ID_MAX
 from tickwheel.model.lateness import LATE_MS
 from tickwheel.model.records import id_time_ms
 from tickwheel.server import checks
-from tickwheel.server.shard.stats import age_ms, held_count
+from tickwheel.server.shard.stats import age_ms
 
 if TYPE_CHECKING:
     from tickwheel.clock import Now
@@ -152,8 +152,8 @@ class Watching:
             for group in holders:
                 sums.ready += group.ready_count
                 sums.waiting += len(group.waiting)
-                if held := held_count(group):
-                    waits.append((0, topic.name, group.name, _held(topic, group, held)))
+                if group.held:
+                    waits.append((0, topic.name, group.name, _held(topic, group, group.held)))
                 if not group.ready_count:
                     continue
                 oldest_ms = age_ms(group, now)

@@ -1,0 +1,38 @@
+"""The page's tables, from rows that are figures already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tickwheel.reports.page import newest, whole_days
+
+
+def day(local: str, topic: str, group: str, **more: Any) -> dict[str, Any]:
+    usual = {"enqueued": 0, "enqueued_change": None, "delivered": 0, "delivered_change": None}
+    return {"local": local, "topic": topic, "group": group, **usual, **more}
+
+
+def test_what_was_enqueued_on_a_day_is_said_of_each_group_of_the_topic() -> None:
+    """Apart they would say of a group that nothing was enqueued, and of its topic that nothing
+    was delivered."""
+    rows = [
+        day("11-21", "orders", "", enqueued=10),
+        day("11-22", "orders", "", enqueued=12, enqueued_change=0.2),
+        day("11-21", "orders", "billing", delivered=9),
+        day("11-22", "orders", "billing", delivered=12, delivered_change=0.3),
+        day("11-22", "orders", "mail", delivered=11),
+        day("11-22", "news", "", enqueued=3),
+    ]
+    assert whole_days(rows) == [
+        day("11-21", "orders", "billing", enqueued=10, delivered=9),
+        day("11-22", "orders", "billing", enqueued=12, enqueued_change=0.2, delivered=12,
+            delivered_change=0.3),
+        day("11-22", "orders", "mail", enqueued=12, enqueued_change=0.2, delivered=11),
+        day("11-22", "news", "", enqueued=3),
+    ]  # fmt: skip
+    assert newest(whole_days(rows)) == [whole_days(rows)[1]]
+
+
+def test_a_day_on_which_a_topic_was_only_enqueued_to_stays() -> None:
+    rows = [day("11-21", "orders", "", enqueued=10), day("11-22", "orders", "g", delivered=1)]
+    assert whole_days(rows) == rows

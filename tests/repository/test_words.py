@@ -1,0 +1,86 @@
+"""One word for one thing, wherever somebody reads it: documents, commands, metrics, console."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tickwheel.cli.counts import STATES
+from tickwheel.cli.tasks import STATES as OF_A_TASK
+from tickwheel.server.metrics.catalogue import GROUP, TOPIC
+
+ROOT = Path(__file__).parents[2]
+CONSOLE = ROOT / "tickwheel/server/http/console"
+OTHERS = {
+    # In code spans it is what a nack is answered with: a verdict, and no state.
+    r"(?<![`\"'])\bretrying\b": "waiting",
+    r"\b(?:rotations?|turns?|rounds?) left\b": "cycles left",
+    r"\brotations_left\b|\bcycles_left\b|\bcycle_num\b": "cycles",
+}
+"""What must not be said of a task, and the word for it."""
+
+
+def _strings(path: Path) -> Iterator[str]:
+    """Texts of a program: help, heads of columns, messages."""
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def _values(found: Any) -> Iterator[str]:
+    if isinstance(found, dict):
+        found = list(found.values())
+    if isinstance(found, list):
+        for one in found:
+            yield from _values(one)
+    elif isinstance(found, str):
+        yield found
+
+
+def _read_by_people() -> Iterator[tuple[Path, str]]:
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        yield from ((path, line) for line in path.read_text("utf-8").splitlines())
+    for folder in ("tickwheel/cli", "tickwheel/server/metrics"):
+        for path in sorted((ROOT / folder).glob("*.py")):
+            yield from ((path, text) for text in _strings(path))
+    for path in sorted((ROOT / "grafana").rglob("*.json")):
+        yield from ((path, text) for text in _values(json.loads(path.read_text("utf-8"))))
+    for path in sorted(CONSOLE.glob("*.js")):
+        yield from ((path, line) for line in path.read_text("utf-8").splitlines())
+
+
+@pytest.mark.parametrize(("other", "word"), OTHERS.items(), ids=OTHERS.values())
+def test_a_state_of_a_task_has_one_word(other: str, word: str) -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {text.strip()[:100]}"
+        for path, text in _read_by_people()
+        if re.search(other, text, re.IGNORECASE)
+    ]
+    assert not found, f"the word is {word!r}"
+
+
+def test_the_places_that_are_read_are_there() -> None:
+    """Or the test above would find nothing in nothing."""
+    read = {path.relative_to(ROOT).parts[0] for path, _ in _read_by_people()}
+    assert {"docs", "tickwheel", "grafana"} <= read
+    assert any("waiting" in text for path, text in _read_by_people() if path.suffix == ".json")
+
+
+def test_metrics_are_called_as_the_columns_of_the_command_line() -> None:
+    metrics = {metric.name for metric in (*TOPIC, *GROUP)}
+    assert {f"tickwheel_{state}_tasks" for state in STATES} <= metrics
+
+
+def test_the_console_calls_states_as_the_command_line_does() -> None:
+    listed = re.search(r"const STATES = (\[\[.*?\]\]);", (CONSOLE / "tasks.js").read_text("utf-8"))
+    assert listed is not None
+    states = {value: label for value, label in json.loads(listed[1]) if value}
+    assert tuple(states) == OF_A_TASK
+    for value, label in states.items():
+        assert label == value.replace("_", " ").capitalize()

@@ -1,0 +1,79 @@
+"""What an operator sees of order keys and fair shares, and does about keys that are held.
+
+A key is held when its task has failed for good and its group says that somebody has to look
+(``order_failure`` "hold"). Everything behind it waits until the task is released, skipped,
+cancelled or moved. Rules of turns are in ``ordering.py``.
+"""
+
+from __future__ import annotations
+
+from tickwheel.engine.dead_letters import DeadLetters
+from tickwheel.engine.ordering import HeldKey, KeyLine
+from tickwheel.engine.state import Core
+from tickwheel.engine.topics import Group, Lease, Tries, priority_of, traits_of
+from tickwheel.model.records import Failure, TaskSnapshot
+
+HELD_SHOWN_MAX = 1_000
+
+
+class KeyControl:
+    """What an operator sees of keys and values, and does about held keys."""
+
+    def __init__(self, core: Core, dead_letters: DeadLetters) -> None:
+        self._core = core
+        self._dead_letters = dead_letters
+
+    def held(self, group: Group, limit: int = HELD_SHOWN_MAX) -> list[HeldKey]:
+        """Keys that are held, oldest first."""
+        ordering = self._core.turns.of.get(group)
+        return [] if ordering is None else ordering.held_keys(limit)
+
+    def lines(self, group: Group, limit: int) -> list[KeyLine]:
+        """Keys and values for whose turn most tasks wait."""
+        ordering = self._core.turns.of.get(group)
+        return [] if ordering is None else ordering.key_lines(limit)
+
+    def release(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
+        """The held task is tried again at once, its attempts counted anew."""
+        core, task_id = self._core, known.row.id
+        ordering = core.turns.of.get(group)
+        if ordering is None or task_id not in ordering.held:
+            return "not_held"
+        self._take_out(group, task_id)
+        core.open.effects.progress[task_id, group.name] = None
+        ordering.retry(task_id, priority_of(known.row), now_ms)
+        core.wake(group)
+        if core.recorder is not None:
+            core.recorder.requeued(known.row.topic, group.name, task_id)
+        return "released"
+
+    def skip(self, group: Group, known: TaskSnapshot, now_ms: int) -> str:
+        """The held task goes to the dead letters, and its key goes on."""
+        core, row = self._core, known.row
+        ordering = core.turns.of.get(group)
+        if ordering is None or row.id not in ordering.held:
+            return "not_held"
+        tries = self._take_out(group, row.id)
+        core.lifetimes.end(row)
+        ordering.let_go(row.id)
+        lease = Lease(
+            row.id,
+            group,
+            group.detached,
+            tries.attempt,
+            tries.epoch,
+            0,
+            0,
+            row.due_ms,
+            traits_of(row),
+            tries.failures,
+            tries.snoozes,
+        )
+        failure = Failure(tries.attempt, now_ms, "skipped: its key was held", "")
+        self._dead_letters.to_dead_letters(lease, failure, now_ms)
+        return "skipped"
+
+    def _take_out(self, group: Group, task_id: int) -> Tries:
+        del group.waiting[task_id]
+        self._core.waited(group, task_id)
+        return group.tries.pop(task_id)
