@@ -206,6 +206,17 @@ def test_the_page_of_transactions_works_as_it_stands(
         assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
 
 
+def test_the_page_of_jobs_works_as_it_stands(tmp_path: Path, forked_shell: dict[str, str]) -> None:
+    shown = run_as_it_stands("docs/jobs.md", tmp_path, forked_shell)
+    for pattern in (
+        r"^dry run  1 of 3 would be changed$", r"^cancel-\w+  done  1 of 1 changed$",
+        r"^reschedule-\w+  (running|done) ", r"^run_now-\w+  done  1 of 1 changed$",
+        r"^2 would be cancelled$", r"^done 2 \{\}$", r"^job +no-sale-in-eu$",
+        r"^kind +cancel$",
+    ):  # fmt: skip
+        assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
+
+
 def test_the_page_of_due_windows_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/windows.md", tmp_path, shell)
     for word in ("200 tasks enqueued", "10m, the emptiest", "asked for", "report  created"):

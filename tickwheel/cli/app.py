@@ -22,6 +22,7 @@ from tickwheel.cli import (
     enqueue,
     groups,
     history,
+    jobs,
     lines,
     load,
     pending,
@@ -204,6 +205,14 @@ command(_transactions, "list")(transactions.list_)
 command(_transactions)(transactions.show)
 command(_transactions)(transactions.commit)
 command(_transactions)(transactions.rollback)
+
+_jobs = nested(
+    app, "jobs", "Jobs over all that matches: list (by default), show, cancel.",
+    panel=TASKS, list_by_default=True,
+)  # fmt: skip
+command(_jobs, "list")(jobs.list_)
+command(_jobs)(jobs.show)
+command(_jobs)(jobs.cancel)
 
 _token = nested(
     app, "token", "Tokens with rights of their own: create, list, revoke; needs no daemon.",

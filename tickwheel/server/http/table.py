@@ -8,6 +8,7 @@ from tickwheel.server.http import cloudevents, types
 from tickwheel.server.http.bulk import NDJSON
 from tickwheel.server.http.handlers.consuming import SSE, Consuming, Streams
 from tickwheel.server.http.handlers.controlling import Controlling
+from tickwheel.server.http.handlers.jobs import Jobs
 from tickwheel.server.http.handlers.lining import Lining
 from tickwheel.server.http.handlers.listing import Listing
 from tickwheel.server.http.handlers.producing import Producing
@@ -59,6 +60,7 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
         *_dead(Controlling()),
         *_schedules(Scheduling()),
         *_transactions(Transacting()),
+        *_jobs(Jobs()),
         *_daemon(Listing()),
         *_restores(Restoring()),
         *_watching(Watching(keep_alive_s=keep_alive_s)),
@@ -228,6 +230,24 @@ def _transactions(transact: Transacting) -> list[Route]:
         Route("POST", f"{path}/rollback", transact.rollback_transaction, tag,
               "Roll back: none of its tasks ever was", ("rollback_transaction",),
               types.AcceptedIds, codes=(*unknown, decided[0])),
+    ]  # fmt: skip
+
+
+def _jobs(jobs: Jobs) -> list[Route]:
+    tag, path, unknown = "jobs", "/v1/jobs/{job}", ("not_found",)
+    return [
+        Route("GET", "/v1/jobs", jobs.list_jobs, tag, "List jobs, the newest first",
+              ("list_jobs",), types.Jobs, query=types.JobPage, codes=unknown),
+        Route("POST", "/v1/jobs", jobs.make_job, tag,
+              "Do something to everything of a topic that matches", ("make_job",), types.Job, 201,
+              body=types.JobIn, codes=(*unknown, "conflict", "due_too_far")),
+        Route("POST", "/v1/job-previews", jobs.preview_job, tag,
+              "What a job would do; changes nothing", ("preview_job",), types.JobPreview,
+              body=types.JobTrial, codes=(*unknown, "due_too_far")),
+        Route("GET", path, jobs.show_job, tag, "One job, and how far it is", ("show_job",),
+              types.Job, codes=unknown),
+        Route("DELETE", path, jobs.cancel_job, tag, "Cancel a job: it changes nothing more",
+              ("cancel_job",), types.Job, codes=unknown),
     ]  # fmt: skip
 
 

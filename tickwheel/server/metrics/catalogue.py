@@ -289,6 +289,11 @@ ENGINE: tuple[Metric[Core], ...] = (
         lambda c, _: c.totals.transactions_checked,
     ),
     Metric(
+        "tickwheel_jobs_running",
+        "Jobs over all that matches that are not over.",
+        lambda c, _: c.jobs_running,
+    ),
+    Metric(
         "tickwheel_windows_total",
         "Tasks with a due window, for which a moment was chosen.",
         lambda c, _: c.totals.windows,
@@ -495,6 +500,8 @@ HISTOGRAMS: tuple[Distribution, ...] = (
 
 STORE_ERRORS = "tickwheel_store_errors_total"
 STORE_ERRORS_HELP = "Commits (refused, full, unknown) and election calls that failed."
+JOB_CHANGES = "tickwheel_job_changes_total"
+JOB_CHANGES_HELP = "Tasks that jobs have changed, by what they do."
 LOAD = "tickwheel_load_tasks"
 LOAD_HELP = "Tasks on the wheel that are due in this hour (0), in the next (1), and so on."
 LOAD_HOURS = 24
@@ -531,6 +538,7 @@ def names() -> dict[str, tuple[str, ...]]:
         **{plain.name: () for plain in DAEMON},
         **{each.name: (each.label,) if each.label else () for each in HISTOGRAMS},
         STORE_ERRORS: ("kind",),
+        JOB_CHANGES: ("kind",),
         LOAD: ("hour",),
         BUILD: BUILD_LABELS,
     }

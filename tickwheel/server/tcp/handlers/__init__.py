@@ -9,6 +9,7 @@ from tickwheel.protocol.frames import FrameType
 from tickwheel.server.tcp import decode
 from tickwheel.server.tcp.handlers.consuming import Consuming
 from tickwheel.server.tcp.handlers.controlling import Controlling
+from tickwheel.server.tcp.handlers.jobs import Jobs
 from tickwheel.server.tcp.handlers.lining import Lining
 from tickwheel.server.tcp.handlers.producing import Producing
 from tickwheel.server.tcp.handlers.scheduling import Scheduling
@@ -34,6 +35,7 @@ def command_table(operations: Operations) -> Table:
     lines = Lining(operations)
     handlers: dict[int, Handler] = {
         **_about_the_conversation(operations),
+        **_about_jobs(Jobs(operations)),
         FrameType.ENQUEUE: produce.enqueue,
         FrameType.ENQUEUE_COLUMNS: produce.enqueue_columns,
         FrameType.ONEWAY: produce.oneway,
@@ -122,6 +124,15 @@ def _about_the_conversation(operations: Operations | StandbyOperations) -> dict[
         FrameType.STATUS: status,
         FrameType.BYE: bye,
         FrameType.ALIVE: alive,
+    }
+
+
+def _about_jobs(jobs: Jobs) -> dict[int, Handler]:
+    return {
+        FrameType.JOB_MAKE: jobs.make,
+        FrameType.JOB_PREVIEW: jobs.preview,
+        FrameType.JOB_LIST: jobs.list_jobs,
+        FrameType.JOB: jobs.act,
     }
 
 
