@@ -37,7 +37,7 @@ GROUPS = {
 }
 PRODUCERS, KEYS, TENANTS = 2, 12, 3
 DELAY_S = 0.05
-PAUSE_S = 0.2
+PAUSE_S = 0.1
 MARGIN_MS = 50
 """A lease that would end so soon may have ended."""
 SHOWN_MAX = 20
