@@ -125,6 +125,7 @@ class Watching:
                 "connections": len(shard.callers),
                 "schedules": len(core.agenda.known),
                 "transactions": core.book.undecided,
+                "jobs": core.jobs_running,
             },
             "totals": {
                 name: getattr(totals, name)
