@@ -223,6 +223,16 @@ def test_the_page_of_due_windows_works_as_it_stands(tmp_path: Path, shell: dict[
         assert word in shown, (word, shown)
 
 
+def test_the_page_of_order_keys_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+    shown = run_as_it_stands("docs/order.md", tmp_path, shell)
+    places = [shown.index(word) for word in (
+        "hold after 2 attempts", "bob +5", "no such account", "key alice  released", "alice +100",
+        "alice -50", "fair by tenant (2 in flight each)", "limited", "tiny 1",
+    )]  # fmt: skip
+    assert places == sorted(places), shown
+    assert "acme 3" not in shown
+
+
 def test_the_page_of_filters_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/filters.md", tmp_path, shell)
     for pattern in (

@@ -118,6 +118,10 @@ class Fuzzer:
             # Not the one that others work on: they are not refused.
             T.TOPIC_DELETE: lambda: (self.pick(NAMES[1:]), self.random.random() < 0.5),
             T.CONFIGURE: lambda: (self.topic(), self.group(), self.settings()),
+            T.HELD_KEYS: lambda: (self.topic(), self.group(), self.pick((None, {"limit": 5}))),
+            T.KEY_LINES: lambda: (self.topic(), self.group(), self.pick((None, {"limit": 0}))),
+            T.RELEASE_KEY: lambda: (self.topic(), self.group(), *self.held()),
+            T.SKIP_KEY: lambda: (self.topic(), self.group(), *self.held()),
             T.STATUS: tuple,
             T.ALIVE: tuple,
             T.PREPARE: lambda: (
@@ -351,6 +355,9 @@ class Fuzzer:
             "limit_each": self.pick((None, 1, 5, records.LIMIT_EACH_MAX)),
             "rate_each": self.pick((None, 1, 100.5, policies.RATE_MIN)),
         }
+
+    def held(self) -> tuple[Any, Any]:
+        return self.pick(((self.some_ids(), None), (None, self.name()), (None, None)))
 
     def settings(self) -> dict[str, Any]:
         return self.subset(

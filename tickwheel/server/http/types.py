@@ -428,7 +428,7 @@ class Replay(Out):
     share: float | None
 
 
-class Group(Out):
+class Group(Out, kw_only=True):
     """Counts and settings."""
 
     ready: int
@@ -436,6 +436,8 @@ class Group(Out):
     waiting: int
     retrying: int
     dead: int
+    held: int | None = None
+    in_lines: int | None = None
     subscribers: int
     delivered: int
     acked: int
@@ -459,6 +461,56 @@ class Group(Out):
     fair_by: FairBy | None = None
     limit_each: LimitEach | None = None
     rate_each: RateEach | None = None
+
+
+class LineQuery(In):
+    """How many at most."""
+
+    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
+
+
+class HeldKey(Out):
+    """An order key that waits for an operator: the task that failed, and what waits behind it."""
+
+    id: Id
+    key: str | None
+    since_ms: Moment
+    attempt: int
+    waiting: int
+    reason: str
+    subscriber: str
+
+
+class HeldKeys(Out):
+    """The oldest first; ``held``: how many there are in all."""
+
+    keys: list[HeldKey]
+    held: int
+
+
+class KeyLine(Out):
+    """An order key, or a value that shares the group: ``id`` is one of its tasks."""
+
+    id: Id
+    kind: Annotated[str, _shape("", enum=["order", "fair"])]
+    value: Property | None
+    state: str
+    in_flight: int
+    waiting: int
+
+
+class KeyLines(Out):
+    """Those with most tasks waiting; ``waiting``: in all lines of the group."""
+
+    lines: list[KeyLine]
+    waiting: int
+
+
+class HeldIn(In):
+    """Held tasks by their ids, or the one of an order key."""
+
+    ids: Ids | None = None
+    key: Key | None = None
 
 
 class TopicCounts(Out, kw_only=True):
