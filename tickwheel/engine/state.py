@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.engine.agenda import Agenda, Planned
 from tickwheel.engine.book import Book, Transaction
+from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.lateness import Ledger
 from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Turns
@@ -409,6 +410,8 @@ class Core:
     handed_bytes = 0
     """Of at-most-once deliveries that wait for their commit."""
     group_count = 0
+    steps_left = STEPS_PER_TICK
+    """Of judging by filters, for this look at what is due."""
     filters_length = 0
     """Characters of the filters of all groups."""
     subscribers = 0
