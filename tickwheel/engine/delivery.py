@@ -34,6 +34,7 @@ from tickwheel.engine.topics import (
     Subscriber,
     Topic,
     Traits,
+    Tries,
     has_order,
     priority_of,
     traits_of,
@@ -431,7 +432,7 @@ class Delivery:
             if len(room) >= PREFERRED_MAX:
                 break
         ids = group.ready.take(min(allowed, sum(room.values())))
-        priorities = {task_id: group.ready.priority_at(at) for at, task_id in enumerate(ids)}
+        priorities = group.ready.priorities(ids)
         parts: dict[Subscriber, list[int]] = {}
         others: list[int] = []
         for task_id in ids:
@@ -528,23 +529,24 @@ class Delivery:
             if row is None:
                 self._set_aside(group, task_id, self._priority_at(group, index, task_id))
                 continue
-            if (is_ordered or task_id <= unjudged_id) and self._stands_back(group, row):
+            if task_id <= unjudged_id and self._is_left_out(group, row):
                 continue
             _, due_ms, _, body, options = row
             size = len(body) + DELIVERY_BYTES + (0 if options is None else options_bytes(options))
             if size > size_left and items:
                 self._put_back(group, ids[index:])
                 break
-            if due_ms > now_ms or (options is not None and _is_over(row, now_ms)):
+            is_mortal = options is not None and options.ttl_ms is not None
+            if due_ms > now_ms or (is_mortal and _is_over(row, now_ms)):
                 self._withhold(group, row, now_ms)
                 continue
-            attempt, failures, snoozes = 1, NO_FAILURES, 0
             tries = group.tries.pop(task_id, None) if group.tries else None
-            if tries is not None:
-                attempt, failures, snoozes = tries.attempt + 1, tries.failures, tries.snoozes
-            traits = PLAIN
+            traits: Traits | None = PLAIN
             if options is not None or is_ordered:
-                traits = self._traits(row, subscriber, mono_ms)
+                traits = self._traits(row, subscriber, mono_ms, is_first=tries is None)
+            if traits is None:
+                continue
+            attempt, failures, snoozes = (1, NO_FAILURES, 0) if tries is None else _next_of(tries)
             flight[task_id] = lease = Lease(
                 task_id,
                 group,
@@ -568,27 +570,29 @@ class Delivery:
         self._bytes_left -= core.config.delivery_frame_bytes_max - size_left
         return items, len(ids) - index
 
-    def _stands_back(self, group: Group, row: TaskRow) -> bool:
-        """It is not to be handed out now, though it was ready: the group's filter has not seen it
-        before and leaves it out, or another one of its key comes first."""
-        ordering = self._core.turns.of.get(group)
-        if row.id <= group.unjudged_id and not self._wants(group, row):
-            if ordering is not None:
-                ordering.taken(row)
-            self._ownership.leave_out(group, row)
-            return True
-        return ordering is not None and row.id not in group.tries and ordering.is_displaced(row)
-
-    def _wants(self, group: Group, row: TaskRow) -> bool:
+    def _is_left_out(self, group: Group, row: TaskRow) -> bool:
+        """The group's filter, which sees it for the first time, leaves it out."""
         self._core.steps_left -= 0 if group.judge is None else group.judge.steps
-        return wants(group, row)
+        if wants(group, row):
+            return False
+        if group.is_ordered:
+            self._core.turns.of[group].taken(row)
+        self._ownership.leave_out(group, row)
+        return True
 
-    def _traits(self, row: TaskRow, subscriber: Subscriber, mono_ms: int) -> Traits:
-        """Of a task that is being leased and has some, or may have."""
-        if row.options is not None:
+    def _traits(
+        self, row: TaskRow, subscriber: Subscriber, mono_ms: int, *, is_first: bool
+    ) -> Traits | None:
+        """Of a task that is being leased and has some, or may have; None: another one of its order
+        key comes first."""
+        if subscriber.group.is_ordered:
+            ordering = self._core.turns.of[subscriber.group]
+            traits = ordering.hand_out(row, subscriber, mono_ms, is_first=is_first)
+        else:
+            traits = traits_of(row)
+        if traits is not None and traits.ttl_end_ms is not None:
             self._core.lifetimes.end(row)
-        ordering = self._core.turns.of.get(subscriber.group)
-        return traits_of(row) if ordering is None else ordering.traits(row, subscriber, mono_ms)
+        return traits
 
     def _count_delivered(
         self, group: Group, subscriber: Subscriber, count: int, deadline_ms: int
@@ -751,6 +755,11 @@ def _buckets(group: Group) -> list[Bucket]:
 def _put_back(group: Group, ids: Sequence[int], priorities: Mapping[int, int]) -> None:
     for task_id in reversed(ids):
         group.ready.push_front(task_id, priorities[task_id])
+
+
+def _next_of(tries: Tries) -> tuple[int, tuple[Failure, ...], int]:
+    """(attempt, failures, snoozes) of the next attempt."""
+    return tries.attempt + 1, tries.failures, tries.snoozes
 
 
 def _is_over(row: TaskRow, now_ms: int) -> bool:

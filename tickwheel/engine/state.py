@@ -242,9 +242,8 @@ class Lifetimes:
 
     def begin(self, row: TaskRow) -> None:
         """The task is ready or waiting in one group more."""
-        end_ms = ttl_end_ms(row.due_ms, row.options)
-        if end_ms is not None:
-            self.add(row.id, end_ms)
+        if row.options is not None and row.options.ttl_ms is not None:
+            self.add(row.id, row.due_ms + row.options.ttl_ms + 1)
 
     def add(self, task_id: int, end_ms: int) -> None:
         self.wheel.add(task_id, end_ms)
