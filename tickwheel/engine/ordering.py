@@ -254,7 +254,8 @@ class Ordering:
         if options is None:
             return Traits(0, None, None, None, 0, share)
         end_ms = None if options.ttl_ms is None else ttl_end_ms(row.due_ms, options)
-        return Traits(options.priority, options.retry, end_ms, options.key, mark, share)
+        fields = (options.priority, options.retry, end_ms, options.key, mark, share)
+        return tuple.__new__(Traits, fields)  # half of the time of calling it
 
     def _leave_ready(self, task_id: int, mono_ms: int) -> Share | None:
         """It is in flight; its value, if it has one."""
