@@ -141,6 +141,16 @@ OVERVIEW = Dashboard(
                     ],
                 ),
                 Panel(
+                    "Jobs",
+                    [
+                        (total("tickwheel_jobs_running"), "running"),
+                        (
+                            f"sum by (kind) (rate(tickwheel_job_changes_total{{{JOB}}}[{RATE}]))",
+                            "{{kind}} a second",
+                        ),
+                    ],
+                ),
+                Panel(
                     "The hours ahead",
                     [
                         (f"sum by (hour) (tickwheel_load_tasks{{{JOB}}})", "in {{hour}} h"),

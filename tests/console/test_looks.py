@@ -75,6 +75,8 @@ class Shop:
         for order in (4_711, 4_712):
             mail = {"topic": "mails.send", "body": b"paid", "delay": 60.0, "key": f"order-{order}"}
             prepare(daemon, f"order-{order}", mail, {"topic": "orders.close", "delay": 86_400.0})
+        job = {"id": "second-day", "kind": "cancel", "topic": "orders.close", "where": "tag = 'us'"}
+        post(daemon, "/v1/jobs", job | {"key_prefix": "order-69"})
         self._fail()
         daily = {"topic": "mails.send", "cron": "0 9 * * *", "timezone": "Europe/Berlin"}
         ask(daemon, "PUT", "/v1/schedules/daily-summary", daily)
@@ -131,7 +133,8 @@ def shop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
 
 VIEWS = (
     "", "topics", "groups", "groups?topic=orders.close&group=billing", "tasks", "task/TASK", "dead",
-    "schedules?name=daily-summary", "transactions", "transactions?id=order-4711", "nodes",
+    "schedules?name=daily-summary", "transactions", "transactions?id=order-4711", "jobs",
+    "jobs?id=second-day", "nodes",
     "reports", "tasks?topic=nothing.here",
 )  # fmt: skip
 

@@ -206,10 +206,31 @@ def test_the_page_of_transactions_works_as_it_stands(
         assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
 
 
+def test_the_page_of_jobs_works_as_it_stands(tmp_path: Path, forked_shell: dict[str, str]) -> None:
+    shown = run_as_it_stands("docs/jobs.md", tmp_path, forked_shell)
+    for pattern in (
+        r"^dry run  1 of 3 would be changed$", r"^cancel-\w+  done  1 of 1 changed$",
+        r"^reschedule-\w+  (running|done) ", r"^run_now-\w+  done  1 of 1 changed$",
+        r"^2 would be cancelled$", r"^done 2 \{\}$", r"^job +no-sale-in-eu$",
+        r"^kind +cancel$",
+    ):  # fmt: skip
+        assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
+
+
 def test_the_page_of_due_windows_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/windows.md", tmp_path, shell)
     for word in ("200 tasks enqueued", "10m, the emptiest", "asked for", "report  created"):
         assert word in shown, (word, shown)
+
+
+def test_the_page_of_order_keys_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
+    shown = run_as_it_stands("docs/order.md", tmp_path, shell)
+    places = [shown.index(word) for word in (
+        "hold after 2 attempts", "bob +5", "no such account", "key alice  released", "alice +100",
+        "alice -50", "fair by tenant (2 in flight each)", "limited", "tiny 1",
+    )]  # fmt: skip
+    assert places == sorted(places), shown
+    assert "acme 3" not in shown
 
 
 def test_the_page_of_filters_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:

@@ -16,6 +16,7 @@ from support.store_rows import (
     HALVES,
     HELD,
     ID_MAX,
+    JOBS,
     LINED_GROUPS,
     MERGED_SESSION,
     MS_MAX,
@@ -341,6 +342,29 @@ class TestReading:
             if restart:
                 await subject.reopen()
             assert (await subject.small()).transactions == kept
+
+    async def test_jobs_come_back_as_they_were(self, subject: Subject) -> None:
+        rows = {row.job.id: row for row in JOBS}
+        await subject.commit(Effects(jobs=dict(rows)))
+        await subject.reopen(clean=False)
+        assert (await subject.small()).jobs == list(JOBS)
+        rows["a"] = rows["a"]._replace(place=(9, "g"), refused=(("dead", 3),))
+        await subject.commit(Effects(jobs={"a": rows["a"], "c": None, "no": None}))
+        del rows["c"]
+        for restart in (False, True):
+            if restart:
+                await subject.reopen()
+            assert (await subject.small()).jobs == list(rows.values())
+
+    async def test_a_job_and_what_its_step_changes_are_one(self, subject: Subject) -> None:
+        await subject.commit(Effects(enqueued={10: TaskRow(10, 5, "t", b"x")}))
+        step = JOBS[0]._replace(place=(10, ""), changed=1)
+        effects = Effects(ended={10: Outcome.CANCELLED}, jobs={"a": step})
+        assert not effects.is_empty() and not effects.makes_tasks
+        await subject.commit(effects)
+        await subject.reopen(clean=False)
+        assert (await subject.small()).jobs == [step]
+        assert await subject.ids() == []
 
     async def test_a_commit_and_the_tasks_of_a_transaction_are_one(self, subject: Subject) -> None:
         await subject.commit(Effects(transactions={key_of(row): row for row in TRANSACTIONS}))
@@ -671,6 +695,17 @@ class TestBackup:
         try:
             assert len((await copy.small()).transactions) == len(TRANSACTIONS)
             assert await copy.small() == await subject.small()
+        finally:
+            await copy.store.close(clean=True)
+
+    async def test_has_jobs(self, subject: Subject, tmp_path: Path) -> None:
+        await subject.commit(Effects(jobs={row.job.id: row for row in JOBS}))
+        path = tmp_path / "copy.db"
+        await subject.store.backup(str(path))
+        copy = Subject(open_url(f"sqlite:///{path}"))
+        await copy.open()
+        try:
+            assert (await copy.small()).jobs == list(JOBS)
         finally:
             await copy.store.close(clean=True)
 

@@ -22,10 +22,12 @@ from support.golden import (
     filter_cases,
     former_cases,
     former_content,
+    job_cases,
     load_dump,
     moved,
     newest,
     of_layout_6,
+    of_layout_7,
     old_cases,
     old_content,
     order_cases,
@@ -52,6 +54,7 @@ RECORDS_OF_WINDOWS: dict[str, str] = json.loads((GOLDEN / "windows.json").read_t
 RECORDS_OF_TRANSACTIONS: dict[str, str] = json.loads(
     (GOLDEN / "transactions.json").read_text("utf-8")
 )
+RECORDS_V8: dict[str, str] = json.loads((GOLDEN / "v8" / "records.json").read_text("utf-8"))
 RECORDS_V4: dict[str, str] = json.loads((GOLDEN / "v4" / "records.json").read_text("utf-8"))
 
 
@@ -131,6 +134,14 @@ def test_records_of_transactions(name: str) -> None:
     assert encode(value) == data, "a version is written as it was"
 
 
+@pytest.mark.parametrize("name", sorted(job_cases()))
+def test_records_of_jobs(name: str) -> None:
+    value, encode, decode = job_cases()[name]
+    data = bytes.fromhex(RECORDS_V8[name])
+    _is_read(value, decode(data))
+    assert encode(value) == data, "a version is written as it was"
+
+
 def _is_read(value: Any, decoded: Any) -> None:
     assert decoded == value
     assert _types(decoded) == _types(value)
@@ -150,6 +161,7 @@ def test_no_record_is_left_out() -> None:
     assert RECORDS_V4.keys() == cases().keys()
     assert RECORDS_OF_ORDER.keys() == order_cases().keys()
     assert RECORDS_OF_TRANSACTIONS.keys() == transaction_cases().keys()
+    assert RECORDS_V8.keys() == job_cases().keys()
     assert RECORDS_V6.keys() == (snoozed_cases() | schedule_cases()).keys()
 
 
@@ -205,7 +217,18 @@ async def test_a_database_with_transactions(tmp_path: Path) -> None:
     subject = Subject(open_url(f"sqlite:///{path}"))
     assert (await subject.open()).last_batch == 7
     small = await subject.small()
-    assert {key_of(row): row for row in small.transactions} == newest().transactions
+    assert {key_of(row): row for row in small.transactions} == of_layout_7().transactions
+    assert small.jobs == []
+    await subject.store.close(clean=True)
+
+
+async def test_a_database_with_jobs(tmp_path: Path) -> None:
+    path = tmp_path / "store.db"
+    load_dump(GOLDEN / "v8" / "sqlite.sql", path)
+    assert check(f"sqlite:///{path}").problems == []
+    subject = Subject(open_url(f"sqlite:///{path}"))
+    assert (await subject.open()).last_batch == 8
+    assert {row.job.id: row for row in (await subject.small()).jobs} == newest().jobs
     await subject.store.close(clean=True)
 
 

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tickwheel.model.effects import Effects
+from tickwheel.model.jobs import Job, JobRow, Selection
 from tickwheel.model.key_hash import KeyHash
 from tickwheel.model.records import (
     ID_STEP,
@@ -89,6 +90,7 @@ class Content:
         self.groups: dict[tuple[str, str], GroupRow] = {}
         self.sessions: dict[bytes, SessionRow] = {}
         self.transactions: dict[TransactionKey, TransactionRow | Halves] = {}
+        self.jobs: dict[str, JobRow] = {}
         self.outcomes: list[tuple[int, Outcome]] = []
         self.id_mark = 0
         self.position_ms = 0
@@ -112,6 +114,7 @@ class Content:
             (self.groups, effects.groups),
             (self.sessions, effects.sessions),
             (self.transactions, effects.transactions),
+            (self.jobs, effects.jobs),
         ]
         for rows, changes in pairs:
             rows.update(changes)
@@ -174,6 +177,8 @@ class StoreMachine(RuleBasedStateMachine):
                 number = self.content.last_batch
                 row = TransactionRow(name, "g", TransactionState.OPEN, number, 7, topics=TOPICS)
             effects.transactions[name, part] = None if dropped else row
+            job = Job(name, "cancel", "a", Selection(), (), None, 5, part)
+            effects.jobs[name] = None if dropped else JobRow(job, place=(part, name))
         if tasks and 11 not in self.content.tasks:
             effects.enqueued[11] = TaskRow(11, 5, "a", body)
         self.content.apply(effects)
@@ -348,6 +353,8 @@ class StoreMachine(RuleBasedStateMachine):
             assert sorted(small.transactions, key=key_of) == [
                 row for _, row in sorted(content.transactions.items())
             ]
+            jobs = sorted(small.jobs, key=lambda row: row.job.id)
+            assert jobs == [row for _, row in sorted(content.jobs.items())]
             assert small.outcomes == content.outcomes
             assert self.run(_handles(store, chunk)) == sorted(
                 (row.due_ms, row.id, row.topic) for row in content.tasks.values()

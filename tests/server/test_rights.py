@@ -138,6 +138,7 @@ RECEIPTS = {"receipts": [RECEIPT]}
 ONE_ID = {"ids": ["5"]}
 SCHEDULE = {"topic": OURS, "every_ms": 60_000}
 KEY = f"/v1/topics/{OURS}/keys/k"
+JOB = {"kind": "cancel", "topic": OURS}
 DEAD = {"items": [{"id": "5", "group": "g"}]}
 BODIES: dict[tuple[str, str], Any] = {
     ("POST", "/v1/tasks"): {"topic": OURS},
@@ -157,14 +158,25 @@ BODIES: dict[tuple[str, str], Any] = {
     ("PATCH", "/v1/topics/{topic}"): {"paused": False},
     ("PUT", "/v1/topics/{topic}/groups/{group}"): {},
     ("PATCH", "/v1/topics/{topic}/groups/{group}"): {"paused": False},
+    ("POST", "/v1/topics/{topic}/groups/{group}/held-keys/release"): ONE_ID,
+    ("POST", "/v1/topics/{topic}/groups/{group}/held-keys/skip"): {"key": "k"},
     ("POST", "/v1/dead-letters/requeue"): DEAD,
     ("POST", "/v1/dead-letters/delete"): DEAD,
     ("PUT", "/v1/schedules/{name}"): SCHEDULE,
     ("POST", "/v1/schedules/{name}/backfill"): {"from_ms": 0, "to_ms": 10},
+    ("POST", "/v1/jobs"): JOB,
+    ("POST", "/v1/job-previews"): JOB,
     ("POST", "/v1/backups"): {"name": "copy.db"},
     ("POST", "/v1/restores"): {"into": "new.db", "backup": "copy.db"},
 }
-NAMED = {"{topic}": OURS, "{group}": "g", "{id}": "5", "{key}": "k", "{name}": "daily"}
+NAMED = {
+    "{topic}": OURS,
+    "{group}": "g",
+    "{id}": "5",
+    "{key}": "k",
+    "{name}": "daily",
+    "{job}": "j",
+}
 
 
 def target(path: str) -> str:

@@ -26,6 +26,7 @@ from support.store_rows import (
     HALVES,
     HELD,
     ID_MAX,
+    JOBS,
     KNOWN_FAILURES,
     LINED_GROUPS,
     MERGED_SESSION,
@@ -283,8 +284,18 @@ def transaction_cases() -> dict[str, Case]:
     }
 
 
+def job_cases() -> dict[str, Case]:
+    """What came with jobs."""
+    return {f"job-{row.job.id}": (row, codec.encode_job, codec.decode_job) for row in JOBS}
+
+
 def newest() -> Effects:
-    """What layout 7 holds beside that."""
+    """What layout 8 holds beside that."""
+    return Effects(jobs={row.job.id: row for row in JOBS})
+
+
+def of_layout_7() -> Effects:
+    """What layout 7 holds beside what came before."""
     return Effects(transactions={key_of(row): row for row in STORED_TRANSACTIONS})
 
 
@@ -308,7 +319,8 @@ async def _write_database(folder: Path) -> None:
     writer.MOVES_MAX = 1_000
     await store.commit(opened.epoch, "golden", 5, after)
     await store.commit(opened.epoch, "golden", 6, of_layout_6())
-    await store.commit(opened.epoch, "golden", 7, newest())
+    await store.commit(opened.epoch, "golden", 7, of_layout_7())
+    await store.commit(opened.epoch, "golden", 8, newest())
     await store.close(clean=True)
     (folder / "sqlite.sql").write_text(dump_database(path), encoding="utf-8")
     for rest in folder.glob("store.db*"):
@@ -317,7 +329,7 @@ async def _write_database(folder: Path) -> None:
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True)
-    write_records(folder / "records.json", transaction_cases())
+    write_records(folder / "records.json", job_cases())
     asyncio.run(_write_database(folder))
 
 

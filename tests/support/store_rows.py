@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from tickwheel.model.coalescing import Coalescing
 from tickwheel.model.effects import Effects
+from tickwheel.model.jobs import Job, JobRow, JobState, Selection
 from tickwheel.model.records import (
     DeadRow,
     Failure,
@@ -171,6 +172,32 @@ TRANSACTIONS: tuple[TransactionRow | Halves, ...] = (
     ),
     TransactionRow("b", "p", TransactionState.PARKED, 0, 0, checks=15),
     TransactionRow("c", "p", TransactionState.ROLLED_BACK, 0, 0, decided_ms=7),
+)
+JOBS: tuple[JobRow, ...] = (
+    JobRow(Job("a", "cancel", "t", Selection(), (), None, 0, 0)),
+    JobRow(
+        Job(
+            "b/1",
+            "reschedule",
+            UNICODE,
+            Selection("a || b", "x = 'é'", UNICODE, -5, MS_MAX, "ready", "g", UNICODE),
+            (("shift_ms", -MS_MAX), ("text", UNICODE), ("share", 0.5), ("yes", True)),
+            0.001,
+            MS_MAX,
+            ID_MAX,
+            UNICODE,
+        ),
+        JobState.FAILED,
+        (ID_MAX, UNICODE),
+        2**53,
+        2**53 - 1,
+        17,
+        (("due_too_far", 2**53 - 19), ("in_flight", 1)),
+        MS_MAX,
+        UNICODE,
+    ),
+    JobRow(Job("c", "delete", "t", Selection(group="g"), (), 5.0, 1, 2, "ops"), JobState.DONE),
+    JobRow(Job("d", "later", "t", Selection(), (), None, 1, 2), JobState.CANCELLED, (7, "")),
 )
 SESSIONS = (
     SessionRow(b"\x00" * 16, 0, 0, ()),

@@ -22,6 +22,8 @@ from tickwheel.cli import (
     enqueue,
     groups,
     history,
+    jobs,
+    lines,
     load,
     pending,
     report,
@@ -155,13 +157,17 @@ command(_topics, "delete")(groups.delete_topic)
 command(_topics, "broadcast")(groups.broadcast_topic)
 
 _groups = nested(
-    app, "groups", "Groups of a topic: list them (by default), create, set, delete them.",
+    app, "groups", "Groups of a topic: list them (by default), create, set, delete; held keys.",
     panel=TOPICS, list_by_default=True,
 )  # fmt: skip
 command(_groups, "list")(groups.list_groups)
 command(_groups, "create")(groups.create_group)
 command(_groups, "set")(groups.set_group)
 command(_groups, "delete")(groups.delete_group)
+command(_groups)(lines.held)
+command(_groups)(lines.lines)
+command(_groups, "release-key")(lines.release_key)
+command(_groups, "skip-key")(lines.skip_key)
 
 _policy = nested(
     app, "policy", "Retry policies of topics and groups: show, set, clear.", panel=TOPICS
@@ -199,6 +205,14 @@ command(_transactions, "list")(transactions.list_)
 command(_transactions)(transactions.show)
 command(_transactions)(transactions.commit)
 command(_transactions)(transactions.rollback)
+
+_jobs = nested(
+    app, "jobs", "Jobs over all that matches: list (by default), show, cancel.",
+    panel=TASKS, list_by_default=True,
+)  # fmt: skip
+command(_jobs, "list")(jobs.list_)
+command(_jobs)(jobs.show)
+command(_jobs)(jobs.cancel)
 
 _token = nested(
     app, "token", "Tokens with rights of their own: create, list, revoke; needs no daemon.",

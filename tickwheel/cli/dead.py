@@ -22,13 +22,23 @@ from typing import Annotated, Any
 import typer
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call, ask, can_ask
+from tickwheel.cli.jobs import Matching, do_job
 from tickwheel.cli.options import (
+    DryRun,
     GroupOption,
+    HasDueFrom,
+    HasDueTo,
+    HasKeyPrefix,
+    HasTags,
+    HasWhere,
     Ids,
+    JobRate,
     ReasonOption,
     SinceOption,
     TopicOption,
     UntilOption,
+    Wait,
+    Yes,
 )
 from tickwheel.cli.output import Grid
 from tickwheel.cli.tasks import (
@@ -117,8 +127,28 @@ async def requeue(
     rate: Annotated[
         float | None, typer.Option(metavar="N", help="So many a second; without, as fast as can.")
     ] = None,
+    tags: HasTags = None,
+    where: HasWhere = None,
+    key_prefix: HasKeyPrefix = None,
+    due_from: HasDueFrom = None,
+    due_to: HasDueTo = None,
+    dry_run: DryRun = False,
+    yes: Yes = False,
+    wait: Wait = False,
 ) -> int:
-    """Let dead letters be delivered again, with their attempts counted anew."""
+    """Let dead letters be delivered again, with their attempts counted anew.
+
+    By ids; or those that --topic, --group, --since, --until, --reason select, one page after the
+    other; or with a task that matches --where and the like, as a job in the background.
+    """
+    by_task = {
+        "tags": tags, "where": where, "key_prefix": key_prefix, "due_from": due_from,
+        "due_to": due_to,
+    }  # fmt: skip
+    of_letter = {"group": group, "reason": reason}
+    job = Matching("requeue", topic, by_task | of_letter, all_, dry_run, yes, wait, rate)
+    if _is_job(job, by_task, ids, since, until):
+        return await do_job(call, job)
     if rate is not None and not 0 < rate < float("inf"):
         raise BadRequest(f"--rate is {rate:g}; a number above 0 is needed")
     selection = Selection(topic, group, since, until, reason)
@@ -139,8 +169,29 @@ async def delete(
     until: UntilOption = None,
     reason: ReasonOption = None,
     all_: All = False,
+    tags: HasTags = None,
+    where: HasWhere = None,
+    key_prefix: HasKeyPrefix = None,
+    due_from: HasDueFrom = None,
+    due_to: HasDueTo = None,
+    dry_run: DryRun = False,
+    rate: JobRate = None,
+    yes: Yes = False,
+    wait: Wait = False,
 ) -> int:
-    """Delete dead letters for good."""
+    """Delete dead letters for good.
+
+    By ids; or those that --topic, --group, --since, --until, --reason select, one page after the
+    other; or with a task that matches --where and the like, as a job in the background.
+    """
+    by_task = {
+        "tags": tags, "where": where, "key_prefix": key_prefix, "due_from": due_from,
+        "due_to": due_to,
+    }  # fmt: skip
+    of_letter = {"group": group, "reason": reason}
+    job = Matching("delete", topic, by_task | of_letter, all_, dry_run, yes, wait, rate)
+    if _is_job(job, by_task, ids, since, until):
+        return await do_job(call, job)
     selection = Selection(topic, group, since, until, reason)
     wanted = _check(ids, selection, all_)
     async with call.client() as client:
@@ -148,6 +199,25 @@ async def delete(
         if wanted:
             return await _by_id(call, client, settle, "deleted", wanted, group)
         return await _selected(call, client, settle, "deleted", selection, None)
+
+
+def _is_job(
+    job: Matching,
+    by_task: Mapping[str, Any],
+    ids: list[str] | None,
+    since: datetime | None,
+    until: datetime | None,
+) -> bool:
+    """Something was said that only a job does."""
+    selects = any(value is not None for value in by_task.values())
+    has_rate = job.kind == "delete" and job.rate is not None
+    if not (selects or job.dry_run or job.yes or job.wait or has_rate):
+        return False
+    if ids or since is not None or until is not None:
+        raise BadRequest(
+            "a job selects by --topic and its tasks: ids, --since, --until do not go with it"
+        )
+    return True
 
 
 async def purge(

@@ -60,7 +60,10 @@ KeyOption = Annotated[
     str | None, typer.Option("--key", help="Instead of ids, with --topic: all with this key.")
 ]
 OfTopicOption = Annotated[
-    str | None, typer.Option("--topic", help="With --key: its topic.", autocompletion=topics)
+    str | None,
+    typer.Option(
+        "--topic", help="With --key, or for all that match: their topic.", autocompletion=topics
+    ),
 ]
 DelayOption = Annotated[
     float | None,
@@ -200,3 +203,67 @@ ReasonOption = Annotated[
     str | None,
     typer.Option("--reason", metavar="TEXT", help="Only with this in its last failure's reason."),
 ]
+
+# --- all that matches ----------------------------------------------------------------------------
+
+MATCHING = "Everything of --topic that matches, as a job"
+
+
+def parse_coming(text: str) -> datetime:
+    """A time, or how long until it: ``2h`` is in two hours by this machine's clock."""
+    try:
+        in_s = parse_duration(text)
+    except ValueError:
+        try:
+            return parse_at(text)
+        except ValueError:
+            raise ValueError(
+                f"{text!r:.60} is neither an ISO-8601 time nor a duration such as 2h (from now)"
+            ) from None
+    return datetime.fromtimestamp(time.time() + in_s, UTC)
+
+
+def _coming(name: str, help_: str) -> Any:
+    return _of_matching(name, parser=typed(parse_coming), metavar="TIME|IN", help=help_)
+
+
+def _of_matching(*names: str, **options: Any) -> Any:
+    return typer.Option(*names, rich_help_panel=MATCHING, **options)
+
+
+HasTags = Annotated[
+    str | None, _of_matching("--tags", metavar="TAGS", help="With one of these tags: 'eu || us'.")
+]
+HasWhere = Annotated[
+    str | None, _of_matching("--where", metavar="SQL", help="Of which this is true: 'amount > 10'.")
+]
+HasKeyPrefix = Annotated[
+    str | None, _of_matching("--key-prefix", metavar="TEXT", help="Whose key begins so.")
+]
+HasDueFrom = Annotated[
+    datetime | None, _coming("--due-from", "Due then or later: ISO-8601, or 2h for in two hours.")
+]
+HasDueTo = Annotated[datetime | None, _coming("--due-to", "Due before then.")]
+HasState = Annotated[
+    str | None,
+    _of_matching("--state", metavar="STATE", help="scheduled, ready, in_flight, waiting, dead."),
+]
+AllMatching = Annotated[bool, _of_matching("--all", help="All of them, whatever they are.")]
+LaterOption = Annotated[
+    float | None,
+    _of_matching(
+        "--later", parser=typed(parse_duration), metavar="DURATION", help="Each so much later."
+    ),
+]
+EarlierOption = Annotated[
+    float | None,
+    _of_matching(
+        "--earlier", parser=typed(parse_duration), metavar="DURATION", help="Each so much earlier."
+    ),
+]
+DryRun = Annotated[bool, _of_matching("--dry-run", help="Say what would be done; do nothing.")]
+JobRate = Annotated[
+    float | None, _of_matching("--rate", metavar="N", help="So many a second at most.")
+]
+Yes = Annotated[bool, _of_matching("--yes", "-y", help="Do not ask.")]
+Wait = Annotated[bool, _of_matching("--wait", help="Until the job is over; shows how far it is.")]

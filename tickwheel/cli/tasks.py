@@ -19,14 +19,28 @@ import typer
 
 from tickwheel.cli.call import EXIT_FAILED, EXIT_NOT_FOUND, Call
 from tickwheel.cli.history import DIR_ENV, DIR_HELP, flow_grid, folder_of, remark_skipped
+from tickwheel.cli.jobs import Matching, do_job
 from tickwheel.cli.options import (
+    AllMatching,
     AtOption,
     BeforeOption,
     DelayOption,
+    DryRun,
+    EarlierOption,
+    HasDueFrom,
+    HasDueTo,
+    HasKeyPrefix,
+    HasState,
+    HasTags,
+    HasWhere,
+    JobRate,
     KeyOption,
+    LaterOption,
     MaybeIds,
     OfTopicOption,
     TopicOption,
+    Wait,
+    Yes,
 )
 from tickwheel.cli.output import Grid, Output, facts_grid
 from tickwheel.cli.values import (
@@ -52,12 +66,30 @@ CANCELLED = {"cancelled", "already_cancelled"}
 
 
 async def cancel(
-    call: Call, ids: MaybeIds = None, topic: OfTopicOption = None, key: KeyOption = None
+    call: Call,
+    ids: MaybeIds = None,
+    topic: OfTopicOption = None,
+    key: KeyOption = None,
+    tags: HasTags = None,
+    where: HasWhere = None,
+    key_prefix: HasKeyPrefix = None,
+    due_from: HasDueFrom = None,
+    due_to: HasDueTo = None,
+    state: HasState = None,
+    all_: AllMatching = False,
+    dry_run: DryRun = False,
+    rate: JobRate = None,
+    yes: Yes = False,
+    wait: Wait = False,
 ) -> int:
     """Cancel tasks that are not being worked on. Confirmed means they will not come.
 
-    By ids, or all of a topic with a key.
+    By ids, or all of a topic with a key, or all that match, as a job in the background.
     """
+    selection = _selection(tags, where, key_prefix, due_from, due_to, state)
+    wanted = Matching("cancel", topic, selection, all_, dry_run, yes, wait, rate)
+    if _is_job(wanted, ids, key):
+        return await do_job(call, wanted)
     named = _named(ids, topic, key)
     if named is not None:
         async with call.client() as client:
@@ -79,21 +111,84 @@ async def reschedule(
     key: KeyOption = None,
     delay: DelayOption = None,
     at: AtOption = None,
+    later: LaterOption = None,
+    earlier: EarlierOption = None,
+    tags: HasTags = None,
+    where: HasWhere = None,
+    key_prefix: HasKeyPrefix = None,
+    due_from: HasDueFrom = None,
+    due_to: HasDueTo = None,
+    state: HasState = None,
+    all_: AllMatching = False,
+    dry_run: DryRun = False,
+    rate: JobRate = None,
+    yes: Yes = False,
+    wait: Wait = False,
 ) -> int:
     """Give tasks another due time: --delay from now, or --at.
 
-    By ids, or all of a topic with a key.
+    By ids, or all of a topic with a key, or all that match, as a job in the background: these may
+    be moved by --later or --earlier, too, each from its own due time.
     """
-    if (delay is None) == (at is None):
-        raise BadRequest("give --delay or --at, one of them")
+    moved = {"delay": delay, "at": at, "shift": later if earlier is None else -earlier}
+    moved = {name: value for name, value in moved.items() if value is not None}
+    if len(moved) != 1 or None not in (later, earlier):
+        raise BadRequest("give --delay or --at (or of all that match --later or --earlier), one")
+    selection = _selection(tags, where, key_prefix, due_from, due_to, state)
+    wanted = Matching("reschedule", topic, selection, all_, dry_run, yes, wait, rate, moved)
+    if _is_job(wanted, ids, key):
+        return await do_job(call, wanted)
+    if "shift" in moved:
+        raise BadRequest("--later and --earlier are for all that match: give --topic and --where")
     return await _move(call, ids, _named(ids, topic, key), delay, at)
 
 
 async def run_now(
-    call: Call, ids: MaybeIds = None, topic: OfTopicOption = None, key: KeyOption = None
+    call: Call,
+    ids: MaybeIds = None,
+    topic: OfTopicOption = None,
+    key: KeyOption = None,
+    tags: HasTags = None,
+    where: HasWhere = None,
+    key_prefix: HasKeyPrefix = None,
+    due_from: HasDueFrom = None,
+    due_to: HasDueTo = None,
+    state: HasState = None,
+    all_: AllMatching = False,
+    dry_run: DryRun = False,
+    rate: JobRate = None,
+    yes: Yes = False,
+    wait: Wait = False,
 ) -> int:
-    """Make tasks due at once: by ids, or all of a topic with a key."""
+    """Make tasks due at once.
+
+    By ids, or all of a topic with a key, or all that match, as a job in the background.
+    """
+    selection = _selection(tags, where, key_prefix, due_from, due_to, state)
+    wanted = Matching("run_now", topic, selection, all_, dry_run, yes, wait, rate)
+    if _is_job(wanted, ids, key):
+        return await do_job(call, wanted)
     return await _move(call, ids, _named(ids, topic, key), 0.0, None)
+
+
+def _selection(
+    tags: str | None,
+    where: str | None,
+    key_prefix: str | None,
+    due_from: datetime | None,
+    due_to: datetime | None,
+    state: str | None,
+) -> dict[str, Any]:
+    return {
+        "tags": tags, "where": where, "key_prefix": key_prefix, "due_from": due_from,
+        "due_to": due_to, "state": state,
+    }  # fmt: skip
+
+
+def _is_job(wanted: Matching, ids: Sequence[int] | None, key: str | None) -> bool:
+    if wanted.is_asked_for and (ids or key is not None):
+        raise BadRequest("give ids, or --topic and --key, or what selects all that match")
+    return wanted.is_asked_for
 
 
 async def _move(

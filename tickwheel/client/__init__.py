@@ -14,6 +14,7 @@ begin with ``reconnector.py``: it owns the connection, and each other part (``pr
 from tickwheel.client.client import Client
 from tickwheel.client.coalescing import IfPending
 from tickwheel.client.delivery import Delivery
+from tickwheel.client.jobs import JobInfo, JobPreview
 from tickwheel.client.producer import Partly
 from tickwheel.client.results import (
     Active,
@@ -22,6 +23,8 @@ from tickwheel.client.results import (
     GroupInfo,
     GroupSettings,
     GroupStats,
+    HeldKey,
+    KeyLine,
     KeyOutcome,
     Load,
     Rescheduled,
@@ -48,7 +51,11 @@ __all__ = [
     "GroupInfo",
     "GroupSettings",
     "GroupStats",
+    "HeldKey",
     "IfPending",
+    "JobInfo",
+    "JobPreview",
+    "KeyLine",
     "KeyOutcome",
     "Load",
     "Partly",

@@ -587,6 +587,72 @@ class Keep(Enum):
 KEEP: Final = Keep.KEEP
 
 
+@dataclass(frozen=True, slots=True)
+class HeldKey:
+    """An order key that a group holds until an operator acts."""
+
+    id: int
+    """The task that failed."""
+    key: str | None
+    since_ms: int
+    attempt: int
+    """How often it was delivered."""
+    waiting: int
+    """Tasks of the key behind it."""
+    reason: str
+    """Why the last attempt failed."""
+    subscriber: str
+    """Who had it."""
+    raw: Mapping[str, Any] = field(repr=False)
+
+    @property
+    def since(self) -> datetime:
+        return moment(self.since_ms)
+
+    @classmethod
+    def of(cls, raw: Map) -> HeldKey:
+        return cls(
+            id=int(raw["id"]),
+            key=raw["key"],
+            since_ms=int(raw["since_ms"]),
+            attempt=int(raw["attempt"]),
+            waiting=int(raw["waiting"]),
+            reason=str(raw["reason"]),
+            subscriber=str(raw["subscriber"]),
+            raw=raw,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLine:
+    """Tasks that wait for their turn: of an order key, or of a value that shares a group."""
+
+    id: int
+    """One of its tasks."""
+    kind: str
+    """"order" or "fair"."""
+    value: Value | None
+    """The order key, or the value; None: of tasks that have none."""
+    state: str
+    """Of the task whose turn it is: "ready", "in_flight", "retrying", "held"; or what holds back
+    the value: "limited" (``limit_each``), "throttled" (``rate_each``)."""
+    in_flight: int
+    waiting: int
+    raw: Mapping[str, Any] = field(repr=False)
+
+    @classmethod
+    def of(cls, raw: Map) -> KeyLine:
+        return cls(
+            id=int(raw["id"]),
+            kind=str(raw["kind"]),
+            value=raw["value"],
+            state=str(raw["state"]),
+            in_flight=int(raw["in_flight"]),
+            waiting=int(raw["waiting"]),
+            raw=raw,
+        )
+
+
 _LINES = ("order_attempts", "order_failure", "fair_by", "limit_each", "rate_each")
 
 

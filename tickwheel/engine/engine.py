@@ -16,6 +16,7 @@ from tickwheel.engine.enqueue import Intake
 from tickwheel.engine.events import Recorder
 from tickwheel.engine.groups import Closing, Grouping
 from tickwheel.engine.held_keys import KeyControl
+from tickwheel.engine.jobs import Jobs
 from tickwheel.engine.ownership import Ownership
 from tickwheel.engine.recovery import Recovery
 from tickwheel.engine.schedules import Schedules
@@ -55,6 +56,7 @@ class Engine:
         self.coalescer = Coalescer(core, ownership, self.intake, self.control)
         self.schedules = Schedules(core, self.intake, self.control)
         self.transactions = Transactions(core, self.intake)
+        self.jobs = Jobs(core, self.control)
         self.ordering = KeyControl(core, dead_letters)
         self.recovery = Recovery(core, ownership, dead_letters, self.grouping)
 
@@ -141,6 +143,7 @@ class Engine:
         for key in core.sessions.expired(now_ms):
             self.forget_session(key)
         self.transactions.sweep(now_ms)
+        self.jobs.sweep(now_ms)
         core.turns.sweep()
         if len(core.unsaved) > 2 * core.in_flight:
             # While the store is away deliveries end and come again, behind one that lasts.

@@ -145,6 +145,12 @@ class EngineConfig:
     """Decided ones, for a repeated commit or rollback; the oldest are forgotten first,"""
     transactions_remembered_ms: int = 3_600_000
     """and those that were decided so long ago."""
+    jobs_max: int = 100
+    """That are running."""
+    jobs_remembered_max: int = 1_000
+    """That are over; the oldest are forgotten first,"""
+    jobs_remembered_ms: int = 604_800_000
+    """and those that ended so long ago."""
 
 
 @dataclass(slots=True)
@@ -374,6 +380,7 @@ def rejoin(older: Batch, newer: Batch) -> None:
     b.groups = a.groups | b.groups
     b.sessions = a.sessions | b.sessions
     b.schedules = a.schedules | b.schedules
+    b.jobs = a.jobs | b.jobs
     b.id_mark = max(a.id_mark, b.id_mark)
     b.position_ms = max(a.position_ms, b.position_ms)
     for subscriber, count in older.credits.items():
@@ -411,6 +418,7 @@ class Core:
     group_count = 0
     steps_left = STEPS_PER_TICK
     """Of judging by filters, for this look at what is due."""
+    jobs_running = 0
     filters_length = 0
     """Characters of the filters of all groups."""
     subscribers = 0

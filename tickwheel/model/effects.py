@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tickwheel.model.jobs import JobRow
 from tickwheel.model.records import (
     DeadRow,
     GroupRow,
@@ -55,6 +56,8 @@ class Effects:
     transactions: dict[TransactionKey, TransactionRow | Halves | None] = field(default_factory=dict)
     """Where transactions stand, and their half tasks. Of a committed one the tasks are among
     ``enqueued``, and its half tasks are dropped here."""
+    jobs: dict[str, JobRow | None] = field(default_factory=dict)
+    """By id: how far each is, with what its step changed."""
     id_mark: int = 0
     """No id above this was assigned so far; never lowered by a store."""
     position_ms: int = 0
@@ -80,4 +83,5 @@ class Effects:
             or self.sessions
             or self.schedules
             or self.transactions
+            or self.jobs
         )

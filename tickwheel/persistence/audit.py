@@ -126,6 +126,8 @@ def _count(connection: sqlite3.Connection, audit: Audit, layout: int) -> None:
     )
     if layout >= schema.LAYOUT_WITH_SCHEDULES:
         kinds = (*kinds, ("", "schedule", rows.schedule_row))
+    if layout >= schema.LAYOUT_WITH_JOBS:
+        kinds = (*kinds, ("", "job", rows.job_row))
     for name, table, build in kinds:
         scanned = 0
         for row in connection.execute(f"SELECT * FROM {table}"):

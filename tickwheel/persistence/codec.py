@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgpack
 
 from tickwheel.model.coalescing import Coalescing, Merged, Merging
+from tickwheel.model.jobs import Job, JobRow, JobState, Selection
 from tickwheel.model.records import (
     LINES_FROM,
     DeadRow,
@@ -561,3 +562,28 @@ def _transaction(has_halves: bool, *fields: Any) -> TransactionRow | Halves:
 
 def _half(topic: str, due_ms: int, delay_ms: int | None, body: bytes, extras: bytes | None) -> Half:
     return Half(topic, due_ms, delay_ms, body, decode_extras(extras))
+
+
+def encode_job(row: JobRow) -> bytes:
+    return _pack(row.job, *row[1:])
+
+
+def decode_job(data: bytes) -> JobRow:
+    return _unpack("job", data, _job)
+
+
+def _job(
+    job: Iterable[Any],
+    state: int,
+    place: tuple[int, str],
+    looked_at: int,
+    matched: int,
+    changed: int,
+    refused: tuple[tuple[str, int], ...],
+    ended_ms: int,
+    note: str,
+) -> JobRow:
+    name, kind, topic, selection, *rest = job
+    decoded = Job(name, kind, topic, Selection(*selection), *rest)
+    counts = (looked_at, matched, changed, refused)
+    return JobRow(decoded, JobState(state), place, *counts, ended_ms, note)

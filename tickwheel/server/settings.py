@@ -202,6 +202,12 @@ class Settings(BaseSettings):
     """Decided ones, for a repeated commit or rollback,"""
     transactions_remembered_s: float = Field(default=3_600.0, gt=0)
     """for so long."""
+    jobs_max: int = Field(default=100, ge=0)
+    """That are running."""
+    jobs_remembered_max: int = Field(default=1_000, ge=0)
+    """Ended ones, and what became of them,"""
+    jobs_remembered_s: float = Field(default=604_800.0, gt=0)
+    """for so long."""
     snoozes_max: int = Field(default=1_000, ge=0)
     """Times that one group may postpone one task."""
     in_flight_max: int = Field(default=2_000_000, gt=0)
@@ -478,6 +484,9 @@ class Settings(BaseSettings):
             transaction_checks_max=self.transaction_checks_max,
             transactions_remembered_max=self.transactions_remembered_max,
             transactions_remembered_ms=int(self.transactions_remembered_s * 1000),
+            jobs_max=self.jobs_max,
+            jobs_remembered_max=self.jobs_remembered_max,
+            jobs_remembered_ms=int(self.jobs_remembered_s * 1000),
             in_flight_max=self.in_flight_max,
             resident_horizon_ms=int(self.resident_horizon_s * 1000),
             resident_bytes_max=self.resident_bytes_max or HOT_BYTES_MAX,

@@ -146,6 +146,38 @@ async def test_a_group_has_a_filter(rig: HttpRig) -> None:
     assert wrong.json["detail"].endswith("^")
 
 
+async def test_held_keys_and_lines(rig: HttpRig) -> None:
+    made = await rig.call("PUT", GROUP, {"order_failure": "hold", "order_attempts": 1})
+    msgspec.json.decode(made.body, type=types.GroupSettings)
+    tasks = [{"topic": "t", "order_key": key} for key in ("a", "a", "b")]
+    first, _, other = [
+        one["id"] for one in (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]
+    ]
+    pulled = (await rig.post("/v1/topics/t/pull", {"group": "g", "max": 9}))["deliveries"]
+    receipts = [one["receipt"] for one in pulled]
+    await rig.post("/v1/nacks", {"receipts": receipts, "reason": "why"})
+    found = await get(rig, f"{GROUP}/held-keys", types.HeldKeys)
+    assert [(one["id"], one["key"], one["waiting"], one["reason"]) for one in found["keys"]] == [
+        (first, "a", 1, "why"), (other, "b", 0, "why"),
+    ]  # fmt: skip
+    assert found["held"] == 2
+    lines = await get(rig, f"{GROUP}/lines?limit=5", types.KeyLines)
+    assert [(one["value"], one["state"], one["waiting"]) for one in lines["lines"]] == [
+        ("a", "held", 1)
+    ]
+    group = (await get(rig, "/v1/topics/t", types.Topic))["groups"]["g"]
+    assert (group["held"], group["in_lines"]) == (2, 1)
+    released = await rig.post(f"{GROUP}/held-keys/release", {"ids": [first, "5"]})
+    assert [one["result"] for one in released["results"]] == ["released", "not_held"]
+    skipped = await rig.post(f"{GROUP}/held-keys/skip", {"key": "b"})
+    assert skipped["results"] == [{"id": other, "result": "skipped"}]
+    again = await rig.post(f"{GROUP}/held-keys/skip", {"key": "b"})
+    assert again["results"] == [{"id": None, "result": "not_held"}]
+    assert (await rig.call("POST", f"{GROUP}/held-keys/skip", {})).status == 400
+    for path in ("held-keys", "lines"):
+        assert (await rig.call("GET", f"/v1/topics/t/groups/none/{path}")).status == 404
+
+
 async def test_a_topic_has_a_rule_for_keys_that_are_pending(rig: HttpRig) -> None:
     topic, rule = "/v1/topics/t", {"action": "replace", "replaces": "body"}
     made = await rig.call("PATCH", topic, {"if_pending": rule})
@@ -252,6 +284,48 @@ async def test_transactions_are_listed_shown_and_decided(rig: HttpRig) -> None:
     assert (await rig.call("GET", "/v1/transactions?state=odd")).status == 400
     committed = await get(rig, "/v1/transactions?state=committed", types.Transactions)
     assert committed["transactions"][0]["first_id"] == ids[0]
+
+
+async def test_a_job_from_its_trial_to_its_end(rig: HttpRig) -> None:
+    await dead(rig, 2)
+    tasks = [{"topic": "t", "delay_ms": 9_000, "properties": {"n": n}} for n in range(5)]
+    ids = [task["id"] for task in (await rig.post("/v1/tasks", {"tasks": tasks}))["tasks"]]
+    wanted = {"kind": "cancel", "topic": "t", "where": "n >= 3"}
+    tried = await rig.call("POST", "/v1/job-previews", wanted)
+    msgspec.json.decode(tried.body, type=types.JobPreview)
+    assert (tried.json["looked_at"], tried.json["examples"]) == (7, ids[3:])
+    more = wanted | {"after": f"{ids[3]}/", "until_id": tried.json["until_id"]}
+    assert (await rig.post("/v1/job-previews", more))["examples"] == ids[4:]
+    for _ in range(2):
+        made = await rig.call("POST", "/v1/jobs", wanted | {"id": "mine"})
+        assert (made.status, made.json["id"], made.json["kind"]) == (201, "mine", "cancel")
+        msgspec.json.decode(made.body, type=types.Job)
+    await rig.settle()
+    shown = await get(rig, "/v1/jobs/mine", types.Job)
+    assert (shown["state"], shown["changed"], shown["selection"]) == (
+        "done", 2, {"where": "n >= 3"},
+    )  # fmt: skip
+    requeued = {"kind": "requeue", "topic": "t", "group": "g", "reason": "bad 1", "rate": 100}
+    assert (await rig.post("/v1/jobs", requeued))["rate"] == 100
+    await rig.settle()
+    page = await get(rig, "/v1/jobs?limit=1&topic=t&state=done", types.Jobs)
+    assert (page["jobs"][0]["kind"], page["jobs"][0]["changed"]) == ("requeue", 1)
+    page = await get(rig, f"/v1/jobs?after={page['next']}", types.Jobs)
+    assert [job["id"] for job in page["jobs"]] == ["mine"]
+    assert (await get(rig, "/v1/jobs?topic=u", types.Jobs))["jobs"] == []
+    assert (await rig.call("DELETE", "/v1/jobs/mine")).json == shown, "it was over"
+    for method, target, body, status in (
+        ("POST", "/v1/jobs", {"kind": "cancel", "topic": "t", "id": "mine"}, 409),
+        ("POST", "/v1/jobs", {"kind": "cancel", "topic": "typo"}, 404),
+        ("POST", "/v1/jobs", {"kind": "cancel", "topic": "t", "where": "n >"}, 400),
+        ("POST", "/v1/jobs", {"kind": "cancel", "topic": "t", "colour": "red"}, 400),
+        ("POST", "/v1/job-previews", wanted | {"after": "here"}, 400),
+        ("POST", "/v1/job-previews", wanted | {"until_id": "x"}, 400),
+        ("GET", "/v1/jobs/typo", None, 404),
+        ("DELETE", "/v1/jobs/typo", None, 404),
+        ("GET", "/v1/jobs?state=odd", None, 400),
+    ):
+        assert (await rig.call(method, target, body)).status == status, (method, target, body)
 
 
 def half_tasks(name: str, part: int, *bodies: str, **more: Any) -> dict[str, Any]:

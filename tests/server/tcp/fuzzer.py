@@ -118,6 +118,10 @@ class Fuzzer:
             # Not the one that others work on: they are not refused.
             T.TOPIC_DELETE: lambda: (self.pick(NAMES[1:]), self.random.random() < 0.5),
             T.CONFIGURE: lambda: (self.topic(), self.group(), self.settings()),
+            T.HELD_KEYS: lambda: (self.topic(), self.group(), self.pick((None, {"limit": 5}))),
+            T.KEY_LINES: lambda: (self.topic(), self.group(), self.pick((None, {"limit": 0}))),
+            T.RELEASE_KEY: lambda: (self.topic(), self.group(), *self.held()),
+            T.SKIP_KEY: lambda: (self.topic(), self.group(), *self.held()),
             T.STATUS: tuple,
             T.ALIVE: tuple,
             T.PREPARE: lambda: (
@@ -134,6 +138,10 @@ class Fuzzer:
             ),
             T.TRANSACTION_SHOW: lambda: (self.pick(TRANSACTIONS),),
             T.CHECKS: lambda: (self.pick(((), ("g",), ("g", "h"), (self.text(),))),),
+            T.JOB_MAKE: lambda: (self.pick(NAMES[1:]), *self.job()),
+            T.JOB_PREVIEW: lambda: (self.pick(NAMES[1:]), *self.job()),
+            T.JOB_LIST: lambda: (self.subset({"topic": "t", "state": "done", "limit": 5}),),
+            T.JOB: lambda: (self.pick(("j", "k", self.text())), self.pick(("show", "cancel"))),
             T.SCHEDULE_PUT: lambda: (self.pick(SCHEDULES), self.schedule()),
             T.SCHEDULE_LIST: lambda: (self.subset({"after": "a", "limit": 10}),),
             T.SCHEDULE: lambda: (self.pick(SCHEDULES), *self.verb()),
@@ -318,6 +326,22 @@ class Fuzzer:
             return verb, {"from_ms": self.pick((0, 10**12)), "to_ms": self.pick((10**12 + 5000, 0))}
         return verb, {"next": self.pick((0, 100, 101))} if verb == "show" else None
 
+    def job(self) -> tuple[str, Any]:
+        options = {
+            "tags": self.pick(("a || b", "*", "||", self.text())),
+            "where": self.pick(("a > 1", "key LIKE '%a'", "a >", self.text())),
+            "key_prefix": self.text(),
+            "due_to_ms": self.pick((0, 2**53 - 1, 2**60, -1)),
+            "state": self.pick(("scheduled", "gone")),
+            "group": self.name(),
+            "shift_ms": self.pick((5, -(10**6), 10**18)),
+            "rate": self.pick((0, 10, 1e6, 1e9)),
+            "id": self.pick(("j", "k", self.text())),
+            "after": self.pick(((5, ""), (5,), None)),
+        }
+        kinds = ("cancel", "reschedule", "run_now", "requeue", "delete", "no")
+        return self.pick(kinds), self.pick((None, self.subset(options)))
+
     def subset(self, options: dict[str, Any]) -> dict[str, Any]:
         return {name: one for name, one in options.items() if self.random.random() < 0.4}
 
@@ -331,6 +355,9 @@ class Fuzzer:
             "limit_each": self.pick((None, 1, 5, records.LIMIT_EACH_MAX)),
             "rate_each": self.pick((None, 1, 100.5, policies.RATE_MIN)),
         }
+
+    def held(self) -> tuple[Any, Any]:
+        return self.pick(((self.some_ids(), None), (None, self.name()), (None, None)))
 
     def settings(self) -> dict[str, Any]:
         return self.subset(

@@ -26,6 +26,7 @@ from tickwheel.persistence.codec import (
     encode_dead,
     encode_endings,
     encode_group,
+    encode_job,
     encode_progress,
     encode_schedule,
     encode_session,
@@ -36,6 +37,7 @@ from tickwheel.persistence.redis.driver import Packed, joined, pack_args
 from tickwheel.persistence.redis.keys import (
     IN_PREPARE,
     KEY,
+    LAYOUT_WITH_JOBS,
     LAYOUT_WITH_SCHEDULES,
     LAYOUT_WITH_TRANSACTIONS,
     group_field,
@@ -162,6 +164,7 @@ class Records(NamedTuple):
     sessions: list[bytes | None]
     schedules: list[bytes | None]
     transactions: list[bytes | None]
+    jobs: list[bytes | None]
     outcomes: tuple[int, bytes] | None
     """How many endings, at most ``endings_max``, and their record."""
 
@@ -184,6 +187,7 @@ def records_of(
         [None if row is None else encode_session(row) for row in effects.sessions.values()],
         [None if row is None else encode_schedule(row) for row in effects.schedules.values()],
         [None if row is None else encode_transaction(row) for row in effects.transactions.values()],
+        [None if row is None else encode_job(row) for row in effects.jobs.values()],
         outcomes,
     )
 
@@ -204,6 +208,8 @@ def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]
     if effects.transactions:
         names = [transaction_field(*key) for key in effects.transactions]
         _fields(ops, "transactions", names, records.transactions)
+    if effects.jobs:
+        _fields(ops, "jobs", [name.encode() for name in effects.jobs], records.jobs)
     _layout(ops, effects)
     if records.outcomes is not None:
         _add(ops, b"END", "task", [id_text(task_id) for task_id in effects.ended])
@@ -214,10 +220,14 @@ def operations(effects: Effects, endings_max: int, records: Records) -> list[Op]
 
 def _layout(ops: list[Op], effects: Effects) -> None:
     """The first row that needs a layout brings it."""
-    if effects.transactions or effects.schedules:
-        has_transactions = bool(effects.transactions)
-        layout = LAYOUT_WITH_TRANSACTIONS if has_transactions else LAYOUT_WITH_SCHEDULES
-        _add(ops, b"LAYOUT", "wheel", [b"%d" % layout])
+    for rows, layout in (
+        (effects.jobs, LAYOUT_WITH_JOBS),
+        (effects.transactions, LAYOUT_WITH_TRANSACTIONS),
+        (effects.schedules, LAYOUT_WITH_SCHEDULES),
+    ):
+        if rows:
+            _add(ops, b"LAYOUT", "wheel", [b"%d" % layout])
+            return
 
 
 def _updated(ops: list[Op], rows: dict[int, TaskRow], records: list[bytes]) -> None:

@@ -1,7 +1,7 @@
 """The keys of one shard in Redis, and how ids and names are written there.
 
 Everything an operator sees with redis-cli is decided here and nowhere else; all keys of a shard
-share a hash tag, so that Redis Cluster keeps them on one node. Layout 3, for the shard ``S`` =
+share a hash tag, so that Redis Cluster keeps them on one node. Layout 4, for the shard ``S`` =
 ``{tw:default:0}``:
 
 | key | type | what |
@@ -17,6 +17,7 @@ share a hash tag, so that Redis Cluster keeps them on one node. Layout 3, for th
 | S:groups, S:sessions | hash | topic and group, session → record |
 | S:schedules | hash | name → record; a shard with one has layout 2, which older releases refuse |
 | S:transactions | hash | transaction/part → record; a shard with one has layout 3, likewise |
+| S:jobs | hash | id → record; a shard with one has layout 4, likewise |
 | S:endings | list | how the newest tasks ended, a batch an element: "count:record" |
 | S:stage:1 … | list | parts of a batch too large for one script; gone when it is applied |
 | S:leader | string | who leads, with a time to live (not the store's; its name is kept free) |
@@ -29,23 +30,24 @@ from __future__ import annotations
 
 from tickwheel.model.records import ProgressRow, ProgressState
 
-LAYOUT = 3
+LAYOUT = 4
 """The newest. A shard begins with 1, and gets another one with the first row that needs it: until
 then an older release may still open it."""
 LAYOUT_WITH_SCHEDULES = 2
 LAYOUT_WITH_TRANSACTIONS = 3
+LAYOUT_WITH_JOBS = 4
 ID_MAX = 2**63 - 1
 RETRY_MAX = 999
 """The score's last three digits."""
 
 NAMES = (
     "wheel", "store", "task", "prepare", "progress", "touched", "dead", "dead_record",
-    "groups", "sessions", "endings", "scratch", "schedules", "transactions",
+    "groups", "sessions", "endings", "scratch", "schedules", "transactions", "jobs",
 )  # fmt: skip
 """In the order in which scripts get them: KEYS[1] is the wheel. ``scratch`` never exists."""
 TYPES = (
     "hash", "zset", "hash", "zset", "hash", "hash", "zset", "hash", "hash", "hash", "list",
-    "string", "hash", "hash",
+    "string", "hash", "hash", "hash",
 )  # fmt: skip
 KEY = {name: str(i + 1).encode() for i, name in enumerate(NAMES)}
 """A key's number in a script, as operations name it."""

@@ -22,6 +22,7 @@ from tickwheel.persistence.codec import (
     decode_dead,
     decode_endings,
     decode_group,
+    decode_job,
     decode_progress,
     decode_schedule,
     decode_session,
@@ -225,12 +226,13 @@ class Counts(NamedTuple):
     schedules: int
     transactions: int
     """Rows of them, half tasks included."""
+    jobs: int
 
     def __str__(self) -> str:
         return (
             f"{self.tasks} tasks, {self.progress} rows of progress, {self.dead} dead letters,"
             f" {self.groups} groups, {self.sessions} sessions, {self.schedules} schedules,"
-            f" {self.transactions} rows of transactions"
+            f" {self.transactions} rows of transactions, {self.jobs} jobs"
         )
 
 
@@ -244,6 +246,7 @@ class SmallRecords(NamedTuple):
     outcomes: list[tuple[int, bytes]]
     schedules: list[bytes]
     transactions: list[bytes]
+    jobs: list[bytes]
 
 
 class Filling:
@@ -273,6 +276,7 @@ class Mirror:
         self._sessions: dict[bytes, bytes] = {}
         self._schedules: dict[str, bytes] = {}
         self._transactions: dict[TransactionKey, bytes] = {}
+        self._jobs: dict[str, bytes] = {}
         self._endings: deque[tuple[int, bytes]] = deque()
         self._endings_count = 0
         self._endings_max = endings_max
@@ -316,6 +320,7 @@ class Mirror:
             len(self._sessions),
             len(self._schedules),
             len(self._transactions),
+            len(self._jobs),
         )
 
     # --- batches -----------------------------------------------------------------------------
@@ -343,6 +348,7 @@ class Mirror:
         _change(self._sessions, effects.sessions, records.sessions)
         _change(self._schedules, effects.schedules, records.schedules)
         _change(self._transactions, effects.transactions, records.transactions)
+        _change(self._jobs, effects.jobs, records.jobs)
         if records.outcomes is not None:
             self._tasks.drop(effects.ended)
             self._progress.drop(effects.ended)
@@ -403,6 +409,8 @@ class Mirror:
             self._schedules[decode_schedule(record).schedule.name] = record
         for record in small.transactions:
             self._transactions[key_of(decode_transaction(record))] = record
+        for record in small.jobs:
+            self._jobs[decode_job(record).job.id] = record
         for rows, pairs in ((self._progress, small.progress), (self._dead, small.dead)):
             rows.clear()
             rows.change([key for key, _ in pairs], [record for _, record in pairs])
@@ -465,6 +473,7 @@ class Mirror:
             outcomes=list(self.outcomes()),
             schedules=[decode_schedule(record) for record in self._schedules.values()],
             transactions=[decode_transaction(record) for record in self._transactions.values()],
+            jobs=[decode_job(record) for record in self._jobs.values()],
         )
 
     def batches(self) -> Iterator[Effects]:
@@ -485,6 +494,8 @@ class Mirror:
         rows_of = map(decode_transaction, self._transactions.values())
         for transactions in _chunks(rows_of, TRANSACTIONS_A_BATCH):
             yield Effects(transactions={key_of(row): row for row in transactions})
+        for jobs in _chunks(map(decode_job, self._jobs.values())):
+            yield Effects(jobs={row.job.id: row for row in jobs})
         for records in self._tasks.chunks(ROWS_A_BATCH, BYTES_A_BATCH):
             rows = map(decode_task, records)
             yield Effects(enqueued={row.id: row for row in rows})

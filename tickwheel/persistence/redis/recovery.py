@@ -19,6 +19,7 @@ from tickwheel.persistence.codec import (
     decode_dead,
     decode_endings,
     decode_group,
+    decode_job,
     decode_progress,
     decode_schedule,
     decode_session,
@@ -73,6 +74,7 @@ class Recovering:
                 outcomes=await self._endings(),
                 schedules=await self._records("schedules"),
                 transactions=await self._records("transactions"),
+                jobs=await self._records("jobs"),
             )
             # What was there at the beginning is still there.
             await self._asker.look(locked=True)
@@ -91,6 +93,7 @@ class Recovering:
             outcomes=outcomes[-endings_max:],
             schedules=list(map(decode_schedule, small.schedules)),
             transactions=list(map(decode_transaction, small.transactions)),
+            jobs=list(map(decode_job, small.jobs)),
         )
 
     async def _records(self, name: str) -> list[bytes]:

@@ -30,6 +30,7 @@ from tickwheel.persistence.codec import (
     decode_attempts,
     decode_extras,
     decode_failures,
+    decode_job,
     decode_schedule,
     decode_settings,
     decode_transaction,
@@ -37,6 +38,7 @@ from tickwheel.persistence.codec import (
     encode_attempts,
     encode_extras,
     encode_failures,
+    encode_job,
     encode_schedule,
     encode_settings,
     encode_transaction,
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from tickwheel.model.effects import Effects
+    from tickwheel.model.jobs import JobRow
     from tickwheel.model.schedules import ScheduleRow
     from tickwheel.model.transactions import TransactionKey, TransactionRow
 
@@ -109,6 +112,7 @@ REPLACE_DEAD = insert("REPLACE", "dead", 7)
 REPLACE_SESSIONS = insert("REPLACE", "session", 4)
 REPLACE_SCHEDULES = insert("REPLACE", "schedule", 2)
 REPLACE_TRANSACTIONS = insert("REPLACE", "tx", 3)
+REPLACE_JOBS = insert("REPLACE", "job", 2)
 REPLACE_GROUPS = insert("REPLACE", "grp", 5)
 
 
@@ -124,6 +128,7 @@ DELETE_DEAD = _delete("dead", {"id": "INTEGER", "grp": "TEXT"})
 DELETE_GROUPS = _delete("grp", {"topic": "TEXT", "grp": "TEXT"})
 DELETE_SCHEDULES = _delete("schedule", {"name": "TEXT"})
 DELETE_TRANSACTIONS = _delete("tx", {"id": "TEXT", "part": "INTEGER"})
+DELETE_JOBS = _delete("job", {"id": "TEXT"})
 DELETE_SESSIONS = _delete("session", {"session": "BLOB"})
 
 # With str() of a list of ints as the argument: one argument for any number of ids.
@@ -321,6 +326,14 @@ def transaction_values(
 
 def transaction_row(name: str, part: int, data: bytes) -> TransactionRow | Halves:
     return decode_transaction(data)
+
+
+def job_values(rows: Iterable[JobRow]) -> Iterator[Sequence[object]]:
+    return ((row.job.id, encode_job(row)) for row in rows)
+
+
+def job_row(name: str, data: bytes) -> JobRow:
+    return decode_job(data)
 
 
 def session_row(session: bytes, floor: int, seen_ms: int, answers: bytes) -> SessionRow:

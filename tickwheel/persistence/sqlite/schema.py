@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 
 APPLICATION_ID = 0x5457_4845
 """'TWHE', in the file's header, where ``file`` and ``PRAGMA application_id`` find it."""
-LAYOUT = 7
+LAYOUT = 8
 LAYOUT_WITH_PACKS = 2
 LAYOUT_WITH_PLACES = 4
 LAYOUT_WITH_MOVES = 5
 LAYOUT_WITH_KEYS = LAYOUT_WITH_SCHEDULES = 6
 LAYOUT_WITH_TRANSACTIONS = 7
+LAYOUT_WITH_JOBS = 8
 _PACK = """CREATE TABLE pack(
         first INTEGER PRIMARY KEY, count INTEGER, head BLOB, topics TEXT, bodies BLOB,
         extras BLOB)"""
@@ -43,6 +44,7 @@ _TASK_KEY = "CREATE TABLE task_key(id INTEGER PRIMARY KEY, hash INTEGER)"
 _SCHEDULE = "CREATE TABLE schedule(name TEXT PRIMARY KEY, data BLOB) WITHOUT ROWID"
 _TRANSACTION = """CREATE TABLE tx(
         id TEXT, part INTEGER, data BLOB, PRIMARY KEY(id, part)) WITHOUT ROWID"""
+_JOB = "CREATE TABLE job(id TEXT PRIMARY KEY, data BLOB) WITHOUT ROWID"
 UPGRADES: dict[int, tuple[str, ...]] = {
     1: (_PACK, _GONE),
     2: ("ALTER TABLE grp ADD COLUMN settings BLOB",),
@@ -50,6 +52,7 @@ UPGRADES: dict[int, tuple[str, ...]] = {
     4: (_MOVED, _MOVE),
     5: (_PACK_KEY, _TASK_KEY, _SCHEDULE),
     6: (_TRANSACTION,),
+    7: (_JOB,),
 }
 """From a layout to the next: the statements that do it, in one transaction. ``upgrade`` fills the
 tables of keys."""
@@ -89,6 +92,8 @@ TABLES = (
     _SCHEDULE,
     # Transactions: part 0 says where one stands; the others are half tasks, as they were prepared.
     _TRANSACTION,
+    # What is done to all tasks of a topic that match, and how far it is.
+    _JOB,
     # How tasks ended, a row a batch. upto counts the endings written so far, this row's included.
     "CREATE TABLE ending(batch INTEGER PRIMARY KEY, upto INTEGER, data BLOB)",
     "CREATE TABLE meta(key TEXT PRIMARY KEY, value) WITHOUT ROWID",

@@ -48,6 +48,7 @@ from tickwheel.persistence.sqlite.rows import (
     STATEMENT_BYTES_MAX,
     dead_values,
     group_values,
+    job_values,
     progress_values,
     schedule_values,
     session_values,
@@ -102,6 +103,10 @@ def write(connection: sqlite3.Connection, effects: Effects, updated: dict[int, T
         sql.DELETE_SCHEDULES.run(connection, dropped)
     if effects.transactions:
         write_transactions(connection, effects)
+    if effects.jobs:
+        jobs = [row for row in effects.jobs.values() if row is not None]
+        sql.REPLACE_JOBS.run(connection, job_values(jobs))
+        sql.DELETE_JOBS.run(connection, [(i,) for i, row in effects.jobs.items() if row is None])
     if effects.groups:
         groups = [row for row in effects.groups.values() if row is not None]
         sql.REPLACE_GROUPS.run(connection, group_values(groups))

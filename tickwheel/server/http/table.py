@@ -8,6 +8,8 @@ from tickwheel.server.http import cloudevents, types
 from tickwheel.server.http.bulk import NDJSON
 from tickwheel.server.http.handlers.consuming import SSE, Consuming, Streams
 from tickwheel.server.http.handlers.controlling import Controlling
+from tickwheel.server.http.handlers.jobs import Jobs
+from tickwheel.server.http.handlers.lining import Lining
 from tickwheel.server.http.handlers.listing import Listing
 from tickwheel.server.http.handlers.producing import Producing
 from tickwheel.server.http.handlers.restoring import Restoring
@@ -54,9 +56,11 @@ def routes(delay_levels_ms: Sequence[int], heartbeat_interval_s: float) -> list[
         *_keys(Controlling()),
         *_consuming(consume, Settling(streams)),
         *_topics(Listing()),
+        *_lines(Lining()),
         *_dead(Controlling()),
         *_schedules(Scheduling()),
         *_transactions(Transacting()),
+        *_jobs(Jobs()),
         *_daemon(Listing()),
         *_restores(Restoring()),
         *_watching(Watching(keep_alive_s=keep_alive_s)),
@@ -179,6 +183,23 @@ def _topics(show: Listing) -> list[Route]:
     ]  # fmt: skip
 
 
+def _lines(lines: Lining) -> list[Route]:
+    tag, group = "order and shares", "/v1/topics/{topic}/groups/{group}"
+    return [
+        Route("GET", f"{group}/held-keys", lines.held_keys, tag,
+              "Order keys that wait for an operator", ("held_keys",), types.HeldKeys,
+              query=types.LineQuery, codes=("not_found",)),
+        Route("GET", f"{group}/lines", lines.key_lines, tag, "Who waits for whom",
+              ("key_lines",), types.KeyLines, query=types.LineQuery, codes=("not_found",)),
+        Route("POST", f"{group}/held-keys/release", lines.release_key, tag,
+              "Try the task of a held key again", ("release_key",), types.Results,
+              body=types.HeldIn, codes=("not_found",)),
+        Route("POST", f"{group}/held-keys/skip", lines.skip_key, tag,
+              "Give the task of a held key up: its key goes on", ("skip_key",), types.Results,
+              body=types.HeldIn, codes=("not_found",)),
+    ]  # fmt: skip
+
+
 def _dead(control: Controlling) -> list[Route]:
     tag = "dead letters"
     return [
@@ -209,6 +230,24 @@ def _transactions(transact: Transacting) -> list[Route]:
         Route("POST", f"{path}/rollback", transact.rollback_transaction, tag,
               "Roll back: none of its tasks ever was", ("rollback_transaction",),
               types.AcceptedIds, codes=(*unknown, decided[0])),
+    ]  # fmt: skip
+
+
+def _jobs(jobs: Jobs) -> list[Route]:
+    tag, path, unknown = "jobs", "/v1/jobs/{job}", ("not_found",)
+    return [
+        Route("GET", "/v1/jobs", jobs.list_jobs, tag, "List jobs, the newest first",
+              ("list_jobs",), types.Jobs, query=types.JobPage, codes=unknown),
+        Route("POST", "/v1/jobs", jobs.make_job, tag,
+              "Do something to everything of a topic that matches", ("make_job",), types.Job, 201,
+              body=types.JobIn, codes=(*unknown, "conflict", "due_too_far")),
+        Route("POST", "/v1/job-previews", jobs.preview_job, tag,
+              "What a job would do; changes nothing", ("preview_job",), types.JobPreview,
+              body=types.JobTrial, codes=(*unknown, "due_too_far")),
+        Route("GET", path, jobs.show_job, tag, "One job, and how far it is", ("show_job",),
+              types.Job, codes=unknown),
+        Route("DELETE", path, jobs.cancel_job, tag, "Cancel a job: it changes nothing more",
+              ("cancel_job",), types.Job, codes=unknown),
     ]  # fmt: skip
 
 

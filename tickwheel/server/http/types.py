@@ -428,7 +428,7 @@ class Replay(Out):
     share: float | None
 
 
-class Group(Out):
+class Group(Out, kw_only=True):
     """Counts and settings."""
 
     ready: int
@@ -436,6 +436,8 @@ class Group(Out):
     waiting: int
     retrying: int
     dead: int
+    held: int | None = None
+    in_lines: int | None = None
     subscribers: int
     delivered: int
     acked: int
@@ -459,6 +461,56 @@ class Group(Out):
     fair_by: FairBy | None = None
     limit_each: LimitEach | None = None
     rate_each: RateEach | None = None
+
+
+class LineQuery(In):
+    """How many at most."""
+
+    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
+
+
+class HeldKey(Out):
+    """An order key that waits for an operator: the task that failed, and what waits behind it."""
+
+    id: Id
+    key: str | None
+    since_ms: Moment
+    attempt: int
+    waiting: int
+    reason: str
+    subscriber: str
+
+
+class HeldKeys(Out):
+    """The oldest first; ``held``: how many there are in all."""
+
+    keys: list[HeldKey]
+    held: int
+
+
+class KeyLine(Out):
+    """An order key, or a value that shares the group: ``id`` is one of its tasks."""
+
+    id: Id
+    kind: Annotated[str, _shape("", enum=["order", "fair"])]
+    value: Property | None
+    state: str
+    in_flight: int
+    waiting: int
+
+
+class KeyLines(Out):
+    """Those with most tasks waiting; ``waiting``: in all lines of the group."""
+
+    lines: list[KeyLine]
+    waiting: int
+
+
+class HeldIn(In):
+    """Held tasks by their ids, or the one of an order key."""
+
+    ids: Ids | None = None
+    key: Key | None = None
 
 
 class TopicCounts(Out, kw_only=True):
@@ -976,3 +1028,84 @@ class Problem(Out, omit_defaults=True):
 
 class NoQuery(In):
     """Nothing may be said in the query."""
+
+
+class JobFields(In):
+    """What is done, and to which tasks or dead letters of the topic."""
+
+    kind: Annotated[str, _shape("cancel, reschedule, run_now, requeue, delete.")]
+    topic: Name
+    tags: TagList | None = None
+    where: Condition | None = None
+    key_prefix: Annotated[str, _shape("", maxLength=255)] | None = None
+    due_from_ms: Annotated[Moment, _shape("Due then or later,")] | None = None
+    due_to_ms: Annotated[Moment, _shape("and before then.")] | None = None
+    state: Annotated[str, _shape("Of tasks.")] | None = None
+    group: Annotated[Name, _shape("Of dead letters.")] | None = None
+    reason: Annotated[str, _shape("What that of a dead letter contains.")] | None = None
+    delay_ms: Annotated[Milliseconds, _shape("reschedule: after now,")] | None = None
+    due_ms: Annotated[Moment, _shape("or at this time,")] | None = None
+    shift_ms: Annotated[int, _shape("or each so much later than it is.")] | None = None
+    rate: Annotated[float, _shape("Changes a second at most.")] | None = None
+
+
+class JobIn(JobFields):
+    """A job to make."""
+
+    id: Annotated[Name, _shape("Yours: the same request again is the same job.")] | None = None
+
+
+class JobTrial(JobFields):
+    """A job to try: nothing is changed. The last three are those of the part before."""
+
+    after: str | None = None
+    until_id: Id | None = None
+    until_ms: Moment | None = None
+
+
+class JobPage(In):
+    """A page of jobs, the newest first."""
+
+    after: Name | None = None
+    limit: Annotated[int, _shape("", minimum=1, maximum=1000)] = 100
+    topic: Name | None = None
+    state: Annotated[str, _shape("running, done, cancelled, failed.")] | None = None
+
+
+class Job(Out):
+    """A job, and how far it is."""
+
+    id: Name
+    kind: str
+    topic: Name
+    selection: dict[str, Any]
+    arguments: dict[str, Any]
+    rate: float | None
+    state: str
+    looked_at: int
+    matched: int
+    changed: int
+    refused: dict[str, int]
+    made_ms: Moment
+    by: str
+    ended_ms: int | None
+    note: str
+
+
+class Jobs(Out):
+    """A page, the newest first."""
+
+    jobs: list[Job]
+    next: Name | None
+
+
+class JobPreview(Out):
+    """What a job would do; with ``next`` this is a part of it."""
+
+    looked_at: int
+    matched: int
+    refused: dict[str, int]
+    examples: list[Id]
+    until_id: Id
+    until_ms: Moment
+    next: str | None

@@ -134,6 +134,16 @@ GROUP: tuple[Metric[Group], ...] = (
     Metric("tickwheel_waiting_tasks", "Waiting for a retry.", lambda g, _: len(g.waiting)),
     Metric("tickwheel_dead_tasks", "Dead letters that are kept.", lambda g, _: g.dead),
     Metric(
+        "tickwheel_line_tasks",
+        "Due, and it is not their turn: of their order key, or of what shares the group.",
+        lambda g, _: g.in_lines,
+    ),
+    Metric(
+        "tickwheel_held_keys",
+        "Order keys that are held until an operator acts.",
+        lambda g, _: g.held,
+    ),
+    Metric(
         "tickwheel_oldest_ready_age_seconds",
         "How long the longest waiting ready task has waited; 0 when none is ready.",
         lambda g, moment: _age_s(g, moment.now_ms),
@@ -277,6 +287,11 @@ ENGINE: tuple[Metric[Core], ...] = (
         "tickwheel_transaction_checks_total",
         "Times that a producer was asked about a transaction.",
         lambda c, _: c.totals.transactions_checked,
+    ),
+    Metric(
+        "tickwheel_jobs_running",
+        "Jobs over all that matches that are not over.",
+        lambda c, _: c.jobs_running,
     ),
     Metric(
         "tickwheel_windows_total",
@@ -485,6 +500,8 @@ HISTOGRAMS: tuple[Distribution, ...] = (
 
 STORE_ERRORS = "tickwheel_store_errors_total"
 STORE_ERRORS_HELP = "Commits (refused, full, unknown) and election calls that failed."
+JOB_CHANGES = "tickwheel_job_changes_total"
+JOB_CHANGES_HELP = "Tasks that jobs have changed, by what they do."
 LOAD = "tickwheel_load_tasks"
 LOAD_HELP = "Tasks on the wheel that are due in this hour (0), in the next (1), and so on."
 LOAD_HOURS = 24
@@ -521,6 +538,7 @@ def names() -> dict[str, tuple[str, ...]]:
         **{plain.name: () for plain in DAEMON},
         **{each.name: (each.label,) if each.label else () for each in HISTOGRAMS},
         STORE_ERRORS: ("kind",),
+        JOB_CHANGES: ("kind",),
         LOAD: ("hour",),
         BUILD: BUILD_LABELS,
     }

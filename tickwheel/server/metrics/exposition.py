@@ -149,16 +149,14 @@ class Exposition:
             yield Family(plain.name, kind, plain.help, (), [()], [""], [+value])
         for distribution in metrics.HISTOGRAMS:
             yield _histogram(distribution, self._observed)
-        errors = self._observed.store_errors
-        keys: list[Key] = [(kind,) for kind in errors]
-        name, about = metrics.STORE_ERRORS, metrics.STORE_ERRORS_HELP
-        labels: Key = ("kind",)
-        texts = _texts(labels, keys)
-        yield Family(name, "counter", about, labels, keys, texts, list(errors.values()))
+        errors, changes = self._observed.store_errors, self._observed.job_changes
+        yield _by_kind(metrics.STORE_ERRORS, metrics.STORE_ERRORS_HELP, errors)
+        yield _by_kind(metrics.JOB_CHANGES, metrics.JOB_CHANGES_HELP, changes)
         if self._core is not None:
             hours: list[Key] = [(str(hour),) for hour in range(metrics.LOAD_HOURS)]
             counts = metrics.load(self._core, self._now_ms())
-            labels, name, about = ("hour",), metrics.LOAD, metrics.LOAD_HELP
+            labels: Key = ("hour",)
+            name, about = metrics.LOAD, metrics.LOAD_HELP
             yield Family(name, "gauge", about, labels, hours, _texts(labels, hours), counts)
         settings = self._daemon.settings
         store = settings.store.partition(":")[0]
@@ -179,6 +177,12 @@ class Exposition:
                 column = [+row[index] for row in rows]
                 about, labels = metric.help, table.labels
                 yield Family(metric.name, metric.kind, about, labels, keys, texts, column)
+
+
+def _by_kind(name: str, about: str, counts: Mapping[str, int]) -> Family:
+    labels: Key = ("kind",)
+    keys: list[Key] = [(kind,) for kind in counts]
+    return Family(name, "counter", about, labels, keys, _texts(labels, keys), list(counts.values()))
 
 
 def _histogram(distribution: Distribution, observed: Observed) -> Family:

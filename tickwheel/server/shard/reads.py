@@ -198,6 +198,14 @@ class Reader:
             found = await self.known(ids)
         return [found[i] for i in ids if i in found], following
 
+    async def ids_after(
+        self, after_id: int, limit: int, topic: str | None
+    ) -> tuple[list[int], bool]:
+        """The ids of a page of stored tasks, and whether it is the last."""
+        async with self._scans:
+            stored = await self._store.scan(after_id, limit, topic)
+            return [task.row.id for task in stored], len(stored) < limit and not is_cut(stored)
+
     @asynccontextmanager
     async def _reading(self, ids: Iterable[int], *, bodies: bool) -> AsyncIterator[_UnderWay]:
         read = _UnderWay(ids, bodies=bodies)

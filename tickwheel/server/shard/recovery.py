@@ -55,6 +55,7 @@ class Recovering:
         recovery.sessions(small.sessions)
         recovery.outcomes(small.outcomes)
         self._engine.transactions.restore(small.transactions)
+        self._engine.jobs.restore(small.jobs)
         schedules = self._engine.schedules
         for row in small.schedules:
             try:

@@ -22,6 +22,7 @@ from tickwheel.server.shard.border import Border, OnEvent
 from tickwheel.server.shard.checkbacks import CHECKS_PER_TICK, CheckBacks
 from tickwheel.server.shard.coalescing import Coalescing
 from tickwheel.server.shard.committer import Committer
+from tickwheel.server.shard.jobs import Runner
 from tickwheel.server.shard.listings import Listings
 from tickwheel.server.shard.new_tasks import NewTasks
 from tickwheel.server.shard.reads import Commands, Loader, Reader
@@ -120,7 +121,7 @@ class Shard:
             self.core, self.limits, self.make_topic_room, settings.delay_levels_ms
         )
         self.coalescing = self._new_coalescing()
-        self.upkeep = self._new_upkeep()
+        self.upkeep, self.jobs = self._new_upkeep(), self._new_jobs()
         self.checkbacks = CheckBacks()
         self.callers: set[Caller] = set()
         self.on_landed: Callable[[], None] = lambda: None
@@ -201,6 +202,21 @@ class Shard:
             backup_folder=self.backup_folder,
         )
 
+    def _new_jobs(self) -> Runner:
+        return Runner(
+            self.engine,
+            self.store,
+            self.reader,
+            self.committer,
+            self.clock,
+            self.border,
+            delay_ms_max=self.limits.delay_ms_max,
+            spawn=self.spawn,
+            wake=self.wake,
+            on_event=self.on_event,
+            observed=self.observed,
+        )
+
     # --- life --------------------------------------------------------------------------------
 
     def start(self, load_rest: Coroutine[Any, Any, None]) -> None:
@@ -214,6 +230,7 @@ class Shard:
         await load_rest
         self.loaded.set()
         self.upkeep.start()
+        self.jobs.start()
         self.wake()
         self.spawn(self.coalescing.run())
         await self.commands.run()

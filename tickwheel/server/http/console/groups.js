@@ -75,7 +75,7 @@ export async function open(main, query, signal) {
       one ? ["Owed since", one.since_ms ? new Date(one.since_ms).toISOString().slice(0, 19).replace("T", " ") + " UTC" : "the first task"] : null,
       one?.replay ? ["Replay", `${count(one.replay.looked_at)} looked at, ${count(one.replay.given)} owed`] : null,
       ["Oldest ready", of.oldest_ready_ms ? duration(of.oldest_ready_ms) : "–"],
-      one ? ["Left out by its filter", count(one.filtered)] : null,
+      one ? ["Left out by its filter", count(one.filtered)] : null, one ? orderOf(one) : null, one ? sharesOf(one) : null,
     ]), one ? h("p", { class: "filter" }, "Filter: ", isFiltered(one) ? h("code", null, filterText(one)) : h("span", { class: "dim" }, "none, it wants every task")) : null));
     await lag?.refresh();
   }
@@ -120,6 +120,17 @@ export async function open(main, query, signal) {
   fill(none, empty("No group yet", h("p", null, "A group comes to be with its first subscriber."), commands([["Subscribe", `tickwheel subscribe ${topic ?? "hello"}`]])));
   fill(main, head(topic === null ? "Groups" : "Groups of a topic", topic === null ? null : link("#/groups", "All groups"), topic === null ? null : h("button", { type: "button", disabled: !can, onclick: () => create().catch(shown) }, "New group …"), words, sorting), known, lag?.element, said, none, table.element);
   return { refresh, every: 2_000 };
+}
+
+// What it says of order keys, and of fair shares, if it says anything.
+function orderOf(one) {
+  const { order_retry_ms: after, order_failure: failure, order_attempts: attempts } = one;
+  const said = [after === undefined ? null : `tried again after ${duration(after)}`, failure === undefined ? null : `${failure === "hold" ? "held" : "dead"} after ${count(attempts)} attempts`].filter(Boolean);
+  return said.length ? ["Order keys", said.join(", ")] : null;
+}
+function sharesOf(one) {
+  const { fair_by: by, limit_each: limit, rate_each: each } = one;
+  return by === undefined ? null : ["Fair shares", [`by ${by}`, limit === undefined ? null : `${count(limit)} in flight each`, each === undefined ? null : `${rate(each)} a second each`].filter(Boolean).join(", ")];
 }
 
 const isFiltered = (one) => one.tags !== undefined || one.where !== undefined;

@@ -108,12 +108,7 @@ export async function configure(topic, group, now) {
   const burst = h("input", { type: "number", min: 1, step: 1, value: now.burst ?? "" });
   const retry = h("textarea", { rows: 3, spellcheck: false, value: policyText(now.retry) });
   const paused = choice([["false", "delivers"], ["true", "is paused"]], String(now.paused));
-  const wanted = group === null ? null : filterFields(now);
-  const number = (box, name) => {
-    if (box.value.trim() === "") return null;
-    if (!Number.isFinite(Number(box.value))) throw new Error(`${name} must be a number`);
-    return Number(box.value);
-  };
+  const wanted = group === null ? null : filterFields(now), lines = group === null ? null : lineFields(now);
   const path = `/v1/topics/${part(topic)}${group === null ? "" : `/groups/${part(group)}`}`;
   const set = await ask({
     title: group === null ? `Settings of topic ${topic}` : `Settings of group ${group} of ${topic}`, confirm: "Set",
@@ -123,11 +118,36 @@ export async function configure(topic, group, now) {
       field("In one burst", burst, "Empty: a second's worth."),
       field("Retry policy", retry, "Empty: the one above it. A name (exponential, fixed, none …), or JSON such as {\"kind\": \"fixed\", \"delay_ms\": 5000, \"retries\": 3}."),
       wanted?.fields, wanted ? h("p", { class: "dim" }, "Another filter judges what comes due from now on; what came due before, the one of before.") : null,
+      lines?.fields,
     ],
-    read: () => ({ paused: paused.value === "true", rate: number(rateBox, "The rate"), burst: number(burst, "The burst"), retry: readPolicy(retry.value), ...wanted?.read() }),
+    read: () => ({ paused: paused.value === "true", rate: number(rateBox, "The rate"), burst: number(burst, "The burst"), retry: readPolicy(retry.value), ...wanted?.read(), ...lines?.read() }),
     act: (settings) => request("PATCH", path, { body: settings }),
   });
   if (set) toast("Set");
+}
+
+function number(box, name) {
+  if (box.value.trim() === "") return null;
+  if (!Number.isFinite(Number(box.value))) throw new Error(`${name} must be a number`);
+  return Number(box.value);
+}
+
+// What a group says of order keys, and whose tasks take turns. Only what is changed is sent.
+const FAILURES = [["", "is tried until it succeeds"], ["dead", "is a dead letter, and the key goes on"], ["hold", "is dead, and the key is held"]];
+function lineFields(now) {
+  const box = (name, step) => h("input", { type: "number", min: 0, step, value: now[name] ?? "" });
+  const boxes = { order_retry_ms: box("order_retry_ms", 1), order_attempts: box("order_attempts", 1), limit_each: box("limit_each", 1), rate_each: box("rate_each", "any") };
+  const failure = choice(FAILURES, now.order_failure ?? ""), fair = h("input", { type: "text", spellcheck: false, autocomplete: "off", value: now.fair_by ?? "", placeholder: "tenant" });
+  const isSet = failure.value || fair.value || Object.values(boxes).some((one) => one.value);
+  return {
+    fields: h("details", { open: Boolean(isSet) }, h("summary", null, "Order keys, fair shares"),
+      field("A failed task of an order key is tried again after, ms", boxes.order_retry_ms, "Empty: 1 s."), field("A task that fails too often", failure), field("Too often is, in attempts", boxes.order_attempts, "Empty: 16."),
+      field("Tasks take turns by", fair, "A property, key or tag. Empty: no turns."), field("In flight for each, at most", boxes.limit_each), field("A second for each, at most", boxes.rate_each)),
+    read() {
+      const given = { ...Object.fromEntries(Object.entries(boxes).map(([name, one]) => [name, number(one, name.replaceAll("_", " "))])), order_failure: failure.value || null, fair_by: fair.value.trim() || null };
+      return Object.fromEntries(Object.entries(given).filter(([name, value]) => value !== (now[name] ?? null)));
+    },
+  };
 }
 
 // Which tasks a group wants.

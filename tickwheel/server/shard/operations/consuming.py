@@ -369,7 +369,8 @@ class _Pull:
         self._timer = None
         shard, group = self._shard, self.subscriber.group
         waits = group.is_held or group in shard.core.throttled
-        if self._patience and (group.loading or group.ready_count) and not waits:
+        comes = group.loading or group.ready_count > group.in_lines
+        if self._patience and comes and not waits:
             self._patience -= 1
             self._later(LOADING_WAIT_S)
             return

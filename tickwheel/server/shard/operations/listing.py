@@ -60,7 +60,7 @@ LOAD_STEPS_MAX = 1_440
 LOAD_STEP_MS_DEFAULT = 60_000
 LOAD_STEPS_DEFAULT = 60
 DEAD_OPTIONS = ("topic", "group", "after", "limit", "since_ms", "until_ms", "reason")
-_LIVE = (State.SCHEDULED, State.READY, State.IN_FLIGHT, State.WAITING, State.DEAD)
+LIVE = (State.SCHEDULED, State.READY, State.IN_FLIGHT, State.WAITING, State.DEAD)
 
 
 class Listing:
@@ -339,8 +339,8 @@ class _Wanted:
         topic, state, key = (options.get(name) for name in ("topic", "state", "key"))
         if topic is not None:
             checks.name(topic, "topic")
-        if state is not None and state not in _LIVE:
-            known = ", ".join(_LIVE)
+        if state is not None and state not in LIVE:
+            known = ", ".join(LIVE)
             raise BadRequest(f"state must be one of {known}, not {checks.shown(state)}")
         if key is not None and not checks.text(key, "key", KEY_LENGTH_MAX):
             raise BadRequest("key must be a string of 1 to 255 characters, not ''")

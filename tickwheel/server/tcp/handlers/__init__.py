@@ -9,6 +9,8 @@ from tickwheel.protocol.frames import FrameType
 from tickwheel.server.tcp import decode
 from tickwheel.server.tcp.handlers.consuming import Consuming
 from tickwheel.server.tcp.handlers.controlling import Controlling
+from tickwheel.server.tcp.handlers.jobs import Jobs
+from tickwheel.server.tcp.handlers.lining import Lining
 from tickwheel.server.tcp.handlers.producing import Producing
 from tickwheel.server.tcp.handlers.scheduling import Scheduling
 from tickwheel.server.tcp.handlers.settling import Settling
@@ -30,8 +32,10 @@ def command_table(operations: Operations) -> Table:
     produce, consume = Producing(operations), Consuming(operations)
     settle, control = Settling(operations), Controlling(operations)
     schedules, transactions = Scheduling(operations), Transacting(operations)
+    lines = Lining(operations)
     handlers: dict[int, Handler] = {
         **_about_the_conversation(operations),
+        **_about_jobs(Jobs(operations)),
         FrameType.ENQUEUE: produce.enqueue,
         FrameType.ENQUEUE_COLUMNS: produce.enqueue_columns,
         FrameType.ONEWAY: produce.oneway,
@@ -59,6 +63,10 @@ def command_table(operations: Operations) -> Table:
         FrameType.GROUP_DELETE: control.delete_group,
         FrameType.TOPIC_DELETE: control.delete_topic,
         FrameType.CONFIGURE: control.configure,
+        FrameType.HELD_KEYS: lines.held_keys,
+        FrameType.KEY_LINES: lines.key_lines,
+        FrameType.RELEASE_KEY: lines.release_key,
+        FrameType.SKIP_KEY: lines.skip_key,
         FrameType.LIST: control.list_tasks,
         FrameType.STATS: control.stats,
         FrameType.LOAD: control.load,
@@ -116,6 +124,15 @@ def _about_the_conversation(operations: Operations | StandbyOperations) -> dict[
         FrameType.STATUS: status,
         FrameType.BYE: bye,
         FrameType.ALIVE: alive,
+    }
+
+
+def _about_jobs(jobs: Jobs) -> dict[int, Handler]:
+    return {
+        FrameType.JOB_MAKE: jobs.make,
+        FrameType.JOB_PREVIEW: jobs.preview,
+        FrameType.JOB_LIST: jobs.list_jobs,
+        FrameType.JOB: jobs.act,
     }
 
 

@@ -1,0 +1,213 @@
+"""Jobs of a real daemon: both clients, the command line, and a daemon that is killed in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from e2e.cli_runner import Cli
+from support.daemon import Daemon
+from support.redis_server import RedisServer
+from tickwheel import BadRequest, Client, Conflict, NotFound, SendTimeout, Task
+from tickwheel.sync import Client as SyncClient
+
+HOUR_S = 3_600
+MANY = 4_000
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    with Daemon(tmp_path_factory.mktemp("daemon"), http=True) as daemon:
+        yield daemon
+
+
+@pytest.fixture(params=["sqlite", "redis", "asyncio-redis"])
+def killed(
+    request: pytest.FixtureRequest, make_daemon: Callable[..., Daemon], tmp_path: Path
+) -> Iterator[Daemon]:
+    if request.param == "sqlite":
+        yield make_daemon()
+        return
+    server = RedisServer(tmp_path / "redis").start()
+    driver = "?driver=asyncio-redis" if request.param == "asyncio-redis" else ""
+    yield make_daemon(store=server.url() + driver, leader_ttl_s=1)
+    server.stop()
+
+
+async def test_every_verb_of_the_client(client: Client, topic: str) -> None:
+    tasks = [
+        Task(topic, b"", delay=HOUR_S, tag="ab"[n % 2], key=f"k{n}", properties={"n": n})
+        for n in range(20)
+    ]
+    receipts = await client.enqueue_many(tasks)
+    later = datetime.now(UTC) + timedelta(hours=3)
+    tried = await client.preview_matching("cancel", topic, where="n < 5", tags="a")
+    assert (tried.looked_at, tried.matched, tried.would_change) == (20, 3, 3)
+    assert tried.examples == tuple(receipts[n].id for n in (0, 2, 4))
+    job = await client.cancel_matching(topic, where="n < 5", tags="a", id=f"{topic}-1")
+    job = await client.wait_job(job.id, timeout=20)
+    assert (job.state, job.changed, job.refused) == ("done", 3, {})
+    assert job.ended is not None and job.ended >= job.made
+    assert await client.cancel_matching(topic, where="n < 5", tags="a", id=f"{topic}-1") == job
+    with pytest.raises(Conflict):
+        await client.cancel_matching(topic, where="n < 6", id=f"{topic}-1")
+    moved = await client.reschedule_matching(topic, shift=-60, key_prefix="k1")
+    assert (await client.wait_job(moved.id)).changed == 11
+    assert (await client.lookup(receipts[1].id)).due_ms == receipts[1].due_ms - 60_000
+    sooner = receipts[3].due - timedelta(seconds=1)
+    moved = await client.reschedule_matching(topic, at=later, due_to=sooner)
+    assert (await client.wait_job(moved.id)).changed == 11
+    moved = await client.run_now_matching(topic, due_from=later, state="scheduled")
+    assert (await client.wait_job(moved.id)).changed == 11
+    found = [one async for one in client.list_jobs(topic=topic, state="done", limit=3)]
+    assert [one.kind for one in found] == ["run_now", "reschedule", "reschedule"]
+    slow = await client.cancel_matching(topic, rate=0.01)
+    with pytest.raises(SendTimeout, match="goes on"):
+        await client.wait_job(slow.id, timeout=0.1)
+    assert (await client.cancel_job(slow.id)).state == "cancelled"
+    assert (await client.wait_job(slow.id)).is_over
+
+
+async def test_dead_letters_that_match(client: Client, topic: str) -> None:
+    await client.create_group(topic, "g")
+    tasks = [Task(topic, b"", properties={"n": n}) for n in range(6)]
+    await client.enqueue_many(tasks)
+    dead = 0
+    while dead < 6:
+        for delivery in await client.pull(topic, group="g", max=6, wait=10):
+            await delivery.reject("no good" if dead % 2 else "odd")
+            dead += 1
+    tried = await client.preview_matching("requeue", topic, reason="good", group="g")
+    assert tried.would_change == 3
+    job = await client.dead_requeue_matching(topic, where="n < 2", group="g", rate=1_000)
+    assert (await client.wait_job(job.id)).changed == 2
+    job = await client.dead_delete_matching(topic)
+    assert (await client.wait_job(job.id)).changed == 4
+    assert [letter async for letter in client.dead_list(topic=topic)] == []
+    assert len(await client.pull(topic, group="g", max=6, wait=10)) == 2
+
+
+async def test_what_a_client_can_get_wrong(client: Client, topic: str) -> None:
+    with pytest.raises(NotFound):
+        await client.cancel_matching(topic)
+    await client.enqueue(topic, b"", delay=HOUR_S)
+    with pytest.raises(BadRequest, match=r"\n.*\^"):
+        await client.cancel_matching(topic, where="n > > 1")
+    for given in (
+        {"rate": 0}, {"rate": "5"}, {"key_prefix": 5}, {"due_from": 5}, {"id": ""},
+        {"state": "odd"},
+    ):  # fmt: skip
+        wrong: dict[str, Any] = given
+        with pytest.raises(BadRequest):
+            await client.cancel_matching(topic, **wrong)
+    with pytest.raises(BadRequest, match="one of delay_ms, due_ms, shift_ms"):
+        await client.reschedule_matching(topic)
+    with pytest.raises(BadRequest, match="kind"):
+        await client.preview_matching("burn", topic)
+    with pytest.raises(NotFound):
+        await client.show_job("never")
+
+
+def test_the_synchronous_client(running: Daemon) -> None:
+    with SyncClient(running.url) as client:
+        client.enqueue_many([Task("sync", b"", delay=HOUR_S)] * 3)
+        assert client.preview_matching("cancel", "sync").matched == 3
+        job = client.wait_job(client.cancel_matching("sync").id, timeout=20)
+        assert (job.state, job.changed) == ("done", 3)
+        assert [one.id for one in client.list_jobs(topic="sync")] == [job.id]
+
+
+async def test_a_daemon_that_is_killed_goes_on_where_it_was(killed: Daemon) -> None:
+    """Each task is moved once, however often the daemon dies on the way."""
+    await killed.astart()
+    async with Client(killed.url, send_timeout=10) as client:
+        tasks = [Task("t", b"x" * (n % 50), delay=HOUR_S) for n in range(MANY)]
+        receipts = await client.enqueue_many(tasks)
+        job = await client.reschedule_matching("t", shift=600, rate=MANY / 2)
+        seen = 0
+        for share in (0.1, 0.3, 0.6):
+            while (job := await client.show_job(job.id)).changed < share * MANY:
+                assert job.changed >= seen, "what was said to be done stays done"
+                await asyncio.sleep(0.02)
+            seen = job.changed
+            await killed.akill()
+            await killed.astart()
+        done = await client.wait_job(job.id, timeout=60)
+        assert (done.state, done.looked_at, done.changed) == ("done", MANY, MANY)
+        dues = {receipt.id: receipt.due_ms + 600_000 for receipt in receipts}
+        found = {task.id: task.due_ms async for task in client.list_tasks(topic="t")}
+        assert found == dues
+
+
+# --- the command line ----------------------------------------------------------------------------
+
+
+def test_commands_that_make_a_job(running: Daemon) -> None:
+    cli, topic = Cli(running), "--topic=cli"
+    for n in range(4):
+        more = ("--prop", f"n:={n}", "--tag", "ab"[n % 2])
+        cli.run("enqueue", "cli", "x", "--delay", "1h", *more)
+    tried = cli.one("cancel", topic, "--where", "n > 1", "--dry-run")
+    assert (tried["matched"], tried["would_change"], len(tried["examples"])) == (2, 2, 2)
+    shown = cli.run("cancel", topic, "--tags", "a", "--dry-run").stdout.decode().splitlines()
+    assert (shown[0], len(shown)) == ("dry run  2 of 4 would be changed", 3)
+    said = cli.fails(1, "cancel", topic, "--where", "n > 1")
+    assert said.endswith("2 tasks of topic cli with where n > 1 would be cancelled; say --yes\n")
+    job = cli.one("reschedule", topic, "--all", "--later", "30m", "--wait")
+    assert (job["state"], job["changed"], job["arguments"]) == ("done", 4, {"shift_ms": 1_800_000})
+    job = cli.one("reschedule", topic, "--due-from", "1h", "--earlier", "30m", "--wait")
+    assert job["arguments"] == {"shift_ms": -1_800_000}
+    job = cli.one("run-now", topic, "--where", "n = 0", "--wait")
+    assert job["changed"] == 1
+    job = cli.one("cancel", topic, "--where", "n > 1", "--yes", "--wait")
+    assert (job["state"], job["changed"], job["selection"]) == ("done", 2, {"where": "n > 1"})
+    slow = cli.one("cancel", topic, "--all", "--yes", "--rate", "0.01")["id"]
+    assert cli.one("jobs", "cancel", slow)["state"] == "cancelled"
+    assert [one["id"] for one in cli.json("jobs", "--topic", "cli", "--limit", "1")] == [slow]
+    assert "cancelled" in cli.run("jobs", "show", slow).stdout.decode()
+    listed = cli.run("jobs", "list", "--state", "done").stdout.decode()
+    assert job["id"] in listed and slow not in listed
+
+
+def test_commands_for_dead_letters_that_match(running: Daemon) -> None:
+    cli = Cli(running)
+    with SyncClient(running.url) as client:
+        client.create_group("clidead", "g")
+        client.enqueue_many([Task("clidead", b"", tag=tag) for tag in "aab"])
+        dead = 0
+        while dead < 3:
+            for delivery in client.pull("clidead", group="g", max=3, wait=10):
+                delivery.reject("no")
+                dead += 1
+    topic = "--topic=clidead"
+    assert cli.one("dead", "requeue", topic, "--tags", "a", "--dry-run")["would_change"] == 2
+    assert cli.one("dead", "requeue", topic, "--tags", "b", "--wait")["changed"] == 1
+    assert "2 dead letters of topic clidead" in cli.fails(1, "dead", "delete", topic, "--tags", "a")
+    assert cli.one("dead", "delete", topic, "--tags", "a", "--yes", "--wait")["changed"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("cancel", "--where", "n > 1"), "--topic is needed"),
+        (("cancel", "--topic", "cli", "--yes"), "or --all"),
+        (("cancel", "7", "--where", "n > 1"), "give ids, or"),
+        (("cancel", "--topic", "cli", "--key", "k", "--dry-run"), "give ids, or"),
+        (("cancel", "--topic", "cli", "--where", "n >", "--yes"), "where, character"),
+        (("reschedule", "--topic", "cli", "--all"), "give --delay or --at"),
+        (("reschedule", "7", "--later", "5m"), "are for all that match"),
+        (("dead", "requeue", "7", "--where", "n > 1"), "do not go with it"),
+        (("cancel", "--topic", "cli", "--due-from", "soon"), "neither an ISO-8601 time"),
+    ],
+)
+def test_what_a_command_can_get_wrong(
+    running: Daemon, arguments: tuple[str, ...], says: str
+) -> None:
+    cli = Cli(running)
+    cli.run("enqueue", "cli", "x", "--delay", "1h")
+    assert says in cli.fails(2, *arguments)

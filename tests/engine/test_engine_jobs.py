@@ -1,0 +1,97 @@
+"""The engine's part of jobs: their rows, what is counted, and what a refused batch leaves."""
+
+from __future__ import annotations
+
+import pytest
+
+from tickwheel.engine.engine import Engine
+from tickwheel.engine.jobs import Selector, Step
+from tickwheel.engine.state import EngineConfig
+from tickwheel.model.jobs import REFUSALS_MAX, Job, JobRow, JobState, Selection
+from tickwheel.model.records import TaskOptions, TaskRow
+
+NOW_MS = 1_800_000_000_000
+
+
+def engine(**limits: int) -> Engine:
+    return Engine(EngineConfig(**limits), 1, 0, NOW_MS)
+
+
+def job(name: str, made_ms: int = 0, **options: object) -> Job:
+    return Job(name, "cancel", "t", Selection(**options), (), None, made_ms, 5)  # type: ignore[arg-type]
+
+
+def test_reasons_beyond_the_limit_are_counted_together() -> None:
+    jobs = engine().jobs
+    jobs.make(job("a"))
+    for n in range(REFUSALS_MAX + 5):
+        jobs.stepped("a", Step((n, ""), 2, 2, {f"reason-{n:02}": 1, "cancelled": 1}))
+    row = jobs.stepped("a", Step((99, ""), 1, 1, {"reason-00": 1}))
+    refused = dict(row.refused)
+    assert len(refused) == REFUSALS_MAX + 1
+    assert (refused["reason-00"], refused["reason-31"], refused["other"]) == (2, 1, 5)
+    assert (row.place, row.changed, row.matched) == ((99, ""), 37, 75)
+    assert row.matched == row.changed + sum(refused.values())
+
+
+def test_a_refused_batch_keeps_what_a_job_did() -> None:
+    """Like an ack: with the next batch, or a later state of it."""
+    ours = engine()
+    ours.jobs.make(job("a"))
+    sealed = ours.seal(NOW_MS, 0)
+    assert sealed is not None and sealed.effects.jobs.keys() == {"a"}
+    ours.jobs.make(job("b"))
+    later = ours.jobs.stepped("a", Step((7, ""), 1, 0, {}))
+    ours.intake.refused(sealed)
+    again = ours.seal(NOW_MS, 0)
+    assert again is not None
+    assert again.effects.jobs == {"a": later, "b": JobRow(job("b"))}
+
+
+def test_rows_come_back_in_the_order_of_their_making() -> None:
+    ours = engine()
+    rows = [
+        JobRow(job("b", 2)),
+        JobRow(job("a", 3), JobState.DONE, ended_ms=9),
+        JobRow(job("c", 1), JobState.FAILED, ended_ms=4, note="why"),
+    ]
+    ours.jobs.restore(rows)
+    assert list(ours.jobs.known) == ["c", "b", "a"]
+    assert ours.core.jobs_running == 1
+    assert ours.core.open.is_empty()
+
+
+def test_running_ones_are_never_forgotten() -> None:
+    ours = engine(jobs_remembered_max=1, jobs_remembered_ms=10)
+    for name in "abc":
+        ours.jobs.make(job(name))
+    ours.jobs.end("b", JobState.DONE, NOW_MS)
+    ours.jobs.end("a", JobState.CANCELLED, NOW_MS + 1)
+    assert list(ours.jobs.known) == ["a", "c"]
+    ours.sweep(NOW_MS + 100)
+    assert list(ours.jobs.known) == ["c"]
+    assert ours.core.open.effects.jobs["a"] is None
+
+
+@pytest.mark.parametrize(
+    ("options", "row", "fits"),
+    [
+        ({}, TaskRow(1, 5, "t", b""), True),
+        ({"due_from_ms": 5, "due_to_ms": 6}, TaskRow(1, 5, "t", b""), True),
+        ({"due_from_ms": 6}, TaskRow(1, 5, "t", b""), False),
+        ({"due_to_ms": 5}, TaskRow(1, 5, "t", b""), False),
+        ({"key_prefix": "k"}, TaskRow(1, 5, "t", b""), False),
+        ({"key_prefix": "k"}, TaskRow(1, 5, "t", b"", TaskOptions("ki")), True),
+        ({"key_prefix": "ki"}, TaskRow(1, 5, "t", b"", TaskOptions("k")), False),
+        ({"tags": "a", "where": "x > 1"}, TaskRow(1, 5, "t", b"", TaskOptions(tag="a")), False),
+        (
+            {"tags": "a", "where": "x > 1"},
+            TaskRow(1, 5, "t", b"", TaskOptions(tag="a", properties={"x": 2})),
+            True,
+        ),
+    ],
+)
+def test_a_selection_is_all_of_its_parts(
+    options: dict[str, object], row: TaskRow, fits: bool
+) -> None:
+    assert Selector(job("a", **options).selection).fits(row) is fits

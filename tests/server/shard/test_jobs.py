@@ -1,0 +1,409 @@
+"""Jobs: what each kind does, which tasks it touches, how it goes on after a restart, its limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.in_process import InProcess
+from support.shard_rig import NOW_MS, Peer
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server.shard import jobs
+
+TURNS_MAX = 20_000
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path) -> AsyncIterator[InProcess]:
+    async with InProcess(tmp_path) as made:
+        yield made
+
+
+async def do(peer: Peer, kind: T, *fields: Any) -> Any:
+    answer = await peer.call(kind, *fields)
+    assert answer[0] == T.OK, answer
+    return answer[2]
+
+
+async def refused(peer: Peer, kind: T, *fields: Any) -> tuple[str, str]:
+    answer = await peer.call(kind, *fields)
+    assert answer[0] == T.ERROR, answer
+    return answer[2], answer[3]
+
+
+async def put(peer: Peer, delay_ms: int = HOUR_MS, topic: str = "t", **options: Any) -> int:
+    answer = await peer.enqueue((topic, b"x", delay_ms, options))
+    assert answer[0] == T.OK, answer
+    return int(answer[2][1][0])
+
+
+async def words(peer: Peer, *ids: int) -> list[str]:
+    return [task["state"] for task in await do(peer, T.LOOKUP, ids)]
+
+
+async def ended(peer: Peer, job: str) -> dict[str, Any]:
+    """The job, when it is over."""
+    for _ in range(TURNS_MAX):
+        found: dict[str, Any] = await do(peer, T.JOB, job, "show")
+        if found["state"] != "running":
+            return found
+        await asyncio.sleep(0)
+    raise AssertionError("the job does not end")
+
+
+async def done(peer: Peer, kind: str, topic: str = "t", **options: Any) -> dict[str, Any]:
+    made = await do(peer, T.JOB_MAKE, topic, kind, options)
+    assert made["state"] == "running"
+    found = await ended(peer, made["id"])
+    assert found["state"] == "done"
+    assert found["matched"] == found["changed"] + sum(found["refused"].values())
+    return found
+
+
+async def tried(peer: Peer, kind: str, topic: str = "t", **options: Any) -> dict[str, Any]:
+    """A dry run, all its parts together."""
+    found = await do(peer, T.JOB_PREVIEW, topic, kind, options)
+    while found["next"] is not None:
+        moment = {name: found[name] for name in ("until_id", "until_ms")}
+        asked = {**options, **moment, "after": found["next"]}
+        more = await do(peer, T.JOB_PREVIEW, topic, kind, asked)
+        more["refused"] = {
+            word: found["refused"].get(word, 0) + more["refused"].get(word, 0)
+            for word in found["refused"].keys() | more["refused"].keys()
+        }
+        for name in ("looked_at", "matched", "examples"):
+            more[name] = found[name] + more[name]
+        found = more
+    return dict(found)
+
+
+async def of_every_kind(daemon: InProcess, peer: Peer) -> dict[str, int]:
+    """Tasks of topic t by their state."""
+    await do(peer, T.SUBSCRIBE, 1, "t", "g", 3, None)
+    ids = [await put(peer, 0, tag=tag) for tag in ("a", "b", "c")]
+    await daemon.settle()
+    frames = [frame for frame in peer.frames() if frame[0] == T.DELIVER]
+    attempts = {item[0]: (item[0], frame[2], item[1]) for frame in frames for item in frame[4]}
+    assert attempts.keys() == set(ids)
+    await do(peer, T.PREFETCH, 1, 0)
+    assert await do(peer, T.NACK, "t", "g", ((*attempts[ids[0]], 60_000, None),)) == ("retrying",)
+    assert await do(peer, T.REJECT, "t", "g", ((*attempts[ids[1]], "no good"),)) == ("dead",)
+    ready, scheduled = await put(peer, 0, tag="a"), await put(peer, tag="a")
+    await daemon.settle()
+    found = dict(zip(("waiting", "dead", "in_flight", "ready"), (*ids, ready), strict=True))
+    found["scheduled"] = scheduled
+    assert await words(peer, *found.values()) == list(found)
+    return found
+
+
+# --- what each kind does -------------------------------------------------------------------------
+
+
+async def test_cancel_ends_what_nobody_is_working_on(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    tasks = await of_every_kind(daemon, peer)
+    other = await put(peer, topic="other")
+    wanted = await tried(peer, "cancel")
+    assert wanted["examples"] == tuple(sorted(tasks[n] for n in ("waiting", "ready", "scheduled")))
+    found = await done(peer, "cancel")
+    assert (found["looked_at"], found["matched"], found["changed"]) == (5, 5, 3)
+    assert found["refused"] == {"in_flight": 1, "dead": 1} == wanted["refused"]
+    assert dict(zip(tasks, await words(peer, *tasks.values()), strict=True)) == {
+        "waiting": "cancelled", "dead": "dead", "in_flight": "in_flight", "ready": "cancelled",
+        "scheduled": "cancelled",
+    }  # fmt: skip
+    assert await words(peer, other) == ["scheduled"]
+    daemon.recount()
+
+
+async def test_reschedule_to_a_moment_and_run_now(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    tasks = await of_every_kind(daemon, peer)
+    at_ms = NOW_MS + 3 * HOUR_MS
+    found = await done(peer, "reschedule", due_ms=at_ms)
+    assert (found["changed"], found["refused"]) == (3, {"dead": 1, "in_flight": 1})
+    shown = await do(peer, T.LOOKUP, (tasks["ready"], tasks["scheduled"]))
+    assert [task["due_ms"] for task in shown] == [at_ms, at_ms]
+    found = await done(peer, "run_now", state="scheduled")
+    assert (found["matched"], found["changed"]) == (2, 2)
+    await daemon.settle()
+    assert await words(peer, tasks["ready"], tasks["scheduled"]) == ["ready", "ready"]
+    daemon.recount()
+
+
+async def test_a_shift_is_by_the_due_time_of_each(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    far_ms = daemon.shard.limits.delay_ms_max
+    delays = (10_000, 20_000, far_ms - 1_000)
+    ids = [await put(peer, delay_ms) for delay_ms in delays]
+    assert (await tried(peer, "reschedule", shift_ms=5_000))["refused"] == {"due_too_far": 1}
+    found = await done(peer, "reschedule", shift_ms=5_000)
+    assert (found["changed"], found["refused"]) == (2, {"due_too_far": 1})
+    dues = [task["due_ms"] - NOW_MS for task in await do(peer, T.LOOKUP, tuple(ids))]
+    assert dues == [15_000, 25_000, far_ms - 1_000]
+    await done(peer, "reschedule", shift_ms=-20_000)
+    dues = [task["due_ms"] - NOW_MS for task in await do(peer, T.LOOKUP, tuple(ids))]
+    assert dues == [0, 5_000, far_ms - 21_000], "the past is now"
+
+
+async def test_requeue_and_delete_are_about_dead_letters(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    tasks = await of_every_kind(daemon, peer)
+    assert (await done(peer, "requeue", reason="elsewhere"))["matched"] == 0
+    assert (await done(peer, "requeue", group="nobody"))["matched"] == 0
+    assert (await tried(peer, "requeue", reason="NO GOOD"))["examples"] == (tasks["dead"],)
+    found = await done(peer, "requeue", reason="NO GOOD", group="g")
+    assert (found["looked_at"], found["matched"], found["changed"]) == (1, 1, 1)
+    await daemon.settle()
+    assert await words(peer, tasks["dead"]) == ["ready"]
+    assert (await done(peer, "delete"))["matched"] == 0
+    daemon.recount()
+
+
+# --- which tasks ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, "abcd"),
+        ({"tags": "eu || us"}, "ab"),
+        ({"where": "amount >= 2"}, "bc"),
+        ({"tags": "eu", "where": "amount > 1"}, ""),
+        ({"key_prefix": "order-"}, "ac"),
+        ({"due_from_ms": NOW_MS + 20_000}, "bcd"),
+        ({"due_to_ms": NOW_MS + 20_000}, "a"),
+        ({"due_from_ms": NOW_MS + 20_000, "due_to_ms": NOW_MS + 30_001}, "bc"),
+        ({"state": "scheduled"}, "abcd"),
+        ({"state": "ready"}, ""),
+    ],
+)
+async def test_a_selection(daemon: InProcess, options: dict[str, Any], wanted: str) -> None:
+    peer = daemon.connect()
+    ids = {
+        "a": await put(peer, 10_000, tag="eu", key="order-1", props={"amount": 1}),
+        "b": await put(peer, 20_000, tag="us", key="o-2", props={"amount": 2}),
+        "c": await put(peer, 30_000, key="order-2", props={"amount": 2.5}),
+        "d": await put(peer, 40_000),
+    }
+    selected = [ids[name] for name in wanted]
+    assert list((await tried(peer, "cancel", **options))["examples"]) == selected
+    assert (await done(peer, "cancel", **options))["changed"] == len(wanted)
+    for name, word in zip(ids, await words(peer, *ids.values()), strict=True):
+        assert word == ("cancelled" if name in wanted else "scheduled")
+
+
+async def test_what_is_enqueued_after_a_job_was_made_is_not_its_business(
+    daemon: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peer = daemon.connect()
+    before = await put(peer)
+    peer.send(T.ENQUEUE, peer.request + 1, (("t", b"", HOUR_MS),))
+    made = peer.send(T.JOB_MAKE, "t", "cancel", {})
+    after = peer.send(T.ENQUEUE, peer.request + 1, (("t", b"", HOUR_MS),))
+    job = (await peer.answer(made))[2]
+    (new,) = (await peer.answer(after))[2][1]
+    found = await ended(peer, job["id"])
+    assert found["changed"] == 2, "what was sent before is"
+    assert await words(peer, before, new) == ["cancelled", "scheduled"]
+
+
+async def test_the_same_request_again_is_the_same_job(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    await put(peer)
+    made = await done(peer, "reschedule", delay_ms=5_000, id="mine")
+    daemon.sources.now_ms += 1_000
+    again = await do(peer, T.JOB_MAKE, "t", "reschedule", {"delay_ms": 5_000, "id": "mine"})
+    assert again == made
+    code, _ = await refused(peer, T.JOB_MAKE, "t", "reschedule", {"delay_ms": 1, "id": "mine"})
+    assert code == "conflict"
+
+
+# --- its life ------------------------------------------------------------------------------------
+
+
+async def test_it_goes_on_after_a_restart_where_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "PAGE", 4)
+    store = MemoryStore()
+    async with InProcess(tmp_path, store=store) as daemon:
+        peer = daemon.connect()
+        ids = [await put(peer, 100_000 + n) for n in range(20)]
+        await do(peer, T.JOB_MAKE, "t", "reschedule", {"shift_ms": 50_000, "id": "j"})
+        for _ in range(TURNS_MAX):
+            found = await do(peer, T.JOB, "j", "show")
+            if found["changed"] >= 8:
+                break
+            await asyncio.sleep(0)
+        assert found["state"] == "running" and 8 <= found["changed"] < 20
+        half = store.copy()
+    async with InProcess(tmp_path, store=half) as daemon:
+        peer = daemon.connect()
+        found = await ended(peer, "j")
+        assert (found["looked_at"], found["matched"], found["changed"]) == (20, 20, 20)
+        dues = [task["due_ms"] - NOW_MS for task in await do(peer, T.LOOKUP, tuple(ids))]
+        assert dues == [150_000 + n for n in range(20)], "each was moved once"
+        daemon.recount()
+
+
+async def test_one_that_is_cancelled_changes_nothing_more(
+    daemon: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "PAGE", 2)
+    peer = daemon.connect()
+    ids = [await put(peer) for _ in range(10)]
+    made = await do(peer, T.JOB_MAKE, "t", "cancel", {"rate": 1})
+    await daemon.turn()
+    found = await do(peer, T.JOB, made["id"], "cancel")
+    assert found["state"] == "cancelled"
+    await daemon.settle()
+    states = await words(peer, *ids)
+    assert states.count("cancelled") == found["changed"] < 10
+    assert await do(peer, T.JOB, made["id"], "cancel") == found, "again is harmless"
+    assert (await do(peer, T.JOB_LIST, {"state": "cancelled"}))["jobs"] == (found,)
+    assert daemon.shard.core.jobs_running == 0
+
+
+async def test_a_rate_is_kept(daemon: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "PACE_S_MAX", 0.0)
+    peer = daemon.connect()
+    for _ in range(40):
+        await put(peer)
+    await do(peer, T.JOB_MAKE, "t", "cancel", {"rate": 10, "id": "slow"})
+    changed = []
+    for _ in range(5):
+        await daemon.settle()
+        changed.append((await do(peer, T.JOB, "slow", "show"))["changed"])
+        daemon.pass_time(500)
+    assert changed[0] == 1, "one at once"
+    steps = [after - before for before, after in pairwise(changed)]
+    assert all(step <= 5 for step in steps) and sum(steps) > 0, changed
+    await do(peer, T.JOB, "slow", "cancel")
+
+
+# --- what is wrong -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "code", "says"),
+    [
+        ("burn", {}, "bad_request", "kind must be one of cancel, reschedule, run_now, requeue"),
+        ("delete", {"state": "ready"}, "bad_request", "cancel ends tasks that are pending"),
+        ("cancel", {"group": "g"}, "bad_request", "has no 'group'"),
+        ("cancel", {"delay_ms": 1}, "bad_request", "has no 'delay_ms'"),
+        ("reschedule", {}, "bad_request", "one of delay_ms, due_ms, shift_ms"),
+        ("reschedule", {"delay_ms": 1, "shift_ms": 1}, "bad_request", "one of delay_ms"),
+        ("reschedule", {"shift_ms": 1 << 60}, "bad_request", "shift_ms"),
+        ("reschedule", {"delay_ms": 1 << 52}, "due_too_far", "limit"),
+        ("cancel", {"where": "a = = 2"}, "bad_request", "\n      ^"),
+        ("cancel", {"where": "a = 1 OR " * 250 + "TRUE"}, "limit_exceeded", "FILTER_LENGTH_MAX"),
+        ("cancel", {"rate": 0}, "bad_request", "rate"),
+        ("cancel", {"rate": True}, "bad_request", "rate"),
+        ("cancel", {"state": "gone"}, "bad_request", "state must be one of"),
+        ("cancel", {"id": "no spaces"}, "bad_request", "id must be"),
+        ("cancel", {"key_prefix": "k" * 256}, "limit_exceeded", "key_prefix"),
+        ("cancel", {"due_from_ms": -1}, "bad_request", "due_from_ms"),
+    ],
+)
+async def test_bad_input(
+    daemon: InProcess, kind: str, options: dict[str, Any], code: str, says: str
+) -> None:
+    peer = daemon.connect()
+    await put(peer)
+    for frame in (T.JOB_MAKE, T.JOB_PREVIEW):
+        got, message = await refused(peer, frame, "t", kind, options)
+        assert (got, says in message) == (code, True), message
+    assert (await do(peer, T.JOB_LIST, {}))["jobs"] == ()
+
+
+async def test_what_is_not_there(daemon: InProcess) -> None:
+    peer = daemon.connect()
+    for frame in (T.JOB_MAKE, T.JOB_PREVIEW):
+        assert (await refused(peer, frame, "typo", "cancel", {}))[0] == "not_found"
+    for verb in ("show", "cancel"):
+        assert (await refused(peer, T.JOB, "typo", verb))[0] == "not_found"
+    assert (await refused(peer, T.JOB_LIST, {"after": "typo"}))[0] == "not_found"
+
+
+async def test_so_many_jobs_may_run(tmp_path: Path) -> None:
+    async with InProcess(tmp_path, jobs_max=2) as daemon:
+        peer = daemon.connect()
+        for _ in range(9):
+            await put(peer)
+        for n in range(2):
+            await do(peer, T.JOB_MAKE, "t", "cancel", {"rate": 0.01, "id": str(n)})
+        code, message = await refused(peer, T.JOB_MAKE, "t", "cancel", {})
+        assert (code, "jobs_max" in message) == ("overloaded", True)
+        await do(peer, T.JOB_MAKE, "t", "cancel", {"rate": 0.01, "id": "0"})
+        await do(peer, T.JOB, "0", "cancel")
+        await do(peer, T.JOB_MAKE, "t", "cancel", {"id": "2"})
+
+
+async def test_ended_ones_are_forgotten_by_age_and_by_number(tmp_path: Path) -> None:
+    async with InProcess(tmp_path, jobs_remembered_max=3, jobs_remembered_s=100) as daemon:
+        peer = daemon.connect()
+        await put(peer)
+        for n in range(5):
+            await done(peer, "run_now", state="dead", id=f"j{n}")
+            daemon.sources.now_ms += 1_000
+        page = await do(peer, T.JOB_LIST, {"limit": 2})
+        assert ([job["id"] for job in page["jobs"]], page["next"]) == (["j4", "j3"], "j3")
+        page = await do(peer, T.JOB_LIST, {"limit": 2, "after": "j3"})
+        assert ([job["id"] for job in page["jobs"]], page["next"]) == (["j2"], None)
+        daemon.sources.now_ms += 97_000
+        daemon.shard.engine.sweep(daemon.sources.now_ms)
+        assert [job["id"] for job in (await do(peer, T.JOB_LIST, {}))["jobs"]] == ["j4", "j3"]
+        await daemon.settle()
+        kept = (await daemon.store.recover_small()).jobs
+        assert sorted(row.job.id for row in kept) == ["j3", "j4"]
+
+
+@pytest.mark.parametrize("frame", [T.JOB_MAKE, T.JOB_PREVIEW])
+async def test_a_slice_ends_by_its_time_whatever_a_task_costs(
+    daemon: InProcess, monkeypatch: pytest.MonkeyPatch, frame: T
+) -> None:
+    """With a condition that takes longer than a slice may, the loop turns after each task."""
+    monkeypatch.setattr(jobs, "SLICE_S", 0.0)
+    peer = daemon.connect()
+    for _ in range(30):
+        await put(peer)
+    judged, between = 0, list[int]()
+    fits = jobs.Selector.fits
+
+    def counting(selector: Any, row: Any) -> bool:
+        nonlocal judged
+        judged += 1
+        return fits(selector, row)
+
+    async def watch() -> None:
+        while True:
+            before = judged
+            await asyncio.sleep(0)
+            between.append(judged - before)
+
+    monkeypatch.setattr(jobs.Selector, "fits", counting)
+    watcher = asyncio.create_task(watch())
+    made = await do(peer, frame, "t", "cancel", {})
+    if frame == T.JOB_MAKE:
+        made = await ended(peer, made["id"])
+    watcher.cancel()
+    assert (made["looked_at"], judged, max(between)) == (30, 30, 1)
+
+
+async def test_jobs_take_turns(daemon: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "SLICE", 1)
+    peer = daemon.connect()
+    for n in range(20):
+        await put(peer, topic=f"t{n % 2}")
+    made = [await do(peer, T.JOB_MAKE, f"t{n}", "cancel", {"id": f"j{n}"}) for n in range(2)]
+    assert [job["state"] for job in made] == ["running"] * 2
+    found = [await ended(peer, f"j{n}") for n in range(2)]
+    assert [job["changed"] for job in found] == [10, 10]

@@ -1,0 +1,283 @@
+"""Jobs against a naive loop over all tasks, with other traffic, jobs that are cancelled, and
+crashes that lose what was not durable.
+
+The naive side does, when a step of a job is noted, what the step should have done: it goes through
+its own tasks from the place before to the place of the step. It keeps what it knew at each batch
+that was sealed, and goes back to what was durable when the daemon is killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support.in_process import InProcess
+from support.shard_rig import NOW_MS, Peer
+from tickwheel.engine.jobs import Step
+from tickwheel.persistence.memory import MemoryStore
+from tickwheel.protocol.frames import FrameType as T
+from tickwheel.server.shard import jobs
+
+TURNS_MAX = 20_000
+CANCEL, LATER, NOW, FIXED = "cancel", "later", "run_now", "fixed"
+FIXED_MS = NOW_MS + 500_000
+SHIFT_MS = 20_000
+
+
+@dataclass
+class Task:
+    due_ms: int
+    amount: int
+    tag: str | None
+    key: str | None
+
+
+SELECTIONS: dict[str, tuple[dict[str, Any], Callable[[Task], bool]]] = {
+    "all": ({}, lambda task: True),
+    "dear": ({"where": "amount >= 3"}, lambda task: task.amount >= 3),
+    "tagged": ({"tags": "a || b"}, lambda task: task.tag in ("a", "b")),
+    "keyed": ({"key_prefix": "k"}, lambda task: (task.key or "").startswith("k")),
+    "soon": ({"due_to_ms": NOW_MS + 40_000}, lambda task: task.due_ms < NOW_MS + 40_000),
+    "both": (
+        {"tags": "a", "where": "amount < 4 OR key IS NULL", "due_from_ms": NOW_MS + 10_000},
+        lambda t: t.tag == "a" and (t.amount < 4 or t.key is None) and t.due_ms >= NOW_MS + 10_000,
+    ),
+}
+
+
+@dataclass
+class Job:
+    kind: str
+    fits: Callable[[Task], bool]
+    until_id: int
+    place: int = 0
+    counts: tuple[int, int, int] = (0, 0, 0)
+    """Looked at, matched, changed."""
+    is_cancelled: bool = False
+
+
+@dataclass
+class Naive:
+    """What should be there."""
+
+    tasks: dict[int, Task] = field(default_factory=dict)
+    jobs: dict[str, Job] = field(default_factory=dict)
+
+    def stepped(self, name: str, place: int, now_ms: int) -> tuple[int, int, int]:
+        job = self.jobs[name]
+        some = sorted(i for i in self.tasks if job.place < i <= min(place, job.until_id))
+        matched = [i for i in some if job.fits(self.tasks[i])]
+        for task_id in matched:
+            task = self.tasks[task_id]
+            if job.kind == CANCEL:
+                del self.tasks[task_id]
+            elif job.kind == LATER:
+                task.due_ms = max(now_ms, task.due_ms + SHIFT_MS)
+            else:
+                task.due_ms = now_ms if job.kind == NOW else max(now_ms, FIXED_MS)
+        job.place = place
+        counts = len(some), len(matched), len(matched)
+        job.counts = tuple(map(sum, zip(job.counts, counts, strict=True)))
+        return counts
+
+
+class Play:
+    """One daemon after the other over one store, and the naive side."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.naive = self.durable = Naive()
+        self.sealed: dict[int, Naive] = {}
+        self.store = MemoryStore()
+        self.daemon: InProcess
+        self.peer: Peer
+        self.names = 0
+
+    # --- what the daemon does, seen from here ------------------------------------------------
+
+    async def start(self) -> None:
+        now_ms = getattr(self, "now_ms", NOW_MS)
+        self.daemon = await InProcess(self.folder, store=self.store, now_ms=now_ms).__aenter__()
+        shard = self.daemon.shard
+        await shard.jobs.turns.acquire()
+        self.peer = self.daemon.connect()
+        stepped, seal, commit = shard.engine.jobs.stepped, shard.engine.seal, self.store.commit
+
+        def noted(name: str, step: Step) -> Any:
+            wanted = self.naive.stepped(name, step.place[0], self.daemon.sources.now_ms)
+            assert (step.looked_at, step.matched, sum(step.words.values())) == wanted
+            return stepped(name, step)
+
+        def sealing(*args: Any, **named: Any) -> Any:
+            batch = seal(*args, **named)
+            if batch is not None:
+                self.sealed[id(batch.effects)] = copy.deepcopy(self.naive)
+            return batch
+
+        async def committing(epoch: int, owner: str, n: int, effects: Any) -> bool:
+            done = await commit(epoch, owner, n, effects)
+            self.durable = self.sealed.pop(id(effects))
+            return done
+
+        shard.engine.jobs.stepped = noted  # type: ignore[method-assign]  # it is watched
+        shard.engine.seal = sealing  # type: ignore[method-assign]
+        self.store.commit = committing  # type: ignore[method-assign]
+
+    async def ask(self, kind: T, *fields: Any) -> Any:
+        answer = await self.peer.call(kind, *fields)
+        assert answer[0] == T.OK, answer
+        return answer[2]
+
+    async def settled(self) -> None:
+        """All jobs stand still, and everything is durable."""
+        await self.daemon.settle()
+        self.durable = copy.deepcopy(self.naive)
+
+    # --- what happens -----------------------------------------------------------------------
+
+    async def enqueue(self, delay_s: int, amount: int, tag: str | None, key: str | None) -> None:
+        options = {"props": {"amount": amount}}
+        options |= {n: v for n, v in (("tag", tag), ("key", key)) if v is not None}
+        _, ids = await self.ask(
+            T.ENQUEUE, self.peer.request + 1, (("t", b"", delay_s * 1000, options),)
+        )
+        due_ms = self.daemon.sources.now_ms + delay_s * 1000
+        self.naive.tasks[ids[0]] = Task(due_ms, amount, tag, key)
+
+    async def cancel(self, nth: int) -> None:
+        if self.naive.tasks:
+            task_id = sorted(self.naive.tasks)[nth % len(self.naive.tasks)]
+            assert await self.ask(T.CANCEL, (task_id,)) == ("cancelled",)
+            del self.naive.tasks[task_id]
+
+    async def reschedule(self, nth: int, delay_s: int) -> None:
+        if self.naive.tasks:
+            task_id = sorted(self.naive.tasks)[nth % len(self.naive.tasks)]
+            ((word, due_ms),) = await self.ask(T.RESCHEDULE, ((task_id, delay_s * 1000, None),))
+            assert word == "scheduled"
+            self.naive.tasks[task_id].due_ms = due_ms
+
+    async def make(self, kind: str, selection: str) -> None:
+        if not self.naive.tasks:
+            return
+        options, fits = SELECTIONS[selection]
+        moved = {LATER: {"shift_ms": SHIFT_MS}, FIXED: {"due_ms": FIXED_MS}}.get(kind, {})
+        self.names += 1
+        name = f"j{self.names}"
+        # Known before the first step may come.
+        self.naive.jobs[name] = Job(kind, fits, self.daemon.shard.core.ids.last)
+        tried = await self.preview(kind, {**options, **moved})
+        matching = [i for i in sorted(self.naive.tasks) if fits(self.naive.tasks[i])]
+        assert tried == (len(self.naive.tasks), matching), "a dry run sees what there is"
+        frame_kind = {LATER: "reschedule", FIXED: "reschedule"}.get(kind, kind)
+        await self.ask(T.JOB_MAKE, "t", frame_kind, {**options, **moved, "id": name})
+
+    async def preview(self, kind: str, options: dict[str, Any]) -> tuple[int, list[int]]:
+        """What a dry run looks at, and what it finds. It takes turns with the jobs: none runs."""
+        frame_kind = {LATER: "reschedule", FIXED: "reschedule"}.get(kind, kind)
+        turns = self.daemon.shard.jobs.turns
+        self.daemon.shard.jobs.turns = asyncio.Lock()
+        with patch.object(jobs, "EXAMPLES_MAX", 1_000):
+            found = await self.ask(T.JOB_PREVIEW, "t", frame_kind, options)
+        self.daemon.shard.jobs.turns = turns
+        assert found["next"] is None and found["refused"] == {}
+        return found["looked_at"], list(found["examples"])
+
+    async def end_job(self, nth: int) -> None:
+        if self.naive.jobs:
+            name = list(self.naive.jobs)[nth % len(self.naive.jobs)]
+            found = await self.ask(T.JOB, name, "cancel")
+            self.naive.jobs[name].is_cancelled = found["state"] == "cancelled"
+
+    async def pass_time(self, seconds: int) -> None:
+        self.daemon.pass_time(seconds * 1000)
+
+    async def let(self, slices: int) -> None:
+        """The jobs do some steps, and stand still in whatever state that is."""
+        turns = self.daemon.shard.jobs.turns
+        for _ in range(slices):
+            turns.release()
+            for _ in range(12):
+                await asyncio.sleep(0)
+            await turns.acquire()
+
+    async def crash(self) -> None:
+        """What is left is what was durable; what the old daemon does then is seen by nobody."""
+        self.now_ms = self.daemon.sources.now_ms
+        left, durable = self.store.copy(), copy.deepcopy(self.durable)
+        await self.daemon.__aexit__()
+        self.store, self.durable, self.naive = left, durable, copy.deepcopy(durable)
+        await self.start()
+
+    async def check(self) -> None:
+        """All jobs come to their ends."""
+        shard = self.daemon.shard
+        shard.jobs.turns.release()
+        for _ in range(TURNS_MAX):
+            if not shard.core.jobs_running:
+                break
+            await asyncio.sleep(0)
+        await self.daemon.settle()
+        for name, job in self.naive.jobs.items():
+            found = await self.ask(T.JOB, name, "show")
+            assert found["state"] == ("cancelled" if job.is_cancelled else "done")
+            assert (found["looked_at"], found["matched"], found["changed"]) == job.counts
+        page = await self.ask(T.LIST, {"topic": "t", "limit": 1_000})
+        found = {task["id"]: task["due_ms"] for task in page["tasks"]}
+        assert found == {i: task.due_ms for i, task in self.naive.tasks.items()}
+        self.daemon.recount()
+
+
+tasks = st.tuples(
+    st.just("enqueue"),
+    st.integers(0, 100),
+    st.integers(0, 6),
+    st.sampled_from((None, "a", "b", "c")),
+    st.sampled_from((None, "k1", "x")),
+)
+steps = st.one_of(
+    tasks,
+    tasks,
+    st.tuples(st.just("make"), st.sampled_from((CANCEL, LATER, NOW, FIXED)),
+              st.sampled_from(sorted(SELECTIONS))),
+    st.tuples(st.just("let"), st.integers(1, 4)),
+    st.tuples(st.just("let"), st.integers(1, 4)),
+    st.tuples(st.just("cancel"), st.integers(0, 50)),
+    st.tuples(st.just("reschedule"), st.integers(0, 50), st.integers(0, 100)),
+    st.tuples(st.just("pass_time"), st.integers(0, 30)),
+    st.tuples(st.just("end_job"), st.integers(0, 5)),
+    st.tuples(st.just("crash")),
+)  # fmt: skip
+SEEDS = st.lists(tasks, min_size=3, max_size=14)
+
+
+@pytest.mark.parametrize(("page", "size"), [(3, 2), (5, 1), (500, 128)])
+@settings(
+    max_examples=40, deadline=None, print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+@given(seeds=SEEDS, played=st.lists(steps, max_size=25))
+def test_a_job_is_a_loop_over_all_tasks(
+    tmp_path: Path, page: int, size: int, seeds: list[Any], played: list[Any]
+) -> None:
+    async def run() -> None:
+        play = Play(tmp_path)
+        await play.start()
+        for name, *given_ in [*seeds, *played]:
+            await getattr(play, name)(*given_)
+            if name not in ("let", "crash"):
+                await play.settled()
+        await play.check()
+        await play.daemon.__aexit__()
+
+    with patch.object(jobs, "PAGE", page), patch.object(jobs, "SLICE", size):
+        asyncio.run(run())

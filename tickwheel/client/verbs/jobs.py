@@ -1,0 +1,278 @@
+"""The verbs of jobs: what is done to everything of a topic that matches, in the background."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from typing import Any
+
+from tickwheel.client.filters import filter_wire
+from tickwheel.client.jobs import JobInfo, JobPreview
+from tickwheel.client.results import read
+from tickwheel.client.times import Duration, duration_ms, moment_ms, seconds
+from tickwheel.client.verbs.base import Verbs
+from tickwheel.errors import BadRequest, SendTimeout, shown
+from tickwheel.protocol.frames import FrameType
+
+LOOK_S = 0.25
+"""How often ``wait_job`` looks."""
+
+
+class JobVerbs(Verbs):
+    """Make jobs, try what they would do, look at them, end them.
+
+    A selection is what all of its parts say: ``tags`` and ``where`` as a group's filter,
+    ``key_prefix``, ``due_from`` (then or later) and ``due_to`` (before then), and of tasks their
+    ``state``, of dead letters their ``group`` and what their ``reason`` contains. ``rate``: so many
+    changes a second at most. ``id``: yours; asked for again, the same job is answered with, and
+    another one with its id is a Conflict (default: a random one). Durable when it returns; what is
+    enqueued, or dies, later is none of the job's business. Raises NotFound for a topic that is not
+    there, Overloaded when too many jobs are running.
+    """
+
+    async def cancel_matching(
+        self,
+        topic: str,
+        *,
+        tags: str | None = None,
+        where: str | None = None,
+        key_prefix: str | None = None,
+        due_from: datetime | None = None,
+        due_to: datetime | None = None,
+        state: str | None = None,
+        rate: float | None = None,
+        id: str | None = None,  # noqa: A002  # the name of the published surface
+        timeout: Duration | None = None,
+    ) -> JobInfo:
+        """Cancel all that match and that nobody is working on."""
+        options = _selection(tags, where, key_prefix, due_from, due_to, state=state)
+        return await self._make("cancel", topic, options, rate, id, timeout)
+
+    async def reschedule_matching(
+        self,
+        topic: str,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        shift: Duration | None = None,
+        tags: str | None = None,
+        where: str | None = None,
+        key_prefix: str | None = None,
+        due_from: datetime | None = None,
+        due_to: datetime | None = None,
+        state: str | None = None,
+        rate: float | None = None,
+        id: str | None = None,  # noqa: A002  # the name of the published surface
+        timeout: Duration | None = None,
+    ) -> JobInfo:
+        """Give all that match another due time: one (``delay`` from now, ``at``), or each its own,
+        ``shift`` later, which may be negative."""
+        options = _selection(tags, where, key_prefix, due_from, due_to, state=state)
+        options |= moved_wire(delay, at, shift)
+        return await self._make("reschedule", topic, options, rate, id, timeout)
+
+    async def run_now_matching(
+        self,
+        topic: str,
+        *,
+        tags: str | None = None,
+        where: str | None = None,
+        key_prefix: str | None = None,
+        due_from: datetime | None = None,
+        due_to: datetime | None = None,
+        state: str | None = None,
+        rate: float | None = None,
+        id: str | None = None,  # noqa: A002  # the name of the published surface
+        timeout: Duration | None = None,
+    ) -> JobInfo:
+        """Make all that match due at once."""
+        options = _selection(tags, where, key_prefix, due_from, due_to, state=state)
+        return await self._make("run_now", topic, options, rate, id, timeout)
+
+    async def dead_requeue_matching(
+        self,
+        topic: str,
+        *,
+        tags: str | None = None,
+        where: str | None = None,
+        key_prefix: str | None = None,
+        due_from: datetime | None = None,
+        due_to: datetime | None = None,
+        group: str | None = None,
+        reason: str | None = None,
+        rate: float | None = None,
+        id: str | None = None,  # noqa: A002  # the name of the published surface
+        timeout: Duration | None = None,
+    ) -> JobInfo:
+        """Let all dead letters that match be delivered again, attempts counted anew."""
+        options = _selection(tags, where, key_prefix, due_from, due_to, group=group, reason=reason)
+        return await self._make("requeue", topic, options, rate, id, timeout)
+
+    async def dead_delete_matching(
+        self,
+        topic: str,
+        *,
+        tags: str | None = None,
+        where: str | None = None,
+        key_prefix: str | None = None,
+        due_from: datetime | None = None,
+        due_to: datetime | None = None,
+        group: str | None = None,
+        reason: str | None = None,
+        rate: float | None = None,
+        id: str | None = None,  # noqa: A002  # the name of the published surface
+        timeout: Duration | None = None,
+    ) -> JobInfo:
+        """Delete all dead letters that match, for good."""
+        options = _selection(tags, where, key_prefix, due_from, due_to, group=group, reason=reason)
+        return await self._make("delete", topic, options, rate, id, timeout)
+
+    async def _make(
+        self,
+        kind: str,
+        topic: str,
+        options: dict[str, Any],
+        rate: float | None,
+        name: str | None,
+        timeout: Duration | None,
+    ) -> JobInfo:
+        until_s = self._until(timeout)
+        checked, _ = self._names(topic, None)
+        if rate is not None:
+            options["rate"] = _rate(rate)
+        # It has its id here, so that asking again after a lost answer makes no second one.
+        own = f"{kind}-{os.urandom(6).hex()}" if name is None else self._checker.name(name, "id")
+        options["id"] = own
+        answer = await self._calls.call(FrameType.JOB_MAKE, checked, kind, options, until_s=until_s)
+        return read(JobInfo.of, answer)
+
+    async def preview_matching(
+        self,
+        kind: str,
+        topic: str,
+        *,
+        delay: Duration | None = None,
+        at: datetime | None = None,
+        shift: Duration | None = None,
+        tags: str | None = None,
+        where: str | None = None,
+        key_prefix: str | None = None,
+        due_from: datetime | None = None,
+        due_to: datetime | None = None,
+        state: str | None = None,
+        group: str | None = None,
+        reason: str | None = None,
+        timeout: Duration | None = None,
+    ) -> JobPreview:
+        """What a job of this kind ("cancel", "reschedule", "run_now", "requeue", "delete") would do
+        now: nothing is changed. A large topic is looked through in parts (``timeout``: of each)."""
+        checked, _ = self._names(topic, None)
+        options = _selection(
+            tags, where, key_prefix, due_from, due_to, state=state, group=group, reason=reason
+        )
+        options |= moved_wire(delay, at, shift)
+        found: JobPreview | None = None
+        while True:
+            until_s = self._until(timeout)
+            answer = await self._calls.call(
+                FrameType.JOB_PREVIEW, checked, kind, options, prompt=False, until_s=until_s
+            )
+            part = read(JobPreview.of, answer)
+            found = part if found is None else found.and_then(part)
+            following = read(lambda raw: raw["next"], answer)
+            if following is None:
+                return found
+            options |= {"after": following}
+            options |= {name: answer[name] for name in ("until_id", "until_ms")}
+
+    async def list_jobs(
+        self,
+        *,
+        topic: str | None = None,
+        state: str | None = None,
+        limit: int | None = None,
+        timeout: Duration | None = None,
+    ) -> AsyncIterator[JobInfo]:
+        """The newest first; of ``state`` "running", "done", "cancelled" or "failed"; page by page
+        (``timeout``: of each page)."""
+        options = {"topic": topic, "state": state}
+        async for one in self._pages(FrameType.JOB_LIST, options, "jobs", limit, timeout):
+            yield read(JobInfo.of, one)
+
+    async def show_job(self, job: str, *, timeout: Duration | None = None) -> JobInfo:
+        """One job, and how far it is. Raises NotFound."""
+        return await self._one(job, "show", timeout)
+
+    async def cancel_job(self, job: str, *, timeout: Duration | None = None) -> JobInfo:
+        """It changes nothing more; what it has changed stays. Once more is harmless. Raises
+        NotFound."""
+        return await self._one(job, "cancel", timeout)
+
+    async def wait_job(self, job: str, *, timeout: Duration | None = None) -> JobInfo:
+        """The job when it is over. Raises NotFound, and SendTimeout if it is not after
+        ``timeout``."""
+        loop = asyncio.get_running_loop()
+        until_s = None if timeout is None else loop.time() + seconds(timeout, "timeout")
+        while True:
+            found = await self.show_job(job)
+            if found.is_over:
+                return found
+            if until_s is not None and loop.time() >= until_s:
+                raise SendTimeout(f"job {job} goes on: it has changed {found.changed} tasks so far")
+            await asyncio.sleep(LOOK_S)
+
+    async def _one(self, job: str, verb: str, timeout: Duration | None) -> JobInfo:
+        until_s = self._until(timeout)
+        name = self._checker.name(job, "job")
+        return read(JobInfo.of, await self._calls.call(FrameType.JOB, name, verb, until_s=until_s))
+
+
+def _selection(
+    tags: str | None,
+    where: str | None,
+    key_prefix: str | None,
+    due_from: datetime | None,
+    due_to: datetime | None,
+    **others: str | None,
+) -> dict[str, Any]:
+    found: dict[str, Any] = dict(filter_wire(tags, where))
+    for name, text in (("key_prefix", key_prefix), *others.items()):
+        if text is not None:
+            if not isinstance(text, str):
+                raise BadRequest(f"{name} must be a str, not {shown(text)}")
+            found[name] = text
+    for name, at in (("due_from", due_from), ("due_to", due_to)):
+        if at is not None:
+            found[f"{name}_ms"] = moment_ms(at, name)
+    return found
+
+
+def moved_wire(
+    delay: Duration | None, at: datetime | None, shift: Duration | None
+) -> dict[str, int]:
+    """Where tasks are moved to, as far as it is given."""
+    found: dict[str, int] = {}
+    if delay is not None:
+        found["delay_ms"] = duration_ms(delay, "delay")
+    if at is not None:
+        found["due_ms"] = moment_ms(at, "at")
+    if shift is not None:
+        found["shift_ms"] = _signed_ms(shift)
+    return found
+
+
+def _signed_ms(shift: Any) -> int:
+    is_number = isinstance(shift, (int, float)) and not isinstance(shift, bool)
+    if is_number and shift < 0:
+        return -duration_ms(-shift, "shift")
+    if isinstance(shift, timedelta) and shift < timedelta():
+        return -duration_ms(-shift, "shift")
+    return duration_ms(shift, "shift")
+
+
+def _rate(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise BadRequest(f"rate must be a number above 0 (changes a second), not {shown(value)}")
+    return float(value)

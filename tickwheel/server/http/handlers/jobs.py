@@ -1,0 +1,95 @@
+"""Jobs: what is done to everything of a topic that matches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from tickwheel.errors import BadRequest, shown
+from tickwheel.server.http import types
+from tickwheel.server.http.encode import as_json
+from tickwheel.server.http.handlers.controlling import read_id
+
+if TYPE_CHECKING:
+    from tickwheel.server.http.call import Call
+
+_make = msgspec.json.Decoder(types.JobIn)
+_try = msgspec.json.Decoder(types.JobTrial)
+
+
+class Jobs:
+    """What operators ask for about jobs."""
+
+    async def make_job(self, call: Call) -> None:
+        """Its steps begin in the background."""
+        given = await call.json(_make)
+        caller, operations, now = call.exchange.caller, call.operations, call.now
+        answer = await call.exchange.ask(
+            lambda number: operations.make_job(
+                caller, number, given.topic, given.kind, _options(given), now
+            )
+        )
+        await call.answer(answer)
+
+    async def preview_job(self, call: Call) -> None:
+        """Nothing is changed."""
+        given = await call.json(_try)
+        options = _options(given)
+        if given.after is not None:
+            task_id, slash, group = given.after.partition("/")
+            if not slash:
+                raise BadRequest(f"after must be next of an answer, not {shown(given.after)}")
+            options["after"] = read_id(task_id, "after"), group
+        if given.until_id is not None:
+            options["until_id"] = read_id(given.until_id, "until_id")
+        caller, operations, now = call.exchange.caller, call.operations, call.now
+        answer = await call.exchange.ask(
+            lambda number: operations.preview_job(
+                caller, number, given.topic, given.kind, options, now
+            ),
+            render=_preview,
+        )
+        await call.answer(answer)
+
+    async def list_jobs(self, call: Call) -> None:
+        """A page."""
+        given = call.query(types.JobPage)
+        caller, operations = call.exchange.caller, call.operations
+        options = _options(given, ())
+        answer = await call.exchange.ask(
+            lambda number: operations.list_jobs(caller, number, options)
+        )
+        await call.answer(answer)
+
+    async def show_job(self, call: Call) -> None:
+        """How far it is."""
+        caller, operations = call.exchange.caller, call.operations
+        answer = await call.exchange.ask(
+            lambda number: operations.show_job(caller, number, call.named["job"])
+        )
+        await call.answer(answer)
+
+    async def cancel_job(self, call: Call) -> None:
+        """It changes nothing more."""
+        caller, operations, now = call.exchange.caller, call.operations, call.now
+        answer = await call.exchange.ask(
+            lambda number: operations.cancel_job(caller, number, call.named["job"], now)
+        )
+        await call.answer(answer)
+
+
+def _options(given: msgspec.Struct, but: tuple[str, ...] = ("kind", "topic")) -> dict[str, Any]:
+    """What is given of it, ``but`` what an operation has as arguments of their own."""
+    found = {name: getattr(given, name) for name in given.__struct_fields__ if name not in but}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _preview(found: dict[str, Any]) -> bytes:
+    place = found["next"]
+    said = {
+        "examples": [str(task_id) for task_id in found["examples"]],
+        "until_id": str(found["until_id"]),
+        "next": None if place is None else f"{place[0]}/{place[1]}",
+    }
+    return as_json(found | said)

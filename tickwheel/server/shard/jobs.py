@@ -1,0 +1,442 @@
+"""Jobs at work: each goes on in the background, in steps that hold nothing up.
+
+A step is bounded by rows and by time: however dear a condition is, the event loop gets its turn
+after ``SLICE_S`` and one task more. All jobs together take one such slice at a time. What a step
+changes and how far the job is then are in one batch, and the next step waits until that is durable;
+so a job that a restart or a failover cuts off goes on where it was.
+
+A kind of job is a ``Kind``. It gets its ``Work``: what was asked, how far it is, and the means to
+go on (a turn, the rate, a step, its durability). ``Runner.kinds`` is the table of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice, takewhile
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from tickwheel.engine.jobs import OF_DEAD_LETTERS, OF_TASKS, Selector, Step
+from tickwheel.engine.rates import Bucket
+from tickwheel.model.jobs import START, JobState, Place
+from tickwheel.persistence.contract import StoreAway, StoreError
+from tickwheel.server.shard.reads import Records
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+    from typing import Any
+
+    from tickwheel.clock import Clock
+    from tickwheel.engine.engine import Engine
+    from tickwheel.model.jobs import Job, JobRow
+    from tickwheel.model.records import TaskSnapshot
+    from tickwheel.persistence.contract import Store
+    from tickwheel.server.metrics.observed import Observed
+    from tickwheel.server.shard.border import Border, OnEvent
+    from tickwheel.server.shard.committer import Committer
+    from tickwheel.server.shard.reads import Reader, View
+
+PAGE = 500
+"""Tasks, or dead letters, that are read and changed before a job waits for its commit."""
+READ_BYTES = 16 << 20
+SLICE = 128
+"""Tasks that one slice looks at, at most."""
+SLICE_S = 0.003
+"""So long it may look, and one task longer; changing what was found comes on top: 2 ms."""
+AWAY_RETRY_S = 0.5
+PACE_S_MAX = 0.25
+"""A job that waits for its rate looks so often whether it is still wanted."""
+BURSTS_PER_S = 10
+"""A rate is kept over each tenth of a second, as far as there are whole tasks in that."""
+PREVIEW_ROWS_MAX, PREVIEW_S_MAX = 20_000, 1.0
+"""A dry run that looks at more is answered in several parts."""
+EXAMPLES_MAX = 10
+
+
+class Kind(Protocol):
+    """How jobs of one kind go on."""
+
+    async def run(self, work: Work) -> None:
+        """Go on from ``work.row.place`` until the end, or until it is not wanted any more. What is
+        raised outside of ``work.change`` fails the job; inside, the daemon."""
+        ...
+
+
+class Work:
+    """One job under way, as its kind sees it."""
+
+    def __init__(self, runner: Runner, job: Job) -> None:
+        self._runner = runner
+        self._name = job.id
+        self.job = job
+        self._bucket: Bucket | None = None
+        if job.rate is not None:
+            burst = max(1, int(job.rate / BURSTS_PER_S))
+            self._bucket = Bucket(job.rate, burst, runner.clock.read().mono_ms)
+        self._is_acting = False
+
+    @property
+    def row(self) -> JobRow:
+        return self._runner.engine.jobs.known[self._name]
+
+    @property
+    def is_wanted(self) -> bool:
+        """Nobody has ended it."""
+        row = self._runner.engine.jobs.known.get(self._name)
+        return row is not None and not row.state.is_over
+
+    @property
+    def is_half_changed(self) -> bool:
+        """Something was raised in the middle of ``change``."""
+        return self._is_acting
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Around a slice, which awaits nothing: one of all jobs at a time, and everybody else's
+        work after it."""
+        async with self._runner.turns:
+            yield
+            await asyncio.sleep(0)
+
+    def left(self, most: int) -> int:
+        """How many changes the rate allows now, ``most`` at most."""
+        if self._bucket is None:
+            return most
+        return min(most, self._bucket.left(self._runner.clock.read().mono_ms))
+
+    async def paced(self) -> None:
+        """Wait until the rate allows a change, or the job is not wanted any more."""
+        while self.is_wanted and self._bucket is not None and not self.left(1):
+            wait_ms = self._bucket.next_mono_ms() - self._runner.clock.read().mono_ms
+            await asyncio.sleep(min(PACE_S_MAX, max(1, wait_ms) / 1000))
+
+    def change(self, act: Callable[[], Step]) -> None:
+        """``act`` changes something, awaits nothing, and says how far the job is then: both are in
+        one batch."""
+        self._is_acting, before = True, self.row.changed
+        row = self._runner.engine.jobs.stepped(self._name, act())
+        self._is_acting = False
+        changed = row.changed - before
+        self._runner.observed.job_changes[self.job.kind] += changed
+        if self._bucket is not None:
+            self._bucket.take(changed)
+
+    async def durable(self) -> None:
+        """What was changed so far goes out, and is stored."""
+        self._runner.wake()
+        self._runner.committer.kick()
+        await self._runner.committer.barrier()
+
+
+@dataclass
+class Preview:
+    """What a dry run has found so far."""
+
+    place: Place = START
+    """Everything up to it has been looked at."""
+    is_over: bool = False
+    looked_at: int = 0
+    matched: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    """Of those that matched: what would not be changed, by the reason."""
+    examples: list[int] = field(default_factory=list)
+    """Ids of the first that would be."""
+
+
+class Seen(NamedTuple):
+    """One slice, judged."""
+
+    done: int
+    """Keys that were looked up: the slice may have ended before its last."""
+    looked_at: int
+    """Those that are there."""
+    matched: Sequence[Place]
+    known: Mapping[int, TaskSnapshot]
+
+
+class Runner:
+    """All jobs of a shard: ``start`` once everything is loaded."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        reader: Reader,
+        committer: Committer,
+        clock: Clock,
+        border: Border,
+        *,
+        delay_ms_max: int,
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
+        wake: Callable[[], None],
+        on_event: OnEvent,
+        observed: Observed,
+    ) -> None:
+        self.engine = engine
+        self.store = store
+        self.reader = reader
+        self.committer = committer
+        self.clock = clock
+        self.wake = wake
+        self.delay_ms_max = delay_ms_max
+        self.observed = observed
+        self.turns = asyncio.Lock()
+        self._border = border
+        self._spawn = spawn
+        self._on_event = on_event
+        tasks, letters = OverTasks(self), OverDeadLetters(self)
+        self.searches: dict[str, Search] = {
+            **dict.fromkeys(OF_TASKS, tasks),
+            **dict.fromkeys(OF_DEAD_LETTERS, letters),
+        }
+        self.kinds: dict[str, Kind] = dict(self.searches)
+
+    def start(self) -> None:
+        """Go on with those that were under way when the daemon ended last."""
+        for row in list(self.engine.jobs.known.values()):
+            if not row.state.is_over:
+                self.begin(row.job.id)
+
+    def begin(self, name: str) -> None:
+        """One that was made: its steps begin when that is durable."""
+        self._spawn(self._run(name))
+
+    async def _run(self, name: str) -> None:
+        await self.committer.barrier()
+        row = self.engine.jobs.known.get(name)
+        if row is None or row.state.is_over:
+            return
+        work, state, note = Work(self, row.job), JobState.DONE, ""
+        kind = self.kinds.get(row.job.kind)
+        try:
+            if kind is None:
+                state, note = JobState.FAILED, f"this release has no jobs of kind {row.job.kind}"
+            else:
+                await kind.run(work)
+        except StoreError:
+            raise
+        except Exception as error:
+            if work.is_half_changed:
+                raise
+            self._border.report(f"job {name}", error)
+            state, note = JobState.FAILED, f"{type(error).__name__}: the daemon's log says more"
+        if work.is_wanted:
+            row = self.engine.jobs.end(name, state, self.clock.read().now_ms, note)
+            self.committer.kick()
+            said = f"looked at {row.looked_at}, changed {row.changed} of {row.matched}"
+            self._on_event("job_ended", f"{name} ({row.job.kind}): {state.name.lower()}, {said}")
+
+    async def preview(self, job: Job, place: Place) -> Preview:
+        """A dry run from ``place`` on; of a large topic the first part of it."""
+        search, selector = self.searches[job.kind], Selector(job.selection)
+        found, until_s = Preview(place), time.monotonic() + PREVIEW_S_MAX
+        while found.looked_at < PREVIEW_ROWS_MAX and time.monotonic() < until_s:
+            keys, is_last = await search.page(job, found.place)
+            while keys and time.monotonic() < until_s:
+                keys = keys[await self._preview_some(search, job, selector, keys, found, until_s) :]
+            found.is_over = is_last and not keys
+            if found.is_over:
+                break
+        return found
+
+    async def _preview_some(
+        self,
+        search: Search,
+        job: Job,
+        selector: Selector,
+        keys: list[Place],
+        found: Preview,
+        until_s: float,
+    ) -> int:
+        """One read, and what its rows say; how many keys are done with."""
+        done = 0
+        async with self.reader.read_some(_ids(keys), READ_BYTES, bodies=False) as (view, rest):
+            keys = _read(keys, rest)
+            while done < len(keys) and time.monotonic() < until_s:
+                async with self.turns:
+                    seen = search.look(job, selector, keys[done : done + SLICE], view, SLICE)
+                    no = search.words(job, seen)
+                    done += seen.done
+                    found.place = keys[done - 1]
+                    found.looked_at += seen.looked_at
+                    found.matched += len(seen.matched)
+                    found.refused.update(filter(None, no))
+                    yes = (key[0] for key, why in zip(seen.matched, no, strict=True) if not why)
+                    found.examples += islice(yes, EXAMPLES_MAX - len(found.examples))
+                    await asyncio.sleep(0)
+        return done
+
+
+class Search:
+    """A kind of job that goes through something stored: pages of keys, which rise from page to
+    page, and slices of those."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._jobs = runner.engine.jobs
+        self._control = runner.engine.control
+
+    async def page(self, job: Job, place: Place) -> tuple[list[Place], bool]:
+        """The next keys behind ``place``, and whether these are the last."""
+        raise NotImplementedError
+
+    def look(
+        self, job: Job, selector: Selector, keys: Sequence[Place], view: View, most: int
+    ) -> Seen:
+        """Which of them match: ``most`` at most, and as many as can be judged in time."""
+        raise NotImplementedError
+
+    def words(self, job: Job, seen: Seen) -> list[str | None]:
+        """Of each that matched: why it would not be changed. None: it would."""
+        raise NotImplementedError
+
+    def act(self, job: Job, seen: Seen, view: View) -> Counter[str]:
+        """Change those that matched: how many there are of each word."""
+        raise NotImplementedError
+
+    async def run(self, work: Work) -> None:
+        """See ``Kind``."""
+        selector, reach = Selector(work.job.selection), PAGE if work.job.rate is None else 1
+        while work.is_wanted:
+            keys, is_last = await self.page(work.job, work.row.place)
+            while keys and work.is_wanted:
+                await work.paced()
+                done = await self._some(work, selector, keys[:reach])
+                # With a rate few should be read in vain, but each read be worth its while.
+                reach = min(PAGE, 2 * reach) if done >= reach else max(1, done)
+                keys = keys[done:]
+                await work.durable()
+            if is_last:
+                return
+
+    async def _some(self, work: Work, selector: Selector, keys: Sequence[Place]) -> int:
+        """One read, and what its rows are for; how many keys are done with."""
+        done, reading = 0, self._runner.reader.read_some(_ids(keys), READ_BYTES, bodies=False)
+        async with reading as (view, rest):
+            keys = _read(keys, rest)
+            while done < len(keys) and work.left(1):
+                async with work.turn():
+                    if not work.is_wanted:
+                        break
+                    some = keys[done : done + SLICE]
+                    seen = self.look(work.job, selector, some, view, work.left(SLICE))
+                    work.change(partial(self._step, work.job, some, seen, view))
+                    done += seen.done
+        return done
+
+    def _step(self, job: Job, keys: Sequence[Place], seen: Seen, view: View) -> Step:
+        words = self.act(job, seen, view) if seen.matched else Counter[str]()
+        return Step(keys[seen.done - 1], seen.looked_at, len(seen.matched), words)
+
+
+class OverTasks(Search):
+    """Of the tasks that are not finished."""
+
+    async def page(self, job: Job, place: Place) -> tuple[list[Place], bool]:
+        while True:
+            try:
+                ids, is_last = await self._runner.reader.ids_after(place[0], PAGE, job.topic)
+            except StoreAway:
+                await asyncio.sleep(AWAY_RETRY_S)
+                continue
+            keys = [(task_id, "") for task_id in ids if task_id <= job.until_id]
+            return keys, is_last or len(keys) < len(ids)
+
+    def look(
+        self, job: Job, selector: Selector, keys: Sequence[Place], view: View, most: int
+    ) -> Seen:
+        known, until_s = view([key[0] for key in keys]), time.monotonic() + SLICE_S
+        state, done, looked_at, matched = selector.state, 0, 0, list[Place]()
+        for key in keys:
+            done += 1
+            task = known.get(key[0])
+            if task is None:
+                continue
+            looked_at += 1
+            if selector.fits(task.row) and (state is None or self._control.state(task) == state):
+                matched.append(key)
+                if len(matched) >= most:
+                    break
+            if time.monotonic() >= until_s:
+                break
+        return Seen(done, looked_at, matched, known)
+
+    def words(self, job: Job, seen: Seen) -> list[str | None]:
+        now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.delay_ms_max
+        known = seen.known
+        return [self._jobs.says_no(job, known[i], now_ms, latest_ms) for i, _ in seen.matched]
+
+    def act(self, job: Job, seen: Seen, view: View) -> Counter[str]:
+        known, plain = seen.known, dict[int, int]()
+        keys: Mapping[int, str] = {}
+        if isinstance(known, Records):
+            found, keys = known.plain.get(job.topic, {}), known.keys_of
+            plain = {i: found[i] for i, _ in seen.matched if i in found}
+        tasks = [known[task_id] for task_id, _ in seen.matched]
+        now_ms, latest_ms = self._runner.clock.read().now_ms, self._runner.delay_ms_max
+        return self._jobs.act(job, tasks, plain, keys, now_ms, latest_ms)
+
+
+class OverDeadLetters(Search):
+    """Of the dead letters, of a group or of all."""
+
+    async def page(self, job: Job, place: Place) -> tuple[list[Place], bool]:
+        await self._runner.committer.barrier()
+        group, scan = job.selection.group, self._runner.store.scan_dead
+        while True:
+            try:
+                rows = await scan(place, PAGE, job.topic, group)
+            except StoreAway:
+                await asyncio.sleep(AWAY_RETRY_S)
+                continue
+            keys = [(row.id, row.group) for row in rows if row.id <= job.until_id]
+            return keys, len(keys) < PAGE
+
+    def look(
+        self, job: Job, selector: Selector, keys: Sequence[Place], view: View, most: int
+    ) -> Seen:
+        known, until_s = view(_ids(keys)), time.monotonic() + SLICE_S
+        reason, done, looked_at, matched = selector.reason, 0, 0, list[Place]()
+        for task_id, group in keys:
+            done += 1
+            task = known.get(task_id)
+            letter = None if task is None else task.dead.get(group)
+            if task is None or letter is None or letter.died_ms > job.made_ms:
+                continue
+            looked_at += 1
+            if reason in letter.reason.casefold() and selector.fits(task.row):
+                matched.append((task_id, group))
+                if len(matched) >= most:
+                    break
+            if time.monotonic() >= until_s:
+                break
+        return Seen(done, looked_at, matched, known)
+
+    def words(self, job: Job, seen: Seen) -> list[str | None]:
+        return [None] * len(seen.matched)
+
+    def act(self, job: Job, seen: Seen, view: View) -> Counter[str]:
+        words, now_ms = Counter[str](), self._runner.clock.read().now_ms
+        for task_id, group in seen.matched:
+            # One by one: a task with letters of two groups changes with the first.
+            known = view([task_id]).get(task_id)
+            if known is None:
+                words[self._control.absent(task_id)] += 1
+            else:
+                words[self._jobs.settle_dead(job.kind, known, group, now_ms)] += 1
+        return words
+
+
+def _ids(keys: Sequence[Place]) -> list[int]:
+    """Each once."""
+    return list(dict.fromkeys(key[0] for key in keys))
+
+
+def _read(keys: Sequence[Place], rest: Sequence[int]) -> list[Place]:
+    """Those before the first that was left for another read."""
+    unread = frozenset(rest)
+    return list(takewhile(lambda key: key[0] not in unread, keys))
