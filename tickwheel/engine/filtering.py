@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+STEPS_PER_TICK = 65_536
+"""Steps (``conditions.steps_of``) of one look at what is due: about ten milliseconds."""
+
+TOPIC_STEPS_MAX = 65_536
+"""Of judging one task by the filters of all groups and broadcasts of its topic."""
+
+
 class Judge:
     """The filters of one group. Their texts are read when the first task is judged, so that a
     restart does not wait for thousands of them."""
@@ -40,6 +47,12 @@ class Judge:
             if is_before(former, row):
                 return judging.passes(row)
         return current.passes(row)
+
+    @property
+    def steps(self) -> int:
+        """What judging a task takes at most."""
+        current = self._current or self._read()
+        return max(current.steps, *(judging.steps for _, judging in self._former), 0)
 
     def _read(self) -> Filter:
         settings = self._settings

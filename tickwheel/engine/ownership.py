@@ -269,6 +269,7 @@ class Ownership:
 
     def _wanting(self, topic: Topic, groups: list[Group], row: TaskRow) -> list[Group]:
         """Those of ``groups`` whose filters let the task pass. None: it has ended."""
+        self._core.steps_left -= topic.steps()
         found = [group for group in groups if group.judge is None or group.judge.wants(row)]
         if len(found) == len(groups):
             return found

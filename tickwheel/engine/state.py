@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING
 
 from tickwheel.engine.agenda import Agenda, Planned
 from tickwheel.engine.book import Book, Transaction
+from tickwheel.engine.filtering import STEPS_PER_TICK
 from tickwheel.engine.keys import KeyIndex
 from tickwheel.engine.lateness import Ledger
 from tickwheel.engine.ordering import NEVER_MS, Ended, Ordering, Turns
@@ -247,9 +248,8 @@ class Lifetimes:
 
     def begin(self, row: TaskRow) -> None:
         """The task is ready or waiting in one group more."""
-        end_ms = ttl_end_ms(row.due_ms, row.options)
-        if end_ms is not None:
-            self.add(row.id, end_ms)
+        if row.options is not None and row.options.ttl_ms is not None:
+            self.add(row.id, row.due_ms + row.options.ttl_ms + 1)
 
     def add(self, task_id: int, end_ms: int) -> None:
         self.wheel.add(task_id, end_ms)
@@ -416,6 +416,8 @@ class Core:
     handed_bytes = 0
     """Of at-most-once deliveries that wait for their commit."""
     group_count = 0
+    steps_left = STEPS_PER_TICK
+    """Of judging by filters, for this look at what is due."""
     jobs_running = 0
     filters_length = 0
     """Characters of the filters of all groups."""

@@ -314,6 +314,7 @@ class Topic:
         "enqueued",
         "filtering",
         "groups",
+        "known_steps",
         "made",
         "merged",
         "name",
@@ -338,6 +339,8 @@ class Topic:
         """How many of them are being deleted."""
         self.filtering = False
         """Some of them have a filter."""
+        self.known_steps: int | None = None
+        """What judging one task takes for all of them; None: it has to be added up."""
         self.deferred: dict[int, int] = {}
         """id → due_ms of what came due while its last group was being deleted: it waits for the
         end of that, and counts as scheduled."""
@@ -366,6 +369,17 @@ class Topic:
         if not self.closing:
             return list(self.groups.values())
         return [group for group in self.groups.values() if not group.is_closed]
+
+    def steps(self) -> int:
+        """What judging one of its tasks takes at most, for all its groups."""
+        if self.known_steps is None:
+            judges = (group.judge for group in self.groups.values())
+            self.known_steps = sum(judge.steps for judge in judges if judge is not None)
+        return self.known_steps
+
+    def broadcast_steps(self) -> int:
+        """The same for its broadcasts."""
+        return sum(one.filter_steps for one in self.broadcasters)
 
     def row(self) -> GroupRow | None:
         """The row of its own settings, if there are any."""
@@ -577,6 +591,11 @@ class Subscriber:
         """The connection's buffer is full."""
         self.gone_mono_ms: int | None = None
         """Its connection broke: leases end then at the latest."""
+
+    @property
+    def filter_steps(self) -> int:
+        """Of a filter of its own, what judging a task takes at most."""
+        return 0
 
     @property
     def is_subscribed(self) -> bool:
