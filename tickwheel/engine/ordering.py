@@ -254,7 +254,8 @@ class Ordering:
         if options is None:
             return Traits(0, None, None, None, 0, share)
         end_ms = None if options.ttl_ms is None else ttl_end_ms(row.due_ms, options)
-        fields = (options.priority, options.retry, end_ms, options.key, mark, share)
+        is_again = options.replayed is not None
+        fields = (options.priority, options.retry, end_ms, options.key, mark, share, is_again)
         return tuple.__new__(Traits, fields)  # half of the time of calling it
 
     def _leave_ready(self, task_id: int, mono_ms: int) -> Share | None:
@@ -313,7 +314,7 @@ class Ordering:
     def returned(self, leases: Iterable[Lease], *, done: bool) -> None:
         """They have ended; ``done``: so are their tasks."""
         for lease in leases:
-            _, _, _, _, order, share = lease.traits
+            _, _, _, _, order, share, _ = lease.traits
             if share is not None:
                 share.in_flight -= 1
                 self._admit(share)
@@ -677,7 +678,7 @@ def shared_value(row: TaskRow, by: str) -> object:
     if options is None:
         return None
     if by == FAIR_BY_KEY:
-        return options.key
+        return options.key if options.replayed is None else options.replayed.key
     if by == FAIR_BY_TAG:
         return options.tag
     return (options.properties or {}).get(by)
