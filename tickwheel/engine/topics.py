@@ -400,6 +400,8 @@ class Traits(NamedTuple):
     """The mark of its order key; 0: it has none."""
     share: Share | None = None
     """Its value, of a group that is shared."""
+    waited: bool = False
+    """It was due for long before it had its turn."""
 
 
 PLAIN = Traits(0, None, None, None)
