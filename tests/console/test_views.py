@@ -10,7 +10,17 @@ from urllib.parse import quote
 import pytest
 from playwright.sync_api import Page, expect
 
-from console.asking import ask, dead_letters, enqueue, get, make_group, post, prepare, pull
+from console.asking import (
+    ask,
+    dead_letters,
+    enqueue,
+    get,
+    held_keys,
+    make_group,
+    post,
+    prepare,
+    pull,
+)
 from console.conftest import Console
 from support.daemon import Daemon
 
@@ -252,6 +262,30 @@ def test_a_group_says_its_order_and_shares_and_gets_others(
     found = get(shop, f"/v1/topics/{topic}/groups/g")
     assert (found["order_retry_ms"], found["order_failure"]) == (2500, "dead")
     assert "fair_by" not in found and "limit_each" not in found
+
+
+def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, topic: str) -> None:
+    held_keys(shop, topic, "customer-1", "customer-2", "customer-3")
+    page = console.open()
+    page.get_by_role("link", name=f"Group g of {topic}: 3 order keys are held").click()
+    held = page.get_by_role("table", name="Held keys").locator("tbody tr")
+    expect(held).to_have_count(3)
+    expect(held.first).to_contain_text("no such account")
+    waiting = page.get_by_role("table", name="Who waits for whom").locator("tbody tr")
+    expect(waiting.filter(has_text="customer-2")).to_contain_text("order key")
+    held.filter(has_text="customer-1").get_by_role("checkbox").check()
+    page.get_by_role("button", name="Try again …").click()
+    assert "attempts counted anew" in console.confirm("Try again")
+    expect(held).to_have_count(2)
+    [again] = pull(shop, topic)
+    assert again["order_key"] == "customer-1"
+    held.filter(has_text="customer-2").get_by_role("checkbox").check()
+    page.get_by_role("button", name="Skip …").click()
+    assert "become dead letters" in console.confirm("Skip")
+    expect(held).to_have_count(1)
+    assert get(shop, f"/v1/topics/{topic}/groups/g")["dead"] == 1
+    [following] = pull(shop, topic)
+    assert following["order_key"] == "customer-2" and following["body"] == "body 1"
 
 
 def test_a_group_is_made_with_its_filter(console: Console, shop: Daemon, topic: str) -> None:
