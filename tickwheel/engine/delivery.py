@@ -203,7 +203,7 @@ class Delivery:
             self.expire(topic.unowned, row)
             return
         self.make_ready(topic, row, now_ms)
-        if topic.broadcasters:
+        if topic.broadcasters and (row.options is None or row.options.replayed is None):
             self._broadcasts.offer(topic, row, now_ms)
 
     def make_ready(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
@@ -217,12 +217,11 @@ class Delivery:
         if row.options is not None:
             priority = row.options.priority
             core.lifetimes.begin(row)
+            if row.options.replayed is not None:
+                self._ready_again(topic, row, now_ms)
+                return
         if topic.unowned is not None:
-            core.come(topic.unowned, row, now_ms)
-            if topic.unowned.spells is None:
-                core.ledger.judge(topic.unowned, now_ms)
-            if topic.unowned.ready_count >= core.config.backlog_max:
-                core.full_topics[topic.name] = None
+            self._wait_for_group(topic.unowned, row, now_ms)
             return
         groups = topic.live_groups
         if len(groups) > 1 or topic.closing or topic.filtering:
@@ -233,6 +232,25 @@ class Delivery:
                 core.come(group, row, now_ms)
             else:
                 group.ready.push(row.id, priority, now_ms)
+            if group.able:
+                core.runnable[group] = None
+            elif group.spells is None or group.spells.current is None:
+                core.ledger.judge(group, now_ms)
+
+    def _wait_for_group(self, unowned: Group, row: TaskRow, now_ms: int) -> None:
+        """Its topic has none yet."""
+        core = self._core
+        core.come(unowned, row, now_ms)
+        if unowned.spells is None:
+            core.ledger.judge(unowned, now_ms)
+        if unowned.ready_count >= core.config.backlog_max:
+            core.full_topics[unowned.topic.name] = None
+
+    def _ready_again(self, topic: Topic, row: TaskRow, now_ms: int) -> None:
+        """It stands for another task: one group's, if that wants it."""
+        core = self._core
+        for group in self._ownership.assign_again(topic, row):
+            core.come(group, row, now_ms)
             if group.able:
                 core.runnable[group] = None
             elif group.spells is None or group.spells.current is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from tickwheel.model.filters.filter import Filter, known_filter
-from tickwheel.model.records import FormerFilter, GroupSettings, TaskRow
+from tickwheel.model.records import FormerFilter, GroupSettings, TaskOptions, TaskRow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +43,8 @@ class Judge:
         current = self._current
         if current is None:
             current = self._read()
+        if row.options is not None and row.options.replayed is not None:
+            row = with_key(row, row.options.replayed.key)
         for former, judging in self._former:
             if is_before(former, row):
                 return judging.passes(row)
@@ -89,6 +91,11 @@ def order_of(row: TaskRow) -> int:
     if row.options is None or row.options.order_id is None:
         return row.id
     return row.options.order_id
+
+
+def with_key(row: TaskRow, key: str | None) -> TaskRow:
+    """A task that stands for another, as its consumers see it."""
+    return row._replace(options=(row.options or TaskOptions())._replace(key=key))
 
 
 def with_former(settings: GroupSettings, due_ms: int, order: int) -> tuple[FormerFilter, ...]:

@@ -256,10 +256,12 @@ class Ordering:
         if self._called or self._plain_left:
             share = self._leave_ready(row.id, mono_ms)
         if options is None:
-            return Traits(0, None, None, None, 0, share, self._had_waited(row.id))
+            return Traits(0, None, None, None, 0, share, False, self._had_waited(row.id))
         end_ms = None if options.ttl_ms is None else ttl_end_ms(row.due_ms, options)
-        waited = self._had_waited(row.id)
-        fields = (options.priority, options.retry, end_ms, options.key, mark, share, waited)
+        is_again, waited = options.replayed is not None, self._had_waited(row.id)
+        fields = (
+            options.priority, options.retry, end_ms, options.key, mark, share, is_again, waited
+        )  # fmt: skip
         return tuple.__new__(Traits, fields)  # half of the time of calling it
 
     def _had_waited(self, task_id: int) -> bool:
@@ -323,7 +325,7 @@ class Ordering:
     def returned(self, leases: Iterable[Lease], *, done: bool) -> None:
         """They have ended; ``done``: so are their tasks."""
         for lease in leases:
-            _, _, _, _, order, share, _ = lease.traits
+            order, share = lease.traits[4:6]
             if share is not None:
                 share.in_flight -= 1
                 self._admit(share)
@@ -692,7 +694,7 @@ def shared_value(row: TaskRow, by: str) -> object:
     if options is None:
         return None
     if by == FAIR_BY_KEY:
-        return options.key
+        return options.key if options.replayed is None else options.replayed.key
     if by == FAIR_BY_TAG:
         return options.tag
     return (options.properties or {}).get(by)

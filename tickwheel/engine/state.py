@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
     from tickwheel.engine.events import Recorder
+    from tickwheel.model.jobs import JobRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -322,6 +323,8 @@ class Batch:
     """Schedules with tasks in ``effects.enqueued``, as they were before."""
     transactions: dict[str, Transaction | None] = field(default_factory=dict)
     """Those that this batch changes, as they were before."""
+    jobs_before: dict[str, JobRow] = field(default_factory=dict)
+    """Jobs that have made tasks in ``effects.enqueued``, as they were before."""
     firm: set[int] = field(default_factory=set)
     """Those of ``effects.enqueued`` that stay when the batch is refused: something else was
     replaced by their request, and that is never undone."""

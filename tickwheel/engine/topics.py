@@ -400,6 +400,8 @@ class Traits(NamedTuple):
     """The mark of its order key; 0: it has none."""
     share: Share | None = None
     """Its value, of a group that is shared."""
+    is_again: bool = False
+    """It stands for another task, and is one group's alone."""
     waited: bool = False
     """It was due for long before it had its turn."""
 
@@ -443,7 +445,8 @@ def traits_of(row: TaskRow) -> Traits:
     options = row.options
     if options is None:
         return PLAIN
-    return Traits(options.priority, options.retry, ttl_end_ms(row.due_ms, options), options.key)
+    end_ms, is_again = ttl_end_ms(row.due_ms, options), options.replayed is not None
+    return Traits(options.priority, options.retry, end_ms, options.key, is_again=is_again)
 
 
 def ttl_end_ms(due_ms: int, options: TaskOptions | None) -> int | None:
