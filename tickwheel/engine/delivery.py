@@ -424,7 +424,7 @@ class Delivery:
                 _put_back(group, ids, priorities)
                 continue
             self._picked = priorities
-            items, back = self._hand_out(group, subscriber, ids, now_ms, mono_ms, out)
+            _, back = self._hand_out(group, subscriber, ids, now_ms, mono_ms, out)
             self._picked = None
             used += len(ids) - back
         if self._aside_left is not None and core.reads_ahead:
