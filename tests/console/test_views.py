@@ -288,6 +288,34 @@ def test_held_keys_are_tried_again_and_skipped(console: Console, shop: Daemon, t
     assert following["order_key"] == "customer-2" and following["body"] == "body 1"
 
 
+def test_a_group_is_reset_to_a_moment(console_on: Open, tmp_path: Any, topic: str) -> None:
+    with Daemon(
+        tmp_path, http=True, history_dir=tmp_path / "history", history_bodies=True
+    ) as daemon:
+        for group in ("g", "other"):
+            make_group(daemon, topic, group)
+        enqueue(daemon, topic, 3)
+        for group in ("g", "other"):
+            taken = [pull(daemon, topic, group)[0]["receipt"] for _ in range(3)]
+            post(daemon, "/v1/acks", {"receipts": taken})
+        console = console_on(daemon)
+        page = console.open(f"groups?topic={topic}&group=g")
+        page.get_by_role("button", name="Reset …").click()
+        page.get_by_label("Since").select_option("first")
+        expect(page.locator("dialog")).to_contain_text("Other groups notice nothing")
+        page.get_by_role("button", name="Count").click()
+        page.get_by_role("heading", name="Give g").wait_for()
+        said = console.confirm("Give them")
+        assert "Give g 3 tasks again?" in said and "They were due from 20" in said
+        expect(page.locator("main h2").first).to_have_text(re.compile("^Job reset-"))
+        expect(page.locator(".facts .state")).to_have_text("done")
+        groups = get(daemon, f"/v1/topics/{topic}")["groups"]
+        assert (groups["g"]["ready"], groups["other"]["ready"]) == (3, 0)
+        [task] = get(daemon, f"/v1/tasks?topic={topic}&limit=1")["tasks"]
+        page = console.open(f"task/{task['id']}")
+        expect(page.locator(".facts").first).to_contain_text("Again, for")
+
+
 def test_a_group_is_made_with_its_filter(console: Console, shop: Daemon, topic: str) -> None:
     enqueue(shop, topic, delay_ms=HOUR_MS)
     page = console.open(f"groups?topic={topic}")
