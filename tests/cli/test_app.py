@@ -230,6 +230,7 @@ def test_completion_is_installed_for_the_shell_it_is_called_from_and_completes(
         "create",
         "set",
         "delete",
+        "reset",
         "held",
         "lines",
         "release-key",

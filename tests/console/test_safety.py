@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Page, expect
 
-from console.asking import ask, enqueue, get, make_group, post, prepare
+from console.asking import ask, enqueue, get, held_keys, make_group, post, prepare
 from console.conftest import Console
 from support.daemon import Daemon
 from tickwheel.server import tokens
@@ -125,6 +125,7 @@ def test_without_a_right_nothing_can_be_pressed_and_nothing_is_done(
     for view, names in (
         (f"task/{task}", ("Run now …", "Reschedule …", "Cancel …")),
         ("groups?topic=safe", ("New group …", "Pause", "Set …", "Delete …")),
+        ("groups?topic=safe&group=g", ("Reset …",)),
         ("topics", ("Pause", "Set …", "Delete …")),
         ("transactions?id=open", ("Commit …", "Roll back …")),
         ("jobs?id=slow", ("Stop …",)),
@@ -225,7 +226,7 @@ def test_hostile_texts_stay_texts(console_on: Open, tmp_path: Path) -> None:
             task = {"topic": "hostile", "body": text, "key": text, "tag": text}
             task["properties"] = {text[:60]: text}  # type: ignore[assignment]
             post(daemon, "/v1/tasks", task)
-        ids = [task["id"] for task in get(daemon, "/v1/tasks")["tasks"]]
+        ids = [task["id"] for task in get(daemon, "/v1/tasks?topic=hostile")["tasks"]]
         given = {"group": "g", "max": len(HOSTILE)}
         found = post(daemon, "/v1/topics/hostile/pull", given)["deliveries"]
         for one, text in zip(found, HOSTILE, strict=True):
@@ -242,10 +243,11 @@ def test_hostile_texts_stay_texts(console_on: Open, tmp_path: Path) -> None:
         where = "tag <> '" + HOSTILE[0].replace("'", "''") + "'"
         path = "/v1/topics/hostile/groups/g"
         assert ask(daemon, "PATCH", path, {"where": where})[0] == 200
+        held_keys(daemon, "ordered", *HOSTILE)
         job = {"id": "hostile", "kind": "run_now", "topic": "hostile"}
         post(daemon, "/v1/jobs", job | {"where": where, "key_prefix": HOSTILE[0]})
         console = console_on(daemon)
-        page = console.open("tasks")
+        page = console.open("tasks?topic=hostile")
         expect(page.locator("tbody tr")).to_have_count(len(HOSTILE))
         shown = page.locator("tbody").inner_text()
         assert "<script>window.owned=1</script>" in shown
@@ -256,6 +258,7 @@ def test_hostile_texts_stay_texts(console_on: Open, tmp_path: Path) -> None:
             "groups?topic=hostile",
             "schedules?name=x",
             "groups?topic=hostile&group=g",
+            "groups?topic=ordered&group=g",
             "transactions?id=hostile",
             "jobs?id=hostile",
             *(f"task/{i}" for i in ids),

@@ -217,6 +217,19 @@ def test_the_page_of_jobs_works_as_it_stands(tmp_path: Path, forked_shell: dict[
         assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
 
 
+def test_the_page_of_resets_works_as_it_stands(
+    tmp_path: Path, forked_shell: dict[str, str]
+) -> None:
+    shown = run_as_it_stands("docs/replay.md", tmp_path, forked_shell)
+    for pattern in (
+        r"^dry run  3 tasks would come again, due from \S+ \S+ to \S+ \S+$",
+        r"^reset-\w+  done  3 of 3 changed$", r"  replay of \d+  invoice 1$", r"^done 3$",
+    ):  # fmt: skip
+        assert re.search(pattern, shown, re.MULTILINE), (pattern, shown)
+    assert len(re.findall(r"  replay of \d+  ", shown)) == 3, "the other group has none of it"
+    assert shown.count("again b'invoice ") == 3
+
+
 def test_the_page_of_due_windows_works_as_it_stands(tmp_path: Path, shell: dict[str, str]) -> None:
     shown = run_as_it_stands("docs/windows.md", tmp_path, shell)
     for word in ("200 tasks enqueued", "10m, the emptiest", "asked for", "report  created"):

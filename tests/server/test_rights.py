@@ -165,6 +165,8 @@ BODIES: dict[tuple[str, str], Any] = {
     ("PUT", "/v1/schedules/{name}"): SCHEDULE,
     ("POST", "/v1/schedules/{name}/backfill"): {"from_ms": 0, "to_ms": 10},
     ("POST", "/v1/jobs"): JOB,
+    ("POST", "/v1/topics/{topic}/groups/{group}/reset"): {"to": "first"},
+    ("POST", "/v1/topics/{topic}/groups/{group}/reset-preview"): {"to": "first"},
     ("POST", "/v1/job-previews"): JOB,
     ("POST", "/v1/backups"): {"name": "copy.db"},
     ("POST", "/v1/restores"): {"into": "new.db", "backup": "copy.db"},

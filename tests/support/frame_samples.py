@@ -76,6 +76,8 @@ SAMPLES: dict[T, tuple[Any, ...]] = {
     T.JOB_PREVIEW: (38, "t", "reschedule", {"shift_ms": -5, "after": (ID, ""), "until_id": ID}),
     T.JOB_LIST: (39, {"topic": "t", "state": "running", "after": "mine", "limit": 10}),
     T.JOB: (40, "mine", "cancel"),
+    T.GROUP_RESET: (41, "t", "g", {"to": MOMENT_MS, "rate": 100, "id": "again"}),
+    T.GROUP_RESET_PREVIEW: (42, "t", "g", {"to": "first"}),
     T.OK: (2, (MOMENT_MS, (ID, ID + 1024))),
     T.ERROR: (2, "bad_request", "tasks[0].body must be binary, not 'ä'"),
     T.DELIVER: (1, 3, MOMENT_MS, ((ID, 1, MOMENT_MS, b"body"), (ID, 2, 0, b"", {"priority": 9}))),

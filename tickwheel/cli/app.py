@@ -27,6 +27,7 @@ from tickwheel.cli import (
     load,
     pending,
     report,
+    resets,
     schedules,
     serve,
     subscribe,
@@ -157,13 +158,14 @@ command(_topics, "delete")(groups.delete_topic)
 command(_topics, "broadcast")(groups.broadcast_topic)
 
 _groups = nested(
-    app, "groups", "Groups of a topic: list them (by default), create, set, delete; held keys.",
+    app, "groups", "Groups of a topic: list (by default), create, set, reset, delete; held keys.",
     panel=TOPICS, list_by_default=True,
 )  # fmt: skip
 command(_groups, "list")(groups.list_groups)
 command(_groups, "create")(groups.create_group)
 command(_groups, "set")(groups.set_group)
 command(_groups, "delete")(groups.delete_group)
+command(_groups, "reset")(resets.reset)
 command(_groups)(lines.held)
 command(_groups)(lines.lines)
 command(_groups, "release-key")(lines.release_key)

@@ -14,7 +14,7 @@ begin with ``reconnector.py``: it owns the connection, and each other part (``pr
 from tickwheel.client.client import Client
 from tickwheel.client.coalescing import IfPending
 from tickwheel.client.delivery import Delivery
-from tickwheel.client.jobs import JobInfo, JobPreview
+from tickwheel.client.jobs import JobInfo, JobPreview, ResetPreview
 from tickwheel.client.producer import Partly
 from tickwheel.client.results import (
     Active,
@@ -62,6 +62,7 @@ __all__ = [
     "Receipt",
     "Receipts",
     "Rescheduled",
+    "ResetPreview",
     "Retry",
     "ScheduleInfo",
     "ScheduleRun",

@@ -144,6 +144,9 @@ class TaskInfo:
     cycles: int | None = None
     """Rotations of the wheel left."""
     groups: Mapping[str, GroupInfo] = field(default_factory=dict)
+    replay_of: int | None = None
+    """The task that it stands for, by a reset of the group ``replay_to``, whose alone it is."""
+    replay_to: str | None = None
 
     @property
     def due(self) -> datetime | None:
@@ -154,7 +157,7 @@ class TaskInfo:
         groups = {name: GroupInfo.of(group) for name, group in raw.get("groups", {}).items()}
         names = (
             "topic", "body", "due_ms", "enqueued_ms", "key", "tag", "ttl_ms", "within_ms",
-            "asked_ms", "order_key", "slot", "cycles",
+            "asked_ms", "order_key", "slot", "cycles", "replay_of", "replay_to",
         )  # fmt: skip
         return cls(
             int(raw["id"]),

@@ -68,6 +68,8 @@ class FrameType(IntEnum):
     JOB_PREVIEW = 48
     JOB_LIST = 49
     JOB = 50
+    GROUP_RESET = 51
+    GROUP_RESET_PREVIEW = 52
     LOAD = 59
     SNOOZE = 60
     SCHEDULE_PUT = 61

@@ -538,6 +538,8 @@ class Client:
     show_job = _blocking(AsyncClient.show_job)
     cancel_job = _blocking(AsyncClient.cancel_job)
     wait_job = _blocking(AsyncClient.wait_job)
+    reset_group = _blocking(AsyncClient.reset_group)
+    preview_reset = _blocking(AsyncClient.preview_reset)
     list_transactions = _iterating(AsyncClient.list_transactions)
     show_transaction = _blocking(AsyncClient.show_transaction)
     commit_transaction = _blocking(AsyncClient.commit_transaction)

@@ -178,6 +178,12 @@ def _topics(show: Listing) -> list[Route]:
         Route("PATCH", group, show.configure_group, tag,
               "Set a group's pause, rate or retry policy", ("configure",), types.GroupSettings,
               body=types.SettingsIn, codes=("not_found",)),
+        Route("POST", f"{group}/reset", show.reset_group, tag,
+              "Give a group again what came due since a moment", ("reset_group",), types.Job, 201,
+              body=types.ResetIn, codes=("not_found", "conflict")),
+        Route("POST", f"{group}/reset-preview", show.preview_reset, tag,
+              "What a reset would give; gives nothing", ("preview_reset",), types.ResetPreview,
+              body=types.ResetTrial, codes=("not_found",)),
         Route("DELETE", group, show.delete_group, tag, "Delete a group", ("delete_group",),
               types.GroupHeld, query=types.ForceQuery, codes=("not_found", "conflict")),
     ]  # fmt: skip

@@ -203,6 +203,8 @@ class Task(Out):
     slot: int | None = None
     cycles: int | None = None
     groups: dict[str, GroupOfTask] | None = None
+    replay_of: Id | None = None
+    replay_to: Name | None = None
 
 
 class Tasks(Out):
@@ -304,6 +306,7 @@ class Delivery(Out):
     properties: Properties | None = None
     priority: int | None = None
     order_key: str | None = None
+    replay_of: Id | None = None
 
 
 class Deliveries(Out):
@@ -1097,6 +1100,33 @@ class Jobs(Out):
 
     jobs: list[Job]
     next: Name | None
+
+
+ResetTo = Annotated[str | int, _shape('"first", or milliseconds since 1970.')]
+
+
+class ResetTrial(In):
+    """A reset to try: nothing is given."""
+
+    to: ResetTo
+
+
+class ResetIn(ResetTrial):
+    """A group is given again what came due since a moment."""
+
+    rate: Annotated[float, _shape("Tasks a second at most.")] | None = None
+    id: Annotated[Name, _shape("Yours: the same request again is the same job.")] | None = None
+
+
+class ResetPreview(Out):
+    """What a reset would give."""
+
+    tasks: int
+    first_ms: int | None
+    last_ms: int | None
+    lost: Annotated[int, _shape("Of so many more nobody has the bodies.")]
+    from_ms: Moment
+    until_ms: Moment
 
 
 class JobPreview(Out):

@@ -144,6 +144,8 @@ RIGHTS: Final[Mapping[str, Need | None]] = MappingProxyType(
         "delete_dead": Need(Right.OPERATE, Of.FOUND),
         "create_group": Need(Right.OPERATE, Of.NAMED),
         "delete_group": Need(Right.OPERATE, Of.NAMED),
+        "reset_group": Need(Right.OPERATE, Of.NAMED),
+        "preview_reset": Need(Right.READ, Of.NAMED),
         "delete_topic": Need(Right.OPERATE, Of.NAMED),
         "configure": Need(Right.OPERATE, Of.NAMED),
         "held_keys": Need(Right.READ, Of.NAMED),

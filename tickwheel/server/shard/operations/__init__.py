@@ -22,6 +22,7 @@ from tickwheel.server.shard.operations.jobs import Jobs
 from tickwheel.server.shard.operations.lining import Lining
 from tickwheel.server.shard.operations.listing import Listing
 from tickwheel.server.shard.operations.producing import Producing
+from tickwheel.server.shard.operations.resetting import Resetting
 from tickwheel.server.shard.operations.restoring import Restoring
 from tickwheel.server.shard.operations.scheduling import Scheduling
 from tickwheel.server.shard.operations.settling import Settling
@@ -112,6 +113,9 @@ class Operations:
 
     def _on_what_is_there(self, show: Listing, value_bytes: ValueBytes) -> None:
         self._on_jobs(Jobs(self.shard, value_bytes, show))
+        reset = Resetting(self.shard, show)
+        self.reset_group = reset.reset_group
+        self.preview_reset = reset.preview_reset
         watch = Watching(self.shard, show)
         self.overview = watch.overview
         self.group_lag = watch.group_lag
@@ -212,6 +216,7 @@ class Operations:
         shard.callers.discard(caller)
         shard.listings.closed(caller)
         shard.backups.closed(caller)
+        shard.resets.previews.closed(caller)
         shard.checkbacks.closed(caller)
         mono_ms = shard.clock.read().mono_ms
         for subscriber in caller.consumers:

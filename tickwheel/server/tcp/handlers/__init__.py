@@ -61,6 +61,8 @@ def command_table(operations: Operations) -> Table:
         FrameType.DEAD_DELETE: control.delete_dead,
         FrameType.GROUP_CREATE: control.create_group,
         FrameType.GROUP_DELETE: control.delete_group,
+        FrameType.GROUP_RESET: control.reset_group,
+        FrameType.GROUP_RESET_PREVIEW: control.preview_reset,
         FrameType.TOPIC_DELETE: control.delete_topic,
         FrameType.CONFIGURE: control.configure,
         FrameType.HELD_KEYS: lines.held_keys,
